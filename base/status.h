@@ -1,0 +1,80 @@
+/*
+ * Status codes and the error that travels with them.
+ *
+ * Every function that can fail returns an fsdp_status and takes an fsdp_error *err as its last
+ * argument. err may be NULL. The first function that knows what went wrong fills it in; the ones
+ * above forward it. A status is also the exit code of a tool that ends with it, so the two tables
+ * are one. There is no global "last error": a save may finish on another thread.
+ */
+#ifndef FSDP_STATUS_H
+#define FSDP_STATUS_H
+
+#if defined(__GNUC__)
+#define FSDP_API __attribute__((visibility("default")))
+#define FSDP_CHECKED __attribute__((warn_unused_result))
+#define FSDP_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define FSDP_API
+#define FSDP_CHECKED
+#define FSDP_PRINTF(text, first)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fsdp_status {
+    FSDP_OK = 0,
+    FSDP_DIFFERS = 1,          /* a negative answer: differs, damaged (verify), nothing matched */
+    FSDP_ERR_USAGE = 2,        /* a wrong argument or a contradiction between arguments */
+    FSDP_ERR_NOT_FOUND = 3,    /* input not there, or its format not recognised */
+    FSDP_ERR_DAMAGED = 4,      /* input damaged or incomplete */
+    FSDP_ERR_REFUSED = 5,      /* input refused for safety */
+    FSDP_ERR_EXISTS = 6,       /* output exists, or another job is using the directory */
+    FSDP_ERR_NO_SPACE = 7,     /* no space, quota or file-size limit */
+    FSDP_ERR_IO = 8,           /* any other I/O error, and every failed fsync */
+    FSDP_ERR_LIMIT = 9,        /* memory or another resource */
+    FSDP_ERR_PEER = 10,        /* another rank failed or did not answer in time */
+    FSDP_ERR_INTERNAL = 70,    /* a bug of ours: please report */
+    FSDP_ERR_CANCELLED = 75    /* the caller asked to stop */
+} fsdp_status;
+
+enum { FSDP_ERROR_TEXT = 1000 };
+
+/* Zero-initialise on the stack: fsdp_error err = {0}. Nothing to release. */
+typedef struct fsdp_error {
+    fsdp_status status;
+    int rank;                  /* the rank that failed, when a group of ranks was at work */
+    int errnum;                /* errno of the failed call, 0 if none */
+    char text[FSDP_ERROR_TEXT];
+} fsdp_error;
+
+/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. */
+FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
+    FSDP_PRINTF(3, 4);
+
+/* The same for a failed system call: the class follows from errnum and its text is appended. */
+FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...)
+    FSDP_PRINTF(3, 4);
+
+/* Puts "CONTEXT: " before the text of an error that a lower layer filled in. */
+FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* Writes the error to standard error ("error: ...") if there is one; returns the exit code. */
+FSDP_API int fsdp_error_report(const fsdp_error *err);
+
+/* One or two words for a status, e.g. "damaged". Never NULL. */
+FSDP_API const char *fsdp_status_name(fsdp_status status);
+
+/* Forwards a failure of call to the caller of the enclosing function. */
+#define FSDP_TRY(call)                       \
+    do {                                     \
+        fsdp_status try_status_ = (call);    \
+        if (try_status_ != FSDP_OK)          \
+            return try_status_;              \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif
