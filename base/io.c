@@ -70,8 +70,8 @@ fsdp_status fsdp_io_write(fsdp_file *file, const char *path, const void *data, s
         int64_t at = offset + (int64_t)done;
         ssize_t n = file->ops->pwrite(file, (const char *)data + done, size - done, at);
         if (n <= 0)
-            return fsdp_fail_errno(err, n < 0 ? (int)-n : EIO,
-                                   "cannot write '%s' at byte %" PRId64, path, at);
+            return fsdp_fail_errno(err, n < 0 ? (int)-n : EIO, "cannot write '%s' at byte %" PRId64,
+                                   path, at);
         done += (size_t)n;
     }
     return FSDP_OK;

@@ -36,14 +36,10 @@ static int open_flags(unsigned flags)
     /* O_NONBLOCK: a FIFO or a device in place of a file must not make us wait */
     int common = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     switch (flags & FSDP_IO_MODE) {
-    case FSDP_IO_READ:
-        return common | O_RDONLY | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
-    case FSDP_IO_WRITE:
-        return common | O_RDWR;
-    case FSDP_IO_CREATE:
-        return common | O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
-    default:
-        return -1;
+    case FSDP_IO_READ: return common | O_RDONLY | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
+    case FSDP_IO_WRITE: return common | O_RDWR;
+    case FSDP_IO_CREATE: return common | O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+    default: return -1;
     }
 }
 

@@ -5,11 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    PAGE_BYTES = 4096,
-    ARENA_FIRST_BLOCK = 4096,
-    ARENA_LARGEST_BLOCK = 1 << 20
-};
+enum { PAGE_BYTES = 4096, ARENA_FIRST_BLOCK = 4096, ARENA_LARGEST_BLOCK = 1 << 20 };
 
 static _Atomic int64_t allocations_made;
 static _Atomic int64_t first_failure = -1; /* counted like allocations_made; -1: none */
