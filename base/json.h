@@ -1,0 +1,81 @@
+/*
+ * JSON: a pull reader over memory. The writer is text.h.
+ *
+ * Why not a DOM library: a manifest of 40,000 tensors must be read in milliseconds, names may hold
+ * NUL, integers must come back exactly, and memory must stay bounded on hostile input.
+ * The reader is strict RFC 8259 plus: valid UTF-8 only, depth at most 64, escapes incl. surrogate
+ * pairs (a lone surrogate is an error). The user checks duplicate keys (fsdp_json_object_once).
+ */
+#ifndef FSDP_JSON_H
+#define FSDP_JSON_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum fsdp_json_kind {
+    FSDP_JSON_NULL, FSDP_JSON_BOOL, FSDP_JSON_NUMBER, FSDP_JSON_STRING, FSDP_JSON_ARRAY,
+    FSDP_JSON_OBJECT,
+    FSDP_JSON_END              /* nothing left in this text */
+} fsdp_json_kind;
+
+typedef struct fsdp_json {
+    const char *text, *at, *end;
+    const char *name;          /* for messages: the file's path */
+    int depth;
+    bool first;                /* just behind an opening bracket: no comma there */
+    char *scratch;             /* last unescaped string */
+    size_t scratch_capacity;
+} fsdp_json;
+
+/* Borrows text and name until fsdp_json_release. */
+void fsdp_json_init(fsdp_json *json, const char *text, size_t size, const char *name);
+void fsdp_json_release(fsdp_json *json);
+
+/* What comes next, judged by its first character and without taking it. Text that starts no value
+ * counts as a number; taking it gives the error. */
+fsdp_json_kind fsdp_json_peek(fsdp_json *json);
+
+/*
+ * Objects and arrays are walked like this; both loops end with the closing bracket taken:
+ *     FSDP_TRY(fsdp_json_enter_object(json, err));
+ *     for (;;) {
+ *         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));   // key valid until the next call
+ *         if (!more) break;
+ *         ... take or skip exactly one value ...
+ *     }
+ */
+fsdp_status fsdp_json_enter_object(fsdp_json *json, fsdp_error *err);
+fsdp_status fsdp_json_next_key(fsdp_json *json, const char **key_out, size_t *size_out, bool *more_out,
+                               fsdp_error *err);
+fsdp_status fsdp_json_enter_array(fsdp_json *json, fsdp_error *err);
+fsdp_status fsdp_json_next_item(fsdp_json *json, bool *more_out, fsdp_error *err);
+
+/* The string is valid until the next call; it may hold NUL and has a zero byte behind its end. */
+fsdp_status fsdp_json_string(fsdp_json *json, const char **data_out, size_t *size_out, fsdp_error *err);
+fsdp_status fsdp_json_i64(fsdp_json *json, int64_t *value_out, fsdp_error *err);
+fsdp_status fsdp_json_u64(fsdp_json *json, uint64_t *value_out, fsdp_error *err);
+fsdp_status fsdp_json_f64(fsdp_json *json, double *value_out, fsdp_error *err);
+fsdp_status fsdp_json_bool(fsdp_json *json, bool *value_out, fsdp_error *err);
+fsdp_status fsdp_json_null(fsdp_json *json, fsdp_error *err);
+fsdp_status fsdp_json_skip(fsdp_json *json, fsdp_error *err);
+/* Nothing but white space may follow. */
+fsdp_status fsdp_json_finish(fsdp_json *json, fsdp_error *err);
+
+/* FSDP_ERR_DAMAGED with the file's name, line and column of the reader's position. */
+fsdp_status fsdp_json_fail(const fsdp_json *json, fsdp_error *err, const char *format, ...)
+    FSDP_PRINTF(3, 4);
+
+/*
+ * For objects with known keys: finds key in names[0..n), FSDP_ERR_DAMAGED when *seen has its bit
+ * already (a duplicate), and sets it. An unknown key gives *which_out = -1.
+ */
+fsdp_status fsdp_json_object_once(fsdp_json *json, const char *key, size_t size, const char *const *names,
+                                  int n, uint64_t *seen, int *which_out, fsdp_error *err);
+
+/* Decodes strict base64 (padding required) into fresh memory. */
+fsdp_status fsdp_base64_decode(const char *text, size_t size, void **data_out, size_t *size_out,
+                               fsdp_error *err);
+
+#endif
