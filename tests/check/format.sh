@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# .c files are laid out by clang-format (./dev format does it); headers by hand, so that their
+# comments stay in columns (at most 110). Nothing has tabs or blanks at line ends.
+# usage: format.sh REPOSITORY
+set -u
+cd "$1" || exit 1
+folders=(base kernels formats statedict runtime tools tests)
+failed=0
+
+mapfile -t sources < <(find "${folders[@]}" -name '*.c' | sort)
+clang-format --dry-run -Werror "${sources[@]}" || failed=1
+
+mapfile -t texts < <(find "${folders[@]}" CMakeLists.txt dev -type f \
+    \( -name '*.[ch]' -o -name '*.py' -o -name '*.sh' -o -name CMakeLists.txt -o -name dev \) | sort)
+if grep -nP '\t|[ \t]+$' "${texts[@]}"; then
+    echo "tabs or blanks at line ends"
+    failed=1
+fi
+if grep -nE '^.{111,}' "${texts[@]}"; then
+    echo "lines of more than 110 columns"
+    failed=1
+fi
+echo "${#sources[@]} sources, ${#texts[@]} texts"
+exit $failed

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The shared libraries export only fsdp_ names, and the library never ends the process or prints:
+# that is its caller's business. usage: symbols.sh BUILD
+set -u
+failed=0
+
+for library in "$1"/lib/libfsdp*.so; do
+    exported=$(nm -D --defined-only "$library" | awk '{ print $3 }')
+    foreign=$(grep -v '^fsdp_' <<<"$exported")
+    echo "$(basename "$library"): $(wc -l <<<"$exported") exported symbols"
+    if [ -z "$exported" ] || [ -n "$foreign" ]; then
+        echo "exported, but not fsdp_: $foreign"
+        failed=1
+    fi
+done
+
+forbidden='_?exit|_Exit|quick_exit|abort|__assert_fail|stdout|stderr'
+forbidden+='|(__)?v?f?printf(_chk)?|puts|fputs|putchar|fputc|perror'
+used=$(nm -A -u "$1/lib/libfsdp.a" | sed -E 's/^[^:]*:([^:]*): *[UwV] ([^@]*).*/\1 \2/' |
+    grep -E " ($forbidden)\$")
+if [ -n "$used" ]; then
+    printf 'the library must not use:\n%s\n' "$used"
+    failed=1
+fi
+exit $failed
