@@ -1,6 +1,7 @@
 /*
  * Checked memory: sizes are multiplied with overflow checks, failure is an error and never an exit.
  * Tests make the n-th allocation fail (fsdp_mem_fail_after), so every caller's error path runs.
+ * Exported is only what libfsdp_mpi needs.
  */
 #ifndef FSDP_MEM_H
 #define FSDP_MEM_H
@@ -11,17 +12,17 @@
 #include <stdint.h>
 
 /* NULL when there is no memory. Zeroed. count or size 0 gives a valid pointer. */
-void *fsdp_alloc(size_t count, size_t size);
+FSDP_API void *fsdp_alloc(size_t count, size_t size);
 /* Not zeroed; the old block stays when NULL comes back. */
 void *fsdp_realloc(void *old, size_t count, size_t size);
 /* Page-aligned and not zeroed, for buffers that files are read into. */
 void *fsdp_alloc_pages(size_t size);
-void fsdp_free(void *data);
+FSDP_API void fsdp_free(void *data);
 /* A copy of size bytes with a zero byte behind them. */
 char *fsdp_strndup(const char *data, size_t size);
 
 /* "cannot allocate memory for WHAT" */
-fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what);
+FSDP_API fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what);
 
 bool fsdp_add_overflow(int64_t a, int64_t b, int64_t *sum_out);
 bool fsdp_mul_overflow(int64_t a, int64_t b, int64_t *product_out);

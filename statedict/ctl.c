@@ -1,0 +1,677 @@
+/*
+ * The calls of the control plane, written once for all back ends.
+ *
+ * A collective is a star around rank 0. Every rank sends its call, and the outcome of its own work,
+ * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
+ * after a good verdict, so a mismatch never leaves half a transfer behind.
+ *
+ * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
+ * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
+ * rank 0 to everybody), so that all ranks fail soon and with the same text.
+ */
+#include "statedict/ctl_backend.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/mem.h"
+
+enum {
+    FRAME_MAGIC = 0x66734331,
+    FAREWELL_MS = 200,
+    SOON_MS = 1000,
+    MISSING_SHOWN = 16,
+    FAREWELL_DEPTH = 4
+};
+
+typedef enum frame_kind {
+    FRAME_CALL = 1, /* to rank 0: my call, and the outcome of my own work */
+    FRAME_WAITING,  /* from rank 0: my call too, but others are late */
+    FRAME_VERDICT,  /* from rank 0: all made this call, and this is the one outcome */
+    FRAME_DATA,     /* one piece of the call's data follows */
+    FRAME_FAREWELL  /* the sender's control plane is broken, and this is why */
+} frame_kind;
+
+typedef enum call_kind {
+    CALL_ALLGATHER = 1,
+    CALL_BROADCAST,
+    CALL_AGREE,
+    CALL_BARRIER,
+    CALL_SEND,
+    CALL_RECV
+} call_kind;
+
+/* In front of everything that is sent. A status that is not FSDP_OK is followed by its text. */
+typedef struct frame {
+    uint32_t magic, kind, call;
+    int32_t root;
+    uint64_t size, at, calls;
+    int32_t status, rank, errnum;
+    int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on */
+} frame;
+
+_Static_assert(sizeof(frame) == 56, "frames have no padding");
+
+/* One call in progress on this rank. */
+typedef struct ctl_call {
+    frame head;
+    const void *mine; /* allgather: this rank's part */
+    void *data;       /* where data lies or goes */
+    int64_t until_ms;
+    int64_t head_until_ms; /* the same, or earlier while rank 0 has not announced itself */
+    bool timed_out;        /* how the last wait failed */
+    fsdp_error outcome;    /* in: this rank's own; after the verdict: everybody's */
+    fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
+} ctl_call;
+
+typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
+
+/* --- life ---------------------------------------------------------------------------------------- */
+
+int64_t fsdp_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
+                            fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    fsdp_ctl made = {.ops = ops,
+                     .rank = rank,
+                     .size = size,
+                     .deadline_ms = FSDP_CTL_DEADLINE_MS,
+                     .backend = backend};
+    fsdp_ctl *ctl = fsdp_alloc(1, sizeof *ctl);
+    if (!ctl) {
+        ops->close(&made);
+        return fsdp_fail_memory(err, "the control plane");
+    }
+    *ctl = made;
+    *ctl_out = ctl;
+    return FSDP_OK;
+}
+
+void fsdp_ctl_free(fsdp_ctl *ctl)
+{
+    if (!ctl)
+        return;
+    ctl->ops->close(ctl);
+    fsdp_free(ctl);
+}
+
+static void close_self(fsdp_ctl *ctl)
+{
+    (void)ctl;
+}
+
+/* One rank has nobody to talk to: send and recv are never called. */
+static const fsdp_ctl_ops self_ops = {.name = "self", .shares_memory = true, .close = close_self};
+
+fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    return fsdp_ctl_create(&self_ops, 0, 1, NULL, ctl_out, err);
+}
+
+int fsdp_ctl_rank(const fsdp_ctl *ctl)
+{
+    return ctl->rank;
+}
+
+int fsdp_ctl_size(const fsdp_ctl *ctl)
+{
+    return ctl->size;
+}
+
+bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl)
+{
+    return ctl->ops->shares_memory;
+}
+
+void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
+{
+    ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
+}
+
+/* --- names of calls, for messages ----------------------------------------------------------------- */
+
+static const char *call_name(uint32_t kind)
+{
+    static const char *const names[] = {"?",       "allgather", "broadcast", "agree",
+                                        "barrier", "send",      "recv"};
+    return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
+}
+
+static void describe_call(const frame *head, char *out, size_t out_size)
+{
+    const char *name = call_name(head->call);
+    unsigned long long size = head->size, calls = head->calls;
+    if (head->call == CALL_ALLGATHER)
+        snprintf(out, out_size, "%s of %llu bytes (call %llu)", name, size, calls);
+    else if (head->call == CALL_BROADCAST)
+        snprintf(out, out_size, "%s of %llu bytes from rank %d (call %llu)", name, size,
+                 (int)head->root, calls);
+    else if (head->call == CALL_SEND || head->call == CALL_RECV)
+        snprintf(out, out_size, "%s of %llu bytes (after call %llu)", name, size, calls);
+    else
+        snprintf(out, out_size, "%s (call %llu)", name, calls);
+}
+
+static fsdp_status fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer,
+                                 const frame *theirs, fsdp_error *err)
+{
+    char my_call[96], their_call[96];
+    describe_call(mine, my_call, sizeof my_call);
+    describe_call(theirs, their_call, sizeof their_call);
+    err->rank = peer;
+    return fsdp_fail(err, FSDP_ERR_PEER,
+                     "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
+                     "in the same order",
+                     peer, their_call, ctl->rank, my_call);
+}
+
+/* --- frames -------------------------------------------------------------------------------------- */
+
+static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    const char *name = call_name(call->head.call);
+    err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
+    if (err->text[0] == '\0') {
+        call->timed_out = true;
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not answer within %d ms in %s", peer,
+                         ctl->deadline_ms, name);
+    }
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, " during %s", name);
+    return err->status;
+}
+
+/* A rank that takes nothing more may have said why: then that is the error. */
+static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    frame head = {0};
+    fsdp_error ignored = {0}, report = {0};
+    for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL; i++) {
+        if (ctl->ops->recv(ctl, peer, &head, sizeof head, 0, &ignored) != FSDP_OK)
+            return;
+        if (head.status != FSDP_OK &&
+            ctl->ops->recv(ctl, peer, report.text, sizeof report.text, 0, &ignored) != FSDP_OK)
+            return;
+    }
+    if (head.kind != FRAME_FAREWELL)
+        return;
+    call->timed_out = false;
+    err->status = FSDP_ERR_PEER;
+    err->rank = head.rank;
+    err->errnum = head.errnum;
+    memcpy(err->text, report.text, sizeof err->text - 1);
+}
+
+static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, size_t size,
+                       fsdp_error *err)
+{
+    if (ctl->ops->send(ctl, to, data, size, call->until_ms, err) == FSDP_OK)
+        return FSDP_OK;
+    (void)fail_wait(ctl, call, to, err);
+    find_farewell(ctl, call, to, err);
+    return err->status;
+}
+
+static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
+                        int64_t until_ms, fsdp_error *err)
+{
+    if (ctl->ops->recv(ctl, from, data, size, until_ms, err) != FSDP_OK)
+        return fail_wait(ctl, call, from, err);
+    return FSDP_OK;
+}
+
+/* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
+static frame report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report)
+{
+    frame head = call->head;
+    int64_t left_ms = call->until_ms - fsdp_now_ms();
+    head.kind = kind;
+    head.status = (int32_t)report->status;
+    head.rank = report->rank;
+    head.errnum = report->errnum;
+    head.left_ms = left_ms > 0 ? (int32_t)left_ms : 0;
+    return head;
+}
+
+static fsdp_status put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind kind,
+                              const fsdp_error *report, fsdp_error *err)
+{
+    frame head = report_head(call, kind, report);
+    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
+    if (report->status == FSDP_OK)
+        return FSDP_OK;
+    return put(ctl, call, to, report->text, sizeof report->text, err);
+}
+
+static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
+                               fsdp_error *report_out, fsdp_error *err)
+{
+    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->head_until_ms, err));
+    if (head_out->magic != FRAME_MAGIC) {
+        err->rank = from;
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
+                         from, call_name(call->head.call));
+    }
+    report_out->status = (fsdp_status)head_out->status;
+    report_out->rank = head_out->rank;
+    report_out->errnum = head_out->errnum;
+    if (head_out->status != FSDP_OK)
+        FSDP_TRY(
+            take(ctl, call, from, report_out->text, sizeof report_out->text, call->until_ms, err));
+    report_out->text[sizeof report_out->text - 1] = '\0';
+    if (head_out->kind != FRAME_FAREWELL)
+        return FSDP_OK;
+    *err = *report_out;
+    err->status = FSDP_ERR_PEER;
+    return FSDP_ERR_PEER;
+}
+
+static bool is_same_call(const frame *a, const frame *b)
+{
+    return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
+}
+
+static size_t piece_size(const ctl_call *call, uint64_t at)
+{
+    uint64_t left = call->head.size - at;
+    return left < FSDP_CTL_PIECE ? (size_t)left : (size_t)FSDP_CTL_PIECE;
+}
+
+/* The piece of data that begins at `at`. No data at all is one empty piece, so that a receiver who
+ * expects more sees it. */
+static fsdp_status put_piece(fsdp_ctl *ctl, ctl_call *call, int to, uint64_t at, const void *data,
+                             fsdp_error *err)
+{
+    frame head = call->head;
+    head.kind = FRAME_DATA;
+    head.at = at;
+    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
+    size_t size = piece_size(call, at);
+    return size == 0 ? FSDP_OK : put(ctl, call, to, (const char *)data + at, size, err);
+}
+
+static fsdp_status take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_t at, void *data,
+                              fsdp_error *err)
+{
+    frame head = {0}, expected = call->head;
+    fsdp_error report = {0};
+    if (expected.call == CALL_RECV)
+        expected.call = CALL_SEND;
+    FSDP_TRY(take_report(ctl, call, from, &head, &report, err));
+    if (head.kind != FRAME_DATA || head.at != at || !is_same_call(&head, &expected))
+        return fail_mismatch(ctl, &call->head, from, &head, err);
+    size_t size = piece_size(call, at);
+    return size == 0 ? FSDP_OK
+                     : take(ctl, call, from, (char *)data + at, size, call->until_ms, err);
+}
+
+static fsdp_status put_data(fsdp_ctl *ctl, ctl_call *call, int to, const void *data,
+                            fsdp_error *err)
+{
+    uint64_t at = 0;
+    do {
+        FSDP_TRY(put_piece(ctl, call, to, at, data, err));
+        at += FSDP_CTL_PIECE;
+    } while (at < call->head.size);
+    return FSDP_OK;
+}
+
+static fsdp_status take_data(fsdp_ctl *ctl, ctl_call *call, int from, void *data, fsdp_error *err)
+{
+    uint64_t at = 0;
+    do {
+        FSDP_TRY(take_piece(ctl, call, from, at, data, err));
+        at += FSDP_CTL_PIECE;
+    } while (at < call->head.size);
+    return FSDP_OK;
+}
+
+/* --- rank 0 and its peers ------------------------------------------------------------------------- */
+
+typedef struct missing_list {
+    int count;
+    char text[MISSING_SHOWN * 12];
+} missing_list;
+
+static void add_missing(missing_list *missing, int rank)
+{
+    if (missing->count++ >= MISSING_SHOWN)
+        return;
+    size_t used = strlen(missing->text);
+    snprintf(missing->text + used, sizeof missing->text - used, "%s%d", used ? ", " : "", rank);
+}
+
+static fsdp_status fail_missing(const missing_list *missing, fsdp_error *err)
+{
+    if (missing->count < 2)
+        return err->status;
+    size_t used = strlen(err->text);
+    int hidden = missing->count - MISSING_SHOWN;
+    if (hidden > 0)
+        snprintf(err->text + used, sizeof err->text - used, " (ranks %s and %d more missing)",
+                 missing->text, hidden);
+    else
+        snprintf(err->text + used, sizeof err->text - used, " (ranks %s missing)", missing->text);
+    return err->status;
+}
+
+/*
+ * Runs one step with every other rank. When the deadline has passed, the steps with the remaining
+ * ranks only take what is there already: that is how the message names all who are missing.
+ */
+static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp_error *err)
+{
+    missing_list missing = {0};
+    for (int peer = 1; peer < ctl->size; peer++) {
+        fsdp_error one = {0};
+        call->timed_out = false;
+        fsdp_status status = step(ctl, call, peer, &one);
+        if (status == FSDP_OK)
+            continue;
+        if (missing.count == 0)
+            *err = one;
+        if (call->timed_out)
+            add_missing(&missing, peer);
+        else if (missing.count == 0)
+            return status;
+    }
+    return missing.count ? fail_missing(&missing, err) : FSDP_OK;
+}
+
+/* Tells everybody that rank 0 is in this call. Best effort: nobody is waited for. */
+static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
+{
+    static const fsdp_error fine;
+    frame head = report_head(call, FRAME_WAITING, &fine);
+    for (int peer = 1; peer < ctl->size; peer++) {
+        fsdp_error ignored = {0};
+        (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
+    }
+}
+
+static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    frame head = {0};
+    fsdp_error theirs = {0};
+    fsdp_status status = take_report(ctl, call, peer, &head, &theirs, err);
+    if (status != FSDP_OK && call->timed_out && call->head_until_ms < call->until_ms) {
+        announce_call(ctl, call);
+        call->head_until_ms = call->until_ms;
+        call->timed_out = false;
+        *err = (fsdp_error){0};
+        status = take_report(ctl, call, peer, &head, &theirs, err);
+    }
+    FSDP_TRY(status);
+    if (head.kind != FRAME_CALL || !is_same_call(&head, &call->head))
+        return fail_mismatch(ctl, &call->head, peer, &head, err);
+    if (call->outcome.status == FSDP_OK && theirs.status != FSDP_OK) {
+        call->outcome = theirs;
+        call->outcome.rank = peer;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
+}
+
+static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    int64_t soon_ms = ctl->deadline_ms / 4 < SOON_MS ? ctl->deadline_ms / 4 : SOON_MS;
+    call->head_until_ms = fsdp_now_ms() + soon_ms;
+    FSDP_TRY(each_peer(ctl, call, take_call, err));
+    call->head_until_ms = call->until_ms;
+    return each_peer(ctl, call, put_verdict, err);
+}
+
+/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
+static int64_t grace_ms(const fsdp_ctl *ctl)
+{
+    int64_t fifth = ctl->deadline_ms / 5;
+    return fifth > 2000 ? fifth : 2000;
+}
+
+static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
+{
+    call->until_ms = fsdp_now_ms() + head->left_ms + grace_ms(ctl);
+    call->head_until_ms = call->until_ms;
+}
+
+static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    frame head = {0};
+    FSDP_TRY(put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
+    do {
+        call->outcome = (fsdp_error){0};
+        FSDP_TRY(take_report(ctl, call, 0, &head, &call->outcome, err));
+        if (!is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
+            return fail_mismatch(ctl, &call->head, 0, &head, err);
+        extend_wait(ctl, call, &head);
+    } while (head.kind != FRAME_VERDICT);
+    return FSDP_OK;
+}
+
+/* --- failing, for good --------------------------------------------------------------------------- */
+
+/* Rank 0 tells everybody, the others tell rank 0. Best effort, within a short time for all. */
+static void say_farewell(fsdp_ctl *ctl, ctl_call *call)
+{
+    int last = ctl->rank == 0 ? ctl->size - 1 : 0;
+    call->until_ms = fsdp_now_ms() + FAREWELL_MS;
+    for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
+        fsdp_error ignored = {0};
+        (void)put_report(ctl, call, peer, FRAME_FAREWELL, &ctl->poison, &ignored);
+    }
+}
+
+static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *broken,
+                              fsdp_error *err)
+{
+    ctl->poison = *broken;
+    say_farewell(ctl, call);
+    if (err)
+        *err = *broken;
+    return broken->status;
+}
+
+/* --- collectives --------------------------------------------------------------------------------- */
+
+static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
+{
+    ctl_call call = {.head = {.magic = FRAME_MAGIC, .call = kind, .size = size}};
+    call.until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    return call;
+}
+
+static fsdp_status leave_with_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    fsdp_error *outcome = &call->outcome;
+    if (outcome->status == FSDP_OK)
+        return FSDP_OK;
+    if (outcome->rank != ctl->rank)
+        fsdp_error_prefix(outcome, "rank %d", outcome->rank);
+    if (err)
+        *err = *outcome;
+    return outcome->status;
+}
+
+/* A rank with a failure of its own reports that one even when the control plane breaks too. */
+static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    fsdp_error mine = call->outcome, broken = ctl->poison;
+    fsdp_status status = broken.status;
+    if (status == FSDP_OK) {
+        call->head.calls = ++ctl->calls;
+        if (ctl->rank != 0)
+            call->until_ms += grace_ms(ctl);
+        call->head_until_ms = call->until_ms;
+        status = ctl->rank == 0 ? lead(ctl, call, &broken) : follow(ctl, call, &broken);
+        bool has_data = call->transfer && call->head.size > 0;
+        if (status == FSDP_OK && call->outcome.status == FSDP_OK && has_data)
+            status = call->transfer(ctl, call, &broken);
+        if (status == FSDP_OK)
+            return leave_with_outcome(ctl, call, err);
+        (void)poison_ctl(ctl, call, &broken, NULL);
+    }
+    if (err)
+        *err = mine.status != FSDP_OK ? mine : broken;
+    return mine.status != FSDP_OK ? mine.status : status;
+}
+
+static fsdp_status take_part(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size, err);
+}
+
+static fsdp_status put_all(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return put_data(ctl, call, peer, call->data, err);
+}
+
+static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err)
+{
+    size_t size = (size_t)part->head.size;
+    ctl_call all = *part;
+    all.head.size *= (uint64_t)ctl->size;
+    if (ctl->rank != 0) {
+        FSDP_TRY(put_data(ctl, part, 0, part->mine, err));
+        return take_data(ctl, &all, 0, part->data, err);
+    }
+    memmove(part->data, part->mine, size);
+    FSDP_TRY(each_peer(ctl, part, take_part, err));
+    return each_peer(ctl, &all, put_all, err);
+}
+
+fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, void *all_out,
+                               fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_ALLGATHER, size);
+    call.mine = mine;
+    call.data = all_out;
+    call.transfer = transfer_parts;
+    if (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!mine || !all_out)))
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "no room given for an allgather of %zu bytes", size);
+    call.outcome.rank = ctl->rank;
+    return run_collective(ctl, &call, err);
+}
+
+/* The piece that starts at call->at goes on from rank 0 to everybody but the root. */
+static fsdp_status relay_piece(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    if (peer == call->head.root)
+        return FSDP_OK;
+    return put_piece(ctl, call, peer, call->head.at, call->data, err);
+}
+
+static fsdp_status transfer_root(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    int root = call->head.root;
+    if (ctl->rank == root && root != 0)
+        return put_data(ctl, call, 0, call->data, err);
+    if (ctl->rank != 0)
+        return take_data(ctl, call, 0, call->data, err);
+    for (uint64_t at = 0; at < call->head.size; at += FSDP_CTL_PIECE) {
+        if (root != 0)
+            FSDP_TRY(take_piece(ctl, call, root, at, call->data, err));
+        call->head.at = at;
+        FSDP_TRY(each_peer(ctl, call, relay_piece, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_BROADCAST, size);
+    call.head.root = root;
+    call.data = data;
+    call.transfer = transfer_root;
+    if (root < 0 || root >= ctl->size)
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "there is no rank %d to broadcast from: "
+                        "%d ranks are here",
+                        root, ctl->size);
+    else if (size > 0 && !data)
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "no memory given for a broadcast of %zu bytes", size);
+    call.outcome.rank = ctl->rank;
+    return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_AGREE, 0);
+    if (mine != FSDP_OK) {
+        if (err)
+            call.outcome = *err;
+        if (call.outcome.text[0] == '\0')
+            (void)fsdp_fail(&call.outcome, mine, "%s", fsdp_status_name(mine));
+        call.outcome.status = mine;
+        call.outcome.rank = ctl->rank;
+    }
+    return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_barrier(fsdp_ctl *ctl, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_BARRIER, 0);
+    return run_collective(ctl, &call, err);
+}
+
+/* --- point to point ------------------------------------------------------------------------------ */
+
+static fsdp_status check_peer(const fsdp_ctl *ctl, int peer, fsdp_error *err)
+{
+    if (ctl->poison.status != FSDP_OK) {
+        *err = ctl->poison;
+        return err->status;
+    }
+    if (peer >= 0 && peer < ctl->size && peer != ctl->rank)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d of %d cannot send to or receive from rank %d",
+                     ctl->rank, ctl->size, peer);
+}
+
+static ctl_call begin_message(fsdp_ctl *ctl, call_kind kind, size_t size)
+{
+    ctl_call call = begin_call(ctl, kind, size);
+    call.head.calls = ctl->calls;
+    call.head_until_ms = call.until_ms;
+    return call;
+}
+
+fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size, fsdp_error *err)
+{
+    fsdp_error broken = {0};
+    ctl_call call = begin_message(ctl, CALL_SEND, size);
+    fsdp_status status = check_peer(ctl, to, &broken);
+    if (status != FSDP_OK) {
+        if (err)
+            *err = broken;
+        return status;
+    }
+    status = put_data(ctl, &call, to, data, &broken);
+    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+}
+
+fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp_error *err)
+{
+    fsdp_error broken = {0};
+    ctl_call call = begin_message(ctl, CALL_RECV, size);
+    fsdp_status status = check_peer(ctl, from, &broken);
+    if (status != FSDP_OK) {
+        if (err)
+            *err = broken;
+        return status;
+    }
+    status = take_data(ctl, &call, from, data, &broken);
+    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+}

@@ -1,0 +1,47 @@
+/*
+ * What a control-plane back end provides: messages between two ranks with a deadline. All
+ * collectives are written once on top of it (ctl.c); back ends are ctl.c itself for self,
+ * ctl_threads.c, and runtime/ctl_mpi.c.
+ */
+#ifndef FSDP_CTL_BACKEND_H
+#define FSDP_CTL_BACKEND_H
+
+#include <fsdp/ctl.h>
+#include <stdint.h>
+
+enum { FSDP_CTL_PIECE = 1 << 20 };    /* ctl.c cuts longer data */
+
+typedef struct fsdp_ctl_ops {
+    const char *name;
+    bool shares_memory;
+    /*
+     * One message of 1..FSDP_CTL_PIECE bytes to or from another rank; messages between two ranks
+     * keep their order and their bounds. data is the caller's again when the call returns, also
+     * after a failure. until_ms is on CLOCK_MONOTONIC; past it the call still does what needs no
+     * waiting, else it fails with FSDP_ERR_PEER and an empty text (ctl.c names the rank and the
+     * operation). recv checks that exactly size bytes come.
+     */
+    fsdp_status (*send)(fsdp_ctl *ctl, int to, const void *data, size_t size, int64_t until_ms,
+                        fsdp_error *err);
+    fsdp_status (*recv)(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
+                        fsdp_error *err);
+    void (*close)(fsdp_ctl *ctl);    /* frees the back end's own part, not ctl */
+} fsdp_ctl_ops;
+
+struct fsdp_ctl {
+    const fsdp_ctl_ops *ops;
+    int rank, size;
+    int deadline_ms;
+    uint64_t calls;            /* collectives so far: goes with every message, so mixing is seen */
+    fsdp_error poison;         /* the first failure of the control plane */
+    void *backend;
+};
+
+/* Takes ownership of backend; on failure closes it. Exported for the back ends outside libfsdp. */
+FSDP_API fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
+                                     fsdp_ctl **ctl_out, fsdp_error *err);
+
+/* CLOCK_MONOTONIC. */
+FSDP_API int64_t fsdp_now_ms(void);
+
+#endif
