@@ -31,11 +31,10 @@ int64_t fsdp_mem_fail_after(int64_t n, bool forever)
 
 void *fsdp_alloc(size_t count, size_t size)
 {
-    if (injected_failure())
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || injected_failure())
         return NULL;
-    if (count == 0 || size == 0)
-        return calloc(1, 1);
-    return calloc(count, size);
+    return calloc(1, bytes > 0 ? bytes : 1);
 }
 
 void *fsdp_realloc(void *old, size_t count, size_t size)
