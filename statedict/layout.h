@@ -1,0 +1,136 @@
+/*
+ * Layouts: which rank holds which boxes of a tensor. A layout is data; asking it for the boxes of a
+ * rank is a pure function of (layout, shape, rank), so no rank ever has to be asked.
+ *
+ * - mesh layout: a mesh of 1 to 4 named dims and one placement per mesh dim, as DTensor has them;
+ * - box layout: explicit boxes per rank, for everything irregular;
+ * - flat layout: a piece of a flat buffer of many tensors that is cut into equal chunks (FSDP1).
+ */
+#ifndef FSDP_LAYOUT_H
+#define FSDP_LAYOUT_H
+
+#include <fsdp/box.h>
+#include <fsdp/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FSDP_MAX_MESH_DIMS = 4, FSDP_MAX_MESH_NAME = 31 };
+
+/* --- meshes ----------------------------------------------------------------------------------- */
+
+typedef struct fsdp_mesh fsdp_mesh;
+
+/*
+ * A mesh of ndim dims (1..4, each size >= 1). names[i] are 1..31 bytes of [A-Za-z0-9_.-], all
+ * different. ranks: the world ranks in row-major mesh order, all different, or NULL for 0, 1, 2, ...
+ * Everything is copied. Immutable, so any thread may use it.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_mesh_create(int ndim, const int64_t *shape,
+                                                   const char *const *names, const int *ranks,
+                                                   fsdp_mesh **mesh_out, fsdp_error *err);
+FSDP_API void fsdp_mesh_free(fsdp_mesh *mesh);         /* accepts NULL */
+
+FSDP_API int fsdp_mesh_ndim(const fsdp_mesh *mesh);
+FSDP_API int64_t fsdp_mesh_dim_size(const fsdp_mesh *mesh, int dim);
+FSDP_API const char *fsdp_mesh_dim_name(const fsdp_mesh *mesh, int dim);
+FSDP_API int64_t fsdp_mesh_size(const fsdp_mesh *mesh);        /* ranks in the mesh */
+FSDP_API int fsdp_mesh_rank_at(const fsdp_mesh *mesh, int64_t position);
+/* False when the rank is not in the mesh. coord_out has room for ndim. */
+FSDP_API bool fsdp_mesh_coord(const fsdp_mesh *mesh, int rank, int64_t *coord_out);
+/* True when every rank of the mesh is its own position: 0, 1, 2, ... */
+FSDP_API bool fsdp_mesh_is_dense(const fsdp_mesh *mesh);
+FSDP_API bool fsdp_mesh_equal(const fsdp_mesh *a, const fsdp_mesh *b);
+
+/* --- placements ------------------------------------------------------------------------------- */
+
+typedef enum fsdp_placement_kind {
+    FSDP_REPLICATE = 0,
+    FSDP_SHARD,                /* dim: chunk rule, size ceil(n / parts), the last ones may be empty */
+    FSDP_STRIDED_SHARD,        /* dim, split: FSDP on top of a TP that cut the same dim `split` times */
+    FSDP_PARTIAL               /* not reduced yet: refused when saving */
+} fsdp_placement_kind;
+
+typedef struct fsdp_placement {
+    fsdp_placement_kind kind;
+    int dim;                   /* tensor dim of the two shard kinds */
+    int64_t split;             /* of FSDP_STRIDED_SHARD */
+} fsdp_placement;
+
+/* Rows [*lo, *lo + *len) of part `index` of `parts` of n rows; an empty part is (n, 0). */
+FSDP_API void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len);
+
+/* --- layouts ---------------------------------------------------------------------------------- */
+
+typedef struct fsdp_rank_box {
+    int rank;
+    fsdp_box box;
+} fsdp_rank_box;
+
+/* How many ranks hold an equal box, and which of them, in rank order, this one is. */
+typedef struct fsdp_box_copy {
+    int copies, copy;
+} fsdp_box_copy;
+
+enum { FSDP_MAX_LAYOUT_BOXES = 65536 };
+
+/* A flat buffer that holds tensors one after the other, cut into one equal chunk per mesh rank. */
+typedef struct fsdp_flat_part {
+    const char *name;          /* the tensor's name */
+    size_t name_size;
+    int ndim;
+    const int64_t *shape;
+    int64_t offset;            /* of its first element in the flat buffer */
+} fsdp_flat_part;
+
+typedef enum fsdp_layout_kind { FSDP_LAYOUT_MESH, FSDP_LAYOUT_BOXES, FSDP_LAYOUT_FLAT } fsdp_layout_kind;
+
+typedef struct fsdp_layout {
+    fsdp_layout_kind kind;
+    const fsdp_mesh *mesh;                             /* MESH and FLAT */
+    fsdp_placement placement[FSDP_MAX_MESH_DIMS];      /* MESH: one per mesh dim */
+    const fsdp_rank_box *boxes;                        /* BOXES: sorted by rank, none empty */
+    size_t box_count;
+    const fsdp_box_copy *copies;                       /* BOXES: one per box, as a state dict fills it
+                                                        * in; NULL: counted anew on every call */
+    int64_t flat_count;                                /* FLAT: elements of the whole flat buffer ... */
+    int64_t flat_offset;                               /* ... and where this tensor begins in it */
+} fsdp_layout;
+
+/*
+ * Checks a layout against a shape that fsdp_shape_check accepted: dims in range, Shard and
+ * StridedShard as PyTorch allows them, at most FSDP_MAX_LAYOUT_BOXES boxes, each inside the shape,
+ * not overlapping unless equal and on different ranks, and covering every element. Partial is
+ * FSDP_ERR_USAGE, saying that it must be reduced first. The functions below expect a checked layout.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_layout_check(const fsdp_layout *layout, int ndim,
+                                                    const int64_t *shape, fsdp_error *err);
+
+/* How many boxes a rank holds: 0 when it is not in the mesh or its box is empty. */
+FSDP_API size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank);
+
+/* Box `index` of a rank, in the order in which the rank's buffer holds them. */
+FSDP_API void fsdp_layout_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
+                              size_t index, fsdp_box *box_out);
+
+/* The one box of a rank under a mesh layout, empty ones included ((n, 0) in the empty dim, as
+ * DTensor has it). False when the rank is not in the mesh. */
+FSDP_API bool fsdp_layout_mesh_box(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank,
+                                   fsdp_box *box_out);
+
+/* The highest rank that the layout names, plus one. */
+FSDP_API int fsdp_layout_world(const fsdp_layout *layout);
+
+/*
+ * Copies of box `index` of a rank: the ranks that hold an equal box have a copy number each, 0 ..
+ * copies - 1, row-major over the replicate dims of a mesh layout, in rank order for a box layout.
+ * No copies and copy -1 when the rank has no such box (an empty one of a mesh layout counts).
+ */
+FSDP_API int64_t fsdp_layout_copies(const fsdp_layout *layout, int rank, size_t index);
+FSDP_API int64_t fsdp_layout_copy(const fsdp_layout *layout, int rank, size_t index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

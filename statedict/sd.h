@@ -1,0 +1,118 @@
+/*
+ * A state dict: ordered names, each a tensor, a value or an alias of a tensor.
+ *
+ * Every rank declares every tensor (name, dtype, global shape, layout) and brings the memory of its
+ * own boxes. That memory is borrowed: it must stay until the call that uses the state dict returns.
+ * Everything else (names, shapes, meshes, boxes, values) is copied.
+ *
+ * A name is UTF-8 with a length, 0..65,535 bytes, and may hold NUL and '/'. Twice the same name is
+ * an error. Local; one thread at a time.
+ */
+#ifndef FSDP_SD_H
+#define FSDP_SD_H
+
+#include <fsdp/dtype.h>
+#include <fsdp/layout.h>
+#include <fsdp/status.h>
+#include <fsdp/value.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FSDP_MAX_NAME = 65535 };
+
+typedef enum fsdp_entry_kind { FSDP_ENTRY_TENSOR, FSDP_ENTRY_VALUE, FSDP_ENTRY_ALIAS } fsdp_entry_kind;
+
+typedef struct fsdp_entry {
+    fsdp_entry_kind kind;
+    const char *name;          /* zero-terminated behind its end, for names without NUL */
+    size_t name_size;
+    /* TENSOR */
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    fsdp_layout layout;
+    void *data;                /* this rank's boxes, packed row-major, one after the other; NULL if none */
+    int flat;                  /* number of the flat buffer it lies in, -1 if none */
+    /* VALUE */
+    fsdp_value value;
+    /* ALIAS: number of the tensor entry it names */
+    size_t target;
+} fsdp_entry;
+
+/* A flat buffer (see fsdp_sd_add_flat). */
+typedef struct fsdp_flat {
+    const char *name;
+    size_t name_size;
+    fsdp_dtype dtype;
+    const fsdp_mesh *mesh;
+    int64_t count;             /* elements of the whole buffer, padding included: a multiple of the mesh size */
+    void *data;                /* this rank's chunk */
+} fsdp_flat;
+
+typedef struct fsdp_sd fsdp_sd;
+
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err);
+FSDP_API void fsdp_sd_free(fsdp_sd *sd);               /* accepts NULL */
+
+/* name_size is strlen(name) for FSDP_NAME. */
+#define FSDP_NAME(text) (text), (sizeof "" text - 1)
+
+/* data: this rank's boxes, packed row-major, one after the other; NULL when it holds none (or when
+ * the state dict only describes). */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size,
+                                                     fsdp_dtype dtype, int ndim, const int64_t *shape,
+                                                     const fsdp_layout *layout, void *data,
+                                                     fsdp_error *err);
+
+/* A mesh layout in one call: placements has one per mesh dim. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_sharded(fsdp_sd *sd, const char *name, size_t name_size,
+                                                      fsdp_dtype dtype, int ndim, const int64_t *shape,
+                                                      const fsdp_mesh *mesh,
+                                                      const fsdp_placement *placements, void *data,
+                                                      fsdp_error *err);
+
+/* A value; copied. Values are the same on all ranks. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
+                                                    const fsdp_value *value, fsdp_error *err);
+
+/* A second name of a tensor that was added before (tied weights); of an alias: of what it names. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size,
+                                                    const char *target, size_t target_size,
+                                                    fsdp_error *err);
+
+/*
+ * A flat buffer as FSDP1 keeps it: `count` elements over all ranks of a mesh (a multiple of its
+ * size), rank i of it holding chunk i in data. parts say which tensors lie in it and where; they
+ * become tensor entries of the state dict, and what lies between them is padding. Parts must not
+ * overlap. rank is the caller's; it says where in data a tensor's piece begins. The buffer's name
+ * must differ from every entry's. Kind *local* stores the chunks as they are; the other kinds store
+ * the tensors.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size,
+                                                   fsdp_dtype dtype, const fsdp_mesh *mesh, int rank,
+                                                   int64_t count, const fsdp_flat_part *parts,
+                                                   size_t part_count, void *data, fsdp_error *err);
+
+FSDP_API size_t fsdp_sd_count(const fsdp_sd *sd);
+/* Borrowed until the next add or the free. NULL when there is no such number. */
+FSDP_API const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index);
+/* -1 when there is no such name. */
+FSDP_API int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size);
+/* Points a tensor entry at other memory. Other entries stay as they are. */
+FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
+/* Replaces a value entry's value; takes *value over and leaves null (freed for other entries). */
+FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
+
+FSDP_API size_t fsdp_sd_flat_count(const fsdp_sd *sd);
+FSDP_API const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index);
+
+/* Bytes of a whole tensor entry, and of the boxes that a rank holds of it. */
+FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
+FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,489 @@
+/* State dicts: what is taken, what is refused by name, and that everything but tensor memory is a copy. */
+#include "base/mem.h"
+#include <fsdp/sd.h>
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static fsdp_mesh *make_mesh(int64_t size)
+{
+    const char *names[] = {"dp"};
+    fsdp_mesh *mesh = NULL;
+    cr_assert_eq(fsdp_mesh_create(1, &size, names, NULL, &mesh, NULL), FSDP_OK);
+    return mesh;
+}
+
+static fsdp_sd *make_sd(void)
+{
+    fsdp_sd *sd = NULL;
+    cr_assert_eq(fsdp_sd_create(&sd, NULL), FSDP_OK);
+    return sd;
+}
+
+static const fsdp_placement shard_rows[] = {{.kind = FSDP_SHARD}};
+
+static fsdp_status add_rows(fsdp_sd *sd, const char *name, size_t name_size, int64_t rows,
+                            const fsdp_mesh *mesh, void *data, fsdp_error *err)
+{
+    return fsdp_sd_add_sharded(sd, name, name_size, FSDP_F32, 1, &rows, mesh, shard_rows, data,
+                               err);
+}
+
+static void expect_refusal(fsdp_status status, const fsdp_error *err, const char *words)
+{
+    cr_assert_eq(status, FSDP_ERR_USAGE);
+    cr_assert_eq(err->status, FSDP_ERR_USAGE);
+    cr_assert(strstr(err->text, words), "'%s' lacks '%s'", err->text, words);
+}
+
+/* --- tensors ------------------------------------------------------------------------------------ */
+
+Test(sd, an_entry_is_what_was_added)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(4);
+    float data[4] = {0};
+    int64_t shape[] = {7, 2};
+    cr_assert_eq(
+        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_BF16, 2, shape, mesh, shard_rows, data, NULL),
+        FSDP_OK);
+    shape[0] = 0;
+    fsdp_mesh_free(mesh);
+    cr_assert_eq(fsdp_sd_count(sd), 1);
+    const fsdp_entry *entry = fsdp_sd_at(sd, 0);
+    cr_assert_eq(entry->kind, FSDP_ENTRY_TENSOR);
+    cr_assert_str_eq(entry->name, "w");
+    cr_assert_eq(entry->name_size, 1);
+    cr_assert_eq(entry->dtype, FSDP_BF16);
+    cr_assert_eq(entry->ndim, 2);
+    cr_assert_eq(entry->shape[0], 7);
+    cr_assert_eq(entry->flat, -1);
+    cr_assert_eq(entry->data, data);
+    cr_assert_eq(fsdp_mesh_size(entry->layout.mesh), 4);
+    cr_assert_eq(fsdp_entry_bytes(entry), 28);
+    cr_assert_eq(fsdp_entry_local_bytes(entry, 0), 8);
+    cr_assert_eq(fsdp_entry_local_bytes(entry, 3), 4);
+    cr_assert_eq(fsdp_entry_local_bytes(entry, 4), 0);
+    cr_assert_null(fsdp_sd_at(sd, 1));
+    fsdp_sd_free(sd);
+    fsdp_sd_free(NULL);
+}
+
+Test(sd, packed_six_bit_elements_count_as_bytes)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(1);
+    int64_t bytes = 12;
+    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("f6"), FSDP_F6_E2M3, 1, &bytes, mesh, shard_rows,
+                                     NULL, NULL),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_entry_bytes(fsdp_sd_at(sd, 0)), 12);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, equal_meshes_are_kept_once)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *first = make_mesh(3), *twin = make_mesh(3), *other = make_mesh(2);
+    cr_assert_eq(add_rows(sd, FSDP_NAME("a"), 5, first, NULL, NULL), FSDP_OK);
+    cr_assert_eq(add_rows(sd, FSDP_NAME("b"), 5, other, NULL, NULL), FSDP_OK);
+    cr_assert_eq(add_rows(sd, FSDP_NAME("c"), 5, twin, NULL, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_at(sd, 0)->layout.mesh, fsdp_sd_at(sd, 2)->layout.mesh);
+    cr_assert_neq(fsdp_sd_at(sd, 0)->layout.mesh, first);
+    cr_assert_neq(fsdp_sd_at(sd, 0)->layout.mesh, fsdp_sd_at(sd, 1)->layout.mesh);
+    fsdp_mesh_free(first);
+    fsdp_mesh_free(twin);
+    fsdp_mesh_free(other);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, boxes_are_copied_and_their_copies_counted)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_rank_box boxes[] = {{0, {.ndim = 1, .len = {4}}},
+                             {1, {.ndim = 1, .lo = {4}, .len = {2}}},
+                             {1, {.ndim = 1, .len = {4}}},
+                             {5, {.ndim = 1, .lo = {4}, .len = {2}}},
+                             {9, {.ndim = 1, .lo = {4}, .len = {2}}}};
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 5};
+    int64_t rows = 6;
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_I64, 1, &rows, &layout, NULL, NULL),
+                 FSDP_OK);
+    const fsdp_layout *own = &fsdp_sd_at(sd, 0)->layout;
+    cr_assert(own->copies);
+    for (size_t i = 0; i < 5; i++) {
+        size_t index = i == 2;
+        int rank = boxes[i].rank;
+        cr_assert_eq(fsdp_layout_copies(own, rank, index),
+                     fsdp_layout_copies(&layout, rank, index));
+        cr_assert_eq(fsdp_layout_copy(own, rank, index), fsdp_layout_copy(&layout, rank, index));
+    }
+    cr_assert_eq(fsdp_layout_copies(own, 9, 0), 3);
+    cr_assert_eq(fsdp_layout_copy(own, 9, 0), 2);
+    cr_assert_eq(fsdp_layout_copy(own, 1, 1), 1);
+    memset(boxes, 0, sizeof boxes);
+    cr_assert_eq(fsdp_entry_local_bytes(fsdp_sd_at(sd, 0), 1), 48);
+    cr_assert_eq(fsdp_entry_local_bytes(fsdp_sd_at(sd, 0), 5), 16);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, only_what_a_layout_means_is_kept)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH,
+                          .mesh = mesh,
+                          .flat_count = 7,
+                          .placement = {{.dim = 3, .split = 4}, {.dim = 9}}};
+    int64_t rows = 6;
+    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_I64, 1, &rows, &layout, NULL, NULL),
+                 FSDP_OK);
+    const fsdp_layout *own = &fsdp_sd_at(sd, 0)->layout;
+    cr_assert_eq(own->placement[0].dim, 0);
+    cr_assert_eq(own->placement[0].split, 0);
+    cr_assert_eq(own->placement[1].dim, 0);
+    cr_assert_eq(own->flat_count, 0);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, bad_tensors_are_refused_by_name)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = mesh};
+    int64_t rows = 6, negative = -1, huge = INT64_MAX / 2;
+    fsdp_error err = {0};
+    fsdp_status status =
+        fsdp_sd_add_tensor(sd, FSDP_NAME("w"), (fsdp_dtype)99, 1, &rows, &layout, NULL, &err);
+    expect_refusal(status, &err, "tensor 'w': unknown dtype 99");
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &negative, &layout, NULL, &err);
+    expect_refusal(status, &err, "tensor 'w': dim 0 of the shape has length -1");
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &huge, &layout, NULL, &err);
+    expect_refusal(status, &err, "too large");
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &rows, NULL, NULL, &err);
+    expect_refusal(status, &err, "no layout");
+    status = add_rows(sd, FSDP_NAME("w"), 3, NULL, NULL, &err);
+    expect_refusal(status, &err, "no mesh");
+    layout.placement[0].kind = FSDP_PARTIAL;
+    status = fsdp_sd_add_tensor(sd, FSDP_NAME("w"), FSDP_F32, 1, &rows, &layout, NULL, &err);
+    expect_refusal(status, &err, "tensor 'w': it is Partial on mesh dim 'dp'");
+    cr_assert_eq(fsdp_sd_count(sd), 0);
+    cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("w")), -1);
+    cr_assert_eq(add_rows(sd, FSDP_NAME("w"), 3, mesh, NULL, &err), FSDP_OK);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+/* --- names -------------------------------------------------------------------------------------- */
+
+Test(sd, names_may_be_empty_and_hold_anything_that_is_utf8)
+{
+    static char longest[FSDP_MAX_NAME];
+    memset(longest, 'n', sizeof longest);
+    const struct {
+        const char *name;
+        size_t size;
+    } names[] = {{NULL, 0},       {"a/b", 3}, {"a\0b", 3},
+                 {"a\0c", 3},     {"a", 1},   {"\n\x1b", 2},
+                 {"\xc3\xa9", 2}, {"..", 2},  {longest, sizeof longest}};
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    for (size_t i = 0; i < 9; i++)
+        cr_assert_eq(add_rows(sd, names[i].name, names[i].size, 3, mesh, NULL, NULL), FSDP_OK);
+    for (size_t i = 0; i < 9; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        cr_assert_eq(fsdp_sd_find(sd, names[i].name, names[i].size), (int64_t)i);
+        cr_assert_eq(entry->name_size, names[i].size);
+        cr_assert(names[i].size == 0 || memcmp(entry->name, names[i].name, names[i].size) == 0);
+        cr_assert_eq(entry->name[entry->name_size], '\0');
+    }
+    cr_assert_eq(fsdp_sd_find(sd, "a\0d", 3), -1);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, bad_names_are_refused)
+{
+    static char long_name[FSDP_MAX_NAME + 1];
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_error err = {0};
+    memset(long_name, 'n', sizeof long_name);
+    expect_refusal(add_rows(sd, long_name, sizeof long_name, 3, mesh, NULL, &err), &err,
+                   "name is 65536 bytes long, at most 65,535 are allowed");
+    expect_refusal(add_rows(sd, "a\xff", 2, 3, mesh, NULL, &err), &err,
+                   "name is not UTF-8: 'a\\xff'");
+    expect_refusal(add_rows(sd, NULL, 2, 3, mesh, NULL, &err), &err, "no address");
+    cr_assert_eq(fsdp_sd_count(sd), 0);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, the_same_name_twice_is_refused_whatever_the_kind)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_value value = fsdp_value_i64(1);
+    fsdp_error err = {0};
+    cr_assert_eq(add_rows(sd, FSDP_NAME("w\n"), 3, mesh, NULL, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("step"), &value, NULL), FSDP_OK);
+    expect_refusal(add_rows(sd, FSDP_NAME("w\n"), 3, mesh, NULL, &err), &err,
+                   "name 'w\\x0a' is used twice");
+    expect_refusal(fsdp_sd_add_value(sd, FSDP_NAME("w\n"), &value, &err), &err, "twice");
+    expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("step"), FSDP_NAME("w\n"), &err), &err, "twice");
+    cr_assert_eq(fsdp_sd_count(sd), 2);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, a_hundred_thousand_names_are_found)
+{
+    enum { NAMES = 100000 };
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    char name[64];
+    for (int i = 0; i < NAMES; i++) {
+        int size = snprintf(name, sizeof name, "model.layers.%d.experts.%d.w", i / 64, i % 64);
+        cr_assert_eq(add_rows(sd, name, (size_t)size, i, mesh, NULL, NULL), FSDP_OK);
+    }
+    for (int i = 0; i < NAMES + 10; i++) {
+        int size = snprintf(name, sizeof name, "model.layers.%d.experts.%d.w", i / 64, i % 64);
+        cr_assert_eq(fsdp_sd_find(sd, name, (size_t)size), i < NAMES ? i : -1);
+    }
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+/* --- values and aliases ------------------------------------------------------------------------- */
+
+Test(sd, values_are_copied_and_replaced)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_value value = {0}, longer = {0};
+    cr_assert_eq(fsdp_value_set_bytes(&value, FSDP_VALUE_STRING, "adam", 4, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_value_set_bytes(&longer, FSDP_VALUE_STRING, "adamw", 5, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("name"), &value, NULL), FSDP_OK);
+    fsdp_value_release(&value);
+    cr_assert_str_eq(fsdp_sd_at(sd, 0)->value.as.bytes.data, "adam");
+    fsdp_sd_set_value(sd, 0, &longer);
+    cr_assert_eq(longer.kind, FSDP_VALUE_NULL);
+    cr_assert_str_eq(fsdp_sd_at(sd, 0)->value.as.bytes.data, "adamw");
+    cr_assert_eq(fsdp_entry_bytes(fsdp_sd_at(sd, 0)), 0);
+    cr_assert_eq(fsdp_entry_local_bytes(fsdp_sd_at(sd, 0), 0), 0);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, a_value_that_cannot_be_copied_is_refused_by_name)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_value odd = {.kind = (fsdp_value_kind)50};
+    fsdp_error err = {0};
+    expect_refusal(fsdp_sd_add_value(sd, FSDP_NAME("lr"), &odd, &err), &err, "value 'lr': unknown");
+    cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("lr")), -1);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, setters_leave_entries_of_other_kinds_alone)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_value value = fsdp_value_i64(1), text = {0};
+    float data[2];
+    cr_assert_eq(add_rows(sd, FSDP_NAME("w"), 3, mesh, NULL, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("v"), &value, NULL), FSDP_OK);
+    fsdp_sd_set_data(sd, 0, data);
+    fsdp_sd_set_data(sd, 1, data);
+    fsdp_sd_set_data(sd, 2, data);
+    cr_assert_eq(fsdp_sd_at(sd, 0)->data, data);
+    cr_assert_null(fsdp_sd_at(sd, 1)->data);
+    for (size_t i = 0; i < 3; i += 2) {
+        cr_assert_eq(fsdp_value_set_bytes(&text, FSDP_VALUE_BYTES, "x", 1, NULL), FSDP_OK);
+        fsdp_sd_set_value(sd, i, &text);
+        cr_assert_eq(text.kind, FSDP_VALUE_NULL);
+    }
+    cr_assert_eq(fsdp_sd_at(sd, 0)->value.kind, FSDP_VALUE_NULL);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, an_alias_leads_to_its_tensor)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_value value = fsdp_value_i64(1);
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("step"), &value, NULL), FSDP_OK);
+    cr_assert_eq(add_rows(sd, FSDP_NAME("embed"), 3, mesh, NULL, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_alias(sd, FSDP_NAME("head"), FSDP_NAME("embed"), NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_alias(sd, FSDP_NAME("tail"), FSDP_NAME("head"), NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_at(sd, 2)->kind, FSDP_ENTRY_ALIAS);
+    cr_assert_eq(fsdp_sd_at(sd, 2)->target, 1);
+    cr_assert_eq(fsdp_sd_at(sd, 3)->target, 1);
+    cr_assert_eq(fsdp_entry_bytes(fsdp_sd_at(sd, 3)), 0);
+    expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("x"), FSDP_NAME("later"), &err), &err,
+                   "alias 'x' names 'later', which is not in the state dict");
+    expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("x"), FSDP_NAME("x"), &err), &err, "not in");
+    expect_refusal(fsdp_sd_add_alias(sd, FSDP_NAME("x"), FSDP_NAME("step"), &err), &err,
+                   "which is no tensor");
+    cr_assert_eq(fsdp_sd_count(sd), 4);
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+/* --- flat buffers ------------------------------------------------------------------------------- */
+
+static const int64_t two_by_three[] = {2, 3}, five[] = {5}, none[] = {0};
+
+static fsdp_flat_part part(const char *name, int ndim, const int64_t *shape, int64_t offset)
+{
+    return (fsdp_flat_part){name, strlen(name), ndim, shape, offset};
+}
+
+Test(sd, tensors_of_a_flat_buffer_point_into_the_chunk)
+{
+    /* 3 ranks hold 6 elements each: a a a a a a | . . b b b b | b . s . . . ; z has none. */
+    const fsdp_flat_part parts[] = {part("a", 2, two_by_three, 0), part("b", 1, five, 8),
+                                    part("z", 1, none, 9), part("s", 0, NULL, 14)};
+    const int starts[3][4] = {{0, -1, -1, -1}, {-1, 2, -1, -1}, {-1, 0, -1, 2}};
+    const int64_t bytes[3][4] = {{12, 0, 0, 0}, {0, 8, 0, 0}, {0, 2, 0, 2}};
+    fsdp_mesh *mesh = make_mesh(3);
+    uint16_t chunk[6];
+    for (int rank = 0; rank < 3; rank++) {
+        fsdp_sd *sd = make_sd();
+        cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_BF16, mesh, rank, 18, parts, 4,
+                                      chunk, NULL),
+                     FSDP_OK);
+        cr_assert_eq(fsdp_sd_count(sd), 4);
+        for (int i = 0; i < 4; i++) {
+            const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)i);
+            int start = starts[rank][i];
+            cr_assert_eq(entry->flat, 0);
+            cr_assert_eq(entry->data, start < 0 ? NULL : &chunk[start]);
+            cr_assert_eq(fsdp_entry_local_bytes(entry, rank), bytes[rank][i]);
+        }
+        cr_assert_eq(fsdp_sd_flat_count(sd), 1);
+        const fsdp_flat *flat = fsdp_sd_flat_at(sd, 0);
+        cr_assert_str_eq(flat->name, "flat");
+        cr_assert_eq(flat->count, 18);
+        cr_assert_eq(flat->data, chunk);
+        cr_assert_eq(flat->mesh, fsdp_sd_at(sd, 0)->layout.mesh);
+        cr_assert_null(fsdp_sd_flat_at(sd, 1));
+        cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("flat")), -1);
+        fsdp_sd_free(sd);
+    }
+    fsdp_mesh_free(mesh);
+}
+
+Test(sd, a_flat_buffer_may_only_be_described)
+{
+    const fsdp_flat_part parts[] = {part("b", 1, five, 1)};
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_sd *sd = make_sd();
+    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 0, 6, parts, 1, NULL, NULL),
+                 FSDP_OK);
+    cr_assert_null(fsdp_sd_at(sd, 0)->data);
+    fsdp_sd_free(sd);
+    sd = make_sd();
+    float chunk[3];
+    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 7, 6, parts, 1, chunk, NULL),
+                 FSDP_OK);
+    cr_assert_null(fsdp_sd_at(sd, 0)->data, "rank 7 holds nothing");
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+}
+
+typedef struct bad_flat {
+    const char *name;
+    fsdp_flat_part parts[2];
+    int64_t count;
+    const char *words;
+} bad_flat;
+
+Test(sd, a_refused_flat_buffer_leaves_nothing)
+{
+    const bad_flat cases[] = {
+        {"f", {part("a", 1, five, 0), part("b", 1, five, 4)}, 16, "'a' and 'b' overlap"},
+        {"f", {part("b", 1, five, 4), part("a", 1, five, 0)}, 16, "'a' and 'b' overlap"},
+        {"f", {part("a", 1, five, 0), part("a", 1, five, 8)}, 16, "name 'a' is used twice"},
+        {"f", {part("a", 1, five, 0), part("f", 1, five, 8)}, 16, "name 'f' is used twice"},
+        {"f", {part("a", 1, five, 0), part("w", 1, five, 8)}, 16, "name 'w' is used twice"},
+        {"w", {part("a", 1, five, 0), part("b", 1, five, 8)}, 16, "name 'w' is used twice"},
+        {"f", {part("a", 1, five, 0), part("b", 1, five, 12)}, 16, "tensor 'b': 5 elements at"},
+        {"f",
+         {part("a", 1, five, 0), part("b", 1, five, 8)},
+         15,
+         "flat buffer 'f': a flat buffer of 15"},
+        {"f", {part("a", 1, five, 0), part("b", 1, five, 8)}, -2, "flat buffer 'f': dim 0"},
+        {"f", {part("a", 1, five, 0), part("\xff", 1, five, 8)}, 16, "not UTF-8"}};
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_sd *sd = make_sd();
+    cr_assert_eq(add_rows(sd, FSDP_NAME("w"), 3, mesh, NULL, NULL), FSDP_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fsdp_error err = {0};
+        fsdp_status status = fsdp_sd_add_flat(sd, cases[i].name, 1, FSDP_F32, mesh, 0,
+                                              cases[i].count, cases[i].parts, 2, NULL, &err);
+        expect_refusal(status, &err, cases[i].words);
+        cr_assert_eq(fsdp_sd_count(sd), 1);
+        cr_assert_eq(fsdp_sd_flat_count(sd), 0);
+        cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("a")), -1);
+        cr_assert_eq(fsdp_sd_find(sd, FSDP_NAME("w")), 0);
+    }
+    fsdp_error err = {0};
+    expect_refusal(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, NULL, 0, 4, NULL, 0, NULL, &err),
+                   &err, "flat buffer 'f': the layout has no mesh");
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+/* --- memory ------------------------------------------------------------------------------------- */
+
+static fsdp_status build(fsdp_sd *sd, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    const fsdp_flat_part parts[] = {part("a", 2, two_by_three, 0), part("b", 1, five, 8)};
+    const fsdp_rank_box boxes[] = {{0, {.ndim = 1, .len = {4}}},
+                                   {1, {.ndim = 1, .lo = {4}, .len = {1}}}};
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 2};
+    fsdp_value value = {0};
+    FSDP_TRY(add_rows(sd, FSDP_NAME("w"), 9, mesh, NULL, err));
+    FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("t"), FSDP_F32, 1, five, &layout, NULL, err));
+    FSDP_TRY(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("w"), err));
+    FSDP_TRY(fsdp_sd_add_flat(sd, FSDP_NAME("f"), FSDP_F32, mesh, 0, 14, parts, 2, NULL, err));
+    return fsdp_sd_add_value(sd, FSDP_NAME("v"), &value, err);
+}
+
+/* Memory that fails once: what was added before stays, and the sd can be freed. */
+static bool survives_failure(int64_t n, bool forever)
+{
+    fsdp_mesh *mesh = make_mesh(2);
+    fsdp_sd *sd = make_sd();
+    fsdp_error err = {0};
+    fsdp_mem_fail_after(n, forever);
+    fsdp_status status = build(sd, mesh, &err);
+    fsdp_mem_fail_after(-1, false);
+    cr_assert(status == FSDP_OK || (status == FSDP_ERR_LIMIT && err.status == FSDP_ERR_LIMIT));
+    size_t count = fsdp_sd_count(sd);
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        cr_assert_eq(fsdp_sd_find(sd, entry->name, entry->name_size), (int64_t)i);
+    }
+    cr_assert(count <= 3 || count == 5 || count == 6, "%zu entries", count);
+    cr_assert_eq(status == FSDP_OK, count == 6);
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+    return status != FSDP_OK;
+}
+
+Test(sd, running_out_of_memory_is_an_error_at_every_allocation)
+{
+    int64_t once = 0, forever = 0;
+    while (survives_failure(once, false))
+        once++;
+    while (survives_failure(forever, true))
+        forever++;
+    cr_assert_gt(once, 10);
+    cr_assert_eq(once, forever);
+}
