@@ -61,6 +61,7 @@ typedef struct ctl_call {
     int64_t until_ms;
     int64_t head_until_ms; /* the same, or earlier while rank 0 has not announced itself */
     bool timed_out;        /* how the last wait failed */
+    bool was_told;         /* it failed because the other rank said farewell */
     fsdp_error outcome;    /* in: this rank's own; after the verdict: everybody's */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
 } ctl_call;
@@ -203,6 +204,7 @@ static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *e
     if (head.kind != FRAME_FAREWELL)
         return;
     call->timed_out = false;
+    call->was_told = true;
     err->status = FSDP_ERR_PEER;
     err->rank = head.rank;
     err->errnum = head.errnum;
@@ -268,6 +270,7 @@ static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *h
     report_out->text[sizeof report_out->text - 1] = '\0';
     if (head_out->kind != FRAME_FAREWELL)
         return FSDP_OK;
+    call->was_told = true;
     *err = *report_out;
     err->status = FSDP_ERR_PEER;
     return FSDP_ERR_PEER;
@@ -461,10 +464,13 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 /* --- failing, for good --------------------------------------------------------------------------- */
 
-/* Rank 0 tells everybody, the others tell rank 0. Best effort, within a short time for all. */
+/* Rank 0 tells everybody; the others tell rank 0, unless it was the one who told them. Best effort,
+ * within a short time for all. */
 static void say_farewell(fsdp_ctl *ctl, ctl_call *call)
 {
     int last = ctl->rank == 0 ? ctl->size - 1 : 0;
+    if (ctl->rank != 0 && call->was_told)
+        return;
     call->until_ms = fsdp_now_ms() + FAREWELL_MS;
     for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
         fsdp_error ignored = {0};
@@ -543,7 +549,9 @@ static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err
     all.head.size *= (uint64_t)ctl->size;
     if (ctl->rank != 0) {
         FSDP_TRY(put_data(ctl, part, 0, part->mine, err));
-        return take_data(ctl, &all, 0, part->data, err);
+        fsdp_status status = take_data(ctl, &all, 0, part->data, err);
+        part->was_told = all.was_told;
+        return status;
     }
     memmove(part->data, part->mine, size);
     FSDP_TRY(each_peer(ctl, part, take_part, err));

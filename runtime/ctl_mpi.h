@@ -1,0 +1,40 @@
+/*
+ * The control plane over MPI (library fsdp_mpi). It talks on a communicator of its own, a duplicate
+ * of the one that is given, so that it never mixes with the program's messages.
+ *
+ * Life: fsdp_ctl_mpi_world, use, fsdp_ctl_free, fsdp_mpi_finalize. Collective: all ranks create.
+ *
+ * When a rank is dead or stopped, MPI_Finalize would wait for it for ever. After a failure of the
+ * control plane fsdp_mpi_finalize therefore leaves MPI alone and returns false; the program then
+ * ends with _exit (after writing what it has to say), never with exit or return from main. By
+ * default mpirun kills all ranks when one dies; with `mpirun --enable-recovery` they live on and
+ * report who was lost.
+ *
+ * All calls of one process from one thread (MPI_THREAD_FUNNELED).
+ */
+#ifndef FSDP_CTL_MPI_H
+#define FSDP_CTL_MPI_H
+
+#include <fsdp/ctl.h>
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* All ranks of MPI_COMM_WORLD. Initialises MPI if nobody did yet. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err);
+
+/* The ranks of a communicator: comm points to an MPI_Comm, which stays the caller's. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err);
+
+/*
+ * Ends MPI if fsdp_ctl_mpi_world began it. False when MPI could not be ended because a rank did not
+ * answer: end the process with _exit.
+ */
+FSDP_API bool fsdp_mpi_finalize(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

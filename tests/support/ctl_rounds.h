@@ -1,0 +1,17 @@
+/* Random work for a control plane: the same calls on threads and on real ranks. */
+#ifndef FSDP_TESTS_CTL_ROUNDS_H
+#define FSDP_TESTS_CTL_ROUNDS_H
+
+#include <fsdp/ctl.h>
+#include <stdint.h>
+
+typedef struct ctl_rounds {
+    uint64_t seed;             /* the same on all ranks */
+    int rounds;
+    size_t max_size;           /* of one rank's part */
+} ctl_rounds;
+
+/* An fsdp_rank_body; user is a const ctl_rounds. Every value that arrives is checked. */
+fsdp_status run_ctl_rounds(fsdp_ctl *ctl, void *user, fsdp_error *err);
+
+#endif
