@@ -1,0 +1,57 @@
+/*
+ * Element types: everything PyTorch and safetensors know, each with its name in every ecosystem.
+ * One table (dtype.c) is the only place that lists them.
+ */
+#ifndef FSDP_DTYPE_H
+#define FSDP_DTYPE_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The numbers are stored in shard indexes: append only. */
+typedef enum fsdp_dtype {
+    FSDP_DTYPE_NONE = 0,
+    FSDP_F64, FSDP_F32, FSDP_F16, FSDP_BF16,
+    FSDP_F8_E4M3FN, FSDP_F8_E5M2, FSDP_F8_E4M3FNUZ, FSDP_F8_E5M2FNUZ, FSDP_F8_E8M0FNU,
+    FSDP_F4_E2M1FN_X2,         /* one element is a byte holding two values; shapes count bytes */
+    FSDP_F6_E2M3, FSDP_F6_E3M2, /* packed; one element of ours is a byte, four values are three */
+    FSDP_I64, FSDP_I32, FSDP_I16, FSDP_I8,
+    FSDP_U64, FSDP_U32, FSDP_U16, FSDP_U8,
+    FSDP_BOOL,
+    FSDP_C64, FSDP_C128, FSDP_COMPLEX32, FSDP_BCOMPLEX32,
+    FSDP_DTYPE_COUNT
+} fsdp_dtype;
+
+typedef struct fsdp_dtype_info {
+    fsdp_dtype dtype;
+    size_t size;               /* bytes of one element */
+    bool is_float;             /* a real floating type that fsdp casts from and to */
+    const char *name;          /* ours: "f32", in manifests, listings and options */
+    const char *torch;         /* "float32", as in torch.float32 */
+    const char *torch_storage; /* "FloatStorage"; NULL where torch has none */
+    const char *safetensors;   /* "F32"; NULL where safetensors has none */
+    const char *numpy;         /* "<f4"; NULL where NumPy has none */
+} fsdp_dtype_info;
+
+/* NULL for a number that is not a dtype. */
+FSDP_API const fsdp_dtype_info *fsdp_dtype_describe(fsdp_dtype dtype);
+
+/* Bytes of one element, 0 for a number that is not a dtype. */
+FSDP_API size_t fsdp_dtype_size(fsdp_dtype dtype);
+
+/* Our name, "?" for a number that is not a dtype. */
+FSDP_API const char *fsdp_dtype_name(fsdp_dtype dtype);
+
+/* FSDP_DTYPE_NONE when no dtype of ours has that name. */
+FSDP_API fsdp_dtype fsdp_dtype_from_name(const char *name, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,112 @@
+/*
+ * Strided n-d box copy: the step that places and gathers every box. Dims that are dense on both
+ * sides are merged first, so that a row-contiguous box becomes few memcpy calls; what remains is
+ * an odometer over rows of equal units (a dense run, or one element where nothing is dense).
+ */
+#include "kernels/variants.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+typedef struct copy_plan {
+    int ndim; /* of the merged dims, the last one being the rows of one call */
+    int64_t len[FSDP_MAX_DIMS];
+    int64_t to_strides[FSDP_MAX_DIMS];
+    int64_t from_strides[FSDP_MAX_DIMS];
+    size_t unit; /* bytes copied together */
+} copy_plan;
+
+/* True when the step from one index of outer to the next is the whole extent of the last dim. */
+static bool is_dense(const copy_plan *plan, int64_t to_stride, int64_t from_stride)
+{
+    int last = plan->ndim - 1;
+    return to_stride == plan->to_strides[last] * plan->len[last] &&
+           from_stride == plan->from_strides[last] * plan->len[last];
+}
+
+/* Builds the merged dims from the innermost outwards, innermost at index 0. */
+static void merge_dims(copy_plan *plan, const int64_t *to_strides, const int64_t *from_strides,
+                       int ndim, const int64_t *len)
+{
+    for (int dim = ndim - 1; dim >= 0; dim--) {
+        if (len[dim] == 1)
+            continue;
+        if (plan->ndim > 0 && is_dense(plan, to_strides[dim], from_strides[dim])) {
+            plan->len[plan->ndim - 1] *= len[dim];
+            continue;
+        }
+        plan->len[plan->ndim] = len[dim];
+        plan->to_strides[plan->ndim] = to_strides[dim];
+        plan->from_strides[plan->ndim] = from_strides[dim];
+        plan->ndim++;
+    }
+}
+
+/* A dense innermost dim becomes the unit; then the next one out gives the rows. */
+static void absorb_dense_rows(copy_plan *plan)
+{
+    int64_t size = (int64_t)plan->unit;
+    if (plan->ndim == 0 || plan->to_strides[0] != size || plan->from_strides[0] != size)
+        return;
+    plan->unit *= (size_t)plan->len[0];
+    plan->ndim--;
+    memmove(plan->len, plan->len + 1, (size_t)plan->ndim * sizeof *plan->len);
+    memmove(plan->to_strides, plan->to_strides + 1, (size_t)plan->ndim * sizeof(int64_t));
+    memmove(plan->from_strides, plan->from_strides + 1, (size_t)plan->ndim * sizeof(int64_t));
+}
+
+/* Inlined with a constant unit, the memcpy is one load and one store. */
+static inline void copy_units(uint8_t *to, int64_t to_stride, const uint8_t *from,
+                              int64_t from_stride, int64_t count, size_t unit)
+{
+    for (int64_t i = 0; i < count; i++)
+        memcpy(to + i * to_stride, from + i * from_stride, unit);
+}
+
+static void copy_rows(uint8_t *to, const uint8_t *from, const copy_plan *plan)
+{
+    int64_t count = plan->ndim > 0 ? plan->len[0] : 1;
+    int64_t to_stride = plan->ndim > 0 ? plan->to_strides[0] : 0;
+    int64_t from_stride = plan->ndim > 0 ? plan->from_strides[0] : 0;
+    switch (plan->unit) {
+    case 1: copy_units(to, to_stride, from, from_stride, count, 1); break;
+    case 2: copy_units(to, to_stride, from, from_stride, count, 2); break;
+    case 4: copy_units(to, to_stride, from, from_stride, count, 4); break;
+    case 8: copy_units(to, to_stride, from, from_stride, count, 8); break;
+    case 16: copy_units(to, to_stride, from, from_stride, count, 16); break;
+    default: copy_units(to, to_stride, from, from_stride, count, plan->unit); break;
+    }
+}
+
+/* Steps the odometer of the dims outside the rows; false after the last position. */
+static bool step(const copy_plan *plan, int64_t *index, int64_t *to_at, int64_t *from_at)
+{
+    for (int dim = 1; dim < plan->ndim; dim++) {
+        *to_at += plan->to_strides[dim];
+        *from_at += plan->from_strides[dim];
+        if (++index[dim] < plan->len[dim])
+            return true;
+        *to_at -= plan->to_strides[dim] * plan->len[dim];
+        *from_at -= plan->from_strides[dim] * plan->len[dim];
+        index[dim] = 0;
+    }
+    return false;
+}
+
+void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
+                     const int64_t *from_strides, int ndim, const int64_t *len, size_t element_size)
+{
+    for (int dim = 0; dim < ndim; dim++) {
+        if (len[dim] == 0)
+            return;
+    }
+    copy_plan plan = {.unit = element_size};
+    merge_dims(&plan, to_strides, from_strides, ndim, len);
+    absorb_dense_rows(&plan);
+
+    int64_t index[FSDP_MAX_DIMS] = {0};
+    int64_t to_at = 0, from_at = 0;
+    do {
+        copy_rows((uint8_t *)to + to_at, (const uint8_t *)from + from_at, &plan);
+    } while (step(&plan, index, &to_at, &from_at));
+}

@@ -1,0 +1,128 @@
+/*
+ * Chooses the variant of every kernel, once per process: what the processor can run, or plain C
+ * when FSDP_KERNELS=c. Threads that race for the first choice all choose the same, so an atomic
+ * pointer is enough.
+ */
+#include "kernels/variants.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+typedef struct variant {
+    fsdp_kernels kernels;
+    const fsdp_hash_stream *hash_stream;
+} variant;
+
+static const variant plain = {
+    .kernels =
+        {
+            .name = "c",
+            .cast = fsdp_cast_c,
+            .copy_box = fsdp_copy_box_c,
+            .shuffle = fsdp_shuffle_c,
+            .unshuffle = fsdp_unshuffle_c,
+            .hash = fsdp_hash_c,
+        },
+    .hash_stream = &fsdp_hash_stream_c,
+};
+
+#if defined(__x86_64__)
+static const variant avx2 = {
+    .kernels =
+        {
+            .name = "avx2",
+            .cast = fsdp_cast_avx2,
+            .copy_box = fsdp_copy_box_c,
+            .shuffle = fsdp_shuffle_avx2,
+            .unshuffle = fsdp_unshuffle_avx2,
+            .hash = fsdp_hash_avx2,
+        },
+    .hash_stream = &fsdp_hash_stream_avx2,
+};
+
+/* The compiler's check covers the system's support of the registers; it does not know F16C. */
+static bool has_avx2(void)
+{
+    unsigned eax, ebx, ecx, edx;
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx))
+        return false;
+    return (ecx & bit_F16C) != 0;
+}
+
+static bool has_sha(void)
+{
+    enum { SHA_IN_EBX_OF_LEAF_7 = 1 << 29 };
+    unsigned eax, ebx, ecx, edx;
+    if (!__builtin_cpu_supports("sse4.1") || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx))
+        return false;
+    return (ebx & SHA_IN_EBX_OF_LEAF_7) != 0;
+}
+#endif
+
+static bool is_plain_forced(void)
+{
+    const char *wanted = getenv("FSDP_KERNELS");
+    return wanted && strcmp(wanted, "c") == 0;
+}
+
+static const variant *choose(void)
+{
+#if defined(__x86_64__)
+    if (!is_plain_forced() && has_avx2())
+        return &avx2;
+#endif
+    return &plain;
+}
+
+static const variant *chosen_variant(void)
+{
+    static _Atomic(const variant *) chosen;
+    const variant *found = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (!found) {
+        found = choose();
+        atomic_store_explicit(&chosen, found, memory_order_relaxed);
+    }
+    return found;
+}
+
+const fsdp_kernels *fsdp_kernels_get(void)
+{
+    return &chosen_variant()->kernels;
+}
+
+const fsdp_hash_stream *fsdp_hash_stream_get(void)
+{
+    return chosen_variant()->hash_stream;
+}
+
+fsdp_sha256_blocks *fsdp_sha256_blocks_get(void)
+{
+    static _Atomic(fsdp_sha256_blocks *) chosen;
+    fsdp_sha256_blocks *found = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (found)
+        return found;
+    found = fsdp_sha256_blocks_c;
+#if defined(__x86_64__)
+    if (!is_plain_forced() && has_sha())
+        found = fsdp_sha256_blocks_ni;
+#endif
+    atomic_store_explicit(&chosen, found, memory_order_relaxed);
+    return found;
+}
+
+size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room)
+{
+    size_t count = 0;
+    if (count < room)
+        tables_out[count++] = &plain.kernels;
+#if defined(__x86_64__)
+    if (count < room && has_avx2())
+        tables_out[count++] = &avx2.kernels;
+#endif
+    return count;
+}

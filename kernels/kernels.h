@@ -1,0 +1,74 @@
+/*
+ * Arithmetic on buffers. A plain C version of every kernel fills the table; where the processor has
+ * AVX2, files under kernels/x86 replace entries by faster ones with the same result, bit for bit.
+ * The choice is made once per process.
+ */
+#ifndef FSDP_KERNELS_H
+#define FSDP_KERNELS_H
+
+#include <fsdp/box.h>
+#include <fsdp/digest.h>
+#include <fsdp/dtype.h>
+#include <fsdp/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum fsdp_overflow {
+    FSDP_OVERFLOW_INF,         /* to infinity, or NaN where the type has no infinity (IEEE; torch) */
+    FSDP_OVERFLOW_CLAMP,       /* to the largest finite value */
+    FSDP_OVERFLOW_FAIL         /* counted; the caller turns the count into an error */
+} fsdp_overflow;
+
+typedef struct fsdp_hash { uint8_t bytes[16]; } fsdp_hash;   /* XXH3-128, canonical (big-endian) */
+
+typedef struct fsdp_kernels {
+    const char *name;          /* "c" or "avx2" */
+    /*
+     * Casts count elements between real floating types (fsdp_dtype_info.is_float), rounding to
+     * nearest even; NaN stays NaN. Returns how many finite values did not fit in the target.
+     */
+    size_t (*cast)(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
+                   fsdp_overflow overflow);
+    /*
+     * Copies an n-d box of elements of element_size bytes. Strides are in bytes per dim, on both
+     * sides; neighbouring dims that are dense on both sides are merged into long runs.
+     */
+    void (*copy_box)(void *to, const int64_t *to_strides, const void *from, const int64_t *from_strides,
+                     int ndim, const int64_t *len, size_t element_size);
+    /* HDF5's byte shuffle: byte i of every element together. size is a multiple of element_size. */
+    void (*shuffle)(void *to, const void *from, size_t size, size_t element_size);
+    void (*unshuffle)(void *to, const void *from, size_t size, size_t element_size);
+    fsdp_hash (*hash)(const void *data, size_t size);
+} fsdp_kernels;
+
+/* The best table for this processor. FSDP_KERNELS=c in the environment forces the plain one. */
+const fsdp_kernels *fsdp_kernels_get(void);
+/* Every table this processor can run, the plain C one first; for tests. */
+size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
+
+/* --- streaming hash: same result as hash over all the pieces --- */
+typedef struct fsdp_hasher fsdp_hasher;
+fsdp_hasher *fsdp_hasher_create(void);            /* NULL when there is no memory */
+void fsdp_hasher_free(fsdp_hasher *hasher);       /* accepts NULL */
+void fsdp_hasher_reset(fsdp_hasher *hasher);
+void fsdp_hasher_add(fsdp_hasher *hasher, const void *data, size_t size);
+fsdp_hash fsdp_hasher_value(const fsdp_hasher *hasher);
+
+/*
+ * --- codec: byte shuffle and one zstd frame ---
+ * level FSDP_CODEC_HUFFMAN: entropy coding only (fast, and on shuffled floats as small as level 1);
+ * 1..19 as zstd. The frame holds its content size. One codec per thread.
+ */
+enum { FSDP_CODEC_HUFFMAN = 0 };
+typedef struct fsdp_codec fsdp_codec;
+fsdp_status fsdp_codec_create(int level, fsdp_codec **codec_out, fsdp_error *err);
+void fsdp_codec_free(fsdp_codec *codec);          /* accepts NULL */
+size_t fsdp_codec_bound(size_t size);
+/* to has room for fsdp_codec_bound(size). element_size 1: no shuffle. */
+fsdp_status fsdp_codec_encode(fsdp_codec *codec, const void *from, size_t size, size_t element_size,
+                              void *to, size_t room, size_t *size_out, fsdp_error *err);
+/* The frame must hold exactly size bytes, and nothing may follow it: else FSDP_ERR_DAMAGED. */
+fsdp_status fsdp_codec_decode(fsdp_codec *codec, const void *from, size_t from_size, size_t element_size,
+                              void *to, size_t size, fsdp_error *err);
+
+#endif

@@ -1,0 +1,51 @@
+/*
+ * The variants of each kernel, seen only by kernels/dispatch.c, which chooses, by the variants
+ * themselves, which fall back on the plain C one, and by the tests, which compare them.
+ * kernels.h describes what each does.
+ */
+#ifndef FSDP_KERNELS_VARIANTS_H
+#define FSDP_KERNELS_VARIANTS_H
+
+#include "kernels/kernels.h"
+
+/* The streaming hash of one variant. All variants keep the same state, so they can be mixed. */
+typedef struct fsdp_hash_stream {
+    size_t state_size;
+    void (*reset)(void *state);
+    void (*add)(void *state, const void *data, size_t size);
+    fsdp_hash (*value)(const void *state);
+} fsdp_hash_stream;
+
+/* Runs whole 64-byte blocks through the SHA-256 state. */
+typedef void fsdp_sha256_blocks(uint32_t state[8], const uint8_t *data, size_t blocks);
+
+const fsdp_hash_stream *fsdp_hash_stream_get(void);
+fsdp_sha256_blocks *fsdp_sha256_blocks_get(void);
+
+size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                   size_t count, fsdp_overflow overflow);
+void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
+                     const int64_t *from_strides, int ndim, const int64_t *len,
+                     size_t element_size);
+void fsdp_shuffle_c(void *to, const void *from, size_t size, size_t element_size);
+void fsdp_unshuffle_c(void *to, const void *from, size_t size, size_t element_size);
+/* Elements [first, count) of an array of count elements, for variants that leave a rest. */
+void fsdp_shuffle_rest(uint8_t *to, const uint8_t *from, size_t first, size_t count,
+                       size_t element_size);
+void fsdp_unshuffle_rest(uint8_t *to, const uint8_t *from, size_t first, size_t count,
+                         size_t element_size);
+fsdp_hash fsdp_hash_c(const void *data, size_t size);
+extern const fsdp_hash_stream fsdp_hash_stream_c;
+fsdp_sha256_blocks fsdp_sha256_blocks_c;
+
+#if defined(__x86_64__)
+size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                      size_t count, fsdp_overflow overflow);
+void fsdp_shuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
+void fsdp_unshuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
+fsdp_hash fsdp_hash_avx2(const void *data, size_t size);
+extern const fsdp_hash_stream fsdp_hash_stream_avx2;
+fsdp_sha256_blocks fsdp_sha256_blocks_ni;
+#endif
+
+#endif

@@ -1,0 +1,113 @@
+/* The table of element types: every name leads back to its type, sizes and names are those known. */
+#include <fsdp/dtype.h>
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+Test(dtype, every_entry_stands_at_its_own_number)
+{
+    for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe((fsdp_dtype)i);
+        cr_assert_not_null(info, "%d has no entry", i);
+        cr_assert_eq((int)info->dtype, i);
+        cr_assert_not_null(info->name);
+        cr_assert_gt(info->size, 0);
+    }
+}
+
+Test(dtype, names_lead_back_to_their_type)
+{
+    for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
+        const char *name = fsdp_dtype_name((fsdp_dtype)i);
+        cr_assert_eq((int)fsdp_dtype_from_name(name, strlen(name)), i, "%s", name);
+    }
+}
+
+Test(dtype, only_whole_names_are_found)
+{
+    cr_assert_eq(fsdp_dtype_from_name("f32", 2), FSDP_DTYPE_NONE);
+    cr_assert_eq(fsdp_dtype_from_name("f32x", 4), FSDP_DTYPE_NONE);
+    cr_assert_eq(fsdp_dtype_from_name("f32\0", 4), FSDP_DTYPE_NONE);
+    cr_assert_eq(fsdp_dtype_from_name("F32", 3), FSDP_DTYPE_NONE);
+    cr_assert_eq(fsdp_dtype_from_name("", 0), FSDP_DTYPE_NONE);
+    cr_assert_eq(fsdp_dtype_from_name("bf16 and more", 4), FSDP_BF16);
+}
+
+Test(dtype, numbers_outside_the_table_are_no_types)
+{
+    const int outside[] = {FSDP_DTYPE_NONE, FSDP_DTYPE_COUNT, 1000, -1};
+    for (size_t i = 0; i < sizeof outside / sizeof *outside; i++) {
+        cr_assert_null(fsdp_dtype_describe((fsdp_dtype)outside[i]));
+        cr_assert_eq(fsdp_dtype_size((fsdp_dtype)outside[i]), 0);
+        cr_assert_str_eq(fsdp_dtype_name((fsdp_dtype)outside[i]), "?");
+    }
+}
+
+/* The numbers are stored in files: this list may grow at its end and never change. */
+Test(dtype, stored_numbers_sizes_and_names_stay)
+{
+    static const struct {
+        const char *name;
+        size_t size;
+    } stored[] = {
+        {"f64", 8},        {"f32", 4},          {"f16", 2},         {"bf16", 2},
+        {"f8_e4m3fn", 1},  {"f8_e5m2", 1},      {"f8_e4m3fnuz", 1}, {"f8_e5m2fnuz", 1},
+        {"f8_e8m0fnu", 1}, {"f4_e2m1fn_x2", 1}, {"f6_e2m3", 1},     {"f6_e3m2", 1},
+        {"i64", 8},        {"i32", 4},          {"i16", 2},         {"i8", 1},
+        {"u64", 8},        {"u32", 4},          {"u16", 2},         {"u8", 1},
+        {"bool", 1},       {"c64", 8},          {"c128", 16},       {"complex32", 4},
+        {"bcomplex32", 4},
+    };
+    size_t count = sizeof stored / sizeof *stored;
+    cr_assert_geq(FSDP_DTYPE_COUNT - 1, (int)count);
+    for (size_t i = 0; i < count; i++) {
+        cr_assert_str_eq(fsdp_dtype_name((fsdp_dtype)(i + 1)), stored[i].name);
+        cr_assert_eq(fsdp_dtype_size((fsdp_dtype)(i + 1)), stored[i].size, "%s", stored[i].name);
+    }
+}
+
+static bool is_same(const char *a, const char *b)
+{
+    return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+Test(dtype, foreign_names_are_those_of_the_ecosystems)
+{
+    static const struct {
+        fsdp_dtype dtype;
+        const char *torch, *storage, *safetensors, *numpy;
+    } known[] = {
+        {FSDP_F32, "float32", "FloatStorage", "F32", "<f4"},
+        {FSDP_BF16, "bfloat16", "BFloat16Storage", "BF16", NULL},
+        {FSDP_F8_E4M3FN, "float8_e4m3fn", NULL, "F8_E4M3", NULL},
+        {FSDP_F8_E5M2FNUZ, "float8_e5m2fnuz", NULL, "F8_E5M2FNUZ", NULL},
+        {FSDP_F8_E8M0FNU, "float8_e8m0fnu", NULL, "F8_E8M0", NULL},
+        {FSDP_F4_E2M1FN_X2, "float4_e2m1fn_x2", NULL, "F4", NULL},
+        {FSDP_F6_E3M2, NULL, NULL, "F6_E3M2", NULL},
+        {FSDP_I8, "int8", "CharStorage", "I8", "|i1"},
+        {FSDP_U16, "uint16", NULL, "U16", "<u2"},
+        {FSDP_BOOL, "bool", "BoolStorage", "BOOL", "|b1"},
+        {FSDP_C64, "complex64", "ComplexFloatStorage", "C64", "<c8"},
+        {FSDP_C128, "complex128", "ComplexDoubleStorage", NULL, "<c16"},
+        {FSDP_BCOMPLEX32, "bcomplex32", NULL, NULL, NULL},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(known[i].dtype);
+        cr_assert(is_same(info->torch, known[i].torch), "torch name of %s", info->name);
+        cr_assert(is_same(info->torch_storage, known[i].storage), "storage of %s", info->name);
+        cr_assert(is_same(info->safetensors, known[i].safetensors), "safetensors of %s",
+                  info->name);
+        cr_assert(is_same(info->numpy, known[i].numpy), "numpy name of %s", info->name);
+    }
+}
+
+Test(dtype, floats_are_the_ones_that_can_be_cast)
+{
+    size_t floats = 0;
+    for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++)
+        floats += fsdp_dtype_describe((fsdp_dtype)i)->is_float;
+    cr_assert_eq(floats, 9);
+    cr_assert(fsdp_dtype_describe(FSDP_F8_E8M0FNU)->is_float);
+    cr_assert_not(fsdp_dtype_describe(FSDP_F4_E2M1FN_X2)->is_float);
+    cr_assert_not(fsdp_dtype_describe(FSDP_COMPLEX32)->is_float);
+}
