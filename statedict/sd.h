@@ -47,7 +47,7 @@ typedef struct fsdp_flat {
     size_t name_size;
     fsdp_dtype dtype;
     const fsdp_mesh *mesh;
-    int64_t count;             /* elements of the whole buffer, padding included: a multiple of the mesh size */
+    int64_t count;             /* elements of the whole buffer with padding: a multiple of the mesh size */
     void *data;                /* this rank's chunk */
 } fsdp_flat;
 
