@@ -1,0 +1,306 @@
+/*
+ * Checkpoints: save a state dict, load it on any number of ranks, look at it, convert it.
+ *
+ * A checkpoint is a directory that appears by one rename (docs/commit.md). A run directory holds
+ * checkpoints named step-%08d. What fsdp_sd_save reported as saved survives a power cut, and loads
+ * bit for bit at any world size, mesh, sharding dim or kind.
+ */
+#ifndef FSDP_CHECKPOINT_H
+#define FSDP_CHECKPOINT_H
+
+#include <fsdp/ctl.h>
+#include <fsdp/sd.h>
+#include <fsdp/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct fsdp_io;                /* private: tests put a faulty or simulated disk here */
+
+typedef enum fsdp_kind {
+    FSDP_SHARDED = 0,          /* one file per rank, every box once */
+    FSDP_FULL,                 /* one file, every tensor whole */
+    FSDP_LOCAL                 /* one file per rank, what the rank holds as it is */
+} fsdp_kind;
+
+typedef enum fsdp_owner_policy {
+    FSDP_OWNERS_BALANCED = 0,  /* replicas are written once, by owners with about equal bytes */
+    FSDP_OWNERS_LOWEST         /* by the lowest rank that holds them */
+} fsdp_owner_policy;
+
+/*
+ * Long work reports and can be stopped. All entries may be NULL. Called from the thread that made
+ * the call or from workers, one at a time.
+ */
+typedef struct fsdp_watch {
+    void *user;
+    /* bytes done of total, and what is at work; non-zero stops the call with FSDP_ERR_CANCELLED. */
+    int (*progress)(void *user, int64_t done, int64_t total, const char *what);
+    /* A line for people that is no error: a skipped checkpoint, a view left out. */
+    void (*notice)(void *user, const char *text);
+} fsdp_watch;
+
+enum { FSDP_STEP_NONE = -1 };
+#define FSDP_MEMORY_DEFAULT ((int64_t)256 << 20)
+
+/* --- save ------------------------------------------------------------------------------------- */
+
+typedef struct fsdp_retention {
+    int keep_last;             /* newest verified checkpoints kept; at least 2 */
+    int64_t keep_every;        /* steps divisible by this are kept for good; 0: none */
+    const int64_t *pins;       /* steps kept for good; a file step-N/.pin pins, too */
+    size_t pin_count;
+} fsdp_retention;
+
+typedef struct fsdp_save_opts {
+    fsdp_kind kind;
+    fsdp_owner_policy owners;
+    bool compress;             /* byte shuffle + zstd */
+    int level;                 /* 0: entropy coding only (fastest, best on floats); else zstd's */
+    bool no_sync;              /* leave durability to the operating system */
+    bool no_view;              /* no index.h5 */
+    bool rank0_writes;         /* full: rank 0 alone touches the file, the others send their boxes */
+    bool overwrite;            /* replace an existing checkpoint (outside runs) */
+    int threads;               /* workers of this rank; 0: the cores, shared by ranks of one process */
+    int64_t memory;            /* bytes of buffers; 0: FSDP_MEMORY_DEFAULT */
+    int64_t step;              /* FSDP_STEP_NONE, or kept in the manifest; fsdp_run_save sets it */
+    uint8_t run[16];           /* run uuid; all zero: derived from the state dict's description */
+    const fsdp_retention *retain;  /* fsdp_run_save: NULL keeps everything */
+    fsdp_watch watch;
+    struct fsdp_io *io;        /* NULL: the file system */
+} fsdp_save_opts;
+
+/* Everything zero but step = FSDP_STEP_NONE. */
+FSDP_API fsdp_save_opts fsdp_save_opts_default(void);
+
+/*
+ * Collective. Saves sd as the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the
+ * same status on every rank. On failure nothing of the new checkpoint stays and what was there
+ * before is untouched. opts NULL: defaults.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                                               const fsdp_save_opts *opts, fsdp_error *err);
+
+/*
+ * Collective. Saves as RUN/step-%08d under the run's lease, then applies opts->retain and refreshes
+ * RUN/latest (a hint for people). Creates RUN if needed. FSDP_ERR_EXISTS when the step exists or
+ * another job holds the run.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run,
+                                                int64_t step, const fsdp_save_opts *opts,
+                                                fsdp_error *err);
+
+/* --- load ------------------------------------------------------------------------------------- */
+
+typedef enum fsdp_verify_mode {
+    FSDP_VERIFY_BLOCKS = 0,    /* every block that is touched is hashed before its data counts */
+    FSDP_VERIFY_OFF            /* exactly the wanted rows are read */
+} fsdp_verify_mode;
+
+/* Names that did not match; filled by a load, freed by fsdp_load_report_release. */
+typedef struct fsdp_load_report {
+    char **missing;            /* in the state dict, not in the checkpoint; printable spelling */
+    size_t missing_count;
+    char **unexpected;         /* the other way round */
+    size_t unexpected_count;
+    char *path;                /* the checkpoint that was loaded */
+    int64_t bytes_read, bytes_needed;  /* this rank's reads; what its boxes hold */
+} fsdp_load_report;
+FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
+
+typedef struct fsdp_load_opts {
+    fsdp_verify_mode verify;
+    bool not_strict;           /* names may be missing or unexpected */
+    bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */
+    const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all */
+    const char *exclude;
+    int threads;
+    int64_t memory;
+    fsdp_load_report *report;  /* may be NULL */
+    fsdp_watch watch;
+    struct fsdp_io *io;
+} fsdp_load_opts;
+
+/*
+ * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`.
+ * Given a run directory it takes the newest checkpoint that verifies, naming skipped ones through
+ * watch.notice. Ranks that are threads of one process share one read and check of each block.
+ * After a failure the tensors' contents are undefined. Aliases need nothing: their target is loaded.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
+                                               const fsdp_load_opts *opts, fsdp_error *err);
+
+/* --- full state on one rank ------------------------------------------------------------------- */
+
+/*
+ * Called on rank 0 for every tensor of the whole state, in order, in row-major slabs: `data` holds
+ * elements [first, first + count) of the tensor. A zero-size tensor gets one call with count 0.
+ */
+typedef fsdp_status (*fsdp_slab_visit)(void *user, const fsdp_entry *entry, int64_t first,
+                                       int64_t count, const void *data, fsdp_error *err);
+
+/* Collective. The live shards of all ranks, streamed to visit on rank 0 (others: visit is not called). */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory,
+                                                 fsdp_slab_visit visit, void *user, fsdp_error *err);
+
+/* --- looking at a checkpoint (local) ---------------------------------------------------------- */
+
+typedef struct fsdp_checkpoint fsdp_checkpoint;
+
+typedef struct fsdp_checkpoint_info {
+    const char *path;
+    const char *format;        /* "fsdp" */
+    int format_major, format_minor;
+    fsdp_kind kind;
+    int64_t step;              /* FSDP_STEP_NONE if none */
+    uint8_t run[16];
+    int world;
+    bool compressed;
+    int file_count;
+    int64_t file_bytes;
+    int64_t tensor_bytes;      /* of all tensors, whole */
+} fsdp_checkpoint_info;
+
+typedef struct fsdp_checkpoint_file {
+    char name[40];
+    int64_t size;
+    int64_t box_count, block_count;
+} fsdp_checkpoint_file;
+
+/* Opens a checkpoint (or the newest good one of a run directory) and checks manifest, file sizes and
+ * shard indexes. io NULL: the file system. Afterwards reads may come from any thread. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+                                                       fsdp_checkpoint **checkpoint_out, fsdp_error *err);
+FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
+
+FSDP_API const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint);
+/* Names, dtypes, shapes, saved layouts, values; no data. Lives as long as the checkpoint. */
+FSDP_API const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint);
+FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
+                                      fsdp_checkpoint_file *file_out);
+
+/* Any box of a tensor entry, packed row-major into data. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry,
+                                                       const fsdp_box *box, void *data,
+                                                       fsdp_verify_mode verify, fsdp_error *err);
+
+/* A whole tensor entry, slab by slab within `memory` bytes; see fsdp_slab_visit. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry,
+                                                         int64_t memory, fsdp_slab_visit visit,
+                                                         void *user, fsdp_error *err);
+
+/* --- is it whole and undamaged? --------------------------------------------------------------- */
+
+typedef enum fsdp_verify_level {
+    FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes */
+    FSDP_VERIFY_DATA,          /* and every block's hash */
+    FSDP_VERIFY_DEEP           /* and every element stored exactly once, and the view agrees */
+} fsdp_verify_level;
+
+typedef struct fsdp_finding {
+    const char *file;          /* relative to the checkpoint */
+    const char *tensor;        /* printable name, "" when the file as a whole is meant */
+    int64_t block;             /* -1: none */
+    const char *text;
+} fsdp_finding;
+
+typedef struct fsdp_verify_opts {
+    fsdp_verify_level level;
+    int threads;
+    int64_t memory;
+    void (*finding)(void *user, const fsdp_finding *finding);
+    void *finding_user;
+    fsdp_watch watch;
+    struct fsdp_io *io;
+} fsdp_verify_opts;
+
+typedef struct fsdp_verify_summary { int64_t files, tensors, blocks, bytes, findings; } fsdp_verify_summary;
+
+/* FSDP_OK when good, FSDP_DIFFERS when damage was found (each reported as a finding). */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
+                                                         fsdp_verify_summary *summary_out, fsdp_error *err);
+
+/* --- convert: another kind, world size, mesh or sharding dim, offline --------------------------- */
+
+typedef struct fsdp_convert_opts {
+    fsdp_kind kind;
+    int world;                 /* ranks of the result; 0: 1 for full, else the source's */
+    const fsdp_mesh *mesh;     /* NULL: one dim of `world` ranks */
+    int shard_dim;             /* tensor dim that is cut (tensors with fewer dims: dim 0) */
+    bool compress;
+    int level;
+    bool no_sync, no_view, no_verify, overwrite;
+    const char *include, *exclude;     /* POSIX extended regex over names */
+    int threads;
+    int64_t memory;
+    fsdp_watch watch;
+    struct fsdp_io *io;
+} fsdp_convert_opts;
+
+typedef struct fsdp_convert_plan {
+    int64_t tensors, values, aliases;
+    int64_t bytes_read, bytes_written, peak_memory, free_bytes;
+    int files;
+} fsdp_convert_plan;
+
+/* What fsdp_checkpoint_convert would do; writes nothing. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
+                                                               const fsdp_convert_opts *opts,
+                                                               fsdp_convert_plan *plan_out, fsdp_error *err);
+
+/* `to` must not exist unless overwrite. It appears whole or not at all. Unless no_verify, what was
+ * written is read back and compared by hash before it is published. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
+                                                          const fsdp_convert_opts *opts, fsdp_error *err);
+
+/* --- runs --------------------------------------------------------------------------------------- */
+
+typedef enum fsdp_step_state {
+    FSDP_STEP_GOOD,            /* a manifest that is whole, all files with the right size */
+    FSDP_STEP_BROKEN,          /* a step directory that does not verify */
+    FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
+    FSDP_STEP_DELETING         /* step-N.deleting-UUID: a delete that did not finish */
+} fsdp_step_state;
+
+typedef struct fsdp_run_step {
+    int64_t step;
+    char *name;                /* of the directory in the run */
+    fsdp_step_state state;
+    bool pinned;
+    char *reason;              /* BROKEN: why */
+} fsdp_run_step;
+
+typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
+
+/* All directories of a run that follow our grammar, newest step first. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
+                                                fsdp_run_steps *steps_out, fsdp_error *err);
+FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
+
+/* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
+ * Newer ones that do not are named through watch.notice. *path_out is freed with fsdp_string_free. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
+                                                  const fsdp_watch *watch, struct fsdp_io *io,
+                                                  char **path_out, fsdp_error *err);
+FSDP_API void fsdp_string_free(char *text);
+
+typedef struct fsdp_retain_action {
+    const char *name;          /* directory in the run */
+    bool remove;
+    const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
+} fsdp_retain_action;
+
+/*
+ * Applies a policy to a run and finishes interrupted deletes and abandoned saves. Never fewer than
+ * the newest two that verify stay. dry_run: only reports. Takes the run's lease unless dry_run.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
+                                                  bool dry_run,
+                                                  void (*report)(void *user, const fsdp_retain_action *action),
+                                                  void *user, struct fsdp_io *io, fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,142 @@
+/*
+ * The full state on rank 0, streamed: every tensor in row-major slabs, each put together from the
+ * boxes of the ranks that own them. Messages go through the bounded window of the control plane, so
+ * memory is one slab on rank 0 and one piece of it on each other rank.
+ *
+ * Rank 0 takes every message even after a failure of its own, so that nobody waits in vain.
+ */
+#include "statedict/describe.h"
+#include "statedict/pipeline.h"
+#include "statedict/plan.h"
+
+#include <string.h>
+
+enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
+
+typedef struct gather_job {
+    const fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    int *owners;
+    int64_t slab_bytes;
+    char *slab, *message;
+    fsdp_slab_visit visit;
+    void *user;
+    fsdp_status failed;        /* rank 0: the first failure of its own */
+    fsdp_error *err;
+    /* at hand */
+    const fsdp_entry *entry;
+    fsdp_box slab_box;
+} gather_job;
+
+/* Where `box` of the tensor lies in this rank's memory: boxes are packed one after the other. */
+static const char *own_memory(const gather_job *job, size_t part)
+{
+    const char *data = job->entry->data;
+    for (size_t p = 0; p < part; p++) {
+        fsdp_box before;
+        fsdp_layout_box(&job->entry->layout, job->entry->ndim, job->entry->shape, fsdp_ctl_rank(job->ctl), p,
+                        &before);
+        data += fsdp_box_count(&before) * (int64_t)fsdp_dtype_size(job->entry->dtype);
+    }
+    return data;
+}
+
+static void copy_between(const gather_job *job, char *to, const fsdp_box *to_box, const char *from,
+                         const fsdp_box *from_box, const fsdp_box *what)
+{
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
+    int64_t size = (int64_t)fsdp_dtype_size(job->entry->dtype);
+    fsdp_box_strides(to_box->ndim, to_box->len, to_strides);
+    fsdp_box_strides(from_box->ndim, from_box->len, from_strides);
+    for (int d = 0; d < what->ndim; d++) {
+        to_strides[d] *= size;
+        from_strides[d] *= size;
+        to += (what->lo[d] - to_box->lo[d]) * to_strides[d];
+        from += (what->lo[d] - from_box->lo[d]) * from_strides[d];
+    }
+    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, what->ndim, what->len, (size_t)size);
+}
+
+/* One owner's share of the slab: from its memory to rank 0's slab. */
+static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+{
+    gather_job *job = user;
+    fsdp_box shared;
+    int own = fsdp_ctl_rank(job->ctl);
+    if ((own != 0 && own != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
+        return FSDP_OK;
+    size_t size = (size_t)fsdp_box_count(&shared) * fsdp_dtype_size(job->entry->dtype);
+    if (own == 0 && rank == 0) {
+        copy_between(job, job->slab, &job->slab_box, own_memory(job, part), box, &shared);
+    } else if (own == rank) {
+        copy_between(job, job->message, &shared, own_memory(job, part), box, &shared);
+        return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
+    } else {
+        FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, job->message, size, err));
+        copy_between(job, job->slab, &job->slab_box, job->message, &shared, &shared);
+    }
+    return FSDP_OK;
+}
+
+static void visit_slab(gather_job *job, int64_t first, int64_t count)
+{
+    if (fsdp_ctl_rank(job->ctl) == 0 && job->failed == FSDP_OK)
+        job->failed = job->visit(job->user, job->entry, first, count, job->slab, job->err);
+}
+
+static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
+{
+    const fsdp_entry *entry = job->entry;
+    int64_t size = (int64_t)fsdp_dtype_size(entry->dtype), first = 0;
+    fsdp_slabs slabs = {0};
+    if (fsdp_entry_bytes(entry) == 0)
+        visit_slab(job, 0, 0);
+    else
+        while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size, &job->slab_box)) {
+            FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
+            visit_slab(job, first, slabs.next - first);
+            first = slabs.next;
+        }
+    return FSDP_OK;
+}
+
+static fsdp_status gather_all(gather_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        job->entry = fsdp_sd_at(job->sd, i);
+        if (job->entry->kind == FSDP_ENTRY_TENSOR)
+            FSDP_TRY(gather_tensor(job, job->owners[i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
+{
+    int64_t share = (memory > 0 ? memory : FSDP_MEMORY_DEFAULT) / 4;
+    job->slab_bytes = share < SLAB_LEAST ? SLAB_LEAST : share > SLAB_BYTES ? SLAB_BYTES : share;
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    job->message = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        job->slab = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (!job->owners || !job->message || (fsdp_ctl_rank(job->ctl) == 0 && !job->slab))
+        return fsdp_fail_memory(err, "gathering the full state");
+    FSDP_TRY(fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+    return fsdp_check_memory(job->sd, job->ctl, err);
+}
+
+fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
+                           void *user, fsdp_error *err)
+{
+    fsdp_error local = {0};
+    gather_job job = {.sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
+    fsdp_status st = prepare(&job, memory, job.err);
+    st = fsdp_describe_agree(sd, false, ctl, st, job.err);
+    if (st == FSDP_OK)
+        st = gather_all(&job, job.err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_agree(ctl, job.failed, job.err);
+    fsdp_free(job.owners);
+    fsdp_free(job.slab);
+    fsdp_free(job.message);
+    return st;
+}

@@ -1,0 +1,524 @@
+/*
+ * Loading: step 3 of docs/flow_load.md. Find the checkpoint, match names, see which files are
+ * needed, let workers bring every wanted block once, agree. The mirror is save.c.
+ */
+#include "statedict/checkpoint_internal.h"
+#include "statedict/describe.h"
+#include "statedict/names.h"
+
+#include "base/pool.h"
+
+#include <string.h>
+
+typedef struct load_job {
+    fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    const fsdp_load_opts *opts;
+    fsdp_io *io;
+    fsdp_checkpoint *checkpoint;   /* shared by ranks that share memory: rank 0 owns it */
+    bool owns_checkpoint;
+    int64_t *source;               /* per entry of sd: entry of the checkpoint, -1: not loaded */
+    /* The ranks whose memory this process fills together: all threads of a group, or one rank. */
+    const fsdp_sd **group_sds;
+    int *group_ranks;
+    int group_size;
+    atomic_llong *next_turn;
+    atomic_llong own_turn;
+    fsdp_meter meter;
+    atomic_llong bytes_read;
+} load_job;
+
+/* --- matching names ----------------------------------------------------------------------------------- */
+
+static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted, const fsdp_entry *stored,
+                                fsdp_error *err)
+{
+    char name[160];
+    fsdp_printable(wanted->name, wanted->name_size, name, sizeof name);
+    if (stored->kind != FSDP_ENTRY_TENSOR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a tensor here and a value in '%s'", name,
+                         job->checkpoint->path);
+    if (wanted->ndim != stored->ndim ||
+        memcmp(wanted->shape, stored->shape, (size_t)wanted->ndim * sizeof(int64_t)) != 0) {
+        char here[200], there[200];
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has shape %s here and %s in '%s'", name,
+                         fsdp_shape_text(wanted->ndim, wanted->shape, here, sizeof here),
+                         fsdp_shape_text(stored->ndim, stored->shape, there, sizeof there),
+                         job->checkpoint->path);
+    }
+    if (wanted->dtype == stored->dtype)
+        return FSDP_OK;
+    bool castable = fsdp_dtype_describe(wanted->dtype)->is_float && fsdp_dtype_describe(stored->dtype)->is_float;
+    if (job->opts->cast && castable)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in '%s'%s", name, fsdp_dtype_name(wanted->dtype),
+                     fsdp_dtype_name(stored->dtype), job->checkpoint->path,
+                     castable ? "; ask for casting to load it" : "");
+}
+
+static fsdp_status match_entry(load_job *job, size_t i, bool *found, fsdp_error *err)
+{
+    const fsdp_sd *stored_sd = job->checkpoint->manifest.sd;
+    const fsdp_entry *wanted = fsdp_sd_at(job->sd, i);
+    int64_t at = fsdp_sd_find(stored_sd, wanted->name, wanted->name_size);
+    *found = at >= 0;
+    if (at < 0)
+        return FSDP_OK;
+    const fsdp_entry *stored = fsdp_sd_at(stored_sd, (size_t)at);
+    if (stored->kind == FSDP_ENTRY_ALIAS) {
+        at = (int64_t)stored->target;
+        stored = fsdp_sd_at(stored_sd, stored->target);
+    }
+    if (wanted->kind == FSDP_ENTRY_ALIAS)
+        return FSDP_OK;
+    job->source[i] = at;
+    if (wanted->kind == FSDP_ENTRY_TENSOR)
+        return match_tensor(job, wanted, stored, err);
+    if (stored->kind != FSDP_ENTRY_VALUE) {
+        char name[160];
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a value here and a tensor in '%s'",
+                         fsdp_printable(wanted->name, wanted->name_size, name, sizeof name),
+                         job->checkpoint->path);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,
+                                  const fsdp_name_list *unexpected, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "'%s' does not match the state dict", job->checkpoint->path);
+    fsdp_names_tell(missing, "missing", &text);
+    fsdp_names_tell(unexpected, "unexpected", &text);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a list of names")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status match_names(load_job *job, const fsdp_selection *selection, fsdp_name_list *missing,
+                               fsdp_name_list *unexpected, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        bool found = true;
+        job->source[i] = -1;
+        if (!fsdp_selected(selection, entry->name))
+            continue;
+        FSDP_TRY(match_entry(job, i, &found, err));
+        if (!found && !fsdp_names_add(missing, entry->name, entry->name_size))
+            return fsdp_fail_memory(err, "a list of names");
+    }
+    const fsdp_sd *stored = job->checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(stored); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(stored, i);
+        if (fsdp_selected(selection, entry->name) && fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
+            !fsdp_names_add(unexpected, entry->name, entry->name_size))
+            return fsdp_fail_memory(err, "a list of names");
+    }
+    return FSDP_OK;
+}
+
+/* Hands the lists to the caller's report, if it wants one. */
+static void report_names(const load_job *job, fsdp_name_list *missing, fsdp_name_list *unexpected)
+{
+    fsdp_load_report *report = job->opts->report;
+    if (report) {
+        fsdp_names_move(missing, &report->missing, &report->missing_count);
+        fsdp_names_move(unexpected, &report->unexpected, &report->unexpected_count);
+    }
+    fsdp_names_release(missing);
+    fsdp_names_release(unexpected);
+}
+
+static fsdp_status match(load_job *job, fsdp_error *err)
+{
+    fsdp_selection selection = {0};
+    fsdp_name_list missing = {0}, unexpected = {0};
+    fsdp_status st = fsdp_selection_init(&selection, job->opts->include, job->opts->exclude, err);
+    if (st == FSDP_OK)
+        st = match_names(job, &selection, &missing, &unexpected, err);
+    if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
+        st = strict_failure(job, &missing, &unexpected, err);
+    report_names(job, &missing, &unexpected);
+    fsdp_selection_release(&selection);
+    return st;
+}
+
+/* --- planning ------------------------------------------------------------------------------------------- */
+
+/* What the ranks of the group want of one entry. */
+typedef struct want_list {
+    fsdp_want *items;
+    size_t count, capacity;
+} want_list;
+
+static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank, fsdp_error *err)
+{
+    char *data = entry->data;
+    size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+    if (!fsdp_grow(&wants->items, &wants->capacity, wants->count + parts, sizeof *wants->items))
+        return fsdp_fail_memory(err, "a list of boxes");
+    for (size_t part = 0; part < parts; part++) {
+        fsdp_want *want = &wants->items[wants->count];
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &want->box);
+        want->dtype = entry->dtype;
+        want->data = data;
+        if (!data)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d", entry->name, rank);
+        data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        wants->count++;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status group_wants(const load_job *job, size_t i, want_list *wants, fsdp_error *err)
+{
+    wants->count = 0;
+    for (int g = 0; g < job->group_size; g++)
+        FSDP_TRY(add_wants(wants, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
+    return FSDP_OK;
+}
+
+static bool is_loaded(const load_job *job, size_t i)
+{
+    return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
+}
+
+typedef struct file_search {
+    const fsdp_checkpoint *checkpoint;
+    bool *needed;
+} file_search;
+
+static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+{
+    file_search *search = user;
+    (void)part;
+    (void)box;
+    (void)err;
+    search->needed[fsdp_checkpoint_file_of(search->checkpoint, rank)] = true;
+    return FSDP_OK;
+}
+
+/* Marks the files that hold something one rank wants. */
+static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, file_search *search,
+                              fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        if (!is_loaded(job, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        const fsdp_entry *stored = fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i]);
+        size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+        for (size_t part = 0; part < parts; part++) {
+            fsdp_box box;
+            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box, need_file,
+                                      search, err));
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status open_files(load_job *job, fsdp_error *err)
+{
+    int files = job->checkpoint->manifest.file_count;
+    file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
+    if (!search.needed)
+        return fsdp_fail_memory(err, "a load plan");
+    fsdp_status st = FSDP_OK;
+    for (int g = 0; g < job->group_size && st == FSDP_OK; g++)
+        st = find_files(job, job->group_sds[g], job->group_ranks[g], &search, err);
+    for (int f = 0; f < files && st == FSDP_OK; f++)
+        if (search.needed[f])
+            st = fsdp_checkpoint_need_file(job->checkpoint, f, err);
+    fsdp_free(search.needed);
+    return st;
+}
+
+/* --- moving ---------------------------------------------------------------------------------------------- */
+
+static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter, fsdp_turns *turns,
+                                fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        if (!is_loaded(job, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        int64_t before = getter->bytes_read;
+        FSDP_TRY(group_wants(job, i, wants, err));
+        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items, wants->count,
+                                     getter, turns, err));
+        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name, entry->name_size, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
+{
+    load_job *job = user;
+    want_list wants = {0};
+    fsdp_getter getter = {.verify = job->opts->verify};
+    fsdp_turns turns;
+    (void)worker;
+    fsdp_turns_begin(&turns, job->next_turn);
+    fsdp_status st = load_entries(job, &wants, &getter, &turns, err);
+    if (st != FSDP_OK)
+        fsdp_turns_stop(&turns);
+    atomic_fetch_add(&job->bytes_read, getter.bytes_read);
+    fsdp_getter_release(&getter);
+    fsdp_free(wants.items);
+    return st;
+}
+
+static int workers_of(const load_job *job)
+{
+    if (job->opts->threads > 0)
+        return job->opts->threads;
+    int share = fsdp_pool_cores() / job->group_size;
+    return share > 0 ? share : 1;
+}
+
+static fsdp_status copy_values(load_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        if (job->source[i] < 0 || fsdp_sd_at(job->sd, i)->kind != FSDP_ENTRY_VALUE)
+            continue;
+        fsdp_value value = {0};
+        FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i])->value,
+                                 &value, err));
+        fsdp_sd_set_value(job->sd, i, &value);
+    }
+    return FSDP_OK;
+}
+
+static int64_t local_bytes(const load_job *job)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
+        if (is_loaded(job, i))
+            bytes += fsdp_entry_local_bytes(fsdp_sd_at(job->sd, i), fsdp_ctl_rank(job->ctl));
+    return bytes;
+}
+
+/* --- the group ----------------------------------------------------------------------------------------------- */
+
+typedef struct group_member {
+    const fsdp_sd *sd;
+    atomic_llong *next_turn;
+    fsdp_checkpoint *checkpoint;
+} group_member;
+
+static fsdp_status group_alone(load_job *job)
+{
+    job->group_size = 1;
+    job->group_sds[0] = job->sd;
+    job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
+    job->next_turn = &job->own_turn;
+    return FSDP_OK;
+}
+
+/* Ranks with one address space tell each other where their memory is; rank 0's checkpoint serves all. */
+static fsdp_status group_together(load_job *job, group_member *members, fsdp_error *err)
+{
+    group_member own = {job->sd, &job->own_turn, job->checkpoint};
+    FSDP_TRY(fsdp_ctl_allgather(job->ctl, &own, sizeof own, members, err));
+    job->group_size = fsdp_ctl_size(job->ctl);
+    for (int g = 0; g < job->group_size; g++) {
+        job->group_sds[g] = members[g].sd;
+        job->group_ranks[g] = g;
+    }
+    job->next_turn = members[0].next_turn;
+    job->checkpoint = members[0].checkpoint;
+    return FSDP_OK;
+}
+
+static bool shares_memory(const load_job *job)
+{
+    return fsdp_ctl_shares_memory(job->ctl) && fsdp_ctl_size(job->ctl) > 1;
+}
+
+static fsdp_status form_group(load_job *job, fsdp_error *err)
+{
+    size_t n = (size_t)fsdp_ctl_size(job->ctl);
+    atomic_init(&job->own_turn, 0);
+    job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
+    job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
+    group_member *members = fsdp_alloc(n, sizeof *members);
+    fsdp_status st = job->group_sds && job->group_ranks && members ? FSDP_OK
+                                                                   : fsdp_fail_memory(err, "a group of ranks");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = shares_memory(job) ? group_together(job, members, err) : group_alone(job);
+    fsdp_free(members);
+    return st;
+}
+
+/* --- one checkpoint ---------------------------------------------------------------------------------------------- */
+
+static fsdp_status open_checkpoint(load_job *job, const char *path, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (!shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0) {
+        st = fsdp_checkpoint_open_manifest(job->io, path, &job->checkpoint, err);
+        job->owns_checkpoint = true;
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static fsdp_status plan_load(load_job *job, fsdp_error *err)
+{
+    job->source = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->source);
+    fsdp_status st = job->source ? match(job, err) : fsdp_fail_memory(err, "a load plan");
+    if (st == FSDP_OK && job->owns_checkpoint)
+        st = open_files(job, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static fsdp_status move_data(load_job *job, fsdp_error *err)
+{
+    int workers = workers_of(job);
+    fsdp_meter_init(&job->meter, &job->opts->watch, local_bytes(job));
+    fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
+    if (st == FSDP_OK)
+        st = copy_values(job, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static void release_job(load_job *job)
+{
+    if (job->owns_checkpoint)
+        fsdp_checkpoint_close(job->checkpoint);
+    job->checkpoint = NULL;
+    job->owns_checkpoint = false;
+    fsdp_free(job->source);
+    fsdp_free(job->group_sds);
+    fsdp_free(job->group_ranks);
+    job->source = NULL;
+    job->group_sds = NULL;
+    job->group_ranks = NULL;
+}
+
+static fsdp_status load_checkpoint(load_job *job, const char *path, fsdp_error *err)
+{
+    fsdp_status st = open_checkpoint(job, path, err);
+    if (st == FSDP_OK)
+        st = form_group(job, err);
+    if (st == FSDP_OK)
+        st = plan_load(job, err);
+    if (st == FSDP_OK)
+        st = move_data(job, err);
+    if (st == FSDP_OK && job->opts->report) {
+        job->opts->report->path = fsdp_strndup(path, strlen(path));
+        job->opts->report->bytes_read = atomic_load(&job->bytes_read);
+        job->opts->report->bytes_needed = local_bytes(job);
+    }
+    release_job(job);
+    return st;
+}
+
+/* --- which checkpoint ----------------------------------------------------------------------------------------------- */
+
+enum { PATH_ROOM = 4096 };
+
+/* The next candidate, as rank 0 sees it: "" when there is none left. */
+typedef struct candidate {
+    char path[PATH_ROOM];
+    bool is_last;
+} candidate;
+
+/* Rank 0's list: the path itself, or a run's good steps from the newest. */
+typedef struct candidates {
+    fsdp_run_steps steps;
+    bool is_run;
+    size_t next;
+} candidates;
+
+static fsdp_status set_path(candidate *out, const char *path, fsdp_error *err)
+{
+    if (strlen(path) >= sizeof out->path)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", path);
+    strcpy(out->path, path);
+    return FSDP_OK;
+}
+
+static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list, fsdp_error *err)
+{
+    char *resolved = NULL;
+    FSDP_TRY(fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &resolved, err));
+    list->is_run = strcmp(resolved, path) != 0;
+    fsdp_string_free(resolved);
+    return list->is_run ? fsdp_run_list(path, job->io, &list->steps, err) : FSDP_OK;
+}
+
+static fsdp_status next_candidate(const char *path, candidates *list, candidate *out, fsdp_error *err)
+{
+    out->is_last = true;
+    if (!list->is_run)
+        return set_path(out, path, err);
+    while (list->next < list->steps.count && list->steps.items[list->next].state != FSDP_STEP_GOOD)
+        list->next++;
+    if (list->next == list->steps.count)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no checkpoint in '%s' could be loaded", path);
+    char *joined = fsdp_path_join(path, list->steps.items[list->next++].name);
+    if (!joined)
+        return fsdp_fail_memory(err, "a path");
+    for (size_t i = list->next; i < list->steps.count; i++)
+        out->is_last = out->is_last && list->steps.items[i].state != FSDP_STEP_GOOD;
+    fsdp_status st = set_path(out, joined, err);
+    fsdp_free(joined);
+    return st;
+}
+
+/* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
+static fsdp_status load_candidates(load_job *job, const char *path, candidates *list, fsdp_error *err)
+{
+    candidate chosen = {0};
+    for (;;) {
+        fsdp_status st = fsdp_ctl_rank(job->ctl) == 0 ? next_candidate(path, list, &chosen, err) : FSDP_OK;
+        FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+        FSDP_TRY(fsdp_ctl_broadcast(job->ctl, 0, &chosen, sizeof chosen, err));
+        st = load_checkpoint(job, chosen.path, err);
+        if (st != FSDP_ERR_DAMAGED || chosen.is_last)
+            return st;
+        if (fsdp_ctl_rank(job->ctl) == 0 && err)
+            fsdp_notice(&job->opts->watch, "skipped a damaged checkpoint: %s", err->text);
+    }
+}
+
+static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
+{
+    candidates list = {0};
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, FSDP_OK, err));
+    fsdp_status st = fsdp_ctl_rank(job->ctl) == 0 ? list_candidates(job, path, &list, err) : FSDP_OK;
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = load_candidates(job, path, &list, err);
+    fsdp_run_steps_release(&list.steps);
+    return st;
+}
+
+fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
+                         fsdp_error *err)
+{
+    static const fsdp_load_opts defaults = {0};
+    fsdp_error local = {0};
+    load_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults};
+    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    if (job.opts->report)
+        *job.opts->report = (fsdp_load_report){0};
+    fsdp_status st = load(&job, path, err ? err : &local);
+    if (st == FSDP_OK && err)
+        *err = (fsdp_error){0};
+    return st;
+}
+
+void fsdp_load_report_release(fsdp_load_report *report)
+{
+    fsdp_name_list missing = {report->missing, report->missing_count, 0};
+    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
+    fsdp_names_release(&missing);
+    fsdp_names_release(&unexpected);
+    fsdp_free(report->path);
+    *report = (fsdp_load_report){0};
+}

@@ -1,0 +1,106 @@
+/* Patterns and lists of names: see names.h. */
+#include "statedict/names.h"
+
+#include <inttypes.h>
+#include <regex.h>
+#include <stdio.h>
+#include <string.h>
+
+static fsdp_status compile(const char *pattern, void **regex_out, fsdp_error *err)
+{
+    if (!pattern)
+        return FSDP_OK;
+    regex_t *regex = fsdp_alloc(1, sizeof *regex);
+    if (!regex)
+        return fsdp_fail_memory(err, "a pattern");
+    int failed = regcomp(regex, pattern, REG_EXTENDED | REG_NOSUB);
+    if (failed) {
+        char reason[128];
+        regerror(failed, regex, reason, sizeof reason);
+        fsdp_free(regex);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a regular expression: %s", pattern, reason);
+    }
+    *regex_out = regex;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_selection_init(fsdp_selection *selection, const char *include, const char *exclude,
+                                fsdp_error *err)
+{
+    *selection = (fsdp_selection){0};
+    fsdp_status st = compile(include, &selection->include, err);
+    if (st == FSDP_OK)
+        st = compile(exclude, &selection->exclude, err);
+    if (st != FSDP_OK)
+        fsdp_selection_release(selection);
+    return st;
+}
+
+void fsdp_selection_release(fsdp_selection *selection)
+{
+    if (selection->include)
+        regfree(selection->include);
+    if (selection->exclude)
+        regfree(selection->exclude);
+    fsdp_free(selection->include);
+    fsdp_free(selection->exclude);
+    *selection = (fsdp_selection){0};
+}
+
+bool fsdp_selected(const fsdp_selection *selection, const char *name)
+{
+    if (selection->include && regexec(selection->include, name, 0, NULL, 0) != 0)
+        return false;
+    return !selection->exclude || regexec(selection->exclude, name, 0, NULL, 0) != 0;
+}
+
+bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size)
+{
+    char shown[400];
+    fsdp_printable(name, size, shown, sizeof shown);
+    if (!fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof *names->items))
+        return false;
+    names->items[names->count] = fsdp_strndup(shown, strlen(shown));
+    return names->items[names->count++] != NULL;
+}
+
+void fsdp_names_release(fsdp_name_list *names)
+{
+    for (size_t i = 0; i < names->count; i++)
+        fsdp_free(names->items[i]);
+    fsdp_free(names->items);
+    *names = (fsdp_name_list){0};
+}
+
+void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out)
+{
+    *items_out = names->items;
+    *count_out = names->count;
+    *names = (fsdp_name_list){0};
+}
+
+void fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *text)
+{
+    enum { TOLD_BYTES = 300 };
+    if (names->count == 0)
+        return;
+    fsdp_text_addf(text, "; %zu %s:", names->count, what);
+    size_t start = text->size;
+    for (size_t i = 0; i < names->count; i++) {
+        if (text->size - start > TOLD_BYTES) {
+            fsdp_text_addf(text, " and %zu more", names->count - i);
+            return;
+        }
+        fsdp_text_addf(text, "%s '%s'", i ? "," : "", names->items[i]);
+    }
+}
+
+const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room)
+{
+    size_t used = (size_t)snprintf(out, room, "[");
+    for (int d = 0; d < ndim && used < room; d++)
+        used += (size_t)snprintf(out + used, room - used, "%s%" PRId64, d ? ", " : "", shape[d]);
+    if (used < room)
+        snprintf(out + used, room - used, "]");
+    return out;
+}

@@ -1,0 +1,67 @@
+/*
+ * The two verbs in the middle of save and load (step 5 of docs/flow_save.md and docs/flow_load.md):
+ * put moves a rank's boxes from memory through hash and codec into its file; get moves stored blocks
+ * through check and decode into the boxes that want them.
+ */
+#ifndef FSDP_PIPELINE_H
+#define FSDP_PIPELINE_H
+
+#include "formats/format.h"
+#include "statedict/plan.h"
+#include <fsdp/checkpoint.h>
+#include <stdatomic.h>
+
+/* --- watching: progress counted by workers, told by one of them --- */
+
+typedef struct fsdp_meter {
+    const fsdp_watch *watch;
+    int64_t total;
+    atomic_llong done;
+    atomic_llong next_ms;      /* when to tell again */
+    atomic_bool cancelled;
+    atomic_flag telling;
+} fsdp_meter;
+
+void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
+/* Counts bytes; FSDP_ERR_CANCELLED once the user said stop. what: a name, printable or not. */
+fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size, fsdp_error *err);
+void fsdp_notice(const fsdp_watch *watch, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* --- put --- */
+
+/* Writes all boxes of a plan. */
+fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
+                          fsdp_error *err);
+
+/* --- get --- */
+
+/* A box that somebody wants, packed row-major in memory. */
+typedef struct fsdp_want {
+    fsdp_box box;
+    fsdp_dtype dtype;
+    char *data;
+} fsdp_want;
+
+/* One worker's buffers and counts. Zero-initialise. */
+typedef struct fsdp_getter {
+    fsdp_verify_mode verify;
+    fsdp_decoder decoder;
+    fsdp_hasher *hasher;
+    char *piece, *cast;
+    int64_t bytes_read;
+} fsdp_getter;
+
+void fsdp_getter_release(fsdp_getter *getter);
+
+/* True when some want shares an element with the block. */
+bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants, size_t count);
+
+/* Reads one block and places what is wanted of it. The caller has kept only wants that meet the box. */
+fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
+                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err);
+
+/* Hashes one block and places nothing. */
+fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,
+                             const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
+
+#endif

@@ -1,0 +1,170 @@
+/* Another layout for the same state: see relayout.h. */
+#include "statedict/relayout.h"
+
+#include <string.h>
+
+typedef struct relayout_job {
+    const fsdp_sd *from;
+    fsdp_kind kind;
+    const fsdp_mesh *mesh;
+    int shard_dim;
+    const fsdp_selection *selection;
+    fsdp_sd *sd;
+    size_t *source;
+} relayout_job;
+
+static bool is_selected(const relayout_job *job, const fsdp_entry *entry)
+{
+    return !job->selection || fsdp_selected(job->selection, entry->name);
+}
+
+static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
+{
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = job->mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(job->mesh); i++) {
+        bool copies = entry->ndim == 0 || strncmp(fsdp_mesh_dim_name(job->mesh, i), "rep", 3) == 0;
+        layout.placement[i].kind = copies ? FSDP_REPLICATE : FSDP_SHARD;
+        layout.placement[i].dim = copies || job->shard_dim >= entry->ndim ? 0 : job->shard_dim;
+    }
+    return layout;
+}
+
+/* Notes where entries that were just added came from. */
+static void note_source(relayout_job *job, size_t old)
+{
+    job->source[fsdp_sd_count(job->sd) - 1] = old;
+}
+
+/* The entry as a tensor under its own name: itself, or an alias that has lost its target. */
+static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->from, i), *shape = fsdp_sd_at(job->from, tensor);
+    fsdp_layout layout = layout_for(job, shape);
+    FSDP_TRY(fsdp_sd_add_tensor(job->sd, entry->name, entry->name_size, shape->dtype, shape->ndim,
+                                shape->shape, &layout, NULL, err));
+    note_source(job, tensor);
+    return FSDP_OK;
+}
+
+static fsdp_status add_other(relayout_job *job, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        FSDP_TRY(fsdp_sd_add_value(job->sd, entry->name, entry->name_size, &entry->value, err));
+    if (entry->kind == FSDP_ENTRY_ALIAS) {
+        const fsdp_entry *target = fsdp_sd_at(job->from, entry->target);
+        if (!is_selected(job, target))
+            return add_tensor(job, i, entry->target, err);
+        FSDP_TRY(fsdp_sd_add_alias(job->sd, entry->name, entry->name_size, target->name, target->name_size, err));
+    }
+    note_source(job, i);
+    return FSDP_OK;
+}
+
+static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+        if (!is_selected(job, entry))
+            continue;
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            FSDP_TRY(add_other(job, i, err));
+        else if (with_tensors)
+            FSDP_TRY(add_tensor(job, i, i, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- local: a flat buffer per dtype --- */
+
+static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts, size_t *numbers,
+                            size_t count, int64_t elements, fsdp_error *err)
+{
+    char name[64];
+    fsdp_text text = {0};
+    int64_t ranks = fsdp_mesh_size(job->mesh);
+    size_t first = fsdp_sd_count(job->sd);
+    fsdp_text_addf(&text, "flat.%s", fsdp_dtype_name(dtype));
+    if (text.failed)
+        return fsdp_fail_memory(err, "a name");
+    strncpy(name, text.data, sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    fsdp_text_release(&text);
+    int64_t padded = (elements + ranks - 1) / ranks * ranks;
+    FSDP_TRY(fsdp_sd_add_flat(job->sd, name, strlen(name), dtype, job->mesh, 0, padded, parts, count, NULL, err));
+    for (size_t k = 0; k < count; k++)
+        job->source[first + k] = numbers[k];
+    return FSDP_OK;
+}
+
+static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts, size_t *numbers,
+                                fsdp_error *err)
+{
+    size_t count = 0;
+    int64_t elements = 0;
+    for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR || entry->dtype != dtype || !is_selected(job, entry))
+            continue;
+        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+        numbers[count] = i;
+        parts[count++] = (fsdp_flat_part){entry->name, entry->name_size, entry->ndim, entry->shape, elements};
+        if (fsdp_add_overflow(elements, fsdp_box_count(&whole), &elements))
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "the tensors are too many for one flat buffer");
+    }
+    return count > 0 ? add_flat(job, dtype, parts, numbers, count, elements, err) : FSDP_OK;
+}
+
+static fsdp_status add_flats(relayout_job *job, fsdp_error *err)
+{
+    size_t n = fsdp_sd_count(job->from);
+    fsdp_flat_part *parts = fsdp_alloc(n, sizeof *parts);
+    size_t *numbers = fsdp_alloc(n, sizeof *numbers);
+    fsdp_status st = parts && numbers ? FSDP_OK : fsdp_fail_memory(err, "flat buffers");
+    for (int dtype = 1; dtype < FSDP_DTYPE_COUNT && st == FSDP_OK; dtype++)
+        st = collect_flat(job, (fsdp_dtype)dtype, parts, numbers, err);
+    fsdp_free(parts);
+    fsdp_free(numbers);
+    return st;
+}
+
+/* --- the calls --- */
+
+static fsdp_status relayout(relayout_job *job, fsdp_error *err)
+{
+    job->source = fsdp_alloc(fsdp_sd_count(job->from), sizeof *job->source);
+    if (!job->source)
+        return fsdp_fail_memory(err, "a layout");
+    FSDP_TRY(fsdp_sd_create(&job->sd, err));
+    if (job->kind == FSDP_LOCAL)
+        FSDP_TRY(add_flats(job, err));
+    return add_entries(job, job->kind != FSDP_LOCAL, err);
+}
+
+fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
+                          const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
+                          fsdp_error *err)
+{
+    relayout_job job = {.from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim,
+                        .selection = selection};
+    fsdp_status st = relayout(&job, err);
+    if (st != FSDP_OK) {
+        fsdp_sd_free(job.sd);
+        fsdp_free(job.source);
+        return st;
+    }
+    *sd_out = job.sd;
+    *source_out = job.source;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, fsdp_sd **sd_out, fsdp_error *err)
+{
+    fsdp_mesh *one = NULL;
+    size_t *source = NULL;
+    FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &one, err));
+    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, NULL, sd_out, &source, err);
+    fsdp_mesh_free(one);
+    fsdp_free(source);
+    return st;
+}

@@ -1,0 +1,390 @@
+/*
+ * Saving: step 3 of docs/flow_save.md. Agree on what is saved, stage, let every rank write its own
+ * file, gather what the manifest must say, publish by one rename. The mirror is load.c.
+ *
+ * A local failure never skips a collective: it is brought to the next fsdp_ctl_agree, and every rank
+ * leaves with the same status.
+ */
+#include "statedict/commit.h"
+#include "statedict/describe.h"
+#include "statedict/manifest.h"
+#include "statedict/pipeline.h"
+#include "statedict/plan.h"
+#include "statedict/relayout.h"
+#include "statedict/view.h"
+
+#include "base/pool.h"
+
+#include <string.h>
+
+enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
+
+typedef struct save_job {
+    const fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    const fsdp_save_opts *opts;
+    fsdp_io *io;
+    int rank, world;
+    uint8_t run[16];
+    fsdp_staging staging;          /* rank 0 */
+    char staged[PATH_ROOM];        /* the staging directory, known to all */
+    int *owners;
+    fsdp_save_plan plan;
+    fsdp_shard_writer *writer;
+    fsdp_shard_seal seal;
+    fsdp_sd *whole;                /* rank 0 alone writes a full file: what it then stores */
+    fsdp_meter meter;
+} save_job;
+
+/* --- the beginning ------------------------------------------------------------------------------------- */
+
+static bool rank0_writes_all(const save_job *job)
+{
+    return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) && job->world > 1;
+}
+
+static fsdp_status check_options(const save_job *job, fsdp_error *err)
+{
+    const fsdp_save_opts *opts = job->opts;
+    if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
+    if (opts->step < FSDP_STEP_NONE)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)opts->step);
+    if (opts->level < 0 || opts->level > 19)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "compression level %d is not in 0..19", opts->level);
+    return fsdp_check_memory(job->sd, job->ctl, err);
+}
+
+/* A run's identity when the caller gave none: what it describes. */
+static fsdp_status choose_run(save_job *job, fsdp_error *err)
+{
+    static const uint8_t none[16];
+    memcpy(job->run, job->opts->run, sizeof job->run);
+    if (memcmp(job->run, none, sizeof none) != 0)
+        return FSDP_OK;
+    fsdp_hash hash;
+    FSDP_TRY(fsdp_describe_hash(job->sd, false, &hash, err));
+    memcpy(job->run, hash.bytes, sizeof job->run);
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(save_job *job, fsdp_error *err)
+{
+    FSDP_TRY(check_options(job, err));
+    FSDP_TRY(choose_run(job, err));
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    if (!job->owners)
+        return fsdp_fail_memory(err, "a save plan");
+    if (job->opts->kind != FSDP_LOCAL)
+        FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
+    if (rank0_writes_all(job))
+        return fsdp_relayout_whole(job->sd, &job->whole, err);
+    return fsdp_plan_save(job->sd, job->opts->kind, job->owners, job->rank, &job->plan, err);
+}
+
+static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (job->rank == 0) {
+        st = fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite, &job->staging, err);
+        if (st == FSDP_OK && strlen(job->staging.path) >= sizeof job->staged)
+            st = fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
+        if (st == FSDP_OK)
+            strcpy(job->staged, job->staging.path);
+    }
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
+}
+
+/* --- writing -------------------------------------------------------------------------------------------- */
+
+static int threads_of(const save_job *job)
+{
+    if (job->opts->threads > 0)
+        return job->opts->threads;
+    int sharing = fsdp_ctl_shares_memory(job->ctl) ? job->world : 1;
+    if (rank0_writes_all(job))
+        sharing = 1;
+    int share = fsdp_pool_cores() / sharing;
+    return share > 0 ? share : 1;
+}
+
+/* Options of file `number`; the path is freed by the caller. */
+static fsdp_status file_options(const save_job *job, int number, int count, fsdp_shard_opts *opts_out,
+                                char **path_out, fsdp_error *err)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    fsdp_shard_name(number, count, name);
+    *path_out = fsdp_path_join(job->staged, name);
+    if (!*path_out)
+        return fsdp_fail_memory(err, "a path");
+    *opts_out = (fsdp_shard_opts){.io = job->io, .path = *path_out, .encode = job->opts->compress,
+                                  .level = job->opts->level, .threads = threads_of(job),
+                                  .sync = !job->opts->no_sync};
+    opts_out->id = (fsdp_shard_id){.step = job->opts->step, .rank = (uint32_t)job->rank,
+                                   .world = (uint32_t)(job->whole ? 1 : job->world)};
+    memcpy(opts_out->id.run, job->run, sizeof job->run);
+    return FSDP_OK;
+}
+
+static fsdp_status create_file(save_job *job, int number, int count, int64_t index_room, fsdp_error *err)
+{
+    fsdp_shard_opts opts;
+    char *path = NULL;
+    FSDP_TRY(file_options(job, number, count, &opts, &path, err));
+    opts.index_room = index_room;
+    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count, job->plan.links,
+                                       job->plan.link_count, job->plan.boxes, job->plan.box_count,
+                                       &job->writer, err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status join_file(save_job *job, fsdp_error *err)
+{
+    fsdp_shard_opts opts;
+    char *path = NULL;
+    FSDP_TRY(file_options(job, 0, 1, &opts, &path, err));
+    fsdp_status st = fsdp_shard_join(&opts, job->plan.datasets, job->plan.boxes, job->plan.box_count,
+                                     &job->writer, err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status finish_file(save_job *job, fsdp_error *err)
+{
+    fsdp_shard_writer *writer = job->writer;
+    job->writer = NULL;
+    return fsdp_shard_finish(writer, &job->seal, err);
+}
+
+/* Sharded and local: every rank for itself. */
+static fsdp_status write_own_file(save_job *job, fsdp_error *err)
+{
+    FSDP_TRY(create_file(job, job->rank, job->world, 0, err));
+    FSDP_TRY(fsdp_put_plan(job->writer, &job->plan, &job->meter, err));
+    return finish_file(job, err);
+}
+
+/* --- full, all ranks writing --- */
+
+static fsdp_status sum_index_room(save_job *job, int64_t *room_out, fsdp_error *err)
+{
+    int64_t own = fsdp_shard_index_bytes(job->plan.datasets, job->plan.boxes, job->plan.box_count);
+    int64_t *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    fsdp_status st = fsdp_ctl_agree(job->ctl, all ? FSDP_OK : fsdp_fail_memory(err, "a save plan"), err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
+    *room_out = 0;
+    for (int r = 0; st == FSDP_OK && r < job->world; r++)
+        *room_out += all[r];
+    fsdp_free(all);
+    return st;
+}
+
+/* Rank 0 creates the file and tells where the datasets are. */
+static fsdp_status share_file(save_job *job, int64_t index_room, fsdp_error *err)
+{
+    size_t count = job->plan.dataset_count;
+    int64_t *offsets = fsdp_alloc(count, sizeof *offsets);
+    fsdp_status st = offsets ? FSDP_OK : fsdp_fail_memory(err, "file offsets");
+    if (st == FSDP_OK && job->rank == 0)
+        st = create_file(job, 0, 1, index_room, err);
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        offsets[i] = job->plan.datasets[i].offset;
+    if (st == FSDP_OK)
+        st = fsdp_ctl_broadcast(job->ctl, 0, offsets, count * sizeof *offsets, err);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        job->plan.datasets[i].offset = offsets[i];
+    fsdp_free(offsets);
+    return st;
+}
+
+static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_error *err)
+{
+    int64_t size = (int64_t)segment->size;
+    FSDP_TRY(fsdp_ctl_send(job->ctl, 0, &size, sizeof size, err));
+    for (size_t at = 0; at < segment->size; at += SEGMENT_PIECE) {
+        size_t left = segment->size - at;
+        FSDP_TRY(fsdp_ctl_send(job->ctl, 0, segment->data + at, left < SEGMENT_PIECE ? left : SEGMENT_PIECE, err));
+    }
+    return FSDP_OK;
+}
+
+/* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
+static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *own, fsdp_error *err)
+{
+    int64_t size = 0;
+    FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, &size, sizeof size, err));
+    for (int64_t at = 0; at < size; at += SEGMENT_PIECE) {
+        size_t piece = (size_t)(size - at < SEGMENT_PIECE ? size - at : SEGMENT_PIECE);
+        FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, buffer, piece, err));
+        if (*own == FSDP_OK)
+            *own = fsdp_shard_put_index(job->writer, buffer, piece, err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status collect_segments(save_job *job, fsdp_text *segment, fsdp_error *err)
+{
+    fsdp_status own = fsdp_shard_segment(job->writer, segment, err);
+    char *buffer = own == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
+    if (own == FSDP_OK && !buffer)
+        own = fsdp_fail_memory(err, "index segments");
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, own, err));
+    if (job->rank == 0)
+        own = fsdp_shard_put_index(job->writer, segment->data, segment->size, err);
+    fsdp_status moved = FSDP_OK;
+    if (job->rank != 0)
+        moved = send_segment(job, segment, err);
+    for (int r = 1; job->rank == 0 && r < job->world && moved == FSDP_OK; r++)
+        moved = take_segment(job, r, buffer, &own, err);
+    fsdp_free(buffer);
+    return moved != FSDP_OK ? moved : fsdp_ctl_agree(job->ctl, own, err);
+}
+
+static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
+{
+    int64_t index_room;
+    FSDP_TRY(sum_index_room(job, &index_room, err));
+    FSDP_TRY(share_file(job, index_room, err));
+    fsdp_status st = job->rank == 0 ? FSDP_OK : join_file(job, err);
+    if (st == FSDP_OK)
+        st = fsdp_put_plan(job->writer, &job->plan, &job->meter, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    fsdp_text segment = {0};
+    st = collect_segments(job, &segment, err);
+    fsdp_text_release(&segment);
+    return st == FSDP_OK ? finish_file(job, err) : st;
+}
+
+/* --- full, rank 0 writing --- */
+
+typedef struct slab_sink {
+    save_job *job;
+    size_t box;                /* of the tensor at hand */
+    const fsdp_entry *entry;
+} slab_sink;
+
+static fsdp_status put_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                            const void *data, fsdp_error *err)
+{
+    slab_sink *sink = user;
+    if (count == 0)
+        return FSDP_OK;
+    if (sink->entry && sink->entry != entry)
+        sink->box++;
+    sink->entry = entry;
+    fsdp_shard_piece piece = {sink->box, first, count, data};
+    FSDP_TRY(fsdp_shard_write(sink->job->writer, &piece, 1, err));
+    return fsdp_meter_add(&sink->job->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
+                          entry->name_size, err);
+}
+
+static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    slab_sink sink = {.job = job};
+    if (job->rank == 0) {
+        st = fsdp_plan_save(job->whole, FSDP_FULL, job->owners, 0, &job->plan, err);
+        if (st == FSDP_OK)
+            st = create_file(job, 0, 1, 0, err);
+    }
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    FSDP_TRY(fsdp_sd_gather(job->sd, job->ctl, job->opts->memory, put_slab, &sink, err));
+    return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
+}
+
+/* --- the end ----------------------------------------------------------------------------------------------- */
+
+static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
+{
+    fsdp_manifest manifest = {.kind = job->opts->kind, .step = job->opts->step,
+                              .world = job->whole ? 1 : job->world, .owners = job->opts->owners,
+                              .compressed = job->opts->compress,
+                              .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
+    memcpy(manifest.run, job->run, sizeof job->run);
+    manifest.file_count = job->opts->kind == FSDP_FULL ? 1 : job->world;
+    manifest.files = fsdp_alloc((size_t)manifest.file_count, sizeof *manifest.files);
+    if (!manifest.files)
+        return fsdp_fail_memory(err, "a manifest");
+    for (int i = 0; i < manifest.file_count; i++)
+        manifest.files[i] = (fsdp_manifest_file){seals[i].size, seals[i].index_offset, seals[i].index_size,
+                                                 seals[i].index_hash};
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
+        st = fsdp_view_write(job->io, job->staged, &manifest, job->owners, !job->opts->no_sync,
+                             &job->opts->watch, err);
+    if (st == FSDP_OK)
+        st = fsdp_manifest_encode(&manifest, &text, err);
+    if (st == FSDP_OK)
+        st = fsdp_staging_publish(&job->staging, text.data, text.size, err);
+    fsdp_text_release(&text);
+    fsdp_free(manifest.files);
+    return st;
+}
+
+static fsdp_status commit(save_job *job, fsdp_error *err)
+{
+    fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
+    fsdp_status st = fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
+    if (st == FSDP_OK) {
+        if (job->rank == 0)
+            st = publish(job, seals, err);
+        st = fsdp_ctl_agree(job->ctl, st, err);
+    }
+    fsdp_free(seals);
+    return st;
+}
+
+static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
+{
+    fsdp_status st;
+    fsdp_meter_init(&job->meter, &job->opts->watch, job->plan.bytes);
+    if (rank0_writes_all(job))
+        st = write_gathered_file(job, err);
+    else if (job->opts->kind == FSDP_FULL)
+        st = write_shared_file(job, err);
+    else
+        st = write_own_file(job, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return commit(job, err);
+}
+
+static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
+{
+    fsdp_status st = prepare(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
+    st = stage(job, dir, err);
+    if (st == FSDP_OK)
+        st = write_and_commit(job, err);
+    fsdp_shard_discard(job->writer);
+    if (st != FSDP_OK && job->rank == 0)
+        fsdp_staging_abandon(&job->staging);
+    return st;
+}
+
+fsdp_save_opts fsdp_save_opts_default(void)
+{
+    return (fsdp_save_opts){.step = FSDP_STEP_NONE};
+}
+
+fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir, const fsdp_save_opts *opts,
+                         fsdp_error *err)
+{
+    fsdp_error local = {0};
+    fsdp_save_opts defaults = fsdp_save_opts_default();
+    save_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults, .rank = fsdp_ctl_rank(ctl),
+                    .world = fsdp_ctl_size(ctl)};
+    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    fsdp_status st = save(&job, dir, err ? err : &local);
+    fsdp_staging_release(&job.staging);
+    fsdp_save_plan_release(&job.plan);
+    fsdp_sd_free(job.whole);
+    fsdp_free(job.owners);
+    return st;
+}

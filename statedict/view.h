@@ -1,0 +1,17 @@
+/* Writes the view of a checkpoint that is being saved: every tensor over its stored boxes. */
+#ifndef FSDP_STATEDICT_VIEW_H
+#define FSDP_STATEDICT_VIEW_H
+
+#include "statedict/manifest.h"
+
+/* More mappings than this would make the view slower than it is useful. */
+enum { FSDP_VIEW_MAPPINGS = 262144 };
+
+/*
+ * Writes DIR/index.h5 for the kinds sharded and local. Left out, with a notice, above
+ * FSDP_VIEW_MAPPINGS. owners as in fsdp_plan_owners.
+ */
+fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
+                            bool sync, const fsdp_watch *watch, fsdp_error *err);
+
+#endif
