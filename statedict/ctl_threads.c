@@ -150,9 +150,10 @@ static fsdp_status send_letter(fsdp_ctl *ctl, int to, const void *data, size_t s
 {
     thread_hub *hub = ctl->backend;
     mailbox *box = &hub->boxes[ctl->rank * hub->size + to];
-    letter *mine = fsdp_alloc(1, sizeof *mine + size);
+    letter *mine = fsdp_realloc(NULL, 1, sizeof *mine + size);
     if (!mine)
         return fsdp_fail_memory(err, "a message to another rank");
+    mine->next = NULL;
     mine->size = size;
     memcpy(mine->data, data, size);
 

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/ctl_rounds.h"
 
@@ -78,11 +79,32 @@ static void run_different_calls(void)
     }
 }
 
+/*
+ * Rank 0 comes late and rank 2 even later, each within the deadline of whoever waits for it. Rank 1
+ * waits longer than it would for a silent rank 0 (deadline and 2 s): rank 0 has told it to.
+ */
+static fsdp_status come_late(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    static const unsigned late_ms[] = {2500, 0, 5200};
+    (void)user;
+    fsdp_ctl_set_deadline(ctl, 3000);
+    usleep(late_ms[fsdp_ctl_rank(ctl)] * 1000);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    return fsdp_ctl_barrier(ctl, err);
+}
+
+static void run_late_ranks(void)
+{
+    fsdp_error err = {0};
+    expect(fsdp_ctl_run_threads(3, come_late, NULL, &err) == FSDP_OK, "late ranks", 3, &err);
+}
+
 int main(void)
 {
     run_random_calls();
     run_ranks_that_give_up();
     run_different_calls();
+    run_late_ranks();
     printf("control plane over threads: %d failures\n", failures);
     return failures != 0;
 }
