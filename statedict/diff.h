@@ -1,0 +1,62 @@
+/*
+ * Are two checkpoints the same state? Whatever their kinds, world sizes and layouts: tensors are
+ * compared as whole tensors, streamed from both sides, values as values. Local.
+ *
+ * Without tolerances elements are equal when their bits are: NaN equals the same NaN, 0.0 and -0.0
+ * differ. Real floating tensors of different dtypes are compared by value. An alias counts as the
+ * tensor it names.
+ */
+#ifndef FSDP_DIFF_H
+#define FSDP_DIFF_H
+
+#include <fsdp/checkpoint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fsdp_diff_state {
+    FSDP_DIFF_EQUAL,
+    FSDP_DIFF_DIFFERS,
+    FSDP_DIFF_ONLY_A,
+    FSDP_DIFF_ONLY_B
+} fsdp_diff_state;
+
+enum { FSDP_DIFF_ELEMENT = 48 };
+
+typedef struct fsdp_diff_item {
+    fsdp_diff_state state;
+    const fsdp_entry *a, *b;   /* NULL on the side that lacks the name */
+    const char *why;           /* DIFFERS: "kind", "dtype", "shape", "value"; NULL: the data does */
+    /* of data that differs */
+    int64_t elements, differing;
+    int64_t at[FSDP_MAX_DIMS]; /* index of the element that differs most */
+    char from[FSDP_DIFF_ELEMENT], to[FSDP_DIFF_ELEMENT];   /* that element in a and in b */
+    int bits;                  /* that differ in it; 0 when the dtypes differ */
+    double max_abs;            /* infinity: NaN against a number, or an infinity */
+    double max_rel;            /* relative to the larger of the two */
+} fsdp_diff_item;
+
+typedef struct fsdp_diff_summary { int64_t equal, differ, only_a, only_b, bytes; } fsdp_diff_summary;
+
+typedef struct fsdp_diff_opts {
+    double atol, rtol;         /* equal when |a - b| <= atol + rtol * |b| ... */
+    int64_t ulp;               /* ... or at most so many steps of their dtype apart */
+    bool keys_only;            /* names, kinds, dtypes and shapes; no data, no values */
+    const char *include, *exclude;     /* see fsdp_filter_create */
+    int threads;
+    int64_t memory;
+    void (*visit)(void *user, const fsdp_diff_item *item);     /* once per name, after all is compared */
+    void *visit_user;          /* a's order, then names only in b in b's order; the item lives for the call */
+    fsdp_watch watch;
+} fsdp_diff_opts;
+
+/* FSDP_OK when equal, FSDP_DIFFERS when not. opts and summary_out may be NULL. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b,
+                                                       const fsdp_diff_opts *opts,
+                                                       fsdp_diff_summary *summary_out, fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,31 @@
+/* What diff.c and diff_data.c share: how elements compare, and what was found. */
+#ifndef FSDP_DIFF_INTERNAL_H
+#define FSDP_DIFF_INTERNAL_H
+
+#include <fsdp/diff.h>
+
+typedef struct fsdp_diff_rule {
+    fsdp_dtype a, b;           /* equal, or both real floating types */
+    double atol, rtol;
+    int64_t ulp;
+} fsdp_diff_rule;
+
+/* What is known of one tensor so far. Merging is independent of the order of its slabs. */
+typedef struct fsdp_diff_found {
+    int64_t differing;
+    int64_t at;                /* linear position of the element that differs most */
+    double max_abs, max_rel;
+    uint8_t from[8], to[8];    /* that element (the component of a complex one) */
+} fsdp_diff_found;
+
+/* Compares `count` elements, the first of which has linear position `first`; adds to *found. */
+void fsdp_diff_data(const fsdp_diff_rule *rule, const void *a, const void *b, int64_t first, int64_t count,
+                    fsdp_diff_found *found);
+void fsdp_diff_merge(fsdp_diff_found *into, const fsdp_diff_found *found);
+
+/* The element as text that reads back as the same number. */
+void fsdp_diff_spell(fsdp_dtype dtype, const uint8_t bytes[8], char out[FSDP_DIFF_ELEMENT]);
+/* Bits that differ between the elements, 0 when the dtypes do. */
+int fsdp_diff_bits(const fsdp_diff_rule *rule, const fsdp_diff_found *found);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * Which names are meant: one POSIX extended regular expression that must match and one that must
+ * not. Load, convert, diff and the tools' -I and -X all select through this.
+ */
+#ifndef FSDP_FILTER_H
+#define FSDP_FILTER_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_filter fsdp_filter;
+
+/* Either may be NULL. FSDP_ERR_USAGE names an expression that cannot be compiled. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_filter_create(const char *include, const char *exclude,
+                                                     fsdp_filter **filter_out, fsdp_error *err);
+FSDP_API void fsdp_filter_free(fsdp_filter *filter);           /* accepts NULL */
+
+/* A match anywhere in the name counts; NUL is a character of the name. */
+FSDP_API bool fsdp_filter_selects(const fsdp_filter *filter, const char *name, size_t name_size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

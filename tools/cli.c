@@ -1,0 +1,409 @@
+/*
+ * Options, help, signals and exit codes of all tools. argp does the parsing; help is printed from
+ * its tables, and mistyped options are looked for before it sees them.
+ */
+#include "tools/cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_JSON, KEY_MEM };
+
+static const cli_tool *running;
+static volatile sig_atomic_t stop_signal;
+
+/* --- signals ---------------------------------------------------------------------------------------- */
+
+static void note_signal(int number)
+{
+    stop_signal = number;
+}
+
+/* The first signal asks, a second one ends the program at once. */
+static void set_up_signals(void)
+{
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int cli_stopped(void)
+{
+    return stop_signal;
+}
+
+fsdp_status cli_check_stop(fsdp_error *err)
+{
+    return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
+}
+
+/* --- values of options ------------------------------------------------------------------------------ */
+
+_Noreturn void cli_usage_error(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("error: ", stderr);
+    vfprintf(stderr, format, args);
+    fprintf(stderr, "\n       try '%s --help'\n", running->name);
+    va_end(args);
+    exit(FSDP_ERR_USAGE);
+}
+
+int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most)
+{
+    char *end;
+    errno = 0;
+    int64_t value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0')
+        cli_usage_error("%s '%s' is not a whole number", option, text);
+    if (errno == ERANGE || value < least || value > most)
+        cli_usage_error("%s %s is out of range: %" PRId64 " to %" PRId64, option, text, least,
+                        most);
+    return value;
+}
+
+double cli_parse_real(const char *option, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(value) || value < 0)
+        cli_usage_error("%s '%s' is not a number of at least 0", option, text);
+    return value;
+}
+
+/* Powers of 1024: "4G", "4GiB" and "4GB" are the same. */
+int64_t cli_parse_size(const char *option, const char *text)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    int64_t value = strtoll(text, &end, 10), unit = 1;
+    bool is_number = end != text && value > 0 && errno == 0;
+    const char *letter = *end ? strchr(units, *end & ~0x20) : NULL;
+    if (letter) {
+        unit = (int64_t)1 << (10 * (letter - units + 1));
+        end++;
+        end += strcmp(end, "iB") == 0 ? 2 : strcmp(end, "B") == 0 ? 1 : 0;
+    }
+    if (!is_number || *end != '\0' || __builtin_mul_overflow(value, unit, &value))
+        cli_usage_error("%s '%s' is not a size such as 4G, 256M or 64K", option, text);
+    return value;
+}
+
+/* --- help ------------------------------------------------------------------------------------------- */
+
+static void print_option(const struct argp_option *option)
+{
+    char names[80];
+    char letter[4] = "    ";
+    if (option->key > 32 && option->key < 127)
+        memcpy(letter, (char[]){'-', (char)option->key, ',', ' '}, 4);
+    snprintf(names, sizeof names, "  %.4s--%s%s%s", letter, option->name, option->arg ? " " : "",
+             option->arg ? option->arg : "");
+    printf("%-27s %s\n", names, option->doc);
+}
+
+static void print_options(const struct argp *argp)
+{
+    for (const struct argp_option *option = argp->options; option && option->name; option++)
+        if (option->doc)
+            print_option(option);
+    for (const struct argp_child *child = argp->children; child && child->argp; child++)
+        print_options(child->argp);
+}
+
+static void print_help(void)
+{
+    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", running->name,
+           running->args, running->summary, running->examples);
+    print_options(running->argp);
+    printf("\nexit codes are listed in %s(1)\n", running->name);
+}
+
+static void print_usage(void)
+{
+    printf("usage: %s [OPTION]... %s\n%s\n'%s --help' lists examples and options.\n", running->name,
+           running->args, running->summary, running->name);
+}
+
+static void print_version(void)
+{
+    printf("%s (fsdp) %s\n%s\n", running->name, FSDP_VERSION_TEXT, FSDP_FEATURES_TEXT);
+}
+
+static error_t parse_general(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case KEY_JSON: common->json = true; return 0;
+    case 'q': common->quiet = true; return 0;
+    case 'h': print_usage(); break;
+    case KEY_HELP: print_help(); break;
+    case KEY_VERSION: print_version(); break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    (void)arg;
+    exit(cli_end(FSDP_OK, NULL));
+}
+
+static const struct argp_option general_options[] = {
+    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1)", 0},
+    {"quiet", 'q', NULL, 0, "no talk, no progress", 0},
+    {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
+    {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
+    {"usage", 'h', NULL, 0, NULL, 0},
+    {0}};
+const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
+
+static cli_progress_mode parse_progress(const char *text)
+{
+    static const char *const modes[] = {"auto", "json", "off"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, modes[i]) == 0)
+            return (cli_progress_mode)i;
+    cli_usage_error("--progress '%s' is none of auto, json, off", text);
+}
+
+static error_t parse_work(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
+    case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
+    case KEY_PROGRESS: common->progress = parse_progress(arg); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option work_options[] = {
+    {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
+    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
+    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+    {0}};
+const struct argp cli_work_argp = {.options = work_options, .parser = parse_work};
+
+static error_t parse_names(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case 'I': common->include = arg; return 0;
+    case 'X': common->exclude = arg; return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option names_options[] = {
+    {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)", 0},
+    {"exclude", 'X', "REGEX", 0, "not names that match", 0},
+    {0}};
+const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
+
+/* --- looking for mistyped options ------------------------------------------------------------------- */
+
+typedef bool (*option_test)(const struct argp_option *option, void *user);
+
+/* The first option in the tool's tables that passes the test. */
+static const struct argp_option *find_option(const struct argp *argp, option_test test, void *user)
+{
+    for (const struct argp_option *option = argp->options; option && option->name; option++)
+        if (test(option, user))
+            return option;
+    for (const struct argp_child *child = argp->children; child && child->argp; child++) {
+        const struct argp_option *found = find_option(child->argp, test, user);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+typedef struct typed_name {
+    const char *text;
+    size_t size;
+    int distance; /* of the nearest option so far */
+    const char *nearest;
+} typed_name;
+
+static bool begins_with_typed(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return strncmp(option->name, typed->text, typed->size) == 0;
+}
+
+static bool has_letter(const struct argp_option *option, void *user)
+{
+    return option->key == *(const char *)user;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+enum { LONGEST_OPTION = 32 };
+
+/* Letters to insert, remove, change or swap with their neighbour to get from a to b. */
+static int edit_distance(const char *a, size_t size_a, const char *b, size_t size_b)
+{
+    int rows[LONGEST_OPTION + 1][LONGEST_OPTION + 1];
+    if (size_a > LONGEST_OPTION || size_b > LONGEST_OPTION)
+        return LONGEST_OPTION;
+    for (size_t i = 0; i <= size_a; i++) {
+        for (size_t k = 0; k <= size_b; k++) {
+            if (i == 0 || k == 0) {
+                rows[i][k] = (int)(i + k);
+                continue;
+            }
+            int change = rows[i - 1][k - 1] + (a[i - 1] != b[k - 1]);
+            rows[i][k] = least(change, 1 + least(rows[i - 1][k], rows[i][k - 1]));
+            if (i > 1 && k > 1 && a[i - 1] == b[k - 2] && a[i - 2] == b[k - 1])
+                rows[i][k] = least(rows[i][k], rows[i - 2][k - 2] + 1);
+        }
+    }
+    return rows[size_a][size_b];
+}
+
+static bool keep_nearest(const struct argp_option *option, void *user)
+{
+    typed_name *typed = user;
+    int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
+    if (distance < typed->distance) {
+        typed->distance = distance;
+        typed->nearest = option->name;
+    }
+    return false;
+}
+
+_Noreturn static void refuse_option(const struct argp *argp, typed_name *typed)
+{
+    char name[80];
+    typed->distance = 3;
+    find_option(argp, keep_nearest, typed);
+    fsdp_printable(typed->text, typed->size, name, sizeof name);
+    if (typed->nearest)
+        cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, typed->nearest);
+    cli_usage_error("there is no option '--%s'", name);
+}
+
+/* Returns 1 when the value of the option is the next argument. */
+static int check_long(const struct argp *argp, const char *text, bool is_last)
+{
+    typed_name typed = {.text = text, .size = strcspn(text, "=")};
+    bool has_value = text[typed.size] == '=';
+    const struct argp_option *option = find_option(argp, begins_with_typed, &typed);
+    if (!option)
+        refuse_option(argp, &typed);
+    if (option->arg && !has_value && is_last)
+        cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
+    if (!option->arg && has_value)
+        cli_usage_error("--%s takes no value", option->name);
+    return option->arg && !has_value;
+}
+
+static int check_letters(const struct argp *argp, const char *letters, bool is_last)
+{
+    for (; *letters; letters++) {
+        char letter = *letters;
+        const struct argp_option *option = find_option(argp, has_letter, &letter);
+        if (!option)
+            cli_usage_error("there is no option '-%c'",
+                            letter >= 32 && letter < 127 ? letter : '?');
+        if (option->arg && letters[1] == '\0' && is_last)
+            cli_usage_error("-%c needs a value: -%c %s", letter, letter, option->arg);
+        if (option->arg)
+            return letters[1] == '\0';
+    }
+    return 0;
+}
+
+static void check_options(const struct argp *argp, int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        bool is_last = i + 1 == argc;
+        if (strncmp(argv[i], "--", 2) == 0)
+            i += check_long(argp, argv[i] + 2, is_last);
+        else if (argv[i][0] == '-' && argv[i][1] != '\0')
+            i += check_letters(argp, argv[i] + 1, is_last);
+    }
+}
+
+void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
+{
+    running = tool;
+    set_up_signals();
+    argp_err_exit_status = FSDP_ERR_USAGE;
+    check_options(tool->argp, argc, argv);
+    argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+}
+
+/* --- standard output and the end -------------------------------------------------------------------- */
+
+enum { PUT_BYTES = 64 << 10 };
+
+static int output_errnum;
+
+static bool write_out(const char *data, size_t size)
+{
+    if (output_errnum == 0 && fwrite(data, 1, size, stdout) != size)
+        output_errnum = errno ? errno : EIO;
+    return output_errnum == 0;
+}
+
+fsdp_status cli_put(fsdp_text *text)
+{
+    if (text->failed)
+        output_errnum = ENOMEM;
+    if (text->size >= PUT_BYTES) {
+        write_out(text->data, text->size);
+        text->size = 0;
+    }
+    return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
+}
+
+fsdp_status cli_put_all(fsdp_text *text)
+{
+    fsdp_status st = cli_put(text);
+    if (st == FSDP_OK && !write_out(text->data, text->size))
+        st = FSDP_ERR_CANCELLED;
+    fsdp_text_release(text);
+    return st;
+}
+
+/* A reader that has seen enough and gone needs no message, but scripts need the exit code. */
+static fsdp_status finish_output(void)
+{
+    fsdp_error err = {0};
+    if (fflush(stdout) != 0 && output_errnum == 0)
+        output_errnum = errno ? errno : EIO;
+    if (output_errnum == 0)
+        return FSDP_OK;
+    fsdp_fail_errno(&err, output_errnum, "cannot write to standard output");
+    if (output_errnum != EPIPE)
+        fsdp_error_report(&err);
+    return err.status;
+}
+
+int cli_end(fsdp_status status, const fsdp_error *err)
+{
+    cli_progress_clear();
+    fsdp_status output = finish_output();
+    if (stop_signal && status == FSDP_ERR_CANCELLED) {
+        cli_say("stop", "by signal %d; nothing is left half-written", (int)stop_signal);
+        return 128 + stop_signal;
+    }
+    if (output != FSDP_OK)
+        return (int)output;
+    if (status != FSDP_OK && status != FSDP_DIFFERS)
+        fsdp_error_report(err);
+    return (int)status;
+}

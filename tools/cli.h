@@ -1,0 +1,108 @@
+/*
+ * What all tools share: options, help, signals, progress, exit codes, and how numbers and names are
+ * printed. Data goes to standard output, talk to standard error.
+ *
+ *   cli_begin (options; ends the program on a usage error) -> the tool's work -> cli_end (exit code)
+ */
+#ifndef FSDP_CLI_H
+#define FSDP_CLI_H
+
+#include <argp.h>
+#include <fsdp/checkpoint.h>
+#include <fsdp/text.h>
+
+/* --- options ---------------------------------------------------------------------------------- */
+
+typedef enum cli_progress_mode { CLI_PROGRESS_AUTO, CLI_PROGRESS_JSON, CLI_PROGRESS_OFF } cli_progress_mode;
+
+/* Options that mean the same in every tool. */
+typedef struct cli_common {
+    bool json, quiet;
+    cli_progress_mode progress;
+    int64_t memory;            /* 0: the library's default */
+    int jobs;                  /* 0: all cores */
+    const char *include, *exclude;
+} cli_common;
+
+/* Argument parsers for cli_common, to be listed as children: every tool, tools that move data, tools
+ * that select names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
+extern const struct argp cli_general_argp, cli_work_argp, cli_names_argp;
+
+typedef struct cli_tool {
+    const char *name;          /* "fsdp-ls" */
+    const char *args;          /* "PATH" */
+    const char *summary;       /* one sentence */
+    const char *examples;      /* lines that begin with two spaces */
+    const struct argp *argp;
+} cli_tool;
+
+/* Sets up signals and parses. tool and input must live as long as the program. */
+void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);
+
+/* "error: TEXT", where to look, exit code 2. For argument parsers only. */
+_Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
+
+/* Values of options; option is its name for the message. Sizes: "4G", "256M", "64K", "1000". */
+int64_t cli_parse_size(const char *option, const char *text);
+int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most);
+double cli_parse_real(const char *option, const char *text);
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* Reports an error, flushes standard output, and returns the exit code. */
+int cli_end(fsdp_status status, const fsdp_error *err);
+
+/* SIGINT or SIGTERM once one came, else 0. */
+int cli_stopped(void);
+
+/* FSDP_ERR_CANCELLED once a signal came; for loops that call no library function with a watch. */
+fsdp_status cli_check_stop(fsdp_error *err);
+
+/* --- watching long work ----------------------------------------------------------------------- */
+
+/* Progress and notices on standard error; progress stops the call when a signal came. */
+fsdp_watch cli_watch(const cli_common *common);
+
+/* Removes the progress line; talk and errors follow. */
+void cli_progress_clear(void);
+
+/* "WORD  text" on standard error, with the word in colour on a terminal. */
+void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* --- standard output -------------------------------------------------------------------------- */
+
+/* Hands the text over to standard output once it is large, and empties it. Failures are remembered
+ * for cli_end; then, and when a signal came, this returns FSDP_ERR_CANCELLED: stop printing. */
+fsdp_status cli_put(fsdp_text *text);
+/* The same for all of it, and releases the text. */
+fsdp_status cli_put_all(fsdp_text *text);
+
+/* Standard output is a terminal that shows colours. */
+bool cli_colors_out(void);
+
+/* --- numbers and names for people ------------------------------------------------------------- */
+
+enum { CLI_NUMBER = 32 };
+const char *cli_bytes(int64_t bytes, char out[CLI_NUMBER]);          /* "474.7 MiB" */
+const char *cli_count(int64_t count, char out[CLI_NUMBER]);          /* "124.4 M" */
+const char *cli_rate(int64_t bytes, double seconds, char out[CLI_NUMBER]);     /* "1.12 GB/s" */
+const char *cli_plural(int64_t count, const char *noun, char out[CLI_NUMBER]); /* "3 tensors" */
+const char *cli_kind(fsdp_kind kind);
+double cli_now(void);                                                /* seconds, monotonic */
+
+void cli_add_shape(fsdp_text *text, int ndim, const int64_t *shape);           /* "[2304, 768]" */
+/* A name that is safe on a terminal, cut in the middle when it is very long. */
+void cli_add_name(fsdp_text *text, const char *name, size_t size);
+void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
+/* Whole, for lists that other programs read line by line. */
+void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
+
+/* --- paths ------------------------------------------------------------------------------------ */
+
+/* Opens PATH, or the newest good checkpoint when it is a run directory; skipped ones are named. */
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
+                                fsdp_error *err);
+/* True when PATH is a directory without a manifest in which steps of a run lie. */
+bool cli_is_run(const char *path);
+
+#endif

@@ -1,0 +1,134 @@
+/* Numbers, names and paths as the tools print and take them. */
+#include "tools/cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *scaled(double value, double step, const char *const *units, char out[CLI_NUMBER])
+{
+    int unit = 0;
+    for (; value >= step && units[unit + 1]; unit++)
+        value /= step;
+    snprintf(out, CLI_NUMBER, "%.*f%s", unit > 0, value, units[unit]);
+    return out;
+}
+
+const char *cli_bytes(int64_t bytes, char out[CLI_NUMBER])
+{
+    static const char *const units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", NULL};
+    return scaled((double)bytes, 1024, units, out);
+}
+
+const char *cli_count(int64_t count, char out[CLI_NUMBER])
+{
+    static const char *const units[] = {"", " K", " M", " G", " T", NULL};
+    return scaled((double)count, 1000, units, out);
+}
+
+const char *cli_rate(int64_t bytes, double seconds, char out[CLI_NUMBER])
+{
+    double rate = seconds > 0 ? (double)bytes / seconds : 0;
+    if (rate >= 1e9)
+        snprintf(out, CLI_NUMBER, "%.2f GB/s", rate / 1e9);
+    else
+        snprintf(out, CLI_NUMBER, "%.1f MB/s", rate / 1e6);
+    return out;
+}
+
+const char *cli_plural(int64_t count, const char *noun, char out[CLI_NUMBER])
+{
+    snprintf(out, CLI_NUMBER, "%" PRId64 " %s%s", count, noun, count == 1 ? "" : "s");
+    return out;
+}
+
+const char *cli_kind(fsdp_kind kind)
+{
+    switch (kind) {
+    case FSDP_SHARDED: return "sharded";
+    case FSDP_FULL: return "full";
+    case FSDP_LOCAL: return "local";
+    }
+    return "unknown";
+}
+
+double cli_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+void cli_add_shape(fsdp_text *text, int ndim, const int64_t *shape)
+{
+    fsdp_text_add(text, "[", 1);
+    for (int d = 0; d < ndim; d++)
+        fsdp_text_addf(text, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
+    fsdp_text_add(text, "]", 1);
+}
+
+void cli_add_name(fsdp_text *text, const char *name, size_t size)
+{
+    char printable[240];
+    fsdp_printable(name, size, printable, sizeof printable);
+    fsdp_text_add(text, printable, strlen(printable));
+}
+
+void cli_add_full_name(fsdp_text *text, const char *name, size_t size)
+{
+    size_t room = 4 * size + 8; /* a byte becomes at most \xHH */
+    char *printable = malloc(room);
+    if (!printable) {
+        text->failed = true;
+        return;
+    }
+    fsdp_printable(name, size, printable, room);
+    fsdp_text_add(text, printable, strlen(printable));
+    free(printable);
+}
+
+void cli_add_padded(fsdp_text *text, const char *data, int width)
+{
+    fsdp_text_addf(text, "%-*s", width, data);
+}
+
+/* --- paths ------------------------------------------------------------------------------------------ */
+
+bool cli_is_run(const char *path)
+{
+    char manifest[4096];
+    struct stat info;
+    fsdp_run_steps steps = {0};
+    int n = snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+    if (n < 0 || (size_t)n >= sizeof manifest || lstat(manifest, &info) == 0)
+        return false;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return false;
+    if (fsdp_run_list(path, NULL, &steps, NULL) != FSDP_OK)
+        return false;
+    bool is_run = steps.count > 0;
+    fsdp_run_steps_release(&steps);
+    return is_run;
+}
+
+static fsdp_status open_newest(const char *run, const fsdp_watch *watch,
+                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    char *path = NULL;
+    FSDP_TRY(fsdp_run_latest(run, FSDP_VERIFY_QUICK, watch, NULL, &path, err));
+    fsdp_status st = fsdp_checkpoint_open(path, NULL, checkpoint_out, err);
+    fsdp_string_free(path);
+    return st;
+}
+
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
+                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    if (cli_is_run(path))
+        return open_newest(path, watch, checkpoint_out, err);
+    return fsdp_checkpoint_open(path, NULL, checkpoint_out, err);
+}
