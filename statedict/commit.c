@@ -1,0 +1,248 @@
+/*
+ * The commit: a staging directory becomes a checkpoint by one rename, and a checkpoint goes away by
+ * one. Step 3 of a save, on rank 0 only. See commit.h; why it is safe: docs/commit.md.
+ */
+#include "statedict/commit_internal.h"
+
+#include "base/mem.h"
+#include "statedict/manifest.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
+
+/* --- begin -------------------------------------------------------------------------------------- */
+
+static fsdp_status require_directory(fsdp_io *io, const char *parent, const char *dir,
+                                     fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = io->ops->info(io, parent, &info);
+    if (result == 0 && info.kind == FSDP_FILE_DIRECTORY)
+        return FSDP_OK;
+    return fsdp_fail_errno(err, result < 0 ? -result : ENOTDIR, "cannot save to '%s': '%s'", dir,
+                           parent);
+}
+
+/* An overwrite that was cut between its two renames left no DIR, and the old one beside it. */
+static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    char *old;
+    if (!fsdp_replaced_find(io, dir, &old))
+        return FSDP_OK;
+    fsdp_status status = fsdp_io_rename(io, old, dir, true, err);
+    fsdp_free(old);
+    return status;
+}
+
+static fsdp_status check_existing(const fsdp_staging *staging, fsdp_file_kind kind, fsdp_error *err)
+{
+    const char *target = staging->target;
+    if (kind != FSDP_FILE_DIRECTORY)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", target);
+    if (!staging->overwrite)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", target);
+    if (fsdp_has_manifest(staging->io, target))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' exists and is no checkpoint: it is not overwritten, remove it first",
+                     target);
+}
+
+static fsdp_status check_target(const fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_io *io = staging->io;
+    fsdp_file_info info;
+    int result = io->ops->info(io, staging->target, &info);
+    if (result == 0 && info.kind == FSDP_FILE_DIRECTORY &&
+        !fsdp_has_manifest(io, staging->target)) {
+        FSDP_TRY(fsdp_moves_clear(io, staging->target, err));
+        result = io->ops->info(io, staging->target, &info);
+    } else if (result == -ENOENT) {
+        FSDP_TRY(restore_replaced(io, staging->target, err));
+        result = io->ops->info(io, staging->target, &info);
+    }
+    if (result == -ENOENT)
+        return FSDP_OK;
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot look at '%s'", staging->target);
+    return check_existing(staging, info.kind, err);
+}
+
+static bool finish_delete(void *user, const char *path)
+{
+    (void)fsdp_io_remove_tree(user, path, NULL);
+    return true;
+}
+
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
+    FSDP_TRY(require_directory(staging->io, staging->parent, dir, err));
+    FSDP_TRY(check_target(staging, err));
+    (void)fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_DELETING, finish_delete,
+                           staging->io);
+    char *path;
+    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_STAGING, &path, err));
+    fsdp_status status = fsdp_io_mkdir(staging->io, path, err);
+    if (status == FSDP_OK)
+        staging->path = path;
+    else
+        fsdp_free(path);
+    return status;
+}
+
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               fsdp_staging *staging_out, fsdp_error *err)
+{
+    *staging_out = (fsdp_staging){
+        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
+    fsdp_status status = prepare(staging_out, dir, err);
+    if (status != FSDP_OK)
+        fsdp_staging_release(staging_out);
+    return status;
+}
+
+void fsdp_staging_abandon(fsdp_staging *staging)
+{
+    if (staging->path)
+        (void)fsdp_io_remove_tree(staging->io, staging->path, NULL);
+    fsdp_free(staging->path);
+    staging->path = NULL;
+}
+
+void fsdp_staging_release(fsdp_staging *staging)
+{
+    fsdp_free(staging->target);
+    fsdp_free(staging->parent);
+    fsdp_free(staging->path);
+    *staging = (fsdp_staging){0};
+}
+
+/* --- delete --------------------------------------------------------------------------------------- */
+
+/* Renames `path` to a name that says what is to happen to it, then removes it. */
+static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
+                             fsdp_error *err)
+{
+    char *aside;
+    FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
+    fsdp_status status = FSDP_OK;
+    int result = io->ops->rename(io, path, aside, true);
+    if (fsdp_moves_needed(result))
+        status = fsdp_moves_delete(io, path, aside, err);
+    else if (result < 0)
+        status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
+    else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)
+        status = fsdp_io_remove_tree(io, aside, err);
+    fsdp_free(aside);
+    return status;
+}
+
+fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    fsdp_status status = fsdp_path_split(dir, &path, &parent, err);
+    if (status == FSDP_OK)
+        status = delete_as(io ? io : fsdp_io_posix(), path, parent, path, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return status;
+}
+
+/* --- publish ------------------------------------------------------------------------------------ */
+
+static fsdp_status write_text(const fsdp_staging *staging, const char *path, const char *text,
+                              size_t size, fsdp_error *err)
+{
+    fsdp_file *file;
+    FSDP_TRY(fsdp_io_open(staging->io, path, FSDP_IO_CREATE, &file, err));
+    fsdp_status status = fsdp_io_write(file, path, text, size, 0, err);
+    if (status == FSDP_OK && staging->durable)
+        status = fsdp_io_sync(file, path, err);
+    fsdp_status closed = fsdp_io_close(&file, path, status == FSDP_OK ? err : NULL);
+    return status == FSDP_OK ? closed : status;
+}
+
+/* After this the staging directory is a whole checkpoint under another name. */
+static fsdp_status write_manifest(const fsdp_staging *staging, const char *text, size_t size,
+                                  fsdp_error *err)
+{
+    char *temporary = fsdp_path_join(staging->path, MANIFEST_TEMPORARY);
+    char *path = fsdp_path_join(staging->path, FSDP_MANIFEST_NAME);
+    fsdp_status status = temporary && path ? write_text(staging, temporary, text, size, err)
+                                           : fsdp_fail_memory(err, staging->path);
+    if (status == FSDP_OK)
+        status = fsdp_io_rename(staging->io, temporary, path, true, err);
+    if (status == FSDP_OK && staging->durable)
+        status = fsdp_io_sync_dir(staging->io, staging->path, err);
+    fsdp_free(temporary);
+    fsdp_free(path);
+    return status;
+}
+
+/* Renames the checkpoint that is to be replaced out of the way; *old_out stays NULL without one. */
+static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
+{
+    if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
+        return FSDP_OK;
+    char *old;
+    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
+    if (status == FSDP_OK)
+        *old_out = old;
+    else
+        fsdp_free(old);
+    return status;
+}
+
+static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_io *io = staging->io;
+    int result = io->ops->rename(io, staging->path, staging->target, false);
+    if (result == 0)
+        return FSDP_OK;
+    if (fsdp_moves_needed(result))
+        return fsdp_moves_publish(io, staging->path, staging->target, staging->durable, err);
+    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", staging->path,
+                           staging->target);
+}
+
+/* The parent could not be made durable: what is not reported as saved must not stay. */
+static void withdraw(const fsdp_staging *staging)
+{
+    fsdp_io *io = staging->io;
+    if (io->ops->rename(io, staging->target, staging->path, true) < 0)
+        (void)fsdp_checkpoint_delete(io, staging->target, NULL);
+}
+
+static fsdp_status take_place(const fsdp_staging *staging, fsdp_error *err)
+{
+    FSDP_TRY(move_into_place(staging, err));
+    fsdp_status status =
+        staging->durable ? fsdp_io_sync_dir(staging->io, staging->parent, err) : FSDP_OK;
+    if (status != FSDP_OK)
+        withdraw(staging);
+    return status;
+}
+
+fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size,
+                                 fsdp_error *err)
+{
+    FSDP_TRY(write_manifest(staging, manifest, size, err));
+    char *old = NULL;
+    FSDP_TRY(set_aside(staging, &old, err));
+    fsdp_status status = take_place(staging, err);
+    if (status == FSDP_OK) {
+        fsdp_free(staging->path);
+        staging->path = NULL;
+        if (old)
+            (void)delete_as(staging->io, old, staging->parent, staging->target, NULL);
+    } else if (old) {
+        staging->io->ops->rename(staging->io, old, staging->target, true);
+    }
+    fsdp_free(old);
+    return status;
+}

@@ -1,0 +1,44 @@
+/*
+ * What the files of the commit share: names beside a checkpoint, and the way to publish and delete
+ * where a directory cannot be renamed. docs/commit.md tells the whole story.
+ */
+#ifndef FSDP_COMMIT_INTERNAL_H
+#define FSDP_COMMIT_INTERNAL_H
+
+#include "statedict/commit.h"
+
+#define FSDP_SUFFIX_STAGING ".tmp-"
+#define FSDP_SUFFIX_DELETING ".deleting-"
+#define FSDP_SUFFIX_REPLACED ".old-"   /* a whole checkpoint that an overwrite set aside */
+
+/* "DIR" + suffix + 32 random digits, in fresh memory. */
+fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
+/* "DIR" without trailing slashes and the directory that holds it; both in fresh memory. */
+fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
+
+/*
+ * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when
+ * the parent cannot be listed or memory is short.
+ */
+bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
+                      bool (*visit)(void *user, const char *path), void *user);
+
+/* True when DIR.old-UUID holds a manifest: then *path_out is its path (fresh memory). */
+bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out);
+
+bool fsdp_has_manifest(fsdp_io *io, const char *dir);
+
+/* A rename that failed like this can be replaced by moving the files one by one. */
+bool fsdp_moves_needed(int result);
+/* `from` becomes the new directory `to`, manifest last. */
+fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
+                               fsdp_error *err);
+/* Takes the manifest away first; `aside` is created to say so until the rest is gone. */
+fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err);
+/*
+ * Removes DIR when it has no manifest and what lies beside it proves that it is what an interrupted
+ * fsdp_moves_publish or fsdp_moves_delete left. FSDP_ERR_EXISTS when that publish is still at work.
+ */
+fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err);
+
+#endif

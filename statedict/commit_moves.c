@@ -1,0 +1,195 @@
+/*
+ * Publishing and deleting where a directory cannot be renamed safely: overlays across layers, object
+ * stores behind FUSE, file systems without a rename that refuses to replace. The files move one by
+ * one and the manifest alone commits: no reader accepts a directory without one.
+ *
+ * What a crash leaves is a directory without a manifest. It may be removed only when something
+ * beside it proves what it is, since a checkpoint that lost its manifest in another way may still
+ * be of use to somebody:
+ *   publish: the staging directory with the file ".publishing", locked while the publish is at work
+ *   delete:  a directory DIR.deleting-UUID
+ */
+#include "statedict/commit_internal.h"
+
+#include "base/mem.h"
+#include "statedict/manifest.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define MARKER_NAME ".publishing"
+
+bool fsdp_moves_needed(int result)
+{
+    return result == -EXDEV || result == -EINVAL || result == -ENOSYS || result == -EOPNOTSUPP;
+}
+
+/* --- publish ------------------------------------------------------------------------------------ */
+
+static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable, fsdp_file **marker_out,
+                                 fsdp_error *err)
+{
+    char *path = fsdp_path_join(from, MARKER_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, from);
+    fsdp_status status = fsdp_io_open(io, path, FSDP_IO_CREATE, marker_out, err);
+    if (status == FSDP_OK) {
+        (void)(*marker_out)->ops->lock(*marker_out); /* without locks nobody waits for us */
+        if (durable)
+            status = fsdp_io_sync(*marker_out, path, err);
+    }
+    if (status == FSDP_OK && durable)
+        status = fsdp_io_sync_dir(io, from, err);
+    fsdp_free(path);
+    return status;
+}
+
+static fsdp_status move_file(fsdp_io *io, const char *from, const char *to, const char *name,
+                             fsdp_error *err)
+{
+    char *from_path = fsdp_path_join(from, name);
+    char *to_path = fsdp_path_join(to, name);
+    fsdp_status status = from_path && to_path ? fsdp_io_rename(io, from_path, to_path, true, err)
+                                              : fsdp_fail_memory(err, to);
+    fsdp_free(from_path);
+    fsdp_free(to_path);
+    return status;
+}
+
+typedef struct name_list {
+    char **names;
+    size_t count, capacity;
+    bool failed;
+} name_list;
+
+static int collect_name(void *user, const char *name)
+{
+    name_list *list = user;
+    if (strcmp(name, FSDP_MANIFEST_NAME) == 0 || strcmp(name, MARKER_NAME) == 0)
+        return 0;
+    char *copy = fsdp_strndup(name, strlen(name));
+    if (!copy || !fsdp_grow(&list->names, &list->capacity, list->count + 1, sizeof *list->names)) {
+        fsdp_free(copy);
+        list->failed = true;
+        return 1;
+    }
+    list->names[list->count++] = copy;
+    return 0;
+}
+
+/* Everything but the manifest. */
+static fsdp_status move_files(fsdp_io *io, const char *from, const char *to, fsdp_error *err)
+{
+    name_list list = {0};
+    fsdp_status status = FSDP_OK;
+    int result = io->ops->list(io, from, collect_name, &list);
+    if (list.failed)
+        status = fsdp_fail_memory(err, from);
+    else if (result < 0)
+        status = fsdp_fail_errno(err, -result, "cannot list '%s'", from);
+    for (size_t i = 0; i < list.count; i++) {
+        if (status == FSDP_OK)
+            status = move_file(io, from, to, list.names[i], err);
+        fsdp_free(list.names[i]);
+    }
+    fsdp_free(list.names);
+    return status;
+}
+
+static fsdp_status move_all(fsdp_io *io, const char *from, const char *to, bool durable,
+                            fsdp_error *err)
+{
+    FSDP_TRY(move_files(io, from, to, err));
+    if (durable)
+        FSDP_TRY(fsdp_io_sync_dir(io, to, err));
+    FSDP_TRY(move_file(io, from, to, FSDP_MANIFEST_NAME, err));
+    return durable ? fsdp_io_sync_dir(io, to, err) : FSDP_OK;
+}
+
+/* The manifest goes first, so that at no moment it vouches for files that are gone. */
+static fsdp_status remove_manifest_and_rest(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, dir);
+    int result = io->ops->unlink(io, path);
+    fsdp_status status = result < 0 && result != -ENOENT
+                             ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path)
+                             : fsdp_io_sync_dir(io, dir, err);
+    fsdp_free(path);
+    return status == FSDP_OK ? fsdp_io_remove_tree(io, dir, err) : status;
+}
+
+fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
+                               fsdp_error *err)
+{
+    if (fsdp_io_exists(io, to))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
+    fsdp_file *marker = NULL;
+    fsdp_status status = create_marker(io, from, durable, &marker, err);
+    if (status == FSDP_OK)
+        status = fsdp_io_mkdir(io, to, err);
+    if (status == FSDP_OK) {
+        status = move_all(io, from, to, durable, err);
+        if (status != FSDP_OK)
+            (void)remove_manifest_and_rest(io, to, NULL);
+    }
+    if (status == FSDP_OK)
+        (void)fsdp_io_remove_tree(io, from, NULL); /* only the marker is left in it */
+    (void)fsdp_io_close(&marker, from, NULL);      /* it held nothing */
+    return status;
+}
+
+/* --- delete ------------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_io_mkdir(io, aside, err));
+    FSDP_TRY(remove_manifest_and_rest(io, dir, err));
+    return fsdp_io_remove_tree(io, aside, err);
+}
+
+/* --- what a crash left -------------------------------------------------------------------------- */
+
+typedef struct leftover_search {
+    fsdp_io *io;
+    bool proven;               /* what is beside it says that DIR is a leftover */
+    bool busy;                 /* its publish is still at work */
+} leftover_search;
+
+static bool look_at_staging(void *user, const char *path)
+{
+    leftover_search *search = user;
+    char *marker_path = fsdp_path_join(path, MARKER_NAME);
+    fsdp_file *marker = NULL;
+    if (marker_path &&
+        fsdp_io_open(search->io, marker_path, FSDP_IO_WRITE, &marker, NULL) == FSDP_OK) {
+        search->proven = true;
+        search->busy = marker->ops->lock(marker) == -EWOULDBLOCK;
+        (void)fsdp_io_close(&marker, marker_path, NULL);
+    }
+    fsdp_free(marker_path);
+    return !search->busy;
+}
+
+static bool look_at_deleting(void *user, const char *path)
+{
+    (void)path;
+    ((leftover_search *)user)->proven = true;
+    return false;
+}
+
+fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    fsdp_file_info info;
+    if (io->ops->info(io, dir, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY ||
+        fsdp_has_manifest(io, dir))
+        return FSDP_OK;
+    leftover_search search = {.io = io};
+    (void)fsdp_beside_each(io, dir, FSDP_SUFFIX_STAGING, look_at_staging, &search);
+    if (search.busy)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "another job is publishing '%s'", dir);
+    if (!search.proven)
+        (void)fsdp_beside_each(io, dir, FSDP_SUFFIX_DELETING, look_at_deleting, &search);
+    return search.proven ? fsdp_io_remove_tree(io, dir, err) : FSDP_OK;
+}

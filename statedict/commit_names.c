@@ -1,0 +1,222 @@
+/* Names of the commit: steps of a run, and what stands beside a checkpoint while it comes or goes. */
+#include "statedict/commit_internal.h"
+
+#include "base/mem.h"
+#include "statedict/manifest.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { UUID_DIGITS = 32, STEP_DIGITS = 8 };
+
+/* --- steps -------------------------------------------------------------------------------------- */
+
+void fsdp_step_name(int64_t step, char name_out[FSDP_STEP_NAME_SIZE])
+{
+    snprintf(name_out, FSDP_STEP_NAME_SIZE, "step-%08" PRId64, step);
+}
+
+static bool is_uuid(const char *text)
+{
+    return strspn(text, "0123456789abcdef") == UUID_DIGITS && text[UUID_DIGITS] == '\0';
+}
+
+/* What follows "step-N": nothing, or one of our suffixes. */
+static fsdp_step_name_kind kind_of_suffix(const char *suffix)
+{
+    size_t staging = strlen(FSDP_SUFFIX_STAGING), deleting = strlen(FSDP_SUFFIX_DELETING);
+    if (*suffix == '\0')
+        return FSDP_NAME_STEP;
+    if (strncmp(suffix, FSDP_SUFFIX_STAGING, staging) == 0 && is_uuid(suffix + staging))
+        return FSDP_NAME_STAGING;
+    if (strncmp(suffix, FSDP_SUFFIX_DELETING, deleting) == 0 && is_uuid(suffix + deleting))
+        return FSDP_NAME_DELETING;
+    return FSDP_NAME_OTHER;
+}
+
+fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out)
+{
+    static const char start[] = "step-";
+    *step_out = FSDP_STEP_NONE;
+    if (strncmp(name, start, sizeof start - 1) != 0)
+        return FSDP_NAME_OTHER;
+    const char *digits = name + sizeof start - 1;
+    size_t n = strspn(digits, "0123456789");
+    if (n < STEP_DIGITS || (n > STEP_DIGITS && *digits == '0'))
+        return FSDP_NAME_OTHER;
+    int64_t step = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (fsdp_mul_overflow(step, 10, &step) || fsdp_add_overflow(step, digits[i] - '0', &step))
+            return FSDP_NAME_OTHER;
+    }
+    fsdp_step_name_kind kind = kind_of_suffix(digits + n);
+    if (kind != FSDP_NAME_OTHER)
+        *step_out = step;
+    return kind;
+}
+
+/* --- random names ------------------------------------------------------------------------------- */
+
+/* Only for a kernel without getrandom: differs between processes, calls and starts of the system. */
+static void fill_without_random(unsigned char *bytes, size_t size)
+{
+    static uint64_t calls;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t seed = (uint64_t)now.tv_sec * 1000000007u + (uint64_t)now.tv_nsec;
+    seed ^= (uint64_t)getpid() << 40 ^ __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) << 20;
+    for (size_t i = 0; i < size; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        bytes[i] = (unsigned char)(seed >> 56);
+    }
+}
+
+void fsdp_random_hex(char out[33])
+{
+    static const char digits[] = "0123456789abcdef";
+    unsigned char bytes[UUID_DIGITS / 2];
+    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
+        fill_without_random(bytes, sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    out[UUID_DIGITS] = '\0';
+}
+
+/* --- beside a checkpoint ------------------------------------------------------------------------ */
+
+fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err)
+{
+    char uuid[33];
+    fsdp_random_hex(uuid);
+    size_t size = strlen(dir) + strlen(suffix) + sizeof uuid;
+    *path_out = fsdp_alloc(size, 1);
+    if (!*path_out)
+        return fsdp_fail_memory(err, dir);
+    snprintf(*path_out, size, "%s%s%s", dir, suffix, uuid);
+    return FSDP_OK;
+}
+
+static const char *last_element(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err)
+{
+    size_t size = strlen(dir);
+    while (size > 1 && dir[size - 1] == '/')
+        size--;
+    *parent_out = NULL;
+    *path_out = fsdp_strndup(dir, size);
+    if (!*path_out)
+        return fsdp_fail_memory(err, dir);
+    const char *name = last_element(*path_out);
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' does not name a directory in another one", dir);
+    size_t parent = (size_t)(name - *path_out);
+    if (parent == 0)
+        *parent_out = fsdp_strndup(".", 1);
+    else
+        *parent_out = fsdp_strndup(*path_out, parent > 1 ? parent - 1 : 1);
+    return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
+}
+
+typedef struct beside_search {
+    const char *name, *suffix;
+    size_t name_size, suffix_size;
+    char **found;
+    size_t count, capacity;
+    bool failed;
+} beside_search;
+
+/* Names are collected first: what is found may be removed. */
+static int collect_beside(void *user, const char *name)
+{
+    beside_search *search = user;
+    if (strncmp(name, search->name, search->name_size) != 0 ||
+        strncmp(name + search->name_size, search->suffix, search->suffix_size) != 0 ||
+        !is_uuid(name + search->name_size + search->suffix_size))
+        return 0;
+    char *copy = fsdp_strndup(name, strlen(name));
+    if (!copy || !fsdp_grow(&search->found, &search->capacity, search->count + 1,
+                            sizeof *search->found)) {
+        fsdp_free(copy);
+        search->failed = true;
+        return 1;
+    }
+    search->found[search->count++] = copy;
+    return 0;
+}
+
+static bool visit_found(beside_search *search, const char *parent,
+                        bool (*visit)(void *user, const char *path), void *user)
+{
+    for (size_t i = 0; i < search->count; i++) {
+        char *path = fsdp_path_join(parent, search->found[i]);
+        bool more = path && visit(user, path);
+        bool failed = !path;
+        fsdp_free(path);
+        if (!more)
+            return !failed;
+    }
+    return true;
+}
+
+bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
+                      bool (*visit)(void *user, const char *path), void *user)
+{
+    char *path = NULL, *parent = NULL;
+    bool ok = false;
+    if (fsdp_path_split(dir, &path, &parent, NULL) == FSDP_OK) {
+        const char *name = last_element(path);
+        beside_search search = {.name = name,
+                                .suffix = suffix,
+                                .name_size = strlen(name),
+                                .suffix_size = strlen(suffix)};
+        ok = io->ops->list(io, parent, collect_beside, &search) == 0 && !search.failed &&
+             visit_found(&search, parent, visit, user);
+        for (size_t i = 0; i < search.count; i++)
+            fsdp_free(search.found[i]);
+        fsdp_free(search.found);
+    }
+    fsdp_free(path);
+    fsdp_free(parent);
+    return ok;
+}
+
+bool fsdp_has_manifest(fsdp_io *io, const char *dir)
+{
+    char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
+    bool has = path && fsdp_io_exists(io, path);
+    fsdp_free(path);
+    return has;
+}
+
+typedef struct replaced_search {
+    fsdp_io *io;
+    char *found;
+} replaced_search;
+
+static bool take_replaced(void *user, const char *path)
+{
+    replaced_search *search = user;
+    if (fsdp_has_manifest(search->io, path))
+        search->found = fsdp_strndup(path, strlen(path));
+    return !search->found;
+}
+
+bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out)
+{
+    replaced_search search = {.io = io};
+    (void)fsdp_beside_each(io, dir, FSDP_SUFFIX_REPLACED, take_replaced, &search);
+    *path_out = search.found;
+    return search.found != NULL;
+}

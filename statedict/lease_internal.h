@@ -1,0 +1,29 @@
+/* What other files of ours ask about a run's lease beyond commit.h, and how tests play other hosts. */
+#ifndef FSDP_LEASE_INTERNAL_H
+#define FSDP_LEASE_INTERNAL_H
+
+#include "statedict/commit.h"
+
+/* Which process a lease belongs to. A pid alone says little: it is reused, and means something only
+ * in its pid name space, on its host, until the host starts again. */
+typedef struct fsdp_process {
+    char host[256];
+    char boot[64];
+    char pid_space[64];
+    int64_t pid;
+    uint64_t start;            /* in clock ticks since the host started; 0: not known */
+} fsdp_process;
+
+/* The caller, as the system (or fsdp_lease_pretend) has it. */
+void fsdp_process_self(fsdp_process *process_out);
+/* False when it is known to have ended: same host and start of the system, and no such process. */
+bool fsdp_process_may_live(const fsdp_process *process);
+
+/* True when a lease is there that could not be taken over now. */
+bool fsdp_lease_is_held(fsdp_io *io, const char *run);
+
+/* For tests: who the caller is from now on (NULL: the truth), and seconds added to the clock. */
+void fsdp_lease_pretend(const fsdp_process *self, int64_t clock_offset);
+int64_t fsdp_lease_now(void);
+
+#endif

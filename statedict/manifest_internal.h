@@ -1,0 +1,32 @@
+/*
+ * The parts of the manifest's text between manifest.c and the files that know one kind of record:
+ * manifest_state.c (meshes, flat buffers, entries) and manifest_value.c (values).
+ */
+#ifndef FSDP_MANIFEST_INTERNAL_H
+#define FSDP_MANIFEST_INTERNAL_H
+
+#include "base/json.h"
+#include "statedict/manifest.h"
+
+/* Bytes of one value's strings and bytes together; larger ones do not belong into a text file. */
+enum { FSDP_MANIFEST_VALUE_MAX = 16 << 20 };
+
+/* --- values --- */
+fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fsdp_error *err);
+/* *value_out is null before and after a failure. */
+fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsdp_error *err);
+
+/* --- the state dict: members "meshes", "flats", "entries", in this order --- */
+fsdp_status fsdp_manifest_put_state(fsdp_text *text, const fsdp_sd *sd, int world, fsdp_error *err);
+
+typedef struct fsdp_state_reader fsdp_state_reader;
+fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
+                                     fsdp_error *err);
+void fsdp_state_reader_free(fsdp_state_reader *reader);        /* accepts NULL */
+fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err);
+fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err);
+fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err);
+/* Hands the state dict over. */
+fsdp_sd *fsdp_state_reader_move(fsdp_state_reader *reader);
+
+#endif

@@ -1,0 +1,229 @@
+/*
+ * Retention: which checkpoints of a run stay. The union of all rules keeps; only what verifies
+ * counts, and what does not verify is neither counted nor deleted. Also finishes what a killed save
+ * or delete left. Last part of a save, under the run's lease.
+ */
+#include "statedict/run_internal.h"
+
+#include "base/mem.h"
+#include "statedict/commit_internal.h"
+#include "statedict/lease_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define PIN_NAME ".pin"
+#define LEASE_TEMPORARY ".lock" FSDP_SUFFIX_STAGING
+
+enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
+
+typedef struct retention {
+    const char *run;
+    const fsdp_retention *policy;
+    bool dry_run;
+    bool save_in_progress;     /* only a dry run may meet one: otherwise the lease is ours */
+    void (*report)(void *user, const fsdp_retain_action *action);
+    void *user;
+    fsdp_io *io;
+    int good;                  /* met so far */
+} retention;
+
+static fsdp_status check_policy(const fsdp_retention *policy, fsdp_error *err)
+{
+    if (policy && policy->keep_last < LEAST_KEPT)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "keep_last is %d, at least %d are kept: one while the next is written, "
+                         "one in case that one is damaged",
+                         policy->keep_last, LEAST_KEPT);
+    if (policy && policy->keep_every < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "keep_every is %" PRId64, policy->keep_every);
+    return FSDP_OK;
+}
+
+/* --- deciding ----------------------------------------------------------------------------------- */
+
+static bool is_pinned(const retention *retain, const fsdp_run_step *step, bool *by_file_out)
+{
+    *by_file_out = false;
+    for (size_t i = 0; i < retain->policy->pin_count; i++) {
+        if (retain->policy->pins[i] == step->step)
+            return true;
+    }
+    char *dir = fsdp_path_join(retain->run, step->name);
+    char *path = dir ? fsdp_path_join(dir, PIN_NAME) : NULL;
+    fsdp_file_info info;
+    /* a pin that cannot be looked at is taken for one: to keep too much is the safe mistake */
+    *by_file_out = !path || retain->io->ops->info(retain->io, path, &info) != -ENOENT;
+    fsdp_free(path);
+    fsdp_free(dir);
+    return *by_file_out;
+}
+
+/* The rule that keeps a step whether it verifies or not; false when there is none. */
+static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, char *reason)
+{
+    const fsdp_retention *policy = retain->policy;
+    bool by_file;
+    if (!policy)
+        snprintf(reason, REASON_SIZE, "no policy");
+    else if (is_pinned(retain, step, &by_file))
+        snprintf(reason, REASON_SIZE, by_file ? "pin file" : "pinned");
+    else if (policy->keep_every > 0 && step->step % policy->keep_every == 0)
+        snprintf(reason, REASON_SIZE, "every %" PRId64, policy->keep_every);
+    else
+        return false;
+    return true;
+}
+
+/* Decides about a plain step directory. Old ones that a rule keeps are not even read. */
+static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *remove_out,
+                          char *reason, fsdp_error *err)
+{
+    *remove_out = false;
+    bool newest_wanted = retain->policy && retain->good < retain->policy->keep_last;
+    if (!newest_wanted && kept_by_rule(retain, step, reason))
+        return FSDP_OK;
+    fsdp_error fault = {0};
+    fsdp_status status =
+        fsdp_run_check(retain->run, step, FSDP_VERIFY_QUICK, NULL, retain->io, &fault);
+    if (status != FSDP_OK && !fsdp_run_is_fault(status)) {
+        if (err)
+            *err = fault;
+        return status;
+    }
+    if (status != FSDP_OK) {
+        snprintf(reason, REASON_SIZE, "does not verify: %s", fault.text);
+        return FSDP_OK;
+    }
+    retain->good++;
+    if (newest_wanted) {
+        snprintf(reason, REASON_SIZE, "newest %d", retain->policy->keep_last);
+        return FSDP_OK;
+    }
+    *remove_out = true;
+    snprintf(reason, REASON_SIZE, "no rule keeps it");
+    return FSDP_OK;
+}
+
+/* --- doing -------------------------------------------------------------------------------------- */
+
+static void tell(const retention *retain, const char *name, bool remove, const char *reason)
+{
+    fsdp_retain_action action = {.name = name, .remove = remove, .reason = reason};
+    if (retain->report)
+        retain->report(retain->user, &action);
+}
+
+/* An interrupted save or delete, and the half of it that may stand at the step's own name. */
+static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step *step,
+                                   const char *path, fsdp_error *err)
+{
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step->step, name);
+    char *whole = fsdp_path_join(retain->run, name);
+    if (!whole)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_moves_clear(retain->io, whole, err);
+    fsdp_free(whole);
+    return status == FSDP_OK ? fsdp_io_remove_tree(retain->io, path, err) : status;
+}
+
+static fsdp_status remove_step(const retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    if (retain->dry_run)
+        return FSDP_OK;
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = step->state == FSDP_STEP_GOOD
+                             ? fsdp_checkpoint_delete(retain->io, path, err)
+                             : remove_leftover(retain, step, path, err);
+    fsdp_free(path);
+    return status;
+}
+
+static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    bool busy = step->state == FSDP_STEP_STAGING && retain->save_in_progress;
+    bool remove = !busy;
+    char reason[REASON_SIZE];
+    snprintf(reason, sizeof reason, "%s",
+             busy                                 ? "a save in progress"
+             : step->state == FSDP_STEP_DELETING ? "interrupted delete"
+                                                  : "interrupted save");
+    if (step->state == FSDP_STEP_GOOD)
+        FSDP_TRY(decide(retain, step, &remove, reason, err));
+    if (remove)
+        FSDP_TRY(remove_step(retain, step, err));
+    tell(retain, step->name, remove, reason);
+    return FSDP_OK;
+}
+
+/* One that cannot be removed does not keep the others; the first failure is reported. */
+static fsdp_status retain_all(retention *retain, fsdp_error *err)
+{
+    fsdp_run_steps steps;
+    FSDP_TRY(fsdp_run_scan(retain->run, retain->io, &steps, err));
+    fsdp_status first = FSDP_OK;
+    for (size_t i = 0; i < steps.count; i++) {
+        fsdp_status status = retain_step(retain, &steps.items[i], first == FSDP_OK ? err : NULL);
+        if (first == FSDP_OK)
+            first = status;
+    }
+    fsdp_run_steps_release(&steps);
+    return first;
+}
+
+/* Text of leases whose takers were killed. A young one may belong to a taker that is at work. */
+static int sweep_lease(void *user, const char *name)
+{
+    const retention *retain = user;
+    if (strncmp(name, LEASE_TEMPORARY, strlen(LEASE_TEMPORARY)) != 0)
+        return 0;
+    char *path = fsdp_path_join(retain->run, name);
+    fsdp_file_info info;
+    if (path && retain->io->ops->info(retain->io, path, &info) == 0 &&
+        fsdp_lease_now() - info.mtime_ns / 1000000000 > FSDP_LEASE_SECONDS)
+        retain->io->ops->unlink(retain->io, path);
+    fsdp_free(path);
+    return 0;
+}
+
+fsdp_status fsdp_run_retain_held(const char *run, const fsdp_retention *policy,
+                                 void (*report)(void *user, const fsdp_retain_action *action),
+                                 void *user, fsdp_io *io, fsdp_error *err)
+{
+    FSDP_TRY(check_policy(policy, err));
+    retention retain = {.run = run,
+                        .policy = policy,
+                        .report = report,
+                        .user = user,
+                        .io = io ? io : fsdp_io_posix()};
+    FSDP_TRY(retain_all(&retain, err));
+    (void)retain.io->ops->list(retain.io, run, sweep_lease, &retain);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool dry_run,
+                            void (*report)(void *user, const fsdp_retain_action *action),
+                            void *user, struct fsdp_io *io, fsdp_error *err)
+{
+    FSDP_TRY(check_policy(policy, err));
+    if (dry_run) {
+        retention retain = {.run = run,
+                            .policy = policy,
+                            .dry_run = true,
+                            .report = report,
+                            .user = user,
+                            .io = io ? io : fsdp_io_posix()};
+        retain.save_in_progress = fsdp_lease_is_held(retain.io, run);
+        return retain_all(&retain, err);
+    }
+    fsdp_lease *lease;
+    FSDP_TRY(fsdp_lease_take(io, run, &lease, err));
+    fsdp_status status = fsdp_run_retain_held(run, policy, report, user, io, err);
+    fsdp_lease_release(lease);
+    return status;
+}

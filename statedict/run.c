@@ -1,0 +1,241 @@
+/*
+ * Runs: a directory of checkpoints named step-N. Which are there, and which is the newest one that
+ * can be trusted. The file `latest` is a hint for people and is never read.
+ */
+#include "statedict/run_internal.h"
+
+#include "base/mem.h"
+#include "statedict/commit.h"
+#include "statedict/manifest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PIN_NAME ".pin"
+
+void fsdp_string_free(char *text)
+{
+    fsdp_free(text);
+}
+
+void fsdp_run_steps_release(fsdp_run_steps *steps)
+{
+    for (size_t i = 0; i < steps->count; i++) {
+        fsdp_free(steps->items[i].name);
+        fsdp_free(steps->items[i].reason);
+    }
+    fsdp_free(steps->items);
+    *steps = (fsdp_run_steps){0};
+}
+
+/* --- names -------------------------------------------------------------------------------------- */
+
+typedef struct scan {
+    fsdp_run_steps *steps;
+    size_t capacity;
+    bool failed;
+} scan;
+
+static bool state_of_name(fsdp_step_name_kind kind, fsdp_step_state *state_out)
+{
+    switch (kind) {
+    case FSDP_NAME_STEP: *state_out = FSDP_STEP_GOOD; return true;
+    case FSDP_NAME_STAGING: *state_out = FSDP_STEP_STAGING; return true;
+    case FSDP_NAME_DELETING: *state_out = FSDP_STEP_DELETING; return true;
+    case FSDP_NAME_OTHER: break;
+    }
+    return false;
+}
+
+static int collect_step(void *user, const char *name)
+{
+    scan *found = user;
+    fsdp_run_steps *steps = found->steps;
+    fsdp_run_step step = {.step = FSDP_STEP_NONE};
+    if (!state_of_name(fsdp_step_parse(name, &step.step), &step.state))
+        return 0;
+    step.name = fsdp_strndup(name, strlen(name));
+    if (!step.name ||
+        !fsdp_grow(&steps->items, &found->capacity, steps->count + 1, sizeof *steps->items)) {
+        fsdp_free(step.name);
+        found->failed = true;
+        return 1;
+    }
+    steps->items[steps->count++] = step;
+    return 0;
+}
+
+static int newest_first(const void *left, const void *right)
+{
+    const fsdp_run_step *a = left, *b = right;
+    if (a->step != b->step)
+        return a->step > b->step ? -1 : 1;
+    if (a->state != b->state)
+        return a->state < b->state ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err)
+{
+    io = io ? io : fsdp_io_posix();
+    *steps_out = (fsdp_run_steps){0};
+    scan found = {.steps = steps_out};
+    int result = io->ops->list(io, run, collect_step, &found);
+    if (result == 0 && !found.failed) {
+        if (steps_out->count > 1)
+            qsort(steps_out->items, steps_out->count, sizeof *steps_out->items, newest_first);
+        return FSDP_OK;
+    }
+    fsdp_run_steps_release(steps_out);
+    return found.failed ? fsdp_fail_memory(err, run)
+                        : fsdp_fail_errno(err, -result, "cannot open run '%s'", run);
+}
+
+/* --- one step ----------------------------------------------------------------------------------- */
+
+static fsdp_status check_manifest(const char *path, int64_t step, fsdp_io *io, fsdp_error *err)
+{
+    fsdp_manifest manifest;
+    FSDP_TRY(fsdp_manifest_read(io, path, &manifest, err));
+    int64_t stated = manifest.step;
+    fsdp_manifest_release(&manifest);
+    if (stated != FSDP_STEP_NONE && stated != step)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %" PRId64 ": it was renamed", path,
+                         stated);
+    return FSDP_OK;
+}
+
+static fsdp_status check_data(const char *path, fsdp_verify_level level, const fsdp_watch *watch,
+                              fsdp_io *io, fsdp_error *err)
+{
+    fsdp_verify_opts opts = {.level = level, .io = io};
+    if (watch)
+        opts.watch = *watch;
+    fsdp_verify_summary summary = {0};
+    fsdp_status status = fsdp_checkpoint_verify(path, &opts, &summary, err);
+    if (status == FSDP_DIFFERS)
+        fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged in %" PRId64 " places", path,
+                  summary.findings);
+    return status;
+}
+
+fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_verify_level level,
+                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+{
+    char *path = fsdp_path_join(run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, run);
+    fsdp_status status = check_manifest(path, step->step, io, err);
+    if (status == FSDP_OK && level != FSDP_VERIFY_QUICK)
+        status = check_data(path, level, watch, io, err);
+    fsdp_free(path);
+    return status;
+}
+
+bool fsdp_run_is_fault(fsdp_status status)
+{
+    switch (status) {
+    case FSDP_DIFFERS:
+    case FSDP_ERR_NOT_FOUND:
+    case FSDP_ERR_DAMAGED:
+    case FSDP_ERR_REFUSED:
+    case FSDP_ERR_IO: return true;
+    default: return false;
+    }
+}
+
+/* --- all steps ---------------------------------------------------------------------------------- */
+
+static bool has_pin(const char *run, const char *name, fsdp_io *io)
+{
+    char *dir = fsdp_path_join(run, name);
+    char *path = dir ? fsdp_path_join(dir, PIN_NAME) : NULL;
+    bool has = path && fsdp_io_exists(io, path);
+    fsdp_free(path);
+    fsdp_free(dir);
+    return has;
+}
+
+static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fsdp_error *err)
+{
+    if (step->state != FSDP_STEP_GOOD)
+        return FSDP_OK;
+    step->pinned = has_pin(run, step->name, io);
+    fsdp_error reason = {0};
+    fsdp_status status = fsdp_run_check(run, step, FSDP_VERIFY_QUICK, NULL, io, &reason);
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (!fsdp_run_is_fault(status)) {
+        if (err)
+            *err = reason;
+        return status;
+    }
+    step->state = FSDP_STEP_BROKEN;
+    step->reason = fsdp_strndup(reason.text, strlen(reason.text));
+    return step->reason ? FSDP_OK : fsdp_fail_memory(err, run);
+}
+
+fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io, fsdp_run_steps *steps_out,
+                          fsdp_error *err)
+{
+    FSDP_TRY(fsdp_run_scan(run, io, steps_out, err));
+    fsdp_status status = FSDP_OK;
+    for (size_t i = 0; i < steps_out->count && status == FSDP_OK; i++)
+        status = examine(run, io, &steps_out->items[i], err);
+    if (status != FSDP_OK)
+        fsdp_run_steps_release(steps_out);
+    return status;
+}
+
+/* --- the newest good one ------------------------------------------------------------------------ */
+
+static void tell_skipped(const fsdp_watch *watch, const char *run, const char *name,
+                         const char *reason)
+{
+    char text[FSDP_ERROR_TEXT + 300];
+    if (!watch || !watch->notice)
+        return;
+    snprintf(text, sizeof text, "skipping '%s' of '%s': %s", name, run, reason);
+    watch->notice(watch->user, text);
+}
+
+static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_verify_level level,
+                             const fsdp_watch *watch, fsdp_io *io, char **path_out, fsdp_error *err)
+{
+    size_t skipped = 0;
+    for (size_t i = 0; i < steps->count; i++) {
+        const fsdp_run_step *step = &steps->items[i];
+        if (step->state != FSDP_STEP_GOOD)
+            continue;
+        fsdp_error reason = {0};
+        fsdp_status status = fsdp_run_check(run, step, level, watch, io, &reason);
+        if (status == FSDP_OK) {
+            *path_out = fsdp_path_join(run, step->name);
+            return *path_out ? FSDP_OK : fsdp_fail_memory(err, run);
+        }
+        if (!fsdp_run_is_fault(status)) {
+            if (err)
+                *err = reason;
+            return status;
+        }
+        tell_skipped(watch, run, step->name, reason.text);
+        skipped++;
+    }
+    if (skipped == 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", run);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no good checkpoint: %zu do not verify",
+                     run, skipped);
+}
+
+fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp_watch *watch,
+                            struct fsdp_io *io, char **path_out, fsdp_error *err)
+{
+    *path_out = NULL;
+    fsdp_run_steps steps;
+    FSDP_TRY(fsdp_run_scan(run, io, &steps, err));
+    fsdp_status status = newest_of(run, &steps, level, watch, io, path_out, err);
+    fsdp_run_steps_release(&steps);
+    return status;
+}

@@ -1,0 +1,25 @@
+/* What retention and saving ask about a run beyond checkpoint.h. */
+#ifndef FSDP_RUN_INTERNAL_H
+#define FSDP_RUN_INTERNAL_H
+
+#include "base/io.h"
+#include <fsdp/checkpoint.h>
+
+/* The names of our grammar in a run, newest step first; every plain step counts as good until
+ * fsdp_run_check says otherwise. */
+fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
+
+/*
+ * FSDP_OK when the step directory verifies at that level. fsdp_run_is_fault tells whether another
+ * status says something about the checkpoint, or that nobody could know (no memory, cancelled).
+ */
+fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_verify_level level,
+                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
+bool fsdp_run_is_fault(fsdp_status status);
+
+/* fsdp_run_retain for a caller that holds the run's lease. */
+fsdp_status fsdp_run_retain_held(const char *run, const fsdp_retention *policy,
+                                 void (*report)(void *user, const fsdp_retain_action *action),
+                                 void *user, fsdp_io *io, fsdp_error *err);
+
+#endif
