@@ -85,7 +85,7 @@ static fsdp_status create_dataset(fsdp_h5_file *file, const fsdp_h5_dataset *wan
 {
     fsdp_h5_base *base = &file->base;
     hid_t list = wanted->chunk ? file->chunked : file->contiguous;
-    hid_t type = fsdp_h5_type(base, wanted->dtype);
+    hid_t type = fsdp_h5_type(&base->types, wanted->dtype);
     bool ready = type >= 0 && fsdp_h5_set_extent(base, wanted->ndim, wanted->shape) >= 0 &&
                  (!wanted->chunk || set_chunk(list, wanted->ndim, wanted->chunk) >= 0);
     if (!ready)
@@ -137,15 +137,25 @@ static fsdp_status keep_links(fsdp_h5_file *file, const fsdp_h5_dataset *dataset
     return FSDP_OK;
 }
 
-/* Measured: an object header with its link takes 370 bytes; an attribute 100 more; a chunked dataset
- * also has a B-tree node of 64 keys. */
+/* Measured: an object header with its link takes 420 bytes. A chunked dataset also has a node of a
+ * B-tree, with 65 keys (8 bytes and its coordinates, of one dim more) and 64 addresses. */
+static size_t metadata_bytes(const fsdp_h5_dataset *dataset)
+{
+    enum { OBJECT = 420, NODE = 24 + 64 * 8, KEYS = 65 };
+    size_t bytes = OBJECT + strlen(dataset->link);
+    if (dataset->chunk)
+        bytes += NODE + KEYS * 8 * ((size_t)dataset->ndim + 2);
+    return bytes;
+}
+
 static fsdp_h5_plan plan_file(const fsdp_h5_dataset *datasets, size_t count)
 {
-    enum { OBJECT_BYTES = 420 };
-    fsdp_h5_plan plan = {
-        .objects = count + 1, .object_bytes = OBJECT_BYTES, .newest = H5F_LIBVER_V18};
-    for (size_t i = 0; i < count; i++)
+    const fsdp_h5_dataset index = {.link = index_link};
+    fsdp_h5_plan plan = {.objects = count + 1, .metadata_bytes = metadata_bytes(&index)};
+    for (size_t i = 0; i < count; i++) {
         plan.link_bytes += strlen(datasets[i].link) + 1;
+        plan.metadata_bytes += metadata_bytes(&datasets[i]);
+    }
     return plan;
 }
 

@@ -47,9 +47,14 @@ fsdp_status fsdp_h5_link(fsdp_h5_file *file, const char *link, const char *targe
 
 /* Writes libhdf5's own metadata and closes; *size_out is the file's size. No fsync. */
 fsdp_status fsdp_h5_close(fsdp_h5_file *file, int64_t *size_out, fsdp_error *err);
-void fsdp_h5_discard(fsdp_h5_file *file);            /* accepts NULL */
+/* Closes without writing any more; what is left of the file is the caller's to delete. Accepts NULL. */
+void fsdp_h5_discard(fsdp_h5_file *file);
 
-/* --- the view: virtual datasets over the shard files --- */
+/*
+ * --- the view: virtual datasets over the shard files ---
+ * Written without libhdf5 (hdf5_emit.h), so it takes no lock. A link that is there twice and an
+ * alias of nothing are found by fsdp_h5_view_close.
+ */
 
 /* Part of a virtual dataset: a box of it is the same-sized box of a dataset in another file. */
 typedef struct fsdp_h5_source {
@@ -67,7 +72,7 @@ fsdp_status fsdp_h5_view_create(fsdp_io *io, const char *path, fsdp_h5_view **vi
 fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
                              const int64_t *shape, const fsdp_h5_source *sources, size_t count,
                              fsdp_error *err);
-/* A hard link: a second name of a dataset that is already there. */
+/* A hard link: a second name of a dataset of this view. */
 fsdp_status fsdp_h5_view_link(fsdp_h5_view *view, const char *link, const char *target, fsdp_error *err);
 fsdp_status fsdp_h5_view_close(fsdp_h5_view *view, int64_t *size_out, fsdp_error *err);
 void fsdp_h5_view_discard(fsdp_h5_view *view);       /* accepts NULL */

@@ -50,21 +50,33 @@ fsdp_status fsdp_h5_disk_create(fsdp_io *io, const char *path, fsdp_h5_disk **di
 fsdp_status fsdp_h5_disk_free(fsdp_h5_disk *disk, fsdp_error *err);
 herr_t fsdp_h5_disk_use(hid_t access, fsdp_h5_disk *disk);
 
+/* --- types (hdf5_types.c) --- */
+
+typedef struct fsdp_h5_types {
+    hid_t ids[FSDP_DTYPE_COUNT];
+} fsdp_h5_types;
+
+void fsdp_h5_types_init(fsdp_h5_types *types);
+void fsdp_h5_types_release(fsdp_h5_types *types);
+/* The HDF5 type of a dtype, made once; negative on failure. */
+hid_t fsdp_h5_type(fsdp_h5_types *types, fsdp_dtype dtype);
+/* Types that HDF5 cannot express are u8 with an attribute that names them. */
+herr_t fsdp_h5_mark_type(hid_t dataset, fsdp_dtype dtype);
+
 /* --- an open file of ours (hdf5_library.c) --- */
 
 typedef struct fsdp_h5_base {
     fsdp_h5_disk *disk;
     hid_t file;
     hid_t space;               /* one dataspace for all: its extent is set anew for each dataset */
-    hid_t types[FSDP_DTYPE_COUNT];
+    fsdp_h5_types types;
 } fsdp_h5_base;
 
 /* What is known before the first object, so that the file is laid out without gaps. */
 typedef struct fsdp_h5_plan {
     size_t objects;
     size_t link_bytes;         /* all link names together */
-    size_t object_bytes;       /* metadata of one object, about */
-    H5F_libver_t newest;       /* the newest file format objects may use */
+    size_t metadata_bytes;     /* all of libhdf5's own structures, about */
 } fsdp_h5_plan;
 
 /* All three between enter and leave. */
@@ -84,14 +96,6 @@ fsdp_status fsdp_h5_check(const fsdp_h5_base *base, fsdp_error *err);
 hid_t fsdp_h5_dataset_list(void);
 /* Gives base->space this extent, everything selected. ndim 0 is a scalar. */
 herr_t fsdp_h5_set_extent(fsdp_h5_base *base, int ndim, const int64_t *shape);
-
-/* --- types (hdf5_types.c) --- */
-
-/* The HDF5 type of a dtype, made once per file; negative on failure. */
-hid_t fsdp_h5_type(fsdp_h5_base *base, fsdp_dtype dtype);
-void fsdp_h5_types_release(fsdp_h5_base *base);
-/* Types that HDF5 cannot express are u8 with an attribute `dtype` that names them. */
-herr_t fsdp_h5_mark_type(hid_t dataset, fsdp_dtype dtype);
 
 /* --- the zstd filter (hdf5_zstd.c) --- */
 

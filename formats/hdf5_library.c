@@ -1,6 +1,6 @@
 /*
  * libhdf5 as the whole process shares it: one lock, silent errors, our driver and filter; and what
- * every file of ours is created and closed with. Used by hdf5_file.c and hdf5_view.c.
+ * every file of ours is created and closed with. Used by hdf5_file.c.
  *
  * libhdf5 keeps its normal exit handler: the program may have HDF5 files of its own, which that
  * handler flushes.
@@ -125,7 +125,7 @@ static hid_t creation_list(const fsdp_h5_plan *plan)
 static hsize_t metadata_block(const fsdp_h5_plan *plan)
 {
     const size_t least = 2048, most = (size_t)4 << 20;
-    size_t need = plan->objects * plan->object_bytes + plan->link_bytes;
+    size_t need = plan->metadata_bytes;
     if (need < least)
         return least;
     return need > most ? most : (need + 511) / 512 * 512;
@@ -138,7 +138,7 @@ static hid_t access_list(const fsdp_h5_plan *plan, fsdp_h5_disk *disk)
     hid_t list = H5Pcreate(H5P_FILE_ACCESS);
     if (list < 0)
         return list;
-    bool ok = H5Pset_libver_bounds(list, H5F_LIBVER_EARLIEST, plan->newest) >= 0 &&
+    bool ok = H5Pset_libver_bounds(list, H5F_LIBVER_EARLIEST, H5F_LIBVER_V18) >= 0 &&
               H5Pset_alignment(list, ALIGN_FROM, PAGE) >= 0 &&
               H5Pset_meta_block_size(list, metadata_block(plan)) >= 0 &&
               H5Pset_fclose_degree(list, H5F_CLOSE_STRONG) >= 0 &&
@@ -162,11 +162,10 @@ herr_t fsdp_h5_set_extent(fsdp_h5_base *base, int ndim, const int64_t *shape)
 static void base_reset(fsdp_h5_base *base)
 {
     *base = (fsdp_h5_base){.file = H5I_INVALID_HID, .space = H5I_INVALID_HID};
-    for (int i = 0; i < FSDP_DTYPE_COUNT; i++)
-        base->types[i] = H5I_INVALID_HID;
+    fsdp_h5_types_init(&base->types);
 }
 
-/* libhdf5 forgets why a call failed at the next call, so the error is written before cleaning up. */
+/* libhdf5 forgets why a call failed at the next call: the error is written before cleaning up. */
 static fsdp_status create_in_library(fsdp_h5_base *base, const fsdp_h5_plan *plan, fsdp_error *err)
 {
     hid_t creation = creation_list(plan), access = access_list(plan, base->disk);
@@ -196,7 +195,7 @@ fsdp_status fsdp_h5_base_create(fsdp_h5_base *base, fsdp_io *io, const char *pat
 
 fsdp_status fsdp_h5_base_close(fsdp_h5_base *base, int64_t *size_out, fsdp_error *err)
 {
-    fsdp_h5_types_release(base);
+    fsdp_h5_types_release(&base->types);
     H5Sclose(base->space);
     fsdp_status status = FSDP_OK;
     if (base->file >= 0 && H5Fclose(base->file) < 0)

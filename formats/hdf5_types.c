@@ -2,6 +2,8 @@
  * dtypes as HDF5 types. Where HDF5 can describe the bits (bf16, f16 and e5m2 are IEEE-like) other
  * programs see numbers; where it cannot, they see bytes and an attribute with the type's name.
  */
+#include "formats/hdf5_types.h"
+
 #include "formats/hdf5_internal.h"
 
 #include <string.h>
@@ -46,7 +48,7 @@ static hid_t complex_of(hid_t part)
     return H5I_INVALID_HID;
 }
 
-static hid_t make_type(fsdp_h5_base *base, fsdp_dtype dtype)
+static hid_t make_type(fsdp_h5_types *types, fsdp_dtype dtype)
 {
     switch (dtype) {
     case FSDP_F64: return H5Tcopy(H5T_IEEE_F64LE);
@@ -62,10 +64,10 @@ static hid_t make_type(fsdp_h5_base *base, fsdp_dtype dtype)
     case FSDP_U32: return H5Tcopy(H5T_STD_U32LE);
     case FSDP_U16: return H5Tcopy(H5T_STD_U16LE);
     case FSDP_BOOL: return boolean();
-    case FSDP_C64: return complex_of(fsdp_h5_type(base, FSDP_F32));
-    case FSDP_C128: return complex_of(fsdp_h5_type(base, FSDP_F64));
-    case FSDP_COMPLEX32: return complex_of(fsdp_h5_type(base, FSDP_F16));
-    case FSDP_BCOMPLEX32: return complex_of(fsdp_h5_type(base, FSDP_BF16));
+    case FSDP_C64: return complex_of(fsdp_h5_type(types, FSDP_F32));
+    case FSDP_C128: return complex_of(fsdp_h5_type(types, FSDP_F64));
+    case FSDP_COMPLEX32: return complex_of(fsdp_h5_type(types, FSDP_F16));
+    case FSDP_BCOMPLEX32: return complex_of(fsdp_h5_type(types, FSDP_BF16));
     case FSDP_U8:
     case FSDP_F8_E4M3FN:
     case FSDP_F8_E4M3FNUZ:
@@ -80,21 +82,27 @@ static hid_t make_type(fsdp_h5_base *base, fsdp_dtype dtype)
     return H5I_INVALID_HID;
 }
 
-hid_t fsdp_h5_type(fsdp_h5_base *base, fsdp_dtype dtype)
+hid_t fsdp_h5_type(fsdp_h5_types *types, fsdp_dtype dtype)
 {
     if (dtype <= FSDP_DTYPE_NONE || dtype >= FSDP_DTYPE_COUNT)
         return H5I_INVALID_HID;
-    if (base->types[dtype] < 0)
-        base->types[dtype] = make_type(base, dtype);
-    return base->types[dtype];
+    if (types->ids[dtype] < 0)
+        types->ids[dtype] = make_type(types, dtype);
+    return types->ids[dtype];
 }
 
-void fsdp_h5_types_release(fsdp_h5_base *base)
+void fsdp_h5_types_init(fsdp_h5_types *types)
+{
+    for (int i = 0; i < FSDP_DTYPE_COUNT; i++)
+        types->ids[i] = H5I_INVALID_HID;
+}
+
+void fsdp_h5_types_release(fsdp_h5_types *types)
 {
     for (int i = 0; i < FSDP_DTYPE_COUNT; i++) {
-        if (base->types[i] >= 0)
-            H5Tclose(base->types[i]);
-        base->types[i] = H5I_INVALID_HID;
+        if (types->ids[i] >= 0)
+            H5Tclose(types->ids[i]);
+        types->ids[i] = H5I_INVALID_HID;
     }
 }
 
@@ -132,5 +140,37 @@ static herr_t write_string(hid_t dataset, const char *name, const char *value)
 
 herr_t fsdp_h5_mark_type(hid_t dataset, fsdp_dtype dtype)
 {
-    return needs_mark(dtype) ? write_string(dataset, "dtype", fsdp_dtype_name(dtype)) : 0;
+    return needs_mark(dtype) ? write_string(dataset, FSDP_H5_MARK, fsdp_dtype_name(dtype)) : 0;
+}
+
+/* --- as bytes --- */
+
+/* libhdf5 puts two bytes of its own before the message. */
+static herr_t encode(hid_t type, fsdp_h5_type_bytes *out)
+{
+    enum { PREFIX = 2 };
+    unsigned char buf[PREFIX + sizeof out->bytes];
+    size_t size = 0;
+    if (type < 0 || H5Tencode(type, NULL, &size) < 0 || size <= PREFIX || size > sizeof buf ||
+        H5Tencode(type, buf, &size) < 0)
+        return -1;
+    out->size = size - PREFIX;
+    memcpy(out->bytes, buf + PREFIX, out->size);
+    return 0;
+}
+
+fsdp_status fsdp_h5_type_encode(fsdp_dtype dtype, fsdp_h5_type_bytes *out, fsdp_error *err)
+{
+    *out = (fsdp_h5_type_bytes){.marked = needs_mark(dtype)};
+    fsdp_h5_call call;
+    FSDP_TRY(fsdp_h5_enter(&call, err));
+    fsdp_h5_types types;
+    fsdp_h5_types_init(&types);
+    herr_t result = encode(fsdp_h5_type(&types, dtype), out);
+    fsdp_h5_types_release(&types);
+    fsdp_h5_leave(&call);
+    if (result < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "libhdf5 cannot describe the type %s",
+                         fsdp_dtype_name(dtype));
+    return FSDP_OK;
 }

@@ -1,214 +1,311 @@
 /*
  * The view: an HDF5 file in which every tensor is one virtual dataset over the shard files, for
- * h5py, h5ls and the like. Nothing of ours reads it. See hdf5_file.h.
+ * h5py, h5ls and the like. Nothing of ours reads it. See hdf5_file.h; hdf5_emit.h says why it is
+ * written without libhdf5, and has the bytes of each structure.
+ *
+ * The file: superblock, batches of datasets, root group. A batch is a global heap with the mappings
+ * of some datasets, followed by their object headers. Only the names and addresses of the datasets
+ * are kept until the end, so memory stays small however many mappings there are.
  */
-#include "formats/hdf5_internal.h"
-
 #include "base/mem.h"
+#include "formats/hdf5_emit.h"
+#include "formats/hdf5_file.h"
+#include "formats/hdf5_types.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+typedef struct view_entry {
+    const char *link;
+    const char *target; /* of an alias: a link, until the end */
+    int64_t address;    /* of the object header; within the batch until that is written */
+    size_t heap_at;     /* where its header wants the heap's address; 0 for none */
+    uint32_t references;
+} view_entry;
+
 struct fsdp_h5_view {
-    fsdp_h5_base base;
-    hid_t source_space;
-    hid_t lists[FSDP_DTYPE_COUNT]; /* creation lists with the fill value of a type */
+    fsdp_file *file;
+    char *path;
+    int64_t end;             /* bytes in the file */
+    fsdp_text heap, headers; /* the batch */
+    unsigned heap_objects;
+    size_t batch_first; /* its first entry */
+    view_entry *entries;
+    size_t count, capacity;
+    fsdp_arena names;
+    fsdp_h5_type_bytes types[FSDP_DTYPE_COUNT];
 };
 
-enum { MAX_ELEMENT = 16 };
+/* --- batches --- */
 
-/* All bytes 0xFF: NaN for the floating types, which is how a missing source file shows. */
-static hid_t filled_list(hid_t type)
+static fsdp_status append(fsdp_h5_view *view, const fsdp_text *text, fsdp_error *err)
 {
-    unsigned char fill[MAX_ELEMENT];
-    memset(fill, 0xFF, sizeof fill);
-    hid_t list = fsdp_h5_dataset_list();
-    if (H5Pset_fill_value(list, type, fill) >= 0)
-        return list;
-    H5Pclose(list);
-    return H5I_INVALID_HID;
+    if (text->failed)
+        return fsdp_fail_memory(err, "a part of the view");
+    FSDP_TRY(fsdp_io_write(view->file, view->path, text->data, text->size, view->end, err));
+    view->end += (int64_t)text->size;
+    return FSDP_OK;
 }
 
-static hid_t list_of(fsdp_h5_view *view, fsdp_dtype dtype)
+static void start_batch(fsdp_h5_view *view)
 {
-    hid_t type = fsdp_h5_type(&view->base, dtype);
-    if (type >= 0 && view->lists[dtype] < 0)
-        view->lists[dtype] = filled_list(type);
-    return type < 0 ? type : view->lists[dtype];
+    fsdp_h5_begin_heap(&view->heap);
+    view->headers.size = 0;
+    view->heap_objects = 0;
+    view->batch_first = view->count;
 }
 
-/* --- mappings --- */
-
-/* A box as a hyperslab; the whole extent stays "all", which is stored in fewer bytes. */
-static herr_t select_box(hid_t space, int ndim, const int64_t *shape, const int64_t *lo,
-                         const int64_t *len)
+/* Now the heap's address is known, and with its size those of the headers behind it. */
+static void place_batch(fsdp_h5_view *view, int64_t headers)
 {
-    hsize_t start[FSDP_MAX_DIMS], count[FSDP_MAX_DIMS];
-    bool whole = true;
-    for (int d = 0; d < ndim; d++) {
-        start[d] = (hsize_t)lo[d];
-        count[d] = (hsize_t)len[d];
-        whole = whole && lo[d] == 0 && len[d] == shape[d];
+    for (size_t i = view->batch_first; i < view->count; i++) {
+        view_entry *entry = &view->entries[i];
+        if (entry->target)
+            continue;
+        entry->address += headers;
+        if (entry->heap_at > 0)
+            fsdp_h5_set_u64(&view->headers, entry->heap_at, (uint64_t)view->end);
     }
-    if (whole)
-        return H5Sselect_all(space);
-    hsize_t once[FSDP_MAX_DIMS];
-    for (int d = 0; d < ndim; d++)
-        once[d] = 1;
-    return H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, once, count);
 }
 
-static herr_t set_source_extent(fsdp_h5_view *view, const fsdp_h5_source *source)
+static fsdp_status write_batch(fsdp_h5_view *view, fsdp_error *err)
 {
-    hsize_t dims[FSDP_MAX_DIMS];
-    for (int d = 0; d < source->source_ndim; d++)
-        dims[d] = (hsize_t)source->source_shape[d];
-    return H5Sset_extent_simple(view->source_space, source->source_ndim, dims, NULL);
-}
-
-static herr_t map_source(fsdp_h5_view *view, hid_t list, int ndim, const int64_t *shape,
-                         const fsdp_h5_source *source)
-{
-    hid_t space = view->base.space;
-    if (set_source_extent(view, source) < 0 ||
-        select_box(view->source_space, source->source_ndim, source->source_shape, source->source_lo,
-                   source->source_len) < 0 ||
-        select_box(space, ndim, shape, source->lo, source->len) < 0)
-        return -1;
-    return H5Pset_virtual(list, space, source->file, source->link, view->source_space);
+    bool has_heap = view->heap_objects > 0;
+    if (has_heap)
+        fsdp_h5_end_heap(&view->heap);
+    place_batch(view, view->end + (has_heap ? (int64_t)view->heap.size : 0));
+    if (has_heap)
+        FSDP_TRY(append(view, &view->heap, err));
+    if (view->headers.size > 0)
+        FSDP_TRY(append(view, &view->headers, err));
+    start_batch(view);
+    return FSDP_OK;
 }
 
 /* --- datasets --- */
 
-static fsdp_status create_dataset(fsdp_h5_view *view, const char *link, fsdp_dtype dtype,
-                                  hid_t list, fsdp_error *err)
+static view_entry *add_entry(fsdp_h5_view *view, const char *link)
 {
-    fsdp_h5_base *base = &view->base;
-    hid_t dataset = H5Dcreate2(base->file, link, fsdp_h5_type(base, dtype), base->space,
-                               H5P_DEFAULT, list, H5P_DEFAULT);
-    if (dataset < 0)
-        return fsdp_h5_fail(base, err, "create dataset '%s'", link);
-    bool marked = fsdp_h5_mark_type(dataset, dtype) >= 0;
-    if (H5Dclose(dataset) < 0 || !marked)
-        return fsdp_h5_fail(base, err, "finish dataset '%s'", link);
-    return fsdp_h5_check(base, err);
+    if (!fsdp_grow(&view->entries, &view->capacity, view->count + 1, sizeof *view->entries))
+        return NULL;
+    const char *copy = fsdp_arena_strndup(&view->names, link, strlen(link));
+    if (!copy)
+        return NULL;
+    view_entry *entry = &view->entries[view->count++];
+    *entry = (view_entry){.link = copy, .references = 1};
+    return entry;
 }
 
-static fsdp_status add_virtual(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
-                               const int64_t *shape, const fsdp_h5_source *sources, size_t count,
-                               fsdp_error *err)
+static void put_mappings(fsdp_h5_view *view, int ndim, const int64_t *shape,
+                         const fsdp_h5_source *sources, size_t count)
 {
-    hid_t list = H5Pcopy(list_of(view, dtype));
-    if (list < 0)
-        return fsdp_h5_fail(&view->base, err, "describe dataset '%s'", link);
-    fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < count && status == FSDP_OK; i++)
-        if (map_source(view, list, ndim, shape, &sources[i]) < 0)
-            status = fsdp_h5_fail(&view->base, err, "map '%s' of '%s' into dataset '%s'",
-                                  sources[i].link, sources[i].file, link);
-    if (status == FSDP_OK)
-        status = create_dataset(view, link, dtype, list, err);
-    H5Pclose(list);
-    return status;
+    fsdp_text *heap = &view->heap;
+    size_t object = fsdp_h5_begin_heap_object(heap, ++view->heap_objects);
+    size_t block = fsdp_h5_begin_mappings(heap, count);
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_h5_source *source = &sources[i];
+        fsdp_text_add(heap, source->file, strlen(source->file) + 1);
+        fsdp_text_add(heap, source->link, strlen(source->link) + 1);
+        fsdp_h5_put_selection(heap, source->source_ndim, source->source_shape, source->source_lo,
+                              source->source_len);
+        fsdp_h5_put_selection(heap, ndim, shape, source->lo, source->len);
+    }
+    fsdp_h5_end_mappings(heap, block);
+    fsdp_h5_end_heap_object(heap, object);
 }
 
-static fsdp_status add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
-                       const int64_t *shape, const fsdp_h5_source *sources, size_t count,
-                       fsdp_error *err)
+static void put_header(fsdp_h5_view *view, view_entry *entry, fsdp_dtype dtype, int ndim,
+                       const int64_t *shape, bool has_sources)
 {
-    if (fsdp_h5_set_extent(&view->base, ndim, shape) < 0 || list_of(view, dtype) < 0)
-        return fsdp_h5_fail(&view->base, err, "describe dataset '%s'", link);
-    if (count == 0)
-        return create_dataset(view, link, dtype, list_of(view, dtype), err);
-    return add_virtual(view, link, dtype, ndim, shape, sources, count, err);
+    fsdp_text *out = &view->headers;
+    const fsdp_h5_type_bytes *type = &view->types[dtype];
+    const unsigned messages = 4;
+    entry->address = (int64_t)out->size;
+    size_t header = fsdp_h5_begin_header(out, messages + type->marked);
+    fsdp_h5_put_dataspace(out, ndim, shape);
+    fsdp_h5_put_datatype(out, type->bytes, type->size);
+    fsdp_h5_put_fill(out, fsdp_dtype_size(dtype));
+    if (has_sources)
+        entry->heap_at = fsdp_h5_put_virtual_layout(out, view->heap_objects);
+    else
+        fsdp_h5_put_empty_layout(out);
+    if (type->marked)
+        fsdp_h5_put_string_attribute(out, FSDP_H5_MARK, fsdp_dtype_name(dtype));
+    fsdp_h5_end_header(out, header);
+}
+
+/* A heap is read as a whole when one of its datasets is opened, so it stays small. */
+static bool batch_is_full(const fsdp_h5_view *view)
+{
+    enum { ENOUGH = 16 << 10 };
+    return view->heap.size >= ENOUGH || view->headers.size >= 4 * ENOUGH;
 }
 
 fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
                              const int64_t *shape, const fsdp_h5_source *sources, size_t count,
                              fsdp_error *err)
 {
-    fsdp_h5_call call;
-    FSDP_TRY(fsdp_h5_enter(&call, err));
-    fsdp_status status = add(view, link, dtype, ndim, shape, sources, count, err);
-    fsdp_h5_leave(&call);
-    return status;
+    if (dtype <= FSDP_DTYPE_NONE || dtype >= FSDP_DTYPE_COUNT)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' of '%s' has no dtype", link, view->path);
+    if (view->types[dtype].size == 0)
+        FSDP_TRY(fsdp_h5_type_encode(dtype, &view->types[dtype], err));
+    view_entry *entry = add_entry(view, link);
+    if (!entry)
+        return fsdp_fail_memory(err, "the names of a view");
+    if (count > 0)
+        put_mappings(view, ndim, shape, sources, count);
+    put_header(view, entry, dtype, ndim, shape, count > 0);
+    if (view->heap.failed || view->headers.failed)
+        return fsdp_fail_memory(err, "a part of the view");
+    return batch_is_full(view) ? write_batch(view, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_h5_view_link(fsdp_h5_view *view, const char *link, const char *target,
                               fsdp_error *err)
 {
-    fsdp_h5_call call;
-    FSDP_TRY(fsdp_h5_enter(&call, err));
-    hid_t file = view->base.file;
-    fsdp_status status = FSDP_OK;
-    if (H5Lcreate_hard(file, target, file, link, H5P_DEFAULT, H5P_DEFAULT) < 0)
-        status = fsdp_h5_fail(&view->base, err, "link '%s' to dataset '%s'", link, target);
-    else
-        status = fsdp_h5_check(&view->base, err);
-    fsdp_h5_leave(&call);
+    const char *copy = fsdp_arena_strndup(&view->names, target, strlen(target));
+    view_entry *entry = copy ? add_entry(view, link) : NULL;
+    if (!entry)
+        return fsdp_fail_memory(err, "the names of a view");
+    entry->target = copy;
+    return FSDP_OK;
+}
+
+/* --- the root group --- */
+
+static int compare_links(const void *a, const void *b)
+{
+    return strcmp(((const view_entry *)a)->link, ((const view_entry *)b)->link);
+}
+
+static fsdp_status sort_entries(fsdp_h5_view *view, fsdp_error *err)
+{
+    if (view->count > 0)
+        qsort(view->entries, view->count, sizeof *view->entries, compare_links);
+    for (size_t i = 1; i < view->count; i++)
+        if (compare_links(&view->entries[i - 1], &view->entries[i]) == 0)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is in '%s' twice", view->entries[i].link,
+                             view->path);
+    return FSDP_OK;
+}
+
+static view_entry *find_entry(fsdp_h5_view *view, const char *link)
+{
+    const view_entry key = {.link = link};
+    return bsearch(&key, view->entries, view->count, sizeof key, compare_links);
+}
+
+static fsdp_status resolve_aliases(fsdp_h5_view *view, fsdp_error *err)
+{
+    for (size_t i = 0; i < view->count; i++) {
+        view_entry *alias = &view->entries[i];
+        if (!alias->target)
+            continue;
+        view_entry *target = find_entry(view, alias->target);
+        if (!target || target->target)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' of '%s' is an alias of '%s', %s",
+                             alias->link, view->path, alias->target,
+                             target ? "which is one itself" : "which is not there");
+        alias->address = target->address;
+        target->references++;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status write_references(fsdp_h5_view *view, fsdp_error *err)
+{
+    for (size_t i = 0; i < view->count; i++) {
+        const view_entry *entry = &view->entries[i];
+        if (entry->target || entry->references == 1)
+            continue;
+        fsdp_text number = {0};
+        fsdp_h5_put_u32(&number, entry->references);
+        fsdp_status status = FSDP_OK;
+        if (number.failed)
+            status = fsdp_fail_memory(err, "a part of the view");
+        else
+            status = fsdp_io_write(view->file, view->path, number.data, number.size,
+                                   entry->address + FSDP_H5_REFERENCES_AT, err);
+        fsdp_text_release(&number);
+        FSDP_TRY(status);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status write_root_group(fsdp_h5_view *view, fsdp_error *err)
+{
+    fsdp_h5_symbol *symbols = fsdp_alloc(view->count, sizeof *symbols);
+    if (!symbols)
+        return fsdp_fail_memory(err, "the names of a view");
+    for (size_t i = 0; i < view->count; i++)
+        symbols[i] =
+            (fsdp_h5_symbol){.link = view->entries[i].link, .address = view->entries[i].address};
+    fsdp_text group = {0}, superblock = {0};
+    fsdp_h5_put_root_group(&group, view->end, symbols, view->count, &superblock);
+    fsdp_status status = append(view, &group, err);
+    if (status == FSDP_OK && superblock.failed)
+        status = fsdp_fail_memory(err, "a part of the view");
+    if (status == FSDP_OK)
+        status = fsdp_io_write(view->file, view->path, superblock.data, superblock.size, 0, err);
+    fsdp_text_release(&group);
+    fsdp_text_release(&superblock);
+    fsdp_free(symbols);
     return status;
 }
 
 /* --- the file --- */
-
-static void view_reset(fsdp_h5_view *view)
-{
-    view->source_space = H5I_INVALID_HID;
-    for (int i = 0; i < FSDP_DTYPE_COUNT; i++)
-        view->lists[i] = H5I_INVALID_HID;
-}
-
-/* Virtual datasets need the format of 1.10; everything else stays as old as it can be. */
-static fsdp_status create_view(fsdp_h5_view *view, fsdp_io *io, const char *path, fsdp_error *err)
-{
-    const fsdp_h5_plan plan = {.newest = H5F_LIBVER_V110};
-    view_reset(view);
-    FSDP_TRY(fsdp_h5_base_create(&view->base, io, path, &plan, err));
-    view->source_space = H5Screate(H5S_SIMPLE);
-    if (view->source_space >= 0)
-        return FSDP_OK;
-    fsdp_status status = fsdp_h5_fail(&view->base, err, "describe sources");
-    fsdp_h5_base_discard(&view->base);
-    return status;
-}
 
 fsdp_status fsdp_h5_view_create(fsdp_io *io, const char *path, fsdp_h5_view **view_out,
                                 fsdp_error *err)
 {
     *view_out = NULL;
     fsdp_h5_view *view = fsdp_alloc(1, sizeof *view);
-    if (!view)
-        return fsdp_fail_memory(err, "a view");
-    fsdp_h5_call call;
-    fsdp_status status = fsdp_h5_enter(&call, err);
-    if (status == FSDP_OK) {
-        status = create_view(view, io, path, err);
-        fsdp_h5_leave(&call);
-    }
-    if (status != FSDP_OK)
-        fsdp_free(view);
+    char *copy = fsdp_strndup(path, strlen(path));
+    fsdp_status status = FSDP_OK;
+    if (!view || !copy)
+        status = fsdp_fail_memory(err, "a view");
     else
-        *view_out = view;
-    return status;
+        status = fsdp_io_open(io, path, FSDP_IO_CREATE, &view->file, err);
+    if (status != FSDP_OK) {
+        fsdp_free(copy);
+        fsdp_free(view);
+        return status;
+    }
+    view->path = copy;
+    view->end = FSDP_H5_SUPERBLOCK;
+    start_batch(view);
+    *view_out = view;
+    return FSDP_OK;
 }
 
-static void release_lists(fsdp_h5_view *view)
+static fsdp_status finish(fsdp_h5_view *view, fsdp_error *err)
 {
-    H5Sclose(view->source_space);
-    for (int i = 0; i < FSDP_DTYPE_COUNT; i++)
-        if (view->lists[i] >= 0)
-            H5Pclose(view->lists[i]);
+    FSDP_TRY(write_batch(view, err));
+    FSDP_TRY(sort_entries(view, err));
+    FSDP_TRY(resolve_aliases(view, err));
+    FSDP_TRY(write_references(view, err));
+    return write_root_group(view, err);
+}
+
+static void release(fsdp_h5_view *view)
+{
+    fsdp_text_release(&view->heap);
+    fsdp_text_release(&view->headers);
+    fsdp_arena_release(&view->names);
+    fsdp_free(view->entries);
+    fsdp_free(view->path);
+    fsdp_free(view);
 }
 
 fsdp_status fsdp_h5_view_close(fsdp_h5_view *view, int64_t *size_out, fsdp_error *err)
 {
-    fsdp_h5_call call;
-    fsdp_status status = fsdp_h5_enter(&call, err);
-    if (status == FSDP_OK) {
-        release_lists(view);
-        status = fsdp_h5_base_close(&view->base, size_out, err);
-        fsdp_h5_leave(&call);
-    }
-    fsdp_free(view);
+    fsdp_status status = finish(view, err);
+    fsdp_error ignored = {0};
+    fsdp_status closed = fsdp_io_close(&view->file, view->path, status == FSDP_OK ? err : &ignored);
+    if (status == FSDP_OK)
+        status = closed;
+    *size_out = status == FSDP_OK ? view->end : 0;
+    release(view);
     return status;
 }
 
@@ -216,7 +313,7 @@ void fsdp_h5_view_discard(fsdp_h5_view *view)
 {
     if (!view)
         return;
-    view->base.disk->dead = true;
     fsdp_error ignored = {0};
-    (void)fsdp_h5_view_close(view, NULL, &ignored);
+    (void)fsdp_io_close(&view->file, view->path, &ignored);
+    release(view);
 }

@@ -1,9 +1,10 @@
 /*
- * Files that we lay out through libhdf5: what libhdf5 itself reads back, that the same calls give
- * the same bytes, and what is left when a call to the disk fails. tests/h5py reads them as users do.
+ * HDF5 files of ours: what libhdf5 reads back, that the same calls give the same bytes, and what is
+ * left when a call to the disk fails. tests/h5py reads them as users do.
  */
 #include "base/io_fault.h"
 #include "base/mem.h"
+#include "formats/hdf5_emit.h"
 #include "formats/hdf5_internal.h"
 #include "kernels/kernels.h"
 
@@ -359,6 +360,113 @@ Test(hdf5_file, a_view_maps_boxes_beyond_four_gibi_elements)
     H5Pclose(list);
     H5Dclose(dataset);
     H5Fclose(file);
+}
+
+/* Two levels of tree nodes above the symbol nodes: libhdf5 must find and list every name. */
+Test(hdf5_file, a_view_of_very_many_datasets_is_one_group_that_libhdf5_can_search)
+{
+    enum { COUNT = 64 * 32 * 32 + 1000 };
+    const int64_t shape = 3, zero = 0;
+    char link[40];
+    fsdp_h5_source source = {.file = "0.h5",
+                             .link = link,
+                             .source_ndim = 1,
+                             .source_shape = &shape,
+                             .source_lo = &zero,
+                             .source_len = &shape,
+                             .lo = &zero,
+                             .len = &shape};
+    fsdp_error err = {0};
+    fsdp_h5_view *view = NULL;
+    int64_t size = 0;
+    ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(link, sizeof link, "%x.%d", (unsigned)i * 2654435761u, i);
+        ASSERT_OK(fsdp_h5_view_add(view, link, FSDP_F16, 1, &shape, &source, 1, &err));
+    }
+    ASSERT_OK(fsdp_h5_view_close(view, &size, &err));
+    hid_t file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
+    H5G_info_t info = {0};
+    cr_assert(H5Gget_info(file, &info) >= 0);
+    cr_assert_eq(info.nlinks, (hsize_t)COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(link, sizeof link, "%x.%d", (unsigned)i * 2654435761u, i);
+        cr_assert_gt(H5Lexists(file, link, H5P_DEFAULT), 0, "%s", link);
+    }
+    cr_assert_eq(H5Lexists(file, "0.1", H5P_DEFAULT), 0);
+    H5Fclose(file);
+    fsdp_file_info on_disk = {0};
+    cr_assert_eq(fsdp_io_posix()->ops->info(fsdp_io_posix(), in_dir("v.h5"), &on_disk), 0);
+    cr_assert_eq(on_disk.size, size);
+}
+
+/* libhdf5 opens the file for writing and adds to it: its structures are not only readable. */
+Test(hdf5_file, libhdf5_can_add_to_a_view)
+{
+    fsdp_error err = {0};
+    ASSERT_OK(write_view(NULL, in_dir("v.h5"), &err));
+    hid_t file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDWR, H5P_DEFAULT);
+    for (int i = 0; i < 200; i++) {
+        char link[20];
+        snprintf(link, sizeof link, "group%d", i);
+        hid_t group = H5Gcreate2(file, link, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+        cr_assert(group >= 0);
+        H5Gclose(group);
+    }
+    cr_assert(H5Ldelete(file, "tied", H5P_DEFAULT) >= 0);
+    cr_assert(H5Ldelete(file, "w0", H5P_DEFAULT) >= 0);
+    cr_assert(H5Fclose(file) >= 0);
+    int32_t back[24];
+    read_dataset(in_dir("v.h5"), "w1", back);
+    cr_assert_eq(back[0], -1);
+    file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
+    H5G_info_t info = {0};
+    cr_assert(H5Gget_info(file, &info) >= 0);
+    cr_assert_eq(info.nlinks, 49u + 200u);
+    H5Fclose(file);
+}
+
+Test(hdf5_file, an_empty_view_is_a_valid_file)
+{
+    fsdp_error err = {0};
+    fsdp_h5_view *view = NULL;
+    int64_t size = 0;
+    ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
+    ASSERT_OK(fsdp_h5_view_close(view, &size, &err));
+    hid_t file = H5Fopen(in_dir("v.h5"), H5F_ACC_RDONLY, H5P_DEFAULT);
+    H5G_info_t info = {.nlinks = 1};
+    cr_assert(H5Gget_info(file, &info) >= 0);
+    cr_assert_eq(info.nlinks, 0u);
+    H5Fclose(file);
+}
+
+Test(hdf5_file, wrong_links_in_a_view_are_errors_that_name_them)
+{
+    static const char *const cases[3][2] = {{"twice", NULL}, {"tied", "nothing"}, {"b", "a"}};
+    for (int i = 0; i < 3; i++) {
+        const int64_t none = 0;
+        fsdp_error err = {0};
+        fsdp_h5_view *view = NULL;
+        int64_t size = 0;
+        ASSERT_OK(fsdp_h5_view_create(NULL, in_dir("v.h5"), &view, &err));
+        ASSERT_OK(fsdp_h5_view_add(view, "twice", FSDP_F32, 1, &none, NULL, 0, &err));
+        ASSERT_OK(fsdp_h5_view_link(view, "a", "twice", &err));
+        if (cases[i][1])
+            ASSERT_OK(fsdp_h5_view_link(view, cases[i][0], cases[i][1], &err));
+        else
+            ASSERT_OK(fsdp_h5_view_add(view, cases[i][0], FSDP_F32, 1, &none, NULL, 0, &err));
+        cr_assert_eq(fsdp_h5_view_close(view, &size, &err), FSDP_ERR_INTERNAL);
+        cr_assert_not_null(strstr(err.text, cases[i][0]), "%s", err.text);
+        cr_assert_not_null(strstr(err.text, "v.h5"), "%s", err.text);
+        unlink(in_dir("v.h5"));
+    }
+}
+
+/* Values of lookup3.c's own self test and of libhdf5's. */
+Test(hdf5_file, the_checksum_is_lookup3)
+{
+    cr_assert_eq(fsdp_h5_checksum("", 0), 0xDEADBEEFu);
+    cr_assert_eq(fsdp_h5_checksum("Four score and seven years ago", 30), 0x17770551u);
 }
 
 /* --- same calls, same bytes --- */
