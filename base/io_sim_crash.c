@@ -16,7 +16,7 @@ typedef enum survival { SURVIVES_NONE, SURVIVES_ALL, SURVIVES_PREFIX, SURVIVES_S
 
 typedef struct power_cut {
     uint64_t random;
-    /* Whole classes of changes are often lost or kept together: those cuts are tried by name. */
+    /* in some cuts all file contents, or all names, are kept or lost together */
     bool files_forced, names_forced;
     survival files, names;
 } power_cut;
@@ -42,17 +42,16 @@ static bool happens(power_cut *cut, unsigned percent)
 
 static survival random_survival(power_cut *cut)
 {
-    static const survival choices[] = {SURVIVES_NONE,   SURVIVES_ALL,  SURVIVES_PREFIX,
-                                       SURVIVES_PREFIX, SURVIVES_SOME, SURVIVES_SOME};
+    static const survival choices[] = {SURVIVES_NONE, SURVIVES_ALL,  SURVIVES_PREFIX,
+                                       SURVIVES_SOME, SURVIVES_SOME, SURVIVES_SOME};
     return choices[random_below(cut, sizeof choices / sizeof choices[0])];
 }
 
 static power_cut plan_cut(uint64_t seed)
 {
     power_cut cut = {.random = seed};
-    /* one cut in four each: all or nothing of the file contents, of the names, of both */
-    cut.files_forced = happens(&cut, 50);
-    cut.names_forced = happens(&cut, 50);
+    cut.files_forced = happens(&cut, 25);
+    cut.names_forced = happens(&cut, 25);
     cut.files = happens(&cut, 50) ? SURVIVES_ALL : SURVIVES_NONE;
     cut.names = happens(&cut, 50) ? SURVIVES_ALL : SURVIVES_NONE;
     return cut;

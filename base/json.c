@@ -236,6 +236,28 @@ static bool ends_run(unsigned char c)
     return c == '"' || c == '\\' || c < 0x20;
 }
 
+/* A mask with the top bit of each byte of word that is zero (and perhaps of bytes above one). */
+static uint64_t zero_bytes(uint64_t word)
+{
+    return (word - 0x0101010101010101u) & ~word & 0x8080808080808080u;
+}
+
+/* The first character that is not plain ASCII, or that means something within a string. */
+static const char *plain_run(const char *p, const char *end)
+{
+    for (uint64_t word; end - p >= 8; p += 8) {
+        memcpy(&word, p, sizeof word);
+        uint64_t quotes = zero_bytes(word ^ 0x2222222222222222u);
+        uint64_t backslashes = zero_bytes(word ^ 0x5C5C5C5C5C5C5C5Cu);
+        uint64_t controls = (word - 0x2020202020202020u) & ~word;
+        if ((quotes | backslashes | controls | word) & 0x8080808080808080u)
+            break;
+    }
+    while (p < end && !ends_run((unsigned char)*p) && (unsigned char)*p < 0x80)
+        p++;
+    return p;
+}
+
 /* The position of the closing quote of the string whose first character is at p; NULL: none. */
 static const char *closing_quote(const char *p, const char *end)
 {
@@ -273,16 +295,25 @@ fsdp_status fsdp_json_string(fsdp_json *json, const char **data_out, size_t *siz
     if (next_character(json) != '"')
         return fail_expected(json, "a string", err);
     const char *start = json->at + 1;
-    const char *quote = closing_quote(start, json->end);
+    const char *quote = plain_run(start, json->end);
+    bool plain = quote < json->end && *quote == '"';
+    if (!plain)
+        quote = closing_quote(quote, json->end);
     if (!quote)
         return fsdp_json_fail(json, err, "a string without an end");
     size_t size = (size_t)(quote - start);
-    if (!fsdp_utf8_valid(start, size))
+    if (!plain && !fsdp_utf8_valid(start, size))
         return fsdp_json_fail(json, err, "a string that is not UTF-8");
     if (!fsdp_grow(&json->scratch, &json->scratch_capacity, size + 1, 1))
         return fsdp_fail_memory(err, json->name);
     json->at = start;
-    FSDP_TRY(unescape(json, quote, size_out, err));
+    if (plain) {
+        memcpy(json->scratch, start, size);
+        json->scratch[size] = '\0';
+        *size_out = size;
+    } else {
+        FSDP_TRY(unescape(json, quote, size_out, err));
+    }
     json->at = quote + 1;
     *data_out = json->scratch;
     return FSDP_OK;
