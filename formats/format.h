@@ -51,6 +51,8 @@ typedef struct fsdp_shard_link {
 
 /* A box to be stored: where it lies in a dataset. */
 typedef struct fsdp_shard_box {
+    const char *name;          /* of the tensor; a flat dataset has another */
+    size_t name_size;
     uint32_t tensor;           /* entry number in the manifest */
     uint32_t part;             /* number among this rank's boxes of the tensor */
     uint32_t dataset;
@@ -59,6 +61,12 @@ typedef struct fsdp_shard_box {
     fsdp_box box;
 } fsdp_shard_box;
 
+/* The threads and buffers that encode blocks; writers that take turns may share one. */
+typedef struct fsdp_encoder fsdp_encoder;
+fsdp_status fsdp_encoder_create(int threads, int level, int64_t chunk_bytes, fsdp_encoder **encoder_out,
+                                fsdp_error *err);
+void fsdp_encoder_free(fsdp_encoder *encoder);       /* accepts NULL */
+
 typedef struct fsdp_shard_opts {
     fsdp_io *io;
     const char *path;
@@ -66,6 +74,7 @@ typedef struct fsdp_shard_opts {
     bool encode;
     int level;
     int64_t chunk_bytes;       /* encode: 0 means FSDP_BLOCK_BYTES */
+    fsdp_encoder *encoder;     /* encode: borrowed until finish; NULL: one of its own */
     int64_t index_room;        /* bytes for the index; 0: what the own boxes need */
     int threads;
     bool sync;

@@ -283,6 +283,17 @@ fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, size_t dataset, const int64_
     return status;
 }
 
+fsdp_status fsdp_h5_link(fsdp_h5_file *file, const char *link, const char *target, fsdp_error *err)
+{
+    fsdp_h5_call call;
+    FSDP_TRY(fsdp_h5_enter(&call, err));
+    fsdp_status status = FSDP_OK;
+    if (H5Lcreate_hard(file->base.file, target, H5L_SAME_LOC, link, H5P_DEFAULT, H5P_DEFAULT) < 0)
+        status = fsdp_h5_fail(&file->base, err, "link '%s' to dataset '%s'", link, target);
+    fsdp_h5_leave(&call);
+    return status;
+}
+
 /* --- the end --- */
 
 fsdp_status fsdp_h5_close(fsdp_h5_file *file, int64_t *size_out, fsdp_error *err)

@@ -209,7 +209,7 @@ static fsdp_status walk_segments(fsdp_shard_reader *reader, uint64_t size, const
 {
     size_t boxes = 0, segments = 0;
     for (uint64_t at = 0; at < size; segments++) {
-        segment_view view;
+        segment_view view = {0};
         FSDP_TRY(view_segment(reader, reader->index + at, size - at, &view, err));
         FSDP_TRY(check_identity(reader, view.head, id->rank + (uint32_t)segments, id, err));
         if (fill) {

@@ -40,6 +40,13 @@ typedef struct encode_slot {
     const void *data;
 } encode_slot;
 
+struct fsdp_encoder {
+    int threads;
+    encode_slot *slots;        /* two halves that take turns */
+    size_t slot_count;
+    fsdp_pool *pool;
+};
+
 struct fsdp_shard_writer {
     fsdp_io *io;
     char *path;
@@ -56,9 +63,8 @@ struct fsdp_shard_writer {
     fsdp_file *file;           /* open while raw bytes are written */
     int64_t index_offset, index_room, index_done;
     fsdp_hasher *index_hasher;
-    encode_slot *slots;
-    size_t slot_count;
-    fsdp_pool *pool;
+    fsdp_encoder *encoder;
+    bool owns_encoder;
 };
 
 /* --- set-up ------------------------------------------------------------------------------------ */
@@ -103,6 +109,7 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     w->encode = opts->encode;
     w->level = opts->level;
     w->sync = opts->sync;
+    w->encoder = opts->encoder;
     w->threads = opts->threads > 0 ? opts->threads : 1;
     w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_BLOCK_BYTES;
     w->datasets = datasets;
@@ -127,7 +134,7 @@ int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_sh
         const fsdp_box *box = &boxes[i].box;
         dims += 3 * (uint64_t)box->ndim;
         blocks += (uint64_t)fsdp_native_blocks(box->ndim, box->len, NULL, fsdp_dtype_size(dataset->dtype));
-        names += dataset->name_size;
+        names += boxes[i].name_size;
     }
     return (int64_t)(sizeof(index_head) + box_count * sizeof(index_record) + dims * sizeof(int64_t) +
                      blocks * sizeof(fsdp_hash) + (names + 7) / 8 * 8);
@@ -340,24 +347,62 @@ static int64_t chunk_elements(const fsdp_shard_writer *w, size_t i)
     return count;
 }
 
-static fsdp_status make_slots(fsdp_shard_writer *w, fsdp_error *err)
+static fsdp_status make_slot(encode_slot *slot, int level, int64_t chunk_bytes, fsdp_error *err)
 {
-    if (w->slots)
-        return FSDP_OK;
-    w->slot_count = 2 * (size_t)w->threads * 2;
-    w->slots = fsdp_alloc(w->slot_count, sizeof *w->slots);
-    if (!w->slots)
+    slot->room = fsdp_codec_bound((size_t)chunk_bytes);
+    slot->frame = fsdp_alloc_pages(slot->room);
+    if (!slot->frame)
+        return fsdp_fail_memory(err, "an encoder's buffer");
+    return fsdp_codec_create(level, &slot->codec, err);
+}
+
+static fsdp_status make_encoder(fsdp_encoder *encoder, int level, int64_t chunk_bytes, fsdp_error *err)
+{
+    encoder->slot_count = 4 * (size_t)encoder->threads;
+    encoder->slots = fsdp_alloc(encoder->slot_count, sizeof *encoder->slots);
+    if (!encoder->slots)
         return fsdp_fail_memory(err, "encoders");
-    for (size_t s = 0; s < w->slot_count; s++) {
-        encode_slot *slot = &w->slots[s];
-        slot->writer = w;
-        slot->room = fsdp_codec_bound((size_t)w->chunk_bytes);
-        slot->frame = fsdp_alloc_pages(slot->room);
-        if (!slot->frame)
-            return fsdp_fail_memory(err, "an encoder's buffer");
-        FSDP_TRY(fsdp_codec_create(w->level, &slot->codec, err));
+    for (size_t s = 0; s < encoder->slot_count; s++)
+        FSDP_TRY(make_slot(&encoder->slots[s], level, chunk_bytes, err));
+    return fsdp_pool_create(encoder->threads > 1 ? encoder->threads : 0, encoder->slot_count, &encoder->pool, err);
+}
+
+fsdp_status fsdp_encoder_create(int threads, int level, int64_t chunk_bytes, fsdp_encoder **encoder_out,
+                                fsdp_error *err)
+{
+    fsdp_encoder *encoder = fsdp_alloc(1, sizeof *encoder);
+    if (!encoder)
+        return fsdp_fail_memory(err, "encoders");
+    encoder->threads = threads > 0 ? threads : 1;
+    fsdp_status st = make_encoder(encoder, level, chunk_bytes > 0 ? chunk_bytes : FSDP_BLOCK_BYTES, err);
+    if (st != FSDP_OK) {
+        fsdp_encoder_free(encoder);
+        return st;
     }
-    return fsdp_pool_create(w->threads > 1 ? w->threads : 0, w->slot_count, &w->pool, err);
+    *encoder_out = encoder;
+    return FSDP_OK;
+}
+
+void fsdp_encoder_free(fsdp_encoder *encoder)
+{
+    if (!encoder)
+        return;
+    fsdp_pool_free(encoder->pool);
+    for (size_t s = 0; encoder->slots && s < encoder->slot_count; s++) {
+        fsdp_codec_free(encoder->slots[s].codec);
+        fsdp_free(encoder->slots[s].frame);
+        fsdp_free(encoder->slots[s].padded);
+    }
+    fsdp_free(encoder->slots);
+    fsdp_free(encoder);
+}
+
+static fsdp_status need_encoder(fsdp_shard_writer *w, fsdp_error *err)
+{
+    if (w->encoder)
+        return FSDP_OK;
+    w->owns_encoder = true;
+    return fsdp_encoder_create(w->threads, w->level, w->chunk_bytes, &w->encoder, err);
 }
 
 /* HDF5 chunks are always whole: an edge chunk is padded with zeros. */
@@ -416,18 +461,19 @@ typedef struct encode_queue {
 
 static encode_slot *half_of(const encode_queue *queue, size_t half)
 {
-    return queue->writer->slots + half * (queue->writer->slot_count / 2);
+    const fsdp_encoder *encoder = queue->writer->encoder;
+    return encoder->slots + half * (encoder->slot_count / 2);
 }
 
 static fsdp_status turn_halves(encode_queue *queue, fsdp_error *err)
 {
-    fsdp_shard_writer *w = queue->writer;
+    fsdp_pool *pool = queue->writer->encoder->pool;
     for (size_t s = 0; s < queue->filled; s++)
-        fsdp_pool_submit(w->pool, encode_block, half_of(queue, queue->half) + s);
+        fsdp_pool_submit(pool, encode_block, half_of(queue, queue->half) + s);
     fsdp_status st = FSDP_OK;
     for (size_t s = 0; s < queue->ready && st == FSDP_OK; s++)
         st = store_block(half_of(queue, 1 - queue->half) + s, err);
-    fsdp_status waited = fsdp_pool_wait(w->pool, st == FSDP_OK ? err : NULL);
+    fsdp_status waited = fsdp_pool_wait(pool, st == FSDP_OK ? err : NULL);
     queue->ready = queue->filled;
     queue->filled = 0;
     queue->half = 1 - queue->half;
@@ -438,11 +484,12 @@ static fsdp_status queue_block(encode_queue *queue, size_t box, int64_t block, i
                                const void *data, fsdp_error *err)
 {
     encode_slot *slot = half_of(queue, queue->half) + queue->filled++;
+    slot->writer = queue->writer;
     slot->box = box;
     slot->block = block;
     slot->count = count;
     slot->data = data;
-    if (queue->filled < queue->writer->slot_count / 2)
+    if (queue->filled < queue->writer->encoder->slot_count / 2)
         return FSDP_OK;
     return turn_halves(queue, err);
 }
@@ -601,7 +648,7 @@ fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *
         return write_raw_parallel(writer, pieces, count, err);
     encode_queue queue = {.writer = writer};
     if (writer->encode)
-        FSDP_TRY(make_slots(writer, err));
+        FSDP_TRY(need_encoder(writer, err));
     fsdp_status st = FSDP_OK;
     for (size_t p = 0; p < count && st == FSDP_OK; p++)
         st = write_piece(writer, &queue, &pieces[p], err);
@@ -625,7 +672,7 @@ static index_sizes measure_index(const fsdp_shard_writer *w)
         sizes.dims += 3 * (uint64_t)w->boxes[i].box.ndim;
         sizes.blocks += (uint64_t)w->states[i].block_count;
         sizes.frames += w->states[i].encode ? (uint64_t)w->states[i].block_count : 0;
-        sizes.name_bytes += dataset_of(w, i)->name_size;
+        sizes.name_bytes += w->boxes[i].name_size;
     }
     sizes.name_bytes = (sizes.name_bytes + 7) / 8 * 8;
     sizes.total = sizeof(index_head) + w->box_count * sizeof(index_record) + sizes.dims * sizeof(int64_t) +
@@ -657,12 +704,12 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
                                .offset = state->encode ? 0 : file_offset(w, i),
                                .dims = at.dims, .hashes = at.blocks, .frames = at.frames,
                                .block_count = (uint64_t)state->block_count,
-                               .name = at.name_bytes, .name_size = dataset->name_size};
+                               .name = at.name_bytes, .name_size = box->name_size};
         fsdp_text_add(text, (const char *)&record, sizeof record);
         at.dims += 3 * (uint64_t)box->box.ndim;
         at.blocks += (uint64_t)state->block_count;
         at.frames += state->encode ? (uint64_t)state->block_count : 0;
-        at.name_bytes += dataset->name_size;
+        at.name_bytes += box->name_size;
     }
 }
 
@@ -697,7 +744,7 @@ fsdp_status fsdp_shard_segment(fsdp_shard_writer *w, fsdp_text *text, fsdp_error
             fsdp_text_add(text, (const char *)w->states[i].frames,
                           (size_t)w->states[i].block_count * sizeof(fsdp_frame));
     for (size_t i = 0; i < w->box_count; i++)
-        fsdp_text_add(text, dataset_of(w, i)->name, dataset_of(w, i)->name_size);
+        fsdp_text_add(text, w->boxes[i].name, w->boxes[i].name_size);
     while (!text->failed && text->size - before < sizes.total)
         fsdp_text_add(text, "", 1);
     return text->failed ? fsdp_fail_memory(err, "a shard index") : FSDP_OK;
@@ -766,19 +813,14 @@ void fsdp_shard_discard(fsdp_shard_writer *w)
 {
     if (!w)
         return;
-    fsdp_pool_free(w->pool);
+    if (w->owns_encoder)
+        fsdp_encoder_free(w->encoder);
     fsdp_h5_discard(w->h5);
     (void)fsdp_io_close(&w->file, w->path, NULL);
     for (size_t i = 0; w->states && i < w->box_count; i++) {
         fsdp_hasher_free(w->states[i].hasher);
         fsdp_free(w->states[i].partial);
     }
-    for (size_t s = 0; w->slots && s < w->slot_count; s++) {
-        fsdp_codec_free(w->slots[s].codec);
-        fsdp_free(w->slots[s].frame);
-        fsdp_free(w->slots[s].padded);
-    }
-    fsdp_free(w->slots);
     fsdp_hasher_free(w->index_hasher);
     fsdp_arena_release(&w->arena);
     fsdp_free(w->states);

@@ -4,6 +4,7 @@
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/describe.h"
+#include "statedict/filter.h"
 #include "statedict/names.h"
 
 #include "base/pool.h"
@@ -96,14 +97,14 @@ static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *mis
     return st;
 }
 
-static fsdp_status match_names(load_job *job, const fsdp_selection *selection, fsdp_name_list *missing,
+static fsdp_status match_names(load_job *job, const fsdp_filter *filter, fsdp_name_list *missing,
                                fsdp_name_list *unexpected, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         bool found = true;
         job->source[i] = -1;
-        if (!fsdp_selected(selection, entry->name))
+        if (!fsdp_filter_selects(filter, entry->name, entry->name_size))
             continue;
         FSDP_TRY(match_entry(job, i, &found, err));
         if (!found && !fsdp_names_add(missing, entry->name, entry->name_size))
@@ -112,7 +113,7 @@ static fsdp_status match_names(load_job *job, const fsdp_selection *selection, f
     const fsdp_sd *stored = job->checkpoint->manifest.sd;
     for (size_t i = 0; i < fsdp_sd_count(stored); i++) {
         const fsdp_entry *entry = fsdp_sd_at(stored, i);
-        if (fsdp_selected(selection, entry->name) && fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
+        if (fsdp_filter_selects(filter, entry->name, entry->name_size) && fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
             !fsdp_names_add(unexpected, entry->name, entry->name_size))
             return fsdp_fail_memory(err, "a list of names");
     }
@@ -133,15 +134,15 @@ static void report_names(const load_job *job, fsdp_name_list *missing, fsdp_name
 
 static fsdp_status match(load_job *job, fsdp_error *err)
 {
-    fsdp_selection selection = {0};
+    fsdp_filter *filter = NULL;
     fsdp_name_list missing = {0}, unexpected = {0};
-    fsdp_status st = fsdp_selection_init(&selection, job->opts->include, job->opts->exclude, err);
+    fsdp_status st = fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err);
     if (st == FSDP_OK)
-        st = match_names(job, &selection, &missing, &unexpected, err);
+        st = match_names(job, filter, &missing, &unexpected, err);
     if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
         st = strict_failure(job, &missing, &unexpected, err);
     report_names(job, &missing, &unexpected);
-    fsdp_selection_release(&selection);
+    fsdp_filter_free(filter);
     return st;
 }
 

@@ -1,58 +1,9 @@
-/* Patterns and lists of names: see names.h. */
+/* Lists of names for messages: see names.h. */
 #include "statedict/names.h"
 
 #include <inttypes.h>
-#include <regex.h>
 #include <stdio.h>
 #include <string.h>
-
-static fsdp_status compile(const char *pattern, void **regex_out, fsdp_error *err)
-{
-    if (!pattern)
-        return FSDP_OK;
-    regex_t *regex = fsdp_alloc(1, sizeof *regex);
-    if (!regex)
-        return fsdp_fail_memory(err, "a pattern");
-    int failed = regcomp(regex, pattern, REG_EXTENDED | REG_NOSUB);
-    if (failed) {
-        char reason[128];
-        regerror(failed, regex, reason, sizeof reason);
-        fsdp_free(regex);
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is not a regular expression: %s", pattern, reason);
-    }
-    *regex_out = regex;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_selection_init(fsdp_selection *selection, const char *include, const char *exclude,
-                                fsdp_error *err)
-{
-    *selection = (fsdp_selection){0};
-    fsdp_status st = compile(include, &selection->include, err);
-    if (st == FSDP_OK)
-        st = compile(exclude, &selection->exclude, err);
-    if (st != FSDP_OK)
-        fsdp_selection_release(selection);
-    return st;
-}
-
-void fsdp_selection_release(fsdp_selection *selection)
-{
-    if (selection->include)
-        regfree(selection->include);
-    if (selection->exclude)
-        regfree(selection->exclude);
-    fsdp_free(selection->include);
-    fsdp_free(selection->exclude);
-    *selection = (fsdp_selection){0};
-}
-
-bool fsdp_selected(const fsdp_selection *selection, const char *name)
-{
-    if (selection->include && regexec(selection->include, name, 0, NULL, 0) != 0)
-        return false;
-    return !selection->exclude || regexec(selection->exclude, name, 0, NULL, 0) != 0;
-}
 
 bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size)
 {

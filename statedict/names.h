@@ -1,19 +1,10 @@
-/* Names as users select and read them: patterns, and lists for messages. */
+/* Lists of names, and shapes, for messages. */
 #ifndef FSDP_NAMES_H
 #define FSDP_NAMES_H
 
 #include "base/mem.h"
 #include <fsdp/status.h>
 #include <fsdp/text.h>
-
-/* Names that match `include` (NULL: all) and not `exclude` (NULL: none); POSIX extended regexes. */
-typedef struct fsdp_selection {
-    void *include, *exclude;
-} fsdp_selection;
-fsdp_status fsdp_selection_init(fsdp_selection *selection, const char *include, const char *exclude,
-                                fsdp_error *err);
-void fsdp_selection_release(fsdp_selection *selection);
-bool fsdp_selected(const fsdp_selection *selection, const char *name);
 
 /* Printable names. Zero-initialise. */
 typedef struct fsdp_name_list {

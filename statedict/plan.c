@@ -147,6 +147,8 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
     plan->data[plan->box_count] = data;
     plan->bytes += fsdp_box_count(box) * (int64_t)fsdp_dtype_size(entry->dtype);
     fsdp_shard_box *stored = &plan->boxes[plan->box_count++];
+    stored->name = entry->name;
+    stored->name_size = entry->name_size;
     stored->tensor = (uint32_t)tensor;
     stored->part = (uint32_t)part;
     stored->box = *box;
@@ -197,12 +199,12 @@ static void plan_inside_flat(fsdp_save_plan *plan, const fsdp_entry *entry, size
 }
 
 static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, fsdp_kind kind,
-                       int owner, int rank, size_t dataset)
+                       bool flats, int owner, int rank, size_t dataset)
 {
     size_t element_size = fsdp_dtype_size(entry->dtype);
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
     const char *data = entry->data;
-    bool in_flat = kind == FSDP_LOCAL && entry->flat >= 0;
+    bool in_flat = flats && entry->flat >= 0;
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     int64_t flat_first = in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank) : 0;
     for (size_t part = 0; part < parts; part++) {
@@ -292,32 +294,47 @@ static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan, s
     return FSDP_OK;
 }
 
-static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, const int *owners, int rank,
+static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                              fsdp_save_plan *plan, fsdp_error *err)
 {
     size_t *dataset_of = NULL;
+    bool flats = kind == FSDP_LOCAL && !encode;
     FSDP_TRY(make_room(sd, rank, plan, err));
-    if (kind == FSDP_LOCAL)
+    if (flats)
         FSDP_TRY(plan_flats(sd, rank, plan, err));
     if (kind == FSDP_FULL)
         FSDP_TRY(plan_full_datasets(sd, plan, &dataset_of, err));
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_TENSOR)
-            plan_entry(plan, entry, i, kind, owners[i], rank, dataset_of ? dataset_of[i] : 0);
+            plan_entry(plan, entry, i, kind, flats, owners[i], rank, dataset_of ? dataset_of[i] : 0);
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, const int *owners, int rank,
+fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                            fsdp_save_plan *plan_out, fsdp_error *err)
 {
     fsdp_save_plan plan = {0};
-    fsdp_status st = plan_save(sd, kind, owners, rank, &plan, err);
+    fsdp_status st = plan_save(sd, kind, encode, owners, rank, &plan, err);
     if (st != FSDP_OK)
         fsdp_save_plan_release(&plan);
     *plan_out = plan;
     return st;
+}
+
+size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part)
+{
+    size_t low = 0, high = plan->box_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const fsdp_shard_box *box = &plan->boxes[middle];
+        if (box->tensor < tensor || (box->tensor == tensor && box->part < part))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 void fsdp_save_plan_release(fsdp_save_plan *plan)

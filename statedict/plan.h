@@ -36,10 +36,13 @@ typedef struct fsdp_save_plan {
 
 /*
  * The plan of one rank. Sharded: a dataset per box. Local: a dataset per flat chunk and per other
- * box. Full: a dataset per tensor, the same list on every rank, and the own boxes inside them.
+ * box; encoded, when a chunk of the file must lie in one box, a dataset per box throughout. Full: a
+ * dataset per tensor, the same list on every rank, and the own boxes inside them.
  */
-fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, const int *owners, int rank,
+fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                            fsdp_save_plan *plan_out, fsdp_error *err);
+/* Number of a box in the plan; it must be there. */
+size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part);
 void fsdp_save_plan_release(fsdp_save_plan *plan);
 
 /*

@@ -1,6 +1,7 @@
 /* Another layout for the same state: see relayout.h. */
 #include "statedict/relayout.h"
 
+#include <fsdp/text.h>
 #include <string.h>
 
 typedef struct relayout_job {
@@ -8,14 +9,14 @@ typedef struct relayout_job {
     fsdp_kind kind;
     const fsdp_mesh *mesh;
     int shard_dim;
-    const fsdp_selection *selection;
+    const fsdp_filter *filter;
     fsdp_sd *sd;
     size_t *source;
 } relayout_job;
 
 static bool is_selected(const relayout_job *job, const fsdp_entry *entry)
 {
-    return !job->selection || fsdp_selected(job->selection, entry->name);
+    return !job->filter || fsdp_filter_selects(job->filter, entry->name, entry->name_size);
 }
 
 static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
@@ -142,11 +143,11 @@ static fsdp_status relayout(relayout_job *job, fsdp_error *err)
 }
 
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
-                          const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
+                          const fsdp_filter *filter, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err)
 {
     relayout_job job = {.from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim,
-                        .selection = selection};
+                        .filter = filter};
     fsdp_status st = relayout(&job, err);
     if (st != FSDP_OK) {
         fsdp_sd_free(job.sd);

@@ -75,11 +75,11 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a save plan");
+    if (rank0_writes_all(job))     /* one rank, one copy: owners stay 0 */
+        return fsdp_relayout_whole(job->sd, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
         FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    if (rank0_writes_all(job))
-        return fsdp_relayout_whole(job->sd, &job->whole, err);
-    return fsdp_plan_save(job->sd, job->opts->kind, job->owners, job->rank, &job->plan, err);
+    return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank, &job->plan, err);
 }
 
 static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
@@ -287,7 +287,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
     fsdp_status st = FSDP_OK;
     slab_sink sink = {.job = job};
     if (job->rank == 0) {
-        st = fsdp_plan_save(job->whole, FSDP_FULL, job->owners, 0, &job->plan, err);
+        st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan, err);
+        job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
     }

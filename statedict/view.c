@@ -83,7 +83,7 @@ static fsdp_status add_source(void *user, int rank, size_t part, const fsdp_box 
     memcpy(source->shape, box->len, sizeof box->len);
     memcpy(source->len, box->len, sizeof box->len);
     memset(source->lo, 0, sizeof source->lo);
-    if (list->manifest->kind == FSDP_LOCAL && entry->flat >= 0)
+    if (list->manifest->kind == FSDP_LOCAL && !list->manifest->compressed && entry->flat >= 0)
         place_in_flat(list, rank, part, source);
     return FSDP_OK;
 }

@@ -1,0 +1,61 @@
+/*
+ * The commit: how a checkpoint directory comes into being whole or not at all, and goes away again.
+ * Local steps made by one rank (rank 0); save.c and convert.c bring the ranks together around them.
+ *
+ *   begin   -> DIR.tmp-UUID exists and is empty
+ *   (every rank creates, writes and syncs its own file there)
+ *   publish -> manifest durable, staging renamed to DIR, parent synced: now it is saved
+ *   abandon -> staging removed
+ */
+#ifndef FSDP_COMMIT_H
+#define FSDP_COMMIT_H
+
+#include "base/io.h"
+#include <fsdp/checkpoint.h>
+
+typedef struct fsdp_staging {
+    fsdp_io *io;
+    char *target;              /* DIR */
+    char *parent;              /* the directory that holds DIR */
+    char *path;                /* DIR.tmp-UUID, or DIR itself when renames cannot be trusted */
+    bool durable;
+    bool overwrite;
+} fsdp_staging;
+
+/* FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not. */
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               fsdp_staging *staging_out, fsdp_error *err);
+/* The manifest's text is the last thing written. On failure the staging is left for abandon. */
+fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size, fsdp_error *err);
+/* Removes what is left of a staging that was not published; best effort. */
+void fsdp_staging_abandon(fsdp_staging *staging);
+void fsdp_staging_release(fsdp_staging *staging);
+
+/* Deletes a checkpoint directory so that no reader ever sees half of it: rename to
+ * NAME.deleting-UUID, sync the parent, then remove the tree. */
+fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err);
+
+/* 32 hex digits of randomness; names only, never stored in a checkpoint. */
+void fsdp_random_hex(char out[33]);
+
+/* --- names in a run: step-%08d, .tmp-UUID, .deleting-UUID --- */
+typedef enum fsdp_step_name_kind {
+    FSDP_NAME_OTHER, FSDP_NAME_STEP, FSDP_NAME_STAGING, FSDP_NAME_DELETING
+} fsdp_step_name_kind;
+enum { FSDP_STEP_NAME_SIZE = 64 };
+void fsdp_step_name(int64_t step, char name_out[FSDP_STEP_NAME_SIZE]);
+/* Exact grammar: "step-900.bak" is OTHER. */
+fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out);
+
+/* --- the lease of a run: RUN/.lock --- */
+typedef struct fsdp_lease fsdp_lease;
+enum { FSDP_LEASE_SECONDS = 900 };
+/*
+ * FSDP_ERR_EXISTS names the holder (host, pid, since when). The lease of a dead process of this host
+ * and boot is taken over at once, any other after it expired.
+ */
+fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out, fsdp_error *err);
+fsdp_status fsdp_lease_refresh(fsdp_lease *lease, fsdp_error *err);
+void fsdp_lease_release(fsdp_lease *lease);          /* accepts NULL */
+
+#endif

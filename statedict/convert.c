@@ -1,0 +1,441 @@
+/*
+ * Converting: another kind, world size, mesh or sharding dim, offline and within a memory budget.
+ *
+ * Every tensor goes through in row-major slabs: the blocks of the source that meet the slab are read
+ * and checked, placed into the boxes of the target that meet it, and those are hashed and written.
+ * A slab is a run of every target box, so nothing is written twice or out of order. Raw targets:
+ * workers take whole tensors. Encoded targets: tensor after tensor, with all workers on each slab,
+ * because the order of frames in a file must not depend on the number of workers.
+ */
+#include "statedict/checkpoint_internal.h"
+#include "statedict/commit.h"
+#include "statedict/commit_internal.h"
+#include "statedict/relayout.h"
+#include "statedict/view.h"
+
+#include "base/pool.h"
+
+#include <string.h>
+
+enum { SLAB_MOST = 32 << 20, SLAB_LEAST = 64 << 10, CHUNK_LEAST = 64 << 10 };
+
+typedef struct convert_job {
+    const fsdp_convert_opts *opts;
+    fsdp_io *io;
+    fsdp_checkpoint *from;
+    fsdp_mesh *mesh;
+    int world, file_count, threads;
+    int64_t slab_bytes, chunk_bytes;
+    fsdp_sd *sd;                   /* the target's description */
+    size_t *source;                /* per target entry: entry of the source */
+    int *owners;
+    fsdp_save_plan *plans;         /* per file */
+    fsdp_shard_writer **writers;
+    fsdp_shard_seal *seals;
+    fsdp_encoder *encoder;
+    fsdp_staging staging;
+    fsdp_meter meter;
+} convert_job;
+
+/* --- the target ------------------------------------------------------------------------------------- */
+
+static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
+{
+    const fsdp_convert_opts *opts = job->opts;
+    if (opts->world < 0 || opts->shard_dim < 0 || opts->shard_dim >= FSDP_MAX_DIMS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "world size %d or sharding dim %d is out of range", opts->world,
+                         opts->shard_dim);
+    if (opts->kind == FSDP_FULL && opts->world > 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a full checkpoint is one file; it has no world size of %d",
+                         opts->world);
+    if (opts->mesh && opts->world > 0 && fsdp_mesh_size(opts->mesh) != opts->world)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has %lld ranks, the world %d",
+                         (long long)fsdp_mesh_size(opts->mesh), opts->world);
+    job->world = opts->kind == FSDP_FULL ? 1 : opts->world > 0 ? opts->world : job->from->info.world;
+    if (opts->mesh && opts->kind != FSDP_FULL)
+        job->world = (int)fsdp_mesh_size(opts->mesh);
+    job->file_count = job->world;
+    if (opts->mesh && opts->kind != FSDP_FULL)
+        return FSDP_OK;
+    return fsdp_mesh_create(1, (int64_t[]){job->world}, (const char *[]){"dp"}, NULL, &job->mesh, err);
+}
+
+static fsdp_status describe_target(convert_job *job, fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    FSDP_TRY(choose_mesh(job, err));
+    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
+    fsdp_status st = fsdp_relayout(job->from->manifest.sd, job->opts->kind, job->mesh ? job->mesh : job->opts->mesh,
+                                   job->opts->shard_dim, filter, &job->sd, &job->source, err);
+    fsdp_filter_free(filter);
+    FSDP_TRY(st);
+    if (fsdp_sd_count(job->sd) == 0 && fsdp_sd_count(job->from->manifest.sd) > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    if (!job->owners)
+        return fsdp_fail_memory(err, "a conversion");
+    return job->opts->kind == FSDP_LOCAL ? FSDP_OK
+                                         : fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err);
+}
+
+static void divide_memory(convert_job *job)
+{
+    int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
+    job->threads = job->opts->threads > 0 ? job->opts->threads : fsdp_pool_cores();
+    int64_t slab = memory / 2 / job->threads;
+    job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
+    /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
+    int64_t chunk = memory / 2 / (8 * job->threads + job->world);
+    job->chunk_bytes = FSDP_BLOCK_BYTES;
+    while (job->chunk_bytes > chunk && job->chunk_bytes > CHUNK_LEAST)
+        job->chunk_bytes /= 2;
+}
+
+static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
+    FSDP_TRY(describe_target(job, err));
+    divide_memory(job);
+    return FSDP_OK;
+}
+
+/* --- planning ----------------------------------------------------------------------------------------- */
+
+static void count_work(const convert_job *job, fsdp_convert_plan *plan)
+{
+    *plan = (fsdp_convert_plan){.files = job->file_count, .free_bytes = -1};
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        plan->tensors += entry->kind == FSDP_ENTRY_TENSOR;
+        plan->values += entry->kind == FSDP_ENTRY_VALUE;
+        plan->aliases += entry->kind == FSDP_ENTRY_ALIAS;
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            plan->bytes_read += fsdp_entry_bytes(entry);
+    }
+    plan->bytes_written = plan->bytes_read;
+    plan->peak_memory = job->slab_bytes * job->threads;
+    if (job->opts->compress)
+        plan->peak_memory = job->slab_bytes + job->chunk_bytes * (8 * job->threads + job->world);
+}
+
+/* Raw output must fit before work starts; what encoding saves is not known. */
+static fsdp_status check_space(const convert_job *job, const char *to, fsdp_convert_plan *plan, fsdp_error *err)
+{
+    fsdp_space space;
+    char *path = NULL, *parent = NULL;
+    FSDP_TRY(fsdp_path_split(to, &path, &parent, err));
+    int errnum = job->io->ops->space(job->io, parent, &space);
+    fsdp_free(path);
+    fsdp_free(parent);
+    if (errnum < 0)
+        return FSDP_OK;        /* staging will say what is wrong with the directory */
+    plan->free_bytes = space.free_bytes;
+    if (job->opts->compress || plan->bytes_written <= space.free_bytes)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld bytes, %lld are free", to,
+                     (long long)plan->bytes_written, (long long)space.free_bytes);
+}
+
+/* --- files ---------------------------------------------------------------------------------------------- */
+
+static char *staged_path(const convert_job *job, int file)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    fsdp_shard_name(file, job->file_count, name);
+    return fsdp_path_join(job->staging.path, name);
+}
+
+static fsdp_shard_id file_id(const convert_job *job, int file)
+{
+    fsdp_shard_id id = {.step = job->from->manifest.step, .rank = (uint32_t)file, .world = (uint32_t)job->world};
+    memcpy(id.run, job->from->manifest.run, sizeof id.run);
+    return id;
+}
+
+static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
+{
+    fsdp_save_plan *plan = &job->plans[file];
+    FSDP_TRY(fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, file, plan, err));
+    char *path = staged_path(job, file);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_shard_opts opts = {.io = job->io, .path = path, .id = file_id(job, file), .encode = job->opts->compress,
+                            .level = job->opts->level, .chunk_bytes = job->chunk_bytes,
+                            .encoder = job->encoder, .threads = 1, .sync = !job->opts->no_sync};
+    fsdp_status st = fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
+                                       plan->boxes, plan->box_count, &job->writers[file], err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status create_files(convert_job *job, fsdp_error *err)
+{
+    size_t n = (size_t)job->file_count;
+    job->plans = fsdp_alloc(n, sizeof *job->plans);
+    job->writers = fsdp_alloc(n, sizeof *job->writers);
+    job->seals = fsdp_alloc(n, sizeof *job->seals);
+    if (!job->plans || !job->writers || !job->seals)
+        return fsdp_fail_memory(err, "a conversion");
+    if (job->opts->compress)
+        FSDP_TRY(fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes, &job->encoder, err));
+    for (int file = 0; file < job->file_count; file++)
+        FSDP_TRY(create_file(job, file, err));
+    return FSDP_OK;
+}
+
+static fsdp_status finish_file(void *user, size_t file, fsdp_error *err)
+{
+    convert_job *job = user;
+    fsdp_shard_writer *writer = job->writers[file];
+    job->writers[file] = NULL;
+    return fsdp_shard_finish(writer, &job->seals[file], err);
+}
+
+/* --- one slab ------------------------------------------------------------------------------------------- */
+
+/* What one worker has at hand. */
+typedef struct slab_work {
+    convert_job *job;
+    size_t entry;
+    fsdp_box slab;
+    char *data;
+    int64_t used;              /* bytes of data */
+    fsdp_want *wants;
+    fsdp_shard_piece *pieces;
+    int *files;                /* per want: the file it goes to */
+    size_t count, want_room, piece_room, file_room;
+    fsdp_getter getter;
+    atomic_llong next_turn;    /* encoded: workers fill the slab together */
+} slab_work;
+
+static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+{
+    slab_work *work = user;
+    fsdp_box shared;
+    if (!fsdp_box_intersect(box, &work->slab, &shared))
+        return FSDP_OK;
+    size_t n = work->count;
+    if (!fsdp_grow(&work->wants, &work->want_room, n + 1, sizeof *work->wants) ||
+        !fsdp_grow(&work->pieces, &work->piece_room, n + 1, sizeof *work->pieces) ||
+        !fsdp_grow(&work->files, &work->file_room, n + 1, sizeof *work->files))
+        return fsdp_fail_memory(err, "a slab of a tensor");
+    const fsdp_entry *entry = fsdp_sd_at(work->job->sd, work->entry);
+    int64_t inside[FSDP_MAX_DIMS], count = fsdp_box_count(&shared);
+    for (int d = 0; d < box->ndim; d++)
+        inside[d] = shared.lo[d] - box->lo[d];
+    work->wants[n] = (fsdp_want){shared, entry->dtype, work->data + work->used};
+    work->pieces[n] = (fsdp_shard_piece){fsdp_save_plan_find(&work->job->plans[rank], work->entry, part),
+                                         fsdp_box_position(box->ndim, box->len, inside), count,
+                                         work->data + work->used};
+    work->files[n] = rank;
+    work->used += count * (int64_t)fsdp_dtype_size(entry->dtype);
+    work->count++;
+    return FSDP_OK;
+}
+
+static fsdp_status fill_share(void *user, size_t worker, fsdp_error *err)
+{
+    slab_work *work = user;
+    fsdp_getter getter = {0};
+    fsdp_turns turns;
+    (void)worker;
+    fsdp_turns_begin(&turns, &work->next_turn);
+    fsdp_status st = fsdp_checkpoint_get(work->job->from, work->job->source[work->entry], work->wants, work->count,
+                                         &getter, &turns, err);
+    fsdp_getter_release(&getter);
+    return st;
+}
+
+static fsdp_status fill_slab(slab_work *work, fsdp_error *err)
+{
+    convert_job *job = work->job;
+    if (!job->opts->compress)
+        return fsdp_checkpoint_get(job->from, job->source[work->entry], work->wants, work->count, &work->getter,
+                                   NULL, err);
+    atomic_store(&work->next_turn, 0);
+    return fsdp_parallel(job->threads, (size_t)job->threads, fill_share, work, err);
+}
+
+static fsdp_status convert_slab(slab_work *work, fsdp_error *err)
+{
+    convert_job *job = work->job;
+    const fsdp_entry *entry = fsdp_sd_at(job->sd, work->entry);
+    work->count = 0;
+    work->used = 0;
+    FSDP_TRY(fsdp_plan_stored(entry, job->owners[work->entry], &work->slab, add_target, work, err));
+    FSDP_TRY(fill_slab(work, err));
+    for (size_t i = 0; i < work->count; i++)
+        FSDP_TRY(fsdp_shard_write(job->writers[work->files[i]], &work->pieces[i], 1, err));
+    return fsdp_meter_add(&job->meter, work->used, entry->name, entry->name_size, err);
+}
+
+static fsdp_status convert_tensor(slab_work *work, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->job->sd, work->entry);
+    fsdp_slabs slabs = {0};
+    int64_t most = work->job->slab_bytes / (int64_t)fsdp_dtype_size(entry->dtype);
+    while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, most, &work->slab))
+        FSDP_TRY(convert_slab(work, err));
+    return FSDP_OK;
+}
+
+/* --- all tensors ------------------------------------------------------------------------------------------- */
+
+typedef struct convert_work {
+    convert_job *job;
+    atomic_llong next;         /* entry to take */
+} convert_work;
+
+static fsdp_status convert_worker(void *user, size_t worker, fsdp_error *err)
+{
+    convert_work *all = user;
+    slab_work work = {.job = all->job, .data = fsdp_alloc_pages((size_t)all->job->slab_bytes)};
+    fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "a slab of a tensor");
+    int64_t count = (int64_t)fsdp_sd_count(all->job->sd);
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&all->next, 1)) < count;) {
+        work.entry = (size_t)i;
+        if (fsdp_sd_at(all->job->sd, work.entry)->kind == FSDP_ENTRY_TENSOR)
+            st = convert_tensor(&work, err);
+    }
+    if (st != FSDP_OK)
+        atomic_store(&all->next, count);
+    fsdp_getter_release(&work.getter);
+    fsdp_free(work.data);
+    fsdp_free(work.wants);
+    fsdp_free(work.pieces);
+    fsdp_free(work.files);
+    return st;
+}
+
+static fsdp_status move_tensors(convert_job *job, fsdp_error *err)
+{
+    convert_work work = {.job = job};
+    int workers = job->opts->compress ? 1 : job->threads;
+    fsdp_meter_init(&job->meter, &job->opts->watch, job->from->info.tensor_bytes);
+    return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
+}
+
+/* --- reading back ---------------------------------------------------------------------------------------------- */
+
+static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
+{
+    convert_job *job = user;
+    fsdp_shard_reader *reader = NULL;
+    fsdp_getter getter = {0};
+    fsdp_shard_id id = file_id(job, (int)file);
+    char *path = staged_path(job, (int)file);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = fsdp_shard_open(job->io, path, &job->seals[file], &id, &reader, err);
+    for (size_t i = 0; st == FSDP_OK && i < fsdp_shard_box_count(reader); i++) {
+        const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
+        for (int64_t block = 0; st == FSDP_OK && block < box->block_count; block++)
+            st = fsdp_check_block(&getter, reader, box, block, err);
+    }
+    fsdp_getter_release(&getter);
+    fsdp_shard_close(reader);
+    fsdp_free(path);
+    return st;
+}
+
+/* --- the end ------------------------------------------------------------------------------------------------------- */
+
+static fsdp_status publish(convert_job *job, fsdp_error *err)
+{
+    fsdp_manifest manifest = job->from->manifest;
+    manifest.kind = job->opts->kind;
+    manifest.world = job->world;
+    manifest.owners = FSDP_OWNERS_BALANCED;
+    manifest.compressed = job->opts->compress;
+    manifest.sd = job->sd;
+    manifest.file_count = job->file_count;
+    manifest.files = fsdp_alloc((size_t)job->file_count, sizeof *manifest.files);
+    if (!manifest.files)
+        return fsdp_fail_memory(err, "a manifest");
+    for (int i = 0; i < job->file_count; i++)
+        manifest.files[i] = (fsdp_manifest_file){job->seals[i].size, job->seals[i].index_offset,
+                                                 job->seals[i].index_size, job->seals[i].index_hash};
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
+        st = fsdp_view_write(job->io, job->staging.path, &manifest, job->owners, !job->opts->no_sync,
+                             &job->opts->watch, err);
+    if (st == FSDP_OK)
+        st = fsdp_manifest_encode(&manifest, &text, err);
+    if (st == FSDP_OK)
+        st = fsdp_staging_publish(&job->staging, text.data, text.size, err);
+    fsdp_text_release(&text);
+    fsdp_free(manifest.files);
+    return st;
+}
+
+static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
+{
+    fsdp_convert_plan plan;
+    FSDP_TRY(open_source(job, from, err));
+    count_work(job, &plan);
+    FSDP_TRY(check_space(job, to, &plan, err));
+    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite, &job->staging, err));
+    FSDP_TRY(create_files(job, err));
+    FSDP_TRY(move_tensors(job, err));
+    FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));
+    if (!job->opts->no_verify)
+        FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, check_file, job, err));
+    return publish(job, err);
+}
+
+static void release_job(convert_job *job)
+{
+    for (int i = 0; job->writers && i < job->file_count; i++)
+        fsdp_shard_discard(job->writers[i]);
+    for (int i = 0; job->plans && i < job->file_count; i++)
+        fsdp_save_plan_release(&job->plans[i]);
+    fsdp_encoder_free(job->encoder);
+    fsdp_free(job->writers);
+    fsdp_free(job->plans);
+    fsdp_free(job->seals);
+    fsdp_free(job->owners);
+    fsdp_free(job->source);
+    fsdp_sd_free(job->sd);
+    fsdp_mesh_free(job->mesh);
+    fsdp_checkpoint_close(job->from);
+    fsdp_staging_release(&job->staging);
+}
+
+static convert_job new_job(const fsdp_convert_opts *opts)
+{
+    static const fsdp_convert_opts defaults = {0};
+    convert_job job = {.opts = opts ? opts : &defaults};
+    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    return job;
+}
+
+fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                    fsdp_error *err)
+{
+    convert_job job = new_job(opts);
+    fsdp_status st = convert(&job, from, to, err);
+    if (st != FSDP_OK) {
+        for (int i = 0; job.writers && i < job.file_count; i++) {
+            fsdp_shard_discard(job.writers[i]);
+            job.writers[i] = NULL;
+        }
+        fsdp_staging_abandon(&job.staging);
+    }
+    release_job(&job);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                         fsdp_convert_plan *plan_out, fsdp_error *err)
+{
+    convert_job job = new_job(opts);
+    fsdp_status st = open_source(&job, from, err);
+    if (st == FSDP_OK) {
+        count_work(&job, plan_out);
+        st = check_space(&job, to, plan_out, err);
+    }
+    release_job(&job);
+    return st;
+}

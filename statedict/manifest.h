@@ -1,0 +1,61 @@
+/*
+ * The manifest: manifest.json, the commit point of a checkpoint and the only thing that says what
+ * exists. It holds the identity, the state dict's description (names, dtypes, shapes, layouts,
+ * values) and one line per shard file. Byte level: docs/native_format.md.
+ *
+ * The text ends in a member "xxh3" with the XXH3-128 of everything before it, so that a reader knows
+ * a whole manifest from a torn one without asking anybody.
+ */
+#ifndef FSDP_MANIFEST_H
+#define FSDP_MANIFEST_H
+
+#include "base/io.h"
+#include "kernels/kernels.h"
+#include <fsdp/checkpoint.h>
+#include <fsdp/sd.h>
+#include <fsdp/text.h>
+
+#define FSDP_MANIFEST_NAME "manifest.json"
+#define FSDP_VIEW_NAME "index.h5"
+enum { FSDP_FORMAT_MAJOR = 1, FSDP_FORMAT_MINOR = 0 };
+enum { FSDP_MANIFEST_MAX = 1 << 30 };
+
+/* One shard file; its name follows from its number and the world size. */
+typedef struct fsdp_manifest_file {
+    int64_t size;
+    int64_t index_offset, index_size;
+    fsdp_hash index_hash;
+} fsdp_manifest_file;
+
+/* Where a value over 64 KiB lies: the manifest then holds this instead of the bytes. */
+typedef struct fsdp_manifest {
+    fsdp_kind kind;
+    int64_t step;              /* -1: none */
+    uint8_t run[16];
+    int world;                 /* ranks that saved; also the number of files, but 1 for full */
+    fsdp_owner_policy owners;
+    bool compressed;
+    fsdp_sd *sd;               /* owned after decode, borrowed for encode */
+    fsdp_manifest_file *files; /* as sd */
+    int file_count;
+} fsdp_manifest;
+
+/* "shard-00003-of-00008.h5" */
+enum { FSDP_SHARD_NAME_SIZE = 40 };
+void fsdp_shard_name(int number, int count, char name_out[FSDP_SHARD_NAME_SIZE]);
+
+fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text, fsdp_error *err);
+/*
+ * path is for messages. A damaged, truncated or contradictory text is FSDP_ERR_DAMAGED; a higher
+ * major version FSDP_ERR_NOT_FOUND naming the version needed. Every count is checked against the
+ * bytes that remain.
+ */
+fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path,
+                                 fsdp_manifest *manifest_out, fsdp_error *err);
+void fsdp_manifest_release(fsdp_manifest *manifest);
+
+/* Reads and decodes DIR/manifest.json and checks that every file is there with the right size.
+ * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */
+fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out, fsdp_error *err);
+
+#endif

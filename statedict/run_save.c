@@ -1,0 +1,97 @@
+/*
+ * Saving into a run: one writer at a time under the run's lease, then retention and the hint. Only
+ * what is already saved is ever counted on when something older is deleted.
+ */
+#include "statedict/commit.h"
+#include "statedict/run_internal.h"
+
+#include "base/mem.h"
+#include "statedict/pipeline.h"
+
+#include <errno.h>
+#include <string.h>
+
+
+typedef struct run_job {
+    fsdp_ctl *ctl;
+    const char *run;
+    fsdp_io *io;
+    fsdp_save_opts opts;
+    fsdp_lease *lease;         /* rank 0 */
+    char name[FSDP_STEP_NAME_SIZE];
+    char *path;
+} run_job;
+
+static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
+{
+    int errnum = job->io->ops->mkdir(job->io, job->run);
+    if (errnum < 0 && errnum != -EEXIST)
+        return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
+    return FSDP_OK;
+}
+
+/* Rank 0 holds the lease for all. */
+static fsdp_status enter_run(run_job *job, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    fsdp_step_name(job->opts.step, job->name);
+    job->path = fsdp_path_join(job->run, job->name);
+    if (!job->path)
+        st = fsdp_fail_memory(err, "a path");
+    if (job->opts.step < 0)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
+    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0) {
+        st = make_run_directory(job, err);
+        if (st == FSDP_OK)
+            st = fsdp_lease_take(job->io, job->run, &job->lease, err);
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+/* For people who look into the directory; nothing of ours reads it. */
+static fsdp_status write_hint(const run_job *job, fsdp_error *err)
+{
+    char text[FSDP_STEP_NAME_SIZE + 1];
+    char *path = fsdp_path_join(job->run, "latest");
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t size = strlen(job->name);
+    memcpy(text, job->name, size);
+    text[size] = '\n';
+    fsdp_status st = fsdp_io_replace_file(job->io, path, text, size + 1, err);
+    fsdp_free(path);
+    return st;
+}
+
+/* The checkpoint is saved: what fails now is told, and does not unsay that. */
+static void tidy_run(const run_job *job)
+{
+    fsdp_error err = {0};
+    fsdp_status st = write_hint(job, &err);
+    if (st == FSDP_OK && job->opts.retain)
+        st = fsdp_run_retain_held(job->run, job->opts.retain, NULL, NULL, job->io, &err);
+    if (st != FSDP_OK)
+        fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path, err.text);
+}
+
+static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
+{
+    FSDP_TRY(enter_run(job, err));
+    FSDP_TRY(fsdp_sd_save(sd, job->ctl, job->path, &job->opts, err));
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        tidy_run(job);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
+                          const fsdp_save_opts *opts, fsdp_error *err)
+{
+    run_job job = {.ctl = ctl, .run = run, .opts = opts ? *opts : fsdp_save_opts_default()};
+    job.io = job.opts.io ? job.opts.io : fsdp_io_posix();
+    job.opts.step = step;
+    job.opts.overwrite = false;
+    fsdp_status st = run_save(&job, sd, err);
+    fsdp_lease_release(job.lease);
+    fsdp_free(job.path);
+    return st;
+}

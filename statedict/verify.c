@@ -1,0 +1,243 @@
+/*
+ * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes. Data: every block
+ * against its hash. Deep: every box that the manifest promises is stored, nothing else is, and the
+ * view is there. Every fault is reported; verifying goes on to find the others.
+ */
+#include "statedict/checkpoint_internal.h"
+
+#include "base/pool.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct verify_job {
+    const fsdp_verify_opts *opts;
+    fsdp_checkpoint *checkpoint;
+    int file;                  /* at hand */
+    atomic_llong next;         /* box to take */
+    atomic_llong blocks, bytes, findings;
+    atomic_flag reporting;
+    fsdp_meter meter;
+} verify_job;
+
+static void report(verify_job *job, const char *file, const char *tensor, int64_t block, const char *text)
+{
+    atomic_fetch_add(&job->findings, 1);
+    if (!job->opts->finding)
+        return;
+    while (atomic_flag_test_and_set(&job->reporting))
+        ;
+    fsdp_finding finding = {file, tensor, block, text};
+    job->opts->finding(job->opts->finding_user, &finding);
+    atomic_flag_clear(&job->reporting);
+}
+
+/* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
+static bool is_fact(fsdp_status status)
+{
+    return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_IO;
+}
+
+static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NAME_SIZE])
+{
+    fsdp_shard_name(number, job->checkpoint->manifest.file_count, name);
+}
+
+/* --- blocks ------------------------------------------------------------------------------------------ */
+
+static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
+                              fsdp_getter *getter, fsdp_error *err)
+{
+    char file[FSDP_SHARD_NAME_SIZE], tensor[160];
+    file_name(job, job->file, file);
+    fsdp_printable(stored->name, stored->name_size, tensor, sizeof tensor);
+    for (int64_t block = 0; block < stored->block_count; block++) {
+        fsdp_error found = {0};
+        int64_t before = getter->bytes_read;
+        fsdp_status st = fsdp_check_block(getter, reader, stored, block, &found);
+        if (st != FSDP_OK && !is_fact(st)) {
+            if (err)
+                *err = found;
+            return st;
+        }
+        if (st != FSDP_OK)
+            report(job, file, tensor, block, found.text);
+        atomic_fetch_add(&job->blocks, 1);
+        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name, stored->name_size, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status verify_worker(void *user, size_t worker, fsdp_error *err)
+{
+    verify_job *job = user;
+    fsdp_shard_reader *reader = job->checkpoint->readers[job->file];
+    int64_t count = (int64_t)fsdp_shard_box_count(reader);
+    fsdp_getter getter = {0};
+    fsdp_status st = FSDP_OK;
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
+        st = verify_box(job, reader, fsdp_shard_box_at(reader, (size_t)i), &getter, err);
+    atomic_fetch_add(&job->bytes, getter.bytes_read);
+    fsdp_getter_release(&getter);
+    return st;
+}
+
+static fsdp_status verify_data(verify_job *job, fsdp_error *err)
+{
+    int threads = job->opts->threads > 0 ? job->opts->threads : fsdp_pool_cores();
+    for (job->file = 0; job->file < job->checkpoint->manifest.file_count; job->file++) {
+        if (!job->checkpoint->readers[job->file])
+            continue;
+        atomic_store(&job->next, 0);
+        FSDP_TRY(fsdp_parallel(threads, (size_t)threads, verify_worker, job, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- files --------------------------------------------------------------------------------------------- */
+
+static fsdp_status open_files(verify_job *job, fsdp_error *err)
+{
+    for (int i = 0; i < job->checkpoint->manifest.file_count; i++) {
+        fsdp_error found = {0};
+        char file[FSDP_SHARD_NAME_SIZE];
+        fsdp_status st = fsdp_checkpoint_need_file(job->checkpoint, i, &found);
+        if (st != FSDP_OK && !is_fact(st)) {
+            if (err)
+                *err = found;
+            return st;
+        }
+        file_name(job, i, file);
+        if (st != FSDP_OK)
+            report(job, file, "", -1, found.text);
+    }
+    return FSDP_OK;
+}
+
+/* --- what the manifest promises -------------------------------------------------------------------------- */
+
+typedef struct coverage {
+    verify_job *job;
+    size_t entry;
+    int64_t elements;          /* stored, of the entry at hand */
+    int64_t boxes;             /* found, over all entries */
+} coverage;
+
+static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+{
+    coverage *cover = user;
+    const fsdp_stored_box *stored = NULL;
+    fsdp_shard_reader *reader = NULL;
+    fsdp_error found = {0};
+    char file[FSDP_SHARD_NAME_SIZE], tensor[160];
+    verify_job *job = cover->job;
+    const fsdp_entry *entry = fsdp_sd_at(job->checkpoint->manifest.sd, cover->entry);
+    int number = fsdp_checkpoint_file_of(job->checkpoint, rank);
+    (void)err;
+    cover->elements += fsdp_box_count(box);
+    if (!job->checkpoint->readers[number])
+        return FSDP_OK;
+    cover->boxes++;
+    if (fsdp_checkpoint_stored(job->checkpoint, cover->entry, rank, part, box, &stored, &reader, &found) != FSDP_OK) {
+        file_name(job, number, file);
+        report(job, file, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1, found.text);
+    }
+    return FSDP_OK;
+}
+
+static void check_view(verify_job *job)
+{
+    const fsdp_manifest *manifest = &job->checkpoint->manifest;
+    char *path = fsdp_path_join(job->checkpoint->path, FSDP_VIEW_NAME);
+    fsdp_file_info info;
+    if (path && manifest->kind != FSDP_FULL && job->checkpoint->io->ops->info(job->checkpoint->io, path, &info) == 0 &&
+        info.size == 0)
+        report(job, FSDP_VIEW_NAME, "", -1, "the view is empty; convert the checkpoint to make a new one");
+    fsdp_free(path);
+}
+
+static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
+{
+    const fsdp_manifest *manifest = &job->checkpoint->manifest;
+    coverage cover = {.job = job};
+    for (size_t i = 0; i < fsdp_sd_count(manifest->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(manifest->sd, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+        char tensor[160];
+        cover.entry = i;
+        cover.elements = 0;
+        FSDP_TRY(fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
+        if (cover.elements != fsdp_box_count(&whole))
+            report(job, FSDP_MANIFEST_NAME, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
+                   "its boxes do not hold every element exactly once");
+    }
+    int64_t stored = 0;
+    for (int f = 0; f < manifest->file_count; f++)
+        stored += job->checkpoint->readers[f] ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f]) : 0;
+    if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
+        report(job, FSDP_MANIFEST_NAME, "", -1, "the shard files hold boxes that the manifest does not know");
+    check_view(job);
+    return FSDP_OK;
+}
+
+/* --- the call ------------------------------------------------------------------------------------------------ */
+
+static fsdp_status verify(verify_job *job, fsdp_error *err)
+{
+    fsdp_meter_init(&job->meter, &job->opts->watch, job->checkpoint->info.file_bytes);
+    FSDP_TRY(open_files(job, err));
+    if (job->opts->level >= FSDP_VERIFY_DATA)
+        FSDP_TRY(verify_data(job, err));
+    return job->opts->level >= FSDP_VERIFY_DEEP ? verify_deep(job, err) : FSDP_OK;
+}
+
+static int64_t count_tensors(const fsdp_sd *sd)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        count += fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR;
+    return count;
+}
+
+/* A checkpoint whose manifest is bad has that one finding. */
+static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error *found, fsdp_error *err)
+{
+    if (status != FSDP_ERR_DAMAGED) {
+        if (err)
+            *err = *found;
+        return status;
+    }
+    report(job, FSDP_MANIFEST_NAME, "", -1, found->text);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
+                                   fsdp_verify_summary *summary_out, fsdp_error *err)
+{
+    static const fsdp_verify_opts defaults = {0};
+    fsdp_verify_summary summary = {0};
+    fsdp_error found = {0};
+    verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
+    fsdp_io *io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    fsdp_status st = fsdp_checkpoint_open_manifest(io, path, &job.checkpoint, &found);
+    if (st != FSDP_OK)
+        st = bad_manifest(&job, st, &found, err);
+    else
+        st = verify(&job, err);
+    if (job.checkpoint) {
+        summary.files = job.checkpoint->manifest.file_count;
+        summary.tensors = count_tensors(job.checkpoint->manifest.sd);
+    }
+    summary.blocks = atomic_load(&job.blocks);
+    summary.bytes = atomic_load(&job.bytes);
+    summary.findings = atomic_load(&job.findings);
+    fsdp_checkpoint_close(job.checkpoint);
+    if (summary_out)
+        *summary_out = summary;
+    if (st != FSDP_OK || summary.findings == 0)
+        return st;
+    return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path, (long long)summary.findings);
+}

@@ -1,0 +1,193 @@
+/* Saving and loading end to end in one process: threads as ranks, real files. */
+#include <criterion/criterion.h>
+#include <fsdp/fsdp.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A small state with every kind of entry; element i of a tensor has value seed + i. */
+typedef struct state {
+    fsdp_sd *sd;
+    fsdp_mesh *mesh;
+    void *memory[64];
+    int count;
+} state;
+
+static int64_t numel(int ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+    for (int d = 0; d < ndim; d++)
+        n *= shape[d];
+    return n;
+}
+
+/* Fills this rank's boxes of the last entry by position, or checks them. */
+static bool visit_elements(const fsdp_entry *entry, int rank, int64_t seed, bool fill)
+{
+    size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+    int64_t *at = entry->data;
+    for (size_t part = 0; part < parts; part++) {
+        fsdp_box box;
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+        for (int64_t i = 0; i < fsdp_box_count(&box); i++) {
+            int64_t left = i, lo[FSDP_MAX_DIMS] = {0};
+            for (int d = box.ndim - 1; d >= 0; d--) {
+                lo[d] = box.lo[d] + left % box.len[d];
+                left /= box.len[d];
+            }
+            int64_t value = seed * 1000000 + fsdp_box_position(entry->ndim, entry->shape, lo);
+            if (fill)
+                *at = value;
+            else if (*at != value)
+                return false;
+            at++;
+        }
+    }
+    return true;
+}
+
+static void add(state *s, const char *name, int ndim, const int64_t *shape, const fsdp_placement *placements,
+                int rank, int64_t seed, bool fill)
+{
+    fsdp_error err = {0};
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = s->mesh};
+    memcpy(layout.placement, placements, (size_t)fsdp_mesh_ndim(s->mesh) * sizeof *placements);
+    void *data = malloc((size_t)numel(ndim, shape) * 8 + 8);
+    memset(data, 0x55, (size_t)numel(ndim, shape) * 8 + 8);
+    s->memory[s->count++] = data;
+    cr_assert_eq(fsdp_sd_add_tensor(s->sd, name, strlen(name), FSDP_I64, ndim, shape, &layout, data, &err), FSDP_OK,
+                 "%s", err.text);
+    if (fill)
+        visit_elements(fsdp_sd_at(s->sd, fsdp_sd_count(s->sd) - 1), rank, seed, true);
+}
+
+static void build(state *s, int world, int dim, int rank, bool fill)
+{
+    fsdp_error err = {0};
+    memset(s, 0, sizeof *s);
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){world}, (const char *[]){"dp"}, NULL, &s->mesh, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_create(&s->sd, &err), FSDP_OK);
+    fsdp_placement rows = {FSDP_SHARD, 0, 0}, shard = {FSDP_SHARD, dim, 0}, whole = {FSDP_REPLICATE, 0, 0};
+    add(s, "even", 2, (int64_t[]){64, 48}, &shard, rank, 1, fill);
+    add(s, "odd", 2, (int64_t[]){37, 1001}, &shard, rank, 2, fill);
+    add(s, "small", 1, (int64_t[]){3}, &rows, rank, 3, fill);
+    add(s, "copy", 2, (int64_t[]){5, 7}, &whole, rank, 4, fill);
+    add(s, "scalar", 0, NULL, &whole, rank, 5, fill);
+    add(s, "empty", 2, (int64_t[]){0, 7}, &rows, rank, 6, fill);
+    add(s, "large", 3, (int64_t[]){40, 50, 400}, &shard, rank, 7, fill);
+    fsdp_value value = fsdp_value_i64(fill ? 1200 : 0);
+    cr_assert_eq(fsdp_sd_add_value(s->sd, FSDP_NAME("step"), &value, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_alias(s->sd, FSDP_NAME("tied"), FSDP_NAME("even"), &err), FSDP_OK);
+}
+
+static void drop(state *s)
+{
+    fsdp_sd_free(s->sd);
+    fsdp_mesh_free(s->mesh);
+    for (int i = 0; i < s->count; i++)
+        free(s->memory[i]);
+}
+
+typedef struct job {
+    const char *path;
+    fsdp_save_opts save;
+    fsdp_load_opts load;
+    int dim;
+} job;
+
+static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    job *j = user;
+    state s;
+    build(&s, fsdp_ctl_size(ctl), j->dim, fsdp_ctl_rank(ctl), true);
+    fsdp_status st = fsdp_sd_save(s.sd, ctl, j->path, &j->save, err);
+    drop(&s);
+    return st;
+}
+
+static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    job *j = user;
+    state s;
+    build(&s, fsdp_ctl_size(ctl), j->dim, fsdp_ctl_rank(ctl), false);
+    fsdp_status st = fsdp_sd_load(s.sd, ctl, j->path, &j->load, err);
+    for (size_t i = 0; st == FSDP_OK && i < fsdp_sd_count(s.sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(s.sd, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && !visit_elements(entry, fsdp_ctl_rank(ctl), (int64_t)i + 1, false))
+            st = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' differs", entry->name);
+        if (entry->kind == FSDP_ENTRY_VALUE && entry->value.as.i64 != 1200)
+            st = fsdp_fail(err, FSDP_ERR_INTERNAL, "value differs");
+    }
+    drop(&s);
+    return st;
+}
+
+static char folder[64];
+
+static void make_folder(void)
+{
+    strcpy(folder, "/tmp/fsdp-test-XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+}
+
+static void remove_folder(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(save_load, .init = make_folder, .fini = remove_folder);
+
+static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded, int to_dim,
+                       fsdp_verify_mode verify)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved, dim, loaded, to_dim,
+             verify);
+    job j = {.path = path, .save = fsdp_save_opts_default(), .dim = dim};
+    j.save.kind = kind;
+    j.save.compress = compress;
+    j.save.rank0_writes = rank0;
+    cr_assert_eq(fsdp_ctl_run_threads(saved, save_rank, &j, &err), FSDP_OK, "save %s: %s", path, err.text);
+    j.dim = to_dim;
+    j.load.verify = verify;
+    cr_assert_eq(fsdp_ctl_run_threads(loaded, load_rank, &j, &err), FSDP_OK, "load %s: %s", path, err.text);
+    fsdp_verify_summary summary;
+    fsdp_verify_opts deep = {.level = FSDP_VERIFY_DEEP};
+    cr_assert_eq(fsdp_checkpoint_verify(path, &deep, &summary, &err), FSDP_OK, "verify %s: %s", path, err.text);
+}
+
+Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
+{
+    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
+        for (int compress = 0; compress < 2; compress++)
+            for (int verify = 0; verify < 2; verify++) {
+                round_trip((fsdp_kind)kind, compress, false, 4, 0, 3, 1, (fsdp_verify_mode)verify);
+                round_trip((fsdp_kind)kind, compress, false, 1, 0, 5, 0, (fsdp_verify_mode)verify);
+                round_trip((fsdp_kind)kind, compress, false, 3, 1, 1, 0, (fsdp_verify_mode)verify);
+            }
+    round_trip(FSDP_FULL, false, true, 4, 1, 2, 0, FSDP_VERIFY_BLOCKS);
+}
+
+Test(save_load, conversion_keeps_every_bit)
+{
+    char path[128], to[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/from", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(4, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
+        for (int compress = 0; compress < 2; compress++)
+            for (int dim = 0; dim < 2; dim++) {
+                snprintf(to, sizeof to, "%s/to-%d-%d-%d", folder, kind, compress, dim);
+                fsdp_convert_opts opts = {.kind = (fsdp_kind)kind, .world = kind == FSDP_FULL ? 0 : 3,
+                                          .compress = compress, .shard_dim = dim, .memory = 1 << 20};
+                cr_assert_eq(fsdp_checkpoint_convert(path, to, &opts, &err), FSDP_OK, "%s: %s", to, err.text);
+                job back = {.path = to};
+                cr_assert_eq(fsdp_ctl_run_threads(2, load_rank, &back, &err), FSDP_OK, "%s: %s", to, err.text);
+            }
+}
