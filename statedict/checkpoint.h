@@ -144,6 +144,22 @@ typedef fsdp_status (*fsdp_slab_visit)(void *user, const fsdp_entry *entry, int6
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory,
                                                  fsdp_slab_visit visit, void *user, fsdp_error *err);
 
+/*
+ * Collective. The same into memory: on rank 0 *full_out becomes a state dict with every tensor whole,
+ * values and aliases, which owns its memory; on the others it becomes NULL.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
+                                                      fsdp_error *err);
+
+/*
+ * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
+ * within opts->memory; opts NULL: defaults. Patterns select names; opts->cast has no meaning here.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
+                                                 fsdp_sd **full_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts,
+                                                   fsdp_slab_visit visit, void *user, fsdp_error *err);
+
 /* --- looking at a checkpoint (local) ---------------------------------------------------------- */
 
 typedef struct fsdp_checkpoint fsdp_checkpoint;

@@ -97,8 +97,8 @@ static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *e
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                fsdp_staging *staging_out, fsdp_error *err)
 {
-    *staging_out = (fsdp_staging){
-        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
+    *staging_out =
+        (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
     fsdp_status status = prepare(staging_out, dir, err);
     if (status != FSDP_OK)
         fsdp_staging_release(staging_out);

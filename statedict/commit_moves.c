@@ -24,10 +24,22 @@ bool fsdp_moves_needed(int result)
     return result == -EXDEV || result == -EINVAL || result == -ENOSYS || result == -EOPNOTSUPP;
 }
 
+/* What proves a leftover must be durable before the leftover can be, and gone only after it. */
+static fsdp_status sync_parent(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    fsdp_status status = fsdp_path_split(dir, &path, &parent, err);
+    if (status == FSDP_OK)
+        status = fsdp_io_sync_dir(io, parent, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return status;
+}
+
 /* --- publish ------------------------------------------------------------------------------------ */
 
-static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable, fsdp_file **marker_out,
-                                 fsdp_error *err)
+static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable,
+                                 fsdp_file **marker_out, fsdp_error *err)
 {
     char *path = fsdp_path_join(from, MARKER_NAME);
     if (!path)
@@ -40,6 +52,8 @@ static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable, fs
     }
     if (status == FSDP_OK && durable)
         status = fsdp_io_sync_dir(io, from, err);
+    if (status == FSDP_OK && durable)
+        status = sync_parent(io, from, err);
     fsdp_free(path);
     return status;
 }
@@ -96,14 +110,24 @@ static fsdp_status move_files(fsdp_io *io, const char *from, const char *to, fsd
     return status;
 }
 
+/* Both: some file systems write a move down only in one of its two directories at first. */
+static fsdp_status sync_both(fsdp_io *io, const char *from, const char *to, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_io_sync_dir(io, to, err));
+    return fsdp_io_sync_dir(io, from, err);
+}
+
 static fsdp_status move_all(fsdp_io *io, const char *from, const char *to, bool durable,
                             fsdp_error *err)
 {
     FSDP_TRY(move_files(io, from, to, err));
     if (durable)
-        FSDP_TRY(fsdp_io_sync_dir(io, to, err));
+        FSDP_TRY(sync_both(io, from, to, err));
     FSDP_TRY(move_file(io, from, to, FSDP_MANIFEST_NAME, err));
-    return durable ? fsdp_io_sync_dir(io, to, err) : FSDP_OK;
+    if (!durable)
+        return FSDP_OK;
+    FSDP_TRY(sync_both(io, from, to, err));
+    return sync_parent(io, to, err);
 }
 
 /* The manifest goes first, so that at no moment it vouches for files that are gone. */
@@ -117,7 +141,9 @@ static fsdp_status remove_manifest_and_rest(fsdp_io *io, const char *dir, fsdp_e
                              ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path)
                              : fsdp_io_sync_dir(io, dir, err);
     fsdp_free(path);
-    return status == FSDP_OK ? fsdp_io_remove_tree(io, dir, err) : status;
+    if (status == FSDP_OK)
+        status = fsdp_io_remove_tree(io, dir, err);
+    return status == FSDP_OK ? sync_parent(io, dir, err) : status;
 }
 
 fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
@@ -145,6 +171,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
 fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err)
 {
     FSDP_TRY(fsdp_io_mkdir(io, aside, err));
+    FSDP_TRY(sync_parent(io, aside, err));
     FSDP_TRY(remove_manifest_and_rest(io, dir, err));
     return fsdp_io_remove_tree(io, aside, err);
 }
@@ -153,8 +180,8 @@ fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, f
 
 typedef struct leftover_search {
     fsdp_io *io;
-    bool proven;               /* what is beside it says that DIR is a leftover */
-    bool busy;                 /* its publish is still at work */
+    bool proven; /* what is beside it says that DIR is a leftover */
+    bool busy;   /* its publish is still at work */
 } leftover_search;
 
 static bool look_at_staging(void *user, const char *path)
@@ -191,5 +218,8 @@ fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "another job is publishing '%s'", dir);
     if (!search.proven)
         (void)fsdp_beside_each(io, dir, FSDP_SUFFIX_DELETING, look_at_deleting, &search);
-    return search.proven ? fsdp_io_remove_tree(io, dir, err) : FSDP_OK;
+    if (!search.proven)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_io_remove_tree(io, dir, err));
+    return sync_parent(io, dir, err);
 }

@@ -146,8 +146,8 @@ static int collect_beside(void *user, const char *name)
         !is_uuid(name + search->name_size + search->suffix_size))
         return 0;
     char *copy = fsdp_strndup(name, strlen(name));
-    if (!copy || !fsdp_grow(&search->found, &search->capacity, search->count + 1,
-                            sizeof *search->found)) {
+    if (!copy ||
+        !fsdp_grow(&search->found, &search->capacity, search->count + 1, sizeof *search->found)) {
         fsdp_free(copy);
         search->failed = true;
         return 1;

@@ -8,6 +8,7 @@
 #include "statedict/describe.h"
 #include "statedict/pipeline.h"
 #include "statedict/plan.h"
+#include "statedict/relayout.h"
 
 #include <string.h>
 
@@ -138,5 +139,42 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
     fsdp_free(job.owners);
     fsdp_free(job.slab);
     fsdp_free(job.message);
+    return st;
+}
+
+/* --- into memory ----------------------------------------------------------------------------------- */
+
+static fsdp_status keep_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                             const void *data, fsdp_error *err)
+{
+    fsdp_sd *full = user;
+    size_t size = fsdp_dtype_size(entry->dtype);
+    int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
+    if (at < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state", entry->name);
+    if (count > 0)
+        memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data, (size_t)count * size);
+    return FSDP_OK;
+}
+
+static fsdp_status make_full(const fsdp_sd *sd, fsdp_sd **full_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_relayout_whole(sd, NULL, full_out, err));
+    return fsdp_sd_allocate(*full_out, 0, err);
+}
+
+fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out, fsdp_error *err)
+{
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    *full_out = NULL;
+    fsdp_status st = fsdp_ctl_rank(ctl) == 0 ? make_full(sd, full_out, err) : FSDP_OK;
+    st = fsdp_ctl_agree(ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_gather(sd, ctl, 0, keep_slab, *full_out, err);
+    if (st != FSDP_OK) {
+        fsdp_sd_free(*full_out);
+        *full_out = NULL;
+    }
     return st;
 }

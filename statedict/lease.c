@@ -24,9 +24,9 @@
 
 enum {
     TEXT_MAX = 1 << 16,
-    TRIES = 200,               /* for a file that changes while we look, 10 ms apart */
-    UNREADABLE_SECONDS = 10,   /* a text that is no lease may be one that is being written */
-    ABSURD_PERIODS = 10        /* a lease that ends so far ahead was written by a clock that jumped */
+    TRIES = 200,             /* for a file that changes while we look, 10 ms apart */
+    UNREADABLE_SECONDS = 10, /* a text that is no lease may be one that is being written */
+    ABSURD_PERIODS = 10      /* a lease that ends so far ahead was written by a clock that jumped */
 };
 
 typedef struct lease_text {
@@ -39,7 +39,7 @@ struct fsdp_lease {
     fsdp_io *io;
     char *run, *path;
     lease_text mine;
-    char *text;                /* as it stands in the file */
+    char *text; /* as it stands in the file */
     size_t size;
 };
 
@@ -158,8 +158,8 @@ static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, 
 {
     if (!holder->job[0])
         return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is in use: '%s' is being written, or is no lease of fsdp", lease->run,
-                         lease->path);
+                         "'%s' is in use: '%s' is being written, or is no lease of fsdp",
+                         lease->run, lease->path);
     char host[100], since[40] = "an unknown time";
     struct tm parts;
     time_t seconds = (time_t)holder->since;
@@ -326,8 +326,7 @@ static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *er
     char *text;
     size_t size;
     fsdp_error reason = {0};
-    fsdp_status status =
-        fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &text, &size, &reason);
+    fsdp_status status = fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &text, &size, &reason);
     if (status == FSDP_ERR_NOT_FOUND && reason.errnum == ENOENT)
         return FSDP_OK;
     if (status != FSDP_OK) {

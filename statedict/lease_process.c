@@ -78,8 +78,8 @@ void fsdp_process_self(fsdp_process *process_out)
     if (gethostname(process_out->host, sizeof process_out->host - 1) < 0)
         snprintf(process_out->host, sizeof process_out->host, "unknown");
     read_boot(process_out->boot, sizeof process_out->boot);
-    ssize_t n = readlink("/proc/self/ns/pid", process_out->pid_space,
-                         sizeof process_out->pid_space - 1);
+    ssize_t n =
+        readlink("/proc/self/ns/pid", process_out->pid_space, sizeof process_out->pid_space - 1);
     if (n < 0)
         snprintf(process_out->pid_space, sizeof process_out->pid_space, "unknown");
     process_state state;

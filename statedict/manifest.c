@@ -16,9 +16,7 @@
 /* The text ends in CLOSING_START, 32 hexadecimal digits, CLOSING_END. */
 static const char CLOSING_START[] = "\"xxh3\": \"";
 static const char CLOSING_END[] = "\"\n}\n";
-enum {
-    CLOSING_SIZE = sizeof CLOSING_START - 1 + 2 * sizeof(fsdp_hash) + sizeof CLOSING_END - 1
-};
+enum { CLOSING_SIZE = sizeof CLOSING_START - 1 + 2 * sizeof(fsdp_hash) + sizeof CLOSING_END - 1 };
 
 static const char *const kinds[] = {"sharded", "full", "local"};
 static const char *const owner_policies[] = {"balanced", "lowest"};
@@ -49,6 +47,20 @@ static const char *file_fault(const fsdp_manifest_file *file)
 static int files_of(fsdp_kind kind, int world)
 {
     return kind == FSDP_FULL ? 1 : world;
+}
+
+/* The last bytes of a text whose other bytes have that hash. */
+static void spell_closing(fsdp_hash hash, char closing_out[CLOSING_SIZE])
+{
+    static const char digits[] = "0123456789abcdef";
+    char *to = closing_out;
+    memcpy(to, CLOSING_START, sizeof CLOSING_START - 1);
+    to += sizeof CLOSING_START - 1;
+    for (size_t i = 0; i < sizeof hash.bytes; i++) {
+        *to++ = digits[hash.bytes[i] >> 4];
+        *to++ = digits[hash.bytes[i] & 15];
+    }
+    memcpy(to, CLOSING_END, sizeof CLOSING_END - 1);
 }
 
 /* --- writing ------------------------------------------------------------------------------------ */
@@ -91,22 +103,14 @@ static fsdp_status put_files(fsdp_text *text, const fsdp_manifest *manifest, fsd
         const char *fault = file_fault(file);
         if (fault)
             return fsdp_fail(err, FSDP_ERR_USAGE, "file %d has %s", i, fault);
-        fsdp_text_addf(text,
-                       "%s\n{\"size\": %" PRId64 ", \"index\": [%" PRId64 ", %" PRId64
-                       "], \"xxh3\": \"",
-                       i > 0 ? "," : "", file->size, file->index_offset, file->index_size);
+        fsdp_text_addf(
+            text, "%s\n{\"size\": %" PRId64 ", \"index\": [%" PRId64 ", %" PRId64 "], \"xxh3\": \"",
+            i > 0 ? "," : "", file->size, file->index_offset, file->index_size);
         fsdp_text_add_hex(text, file->index_hash.bytes, sizeof file->index_hash.bytes);
         fsdp_text_add(text, "\"}", 2);
     }
     fsdp_text_addf(text, "\n],\n");
     return FSDP_OK;
-}
-
-static void put_closing(fsdp_text *text, fsdp_hash hash)
-{
-    fsdp_text_add(text, CLOSING_START, sizeof CLOSING_START - 1);
-    fsdp_text_add_hex(text, hash.bytes, sizeof hash.bytes);
-    fsdp_text_add(text, CLOSING_END, sizeof CLOSING_END - 1);
 }
 
 fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text, fsdp_error *err)
@@ -116,13 +120,17 @@ fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text,
     put_head(text, manifest);
     FSDP_TRY(put_files(text, manifest, err));
     FSDP_TRY(fsdp_manifest_put_state(text, manifest->sd, manifest->world, err));
-    if (!text->failed)
-        put_closing(text, fsdp_kernels_get()->hash(text->data + start, text->size - start));
+    if (!text->failed) {
+        char closing[CLOSING_SIZE];
+        spell_closing(fsdp_kernels_get()->hash(text->data + start, text->size - start), closing);
+        fsdp_text_add(text, closing, sizeof closing);
+    }
     if (text->failed)
         return fsdp_fail_memory(err, "the manifest");
     if (text->size - start > FSDP_MANIFEST_MAX)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "the manifest takes %zu bytes, at most %d are allowed",
-                         text->size - start, FSDP_MANIFEST_MAX);
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "the manifest takes %zu bytes, at most %d are allowed", text->size - start,
+                         FSDP_MANIFEST_MAX);
     return FSDP_OK;
 }
 
@@ -132,12 +140,9 @@ static bool is_whole(const char *text, size_t size)
 {
     if (size < CLOSING_SIZE)
         return false;
-    fsdp_text closing = {0};
-    put_closing(&closing, fsdp_kernels_get()->hash(text, size - CLOSING_SIZE));
-    bool same =
-        !closing.failed && memcmp(closing.data, text + size - CLOSING_SIZE, CLOSING_SIZE) == 0;
-    fsdp_text_release(&closing);
-    return same;
+    char closing[CLOSING_SIZE];
+    spell_closing(fsdp_kernels_get()->hash(text, size - CLOSING_SIZE), closing);
+    return memcmp(closing, text + size - CLOSING_SIZE, CLOSING_SIZE) == 0;
 }
 
 /* The major version that the first line states; 0 when there is no such line. A later version may
@@ -177,12 +182,23 @@ static fsdp_status check_whole(const char *text, size_t size, const char *path, 
 /* --- reading: the members ----------------------------------------------------------------------- */
 
 enum {
-    KEY_FSDP, KEY_KIND, KEY_STEP, KEY_RUN, KEY_WORLD, KEY_OWNERS, KEY_COMPRESSED, KEY_FILES,
-    KEY_MESHES, KEY_FLATS, KEY_ENTRIES, KEY_HASH, KEY_COUNT
+    KEY_FSDP,
+    KEY_KIND,
+    KEY_STEP,
+    KEY_RUN,
+    KEY_WORLD,
+    KEY_OWNERS,
+    KEY_COMPRESSED,
+    KEY_FILES,
+    KEY_MESHES,
+    KEY_FLATS,
+    KEY_ENTRIES,
+    KEY_HASH,
+    KEY_COUNT
 };
-static const char *const keys[KEY_COUNT] = {"fsdp",   "kind",       "step",    "run",
+static const char *const keys[KEY_COUNT] = {"fsdp",       "kind",   "step",       "run",
                                             "world_size", "owners", "compressed", "files",
-                                            "meshes", "flats",      "entries", "xxh3"};
+                                            "meshes",     "flats",  "entries",    "xxh3"};
 
 typedef struct manifest_reader {
     fsdp_json json;
@@ -384,8 +400,8 @@ static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
         FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
         if (!more)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, keys, KEY_COUNT, &reader->seen, &which,
-                                       err));
+        FSDP_TRY(
+            fsdp_json_object_once(json, key, size, keys, KEY_COUNT, &reader->seen, &which, err));
         if (which < 0) {
             FSDP_TRY(fsdp_json_skip(json, err));
             continue;
@@ -423,10 +439,11 @@ static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_erro
     fsdp_file_info info;
     int result = io->ops->info(io, dir, &info);
     if (result == 0 && info.kind == FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
-                         "'%s' has no manifest: not a complete checkpoint", dir);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' has no manifest: not a complete checkpoint",
+                         dir);
     if (result == 0)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file, not a checkpoint directory", dir);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file, not a checkpoint directory",
+                         dir);
     char *old = NULL;
     if (result == -ENOENT && fsdp_replaced_find(io, dir, &old)) {
         fsdp_fail(err, FSDP_ERR_NOT_FOUND,

@@ -327,7 +327,7 @@ struct fsdp_state_reader {
     fsdp_flat_part *parts;
     size_t part_count, part_capacity;
     fsdp_arena arena;
-    fsdp_error reason;         /* why the state dict refused something */
+    fsdp_error reason; /* why the state dict refused something */
 };
 
 fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
@@ -574,9 +574,9 @@ static fsdp_status create_mesh(fsdp_state_reader *reader, const mesh_record *mes
     if (!fsdp_grow(&reader->meshes, &reader->mesh_capacity, reader->mesh_count + 1,
                    sizeof *reader->meshes))
         return fsdp_fail_memory(err, "the manifest");
-    fsdp_status status =
-        fsdp_mesh_create(mesh->ndim, mesh->shape, names, seen >> MESH_RANKS & 1 ? mesh->ranks : NULL,
-                         &reader->meshes[reader->mesh_count], &reader->reason);
+    fsdp_status status = fsdp_mesh_create(mesh->ndim, mesh->shape, names,
+                                          seen >> MESH_RANKS & 1 ? mesh->ranks : NULL,
+                                          &reader->meshes[reader->mesh_count], &reader->reason);
     if (status == FSDP_OK)
         reader->mesh_count++;
     return refused(reader, status, err);
@@ -631,7 +631,8 @@ static fsdp_status take_flat(fsdp_state_reader *reader, fsdp_error *err)
     uint64_t seen;
     FSDP_TRY(take_members(reader, keys, FLAT_KEYS, take_flat_member, &flat, &seen, err));
     if (seen != (1 << FLAT_KEYS) - 1)
-        return fsdp_json_fail(reader->json, err, "a flat buffer without name, dtype, mesh or count");
+        return fsdp_json_fail(reader->json, err,
+                              "a flat buffer without name, dtype, mesh or count");
     if (!fsdp_grow(&reader->flats, &reader->flat_capacity, reader->flat_count + 1,
                    sizeof *reader->flats))
         return fsdp_fail_memory(err, "the manifest");
@@ -649,9 +650,9 @@ static fsdp_status finish_flats(fsdp_state_reader *reader, size_t number, fsdp_e
 {
     for (; reader->flats_done < number; reader->flats_done++) {
         const flat_record *flat = &reader->flats[reader->flats_done];
-        fsdp_status status = fsdp_sd_add_flat(reader->sd, flat->name, flat->name_size, flat->dtype,
-                                              flat->mesh, 0, flat->count, reader->parts,
-                                              reader->part_count, NULL, &reader->reason);
+        fsdp_status status =
+            fsdp_sd_add_flat(reader->sd, flat->name, flat->name_size, flat->dtype, flat->mesh, 0,
+                             flat->count, reader->parts, reader->part_count, NULL, &reader->reason);
         FSDP_TRY(refused(reader, status, err));
         reader->part_count = 0;
     }
@@ -688,14 +689,23 @@ static fsdp_status add_flat_part(fsdp_state_reader *reader, const entry_record *
 /* --- reading: entries --------------------------------------------------------------------------- */
 
 enum {
-    ENTRY_NAME, ENTRY_DTYPE, ENTRY_SHAPE, ENTRY_MESH, ENTRY_PLACEMENTS, ENTRY_BOXES, ENTRY_FLAT,
-    ENTRY_VALUE, ENTRY_ALIAS, ENTRY_KEYS
+    ENTRY_NAME,
+    ENTRY_DTYPE,
+    ENTRY_SHAPE,
+    ENTRY_MESH,
+    ENTRY_PLACEMENTS,
+    ENTRY_BOXES,
+    ENTRY_FLAT,
+    ENTRY_VALUE,
+    ENTRY_ALIAS,
+    ENTRY_KEYS
 };
 
 static bool take_digits(const char **at, const char *end, int64_t *value_out)
 {
     const char *p = *at;
-    if (p == end || *p < '0' || *p > '9' || (*p == '0' && end - p > 1 && p[1] >= '0' && p[1] <= '9'))
+    if (p == end || *p < '0' || *p > '9' ||
+        (*p == '0' && end - p > 1 && p[1] >= '0' && p[1] <= '9'))
         return false;
     int64_t value = 0;
     for (; p < end && *p >= '0' && *p <= '9'; p++) {
@@ -824,9 +834,9 @@ static fsdp_status add_mesh_tensor(fsdp_state_reader *reader, const entry_record
     if (entry->placement_count != fsdp_mesh_ndim(mesh))
         return fsdp_json_fail(reader->json, err, "%d placements on a mesh of %d dims",
                               entry->placement_count, fsdp_mesh_ndim(mesh));
-    fsdp_status status = fsdp_sd_add_sharded(
-        reader->sd, entry->name.data, entry->name.size, entry->dtype, entry->ndim, entry->shape,
-        mesh, entry->placement, NULL, &reader->reason);
+    fsdp_status status = fsdp_sd_add_sharded(reader->sd, entry->name.data, entry->name.size,
+                                             entry->dtype, entry->ndim, entry->shape, mesh,
+                                             entry->placement, NULL, &reader->reason);
     return refused(reader, status, err);
 }
 
@@ -871,8 +881,7 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
                        fsdp_sd_add_alias(reader->sd, entry->name.data, entry->name.size,
                                          entry->target.data, entry->target.size, &reader->reason),
                        err);
-    default:
-        return fsdp_json_fail(reader->json, err, "an entry that is no tensor, value or alias");
+    default: return fsdp_json_fail(reader->json, err, "an entry that is no tensor, value or alias");
     }
 }
 

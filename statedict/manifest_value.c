@@ -58,7 +58,8 @@ static fsdp_status take_f64(fsdp_json *json, double *value_out, fsdp_error *err)
     else if (size == 4 && memcmp(text, "-inf", 4) == 0)
         *value_out = -INFINITY;
     else if (!nan_from_text(text, size, value_out))
-        return fsdp_json_fail(json, err, "a number, \"inf\", \"-inf\" or \"nan BITS\" was expected");
+        return fsdp_json_fail(json, err,
+                              "a number, \"inf\", \"-inf\" or \"nan BITS\" was expected");
     return FSDP_OK;
 }
 

@@ -159,12 +159,13 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
     return FSDP_OK;
 }
 
-fsdp_status fsdp_relayout_whole(const fsdp_sd *from, fsdp_sd **sd_out, fsdp_error *err)
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_filter *filter, fsdp_sd **sd_out,
+                                fsdp_error *err)
 {
     fsdp_mesh *one = NULL;
     size_t *source = NULL;
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &one, err));
-    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, NULL, sd_out, &source, err);
+    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, filter, sd_out, &source, err);
     fsdp_mesh_free(one);
     fsdp_free(source);
     return st;

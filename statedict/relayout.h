@@ -19,6 +19,7 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
                           fsdp_error *err);
 
 /* One rank that holds everything. */
-fsdp_status fsdp_relayout_whole(const fsdp_sd *from, fsdp_sd **sd_out, fsdp_error *err);
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_filter *filter, fsdp_sd **sd_out,
+                                fsdp_error *err);
 
 #endif

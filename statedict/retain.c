@@ -23,11 +23,11 @@ typedef struct retention {
     const char *run;
     const fsdp_retention *policy;
     bool dry_run;
-    bool save_in_progress;     /* only a dry run may meet one: otherwise the lease is ours */
+    bool save_in_progress; /* only a dry run may meet one: otherwise the lease is ours */
     void (*report)(void *user, const fsdp_retain_action *action);
     void *user;
     fsdp_io *io;
-    int good;                  /* met so far */
+    int good; /* met so far */
 } retention;
 
 static fsdp_status check_policy(const fsdp_retention *policy, fsdp_error *err)
@@ -150,9 +150,9 @@ static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsd
     bool remove = !busy;
     char reason[REASON_SIZE];
     snprintf(reason, sizeof reason, "%s",
-             busy                                 ? "a save in progress"
+             busy                                ? "a save in progress"
              : step->state == FSDP_STEP_DELETING ? "interrupted delete"
-                                                  : "interrupted save");
+                                                 : "interrupted save");
     if (step->state == FSDP_STEP_GOOD)
         FSDP_TRY(decide(retain, step, &remove, reason, err));
     if (remove)

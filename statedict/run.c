@@ -225,8 +225,8 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
     }
     if (skipped == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", run);
-    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no good checkpoint: %zu do not verify",
-                     run, skipped);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "run '%s' holds no good checkpoint: %zu do not verify", run, skipped);
 }
 
 fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp_watch *watch,

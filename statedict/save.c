@@ -76,7 +76,7 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     if (!job->owners)
         return fsdp_fail_memory(err, "a save plan");
     if (rank0_writes_all(job))     /* one rank, one copy: owners stay 0 */
-        return fsdp_relayout_whole(job->sd, &job->whole, err);
+        return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
         FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
     return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank, &job->plan, err);

@@ -29,6 +29,8 @@ struct fsdp_sd {
     name_slot *slots;
     size_t slot_count; /* a power of two, at most half of it in use; 0 before the first name */
     fsdp_arena arena;  /* names, shapes, boxes */
+    void **owned;      /* memory of tensors, from fsdp_sd_allocate */
+    size_t owned_count, owned_capacity;
 };
 
 enum { NAME_TEXT = 200 };
@@ -47,6 +49,9 @@ void fsdp_sd_free(fsdp_sd *sd)
         fsdp_value_release(&sd->entries[i].value);
     for (size_t i = 0; i < sd->mesh_count; i++)
         fsdp_mesh_free(sd->meshes[i]);
+    for (size_t i = 0; i < sd->owned_count; i++)
+        fsdp_free(sd->owned[i]);
+    fsdp_free(sd->owned);
     fsdp_free(sd->entries);
     fsdp_free(sd->flats);
     fsdp_free(sd->meshes);
@@ -507,4 +512,30 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
         elements += fsdp_box_count(&box);
     }
     return elements * (int64_t)fsdp_dtype_size(entry->dtype);
+}
+
+/* --- memory ------------------------------------------------------------------------------------- */
+
+static fsdp_status allocate_entry(fsdp_sd *sd, size_t index, int rank, fsdp_error *err)
+{
+    int64_t bytes = fsdp_entry_local_bytes(&sd->entries[index], rank);
+    if (bytes == 0)
+        return FSDP_OK;
+    void *data = fsdp_grow(&sd->owned, &sd->owned_capacity, sd->owned_count + 1, sizeof *sd->owned)
+                     ? fsdp_alloc(1, (size_t)bytes)
+                     : NULL;
+    if (!data)
+        return fsdp_fail_memory(err, "the tensors of a state dict");
+    sd->owned[sd->owned_count++] = data;
+    sd->entries[index].data = data;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err)
+{
+    for (size_t i = 0; i < sd->count; i++) {
+        if (sd->entries[i].kind == FSDP_ENTRY_TENSOR && !sd->entries[i].data)
+            FSDP_TRY(allocate_entry(sd, i, rank, err));
+    }
+    return FSDP_OK;
 }

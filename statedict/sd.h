@@ -105,6 +105,12 @@ FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
 /* Replaces a value entry's value; takes *value over and leaves null (freed for other entries). */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
 
+/*
+ * Gives every tensor entry without memory room for the boxes that `rank` holds of it. That memory
+ * belongs to the state dict and is zeroed; fsdp_sd_free frees it.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err);
+
 FSDP_API size_t fsdp_sd_flat_count(const fsdp_sd *sd);
 FSDP_API const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index);
 

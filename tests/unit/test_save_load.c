@@ -191,3 +191,96 @@ Test(save_load, conversion_keeps_every_bit)
                 cr_assert_eq(fsdp_ctl_run_threads(2, load_rank, &back, &err), FSDP_OK, "%s: %s", to, err.text);
             }
 }
+
+/* --- the full state on rank 0 ------------------------------------------------------------------------ */
+
+static fsdp_status gather_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    job *j = user;
+    state s;
+    fsdp_sd *full = NULL;
+    build(&s, fsdp_ctl_size(ctl), j->dim, fsdp_ctl_rank(ctl), true);
+    fsdp_status st = fsdp_sd_gather_full(s.sd, ctl, &full, err);
+    if (st == FSDP_OK && (full != NULL) != (fsdp_ctl_rank(ctl) == 0))
+        st = fsdp_fail(err, FSDP_ERR_INTERNAL, "the full state is on the wrong rank");
+    for (size_t i = 0; st == FSDP_OK && full && i < fsdp_sd_count(full); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(full, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && !visit_elements(entry, 0, (int64_t)i + 1, false))
+            st = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' differs", entry->name);
+    }
+    fsdp_sd_free(full);
+    drop(&s);
+    return st;
+}
+
+Test(save_load, live_shards_are_gathered_whole_on_rank_0)
+{
+    fsdp_error err = {0};
+    for (int world = 1; world <= 5; world += 2)
+        for (int dim = 0; dim < 2; dim++) {
+            job j = {.dim = dim};
+            cr_assert_eq(fsdp_ctl_run_threads(world, gather_rank, &j, &err), FSDP_OK, "%s", err.text);
+        }
+}
+
+static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count, const void *data,
+                              fsdp_error *err)
+{
+    int64_t *elements = user;
+    int64_t value;
+    if (count > 0 && entry->name[0] == 'l') {
+        memcpy(&value, data, sizeof value);
+        if (value != 7000000 + first)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "slab at %lld differs", (long long)first);
+    }
+    *elements += count;
+    return FSDP_OK;
+}
+
+Test(save_load, the_full_state_of_a_checkpoint_is_one_call)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default(), .dim = 1};
+    cr_assert_eq(fsdp_ctl_run_threads(3, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    fsdp_sd *full = NULL;
+    cr_assert_eq(fsdp_load_full(path, NULL, &full, &err), FSDP_OK, "%s", err.text);
+    for (size_t i = 0; i < 7; i++)
+        cr_assert(visit_elements(fsdp_sd_at(full, i), 0, (int64_t)i + 1, false));
+    fsdp_sd_free(full);
+    fsdp_load_opts some = {.include = "^(large|step|tied)$", .memory = 100000};
+    int64_t elements = 0;
+    cr_assert_eq(fsdp_stream_full(path, &some, count_slab, &elements, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(elements, 40 * 50 * 400 + 64 * 48);
+}
+
+Test(save_load, strict_names_every_missing_and_unexpected_name)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    fsdp_ctl *self = NULL;
+    fsdp_sd *sd = NULL;
+    fsdp_load_report report;
+    cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    fsdp_value none = {0};
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("step"), &none, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("nowhere"), &none, &err), FSDP_OK);
+    fsdp_load_opts opts = {.report = &report};
+    cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_ERR_USAGE);
+    cr_assert_not_null(strstr(err.text, "1 missing: 'nowhere'"), "%s", err.text);
+    cr_assert_not_null(strstr(err.text, "8 unexpected: 'even', 'odd'"), "%s", err.text);
+    cr_assert_eq(report.missing_count, 1);
+    cr_assert_eq(report.unexpected_count, 8);
+    fsdp_load_report_release(&report);
+    opts.not_strict = true;
+    cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_sd_at(sd, 0)->value.as.i64, 1200);
+    fsdp_load_report_release(&report);
+    fsdp_sd_free(sd);
+    fsdp_ctl_free(self);
+}

@@ -1,0 +1,83 @@
+/*
+ * The full state of a checkpoint in one call, for people who export: into memory, or streamed. From
+ * live shards it is gather.c.
+ */
+#include "statedict/checkpoint_internal.h"
+#include "statedict/filter.h"
+#include "statedict/relayout.h"
+
+static fsdp_io *io_of(const fsdp_load_opts *opts)
+{
+    return opts && opts->io ? opts->io : fsdp_io_posix();
+}
+
+/* What is selected of a checkpoint, whole; no memory yet. */
+static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts, fsdp_checkpoint **checkpoint_out,
+                                 fsdp_sd **full_out, fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    FSDP_TRY(fsdp_filter_create(opts ? opts->include : NULL, opts ? opts->exclude : NULL, &filter, err));
+    fsdp_status st = fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err);
+    if (st == FSDP_OK)
+        st = fsdp_relayout_whole((*checkpoint_out)->manifest.sd, filter, full_out, err);
+    fsdp_filter_free(filter);
+    return st;
+}
+
+/* --- into memory --- */
+
+static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_opts *opts, fsdp_error *err)
+{
+    fsdp_ctl *self = NULL;
+    fsdp_load_opts load = opts ? *opts : (fsdp_load_opts){0};
+    load.cast = false;
+    FSDP_TRY(fsdp_sd_allocate(full, 0, err));
+    FSDP_TRY(fsdp_ctl_self(&self, err));
+    fsdp_status st = fsdp_sd_load(full, self, path, &load, err);
+    fsdp_ctl_free(self);
+    return st;
+}
+
+fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out, fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = NULL;
+    *full_out = NULL;
+    fsdp_status st = describe_full(path, opts, &checkpoint, full_out, err);
+    if (st == FSDP_OK)
+        st = fill_full(*full_out, checkpoint->path, opts, err);
+    fsdp_checkpoint_close(checkpoint);
+    if (st != FSDP_OK) {
+        fsdp_sd_free(*full_out);
+        *full_out = NULL;
+    }
+    return st;
+}
+
+/* --- streamed --- */
+
+static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *full, const fsdp_load_opts *opts,
+                                  fsdp_slab_visit visit, void *user, fsdp_error *err)
+{
+    const fsdp_sd *stored = checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(full); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(full, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        int64_t at = fsdp_sd_find(stored, entry->name, entry->name_size);
+        FSDP_TRY(fsdp_checkpoint_stream(checkpoint, (size_t)at, opts ? opts->memory : 0, visit, user, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts, fsdp_slab_visit visit, void *user,
+                             fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = NULL;
+    fsdp_sd *full = NULL;
+    fsdp_status st = describe_full(path, opts, &checkpoint, &full, err);
+    if (st == FSDP_OK)
+        st = stream_entries(checkpoint, full, opts, visit, user, err);
+    fsdp_sd_free(full);
+    fsdp_checkpoint_close(checkpoint);
+    return st;
+}
