@@ -246,3 +246,26 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     fsdp_free(old);
     return status;
 }
+
+/* --- before the first byte ---------------------------------------------------------------------- */
+
+fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files, int64_t *free_out,
+                               fsdp_error *err)
+{
+    fsdp_space space;
+    char *path = NULL, *parent = NULL;
+    FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
+    int result = io->ops->space(io, parent, &space);
+    fsdp_free(path);
+    fsdp_free(parent);
+    *free_out = result < 0 ? -1 : space.free_bytes;
+    if (result < 0)
+        return FSDP_OK;
+    if (bytes > space.free_bytes)
+        return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld bytes and its file system has %lld free", dir,
+                         (long long)bytes, (long long)space.free_bytes);
+    if (files > space.free_files)
+        return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld files and its file system has room for %lld", dir,
+                         (long long)files, (long long)space.free_files);
+    return FSDP_OK;
+}

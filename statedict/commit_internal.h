@@ -16,6 +16,11 @@ fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_ou
 /* "DIR" without trailing slashes and the directory that holds it; both in fresh memory. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
+/* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not `bytes` free (and a file node for
+ * each of `files`); nothing when it cannot tell. *free_out: its free bytes, -1 when it cannot tell. */
+fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files, int64_t *free_out,
+                               fsdp_error *err);
+
 /*
  * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when
  * the parent cannot be listed or memory is short.

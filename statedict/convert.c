@@ -17,6 +17,8 @@
 
 #include <string.h>
 
+/* The directory, the manifest and the view. */
+enum { FIXED_FILES = 3 };
 enum { SLAB_MOST = 32 << 20, SLAB_LEAST = 64 << 10, CHUNK_LEAST = 64 << 10 };
 
 typedef struct convert_job {
@@ -121,19 +123,8 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
 /* Raw output must fit before work starts; what encoding saves is not known. */
 static fsdp_status check_space(const convert_job *job, const char *to, fsdp_convert_plan *plan, fsdp_error *err)
 {
-    fsdp_space space;
-    char *path = NULL, *parent = NULL;
-    FSDP_TRY(fsdp_path_split(to, &path, &parent, err));
-    int errnum = job->io->ops->space(job->io, parent, &space);
-    fsdp_free(path);
-    fsdp_free(parent);
-    if (errnum < 0)
-        return FSDP_OK;        /* staging will say what is wrong with the directory */
-    plan->free_bytes = space.free_bytes;
-    if (job->opts->compress || plan->bytes_written <= space.free_bytes)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld bytes, %lld are free", to,
-                     (long long)plan->bytes_written, (long long)space.free_bytes);
+    int64_t bytes = job->opts->compress ? 0 : plan->bytes_written;
+    return fsdp_require_space(job->io, to, bytes, job->file_count + FIXED_FILES, &plan->free_bytes, err);
 }
 
 /* --- files ---------------------------------------------------------------------------------------------- */

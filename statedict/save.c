@@ -6,6 +6,7 @@
  * leaves with the same status.
  */
 #include "statedict/commit.h"
+#include "statedict/commit_internal.h"
 #include "statedict/describe.h"
 #include "statedict/manifest.h"
 #include "statedict/pipeline.h"
@@ -18,6 +19,8 @@
 #include <string.h>
 
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
+/* The directory, the manifest and the view. */
+enum { FIXED_FILES = 3 };
 
 typedef struct save_job {
     const fsdp_sd *sd;
@@ -82,16 +85,31 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank, &job->plan, err);
 }
 
+/* What will be written, at least. How far encoding shrinks it is not known. */
+static int64_t least_bytes(const save_job *job)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd) && !job->opts->compress; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            bytes += fsdp_entry_bytes(entry);
+    }
+    return bytes;
+}
+
+static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
+{
+    int64_t free_bytes;
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite, &job->staging, err));
+    if (strlen(job->staging.path) >= sizeof job->staged)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
+    strcpy(job->staged, job->staging.path);
+    return fsdp_require_space(job->io, dir, least_bytes(job), job->world + FIXED_FILES, &free_bytes, err);
+}
+
 static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
 {
-    fsdp_status st = FSDP_OK;
-    if (job->rank == 0) {
-        st = fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite, &job->staging, err);
-        if (st == FSDP_OK && strlen(job->staging.path) >= sizeof job->staged)
-            st = fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
-        if (st == FSDP_OK)
-            strcpy(job->staged, job->staging.path);
-    }
+    fsdp_status st = job->rank == 0 ? begin_staging(job, dir, err) : FSDP_OK;
     FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
     return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
 }
