@@ -1,0 +1,334 @@
+/* fsdp-diff: are two checkpoints the same state, and where not? Largest differences first. */
+#include "tools/cli.h"
+
+#include <fsdp/diff.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOP_DEFAULT = 20 };
+
+typedef struct diff_options {
+    cli_common common;
+    double atol, rtol;
+    int64_t ulp;
+    bool keys_only;
+    int64_t top; /* 0: all */
+    const char *paths[2];
+} diff_options;
+
+/* What differs; entries are borrowed from the opened checkpoints. */
+typedef struct diff_list {
+    fsdp_diff_item *items;
+    size_t count, capacity;
+    bool failed;
+} diff_list;
+
+/* --- options ---------------------------------------------------------------------------------------- */
+
+enum { KEY_ATOL = 0x2000, KEY_RTOL, KEY_ULP, KEY_KEYS, KEY_TOP };
+
+static const struct argp_option options[] = {
+    {"atol", KEY_ATOL, "X", 0, "equal when |a - b| <= X ...", 0},
+    {"rtol", KEY_RTOL, "X", 0, "... + X * |b|", 0},
+    {"ulp", KEY_ULP, "N", 0, "equal when at most N steps of their dtype apart", 0},
+    {"keys-only", KEY_KEYS, NULL, 0, "names, dtypes and shapes; reads no data", 0},
+    {"top", KEY_TOP, "N", 0, "show the N largest differences (default 20; 0: all)", 0},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    diff_options *opts = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        for (int i = 0; i < 3; i++)
+            state->child_inputs[i] = &opts->common;
+        return 0;
+    case KEY_ATOL: opts->atol = cli_parse_real("--atol", arg); return 0;
+    case KEY_RTOL: opts->rtol = cli_parse_real("--rtol", arg); return 0;
+    case KEY_ULP: opts->ulp = cli_parse_integer("--ulp", arg, 0, INT32_MAX); return 0;
+    case KEY_KEYS: opts->keys_only = true; return 0;
+    case KEY_TOP: opts->top = cli_parse_integer("--top", arg, 0, INT32_MAX); return 0;
+    case ARGP_KEY_ARG:
+        if (state->arg_num > 1)
+            cli_usage_error("two checkpoints are expected, '%s' is too many", arg);
+        opts->paths[state->arg_num] = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (state->arg_num < 2)
+            cli_usage_error("two checkpoints are expected, A and B");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&cli_names_argp, 0, NULL, 0},
+                                             {&cli_work_argp, 0, NULL, 0},
+                                             {&cli_general_argp, 0, NULL, 0},
+                                             {0}};
+static const struct argp argp = {.options = options, .parser = parse, .children = children};
+
+static const cli_tool tool = {
+    .name = "fsdp-diff",
+    .args = "A B",
+    .summary = "Do two checkpoints hold the same state, and where do they differ?",
+    .examples =
+        "  fsdp-diff step-00001200 on-6-ranks        bit for bit, any world sizes and kinds\n"
+        "  fsdp-diff a b --rtol 4e-3 --top 5         what a bf16 cast explains is equal\n"
+        "  fsdp-diff a b --keys-only                 names, dtypes and shapes\n"
+        "  fsdp-diff a b --json -I '^model'          for programs\n",
+    .argp = &argp};
+
+/* --- collecting ------------------------------------------------------------------------------------- */
+
+static void keep_item(void *user, const fsdp_diff_item *item)
+{
+    diff_list *list = user;
+    if (item->state == FSDP_DIFF_EQUAL || list->failed)
+        return;
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity ? list->capacity * 2 : 64;
+        void *items = reallocarray(list->items, capacity, sizeof *list->items);
+        list->failed = !items;
+        if (!items)
+            return;
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = *item;
+}
+
+static int compare_reals(double a, double b)
+{
+    return (a < b) - (a > b);
+}
+
+/* Differences in the data by size, after those of another sort; then what one side lacks. */
+static int largest_first(const void *left, const void *right)
+{
+    const fsdp_diff_item *a = left, *b = right;
+    if (a->state != b->state)
+        return a->state < b->state ? -1 : 1;
+    if (!a->why != !b->why)
+        return a->why ? -1 : 1;
+    if (a->max_abs != b->max_abs)
+        return compare_reals(a->max_abs, b->max_abs);
+    const fsdp_entry *entry_a = a->a ? a->a : a->b, *entry_b = b->a ? b->a : b->b;
+    size_t size = entry_a->name_size < entry_b->name_size ? entry_a->name_size : entry_b->name_size;
+    int order = memcmp(entry_a->name, entry_b->name, size);
+    return order ? order : (entry_a->name_size > entry_b->name_size) * 2 - 1;
+}
+
+/* --- for people ------------------------------------------------------------------------------------- */
+
+static void add_summary(fsdp_text *text, const fsdp_diff_summary *summary,
+                        fsdp_checkpoint *const sides[2])
+{
+    fsdp_text_addf(text,
+                   "= %" PRId64 " equal   * %" PRId64 " differ   + %" PRId64
+                   " only in b   - %" PRId64 " only in a   ",
+                   summary->equal, summary->differ, summary->only_b, summary->only_a);
+    for (int i = 0; i < 2; i++) {
+        const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(sides[i]);
+        fsdp_text_addf(text, "%s: %s %s, world %d", i == 0 ? "     (a" : "; b", info->format,
+                       cli_kind(info->kind), info->world);
+    }
+    fsdp_text_addf(text, ")\n");
+}
+
+static void add_entry(fsdp_text *text, const fsdp_entry *entry)
+{
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        fsdp_text_addf(text, "value");
+    else if (entry->kind == FSDP_ENTRY_ALIAS)
+        fsdp_text_addf(text, "alias");
+    else
+        fsdp_text_addf(text, "%s ", fsdp_dtype_name(entry->dtype));
+    if (entry->kind == FSDP_ENTRY_TENSOR)
+        cli_add_shape(text, entry->ndim, entry->shape);
+}
+
+static void add_data(fsdp_text *text, const fsdp_diff_item *item, const fsdp_entry *tensor)
+{
+    fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " elements, max abs %.3g at ", item->differing,
+                   item->elements, item->max_abs);
+    cli_add_shape(text, tensor->ndim, item->at);
+    fsdp_text_addf(text, ": %s -> %s", item->from, item->to);
+    if (item->bits > 0)
+        fsdp_text_addf(text, " (%d bit%s)", item->bits, item->bits == 1 ? "" : "s");
+    if (isfinite(item->max_rel))
+        fsdp_text_addf(text, ", max rel %.2g", item->max_rel);
+}
+
+static const fsdp_entry *tensor_of(const fsdp_checkpoint *checkpoint, const fsdp_entry *entry)
+{
+    const fsdp_sd *sd = fsdp_checkpoint_sd(checkpoint);
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
+}
+
+static void add_difference(fsdp_text *text, const fsdp_diff_item *item,
+                           fsdp_checkpoint *const sides[2])
+{
+    fsdp_text_addf(text, "* ");
+    cli_add_name(text, item->a->name, item->a->name_size);
+    fsdp_text_addf(text, "  ");
+    if (item->why && strcmp(item->why, "value") == 0) {
+        fsdp_text_addf(text, "the value differs");
+    } else if (item->why) {
+        fsdp_text_addf(text, "%s: ", item->why);
+        add_entry(text, tensor_of(sides[0], item->a));
+        fsdp_text_addf(text, " -> ");
+        add_entry(text, tensor_of(sides[1], item->b));
+    } else {
+        const fsdp_entry *tensor = tensor_of(sides[0], item->a);
+        cli_add_shape(text, tensor->ndim, tensor->shape);
+        fsdp_text_addf(text, "  ");
+        add_data(text, item, tensor);
+    }
+    fsdp_text_addf(text, "\n");
+}
+
+static void add_one_sided(fsdp_text *text, const fsdp_diff_item *item)
+{
+    const fsdp_entry *entry = item->a ? item->a : item->b;
+    fsdp_text_addf(text, item->a ? "- " : "+ ");
+    cli_add_name(text, entry->name, entry->name_size);
+    fsdp_text_addf(text, "  ");
+    add_entry(text, entry);
+    fsdp_text_addf(text, "\n");
+}
+
+static fsdp_status print_items(const diff_options *opts, const diff_list *list,
+                               fsdp_checkpoint *const sides[2], fsdp_text *text)
+{
+    size_t shown =
+        opts->top > 0 && (size_t)opts->top < list->count ? (size_t)opts->top : list->count;
+    for (size_t i = 0; i < shown; i++) {
+        if (list->items[i].state == FSDP_DIFF_DIFFERS)
+            add_difference(text, &list->items[i], sides);
+        else
+            add_one_sided(text, &list->items[i]);
+        FSDP_TRY(cli_put(text));
+    }
+    if (shown < list->count)
+        fsdp_text_addf(text, "... and %zu more (--top 0 shows all)\n", list->count - shown);
+    return FSDP_OK;
+}
+
+/* --- for programs ----------------------------------------------------------------------------------- */
+
+static void add_real(fsdp_text *text, double value)
+{
+    if (isfinite(value))
+        fsdp_text_add_f64(text, value);
+    else
+        fsdp_text_addf(text, "{\"float\": \"inf\"}");
+}
+
+static void add_data_json(fsdp_text *text, const fsdp_diff_item *item, int ndim)
+{
+    fsdp_text_addf(text, ", \"elements\": %" PRId64 ", \"differing\": %" PRId64 ", \"at\": ",
+                   item->elements, item->differing);
+    cli_add_shape(text, ndim, item->at);
+    fsdp_text_addf(text, ", \"a\": \"%s\", \"b\": \"%s\", \"max_abs\": ", item->from, item->to);
+    add_real(text, item->max_abs);
+    fsdp_text_addf(text, ", \"max_rel\": ");
+    add_real(text, item->max_rel);
+}
+
+static fsdp_status print_json(const diff_list *list, const fsdp_diff_summary *summary,
+                              fsdp_checkpoint *const sides[2], fsdp_text *text)
+{
+    static const char *const states[] = {"equal", "differs", "only_a", "only_b"};
+    fsdp_text_addf(text, "{\"schema\": 1, \"equal\": %" PRId64 ", \"differ\": %" PRId64,
+                   summary->equal, summary->differ);
+    fsdp_text_addf(text, ", \"only_a\": %" PRId64 ", \"only_b\": %" PRId64 ", \"items\": [",
+                   summary->only_a, summary->only_b);
+    for (size_t i = 0; i < list->count; i++) {
+        const fsdp_diff_item *item = &list->items[i];
+        const fsdp_entry *entry = item->a ? item->a : item->b;
+        fsdp_text_addf(text, "%s\n {\"name\": ", i > 0 ? "," : "");
+        fsdp_text_add_json_string(text, entry->name, entry->name_size);
+        fsdp_text_addf(text, ", \"state\": \"%s\"", states[item->state]);
+        if (item->state == FSDP_DIFF_DIFFERS)
+            fsdp_text_addf(text, ", \"why\": \"%s\"", item->why ? item->why : "data");
+        if (item->state == FSDP_DIFF_DIFFERS && !item->why)
+            add_data_json(text, item, tensor_of(sides[0], item->a)->ndim);
+        fsdp_text_addf(text, "}");
+        FSDP_TRY(cli_put(text));
+    }
+    fsdp_text_addf(text, "]}\n");
+    return FSDP_OK;
+}
+
+/* --- the whole -------------------------------------------------------------------------------------- */
+
+static fsdp_status print_result(const diff_options *opts, diff_list *list,
+                                const fsdp_diff_summary *summary, fsdp_checkpoint *const sides[2])
+{
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    cli_progress_clear();
+    if (list->count > 1)
+        qsort(list->items, list->count, sizeof *list->items, largest_first);
+    if (opts->common.json) {
+        st = print_json(list, summary, sides, &text);
+    } else if (!opts->common.quiet) {
+        add_summary(&text, summary, sides);
+        st = print_items(opts, list, sides, &text);
+    }
+    fsdp_status put = cli_put_all(&text);
+    return st != FSDP_OK ? st : put;
+}
+
+static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const sides[2],
+                           diff_list *list, fsdp_error *err)
+{
+    fsdp_diff_summary summary = {0};
+    fsdp_diff_opts diff = {.atol = opts->atol,
+                           .rtol = opts->rtol,
+                           .ulp = opts->ulp,
+                           .keys_only = opts->keys_only,
+                           .include = opts->common.include,
+                           .exclude = opts->common.exclude,
+                           .threads = opts->common.jobs,
+                           .memory = opts->common.memory,
+                           .visit = keep_item,
+                           .visit_user = list,
+                           .watch = cli_watch(&opts->common)};
+    fsdp_status st = fsdp_checkpoint_diff(sides[0], sides[1], &diff, &summary, err);
+    if (list->failed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for a list of differences");
+    if (st != FSDP_OK && st != FSDP_DIFFERS)
+        return st;
+    FSDP_TRY(print_result(opts, list, &summary, sides));
+    return st;
+}
+
+static fsdp_status diff_paths(const diff_options *opts, fsdp_error *err)
+{
+    fsdp_checkpoint *sides[2] = {0};
+    diff_list list = {0};
+    fsdp_watch watch = cli_watch(&opts->common);
+    fsdp_status st = cli_open_checkpoint(opts->paths[0], &watch, &sides[0], err);
+    if (st == FSDP_OK)
+        st = cli_open_checkpoint(opts->paths[1], &watch, &sides[1], err);
+    if (st == FSDP_OK)
+        st = compare(opts, sides, &list, err);
+    free(list.items);
+    fsdp_checkpoint_close(sides[0]);
+    fsdp_checkpoint_close(sides[1]);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    diff_options opts = {.top = TOP_DEFAULT};
+    fsdp_error err = {0};
+    cli_begin(&tool, argc, argv, &opts);
+    fsdp_status st = diff_paths(&opts, &err);
+    return cli_end(st, &err);
+}

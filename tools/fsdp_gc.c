@@ -1,0 +1,152 @@
+/* fsdp-gc: which checkpoints of a run stay, and finishing what a killed save or delete left behind. */
+#include "tools/cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_KEPT = 2, KEPT_DEFAULT = 3 };
+
+typedef struct gc_options {
+    cli_common common;
+    fsdp_retention policy;
+    int64_t *pins;
+    bool yes;
+    const char *run;
+} gc_options;
+
+typedef struct gc_report {
+    const gc_options *options;
+    fsdp_text text;
+    int64_t kept, removed;
+} gc_report;
+
+/* --- options ---------------------------------------------------------------------------------------- */
+
+enum { KEY_YES = 0x2000, KEY_LAST, KEY_EVERY, KEY_PIN };
+
+static const struct argp_option options[] = {
+    {"yes", KEY_YES, NULL, 0, "delete; without it nothing is touched", 0},
+    {"keep-last", KEY_LAST, "N", 0, "keep the newest N that verify (default 3, at least 2)", 0},
+    {"keep-every", KEY_EVERY, "N", 0, "keep every step that N divides", 0},
+    {"pin", KEY_PIN, "STEP", 0, "keep this step, too; may be repeated", 0},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    gc_options *opts = state->input;
+    fsdp_retention *policy = &opts->policy;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        opts->pins = calloc((size_t)state->argc + 1, sizeof *opts->pins);
+        policy->pins = opts->pins;
+        state->child_inputs[0] = &opts->common;
+        return opts->pins ? 0 : ENOMEM;
+    case KEY_YES: opts->yes = true; return 0;
+    case KEY_LAST:
+        policy->keep_last = (int)cli_parse_integer("--keep-last", arg, LEAST_KEPT, INT32_MAX);
+        return 0;
+    case KEY_EVERY:
+        policy->keep_every = cli_parse_integer("--keep-every", arg, 1, INT64_MAX);
+        return 0;
+    case KEY_PIN:
+        opts->pins[policy->pin_count++] = cli_parse_integer("--pin", arg, 0, INT64_MAX);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (opts->run)
+            cli_usage_error("one RUN is expected, '%s' is too many", arg);
+        opts->run = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!opts->run)
+            cli_usage_error("RUN is missing");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&cli_general_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {.options = options, .parser = parse, .children = children};
+
+static const cli_tool tool = {
+    .name = "fsdp-gc",
+    .args = "RUN",
+    .summary = "Deletes old checkpoints of a run directory and what interrupted saves left.",
+    .examples =
+        "  fsdp-gc runs/gpt2                             what would go; nothing is touched\n"
+        "  fsdp-gc runs/gpt2 --keep-last 5 --yes         delete all but the newest five\n"
+        "  fsdp-gc runs/gpt2 --keep-every 5000 --pin 300 rules add up: any may keep\n",
+    .argp = &argp};
+
+/* --- report ----------------------------------------------------------------------------------------- */
+
+static void add_action_json(gc_report *report, const fsdp_retain_action *action)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "%s\n {\"name\": ", report->kept + report->removed > 0 ? "," : "");
+    fsdp_text_add_json_string(text, action->name, strlen(action->name));
+    fsdp_text_addf(text, ", \"remove\": %s, \"reason\": ", action->remove ? "true" : "false");
+    fsdp_text_add_json_string(text, action->reason, strlen(action->reason));
+    fsdp_text_addf(text, "}");
+}
+
+static void on_action(void *user, const fsdp_retain_action *action)
+{
+    gc_report *report = user;
+    if (report->options->common.json)
+        add_action_json(report, action);
+    else if (!report->options->common.quiet)
+        fsdp_text_addf(&report->text, "%-7s %s  (%s)\n", action->remove ? "remove" : "keep",
+                       action->name, action->reason);
+    (void)cli_put(&report->text); /* a closed output must not stop a delete half-way */
+    if (action->remove)
+        report->removed++;
+    else
+        report->kept++;
+}
+
+static fsdp_status print_end(gc_report *report)
+{
+    const gc_options *opts = report->options;
+    fsdp_text *text = &report->text;
+    if (opts->common.json)
+        fsdp_text_addf(text, "],\n \"kept\": %" PRId64 ", \"removed\": %" PRId64 "}\n",
+                       report->kept, report->removed);
+    else if (!opts->common.quiet && opts->yes)
+        fsdp_text_addf(text, "removed %" PRId64 ", kept %" PRId64 "\n", report->removed,
+                       report->kept);
+    else if (!opts->common.quiet)
+        fsdp_text_addf(text, "%" PRId64 " would go, %" PRId64 " stay; nothing was touched%s\n",
+                       report->removed, report->kept, report->removed ? " (--yes deletes)" : "");
+    return cli_put_all(text);
+}
+
+static fsdp_status collect(const gc_options *opts, fsdp_error *err)
+{
+    gc_report report = {.options = opts};
+    if (opts->common.json) {
+        fsdp_text_addf(&report.text, "{\"schema\": 1, \"run\": ");
+        fsdp_text_add_json_string(&report.text, opts->run, strlen(opts->run));
+        fsdp_text_addf(&report.text, ", \"dry_run\": %s, \"actions\": [",
+                       opts->yes ? "false" : "true");
+    }
+    fsdp_status st =
+        fsdp_run_retain(opts->run, &opts->policy, !opts->yes, on_action, &report, NULL, err);
+    if (st != FSDP_OK && report.kept + report.removed == 0) {
+        fsdp_text_release(&report.text);
+        return st;
+    }
+    fsdp_status put = print_end(&report);
+    return st != FSDP_OK ? st : put;
+}
+
+int main(int argc, char **argv)
+{
+    gc_options opts = {.policy.keep_last = KEPT_DEFAULT};
+    fsdp_error err = {0};
+    cli_begin(&tool, argc, argv, &opts);
+    fsdp_status st = collect(&opts, &err);
+    free(opts.pins);
+    return cli_end(st, &err);
+}

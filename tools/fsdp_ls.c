@@ -1,0 +1,266 @@
+/*
+ * fsdp-ls: what is inside a checkpoint, and who holds what. Opens it, selects and sorts the entries,
+ * and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
+ */
+#include "tools/ls.h"
+
+#include <fsdp/filter.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* --- options ---------------------------------------------------------------------------------------- */
+
+enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_DIGEST, KEY_SORT };
+
+static const struct argp_option options[] = {
+    {"long", 'l', NULL, 0, "one line per entry", 0},
+    {"shards", KEY_SHARDS, NULL, 0, "files, and which rank holds which box", 0},
+    {"tree", KEY_TREE, NULL, 0, "names as a tree", 0},
+    {"config", KEY_CONFIG, NULL, 0, "the values that are not tensors", 0},
+    {"stats", KEY_STATS, NULL, 0, "reads the data: min, max, mean, NaN, Inf of float tensors", 0},
+    {"digest", KEY_DIGEST, "sha256", 0, "reads the data: digests of whole tensors", 0},
+    {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
+    {0}};
+
+static ls_sort parse_sort(const char *text)
+{
+    static const char *const keys[] = {"order", "name", "size"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, keys[i]) == 0)
+            return (ls_sort)i;
+    cli_usage_error("--sort '%s' is none of order, name, size", text);
+}
+
+static void set_mode(ls_options *opts, ls_mode mode)
+{
+    if (opts->mode != LS_SUMMARY && opts->mode != mode)
+        cli_usage_error("only one of --long, --shards, --tree, --config, --stats can be shown");
+    opts->mode = mode;
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    ls_options *opts = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        for (int i = 0; i < 3; i++)
+            state->child_inputs[i] = &opts->common;
+        return 0;
+    case 'l': set_mode(opts, LS_LONG); return 0;
+    case KEY_SHARDS: set_mode(opts, LS_SHARDS); return 0;
+    case KEY_TREE: set_mode(opts, LS_TREE); return 0;
+    case KEY_CONFIG: set_mode(opts, LS_CONFIG); return 0;
+    case KEY_STATS: set_mode(opts, LS_STATS); return 0;
+    case KEY_SORT: opts->sort = parse_sort(arg); return 0;
+    case KEY_DIGEST:
+        if (strcmp(arg, "sha256") != 0)
+            cli_usage_error("--digest '%s' is not known; there is sha256", arg);
+        opts->digest = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (opts->path)
+            cli_usage_error("one PATH is expected, '%s' is too many", arg);
+        opts->path = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!opts->path)
+            cli_usage_error("PATH is missing");
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {{&cli_names_argp, 0, NULL, 0},
+                                             {&cli_work_argp, 0, NULL, 0},
+                                             {&cli_general_argp, 0, NULL, 0},
+                                             {0}};
+static const struct argp argp = {.options = options, .parser = parse, .children = children};
+
+static const cli_tool tool = {
+    .name = "fsdp-ls",
+    .args = "PATH",
+    .summary = "What is inside a checkpoint, and who holds what.",
+    .examples = "  fsdp-ls runs/gpt2                        newest good checkpoint of a run\n"
+                "  fsdp-ls --long --sort size step-00001200 every tensor, largest first\n"
+                "  fsdp-ls --shards -I 'attn' step-00001200 which rank holds which rows\n"
+                "  fsdp-ls --json --digest sha256 step-00001200 > listing.json\n",
+    .argp = &argp};
+
+/* --- entries ---------------------------------------------------------------------------------------- */
+
+const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry)
+{
+    if (entry->kind == FSDP_ENTRY_ALIAS)
+        return fsdp_sd_at(listing->sd, entry->target);
+    return entry->kind == FSDP_ENTRY_TENSOR ? entry : NULL;
+}
+
+void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS])
+{
+    bool six_bits = tensor->dtype == FSDP_F6_E2M3 || tensor->dtype == FSDP_F6_E3M2;
+    for (int d = 0; d < tensor->ndim; d++)
+        shape_out[d] = tensor->shape[d];
+    if (six_bits && tensor->ndim > 0)
+        shape_out[tensor->ndim - 1] = shape_out[tensor->ndim - 1] / 3 * 4;
+}
+
+static int64_t listed_bytes(const ls_listing *listing, size_t number)
+{
+    const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);
+    return entry->kind == FSDP_ENTRY_TENSOR ? fsdp_entry_bytes(entry) : -1;
+}
+
+static int by_size(const void *left, const void *right, void *user)
+{
+    size_t a = *(const size_t *)left, b = *(const size_t *)right;
+    int64_t bytes_a = listed_bytes(user, a), bytes_b = listed_bytes(user, b);
+    if (bytes_a != bytes_b)
+        return bytes_a > bytes_b ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+static int by_name(const void *left, const void *right, void *user)
+{
+    const ls_listing *listing = user;
+    const fsdp_entry *a = fsdp_sd_at(listing->sd, *(const size_t *)left);
+    const fsdp_entry *b = fsdp_sd_at(listing->sd, *(const size_t *)right);
+    size_t size = a->name_size < b->name_size ? a->name_size : b->name_size;
+    int order = memcmp(a->name, b->name, size);
+    return order != 0 ? order : (a->name_size > b->name_size) - (a->name_size < b->name_size);
+}
+
+static fsdp_status select_entries(ls_listing *listing, fsdp_error *err)
+{
+    const cli_common *common = &listing->options->common;
+    size_t count = fsdp_sd_count(listing->sd);
+    fsdp_filter *filter = NULL;
+    listing->order = calloc(count + 1, sizeof *listing->order);
+    if (!listing->order)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %zu names", count);
+    FSDP_TRY(fsdp_filter_create(common->include, common->exclude, &filter, err));
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(listing->sd, i);
+        if (!fsdp_filter_selects(filter, entry->name, entry->name_size))
+            continue;
+        listing->order[listing->count++] = i;
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            listing->total += fsdp_entry_bytes(entry);
+    }
+    fsdp_filter_free(filter);
+    if (listing->options->sort == LS_SORT_NAME)
+        qsort_r(listing->order, listing->count, sizeof *listing->order, by_name, listing);
+    if (listing->options->sort == LS_SORT_SIZE)
+        qsort_r(listing->order, listing->count, sizeof *listing->order, by_size, listing);
+    return FSDP_OK;
+}
+
+/* --- reading ---------------------------------------------------------------------------------------- */
+
+typedef struct counted_visit {
+    ls_listing *listing;
+    fsdp_slab_visit visit;
+    void *user;
+} counted_visit;
+
+static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err)
+{
+    counted_visit *counted = user;
+    ls_listing *listing = counted->listing;
+    char name[160];
+    FSDP_TRY(counted->visit(counted->user, entry, first, count, data, err));
+    listing->done += count * (int64_t)fsdp_dtype_size(entry->dtype);
+    fsdp_printable(entry->name, entry->name_size, name, sizeof name);
+    listing->watch.progress(listing->watch.user, listing->done, listing->total, name);
+    return cli_check_stop(err);
+}
+
+fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user,
+                      fsdp_error *err)
+{
+    counted_visit counted = {listing, visit, user};
+    return fsdp_checkpoint_stream(listing->checkpoint, number, listing->options->common.memory,
+                                  count_slab, &counted, err);
+}
+
+/* --- the plugin ------------------------------------------------------------------------------------- */
+
+/* Beside the program: in the build tree, and where `cmake --install` puts both. */
+void ls_plugin_path(char *out, size_t size)
+{
+    static const char *const places[] = {FSDP_PLUGIN_DIRS};
+    char program[2048], path[2400];
+    struct stat info;
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    out[0] = '\0';
+    if (length <= 0)
+        return;
+    program[length] = '\0';
+    *strrchr(program, '/') = '\0';
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", program, places[i]);
+        char *clean = stat(path, &info) == 0 ? realpath(path, NULL) : NULL;
+        if (clean && strlen(clean) < size)
+            memcpy(out, clean, strlen(clean) + 1);
+        free(clean);
+        if (out[0])
+            return;
+    }
+}
+
+/* --- the whole -------------------------------------------------------------------------------------- */
+
+static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+{
+    const ls_options *opts = listing->options;
+    if (opts->common.json)
+        return ls_print_json(listing, text, err);
+    if (opts->digest)
+        return ls_print_digests(listing, text, err);
+    switch (opts->mode) {
+    case LS_SUMMARY: return ls_print_summary(listing, text);
+    case LS_LONG: return ls_print_long(listing, text);
+    case LS_SHARDS: return ls_print_shards(listing, text);
+    case LS_TREE: return ls_print_tree(listing, text);
+    case LS_CONFIG: return ls_print_config(listing, text);
+    case LS_STATS: return ls_print_stats(listing, text, err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status list(ls_listing *listing, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    listing->watch = cli_watch(&listing->options->common);
+    FSDP_TRY(
+        cli_open_checkpoint(listing->options->path, &listing->watch, &listing->checkpoint, err));
+    listing->info = fsdp_checkpoint_describe(listing->checkpoint);
+    listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
+    FSDP_TRY(select_entries(listing, err));
+    fsdp_status st = print_entries(listing, &text, err);
+    fsdp_status put = cli_put_all(&text);
+    if (st != FSDP_OK || put != FSDP_OK)
+        return st != FSDP_OK ? st : put;
+    bool filtered = listing->options->common.include || listing->options->common.exclude;
+    if (filtered && listing->count == 0 && fsdp_sd_count(listing->sd) > 0) {
+        cli_say("warn", "no name matches");
+        return FSDP_DIFFERS;
+    }
+    return FSDP_OK;
+}
+
+int main(int argc, char **argv)
+{
+    ls_options opts = {0};
+    ls_listing listing = {.options = &opts};
+    fsdp_error err = {0};
+    cli_begin(&tool, argc, argv, &opts);
+    fsdp_status st = list(&listing, &err);
+    fsdp_checkpoint_close(listing.checkpoint);
+    free(listing.order);
+    return cli_end(st, &err);
+}

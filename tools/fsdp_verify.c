@@ -1,0 +1,301 @@
+/*
+ * fsdp-verify: are checkpoints whole and undamaged? Of a run directory every step is looked at;
+ * --latest finds the newest that is good.
+ */
+#include "tools/cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct verify_options {
+    cli_common common;
+    fsdp_verify_level level;
+    bool quick, deep, latest;
+    const char **paths;
+    int path_count;
+} verify_options;
+
+/* What is printed, and the worst outcome so far. */
+typedef struct verify_report {
+    const verify_options *options;
+    fsdp_text text;
+    bool has_paths, has_findings; /* something stands before in the JSON lists */
+    fsdp_status worst;
+} verify_report;
+
+/* --- options ---------------------------------------------------------------------------------------- */
+
+enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_LATEST };
+
+static const struct argp_option options[] = {
+    {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
+    {"deep", KEY_DEEP, NULL, 0, "also: every element stored exactly once, the view", 0},
+    {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
+    {0}};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    verify_options *opts = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        opts->paths = calloc((size_t)state->argc + 1, sizeof *opts->paths);
+        for (int i = 0; i < 2; i++)
+            state->child_inputs[i] = &opts->common;
+        return opts->paths ? 0 : ENOMEM;
+    case KEY_QUICK: opts->quick = true; return 0;
+    case KEY_DEEP: opts->deep = true; return 0;
+    case KEY_LATEST: opts->latest = true; return 0;
+    case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
+    case ARGP_KEY_END:
+        if (opts->path_count == 0)
+            cli_usage_error("PATH is missing");
+        if (opts->quick && opts->deep)
+            cli_usage_error("--quick and --deep contradict each other");
+        if (opts->latest && opts->path_count > 1)
+            cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
+        opts->level = opts->quick  ? FSDP_VERIFY_QUICK
+                      : opts->deep ? FSDP_VERIFY_DEEP
+                                   : FSDP_VERIFY_DATA;
+        return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {
+    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {.options = options, .parser = parse, .children = children};
+
+static const cli_tool tool = {
+    .name = "fsdp-verify",
+    .args = "PATH...",
+    .summary = "Is a checkpoint, or every checkpoint of a run, whole and undamaged?",
+    .examples = "  fsdp-verify step-00001200            every block against its checksum\n"
+                "  fsdp-verify --quick runs/*/step-*    sizes and indexes, no data\n"
+                "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
+                "  fsdp-verify --json step-00001200     findings for programs\n",
+    .argp = &argp};
+
+static const char *level_name(fsdp_verify_level level)
+{
+    switch (level) {
+    case FSDP_VERIFY_QUICK: return "quick";
+    case FSDP_VERIFY_DATA: return "data";
+    case FSDP_VERIFY_DEEP: return "deep";
+    }
+    return "unknown";
+}
+
+/* --- one checkpoint --------------------------------------------------------------------------------- */
+
+static void add_text_member(fsdp_text *text, const char *name, const char *value)
+{
+    fsdp_text_addf(text, "\"%s\": ", name);
+    fsdp_text_add_json_string(text, value, strlen(value));
+}
+
+static void add_finding_json(verify_report *report, const fsdp_finding *finding)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "%s\n   {", report->has_findings ? "," : "");
+    add_text_member(text, "file", finding->file);
+    fsdp_text_addf(text, ", ");
+    add_text_member(text, "tensor", finding->tensor);
+    if (finding->block >= 0)
+        fsdp_text_addf(text, ", \"block\": %" PRId64 ", ", finding->block);
+    else
+        fsdp_text_addf(text, ", \"block\": null, ");
+    add_text_member(text, "text", finding->text);
+    fsdp_text_addf(text, "}");
+    report->has_findings = true;
+}
+
+static void on_finding(void *user, const fsdp_finding *finding)
+{
+    verify_report *report = user;
+    if (report->options->common.json) {
+        add_finding_json(report, finding);
+        return;
+    }
+    cli_progress_clear();
+    fsdp_text_addf(&report->text, "bad   %s\n", finding->text);
+}
+
+static void begin_path(verify_report *report, const char *path)
+{
+    fsdp_text *text = &report->text;
+    if (!report->options->common.json)
+        return;
+    fsdp_text_addf(text, "%s\n  {", report->has_paths ? "," : "");
+    add_text_member(text, "path", path);
+    fsdp_text_addf(text, ", \"level\": \"%s\", \"findings\": [",
+                   level_name(report->options->level));
+    report->has_paths = true;
+    report->has_findings = false;
+}
+
+static void end_path_json(verify_report *report, const fsdp_verify_summary *summary,
+                          fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "],\n   \"good\": %s, \"files\": %" PRId64 ", \"tensors\": %" PRId64,
+                   status == FSDP_OK ? "true" : "false", summary->files, summary->tensors);
+    fsdp_text_addf(text, ", \"blocks\": %" PRId64 ", \"bytes\": %" PRId64, summary->blocks,
+                   summary->bytes);
+    if (status != FSDP_OK && status != FSDP_DIFFERS) {
+        fsdp_text_addf(text, ", ");
+        add_text_member(text, "error", err->text);
+    }
+    fsdp_text_addf(text, "}");
+}
+
+static void add_good(verify_report *report, const char *path, const fsdp_verify_summary *summary,
+                     double seconds)
+{
+    fsdp_text *text = &report->text;
+    char number[CLI_NUMBER];
+    fsdp_text_addf(text, "ok    %s: %s", path, cli_plural(summary->files, "file", number));
+    fsdp_text_addf(text, ", %s", cli_plural(summary->tensors, "tensor", number));
+    if (summary->blocks > 0) {
+        fsdp_text_addf(text, ", %s", cli_plural(summary->blocks, "block", number));
+        fsdp_text_addf(text, ", %s", cli_bytes(summary->bytes, number));
+        fsdp_text_addf(text, " in %.2f s (%s)", seconds, cli_rate(summary->bytes, seconds, number));
+    } else {
+        fsdp_text_addf(text, ", sizes and indexes");
+    }
+    fsdp_text_addf(text, "\n");
+}
+
+static void end_path(verify_report *report, const char *path, const fsdp_verify_summary *summary,
+                     fsdp_status status, const fsdp_error *err, double seconds)
+{
+    char number[CLI_NUMBER];
+    cli_progress_clear();
+    if (report->options->common.json)
+        end_path_json(report, summary, status, err);
+    else if (status == FSDP_OK)
+        add_good(report, path, summary, seconds);
+    else if (status == FSDP_DIFFERS)
+        fsdp_text_addf(&report->text, "bad   %s: %s\n", path,
+                       cli_plural(summary->findings, "finding", number));
+    if (report->options->common.quiet && !report->options->common.json)
+        report->text.size = 0;
+}
+
+/* Damage is an answer (1); what could not be verified at all is worse and keeps its own code. */
+static fsdp_status worse(fsdp_status a, fsdp_status b)
+{
+    return a > b ? a : b;
+}
+
+static fsdp_status verify_checkpoint(verify_report *report, const char *path, bool in_run)
+{
+    const cli_common *common = &report->options->common;
+    fsdp_error err = {0};
+    fsdp_verify_summary summary = {0};
+    fsdp_verify_opts opts = {.level = report->options->level,
+                             .threads = common->jobs,
+                             .memory = common->memory,
+                             .finding = on_finding,
+                             .finding_user = report,
+                             .watch = cli_watch(common)};
+    double began = cli_now();
+    begin_path(report, path);
+    fsdp_status status = fsdp_checkpoint_verify(path, &opts, &summary, &err);
+    if (in_run && status == FSDP_ERR_NOT_FOUND) { /* a step of a run that is no whole checkpoint */
+        on_finding(report, &(fsdp_finding){"", "", -1, err.text});
+        summary.findings++;
+        status = FSDP_DIFFERS;
+    }
+    end_path(report, path, &summary, status, &err, cli_now() - began);
+    if (status != FSDP_OK && status != FSDP_DIFFERS && status != FSDP_ERR_CANCELLED)
+        fsdp_error_report(&err);
+    report->worst = worse(report->worst, status);
+    if (status == FSDP_ERR_CANCELLED)
+        return status;
+    fsdp_text out = report->text;
+    report->text = (fsdp_text){0};
+    return cli_put_all(&out);
+}
+
+/* --- runs ------------------------------------------------------------------------------------------- */
+
+static fsdp_status verify_step(verify_report *report, const char *run, const fsdp_run_step *step)
+{
+    fsdp_text path = {0};
+    if (step->state == FSDP_STEP_STAGING || step->state == FSDP_STEP_DELETING) {
+        if (!report->options->common.quiet)
+            cli_say("warn", "%s: an interrupted %s; fsdp-gc removes it", step->name,
+                    step->state == FSDP_STEP_STAGING ? "or running save" : "delete");
+        return FSDP_OK;
+    }
+    fsdp_text_addf(&path, "%s/%s", run, step->name);
+    fsdp_status st = path.failed ? FSDP_ERR_LIMIT : verify_checkpoint(report, path.data, true);
+    fsdp_text_release(&path);
+    return st;
+}
+
+static fsdp_status verify_run(verify_report *report, const char *run)
+{
+    fsdp_run_steps steps = {0};
+    fsdp_error err = {0};
+    fsdp_status st = fsdp_run_list(run, NULL, &steps, &err);
+    if (st != FSDP_OK) {
+        fsdp_error_report(&err);
+        report->worst = worse(report->worst, st);
+        return FSDP_OK;
+    }
+    for (size_t i = 0; i < steps.count && st == FSDP_OK; i++)
+        st = verify_step(report, run, &steps.items[i]);
+    fsdp_run_steps_release(&steps);
+    return st;
+}
+
+static fsdp_status verify_paths(const verify_options *opts)
+{
+    verify_report report = {.options = opts};
+    fsdp_status st = FSDP_OK;
+    if (opts->common.json)
+        fsdp_text_addf(&report.text, "{\"schema\": 1, \"paths\": [");
+    for (int i = 0; i < opts->path_count && st == FSDP_OK; i++)
+        st = cli_is_run(opts->paths[i]) ? verify_run(&report, opts->paths[i])
+                                        : verify_checkpoint(&report, opts->paths[i], false);
+    if (opts->common.json)
+        fsdp_text_addf(&report.text, "]}\n");
+    fsdp_status put = cli_put_all(&report.text);
+    if (st == FSDP_OK)
+        st = put;
+    return st == FSDP_OK ? report.worst : st;
+}
+
+/* --- the newest good one ---------------------------------------------------------------------------- */
+
+static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
+{
+    fsdp_watch watch = cli_watch(&opts->common);
+    fsdp_text text = {0};
+    char *path = NULL;
+    FSDP_TRY(fsdp_run_latest(opts->paths[0], opts->level, &watch, NULL, &path, err));
+    if (opts->common.json) {
+        fsdp_text_addf(&text, "{\"schema\": 1, ");
+        add_text_member(&text, "latest", path);
+        fsdp_text_addf(&text, "}\n");
+    } else {
+        fsdp_text_addf(&text, "%s\n", path);
+    }
+    fsdp_string_free(path);
+    cli_progress_clear();
+    return cli_put_all(&text);
+}
+
+int main(int argc, char **argv)
+{
+    verify_options opts = {0};
+    fsdp_error err = {0};
+    cli_begin(&tool, argc, argv, &opts);
+    fsdp_status st = opts.latest ? print_latest(&opts, &err) : verify_paths(&opts);
+    free(opts.paths);
+    return cli_end(st, &err);
+}

@@ -1,0 +1,340 @@
+/*
+ * fsdp-ls for programs: the JSON listing and the list of digests. Printed as it is made, so that
+ * neither the number nor the size of the tensors matters.
+ */
+#include "tools/ls.h"
+
+#include <fsdp/digest.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- values ----------------------------------------------------------------------------------------- */
+
+static void add_hex_digest(fsdp_text *text, const void *data, size_t size)
+{
+    fsdp_sha256 sha;
+    uint8_t digest[FSDP_SHA256_SIZE];
+    fsdp_sha256_init(&sha);
+    fsdp_sha256_add(&sha, data, size);
+    fsdp_sha256_value(&sha, digest);
+    fsdp_text_add_hex(text, digest, sizeof digest);
+}
+
+static void add_float(fsdp_text *text, double value)
+{
+    if (isfinite(value))
+        fsdp_text_add_f64(text, value);
+    else
+        fsdp_text_addf(text, "{\"float\": \"%s\"}",
+                       isnan(value) ? "nan"
+                       : value > 0  ? "inf"
+                                    : "-inf");
+}
+
+static void add_list(fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_add(text, "[", 1);
+    for (size_t i = 0; i < value->as.list.count; i++) {
+        if (i > 0)
+            fsdp_text_add(text, ", ", 2);
+        ls_add_value(text, &value->as.list.items[i]);
+    }
+    fsdp_text_add(text, "]", 1);
+}
+
+static void add_dict(fsdp_text *text, const fsdp_value *value)
+{
+    if (value->as.list.count == 0) {
+        fsdp_text_add(text, "{}", 2);
+        return;
+    }
+    fsdp_text_addf(text, "{\"dict\": [");
+    for (size_t i = 0; i + 1 < value->as.list.count; i += 2) {
+        fsdp_text_addf(text, i > 0 ? ", [" : "[");
+        ls_add_value(text, &value->as.list.items[i]);
+        fsdp_text_add(text, ", ", 2);
+        ls_add_value(text, &value->as.list.items[i + 1]);
+        fsdp_text_add(text, "]", 1);
+    }
+    fsdp_text_addf(text, "]}");
+}
+
+static void add_bytes(fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_addf(text, "{\"bytes\": %zu, \"sha256\": \"", value->as.bytes.size);
+    add_hex_digest(text, value->as.bytes.data, value->as.bytes.size);
+    fsdp_text_addf(text, "\"}");
+}
+
+static void add_opaque(fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_addf(text, "{\"opaque\": ");
+    if (fsdp_utf8_valid(value->as.bytes.data, value->as.bytes.size))
+        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+    else
+        fsdp_text_addf(text, "\"%zu bytes\"", value->as.bytes.size);
+    fsdp_text_add(text, "}", 1);
+}
+
+void ls_add_value(fsdp_text *text, const fsdp_value *value)
+{
+    switch (value->kind) {
+    case FSDP_VALUE_NULL: fsdp_text_addf(text, "null"); break;
+    case FSDP_VALUE_BOOL: fsdp_text_addf(text, value->as.boolean ? "true" : "false"); break;
+    case FSDP_VALUE_I64: fsdp_text_addf(text, "%" PRId64, value->as.i64); break;
+    case FSDP_VALUE_U64:
+        fsdp_text_addf(text, value->as.u64 <= INT64_MAX ? "%" PRIu64 : "{\"int\": \"%" PRIu64 "\"}",
+                       value->as.u64);
+        break;
+    case FSDP_VALUE_F64: add_float(text, value->as.f64); break;
+    case FSDP_VALUE_STRING:
+        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+        break;
+    case FSDP_VALUE_BYTES: add_bytes(text, value); break;
+    case FSDP_VALUE_LIST: add_list(text, value); break;
+    case FSDP_VALUE_DICT: add_dict(text, value); break;
+    case FSDP_VALUE_OPAQUE: add_opaque(text, value); break;
+    }
+}
+
+/* --- digests ---------------------------------------------------------------------------------------- */
+
+/* Digests by entry number, so that an alias does not read its target again. */
+typedef struct digest_cache {
+    uint8_t (*digests)[FSDP_SHA256_SIZE];
+    bool *known;
+} digest_cache;
+
+static fsdp_status cache_create(const ls_listing *listing, digest_cache *cache, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(listing->sd) + 1;
+    cache->digests = calloc(count, sizeof *cache->digests);
+    cache->known = calloc(count, sizeof *cache->known);
+    if (cache->digests && cache->known)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %zu digests", count);
+}
+
+static void cache_free(digest_cache *cache)
+{
+    free(cache->digests);
+    free(cache->known);
+}
+
+static fsdp_status add_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                            const void *data, fsdp_error *err)
+{
+    (void)first;
+    (void)err;
+    fsdp_sha256_add(user, data, (size_t)count * fsdp_dtype_size(entry->dtype));
+    return FSDP_OK;
+}
+
+/* number is of a tensor or an alias. */
+static fsdp_status add_tensor_digest(ls_listing *listing, digest_cache *cache, size_t number,
+                                     fsdp_text *text, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);
+    size_t target = entry->kind == FSDP_ENTRY_ALIAS ? entry->target : number;
+    if (!cache->known[target]) {
+        fsdp_sha256 sha;
+        fsdp_sha256_init(&sha);
+        FSDP_TRY(ls_stream(listing, target, add_slab, &sha, err));
+        fsdp_sha256_value(&sha, cache->digests[target]);
+        cache->known[target] = true;
+    }
+    fsdp_text_add_hex(text, cache->digests[target], FSDP_SHA256_SIZE);
+    return FSDP_OK;
+}
+
+static fsdp_status print_digests(ls_listing *listing, digest_cache *cache, fsdp_text *text,
+                                 fsdp_error *err)
+{
+    for (size_t i = 0; i < listing->count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
+        if (entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        FSDP_TRY(add_tensor_digest(listing, cache, listing->order[i], text, err));
+        fsdp_text_add(text, "  ", 2);
+        cli_add_full_name(text, entry->name, entry->name_size);
+        fsdp_text_add(text, "\n", 1);
+        FSDP_TRY(cli_put(text));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+{
+    digest_cache cache = {0};
+    fsdp_status st = cache_create(listing, &cache, err);
+    if (st == FSDP_OK)
+        st = print_digests(listing, &cache, text, err);
+    cache_free(&cache);
+    return st;
+}
+
+/* --- the listing ------------------------------------------------------------------------------------ */
+
+static void add_key(fsdp_text *text, const char *name, size_t size, bool *is_first)
+{
+    fsdp_text_addf(text, *is_first ? "\n  " : ",\n  ");
+    *is_first = false;
+    fsdp_text_add_json_string(text, name, size);
+    fsdp_text_add(text, ": ", 2);
+}
+
+static void add_numbers(fsdp_text *text, int count, const int64_t *numbers)
+{
+    fsdp_text_add(text, "[", 1);
+    for (int i = 0; i < count; i++)
+        fsdp_text_addf(text, "%s%" PRId64, i > 0 ? ", " : "", numbers[i]);
+    fsdp_text_add(text, "]", 1);
+}
+
+static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_entry *tensor)
+{
+    bool is_first = true;
+    fsdp_text_addf(text, ", \"boxes\": [");
+    for (int rank = 0; rank < listing->info->world; rank++) {
+        size_t boxes = fsdp_layout_box_count(&tensor->layout, tensor->ndim, tensor->shape, rank);
+        for (size_t i = 0; i < boxes; i++) {
+            fsdp_box box;
+            fsdp_layout_box(&tensor->layout, tensor->ndim, tensor->shape, rank, i, &box);
+            fsdp_text_addf(text, "%s{\"rank\": %d, \"offset\": ", is_first ? "" : ", ", rank);
+            add_numbers(text, box.ndim, box.lo);
+            fsdp_text_addf(text, ", \"shape\": ");
+            add_numbers(text, box.ndim, box.len);
+            fsdp_text_add(text, "}", 1);
+            is_first = false;
+        }
+    }
+    fsdp_text_add(text, "]", 1);
+}
+
+static fsdp_status add_tensor(ls_listing *listing, digest_cache *cache, size_t number,
+                              fsdp_text *text, fsdp_error *err)
+{
+    const fsdp_entry *tensor = ls_tensor(listing, fsdp_sd_at(listing->sd, number));
+    int64_t shape[FSDP_MAX_DIMS];
+    ls_shape(tensor, shape);
+    fsdp_text_addf(text, "{\"dtype\": \"%s\", \"shape\": ", fsdp_dtype_name(tensor->dtype));
+    add_numbers(text, tensor->ndim, shape);
+    if (listing->options->digest) {
+        fsdp_text_addf(text, ", \"sha256\": \"");
+        FSDP_TRY(add_tensor_digest(listing, cache, number, text, err));
+        fsdp_text_add(text, "\"", 1);
+    }
+    if (listing->options->mode == LS_SHARDS)
+        add_boxes(text, listing, tensor);
+    fsdp_text_add(text, "}", 1);
+    return FSDP_OK;
+}
+
+static fsdp_status add_tensors(ls_listing *listing, digest_cache *cache, fsdp_text *text,
+                               fsdp_error *err)
+{
+    bool is_first = true;
+    fsdp_text_addf(text, " \"tensors\": {");
+    for (size_t i = 0; i < listing->count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
+        if (entry->kind == FSDP_ENTRY_VALUE)
+            continue;
+        add_key(text, entry->name, entry->name_size, &is_first);
+        FSDP_TRY(add_tensor(listing, cache, listing->order[i], text, err));
+        FSDP_TRY(cli_put(text));
+    }
+    fsdp_text_addf(text, "},\n");
+    return FSDP_OK;
+}
+
+static fsdp_status add_values(ls_listing *listing, fsdp_text *text)
+{
+    bool is_first = true;
+    fsdp_text_addf(text, " \"values\": {");
+    for (size_t i = 0; i < listing->count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
+        if (entry->kind != FSDP_ENTRY_VALUE)
+            continue;
+        add_key(text, entry->name, entry->name_size, &is_first);
+        ls_add_value(text, &entry->value);
+        FSDP_TRY(cli_put(text));
+    }
+    fsdp_text_addf(text, "},\n");
+    return FSDP_OK;
+}
+
+static fsdp_status add_aliases(ls_listing *listing, fsdp_text *text)
+{
+    bool is_first = true;
+    fsdp_text_addf(text, " \"aliases\": {");
+    for (size_t i = 0; i < listing->count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
+        if (entry->kind != FSDP_ENTRY_ALIAS)
+            continue;
+        const fsdp_entry *target = fsdp_sd_at(listing->sd, entry->target);
+        add_key(text, entry->name, entry->name_size, &is_first);
+        fsdp_text_add_json_string(text, target->name, target->name_size);
+        FSDP_TRY(cli_put(text));
+    }
+    fsdp_text_addf(text, "}}\n");
+    return FSDP_OK;
+}
+
+static void add_files(const ls_listing *listing, fsdp_text *text)
+{
+    fsdp_text_addf(text, " \"files\": [");
+    for (int i = 0; i < listing->info->file_count; i++) {
+        fsdp_checkpoint_file file;
+        fsdp_checkpoint_file_at(listing->checkpoint, i, &file);
+        fsdp_text_addf(text,
+                       "%s{\"name\": \"%s\", \"size\": %" PRId64 ", \"boxes\": %" PRId64
+                       ", \"blocks\": %" PRId64 "}",
+                       i > 0 ? ",\n  " : "\n  ", file.name, file.size, file.box_count,
+                       file.block_count);
+    }
+    fsdp_text_addf(text, "],\n");
+}
+
+static void add_head(const ls_listing *listing, fsdp_text *text)
+{
+    const fsdp_checkpoint_info *info = listing->info;
+    fsdp_text_addf(text, "{\"schema\": 1, \"path\": ");
+    fsdp_text_add_json_string(text, info->path, strlen(info->path));
+    fsdp_text_addf(text, ", \"format\": \"%s\", \"format_version\": \"%d.%d\", \"kind\": \"%s\",\n",
+                   info->format, info->format_major, info->format_minor, cli_kind(info->kind));
+    fsdp_text_addf(text, " \"step\": ");
+    if (info->step == FSDP_STEP_NONE)
+        fsdp_text_addf(text, "null");
+    else
+        fsdp_text_addf(text, "%" PRId64, info->step);
+    fsdp_text_addf(text, ", \"world_size\": %d, \"compressed\": %s, \"run\": \"", info->world,
+                   info->compressed ? "true" : "false");
+    fsdp_text_add_hex(text, info->run, sizeof info->run);
+    fsdp_text_addf(text, "\",\n");
+    if (info->compressed) {
+        char plugin[4096];
+        ls_plugin_path(plugin, sizeof plugin);
+        fsdp_text_addf(text, " \"hdf5_plugin_path\": ");
+        fsdp_text_add_json_string(text, plugin, strlen(plugin));
+        fsdp_text_addf(text, ",\n");
+    }
+}
+
+fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err)
+{
+    digest_cache cache = {0};
+    fsdp_status st = cache_create(listing, &cache, err);
+    add_head(listing, text);
+    add_files(listing, text);
+    if (st == FSDP_OK)
+        st = add_tensors(listing, &cache, text, err);
+    if (st == FSDP_OK)
+        st = add_values(listing, text);
+    if (st == FSDP_OK)
+        st = add_aliases(listing, text);
+    cache_free(&cache);
+    return st;
+}

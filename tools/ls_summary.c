@@ -1,0 +1,443 @@
+/*
+ * fsdp-ls without options: what the checkpoint is, its groups with totals, and one line per kind of
+ * tensor, with numbered layers folded into `#`.
+ */
+#include "tools/ls.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { GROUP_MODEL, GROUP_OPTIM, GROUP_EXTRA, GROUPS };
+enum { NAME_MOST = 56, KINDS_SHOWN = 4 };
+
+/* --- the first line --------------------------------------------------------------------------------- */
+
+static void add_age(fsdp_text *text, const char *path)
+{
+    static const struct {
+        int64_t seconds;
+        const char *unit;
+    } units[] = {{86400, "d"}, {3600, "h"}, {60, "min"}, {1, "s"}};
+    char manifest[4096];
+    struct stat info;
+    int n = snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
+    if (n < 0 || (size_t)n >= sizeof manifest || stat(manifest, &info) != 0)
+        return;
+    int64_t age = (int64_t)time(NULL) - (int64_t)info.st_mtime;
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (age >= units[i].seconds) {
+            fsdp_text_addf(text, ", %" PRId64 " %s ago", age / units[i].seconds, units[i].unit);
+            return;
+        }
+    }
+    fsdp_text_addf(text, ", just now");
+}
+
+/* The mesh of the first tensor that has one: "(dp=4, tp=2)". */
+static void add_mesh(fsdp_text *text, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR || entry->layout.kind == FSDP_LAYOUT_BOXES)
+            continue;
+        const fsdp_mesh *mesh = entry->layout.mesh;
+        for (int d = 0; d < fsdp_mesh_ndim(mesh); d++)
+            fsdp_text_addf(text, "%s%s=%" PRId64, d > 0 ? ", " : " (", fsdp_mesh_dim_name(mesh, d),
+                           fsdp_mesh_dim_size(mesh, d));
+        fsdp_text_addf(text, ")");
+        return;
+    }
+}
+
+static void add_head(const ls_listing *listing, fsdp_text *text)
+{
+    const fsdp_checkpoint_info *info = listing->info;
+    char number[CLI_NUMBER];
+    fsdp_text_addf(text, "%s checkpoint, format %d.%d, %s", info->format, info->format_major,
+                   info->format_minor, cli_kind(info->kind));
+    if (info->step != FSDP_STEP_NONE)
+        fsdp_text_addf(text, ", step %" PRId64, info->step);
+    fsdp_text_addf(text, ", saved by %s", cli_plural(info->world, "rank", number));
+    add_mesh(text, listing->sd);
+    add_age(text, info->path);
+    fsdp_text_addf(text, ", VERIFIED quick\n");
+    fsdp_text_addf(text, "  %-9s  %s, ", "files", cli_plural(info->file_count, "file", number));
+    fsdp_text_addf(text, "%s%s\n", cli_bytes(info->file_bytes, number),
+                   info->compressed ? ", compressed (zstd)" : "");
+}
+
+/* --- rows: entries that differ only in layer numbers ------------------------------------------------ */
+
+typedef struct row_name {
+    size_t start, size; /* in the text of all names */
+} row_name;
+
+typedef struct summary {
+    ls_listing *listing;
+    fsdp_text names;    /* with digits folded */
+    row_name *folded;   /* per selected entry */
+    size_t *rows;       /* selected entries, those of one row together */
+    int64_t *row_sizes; /* at the first of each row: how many; else 0 */
+    size_t *next_alias; /* per entry: the next alias of the same tensor, SIZE_MAX at the end */
+    size_t *first_alias;
+    int name_width;
+} summary;
+
+static const fsdp_entry *selected(const summary *sum, size_t index)
+{
+    return fsdp_sd_at(sum->listing->sd, sum->listing->order[index]);
+}
+
+static bool is_number(const char *data, size_t size)
+{
+    for (size_t i = 0; i < size; i++)
+        if (data[i] < '0' || data[i] > '9')
+            return false;
+    return size > 0;
+}
+
+static void fold_name(summary *sum, const fsdp_entry *entry, row_name *folded)
+{
+    folded->start = sum->names.size;
+    for (size_t at = 0; at <= entry->name_size;) {
+        const char *dot = memchr(entry->name + at, '.', entry->name_size - at);
+        size_t size = dot ? (size_t)(dot - entry->name) - at : entry->name_size - at;
+        bool fold = is_number(entry->name + at, size);
+        fsdp_text_add(&sum->names, fold ? "#" : entry->name + at, fold ? 1 : size);
+        if (dot)
+            fsdp_text_add(&sum->names, ".", 1);
+        at += size + 1;
+    }
+    folded->size = sum->names.size - folded->start;
+}
+
+static int compare_numbers(int64_t a, int64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+/* 0: the same row. */
+static int compare_rows(const summary *sum, size_t a, size_t b)
+{
+    const row_name *name_a = &sum->folded[a], *name_b = &sum->folded[b];
+    const fsdp_entry *entry_a = selected(sum, a), *entry_b = selected(sum, b);
+    if (entry_a->kind != entry_b->kind)
+        return compare_numbers(entry_a->kind, entry_b->kind);
+    size_t size = name_a->size < name_b->size ? name_a->size : name_b->size;
+    int order =
+        size ? memcmp(sum->names.data + name_a->start, sum->names.data + name_b->start, size) : 0;
+    if (order == 0)
+        order = compare_numbers((int64_t)name_a->size, (int64_t)name_b->size);
+    if (order != 0 || entry_a->kind != FSDP_ENTRY_TENSOR)
+        return order;
+    if (entry_a->dtype != entry_b->dtype)
+        return compare_numbers(entry_a->dtype, entry_b->dtype);
+    if (entry_a->ndim != entry_b->ndim)
+        return compare_numbers(entry_a->ndim, entry_b->ndim);
+    for (int d = 0; d < entry_a->ndim; d++)
+        if (entry_a->shape[d] != entry_b->shape[d])
+            return compare_numbers(entry_a->shape[d], entry_b->shape[d]);
+    return 0;
+}
+
+static int by_row(const void *left, const void *right, void *user)
+{
+    size_t a = *(const size_t *)left, b = *(const size_t *)right;
+    int order = compare_rows(user, a, b);
+    return order != 0 ? order : compare_numbers((int64_t)a, (int64_t)b);
+}
+
+/* Entries of one row stand together in rows[]; the row's place in the listing is its first entry's. */
+static void make_rows(summary *sum)
+{
+    size_t count = sum->listing->count;
+    for (size_t i = 0; i < count; i++) {
+        fold_name(sum, selected(sum, i), &sum->folded[i]);
+        sum->rows[i] = i;
+    }
+    if (sum->names.failed)
+        return;
+    qsort_r(sum->rows, count, sizeof *sum->rows, by_row, sum);
+    for (size_t first = 0, end; first < count; first = end) {
+        for (end = first + 1; end < count; end++)
+            if (compare_rows(sum, sum->rows[first], sum->rows[end]) != 0)
+                break;
+        sum->row_sizes[sum->rows[first]] = (int64_t)(end - first);
+    }
+}
+
+static void link_aliases(summary *sum)
+{
+    const fsdp_sd *sd = sum->listing->sd;
+    size_t count = fsdp_sd_count(sd);
+    memset(sum->first_alias, 0xFF, count * sizeof *sum->first_alias);
+    for (size_t i = count; i-- > 0;) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_ALIAS)
+            continue;
+        sum->next_alias[i] = sum->first_alias[entry->target];
+        sum->first_alias[entry->target] = i;
+    }
+}
+
+/* --- groups ----------------------------------------------------------------------------------------- */
+
+static bool begins_with(const char *data, size_t size, const char *prefix)
+{
+    return size >= strlen(prefix) && memcmp(data, prefix, strlen(prefix)) == 0;
+}
+
+static int group_of(const fsdp_entry *entry)
+{
+    if (begins_with(entry->name, entry->name_size, "model."))
+        return GROUP_MODEL;
+    return begins_with(entry->name, entry->name_size, "optim.") ? GROUP_OPTIM : GROUP_EXTRA;
+}
+
+typedef struct group {
+    int64_t tensors, values, aliases, elements, bytes;
+    fsdp_dtype dtypes[KINDS_SHOWN];
+    int dtype_count;
+} group;
+
+static void count_tensor(group *into, const fsdp_entry *tensor)
+{
+    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+    into->tensors++;
+    into->elements += fsdp_box_count(&whole);
+    into->bytes += fsdp_entry_bytes(tensor);
+    for (int i = 0; i < into->dtype_count; i++)
+        if (into->dtypes[i] == tensor->dtype)
+            return;
+    if (into->dtype_count < KINDS_SHOWN)
+        into->dtypes[into->dtype_count++] = tensor->dtype;
+}
+
+static void count_groups(const summary *sum, group groups[GROUPS])
+{
+    for (size_t i = 0; i < sum->listing->count; i++) {
+        const fsdp_entry *entry = selected(sum, i);
+        group *into = &groups[group_of(entry)];
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            count_tensor(into, entry);
+        else if (entry->kind == FSDP_ENTRY_VALUE)
+            into->values++;
+        else
+            into->aliases++;
+    }
+}
+
+static void add_counts(fsdp_text *text, const group *of)
+{
+    const struct {
+        int64_t count;
+        const char *noun;
+        const char *plural;
+    } kinds[] = {{of->tensors, "tensor", "tensors"},
+                 {of->values, "value", "values"},
+                 {of->aliases, "alias", "aliases"}};
+    const char *between = "";
+    for (int i = 0; i < 3; i++) {
+        if (kinds[i].count == 0)
+            continue;
+        fsdp_text_addf(text, "%s%" PRId64 " %s", between, kinds[i].count,
+                       kinds[i].count == 1 ? kinds[i].noun : kinds[i].plural);
+        between = ", ";
+    }
+}
+
+static void add_group(fsdp_text *text, const char *name, const group *of)
+{
+    char number[CLI_NUMBER];
+    fsdp_text_addf(text, "  %-9s  ", name);
+    if (of->tensors > 0) {
+        fsdp_text_addf(text, "%s %s  ", cli_count(of->elements, number),
+                       strcmp(name, "model") == 0 ? "params" : "elements");
+        for (int i = 0; i < of->dtype_count; i++)
+            fsdp_text_addf(text, "%s%s", i > 0 ? "+" : "", fsdp_dtype_name(of->dtypes[i]));
+        fsdp_text_addf(text, "  %s  ", cli_bytes(of->bytes, number));
+    }
+    add_counts(text, of);
+}
+
+/* ": rng.#.state x8, scheduler, ...": the values of the group by folded name. */
+static void add_value_names(fsdp_text *text, const summary *sum, int group_number)
+{
+    int shown = 0;
+    for (size_t i = 0; i < sum->listing->count; i++) {
+        const fsdp_entry *entry = selected(sum, i);
+        if (sum->row_sizes[i] == 0 || entry->kind != FSDP_ENTRY_VALUE ||
+            group_of(entry) != group_number)
+            continue;
+        if (shown++ == KINDS_SHOWN) {
+            fsdp_text_addf(text, ", ...");
+            return;
+        }
+        fsdp_text_addf(text, shown == 1 ? ": " : ", ");
+        cli_add_name(text, sum->names.data + sum->folded[i].start, sum->folded[i].size);
+        if (sum->row_sizes[i] > 1)
+            fsdp_text_addf(text, " x%" PRId64, sum->row_sizes[i]);
+    }
+}
+
+static void add_groups(fsdp_text *text, const summary *sum)
+{
+    static const char *const names[GROUPS] = {"model", "optim", "extra"};
+    group groups[GROUPS] = {0};
+    count_groups(sum, groups);
+    for (int i = 0; i < GROUPS; i++) {
+        if (groups[i].tensors + groups[i].values + groups[i].aliases == 0)
+            continue;
+        add_group(text, names[i], &groups[i]);
+        if (i == GROUP_EXTRA)
+            add_value_names(text, sum, i);
+        fsdp_text_add(text, "\n", 1);
+    }
+}
+
+/* --- tensors ---------------------------------------------------------------------------------------- */
+
+static void add_aliases(fsdp_text *text, const summary *sum, size_t number)
+{
+    const char *before = ", tied: ";
+    for (size_t alias = sum->first_alias[number]; alias != SIZE_MAX;
+         alias = sum->next_alias[alias]) {
+        const fsdp_entry *entry = fsdp_sd_at(sum->listing->sd, alias);
+        fsdp_text_addf(text, "%s", before);
+        cli_add_name(text, entry->name, entry->name_size);
+        before = ", ";
+    }
+}
+
+/* rows[] is sorted, so the members of the row that begins at entry `first` follow it there. */
+static bool same_layouts(const summary *sum, size_t place)
+{
+    const fsdp_entry *tensor = selected(sum, sum->rows[place]);
+    int64_t size = sum->row_sizes[sum->rows[place]];
+    for (int64_t i = 1; i < size; i++)
+        if (!ls_same_layout(&tensor->layout, &selected(sum, sum->rows[place + (size_t)i])->layout))
+            return false;
+    return true;
+}
+
+static void add_folded_name(fsdp_text *text, const summary *sum, size_t index)
+{
+    char name[NAME_MOST + 1];
+    const row_name *folded = &sum->folded[index];
+    fsdp_printable(sum->names.data + folded->start, folded->size, name, sizeof name);
+    cli_add_padded(text, name, sum->name_width);
+}
+
+static void add_row(fsdp_text *text, const summary *sum, size_t place)
+{
+    size_t index = sum->rows[place];
+    const fsdp_entry *tensor = selected(sum, index);
+    int64_t count = sum->row_sizes[index], shape[FSDP_MAX_DIMS];
+    char number[CLI_NUMBER];
+    fsdp_text words = {0};
+    ls_shape(tensor, shape);
+    cli_add_shape(&words, tensor->ndim, shape);
+    fsdp_text_add(text, "  ", 2);
+    add_folded_name(text, sum, index);
+    fsdp_text_addf(text, "  %4" PRId64 " x %-16s  %-4s  %10s  ", count,
+                   words.data ? words.data : "", fsdp_dtype_name(tensor->dtype),
+                   cli_bytes(count * fsdp_entry_bytes(tensor), number));
+    if (same_layouts(sum, place))
+        ls_add_layout(text, tensor);
+    else
+        fsdp_text_addf(text, "several layouts");
+    if (count == 1)
+        add_aliases(text, sum, sum->listing->order[index]);
+    fsdp_text_add(text, "\n", 1);
+    fsdp_text_release(&words);
+}
+
+/* The optimizer's tensors repeat the model's: shown only when they are all there is. */
+static bool is_shown(const summary *sum, size_t index, bool with_optim)
+{
+    const fsdp_entry *entry = selected(sum, index);
+    return sum->row_sizes[index] > 0 && entry->kind == FSDP_ENTRY_TENSOR &&
+           (with_optim || group_of(entry) != GROUP_OPTIM);
+}
+
+static bool only_optim(const summary *sum)
+{
+    for (size_t i = 0; i < sum->listing->count; i++)
+        if (is_shown(sum, i, false))
+            return false;
+    return true;
+}
+
+static fsdp_status add_rows(fsdp_text *text, summary *sum, size_t *places)
+{
+    size_t count = sum->listing->count;
+    bool with_optim = only_optim(sum);
+    for (size_t place = 0; place < count; place++)
+        places[sum->rows[place]] = place;
+    for (size_t i = 0; i < count; i++) {
+        int width = (int)(sum->folded[i].size < NAME_MOST ? sum->folded[i].size : NAME_MOST);
+        if (is_shown(sum, i, with_optim) && width > sum->name_width)
+            sum->name_width = width;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!is_shown(sum, i, with_optim))
+            continue;
+        add_row(text, sum, places[i]);
+        FSDP_TRY(cli_put(text));
+    }
+    return FSDP_OK;
+}
+
+static void add_plugin_line(fsdp_text *text, const ls_listing *listing)
+{
+    char plugin[4096];
+    if (!listing->info->compressed)
+        return;
+    ls_plugin_path(plugin, sizeof plugin);
+    fsdp_text_addf(text, "other programs (h5py, h5dump) read this with\n  HDF5_PLUGIN_PATH=%s\n",
+                   plugin[0] ? plugin : "DIRECTORY-OF-FSDP'S-HDF5-PLUGIN");
+}
+
+static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *places)
+{
+    link_aliases(sum);
+    make_rows(sum);
+    if (sum->names.failed) {
+        text->failed = true;
+        return FSDP_ERR_LIMIT;
+    }
+    add_head(sum->listing, text);
+    add_groups(text, sum);
+    FSDP_TRY(add_rows(text, sum, places));
+    add_plugin_line(text, sum->listing);
+    return FSDP_OK;
+}
+
+fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text)
+{
+    size_t count = listing->count + 1, all = fsdp_sd_count(listing->sd) + 1;
+    summary sum = {.listing = listing};
+    sum.folded = calloc(count, sizeof *sum.folded);
+    sum.rows = calloc(count, sizeof *sum.rows);
+    sum.row_sizes = calloc(count, sizeof *sum.row_sizes);
+    sum.next_alias = calloc(all, sizeof *sum.next_alias);
+    sum.first_alias = calloc(all, sizeof *sum.first_alias);
+    size_t *places = calloc(count, sizeof *places);
+    fsdp_status st = FSDP_ERR_LIMIT;
+    if (sum.folded && sum.rows && sum.row_sizes && sum.next_alias && sum.first_alias && places)
+        st = print_summary(&sum, text, places);
+    else
+        text->failed = true;
+    free(places);
+    free(sum.first_alias);
+    free(sum.next_alias);
+    free(sum.row_sizes);
+    free(sum.rows);
+    free(sum.folded);
+    fsdp_text_release(&sum.names);
+    return st;
+}
