@@ -343,7 +343,7 @@ static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *er
     return status;
 }
 
-static void free_lease(fsdp_lease *lease)
+void fsdp_lease_forget(fsdp_lease *lease)
 {
     fsdp_free(lease->run);
     fsdp_free(lease->path);
@@ -362,7 +362,7 @@ static fsdp_status create_lease(fsdp_io *io, const char *run, fsdp_lease **lease
     lease->run = fsdp_strndup(run, strlen(run));
     lease->path = fsdp_path_join(run, LEASE_NAME);
     if (!lease->run || !lease->path) {
-        free_lease(lease);
+        fsdp_lease_forget(lease);
         *lease_out = NULL;
         return fsdp_fail_memory(err, "a lease");
     }
@@ -397,7 +397,7 @@ fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out
     FSDP_TRY(create_lease(io, run, lease_out, err));
     fsdp_status status = take(*lease_out, err);
     if (status != FSDP_OK) {
-        free_lease(*lease_out);
+        fsdp_lease_forget(*lease_out);
         *lease_out = NULL;
     }
     return status;
@@ -447,5 +447,5 @@ void fsdp_lease_release(fsdp_lease *lease)
             lease->io->ops->unlink(lease->io, lease->path);
         (void)fsdp_io_close(&file, lease->path, NULL);
     }
-    free_lease(lease);
+    fsdp_lease_forget(lease);
 }

@@ -22,6 +22,9 @@ bool fsdp_process_may_live(const fsdp_process *process);
 /* True when a lease is there that could not be taken over now. */
 bool fsdp_lease_is_held(fsdp_io *io, const char *run);
 
+/* Frees the memory and leaves the file, as the end of a killed process does. */
+void fsdp_lease_forget(fsdp_lease *lease);
+
 /* For tests: who the caller is from now on (NULL: the truth), and seconds added to the clock. */
 void fsdp_lease_pretend(const fsdp_process *self, int64_t clock_offset);
 int64_t fsdp_lease_now(void);

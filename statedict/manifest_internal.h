@@ -1,6 +1,6 @@
 /*
  * The parts of the manifest's text between manifest.c and the files that know one kind of record:
- * manifest_state.c (meshes, flat buffers, entries) and manifest_value.c (values).
+ * manifest_state.c and manifest_state_read.c (meshes, flat buffers, entries) and manifest_value.c.
  */
 #ifndef FSDP_MANIFEST_INTERNAL_H
 #define FSDP_MANIFEST_INTERNAL_H
@@ -10,6 +10,8 @@
 
 /* Bytes of one value's strings and bytes together; larger ones do not belong into a text file. */
 enum { FSDP_MANIFEST_VALUE_MAX = 16 << 20 };
+/* Explicit boxes of one tensor. */
+enum { FSDP_MANIFEST_BOXES_MAX = 65536 };
 
 /* --- values --- */
 fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fsdp_error *err);

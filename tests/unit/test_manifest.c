@@ -40,19 +40,26 @@ static void add_tensors(fsdp_sd *sd)
     fsdp_mesh *some = mesh_of(1, (int64_t[]){2}, (int[]){3, 1});
     fsdp_placement rows = {.kind = FSDP_SHARD}, strided[2] = {{FSDP_STRIDED_SHARD, 0, 2}, rows};
     int64_t shape[] = {5, 7}, empty[] = {0, 3};
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("a"), FSDP_F32, 2, shape, flat, &rows, NULL, NULL), 0);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("b"), FSDP_BF16, 2, shape, grid, strided, NULL, NULL), 0);
+    cr_assert_eq(
+        fsdp_sd_add_sharded(sd, FSDP_NAME("a"), FSDP_F32, 2, shape, flat, &rows, NULL, NULL), 0);
+    cr_assert_eq(
+        fsdp_sd_add_sharded(sd, FSDP_NAME("b"), FSDP_BF16, 2, shape, grid, strided, NULL, NULL), 0);
     cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("x\0/\n\"\xc3\xa9"), FSDP_BOOL, 0, NULL, some,
-                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL), 0);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME(""), FSDP_C64, 2, empty, flat, &rows, NULL, NULL), 0);
+                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL),
+                 0);
+    cr_assert_eq(
+        fsdp_sd_add_sharded(sd, FSDP_NAME(""), FSDP_C64, 2, empty, flat, &rows, NULL, NULL), 0);
     fsdp_rank_box boxes[2] = {{0, {2, {0, 0}, {5, 3}}}, {2, {2, {0, 3}, {5, 4}}}};
     fsdp_layout layout = {.kind = FSDP_LAYOUT_BOXES, .boxes = boxes, .box_count = 2};
-    cr_assert_eq(fsdp_sd_add_tensor(sd, FSDP_NAME("boxes"), FSDP_I64, 2, shape, &layout, NULL, NULL), 0);
+    cr_assert_eq(
+        fsdp_sd_add_tensor(sd, FSDP_NAME("boxes"), FSDP_I64, 2, shape, &layout, NULL, NULL), 0);
     cr_assert_eq(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("a"), NULL), 0);
     int64_t six = 6, three = 3;
     fsdp_flat_part parts[] = {{"f1", 2, 1, &six, 0}, {"f2", 2, 1, &three, 8}};
-    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("none"), FSDP_F32, flat, 0, 8, NULL, 0, NULL, NULL), 0);
-    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_F32, flat, 0, 12, parts, 2, NULL, NULL), 0);
+    cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("none"), FSDP_F32, flat, 0, 8, NULL, 0, NULL, NULL),
+                 0);
+    cr_assert_eq(
+        fsdp_sd_add_flat(sd, FSDP_NAME("flat"), FSDP_F32, flat, 0, 12, parts, 2, NULL, NULL), 0);
     fsdp_mesh_free(flat);
     fsdp_mesh_free(grid);
     fsdp_mesh_free(some);
@@ -71,8 +78,14 @@ static void add_values(fsdp_sd *sd)
     add_value(sd, "true", fsdp_value_bool(true));
     add_value(sd, "low", fsdp_value_i64(INT64_MIN));
     add_value(sd, "high", fsdp_value_u64(UINT64_MAX));
-    double doubles[] = {0.1, -0.0, 5e-324, 1.7976931348623157e308, INFINITY, -INFINITY,
-                        nan_with(0x7ff8000000000001), nan_with(0xfff4000000000abc)};
+    double doubles[] = {0.1,
+                        -0.0,
+                        5e-324,
+                        1.7976931348623157e308,
+                        INFINITY,
+                        -INFINITY,
+                        nan_with(0x7ff8000000000001),
+                        nan_with(0xfff4000000000abc)};
     for (size_t i = 0; i < sizeof doubles / sizeof *doubles; i++) {
         char name[20];
         snprintf(name, sizeof name, "f64.%zu", i);
@@ -85,7 +98,8 @@ static void add_values(fsdp_sd *sd)
     cr_assert_eq(fsdp_value_set_bytes(&items[1], FSDP_VALUE_BYTES, "\0\xff\x80", 3, NULL), 0);
     items[2] = fsdp_value_i64(7);
     cr_assert_eq(fsdp_value_set_items(&items[3], FSDP_VALUE_LIST, 2, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_value_set_bytes(&items[3].as.list.items[1], FSDP_VALUE_OPAQUE, "", 0, NULL), 0);
+    cr_assert_eq(fsdp_value_set_bytes(&items[3].as.list.items[1], FSDP_VALUE_OPAQUE, "", 0, NULL),
+                 0);
     add_value(sd, "dict", value);
     fsdp_value none = {0};
     cr_assert_eq(fsdp_value_set_items(&none, FSDP_VALUE_LIST, 0, NULL), FSDP_OK);
@@ -109,8 +123,12 @@ static fsdp_manifest example(fsdp_manifest_file files[4])
 {
     for (int i = 0; i < 4; i++)
         files[i] = (fsdp_manifest_file){100 + i, 60, 40, {{(uint8_t)i, 1, 2, 0xfe}}};
-    fsdp_manifest manifest = {
-        .kind = FSDP_SHARDED, .step = 1200, .run = {0xab, 1}, .world = 4, .files = files, .file_count = 4};
+    fsdp_manifest manifest = {.kind = FSDP_SHARDED,
+                              .step = 1200,
+                              .run = {0xab, 1},
+                              .world = 4,
+                              .files = files,
+                              .file_count = 4};
     manifest.sd = new_sd();
     add_tensors(manifest.sd);
     add_values(manifest.sd);
@@ -193,8 +211,14 @@ Test(manifest, everything_comes_back)
 Test(manifest, full_checkpoint_without_step_or_entries)
 {
     fsdp_manifest_file file = {.size = 10};
-    fsdp_manifest manifest = {.kind = FSDP_FULL, .step = FSDP_STEP_NONE, .world = 8, .compressed = true,
-                              .owners = FSDP_OWNERS_LOWEST, .sd = new_sd(), .files = &file, .file_count = 1};
+    fsdp_manifest manifest = {.kind = FSDP_FULL,
+                              .step = FSDP_STEP_NONE,
+                              .world = 8,
+                              .compressed = true,
+                              .owners = FSDP_OWNERS_LOWEST,
+                              .sd = new_sd(),
+                              .files = &file,
+                              .file_count = 1};
     fsdp_manifest back;
     fsdp_text text = {0};
     encode(&manifest, &text);
@@ -219,7 +243,8 @@ Test(manifest, every_flipped_byte_is_found)
     for (size_t i = 0; i < text.size; i++) {
         for (int bit = 0; bit < 8; bit++) {
             text.data[i] = (char)(text.data[i] ^ 1 << bit);
-            cr_assert_neq(decode(text.data, text.size, &back, NULL), FSDP_OK, "byte %zu bit %d", i, bit);
+            cr_assert_neq(decode(text.data, text.size, &back, NULL), FSDP_OK, "byte %zu bit %d", i,
+                          bit);
             text.data[i] = (char)(text.data[i] ^ 1 << bit);
         }
     }
@@ -256,17 +281,22 @@ static void seal(fsdp_text *text)
     fsdp_text_addf(text, "\"\n}\n");
 }
 
-static const char HEAD[] = "\"kind\": \"full\", \"step\": null, \"run\": \"000102030405060708090a0b0c0d0e0f\","
-                           "\"world_size\": 2, \"owners\": \"balanced\", \"compressed\": false,";
-static const char FILE_LINE[] = "{\"size\": 9, \"index\": [4, 5], \"xxh3\": \"000102030405060708090a0b0c0d0e0f\"}";
+static const char HEAD[] =
+    "\"kind\": \"full\", \"step\": null, \"run\": \"000102030405060708090a0b0c0d0e0f\","
+    "\"world_size\": 2, \"owners\": \"balanced\", \"compressed\": false,";
+static const char FILE_LINE[] =
+    "{\"size\": 9, \"index\": [4, 5], \"xxh3\": \"000102030405060708090a0b0c0d0e0f\"}";
 static const char MESH[] = "{\"names\": [\"dp\"], \"shape\": [2]}";
 
-static fsdp_status decode_sealed(const char *version, const char *head, const char *files, const char *meshes,
-                                 const char *flats, const char *entries, fsdp_error *err)
+static fsdp_status decode_sealed(const char *version, const char *head, const char *files,
+                                 const char *meshes, const char *flats, const char *entries,
+                                 fsdp_error *err)
 {
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "{\n\"fsdp\": %s,%s\"files\": [%s],\"meshes\": [%s],\"flats\": [%s],\"entries\": [%s],",
-                   version, head, files, meshes, flats, entries);
+    fsdp_text_addf(
+        &text,
+        "{\n\"fsdp\": %s,%s\"files\": [%s],\"meshes\": [%s],\"flats\": [%s],\"entries\": [%s],",
+        version, head, files, meshes, flats, entries);
     seal(&text);
     fsdp_manifest manifest;
     fsdp_status status = decode(text.data, text.size, &manifest, err);
@@ -279,7 +309,8 @@ static fsdp_status decode_sealed(const char *version, const char *head, const ch
 static fsdp_status decode_entries(const char *entries, fsdp_error *err)
 {
     return decode_sealed("{\"major\": 1}", HEAD, FILE_LINE, MESH,
-                         "{\"name\": \"f\", \"dtype\": \"f32\", \"mesh\": 0, \"count\": 8}", entries, err);
+                         "{\"name\": \"f\", \"dtype\": \"f32\", \"mesh\": 0, \"count\": 8}",
+                         entries, err);
 }
 
 static void expect_damage(const char *entries)
@@ -310,19 +341,23 @@ Test(manifest, entries_that_contradict_themselves_are_damage)
     expect_damage(TENSOR "\"boxes\": [[0, [0], [4, 1]]]}");
     expect_damage(TENSOR "\"boxes\": [[0, [0, 0], [4, 1]]]}");
     expect_damage(TENSOR "\"boxes\": [[0, [0], [4], 1]]}");
-    expect_damage(TENSOR "\"mesh\": 0, \"placements\": [\"R\"]}, "
-                  TENSOR "\"mesh\": 0, \"placements\": [\"R\"]}");
+    expect_damage(TENSOR "\"mesh\": 0, \"placements\": [\"R\"]}, " TENSOR
+                         "\"mesh\": 0, \"placements\": [\"R\"]}");
     expect_damage(TENSOR "\"shape\": [4], \"mesh\": 0, \"placements\": [\"R\"]}");
-    expect_damage("{\"name\": \"a\", \"dtype\": \"f33\", \"shape\": [4], \"mesh\": 0, \"placements\": [\"R\"]}");
-    expect_damage("{\"name\": \"a\", \"dtype\": \"f32\", \"shape\": [-4], \"mesh\": 0, \"placements\": [\"R\"]}");
-    expect_damage("{\"name\": \"a\", \"dtype\": \"f32\", \"shape\": [4611686018427387904, 4], \"mesh\": 0, "
+    expect_damage("{\"name\": \"a\", \"dtype\": \"f33\", \"shape\": [4], \"mesh\": 0, "
                   "\"placements\": [\"R\"]}");
+    expect_damage("{\"name\": \"a\", \"dtype\": \"f32\", \"shape\": [-4], \"mesh\": 0, "
+                  "\"placements\": [\"R\"]}");
+    expect_damage(
+        "{\"name\": \"a\", \"dtype\": \"f32\", \"shape\": [4611686018427387904, 4], \"mesh\": 0, "
+        "\"placements\": [\"R\"]}");
     expect_damage("{\"name\": \"a\", \"alias\": \"b\"}");
     expect_damage("{\"name\": \"a\"}");
     expect_damage("{\"value\": {\"i64\": 1}}");
     expect_damage("{\"name\": \"a\", \"shape\": [3], \"flat\": [1, 0]}");
     expect_damage("{\"name\": \"a\", \"shape\": [9], \"flat\": [0, 0]}");
-    expect_damage("{\"name\": \"a\", \"shape\": [3], \"flat\": [0, 0]}, {\"name\": \"v\", \"value\": {\"i64\": 1}}, "
+    expect_damage("{\"name\": \"a\", \"shape\": [3], \"flat\": [0, 0]}, {\"name\": \"v\", "
+                  "\"value\": {\"i64\": 1}}, "
                   "{\"name\": \"b\", \"shape\": [3], \"flat\": [0, 3]}");
 }
 
@@ -361,26 +396,37 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
 {
     const char *version = "{\"major\": 1, \"minor\": 99, \"later\": [{}]}";
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, MESH, "", "", &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, MESH, "", "", &err), FSDP_OK, "%s",
+                 err.text);
     cr_assert_eq(decode_sealed(version, HEAD, "", MESH, "", "", &err), FSDP_ERR_DAMAGED);
     cr_assert_eq(decode_sealed("{}", HEAD, FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, "\"world_size\": 2,", FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_sealed(version, "\"world_size\": 2,", FILE_LINE, MESH, "", "", &err),
+                 FSDP_ERR_DAMAGED);
     fsdp_text twice = {0};
     fsdp_text_addf(&twice, "%s%s", HEAD, HEAD);
-    cr_assert_eq(decode_sealed(version, twice.data, FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_sealed(version, twice.data, FILE_LINE, MESH, "", "", &err),
+                 FSDP_ERR_DAMAGED);
     fsdp_text_release(&twice);
     fsdp_text two = {0};
     fsdp_text_addf(&two, "%s,%s", FILE_LINE, FILE_LINE);
     cr_assert_eq(decode_sealed(version, HEAD, two.data, MESH, "", "", &err), FSDP_ERR_DAMAGED);
     fsdp_text_release(&two);
-    cr_assert_eq(decode_sealed(version, HEAD, "{\"size\": 9, \"index\": [5, 5], \"xxh3\": "
-                               "\"000102030405060708090a0b0c0d0e0f\"}", MESH, "", "", &err), FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [3]}", "", "", &err),
+    cr_assert_eq(decode_sealed(version, HEAD,
+                               "{\"size\": 9, \"index\": [5, 5], \"xxh3\": "
+                               "\"000102030405060708090a0b0c0d0e0f\"}",
+                               MESH, "", "", &err),
                  FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0]}",
-                               "", "", &err), FSDP_ERR_DAMAGED);
-    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0, 0]}",
-                               "", "", &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, "{\"names\": [\"dp\"], \"shape\": [3]}",
+                               "", "", &err),
+                 FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE,
+                               "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0]}", "", "",
+                               &err),
+                 FSDP_ERR_DAMAGED);
+    cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE,
+                               "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0, 0]}", "", "",
+                               &err),
+                 FSDP_ERR_DAMAGED);
 }
 
 Test(manifest, unknown_keys_are_ignored)
@@ -388,8 +434,10 @@ Test(manifest, unknown_keys_are_ignored)
     fsdp_text head = {0};
     fsdp_text_addf(&head, "\"new\": {\"a\": [1, {\"b\": null}]}, %s", HEAD);
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed("{\"major\": 1}", head.data, FILE_LINE, "{\"names\": [\"dp\"], \"new\": 1, \"shape\": [2]}",
-                               "", "{\"name\": \"a\", \"new\": \"x\", \"value\": {\"null\": null}}", &err),
+    cr_assert_eq(decode_sealed("{\"major\": 1}", head.data, FILE_LINE,
+                               "{\"names\": [\"dp\"], \"new\": 1, \"shape\": [2]}", "",
+                               "{\"name\": \"a\", \"new\": \"x\", \"value\": {\"null\": null}}",
+                               &err),
                  FSDP_OK, "%s", err.text);
     fsdp_text_release(&head);
 }
@@ -397,7 +445,8 @@ Test(manifest, unknown_keys_are_ignored)
 Test(manifest, a_later_major_version_names_what_is_needed)
 {
     fsdp_error err = {0};
-    cr_assert_eq(decode_sealed("{\"major\": 2}", HEAD, FILE_LINE, MESH, "", "", &err), FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(decode_sealed("{\"major\": 2}", HEAD, FILE_LINE, MESH, "", "", &err),
+                 FSDP_ERR_NOT_FOUND);
     cr_assert(strstr(err.text, "knows version 2 is needed"), "%s", err.text);
     /* a version that ends its text in another way */
     static const char later[] = "{\n\"fsdp\": {\"major\": 3, \"minor\": 0}, \"sha\": \"\"}";
@@ -409,7 +458,8 @@ Test(manifest, a_later_major_version_names_what_is_needed)
 Test(manifest, what_cannot_be_stored_is_refused_by_name)
 {
     fsdp_manifest_file files[2] = {{0}, {0}};
-    fsdp_manifest manifest = {.step = FSDP_STEP_NONE, .world = 2, .sd = new_sd(), .files = files, .file_count = 2};
+    fsdp_manifest manifest = {
+        .step = FSDP_STEP_NONE, .world = 2, .sd = new_sd(), .files = files, .file_count = 2};
     fsdp_error err = {0};
     fsdp_text text = {0};
     fsdp_value big = {0};
@@ -426,7 +476,8 @@ Test(manifest, what_cannot_be_stored_is_refused_by_name)
     manifest.sd = new_sd();
     fsdp_mesh *mesh = mesh_of(1, (int64_t[]){4}, NULL);
     cr_assert_eq(fsdp_sd_add_sharded(manifest.sd, FSDP_NAME("wide"), FSDP_F32, 0, NULL, mesh,
-                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL), FSDP_OK);
+                                     &(fsdp_placement){.kind = FSDP_REPLICATE}, NULL, NULL),
+                 FSDP_OK);
     cr_assert_eq(fsdp_manifest_encode(&manifest, &text, &err), FSDP_ERR_USAGE);
     cr_assert(strstr(err.text, "'wide'") && strstr(err.text, "rank 3"), "%s", err.text);
     manifest.file_count = 1;
@@ -518,7 +569,9 @@ Test(manifest, a_directory_is_complete_or_says_what_is_missing)
     expect_read(io, "/c", FSDP_OK, "");
     expect_read(io, "/c/manifest.json", FSDP_ERR_NOT_FOUND, "is a file");
     cr_assert_eq(fsdp_io_mkdir(io, "/c.old-00000000000000000000000000000000", NULL), FSDP_OK);
-    cr_assert_eq(io->ops->rename(io, "/c/manifest.json", "/c.old-00000000000000000000000000000000/manifest.json", true), 0);
+    cr_assert_eq(io->ops->rename(io, "/c/manifest.json",
+                                 "/c.old-00000000000000000000000000000000/manifest.json", true),
+                 0);
     cr_assert_eq(fsdp_io_remove_tree(io, "/c", NULL), FSDP_OK);
     expect_read(io, "/c", FSDP_ERR_NOT_FOUND, "rename '/c.old-");
     fsdp_sim_free(io);
@@ -531,7 +584,8 @@ Test(manifest, a_file_takes_at_most_160_bytes)
     fsdp_manifest_file *files = fsdp_alloc(1001, sizeof *files);
     for (int i = 0; i < 1001; i++)
         files[i] = (fsdp_manifest_file){INT64_MAX, INT64_MAX - INT32_MAX, INT32_MAX, {{0}}};
-    fsdp_manifest manifest = {.step = 1, .world = 1, .sd = new_sd(), .files = files, .file_count = 1};
+    fsdp_manifest manifest = {
+        .step = 1, .world = 1, .sd = new_sd(), .files = files, .file_count = 1};
     fsdp_text one = {0}, many = {0};
     encode(&manifest, &one);
     manifest.world = manifest.file_count = 1001;

@@ -1,0 +1,436 @@
+/* The commit: a checkpoint is there whole or not at all, whatever happens at whatever call. */
+#include "tests/unit/tiny_checkpoint.h"
+
+#include "base/mem.h"
+#include "statedict/commit_internal.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+/* --- names --- */
+
+static void expect_name(const char *name, fsdp_step_name_kind kind, int64_t step)
+{
+    int64_t found = 77;
+    cr_assert_eq(fsdp_step_parse(name, &found), kind, "'%s'", name);
+    cr_assert_eq(found, step, "'%s'", name);
+}
+
+#define UUID "0123456789abcdef0123456789abcdef"
+
+Test(commit, only_the_exact_grammar_is_ours)
+{
+    expect_name("step-00000000", FSDP_NAME_STEP, 0);
+    expect_name("step-00001200", FSDP_NAME_STEP, 1200);
+    expect_name("step-123456789", FSDP_NAME_STEP, 123456789);
+    expect_name("step-9223372036854775807", FSDP_NAME_STEP, INT64_MAX);
+    expect_name("step-00001200.tmp-" UUID, FSDP_NAME_STAGING, 1200);
+    expect_name("step-00001200.deleting-" UUID, FSDP_NAME_DELETING, 1200);
+    const char *const others[] = {"",
+                                  "step-",
+                                  "step-900.bak",
+                                  "step-900",
+                                  "step-0000900",
+                                  "step-012345678",
+                                  "step-9223372036854775808",
+                                  "step-00000900.bak",
+                                  "step-00000900 ",
+                                  "Step-00000900",
+                                  "step-+0000900",
+                                  "step-00000900.tmp-",
+                                  "step-00000900.tmp-" UUID "0",
+                                  "step-00000900.tmp-0123456789ABCDEF0123456789abcdef",
+                                  "step-00000900.tmp",
+                                  "step-00000900.old-" UUID,
+                                  "step-00000900.deleting",
+                                  "xstep-00000900",
+                                  "step-00000900.tmp-" UUID ".deleting-" UUID,
+                                  "latest",
+                                  ".lock"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        expect_name(others[i], FSDP_NAME_OTHER, FSDP_STEP_NONE);
+    const int64_t steps[] = {0, 1, 99999999, 100000000, INT64_MAX};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        char name[FSDP_STEP_NAME_SIZE];
+        fsdp_step_name(steps[i], name);
+        expect_name(name, FSDP_NAME_STEP, steps[i]);
+    }
+}
+
+Test(commit, random_names_differ)
+{
+    char a[33], b[33];
+    fsdp_random_hex(a);
+    fsdp_random_hex(b);
+    cr_assert_eq(strspn(a, "0123456789abcdef"), 32);
+    cr_assert_eq(strlen(a), 32);
+    cr_assert_str_neq(a, b);
+}
+
+/* --- the steps, on the real file system --- */
+
+static int count_names(void *user, const char *name)
+{
+    (void)name;
+    ++*(int *)user;
+    return 0;
+}
+
+static int names_in(fsdp_io *io, const char *dir)
+{
+    int n = 0;
+    cr_assert_eq(io->ops->list(io, dir, count_names, &n), 0);
+    return n;
+}
+
+Test(commit, a_checkpoint_comes_and_goes_on_a_real_disk)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[100];
+    cr_assert_not_null(mkdtemp(dir));
+    fsdp_io *io = fsdp_io_posix();
+    snprintf(path, sizeof path, "%s/c", dir);
+    tiny_must_save(io, path, 7, false);
+    cr_assert_eq(tiny_save(io, path, 8, false, NULL), FSDP_ERR_EXISTS);
+    cr_assert_eq(tiny_read(io, path), 7);
+    tiny_must_save(io, path, 9, true);
+    cr_assert_eq(names_in(io, dir), 1);
+    cr_assert_eq(chdir(dir), 0);
+    cr_assert_eq(tiny_read(io, "c//"), 9);
+    tiny_must_save(io, "c//", 10, true);
+    cr_assert_eq(fsdp_checkpoint_delete(io, "c/", NULL), FSDP_OK);
+    cr_assert_eq(names_in(io, dir), 0);
+    cr_assert_eq(fsdp_checkpoint_delete(io, "c", NULL), FSDP_ERR_NOT_FOUND);
+    cr_assert_eq(rmdir(dir), 0);
+}
+
+static void expect_refusal(fsdp_io *io, const char *dir, bool overwrite, fsdp_status status,
+                           const char *words)
+{
+    fsdp_staging staging;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_staging_begin(io, dir, true, overwrite, &staging, &err), status, "%s: %s",
+                 dir, err.text);
+    cr_assert(strstr(err.text, words), "%s", err.text);
+    cr_assert_null(staging.path);
+    fsdp_staging_abandon(&staging);
+    fsdp_staging_release(&staging);
+}
+
+Test(commit, begin_refuses_what_it_must_not_touch)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_file *file;
+    cr_assert_eq(fsdp_io_open(io, "/run/file", FSDP_IO_CREATE, &file, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&file, "", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/other", NULL), FSDP_OK);
+    tiny_must_save(io, "/run/c", 1, false);
+    expect_refusal(io, "/run/c", false, FSDP_ERR_EXISTS, "'/run/c' exists");
+    expect_refusal(io, "/run/file", true, FSDP_ERR_EXISTS, "not a directory");
+    expect_refusal(io, "/run/other", true, FSDP_ERR_EXISTS, "no checkpoint");
+    expect_refusal(io, "/run/other", false, FSDP_ERR_EXISTS, "exists");
+    expect_refusal(io, "/none/c", false, FSDP_ERR_NOT_FOUND, "'/none'");
+    expect_refusal(io, "/run/file/c", false, FSDP_ERR_NOT_FOUND, "'/run/file'");
+    expect_refusal(io, "", false, FSDP_ERR_USAGE, "''");
+    expect_refusal(io, "/", false, FSDP_ERR_USAGE, "'/'");
+    expect_refusal(io, "/run/..", false, FSDP_ERR_USAGE, "'/run/..'");
+    cr_assert_eq(names_in(io, "/run"), 3);
+    fsdp_sim_free(io);
+}
+
+Test(commit, an_abandoned_staging_leaves_nothing)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_staging staging;
+    cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, &staging, NULL), FSDP_OK);
+    cr_assert_eq(tiny_write_shard(io, staging.path, 1, NULL), FSDP_OK);
+    cr_assert_eq(names_in(io, "/run"), 1);
+    fsdp_staging_abandon(&staging);
+    cr_assert_eq(names_in(io, "/run"), 0);
+    fsdp_staging_abandon(&staging);
+    fsdp_staging_release(&staging);
+    fsdp_sim_free(io);
+}
+
+Test(commit, of_two_publishers_the_first_wins)
+{
+    for (int stiff_disk = 0; stiff_disk < 2; stiff_disk++) {
+        fsdp_io *sim = tiny_disk(), *io = sim;
+        tiny_stiff stiff;
+        if (stiff_disk)
+            io = tiny_stiff_io(&stiff, sim, EINVAL);
+        fsdp_staging staging[2];
+        fsdp_status status[2];
+        for (int i = 0; i < 2; i++) {
+            cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, &staging[i], NULL), FSDP_OK);
+            cr_assert_eq(tiny_write_shard(io, staging[i].path, i, NULL), FSDP_OK);
+        }
+        for (int i = 0; i < 2; i++) {
+            fsdp_text text = {0};
+            cr_assert_eq(tiny_manifest(i, &text, NULL), FSDP_OK);
+            status[i] = fsdp_staging_publish(&staging[i], text.data, text.size, NULL);
+            fsdp_text_release(&text);
+        }
+        cr_assert_eq(status[0], FSDP_OK);
+        cr_assert_eq(status[1], FSDP_ERR_EXISTS);
+        for (int i = 0; i < 2; i++) {
+            fsdp_staging_abandon(&staging[i]);
+            fsdp_staging_release(&staging[i]);
+        }
+        cr_assert_eq(tiny_read(io, "/run/c"), 0);
+        cr_assert_eq(names_in(io, "/run"), 1);
+        if (stiff_disk)
+            fsdp_io_fault_free(io);
+        fsdp_sim_free(sim);
+    }
+}
+
+Test(commit, without_durability_nothing_is_synced)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_SYNC | 1 << FSDP_CALL_SYNC_DIR};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_staging staging;
+    fsdp_text text = {0};
+    cr_assert_eq(tiny_manifest(1, &text, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_staging_begin(io, "/run/c", false, false, &staging, NULL), FSDP_OK);
+    cr_assert_eq(tiny_write_shard(sim, staging.path, 1, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_staging_publish(&staging, text.data, text.size, NULL), FSDP_OK);
+    fsdp_staging_release(&staging);
+    cr_assert_eq(fsdp_io_fault_calls(io), 0);
+    cr_assert_eq(tiny_read(sim, "/run/c"), 1);
+    fsdp_text_release(&text);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+}
+
+/* --- crashes --- */
+
+enum { SEEDS = 50 };
+
+typedef struct expectation {
+    int64_t old; /* step that /run/c may still hold; -1: it may be missing */
+    int64_t new; /* step that it may hold already; -1: it may be missing */
+    int errnum;  /* disks on which directories cannot be renamed: what that gives */
+} expectation;
+
+static void check_alternative(fsdp_io *disk, const expectation *expected)
+{
+    int64_t found = tiny_read(disk, "/run/c");
+    char *old = NULL;
+    if (found == -1 && expected->old >= 0 && expected->new >= 0) {
+        /* between the two renames of an overwrite: what was set aside is whole and is named */
+        cr_assert(fsdp_replaced_find(disk, "/run/c", &old));
+        cr_assert_eq(tiny_read(disk, old), expected->old);
+        free(old);
+        return;
+    }
+    cr_assert(found == expected->old || found == expected->new, "found step %lld",
+              (long long)found);
+}
+
+/* Whatever was left: the next save of that name succeeds, with a disk of the same kind. */
+static void check_next_save(fsdp_io *disk, const expectation *expected)
+{
+    fsdp_io *io = disk;
+    tiny_stiff stiff;
+    if (expected->errnum)
+        io = tiny_stiff_io(&stiff, disk, expected->errnum);
+    int64_t found = tiny_read(disk, "/run/c");
+    if (found >= 0 || (expected->old >= 0 && expected->new >= 0)) {
+        cr_assert_eq(tiny_save(io, "/run/c", 50, false, NULL), FSDP_ERR_EXISTS);
+        cr_assert_eq(tiny_read(disk, "/run/c"), found >= 0 ? found : expected->old);
+    }
+    if (!expected->errnum)
+        tiny_must_save(io, "/run/c", 51, tiny_read(disk, "/run/c") >= 0);
+    else if (found < 0)
+        tiny_must_save(io, "/run/c", 51, false);
+    if (expected->errnum)
+        fsdp_io_fault_free(io);
+}
+
+static void check_after_crash(fsdp_io *disk, void *user)
+{
+    const expectation *expected = user;
+    check_alternative(disk, expected);
+    check_next_save(disk, expected);
+}
+
+typedef void (*work)(fsdp_io *io, const expectation *expected);
+
+static void work_save(fsdp_io *io, const expectation *expected)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(tiny_save(io, "/run/c", expected->new, expected->old >= 0, &err), FSDP_OK, "%s",
+                 err.text);
+}
+
+static void work_delete(fsdp_io *io, const expectation *expected)
+{
+    (void)expected;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_checkpoint_delete(io, "/run/c", &err), FSDP_OK, "%s", err.text);
+}
+
+/* A kill leaves the disk as it is: the same checks on a copy that lost nothing. */
+static void crash_everywhere(work run, expectation expected)
+{
+    fsdp_io *sim = tiny_disk(), *inner = sim;
+    tiny_stiff stiff;
+    if (expected.old >= 0)
+        tiny_must_save(sim, "/run/c", expected.old, false);
+    if (expected.errnum)
+        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    tiny_crashes crashes = {.seeds = SEEDS, .check = check_after_crash, .user = &expected};
+    fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
+    run(io, &expected);
+    /* reported as done: from now on only the new state may be found */
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        fsdp_io *left = fsdp_sim_crash(sim, seed);
+        cr_assert_eq(tiny_read(left, "/run/c"), expected.new);
+        fsdp_sim_free(left);
+    }
+    cr_assert_gt(crashes.points, 5);
+    printf("%lld crash points, %lld states\n", (long long)crashes.points,
+           (long long)crashes.states);
+    fsdp_io_fault_free(io);
+    if (expected.errnum)
+        fsdp_io_fault_free(inner);
+    fsdp_sim_free(sim);
+}
+
+Test(commit, a_power_cut_in_a_save_leaves_nothing_or_the_new_one)
+{
+    crash_everywhere(work_save, (expectation){-1, 5, 0});
+}
+
+Test(commit, a_power_cut_in_an_overwrite_leaves_the_old_or_the_new_one)
+{
+    crash_everywhere(work_save, (expectation){4, 5, 0});
+}
+
+Test(commit, a_power_cut_in_a_delete_leaves_all_or_nothing)
+{
+    crash_everywhere(work_delete, (expectation){4, -1, 0});
+}
+
+Test(commit, a_power_cut_while_files_move_one_by_one_is_the_same)
+{
+    const int errnums[] = {EXDEV, EINVAL, ENOSYS};
+    for (size_t i = 0; i < sizeof errnums / sizeof *errnums; i++) {
+        crash_everywhere(work_save, (expectation){-1, 5, errnums[i]});
+        crash_everywhere(work_delete, (expectation){4, -1, errnums[i]});
+    }
+}
+
+/* --- kills: the process dies before a call, the disk stays as it is --- */
+
+static int stop_at(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    (void)path;
+    return -*(int *)user;
+}
+
+/* From the n-th call on nothing works any more, as for a process that is gone; then a new one comes. */
+static bool killed_at(work run, expectation expected, int64_t n)
+{
+    fsdp_io *sim = tiny_disk(), *inner = sim, *io;
+    tiny_stiff stiff;
+    if (expected.old >= 0)
+        tiny_must_save(sim, "/run/c", expected.old, false);
+    if (expected.errnum)
+        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    int errnum = EIO;
+    fsdp_fault_plan plan = {
+        .at = n, .forever = true, .action = FSDP_FAULT_CALL, .call = stop_at, .user = &errnum};
+    cr_assert_eq(fsdp_io_fault_create(inner, &plan, &io, NULL), FSDP_OK);
+    if (run == work_delete)
+        (void)!fsdp_checkpoint_delete(io, "/run/c", NULL);
+    else
+        (void)!tiny_save(io, "/run/c", expected.new, expected.old >= 0, NULL);
+    bool reached = fsdp_io_fault_calls(io) >= n;
+    check_after_crash(sim, &expected);
+    fsdp_io_fault_free(io);
+    if (expected.errnum)
+        fsdp_io_fault_free(inner);
+    fsdp_sim_free(sim);
+    return reached;
+}
+
+Test(commit, a_kill_at_every_call_leaves_the_old_or_the_new_one)
+{
+    const expectation saves[] = {{-1, 5, 0}, {4, 5, 0}, {-1, 5, EXDEV}};
+    const expectation deletes[] = {{4, -1, 0}, {4, -1, EINVAL}};
+    int64_t points = 0;
+    for (size_t i = 0; i < sizeof saves / sizeof *saves; i++) {
+        for (int64_t n = 1; killed_at(work_save, saves[i], n); n++)
+            points++;
+    }
+    for (size_t i = 0; i < sizeof deletes / sizeof *deletes; i++) {
+        for (int64_t n = 1; killed_at(work_delete, deletes[i], n); n++)
+            points++;
+    }
+    cr_assert_gt(points, 60);
+    printf("%lld kill points\n", (long long)points);
+}
+
+/* --- errors --- */
+
+/* One call fails, the process lives: success means saved, failure means untouched. */
+static bool fails_at(expectation expected, int errnum, int64_t n)
+{
+    fsdp_io *sim = tiny_disk(), *inner = sim, *io;
+    tiny_stiff stiff;
+    if (expected.old >= 0)
+        tiny_must_save(sim, "/run/c", expected.old, false);
+    if (expected.errnum)
+        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
+    cr_assert_eq(fsdp_io_fault_create(inner, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    fsdp_status status = tiny_save(io, "/run/c", expected.new, expected.old >= 0, &err);
+    bool reached = fsdp_io_fault_calls(io) >= n;
+    cr_assert_eq(tiny_read(sim, "/run/c"), status == FSDP_OK ? expected.new : expected.old,
+                 "call %lld, errno %d: %s", (long long)n, errnum, err.text);
+    cr_assert(status == FSDP_OK || err.text[0]);
+    check_next_save(sim, &expected);
+    fsdp_io_fault_free(io);
+    if (expected.errnum)
+        fsdp_io_fault_free(inner);
+    fsdp_sim_free(sim);
+    return reached;
+}
+
+Test(commit, an_error_at_every_call_leaves_what_was_there)
+{
+    const int errnums[] = {EIO,    ENOSPC, EDQUOT, EACCES, EROFS,
+                           EMFILE, ENOENT, EXDEV,  EINVAL, ENOSYS};
+    const expectation expected[] = {{-1, 5, 0}, {4, 5, 0}, {-1, 5, EXDEV}};
+    int64_t cases = 0;
+    for (size_t e = 0; e < sizeof errnums / sizeof *errnums; e++) {
+        for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+            for (int64_t n = 1; fails_at(expected[i], errnums[e], n); n++)
+                cases++;
+        }
+    }
+    cr_assert_gt(cases, 300);
+    printf("%lld failed calls\n", (long long)cases);
+}
+
+Test(commit, every_failing_allocation_leaves_what_was_there)
+{
+    fsdp_io *sim = tiny_disk();
+    fsdp_mem_fail_after(-1, false);
+    tiny_must_save(sim, "/run/c", 1, false);
+    int64_t n = fsdp_mem_fail_after(-1, false);
+    for (int64_t i = 0; i < n; i++) {
+        fsdp_mem_fail_after(i, false);
+        fsdp_status status = tiny_save(sim, "/run/c", 2, true, NULL);
+        fsdp_mem_fail_after(-1, false);
+        int64_t found = tiny_read(sim, "/run/c");
+        cr_assert_eq(found, status == FSDP_OK ? 2 : 1, "allocation %lld", (long long)i);
+        if (status == FSDP_OK)
+            tiny_must_save(sim, "/run/c", 1, true);
+    }
+    fsdp_sim_free(sim);
+}

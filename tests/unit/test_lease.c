@@ -1,0 +1,520 @@
+/* The lease: one holder at a time, whoever dies, whatever the clock does. */
+#include "statedict/lease_internal.h"
+
+#include "base/io_fault.h"
+#include "base/io_sim.h"
+#include "base/mem.h"
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char run[64];
+
+static void make_run(void)
+{
+    strcpy(run, "/tmp/fsdp-lease-XXXXXX");
+    cr_assert_not_null(mkdtemp(run));
+}
+
+static void remove_run(void)
+{
+    fsdp_lease_pretend(NULL, 0);
+    (void)!fsdp_io_remove_tree(NULL, run, NULL);
+}
+
+TestSuite(lease, .init = make_run, .fini = remove_run);
+
+static fsdp_lease *must_take(void)
+{
+    fsdp_lease *lease;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, &err), FSDP_OK, "%s", err.text);
+    return lease;
+}
+
+static void must_be_held(const char *words)
+{
+    fsdp_lease *lease;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, &err), FSDP_ERR_EXISTS);
+    cr_assert_null(lease);
+    cr_assert(strstr(err.text, words), "%s", err.text);
+    cr_assert(fsdp_lease_is_held(NULL, run));
+}
+
+static int count_names(void *user, const char *name)
+{
+    (void)name;
+    ++*(int *)user;
+    return 0;
+}
+
+static int names_in_run(void)
+{
+    int n = 0;
+    cr_assert_eq(fsdp_io_posix()->ops->list(fsdp_io_posix(), run, count_names, &n), 0);
+    return n;
+}
+
+static void write_lock(const char *text)
+{
+    char path[100];
+    snprintf(path, sizeof path, "%s/.lock", run);
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+Test(lease, is_taken_refreshed_and_given_back)
+{
+    cr_assert_not(fsdp_lease_is_held(NULL, run));
+    fsdp_lease *lease = must_take();
+    char pid[40];
+    snprintf(pid, sizeof pid, "process %d ", (int)getpid());
+    must_be_held(pid);
+    cr_assert_eq(names_in_run(), 1);
+    cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
+    must_be_held(pid);
+    fsdp_lease_release(lease);
+    cr_assert_eq(names_in_run(), 0);
+    fsdp_lease_release(must_take());
+    fsdp_lease_release(NULL);
+}
+
+Test(lease, a_run_that_is_no_directory_is_said_so)
+{
+    fsdp_lease *lease;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_lease_take(NULL, "/tmp/no-such-run/x", &lease, &err), FSDP_ERR_NOT_FOUND);
+    cr_assert(strstr(err.text, "/tmp/no-such-run/x"), "%s", err.text);
+    cr_assert_eq(fsdp_lease_take(NULL, "/etc/hostname", &lease, &err), FSDP_ERR_NOT_FOUND);
+}
+
+/* --- who is alive --- */
+
+static fsdp_process self(void)
+{
+    fsdp_process process;
+    fsdp_lease_pretend(NULL, 0);
+    fsdp_process_self(&process);
+    cr_assert_gt(process.start, 0);
+    return process;
+}
+
+/* A lease that stays behind: taken as somebody else, never given back. */
+static void leave_lease_of(fsdp_process process)
+{
+    fsdp_lease_pretend(&process, 0);
+    fsdp_lease_forget(must_take());
+    fsdp_lease_pretend(NULL, 0);
+}
+
+Test(lease, of_an_ended_process_is_taken_over_at_once)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        fsdp_lease *lease;
+        _exit(fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 0 : 1);
+    }
+    /* not waited for yet: a zombie holds nothing */
+    siginfo_t info;
+    cr_assert_eq(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+    cr_assert_eq(info.si_status, 0);
+    fsdp_lease_release(must_take());
+    waitpid(child, NULL, 0);
+}
+
+Test(lease, of_a_reused_pid_is_taken_over_at_once)
+{
+    fsdp_process process = self();
+    process.start -= 1;
+    leave_lease_of(process);
+    fsdp_lease_release(must_take());
+    process.pid = 1;
+    leave_lease_of(process);
+    fsdp_lease_release(must_take());
+}
+
+Test(lease, of_a_living_process_is_kept_even_with_an_old_clock)
+{
+    int ready[2];
+    cr_assert_eq(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        fsdp_lease *lease;
+        char c = fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
+        if (write(ready[1], &c, 1) == 1)
+            pause();
+        _exit(0);
+    }
+    char c = 0;
+    cr_assert_eq(read(ready[0], &c, 1), 1);
+    cr_assert_eq(c, 'y');
+    char words[40];
+    snprintf(words, sizeof words, "process %d ", (int)child);
+    must_be_held(words);
+    kill(child, SIGKILL);
+    waitpid(child, NULL, 0);
+    fsdp_lease_release(must_take());
+}
+
+Test(lease, of_another_host_boot_or_pid_space_ends_when_it_expires)
+{
+    for (int i = 0; i < 3; i++) {
+        fsdp_process process = self();
+        process.pid = 999999999;
+        strcpy(i == 0 ? process.host : i == 1 ? process.boot : process.pid_space, "elsewhere");
+        leave_lease_of(process);
+        must_be_held("process 999999999 on host");
+        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS - 20);
+        must_be_held("process 999999999 on host");
+        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+        cr_assert_not(fsdp_lease_is_held(NULL, run));
+        fsdp_lease_release(must_take());
+        fsdp_lease_pretend(NULL, 0);
+    }
+}
+
+Test(lease, a_refresh_keeps_it_longer)
+{
+    fsdp_process process = self();
+    strcpy(process.host, "elsewhere");
+    fsdp_lease_pretend(&process, 0);
+    fsdp_lease *lease = must_take();
+    fsdp_lease_pretend(&process, FSDP_LEASE_SECONDS - 20);
+    cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
+    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    must_be_held("elsewhere");
+    fsdp_lease_release(lease);
+    cr_assert_eq(names_in_run(), 0);
+}
+
+Test(lease, a_holder_that_slept_too_long_learns_that_it_lost)
+{
+    fsdp_process process = self();
+    strcpy(process.host, "elsewhere");
+    fsdp_lease_pretend(&process, 0);
+    fsdp_lease *sleeper = must_take();
+    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    fsdp_lease *other = must_take();
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_lease_refresh(sleeper, &err), FSDP_ERR_EXISTS);
+    cr_assert(strstr(err.text, "lost"), "%s", err.text);
+    fsdp_lease_release(sleeper);
+    must_be_held("process");
+    cr_assert_eq(fsdp_lease_refresh(other, NULL), FSDP_OK);
+    fsdp_lease_release(other);
+}
+
+Test(lease, written_by_a_clock_that_jumped_ends_after_its_file_aged)
+{
+    fsdp_process process = self();
+    strcpy(process.host, "elsewhere");
+    fsdp_lease_pretend(&process, 1000000000);
+    fsdp_lease_forget(must_take());
+    fsdp_lease_pretend(NULL, 0);
+    must_be_held("elsewhere");
+    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    fsdp_lease_release(must_take());
+}
+
+Test(lease, a_text_that_is_no_lease_is_waited_for_a_little)
+{
+    const char *const texts[] = {"", "garbage", "{\"host\": 5}", "{}"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_lock(texts[i]);
+        must_be_held("no lease");
+        fsdp_lease_pretend(NULL, 30);
+        fsdp_lease_release(must_take());
+        fsdp_lease_pretend(NULL, 0);
+    }
+}
+
+/* --- races --- */
+
+static void pause_ms(long ms)
+{
+    struct timespec pause = {.tv_nsec = ms * 1000 * 1000};
+    nanosleep(&pause, NULL);
+}
+
+/* Several times: take, be alone, give back; every third process dies while it holds. 0 when all is
+ * well, 1 when somebody else was there, 2 for an unexpected error. */
+static int compete(int number, const char *witness)
+{
+    unsigned seed = (unsigned)number * 77u + 1u;
+    for (int done = 0, tries = 0; done < 8; tries++) {
+        if (tries > 4000)
+            return 2;
+        fsdp_lease *lease;
+        fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+        if (status == FSDP_ERR_EXISTS) {
+            pause_ms(rand_r(&seed) % 5);
+            continue;
+        }
+        if (status != FSDP_OK)
+            return 2;
+        int fd = open(witness, O_RDWR);
+        if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) < 0)
+            return 1;
+        pause_ms(rand_r(&seed) % 3);
+        if (number % 3 == 2 && done == 4)
+            kill(getpid(), SIGKILL);
+        if (done % 2 == 0 && fsdp_lease_refresh(lease, NULL) != FSDP_OK)
+            return 3;
+        close(fd);
+        fsdp_lease_release(lease);
+        done++;
+    }
+    return 0;
+}
+
+static void race(int n)
+{
+    char witness[100];
+    snprintf(witness, sizeof witness, "%s/witness", run);
+    int fd = open(witness, O_CREAT | O_RDWR, 0600);
+    cr_assert_geq(fd, 0);
+    close(fd);
+    pid_t children[8];
+    for (int i = 0; i < n; i++) {
+        children[i] = fork();
+        if (children[i] == 0)
+            _exit(compete(i, witness));
+    }
+    for (int i = 0; i < n; i++) {
+        int status;
+        cr_assert_eq(waitpid(children[i], &status, 0), children[i]);
+        if (i % 3 == 2)
+            cr_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "process %d: %x", i,
+                      status);
+        else
+            cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "process %d of %d: %d", i, n,
+                      WEXITSTATUS(status));
+    }
+    fsdp_lease_release(must_take());
+    cr_assert_eq(names_in_run(), 1);
+    unlink(witness);
+}
+
+Test(lease, is_exclusive_among_2_to_8_processes, .timeout = 120)
+{
+    for (int n = 2; n <= 8; n += 2)
+        race(n);
+    race(3);
+}
+
+enum { TAKERS = 6 };
+
+/* All at once at a lease whose holder is dead: one gets it, and keeps it until all have tried. */
+static int winners_of_one_round(void)
+{
+    int start[2], done[2];
+    pid_t children[TAKERS];
+    cr_assert_eq(pipe(start), 0);
+    cr_assert_eq(pipe(done), 0);
+    for (int i = 0; i < TAKERS; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            char c;
+            close(start[1]);
+            if (read(start[0], &c, 1) != 0)
+                _exit(9);
+            fsdp_lease *lease;
+            fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+            c = status == FSDP_OK ? 'w' : status == FSDP_ERR_EXISTS ? 'l' : 'e';
+            if (write(done[1], &c, 1) == 1 && c == 'w')
+                pause();
+            _exit(0);
+        }
+    }
+    close(start[0]);
+    close(start[1]);
+    int winners = 0;
+    for (int i = 0; i < TAKERS; i++) {
+        char c;
+        cr_assert_eq(read(done[0], &c, 1), 1);
+        cr_assert_neq(c, 'e');
+        winners += c == 'w';
+    }
+    for (int i = 0; i < TAKERS; i++) {
+        kill(children[i], SIGKILL);
+        waitpid(children[i], NULL, 0);
+    }
+    close(done[0]);
+    close(done[1]);
+    return winners;
+}
+
+Test(lease, a_dead_holders_lease_goes_to_exactly_one, .timeout = 120)
+{
+    fsdp_process process = self();
+    process.pid = 999999999;
+    leave_lease_of(process);
+    /* each round leaves the lease of a winner that was killed */
+    for (int round = 0; round < 25; round++)
+        cr_assert_eq(winners_of_one_round(), 1, "round %d", round);
+    fsdp_lease_release(must_take());
+    cr_assert_eq(names_in_run(), 0);
+}
+
+/* --- faults --- */
+
+static fsdp_process other_process(int64_t pid)
+{
+    fsdp_process process;
+    fsdp_process_self(&process);
+    process.pid = pid;
+    return process;
+}
+
+Test(lease, works_where_a_rename_cannot_refuse_to_replace)
+{
+    fsdp_io *io;
+    fsdp_fault_plan plan = {
+        .calls = 1 << FSDP_CALL_RENAME, .at = 1, .action = FSDP_FAULT_ERRNO, .errnum = EINVAL};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    fsdp_lease *lease;
+    cr_assert_eq(fsdp_lease_take(io, run, &lease, NULL), FSDP_OK);
+    cr_assert_eq(names_in_run(), 1);
+    must_be_held("process");
+    fsdp_lease_release(lease);
+    fsdp_io_fault_free(io);
+    cr_assert_eq(names_in_run(), 0);
+}
+
+Test(lease, works_where_files_cannot_be_locked)
+{
+    fsdp_process process = self();
+    process.pid = 999999999;
+    leave_lease_of(process);
+    fsdp_io *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_LOCK,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_ERRNO,
+                            .errnum = ENOLCK};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    fsdp_lease *lease;
+    cr_assert_eq(fsdp_lease_take(io, run, &lease, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
+    fsdp_lease_release(lease);
+    cr_assert_eq(names_in_run(), 0);
+    fsdp_io_fault_free(io);
+}
+
+/* Take over, refresh, give back with one failing call: never a wrong success, never a lease that
+ * nobody can take over afterwards. */
+static bool fails_at(int64_t n, int errnum)
+{
+    fsdp_io *sim, *io;
+    cr_assert_eq(fsdp_sim_create(0, &sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(sim, "/run", NULL), FSDP_OK);
+    fsdp_process first = other_process(999999991), second = other_process(999999992);
+    fsdp_lease *lease;
+    fsdp_lease_pretend(&first, 0);
+    cr_assert_eq(fsdp_lease_take(sim, "/run", &lease, NULL), FSDP_OK);
+    fsdp_lease_forget(lease);
+    fsdp_lease_pretend(&second, 0);
+    fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    if (fsdp_lease_take(io, "/run", &lease, &err) == FSDP_OK) {
+        cr_assert(fsdp_lease_is_held(sim, "/run"));
+        (void)!fsdp_lease_refresh(lease, NULL);
+        fsdp_lease_release(lease);
+    } else {
+        cr_assert(err.text[0]);
+    }
+    bool reached = fsdp_io_fault_calls(io) >= n;
+    fsdp_lease_pretend(NULL, 0);
+    cr_assert_eq(fsdp_lease_take(sim, "/run", &lease, &err), FSDP_OK, "call %lld: %s", (long long)n,
+                 err.text);
+    fsdp_lease_release(lease);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+    return reached;
+}
+
+Test(lease, an_error_at_every_call_is_reported_or_harmless)
+{
+    const int errnums[] = {EIO, ENOSPC, EACCES, EINVAL, ENOENT};
+    int64_t cases = 0;
+    for (size_t i = 0; i < sizeof errnums / sizeof *errnums; i++) {
+        for (int64_t n = 1; fails_at(n, errnums[i]); n++)
+            cases++;
+    }
+    cr_assert_gt(cases, 100);
+    printf("%lld failed calls\n", (long long)cases);
+}
+
+static int crash_here(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    (void)path;
+    for (uint64_t seed = 0; seed < 20; seed++) {
+        fsdp_io *left = fsdp_sim_crash(*(fsdp_io **)user, seed);
+        fsdp_process before = other_process(0), next = other_process(999999995);
+        fsdp_lease *lease;
+        fsdp_lease_pretend(&next, 60);
+        cr_assert_eq(left->ops->mkdir(left, "/run"), -EEXIST);
+        cr_assert_eq(fsdp_lease_take(left, "/run", &lease, NULL), FSDP_OK);
+        fsdp_lease_release(lease);
+        before.pid = 999999992;
+        fsdp_lease_pretend(&before, 0);
+        fsdp_sim_free(left);
+    }
+    return 0;
+}
+
+Test(lease, a_power_cut_leaves_nothing_that_stops_the_next_job)
+{
+    fsdp_io *sim, *io;
+    cr_assert_eq(fsdp_sim_create(0, &sim, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(sim, "/run", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_sync_dir(sim, "/", NULL), FSDP_OK);
+    fsdp_fault_plan plan = {.calls = FSDP_CALLS_WRITES,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = crash_here,
+                            .user = &sim};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_process holder = other_process(999999992);
+    fsdp_lease_pretend(&holder, 0);
+    fsdp_lease *lease;
+    cr_assert_eq(fsdp_lease_take(io, "/run", &lease, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_lease_refresh(lease, NULL), FSDP_OK);
+    fsdp_lease_release(lease);
+    cr_assert_gt(fsdp_io_fault_calls(io), 8);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+}
+
+Test(lease, every_failing_allocation_is_an_error)
+{
+    fsdp_mem_fail_after(-1, false);
+    fsdp_lease_release(must_take());
+    int64_t n = fsdp_mem_fail_after(-1, false);
+    cr_assert_gt(n, 5);
+    for (int64_t i = 0; i < n; i++) {
+        fsdp_lease *lease;
+        fsdp_mem_fail_after(i, false);
+        fsdp_status status = fsdp_lease_take(NULL, run, &lease, NULL);
+        fsdp_mem_fail_after(-1, false);
+        if (status == FSDP_OK)
+            fsdp_lease_release(lease);
+        cr_assert_eq(names_in_run(), 0, "allocation %lld", (long long)i);
+    }
+}

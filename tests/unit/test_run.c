@@ -1,0 +1,480 @@
+/* Runs: the newest good checkpoint is found, and retention never takes one too many. */
+#include "tests/unit/tiny_checkpoint.h"
+
+#include "base/mem.h"
+#include "statedict/lease_internal.h"
+#include "statedict/run_internal.h"
+
+#include <stdlib.h>
+
+#define UUID "0123456789abcdef0123456789abcdef"
+
+static const char *step_path(int64_t step)
+{
+    static char path[100];
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step, name);
+    snprintf(path, sizeof path, "/run/%s", name);
+    return path;
+}
+
+static void save_steps(fsdp_io *io, const int64_t *steps, int n)
+{
+    for (int i = 0; i < n; i++)
+        tiny_must_save(io, step_path(steps[i]), steps[i], false);
+}
+
+static void write_small(fsdp_io *io, const char *path)
+{
+    fsdp_file *file;
+    cr_assert_eq(fsdp_io_open(io, path, FSDP_IO_CREATE, &file, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_write(file, path, "x", 1, 0, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
+}
+
+static void in_step(int64_t step, const char *name, char path[200])
+{
+    snprintf(path, 200, "%s/%s", step_path(step), name);
+}
+
+static void flip_manifest(fsdp_io *io, int64_t step)
+{
+    char path[200];
+    fsdp_file *file;
+    in_step(step, "manifest.json", path);
+    cr_assert_eq(fsdp_io_open(io, path, FSDP_IO_WRITE, &file, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_write(file, path, "#", 1, 40, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
+}
+
+/* --- list --- */
+
+Test(run, a_list_has_our_names_newest_first_and_says_what_is_broken)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){5, 100000000, 10, 20, 30}, 5);
+    flip_manifest(io, 20);
+    char path[200];
+    in_step(10, ".pin", path);
+    write_small(io, path);
+    in_step(30, "shard-00000-of-00001.h5", path);
+    cr_assert_eq(io->ops->unlink(io, path), 0);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000040.tmp-" UUID, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000002.deleting-" UUID, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000050", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000060.bak", NULL), FSDP_OK);
+    tiny_must_save(io, "/run/step-00000007", 8, false);
+    write_small(io, "/run/step-00000070");
+    write_small(io, "/run/latest");
+
+    fsdp_run_steps steps;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_list("/run", io, &steps, &err), FSDP_OK, "%s", err.text);
+    const struct {
+        int64_t step;
+        fsdp_step_state state;
+        const char *reason;
+    } expected[] = {{100000000, FSDP_STEP_GOOD, NULL},
+                    {70, FSDP_STEP_BROKEN, "is a file"},
+                    {50, FSDP_STEP_BROKEN, "no manifest"},
+                    {40, FSDP_STEP_STAGING, NULL},
+                    {30, FSDP_STEP_BROKEN, "is missing"},
+                    {20, FSDP_STEP_BROKEN, "damaged"},
+                    {10, FSDP_STEP_GOOD, NULL},
+                    {7, FSDP_STEP_BROKEN, "holds step 8"},
+                    {5, FSDP_STEP_GOOD, NULL},
+                    {2, FSDP_STEP_DELETING, NULL}};
+    cr_assert_eq(steps.count, sizeof expected / sizeof *expected);
+    for (size_t i = 0; i < steps.count; i++) {
+        cr_assert_eq(steps.items[i].step, expected[i].step);
+        cr_assert_eq(steps.items[i].state, expected[i].state, "step %lld",
+                     (long long)steps.items[i].step);
+        cr_assert_eq(steps.items[i].pinned, expected[i].step == 10);
+        if (expected[i].reason)
+            cr_assert(strstr(steps.items[i].reason, expected[i].reason), "%s",
+                      steps.items[i].reason);
+    }
+    fsdp_run_steps_release(&steps);
+    cr_assert_eq(fsdp_run_list("/none", io, &steps, &err), FSDP_ERR_NOT_FOUND);
+    cr_assert(strstr(err.text, "'/none'"), "%s", err.text);
+    fsdp_sim_free(io);
+}
+
+/* --- latest --- */
+
+typedef struct notices {
+    char text[4000];
+    int count;
+} notices;
+
+static void take_notice(void *user, const char *text)
+{
+    notices *all = user;
+    strncat(all->text, text, sizeof all->text - strlen(all->text) - 1);
+    all->count++;
+}
+
+static void expect_latest(fsdp_io *io, int64_t step, int skipped, const char *words)
+{
+    notices all = {.count = 0};
+    fsdp_watch watch = {.user = &all, .notice = take_notice};
+    fsdp_error err = {0};
+    char *path;
+    fsdp_status status = fsdp_run_latest("/run", FSDP_VERIFY_QUICK, &watch, io, &path, &err);
+    cr_assert_eq(status, step < 0 ? FSDP_ERR_NOT_FOUND : FSDP_OK, "%s", err.text);
+    if (step < 0)
+        cr_assert_null(path);
+    else
+        cr_assert_str_eq(path, step_path(step));
+    cr_assert_eq(all.count, skipped, "%s", all.text);
+    cr_assert(strstr(all.text, words), "%s", all.text);
+    fsdp_string_free(path);
+}
+
+Test(run, latest_is_the_newest_that_verifies_and_names_the_skipped)
+{
+    fsdp_io *io = tiny_disk();
+    expect_latest(io, -1, 0, "");
+    save_steps(io, (int64_t[]){5, 10, 20}, 3);
+    write_small(io, "/run/latest");
+    expect_latest(io, 20, 0, "");
+    flip_manifest(io, 20);
+    expect_latest(io, 10, 1, "skipping 'step-00000020' of '/run'");
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000030", NULL), FSDP_OK);
+    expect_latest(io, 10, 2, "no manifest");
+    flip_manifest(io, 10);
+    flip_manifest(io, 5);
+    expect_latest(io, -1, 4, "step-00000005");
+    char *path;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, &err),
+                 FSDP_ERR_NOT_FOUND);
+    cr_assert(strstr(err.text, "4 do not verify"), "%s", err.text);
+    fsdp_sim_free(io);
+}
+
+Test(run, latest_does_not_skip_for_want_of_memory)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){5, 10}, 2);
+    char *path;
+    fsdp_mem_fail_after(-1, false);
+    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, NULL), FSDP_OK);
+    fsdp_string_free(path);
+    int64_t n = fsdp_mem_fail_after(-1, false);
+    for (int64_t i = 0; i < n; i++) {
+        fsdp_mem_fail_after(i, false);
+        fsdp_status status = fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, NULL);
+        fsdp_mem_fail_after(-1, false);
+        cr_assert_neq(status, FSDP_ERR_NOT_FOUND, "allocation %lld", (long long)i);
+        if (status == FSDP_OK)
+            cr_assert_str_eq(path, step_path(10));
+        fsdp_string_free(path);
+    }
+    fsdp_sim_free(io);
+}
+
+/* --- retention --- */
+
+/* The steps that are good, newest first, as text. */
+static void good_steps(fsdp_io *io, char *text, size_t room)
+{
+    fsdp_run_steps steps;
+    cr_assert_eq(fsdp_run_list("/run", io, &steps, NULL), FSDP_OK);
+    text[0] = '\0';
+    for (size_t i = 0; i < steps.count; i++) {
+        if (steps.items[i].state != FSDP_STEP_GOOD)
+            continue;
+        cr_assert_eq(tiny_read(io, step_path(steps.items[i].step)), steps.items[i].step);
+        size_t used = strlen(text);
+        snprintf(text + used, room - used, "%s%lld", used ? " " : "",
+                 (long long)steps.items[i].step);
+    }
+    fsdp_run_steps_release(&steps);
+}
+
+static void expect_good(fsdp_io *io, const char *expected)
+{
+    char text[400];
+    good_steps(io, text, sizeof text);
+    cr_assert_str_eq(text, expected);
+}
+
+static void must_retain(fsdp_io *io, const fsdp_retention *policy)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_retain("/run", policy, false, NULL, NULL, io, &err), FSDP_OK, "%s",
+                 err.text);
+}
+
+Test(run, retention_keeps_the_union_of_its_rules)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40, 50, 60, 70, 80}, 8);
+    char path[200];
+    in_step(20, ".pin", path);
+    write_small(io, path);
+    int64_t pins[] = {10, 999};
+    must_retain(io, NULL);
+    expect_good(io, "80 70 60 50 40 30 20 10");
+    must_retain(io,
+                &(fsdp_retention){.keep_last = 3, .keep_every = 25, .pins = pins, .pin_count = 2});
+    expect_good(io, "80 70 60 50 20 10");
+    must_retain(io, &(fsdp_retention){.keep_last = 2});
+    expect_good(io, "80 70 20");
+    fsdp_sim_free(io);
+}
+
+Test(run, retention_counts_only_what_verifies_and_leaves_the_rest_alone)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40, 50}, 5);
+    flip_manifest(io, 50);
+    flip_manifest(io, 30);
+    flip_manifest(io, 10);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000040.bak", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-5", NULL), FSDP_OK);
+    must_retain(io, &(fsdp_retention){.keep_last = 2});
+    expect_good(io, "40 20");
+    const char *const kept[] = {"/run/step-00000050", "/run/step-00000030", "/run/step-00000010",
+                                "/run/step-00000040.bak", "/run/step-5"};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        cr_assert(fsdp_io_exists(io, kept[i]), "%s", kept[i]);
+    fsdp_sim_free(io);
+}
+
+Test(run, retention_finishes_what_was_interrupted)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20}, 2);
+    cr_assert_eq(io->ops->rename(io, step_path(10), "/run/step-00000010.deleting-" UUID, false), 0);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000030.tmp-" UUID, NULL), FSDP_OK);
+    write_small(io, "/run/step-00000030.tmp-" UUID "/shard-00000-of-00001.h5");
+    write_small(io, "/run/.lock.tmp-" UUID);
+    must_retain(io, NULL);
+    expect_good(io, "20");
+    cr_assert_not(fsdp_io_exists(io, "/run/step-00000010.deleting-" UUID));
+    cr_assert_not(fsdp_io_exists(io, "/run/step-00000030.tmp-" UUID));
+    cr_assert_not(fsdp_io_exists(io, "/run/.lock.tmp-" UUID));
+    cr_assert_not(fsdp_io_exists(io, "/run/.lock"));
+    fsdp_sim_free(io);
+}
+
+Test(run, retention_that_would_keep_fewer_than_two_is_refused)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20}, 2);
+    for (int keep = -1; keep < 2; keep++) {
+        fsdp_error err = {0};
+        fsdp_retention policy = {.keep_last = keep};
+        cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, &err), FSDP_ERR_USAGE);
+        cr_assert(strstr(err.text, "at least 2"), "%s", err.text);
+    }
+    expect_good(io, "20 10");
+    fsdp_sim_free(io);
+}
+
+typedef struct report {
+    char text[2000];
+} report;
+
+static void take_action(void *user, const fsdp_retain_action *action)
+{
+    report *all = user;
+    size_t used = strlen(all->text);
+    snprintf(all->text + used, sizeof all->text - used, "%s %s: %s\n", action->remove ? "-" : "+",
+             action->name, action->reason);
+}
+
+Test(run, a_dry_run_reports_what_a_real_one_does)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40, 50, 60}, 6);
+    flip_manifest(io, 30);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000070.tmp-" UUID, NULL), FSDP_OK);
+    int64_t pin = 20;
+    fsdp_retention policy = {.keep_last = 2, .keep_every = 40, .pins = &pin, .pin_count = 1};
+    report dry = {{0}}, real = {{0}};
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, &err), FSDP_OK);
+    expect_good(io, "60 50 40 20 10");
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, io, &err), FSDP_OK);
+    expect_good(io, "60 50 40 20");
+    cr_assert_str_eq(dry.text, real.text);
+    cr_assert(
+        strstr(real.text,
+               "- step-00000070.tmp-" UUID ": interrupted save\n+ step-00000060: newest 2\n"
+               "+ step-00000050: newest 2\n+ step-00000040: every 40\n+ step-00000030: does not "
+               "verify: "),
+        "%s", real.text);
+    cr_assert(strstr(real.text, "+ step-00000020: pinned\n- step-00000010: no rule keeps it\n"),
+              "%s", real.text);
+    fsdp_sim_free(io);
+}
+
+Test(run, another_job_at_work_stops_retention_and_not_a_dry_run)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30}, 3);
+    cr_assert_eq(fsdp_io_mkdir(io, "/run/step-00000040.tmp-" UUID, NULL), FSDP_OK);
+    fsdp_lease *lease;
+    fsdp_retention policy = {.keep_last = 2};
+    cr_assert_eq(fsdp_lease_take(io, "/run", &lease, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, NULL), FSDP_ERR_EXISTS);
+    expect_good(io, "30 20 10");
+    report dry = {{0}};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert(strstr(dry.text, "+ step-00000040.tmp-" UUID ": a save in progress"), "%s", dry.text);
+    cr_assert_eq(fsdp_run_retain_held("/run", &policy, NULL, NULL, io, NULL), FSDP_OK);
+    expect_good(io, "30 20");
+    fsdp_lease_release(lease);
+    fsdp_sim_free(io);
+}
+
+/* --- crashes: save a step, then retain, under the lease --- */
+
+static void play(int64_t pid)
+{
+    fsdp_process process;
+    fsdp_lease_pretend(NULL, 0);
+    fsdp_process_self(&process);
+    process.pid = pid;
+    fsdp_lease_pretend(&process, 60);
+}
+
+static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
+{
+    fsdp_lease *lease;
+    fsdp_retention policy = {.keep_last = 2};
+    FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
+    fsdp_status status = tiny_save(io, step_path(step), step, false, err);
+    if (status == FSDP_OK)
+        status = fsdp_run_retain_held("/run", &policy, NULL, NULL, io, err);
+    fsdp_lease_release(lease);
+    return status;
+}
+
+/* Before: 30 20 10 (one more than the policy keeps). Only these may be found. */
+static void check_histories(fsdp_io *disk)
+{
+    char text[400];
+    good_steps(disk, text, sizeof text);
+    const char *const allowed[] = {"30 20 10", "40 30 20 10", "40 30 10", "40 30 20", "40 30"};
+    bool found = false;
+    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++)
+        found = found || strcmp(text, allowed[i]) == 0;
+    cr_assert(found, "good steps: %s", text);
+}
+
+static void check_recovery(fsdp_io *disk, void *user)
+{
+    (void)user;
+    check_histories(disk);
+    play(999999992);
+    fsdp_error err = {0};
+    char *latest;
+    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, disk, &latest, &err), FSDP_OK,
+                 "%s", err.text);
+    int64_t newest = tiny_read(disk, latest);
+    fsdp_string_free(latest);
+    /* the job comes back, repeats what is missing and goes on; nothing is left over */
+    for (int64_t step = newest + 10; step <= 60; step += 10)
+        cr_assert_eq(save_and_retain(disk, step, &err), FSDP_OK, "%s", err.text);
+    expect_good(disk, "60 50");
+    fsdp_run_steps steps;
+    cr_assert_eq(fsdp_run_scan("/run", disk, &steps, NULL), FSDP_OK);
+    cr_assert_eq(steps.count, 2);
+    fsdp_run_steps_release(&steps);
+    play(999999991);
+}
+
+enum { SEEDS = 20 };
+
+static void crash_everywhere(int stiff_errnum)
+{
+    fsdp_io *sim = tiny_disk(), *inner = sim;
+    tiny_stiff stiff;
+    save_steps(sim, (int64_t[]){10, 20, 30}, 3);
+    if (stiff_errnum)
+        inner = tiny_stiff_io(&stiff, sim, stiff_errnum);
+    play(999999991);
+    tiny_crashes crashes = {.seeds = SEEDS, .check = check_recovery};
+    fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
+    fsdp_error err = {0};
+    cr_assert_eq(save_and_retain(io, 40, &err), FSDP_OK, "%s", err.text);
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        fsdp_io *left = fsdp_sim_crash(sim, seed);
+        expect_good(left, "40 30");
+        fsdp_sim_free(left);
+    }
+    printf("%lld crash points, %lld states\n", (long long)crashes.points,
+           (long long)crashes.states);
+    cr_assert_gt(crashes.points, 25);
+    fsdp_io_fault_free(io);
+    if (stiff_errnum)
+        fsdp_io_fault_free(inner);
+    fsdp_sim_free(sim);
+}
+
+Test(run, a_power_cut_in_save_and_retention_loses_nothing, .timeout = 120)
+{
+    crash_everywhere(0);
+    crash_everywhere(EXDEV);
+}
+
+/* forever: as for a process that was killed before that call. */
+static bool fails_at(int64_t n, int errnum, bool forever)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    save_steps(sim, (int64_t[]){10, 20, 30}, 3);
+    play(999999991);
+    fsdp_fault_plan plan = {
+        .at = n, .forever = forever, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    fsdp_status status = save_and_retain(io, 40, &err);
+    bool reached = fsdp_io_fault_calls(io) >= n;
+    cr_assert(status == FSDP_OK || err.text[0]);
+    if (status == FSDP_OK)
+        cr_assert_eq(tiny_read(sim, step_path(40)), 40);
+    check_recovery(sim, NULL);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+    return reached;
+}
+
+Test(run, an_error_or_a_kill_at_every_call_loses_nothing, .timeout = 120)
+{
+    const int errnums[] = {EIO, ENOSPC, EACCES, EXDEV};
+    int64_t cases = 0;
+    for (size_t i = 0; i < sizeof errnums / sizeof *errnums; i++) {
+        for (int64_t n = 1; fails_at(n, errnums[i], false); n++)
+            cases++;
+    }
+    for (int64_t n = 1; fails_at(n, EIO, true); n++)
+        cases++;
+    printf("%lld failed calls\n", (long long)cases);
+    cr_assert_gt(cases, 300);
+}
+
+/* A checkpoint that cannot be looked at for a moment is not damaged: retention must not conclude
+ * from it that older ones are more than enough, or that it may go. */
+Test(run, retention_under_errors_never_leaves_fewer_than_two)
+{
+    for (int64_t n = 1;; n++) {
+        fsdp_io *sim = tiny_disk(), *io;
+        save_steps(sim, (int64_t[]){10, 20, 30, 40, 50}, 5);
+        fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = EIO};
+        cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+        (void)!fsdp_run_retain_held("/run", &(fsdp_retention){.keep_last = 2}, NULL, NULL, io,
+                                    NULL);
+        bool reached = fsdp_io_fault_calls(io) >= n;
+        char text[400];
+        good_steps(sim, text, sizeof text);
+        cr_assert(strncmp(text, "50 40", 5) == 0, "call %lld: %s", (long long)n, text);
+        fsdp_io_fault_free(io);
+        fsdp_sim_free(sim);
+        if (!reached)
+            break;
+    }
+}
