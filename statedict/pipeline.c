@@ -207,6 +207,8 @@ static fsdp_status get_range(fsdp_getter *getter, fsdp_shard_reader *reader, con
 {
     int64_t element_size = (int64_t)stored->element_size, step = FSDP_PIECE_BYTES / element_size;
     char *direct = want_count > 0 ? direct_target(stored, &wants[0]) : NULL;
+    if (direct && !hashed && want_count == 1)
+        step = count;          /* nothing looks at the bytes on their way */
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
         char *piece = direct ? direct + at * element_size : getter->piece;
