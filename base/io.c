@@ -4,6 +4,7 @@
  */
 #include "base/io.h"
 
+#include "base/flow.h"
 #include "base/mem.h"
 
 #include <errno.h>
@@ -60,12 +61,14 @@ fsdp_status fsdp_io_read(fsdp_file *file, const char *path, void *data, size_t s
                              path, at, size, offset);
         done += (size_t)n;
     }
+    fsdp_flow("base/io.c", "read '%s': %zu bytes at %" PRId64, path, size, offset);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_io_write(fsdp_file *file, const char *path, const void *data, size_t size,
                           int64_t offset, fsdp_error *err)
 {
+    fsdp_flow("base/io.c", "write '%s': %zu bytes at %" PRId64, path, size, offset);
     for (size_t done = 0; done < size;) {
         int64_t at = offset + (int64_t)done;
         ssize_t n = file->ops->pwrite(file, (const char *)data + done, size - done, at);
@@ -103,6 +106,7 @@ static fsdp_status fail_sync(fsdp_error *err, int errnum, const char *path)
 
 fsdp_status fsdp_io_sync(fsdp_file *file, const char *path, fsdp_error *err)
 {
+    fsdp_flow("base/io.c", "sync '%s'", path);
     int result = file->ops->sync(file);
     return result == 0 ? FSDP_OK : fail_sync(err, -result, path);
 }
@@ -118,6 +122,7 @@ fsdp_status fsdp_io_close(fsdp_file **file, const char *path, fsdp_error *err)
 
 fsdp_status fsdp_io_sync_dir(fsdp_io *io, const char *path, fsdp_error *err)
 {
+    fsdp_flow("base/io.c", "sync directory '%s'", path);
     io = or_posix(io);
     int result = io->ops->sync_dir(io, path);
     return result == 0 ? FSDP_OK : fail_sync(err, -result, path);
@@ -126,6 +131,7 @@ fsdp_status fsdp_io_sync_dir(fsdp_io *io, const char *path, fsdp_error *err)
 fsdp_status fsdp_io_rename(fsdp_io *io, const char *from, const char *to, bool replace,
                            fsdp_error *err)
 {
+    fsdp_flow("base/io.c", "rename '%s' to '%s'", from, to);
     io = or_posix(io);
     int result = io->ops->rename(io, from, to, replace);
     if (result == 0)

@@ -10,6 +10,7 @@
 #include "formats/native_index.h"
 #include "formats/native_name.h"
 
+#include "base/flow.h"
 #include "base/mem.h"
 #include "base/pool.h"
 
@@ -141,13 +142,10 @@ int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_sh
 }
 
 /* The chunk shape of a dataset is that of its box: encoded datasets hold exactly one. */
-static const int64_t *chunk_of_dataset(const fsdp_shard_writer *w, size_t dataset, size_t *next_box)
+static void set_chunks(const fsdp_shard_writer *w, fsdp_h5_dataset *datasets)
 {
-    while (*next_box < w->box_count && w->boxes[*next_box].dataset < dataset)
-        (*next_box)++;
-    if (*next_box < w->box_count && w->boxes[*next_box].dataset == dataset)
-        return w->states[*next_box].chunk;
-    return NULL;
+    for (size_t i = 0; i < w->box_count; i++)
+        datasets[w->boxes[i].dataset].chunk = w->states[i].chunk;
 }
 
 static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, size_t dataset_count,
@@ -158,18 +156,18 @@ static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, s
     fsdp_h5_dataset *h5 = fsdp_alloc(dataset_count, sizeof *h5);
     if (!h5)
         return fsdp_fail_memory(err, "a file's datasets");
-    size_t next_box = 0;
     for (size_t i = 0; i < dataset_count && st == FSDP_OK; i++) {
         char link[FSDP_NATIVE_LINK_ROOM];
         fsdp_native_link(datasets[i].name, datasets[i].name_size, datasets[i].part, link);
         h5[i] = (fsdp_h5_dataset){.link = fsdp_arena_strndup(&names, link, strlen(link)),
                                   .dtype = datasets[i].dtype,
                                   .ndim = datasets[i].ndim,
-                                  .shape = datasets[i].shape,
-                                  .chunk = w->encode ? chunk_of_dataset(w, i, &next_box) : NULL};
+                                  .shape = datasets[i].shape};
         if (!h5[i].link)
             st = fsdp_fail_memory(err, "a link name");
     }
+    if (w->encode)
+        set_chunks(w, h5);
     if (st == FSDP_OK)
         st = fsdp_h5_create(w->io, w->path, h5, dataset_count, w->index_room, w->level, &w->h5,
                             &w->index_offset, err);
@@ -197,6 +195,7 @@ static fsdp_status create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datas
                           const fsdp_shard_link *links, size_t link_count, fsdp_shard_writer *w,
                           fsdp_error *err)
 {
+    fsdp_flow("formats/native_write.c", "lay out %zu datasets", dataset_count);
     if (!w->encode)
         w->index_room = opts->index_room > 0 ? opts->index_room
                                              : fsdp_shard_index_bytes(datasets, w->boxes, w->box_count);
@@ -445,6 +444,7 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
         first /= box->box.len[d];
     }
     fsdp_frame *frame = &state->frames[slot->block];
+    fsdp_flow("formats/native_write.c", "block %lld: frame", (long long)slot->block);
     frame->size = (int64_t)slot->size;
     return fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size, &frame->offset, err);
 }
@@ -562,6 +562,8 @@ static fsdp_status encode_span(encode_queue *queue, const span *s, fsdp_error *e
 
 static fsdp_status put_span(fsdp_shard_writer *w, const span *s, fsdp_error *err)
 {
+    fsdp_flow("formats/native_write.c", "block %lld, %lld elements: hash and write",
+              (long long)s->block, (long long)s->count);
     if (s->starts && s->ends)
         return put_raw_block(w, s->box, s->block, s->first, s->count, s->data, err);
     return put_raw_part(w, s->box, s->block, s->ends, s->first, s->count, s->data, err);
@@ -767,6 +769,7 @@ fsdp_status fsdp_shard_put_index(fsdp_shard_writer *w, const void *data, size_t 
         FSDP_TRY(close_layout(w, (int64_t)size, err));
     if (w->joined || (int64_t)size > w->index_room - w->index_done)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': the index does not fit in its place", w->path);
+    fsdp_flow("formats/native_write.c", "index: %zu bytes", size);
     fsdp_hasher_add(w->index_hasher, data, size);
     FSDP_TRY(fsdp_io_write(w->file, w->path, data, size, w->index_offset + w->index_done, err));
     w->index_done += (int64_t)size;

@@ -4,6 +4,7 @@
  */
 #include "statedict/commit_internal.h"
 
+#include "base/flow.h"
 #include "base/mem.h"
 #include "statedict/manifest.h"
 
@@ -170,6 +171,7 @@ static fsdp_status write_text(const fsdp_staging *staging, const char *path, con
 static fsdp_status write_manifest(const fsdp_staging *staging, const char *text, size_t size,
                                   fsdp_error *err)
 {
+    fsdp_flow("statedict/commit.c", "manifest: %zu bytes", size);
     char *temporary = fsdp_path_join(staging->path, MANIFEST_TEMPORARY);
     char *path = fsdp_path_join(staging->path, FSDP_MANIFEST_NAME);
     fsdp_status status = temporary && path ? write_text(staging, temporary, text, size, err)
@@ -200,6 +202,7 @@ static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_e
 
 static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
 {
+    fsdp_flow("statedict/commit.c", "publish: rename to '%s'", staging->target);
     fsdp_io *io = staging->io;
     int result = io->ops->rename(io, staging->path, staging->target, false);
     if (result == 0)

@@ -7,6 +7,7 @@
 #include "statedict/filter.h"
 #include "statedict/names.h"
 
+#include "base/flow.h"
 #include "base/pool.h"
 
 #include <string.h>
@@ -163,6 +164,7 @@ static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank
     for (size_t part = 0; part < parts; part++) {
         fsdp_want *want = &wants->items[wants->count];
         fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &want->box);
+        fsdp_flow_box("statedict/load.c", "want", entry->name, entry->name_size, &want->box);
         want->dtype = entry->dtype;
         want->data = data;
         if (!data)
@@ -250,6 +252,7 @@ static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *ge
         FSDP_TRY(group_wants(job, i, wants, err));
         FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items, wants->count,
                                      getter, turns, err));
+        fsdp_flow("statedict/load.c", "got '%s'", entry->name);
         FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name, entry->name_size, err));
     }
     return FSDP_OK;
@@ -360,6 +363,7 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
 static fsdp_status open_checkpoint(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
+    fsdp_flow("statedict/load.c", "open '%s'", path);
     if (!shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0) {
         st = fsdp_checkpoint_open_manifest(job->io, path, &job->checkpoint, err);
         job->owns_checkpoint = true;
@@ -369,6 +373,7 @@ static fsdp_status open_checkpoint(load_job *job, const char *path, fsdp_error *
 
 static fsdp_status plan_load(load_job *job, fsdp_error *err)
 {
+    fsdp_flow("statedict/load.c", "match names and find files");
     job->source = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->source);
     fsdp_status st = job->source ? match(job, err) : fsdp_fail_memory(err, "a load plan");
     if (st == FSDP_OK && job->owns_checkpoint)
@@ -490,6 +495,8 @@ static fsdp_status load_candidates(load_job *job, const char *path, candidates *
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
 {
     candidates list = {0};
+    fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
+              fsdp_ctl_size(job->ctl));
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, FSDP_OK, err));
     fsdp_status st = fsdp_ctl_rank(job->ctl) == 0 ? list_candidates(job, path, &list, err) : FSDP_OK;
     st = fsdp_ctl_agree(job->ctl, st, err);

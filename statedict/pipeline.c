@@ -6,6 +6,8 @@
 
 #include "statedict/ctl_backend.h"
 
+#include "base/flow.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -69,15 +71,18 @@ enum { GROUP_BYTES = 64 << 20 };
 static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *plan, size_t first,
                              size_t end, fsdp_shard_piece *pieces, fsdp_error *err)
 {
+    size_t count = 0;
     for (size_t i = first; i < end; i++)
-        pieces[i - first] = (fsdp_shard_piece){i, 0, fsdp_box_count(&plan->boxes[i].box), plan->data[i]};
-    return fsdp_shard_write(writer, pieces, end - first, err);
+        if (plan->data[i])
+            pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&plan->boxes[i].box), plan->data[i]};
+    return fsdp_shard_write(writer, pieces, count, err);
 }
 
 static int64_t planned_bytes(const fsdp_save_plan *plan, size_t i)
 {
     const fsdp_shard_box *box = &plan->boxes[i];
-    return fsdp_box_count(&box->box) * (int64_t)fsdp_dtype_size(plan->datasets[box->dataset].dtype);
+    size_t size = fsdp_dtype_size(plan->datasets[box->dataset].dtype);
+    return plan->data[i] ? fsdp_box_count(&box->box) * (int64_t)size : 0;
 }
 
 fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
@@ -357,15 +362,25 @@ static fsdp_status get_wanted_rows(fsdp_getter *getter, fsdp_shard_reader *reade
     return FSDP_OK;
 }
 
-fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err)
+static fsdp_status get_block(fsdp_getter *getter, fsdp_shard_reader *reader,
+                             const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants,
+                             size_t count, fsdp_error *err)
 {
-    FSDP_TRY(make_ready(getter, err));
     if (stored->encoded)
         return get_encoded(getter, reader, stored, block, wants, count, err);
     if (getter->verify == FSDP_VERIFY_OFF)
         return get_wanted_rows(getter, reader, stored, block, wants, count, err);
     return get_raw(getter, reader, stored, block, wants, count, err);
+}
+
+fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
+                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err)
+{
+    FSDP_TRY(make_ready(getter, err));
+    FSDP_TRY(get_block(getter, reader, stored, block, wants, count, err));
+    fsdp_flow("statedict/pipeline.c", "block %lld of '%.*s': checked and placed", (long long)block,
+              (int)stored->name_size, stored->name);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,

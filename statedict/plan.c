@@ -1,7 +1,10 @@
 /* Plans: see plan.h. Nothing here touches a file or another rank. */
 #include "statedict/plan.h"
 
+#include "statedict/large_value.h"
 #include "statedict/layout_internal.h"
+
+#include "base/flow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -212,6 +215,7 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
         fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         int64_t count = fsdp_box_count(&box);
         if (fsdp_plan_stores(entry, owner, kind, rank, part)) {
+            fsdp_flow_box("statedict/plan.c", "store", entry->name, entry->name_size, &box);
             if (in_flat)
                 plan_inside_flat(plan, entry, tensor, part, &box, data, flat_first);
             else if (kind == FSDP_FULL)
@@ -224,6 +228,34 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
     }
 }
 
+/* A value too large for the manifest is a u8 dataset that rank 0 stores. */
+static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, size_t number, fsdp_kind kind,
+                              int rank, fsdp_error *err)
+{
+    if (!fsdp_value_is_large(&entry->value) || (rank != 0 && kind != FSDP_FULL))
+        return FSDP_OK;
+    fsdp_text bytes = {0};
+    fsdp_status st = fsdp_value_pack(&entry->value, &bytes, err);
+    int64_t *shape = fsdp_arena_alloc(&plan->arena, 1, sizeof *shape);
+    char *data = st == FSDP_OK && rank == 0 ? fsdp_arena_strndup(&plan->arena, bytes.data, bytes.size) : NULL;
+    if (st == FSDP_OK && (!shape || (rank == 0 && !data)))
+        st = fsdp_fail_memory(err, "a value");
+    if (st == FSDP_OK) {
+        fsdp_entry stored = *entry;    /* seen as a tensor */
+        *shape = (int64_t)bytes.size;
+        stored.dtype = FSDP_U8;
+        fsdp_box box = fsdp_box_whole(1, shape);
+        add_dataset(plan, &stored, 0, 1, shape);
+        if (rank == 0) {
+            fsdp_shard_box *held = add_box(plan, &stored, number, 0, &box, data);
+            held->dataset = (uint32_t)plan->dataset_count - 1;
+            held->packed = true;
+        }
+    }
+    fsdp_text_release(&bytes);
+    return st;
+}
+
 static size_t count_boxes(const fsdp_sd *sd, int rank)
 {
     size_t boxes = 0;
@@ -231,6 +263,8 @@ static size_t count_boxes(const fsdp_sd *sd, int rank)
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_TENSOR)
             boxes += fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+        else if (entry->kind == FSDP_ENTRY_VALUE)
+            boxes++;
     }
     return boxes;
 }
@@ -308,6 +342,8 @@ static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, con
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_TENSOR)
             plan_entry(plan, entry, i, kind, flats, owners[i], rank, dataset_of ? dataset_of[i] : 0);
+        else if (entry->kind == FSDP_ENTRY_VALUE)
+            FSDP_TRY(plan_value(plan, entry, i, kind, rank, err));
     }
     return FSDP_OK;
 }
@@ -392,12 +428,20 @@ static int rank_at(const fsdp_mesh *mesh, const int64_t *coord)
     return fsdp_mesh_rank_at(mesh, position);
 }
 
+static fsdp_status visit_hit(const stored_search *search, int rank, size_t part, const fsdp_box *box,
+                             fsdp_error *err)
+{
+    const fsdp_entry *entry = search->entry;
+    fsdp_flow_box("statedict/plan.c", "stored box", entry->name, entry->name_size, box);
+    return search->visit(search->user, rank, part, box, err);
+}
+
 /* Follows only the chunks that reach into the wanted box, so the cost is the number of hits. */
 static fsdp_status search_mesh(stored_search *search, int depth, const fsdp_box *box, fsdp_error *err)
 {
     const fsdp_layout *layout = &search->entry->layout;
     if (depth == search->cut_count)
-        return search->visit(search->user, rank_at(layout->mesh, search->coord), 0, box, err);
+        return visit_hit(search, rank_at(layout->mesh, search->coord), 0, box, err);
     int mesh_dim = search->cuts[depth], dim = layout->placement[mesh_dim].dim;
     int64_t parts = fsdp_mesh_dim_size(layout->mesh, mesh_dim);
     int64_t rows = (box->len[dim] + parts - 1) / parts;
@@ -431,7 +475,7 @@ static fsdp_status search_boxes(stored_search *search, fsdp_error *err)
         part = i > 0 && layout->boxes[i - 1].rank == held->rank ? part + 1 : 0;
         if (fsdp_box_intersect(&held->box, search->wanted, &shared) &&
             fsdp_layout_copy(layout, held->rank, part) == search->owner)
-            FSDP_TRY(search->visit(search->user, held->rank, part, &held->box, err));
+            FSDP_TRY(visit_hit(search, held->rank, part, &held->box, err));
     }
     return FSDP_OK;
 }
@@ -453,7 +497,7 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
             fsdp_box box, shared;
             fsdp_layout_box(layout, entry->ndim, entry->shape, rank, part, &box);
             if (fsdp_box_intersect(&box, search->wanted, &shared))
-                FSDP_TRY(search->visit(search->user, rank, part, &box, err));
+                FSDP_TRY(visit_hit(search, rank, part, &box, err));
         }
     }
     return FSDP_OK;

@@ -14,6 +14,7 @@
 #include "statedict/relayout.h"
 #include "statedict/view.h"
 
+#include "base/flow.h"
 #include "base/pool.h"
 
 #include <string.h>
@@ -109,6 +110,7 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 
 static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
 {
+    fsdp_flow("statedict/save.c", "stage '%s'", dir);
     fsdp_status st = job->rank == 0 ? begin_staging(job, dir, err) : FSDP_OK;
     FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
     return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
@@ -149,6 +151,7 @@ static fsdp_status create_file(save_job *job, int number, int count, int64_t ind
 {
     fsdp_shard_opts opts;
     char *path = NULL;
+    fsdp_flow("statedict/save.c", "create file %d of %d", number, count);
     FSDP_TRY(file_options(job, number, count, &opts, &path, err));
     opts.index_room = index_room;
     fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count, job->plan.links,
@@ -162,6 +165,7 @@ static fsdp_status join_file(save_job *job, fsdp_error *err)
 {
     fsdp_shard_opts opts;
     char *path = NULL;
+    fsdp_flow("statedict/save.c", "join the file of rank 0");
     FSDP_TRY(file_options(job, 0, 1, &opts, &path, err));
     fsdp_status st = fsdp_shard_join(&opts, job->plan.datasets, job->plan.boxes, job->plan.box_count,
                                      &job->writer, err);
@@ -172,6 +176,7 @@ static fsdp_status join_file(save_job *job, fsdp_error *err)
 static fsdp_status finish_file(save_job *job, fsdp_error *err)
 {
     fsdp_shard_writer *writer = job->writer;
+    fsdp_flow("statedict/save.c", "finish the file");
     job->writer = NULL;
     return fsdp_shard_finish(writer, &job->seal, err);
 }
@@ -180,6 +185,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
 static fsdp_status write_own_file(save_job *job, fsdp_error *err)
 {
     FSDP_TRY(create_file(job, job->rank, job->world, 0, err));
+    fsdp_flow("statedict/save.c", "put %zu boxes", job->plan.box_count);
     FSDP_TRY(fsdp_put_plan(job->writer, &job->plan, &job->meter, err));
     return finish_file(job, err);
 }
@@ -268,6 +274,7 @@ static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
     FSDP_TRY(sum_index_room(job, &index_room, err));
     FSDP_TRY(share_file(job, index_room, err));
     fsdp_status st = job->rank == 0 ? FSDP_OK : join_file(job, err);
+    fsdp_flow("statedict/save.c", "put %zu boxes", job->plan.box_count);
     if (st == FSDP_OK)
         st = fsdp_put_plan(job->writer, &job->plan, &job->meter, err);
     FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
@@ -279,39 +286,32 @@ static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
 
 /* --- full, rank 0 writing --- */
 
-typedef struct slab_sink {
-    save_job *job;
-    size_t box;                /* of the tensor at hand */
-    const fsdp_entry *entry;
-} slab_sink;
-
 static fsdp_status put_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
                             const void *data, fsdp_error *err)
 {
-    slab_sink *sink = user;
+    save_job *job = user;
     if (count == 0)
         return FSDP_OK;
-    if (sink->entry && sink->entry != entry)
-        sink->box++;
-    sink->entry = entry;
-    fsdp_shard_piece piece = {sink->box, first, count, data};
-    FSDP_TRY(fsdp_shard_write(sink->job->writer, &piece, 1, err));
-    return fsdp_meter_add(&sink->job->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
+    size_t number = (size_t)fsdp_sd_find(job->whole, entry->name, entry->name_size);
+    fsdp_shard_piece piece = {fsdp_save_plan_find(&job->plan, number, 0), first, count, data};
+    FSDP_TRY(fsdp_shard_write(job->writer, &piece, 1, err));
+    return fsdp_meter_add(&job->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
                           entry->name_size, err);
 }
 
 static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
-    slab_sink sink = {.job = job};
     if (job->rank == 0) {
         st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan, err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
+        if (st == FSDP_OK)
+            st = fsdp_put_plan(job->writer, &job->plan, NULL, err);
     }
     FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    FSDP_TRY(fsdp_sd_gather(job->sd, job->ctl, job->opts->memory, put_slab, &sink, err));
+    FSDP_TRY(fsdp_sd_gather(job->sd, job->ctl, job->opts->memory, put_slab, job, err));
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }
 
@@ -347,6 +347,7 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
 
 static fsdp_status commit(save_job *job, fsdp_error *err)
 {
+    fsdp_flow("statedict/save.c", "gather what the manifest says of the files");
     fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
     fsdp_status st = fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
     if (st == FSDP_OK)
@@ -376,6 +377,7 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 
 static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
 {
+    fsdp_flow("statedict/save.c", "begin: rank %d of %d", job->rank, job->world);
     fsdp_status st = prepare(job, err);
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
     st = stage(job, dir, err);

@@ -5,6 +5,8 @@
 #include "statedict/pipeline.h"
 #include "statedict/plan.h"
 
+#include "base/flow.h"
+
 #include <string.h>
 
 typedef struct source_list {
@@ -123,6 +125,7 @@ static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest
 {
     fsdp_view *view = NULL;
     source_list list = {.manifest = manifest};
+    fsdp_flow("statedict/view.c", "view '%s'", path);
     FSDP_TRY(fsdp_view_create(io, path, &view, err));
     fsdp_status st = add_entries(view, manifest, owners, &list, err);
     fsdp_free(list.items);
