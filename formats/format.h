@@ -21,6 +21,7 @@
 #include <fsdp/text.h>
 
 enum { FSDP_BLOCK_BYTES = 4 << 20 };     /* of a raw box; the most for a chunk of an encoded one */
+enum { FSDP_SHARD_INDEX_LEAST = 96 };    /* bytes of index for every rank that wrote into a file */
 enum { FSDP_PIECE_BYTES = 256 << 10 };   /* moved and hashed at once, while it is in the cache */
 
 /* Stands in every index, so that a file of another rank, step or run is recognised. */

@@ -47,7 +47,7 @@ typedef struct index_record {
     uint64_t zero;
 } index_record;
 
-_Static_assert(sizeof(index_head) == 96 && sizeof(index_record) == 80, "the index is read in place");
+_Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80, "the index is read in place");
 
 /* How a box of this shape is cut into chunks of at most chunk_bytes: whole rows where they fit. */
 void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,

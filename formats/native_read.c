@@ -18,6 +18,7 @@ struct fsdp_shard_reader {
     fsdp_file *file;
     char *path;
     int64_t size;
+    int64_t unclaimed;         /* while the index is checked: bytes that no box has yet */
     char *index;               /* the index's bytes, referred to by the boxes */
     fsdp_stored_box *boxes;
     size_t box_count;
@@ -83,7 +84,7 @@ static bool range_inside(uint64_t first, uint64_t count, uint64_t total)
     return first <= total && count <= total - first;
 }
 
-/* The bytes of a raw box: [offset, last byte] inside the file. */
+/* The bytes of a raw box: [offset, last byte] inside the file, and no byte in two elements. */
 static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
 {
     if (box->offset < 0 || box->offset > file_size)
@@ -91,7 +92,8 @@ static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
     int64_t room = file_size - box->offset, reach = (int64_t)box->element_size;
     for (int d = box->ndim - 1; d >= 0; d--) {
         int64_t step;
-        if (box->stride[d] < 0 || fsdp_mul_overflow(box->stride[d], box->len[d] - 1, &step) ||
+        if (box->stride[d] < 0 || (box->len[d] > 1 && box->stride[d] < reach) ||
+            fsdp_mul_overflow(box->stride[d], box->len[d] - 1, &step) ||
             fsdp_add_overflow(reach, step, &reach))
             return false;
     }
@@ -132,7 +134,18 @@ static bool chunks_are_sound(const fsdp_stored_box *box, int64_t file_size)
     return true;
 }
 
-static fsdp_status read_record(const fsdp_shard_reader *reader, const segment_view *view,
+/* Boxes lie beside each other, so together they cannot take more than the file has. A box or frame
+ * that many boxes share would let a small file hold a large tensor. */
+static bool take_file_bytes(fsdp_shard_reader *reader, const fsdp_stored_box *box)
+{
+    if (!box->encoded)
+        reader->unclaimed -= box->count * (int64_t)box->element_size;
+    for (int64_t b = 0; box->encoded && b < box->block_count && reader->unclaimed >= 0; b++)
+        reader->unclaimed -= box->frames[b].size;
+    return reader->unclaimed >= 0;
+}
+
+static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *view,
                                const index_record *record, fsdp_stored_box *box, fsdp_error *err)
 {
     const index_head *head = view->head;
@@ -171,6 +184,8 @@ static fsdp_status read_record(const fsdp_shard_reader *reader, const segment_vi
         return bad_index(reader, err, "a packed box has gaps");
     if (box->block_count != fsdp_native_blocks(box->ndim, box->len, box->chunk, box->element_size))
         return bad_index(reader, err, "a box has the wrong number of blocks");
+    if (!take_file_bytes(reader, box))
+        return bad_index(reader, err, "its boxes hold more bytes than the file");
     return FSDP_OK;
 }
 
@@ -254,13 +269,15 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_s
     reader->path = fsdp_strndup(path, strlen(path));
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &reader->file, err));
+    /* A checkpoint holds files; a link could lead out of it. */
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", path);
     if (reader->size != seal->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has %lld bytes, %lld were saved", path,
                          (long long)reader->size, (long long)seal->size);
+    reader->unclaimed = reader->size;
     return read_index(reader, seal, id, err);
 }
 

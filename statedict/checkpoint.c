@@ -34,12 +34,27 @@ static void fill_info(fsdp_checkpoint *checkpoint)
         info->file_bytes += manifest->files[i].size;
 }
 
-static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, fsdp_error *err)
+/* Ranks cost memory in plans. The list of files bounds their number; in a full checkpoint the index
+ * does, which has a head for every rank. */
+static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    if (manifest->kind != FSDP_FULL ||
+        manifest->world <= manifest->files[0].index_size / FSDP_SHARD_INDEX_LEAST)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s/%s' is damaged: an index of %lld bytes does not hold what %d ranks wrote",
+                     checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
+                     manifest->world);
+}
+
+static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files, fsdp_error *err)
 {
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY(fsdp_manifest_read(checkpoint->io, path, &checkpoint->manifest, err));
+    FSDP_TRY((look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(checkpoint->io, path,
+                                                                             &checkpoint->manifest, err));
+    FSDP_TRY(check_world(checkpoint, err));
     const fsdp_manifest *manifest = &checkpoint->manifest;
     checkpoint->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *checkpoint->readers);
     checkpoint->owners = fsdp_alloc(fsdp_sd_count(manifest->sd), sizeof *checkpoint->owners);
@@ -51,20 +66,32 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
-                                          fsdp_error *err)
+static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_files,
+                                   fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
     if (!checkpoint)
         return fsdp_fail_memory(err, "a checkpoint");
     checkpoint->io = io;
-    fsdp_status st = open_manifest(checkpoint, path, err);
+    fsdp_status st = open_manifest(checkpoint, path, look_at_files, err);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;
     }
     *checkpoint_out = checkpoint;
     return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
+                                          fsdp_error *err)
+{
+    return open_checkpoint(io, path, true, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
+                                       fsdp_error *err)
+{
+    return open_checkpoint(io, path, false, checkpoint_out, err);
 }
 
 void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)

@@ -19,6 +19,10 @@ struct fsdp_checkpoint {
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                                           fsdp_error *err);
 
+/* The same without a look at the sizes of its shard files, which opening them repeats. */
+fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
+                                       fsdp_error *err);
+
 /* Opens shard file `number` and checks its index, unless that was done. Not thread-safe. */
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err);

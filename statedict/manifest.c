@@ -501,8 +501,8 @@ static fsdp_status check_file(fsdp_io *io, const char *dir, const fsdp_manifest 
     return status;
 }
 
-fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out,
-                               fsdp_error *err)
+fsdp_status fsdp_manifest_read_alone(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out,
+                                     fsdp_error *err)
 {
     io = io ? io : fsdp_io_posix();
     *manifest_out = (fsdp_manifest){.step = FSDP_STEP_NONE};
@@ -511,6 +511,14 @@ fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *mani
         return fsdp_fail_memory(err, dir);
     fsdp_status status = read_manifest(io, dir, path, manifest_out, err);
     fsdp_free(path);
+    return status;
+}
+
+fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out,
+                               fsdp_error *err)
+{
+    io = io ? io : fsdp_io_posix();
+    fsdp_status status = fsdp_manifest_read_alone(io, dir, manifest_out, err);
     for (int i = 0; i < manifest_out->file_count && status == FSDP_OK; i++)
         status = check_file(io, dir, manifest_out, i, err);
     if (status != FSDP_OK)

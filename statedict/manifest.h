@@ -58,4 +58,8 @@ void fsdp_manifest_release(fsdp_manifest *manifest);
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */
 fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out, fsdp_error *err);
 
+/* The same without a look at the files: for who looks at each of them. */
+fsdp_status fsdp_manifest_read_alone(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out,
+                                     fsdp_error *err);
+
 #endif

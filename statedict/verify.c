@@ -35,7 +35,8 @@ static void report(verify_job *job, const char *file, const char *tensor, int64_
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
 static bool is_fact(fsdp_status status)
 {
-    return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_IO;
+    return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_REFUSED ||
+           status == FSDP_ERR_IO;
 }
 
 static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NAME_SIZE])
@@ -222,7 +223,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     fsdp_error found = {0};
     verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
     fsdp_io *io = job.opts->io ? job.opts->io : fsdp_io_posix();
-    fsdp_status st = fsdp_checkpoint_open_manifest(io, path, &job.checkpoint, &found);
+    fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
     if (st != FSDP_OK)
         st = bad_manifest(&job, st, &found, err);
     else
