@@ -5,6 +5,7 @@
  */
 #include "formats/native_index.h"
 
+#include "base/flow.h"
 #include "base/mem.h"
 
 #include <string.h>
@@ -253,6 +254,7 @@ static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_shard_seal *
     fsdp_hash hash = fsdp_kernels_get()->hash(reader->index, (size_t)seal->index_size);
     if (memcmp(&hash, &seal->index_hash, sizeof hash) != 0)
         return bad_index(reader, err, "its hash is not the one in the manifest");
+    fsdp_flow("formats/native_read.c", "index: %lld bytes", (long long)seal->index_size);
     FSDP_TRY(walk_segments(reader, (uint64_t)seal->index_size, id, false, err));
     reader->boxes = fsdp_alloc(reader->box_count, sizeof *reader->boxes);
     reader->segments = fsdp_alloc(reader->segment_count, sizeof *reader->segments);
@@ -381,8 +383,8 @@ int64_t fsdp_block_of(const fsdp_stored_box *box, int64_t element)
 
 /* --- bytes ------------------------------------------------------------------------------------------ */
 
-fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t first,
-                            int64_t count, void *data, fsdp_error *err)
+static fsdp_status read_elements(fsdp_shard_reader *reader, const fsdp_stored_box *box,
+                                 int64_t first, int64_t count, void *data, fsdp_error *err)
 {
     if (box->packed)
         return fsdp_io_read(reader->file, reader->path, data, (size_t)count * box->element_size,
@@ -395,6 +397,15 @@ fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *bo
         FSDP_TRY(fsdp_io_read(reader->file, reader->path, at, (size_t)size, offset, err));
         at += size;
     }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t first,
+                            int64_t count, void *data, fsdp_error *err)
+{
+    FSDP_TRY(read_elements(reader, box, first, count, data, err));
+    fsdp_flow("formats/native_read.c", "%lld elements from element %lld of box %u of tensor %u",
+              (long long)count, (long long)first, box->part, box->tensor);
     return FSDP_OK;
 }
 
@@ -433,6 +444,7 @@ fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *
                                        box->element_size, decoder->chunk, whole, NULL);
     if (st == FSDP_ERR_DAMAGED)
         return fsdp_block_damaged(reader, box, block, err);
+    fsdp_flow("formats/native_read.c", "block %lld: frame decoded", (long long)block);
     *data_out = decoder->chunk;
     return st == FSDP_OK ? st : fsdp_fail_memory(err, "a decoder");
 }

@@ -5,6 +5,7 @@
 #include "statedict/checkpoint_internal.h"
 
 #include "statedict/commit.h"
+#include "statedict/large_value.h"
 
 #include <string.h>
 
@@ -47,6 +48,52 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
                      manifest->world);
 }
 
+/* --- large values --- */
+
+static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value, char *bytes,
+                               fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, value->entry);
+    fsdp_shard_reader *reader = checkpoint->readers[0];
+    const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
+    if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks the value '%s' that the manifest promises",
+                         fsdp_shard_path(reader), entry->name);
+    fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
+    fsdp_getter getter = {0};
+    fsdp_status st = FSDP_OK;
+    for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
+        st = fsdp_get_block(&getter, reader, stored, block, &want, 1, err);
+    fsdp_getter_release(&getter);
+    return st;
+}
+
+static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *stored, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, stored->entry);
+    fsdp_value value = {0};
+    FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
+    if (stored->size > checkpoint->manifest.files[0].size && !checkpoint->manifest.compressed)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the value '%s' is larger than its file", entry->name);
+    char *bytes = fsdp_alloc_pages((size_t)stored->size);
+    if (!bytes)
+        return fsdp_fail_memory(err, "a value");
+    fsdp_status st = read_stored(checkpoint, stored, bytes, err);
+    if (st == FSDP_OK)
+        st = fsdp_value_unpack(stored->kind, bytes, (size_t)stored->size, entry->name, &value, err);
+    if (st == FSDP_OK)
+        fsdp_sd_set_value(checkpoint->manifest.sd, stored->entry, &value);
+    fsdp_free(bytes);
+    return st;
+}
+
+static fsdp_status load_stored_values(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    for (size_t i = 0; i < checkpoint->manifest.stored_count; i++)
+        FSDP_TRY(load_stored_value(checkpoint, &checkpoint->manifest.stored[i], err));
+    return FSDP_OK;
+}
+
 static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files, fsdp_error *err)
 {
     checkpoint->path = fsdp_strndup(path, strlen(path));
@@ -63,7 +110,7 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     if (manifest->kind != FSDP_LOCAL)
         FSDP_TRY(fsdp_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
     fill_info(checkpoint);
-    return FSDP_OK;
+    return load_stored_values(checkpoint, err);
 }
 
 static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_files,

@@ -156,7 +156,7 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
     fsdp_status st = fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
                                        plan->boxes, plan->box_count, &job->writers[file], err);
     fsdp_free(path);
-    return st;
+    return st == FSDP_OK ? fsdp_put_plan(job->writers[file], plan, NULL, err) : st;
 }
 
 static fsdp_status create_files(convert_job *job, fsdp_error *err)

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -21,6 +20,7 @@ enum { CLOSING_SIZE = sizeof CLOSING_START - 1 + 2 * sizeof(fsdp_hash) + sizeof 
 static const char *const kinds[] = {"sharded", "full", "local"};
 static const char *const owner_policies[] = {"balanced", "lowest"};
 enum { KIND_COUNT = 3, OWNERS_COUNT = 2 };
+enum { WORLD_MAX = 1 << 24 };
 
 void fsdp_shard_name(int number, int count, char name_out[FSDP_SHARD_NAME_SIZE])
 {
@@ -31,6 +31,7 @@ void fsdp_manifest_release(fsdp_manifest *manifest)
 {
     fsdp_sd_free(manifest->sd);
     fsdp_free(manifest->files);
+    fsdp_free(manifest->stored);
     *manifest = (fsdp_manifest){.step = FSDP_STEP_NONE};
 }
 
@@ -72,7 +73,8 @@ static fsdp_status check_head(const fsdp_manifest *manifest, fsdp_error *err)
                          (int)manifest->kind, (int)manifest->owners);
     if (manifest->step < FSDP_STEP_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE, "step %" PRId64, manifest->step);
-    if (manifest->world < 1 || manifest->file_count != files_of(manifest->kind, manifest->world))
+    if (manifest->world < 1 || manifest->world > WORLD_MAX ||
+        manifest->file_count != files_of(manifest->kind, manifest->world))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%d files of %d ranks in a %s checkpoint",
                          manifest->file_count, manifest->world, kinds[manifest->kind]);
     return FSDP_OK;
@@ -278,7 +280,7 @@ static fsdp_status take_world(fsdp_json *json, int *world_out, fsdp_error *err)
 {
     int64_t world;
     FSDP_TRY(fsdp_json_i64(json, &world, err));
-    if (world < 1 || world > INT_MAX)
+    if (world < 1 || world > WORLD_MAX)
         return fsdp_json_fail(json, err, "a world size of %" PRId64, world);
     *world_out = (int)world;
     return FSDP_OK;
@@ -412,7 +414,7 @@ static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
     FSDP_TRY(fsdp_json_finish(json, err));
     if (reader->seen != ((uint64_t)1 << KEY_COUNT) - 1)
         return fsdp_json_fail(json, err, "members are missing");
-    reader->manifest->sd = fsdp_state_reader_move(reader->state);
+    fsdp_state_reader_move(reader->state, reader->manifest);
     return FSDP_OK;
 }
 

@@ -27,7 +27,13 @@ typedef struct fsdp_manifest_file {
     fsdp_hash index_hash;
 } fsdp_manifest_file;
 
-/* Where a value over 64 KiB lies: the manifest then holds this instead of the bytes. */
+/* A value entry that is null until its bytes are read from rank 0's file (large_value.h). */
+typedef struct fsdp_stored_value {
+    size_t entry;
+    fsdp_value_kind kind;
+    int64_t size;
+} fsdp_stored_value;
+
 typedef struct fsdp_manifest {
     fsdp_kind kind;
     int64_t step;              /* -1: none */
@@ -38,6 +44,8 @@ typedef struct fsdp_manifest {
     fsdp_sd *sd;               /* owned after decode, borrowed for encode */
     fsdp_manifest_file *files; /* as sd */
     int file_count;
+    fsdp_stored_value *stored; /* decode only */
+    size_t stored_count;
 } fsdp_manifest;
 
 /* "shard-00003-of-00008.h5" */

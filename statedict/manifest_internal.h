@@ -18,6 +18,11 @@ fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fs
 /* *value_out is null before and after a failure. */
 fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsdp_error *err);
 
+/* {"bytes": 100000}: the kind and size of a value that lies in a shard file (large_value.h). */
+void fsdp_manifest_put_stored(fsdp_text *text, fsdp_value_kind kind, size_t size);
+fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out, int64_t *size_out,
+                                      fsdp_error *err);
+
 /* --- the state dict: members "meshes", "flats", "entries", in this order --- */
 fsdp_status fsdp_manifest_put_state(fsdp_text *text, const fsdp_sd *sd, int world, fsdp_error *err);
 
@@ -28,7 +33,7 @@ void fsdp_state_reader_free(fsdp_state_reader *reader);        /* accepts NULL *
 fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err);
 fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err);
 fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err);
-/* Hands the state dict over. */
-fsdp_sd *fsdp_state_reader_move(fsdp_state_reader *reader);
+/* Hands the state dict and the list of stored values over. */
+void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out);
 
 #endif

@@ -4,6 +4,7 @@
  * placements), so that a line does not grow with the number of ranks; only irregular layouts list
  * their boxes.
  */
+#include "statedict/large_value.h"
 #include "statedict/manifest_internal.h"
 
 #include "base/mem.h"
@@ -223,13 +224,26 @@ static fsdp_status put_tensor(fsdp_text *text, const fsdp_entry *entry, const me
     return FSDP_OK;
 }
 
+static fsdp_status put_entry_value(fsdp_text *text, const fsdp_value *value, fsdp_error *err)
+{
+    if (!fsdp_value_is_large(value)) {
+        put(text, ", \"value\": ");
+        return fsdp_manifest_put_value(text, value, err);
+    }
+    fsdp_text bytes = {0};
+    fsdp_status status = fsdp_value_pack(value, &bytes, err);
+    put(text, ", \"stored\": ");
+    fsdp_manifest_put_stored(text, value->kind, bytes.size);
+    fsdp_text_release(&bytes);
+    return status;
+}
+
 static fsdp_status put_entry(fsdp_text *text, const fsdp_sd *sd, const fsdp_entry *entry,
                              const mesh_table *table, int world, fsdp_error *err)
 {
     put_name(text, entry->name, entry->name_size);
     if (entry->kind == FSDP_ENTRY_VALUE) {
-        put(text, ", \"value\": ");
-        FSDP_TRY(fsdp_manifest_put_value(text, &entry->value, err));
+        FSDP_TRY(put_entry_value(text, &entry->value, err));
     } else if (entry->kind == FSDP_ENTRY_ALIAS) {
         const fsdp_entry *target = fsdp_sd_at(sd, entry->target);
         put(text, ", \"alias\": ");

@@ -41,6 +41,8 @@ typedef struct entry_record {
     size_t box_count, box_capacity;
     int64_t flat, flat_offset;
     fsdp_value value;
+    fsdp_value_kind stored_kind;
+    int64_t stored_size;
 } entry_record;
 
 struct fsdp_state_reader {
@@ -56,6 +58,8 @@ struct fsdp_state_reader {
     size_t flats_done;
     fsdp_flat_part *parts;
     size_t part_count, part_capacity;
+    fsdp_stored_value *stored;
+    size_t stored_count, stored_capacity;
     fsdp_arena arena;
     fsdp_error reason; /* why the state dict refused something */
 };
@@ -90,15 +94,18 @@ void fsdp_state_reader_free(fsdp_state_reader *reader)
     fsdp_free(reader->entry.boxes);
     fsdp_value_release(&reader->entry.value);
     fsdp_free(reader->parts);
+    fsdp_free(reader->stored);
     fsdp_arena_release(&reader->arena);
     fsdp_free(reader);
 }
 
-fsdp_sd *fsdp_state_reader_move(fsdp_state_reader *reader)
+void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out)
 {
-    fsdp_sd *sd = reader->sd;
+    manifest_out->sd = reader->sd;
+    manifest_out->stored = reader->stored;
+    manifest_out->stored_count = reader->stored_count;
     reader->sd = NULL;
-    return sd;
+    reader->stored = NULL;
 }
 
 /* What the state dict calls a wrong argument is damage here, at a line of the file. */
@@ -428,6 +435,7 @@ enum {
     ENTRY_FLAT,
     ENTRY_VALUE,
     ENTRY_ALIAS,
+    ENTRY_STORED,
     ENTRY_KEYS
 };
 
@@ -552,8 +560,25 @@ static fsdp_status take_entry_member(fsdp_state_reader *reader, void *record, in
     case ENTRY_BOXES: return take_boxes(reader, entry, err);
     case ENTRY_FLAT: return take_flat_place(json, entry, err);
     case ENTRY_VALUE: return fsdp_manifest_take_value(json, &entry->value, err);
+    case ENTRY_STORED:
+        return fsdp_manifest_take_stored(json, &entry->stored_kind, &entry->stored_size, err);
     default: return take_text(json, &entry->target, err);
     }
+}
+
+static fsdp_status add_stored_value(fsdp_state_reader *reader, const entry_record *entry,
+                                    fsdp_error *err)
+{
+    fsdp_value none = {0};
+    fsdp_status status = fsdp_sd_add_value(reader->sd, entry->name.data, entry->name.size, &none,
+                                           &reader->reason);
+    FSDP_TRY(refused(reader, status, err));
+    if (!fsdp_grow(&reader->stored, &reader->stored_capacity, reader->stored_count + 1,
+                   sizeof *reader->stored))
+        return fsdp_fail_memory(err, "the manifest");
+    reader->stored[reader->stored_count++] = (fsdp_stored_value){
+        fsdp_sd_count(reader->sd) - 1, entry->stored_kind, entry->stored_size};
+    return FSDP_OK;
 }
 
 static fsdp_status add_mesh_tensor(fsdp_state_reader *reader, const entry_record *entry,
@@ -593,6 +618,7 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
         IN_MESH = TENSOR | 1 << ENTRY_MESH | 1 << ENTRY_PLACEMENTS,
         IN_BOXES = TENSOR | 1 << ENTRY_BOXES,
         VALUE = 1 << ENTRY_NAME | 1 << ENTRY_VALUE,
+        STORED = 1 << ENTRY_NAME | 1 << ENTRY_STORED,
         ALIAS = 1 << ENTRY_NAME | 1 << ENTRY_ALIAS
     };
     /* the tensors of a flat buffer stand together, so what is no such tensor ends the buffer */
@@ -606,6 +632,7 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
                        fsdp_sd_add_value(reader->sd, entry->name.data, entry->name.size,
                                          &entry->value, &reader->reason),
                        err);
+    case STORED: return add_stored_value(reader, entry, err);
     case ALIAS:
         return refused(reader,
                        fsdp_sd_add_alias(reader->sd, entry->name.data, entry->name.size,
@@ -618,7 +645,8 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
 static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
 {
     static const char *const keys[ENTRY_KEYS] = {"name",  "dtype", "shape", "mesh", "placements",
-                                                 "boxes", "flat",  "value", "alias"};
+                                                 "boxes", "flat",  "value", "alias",
+                                                 "stored"};
     enum { IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT };
     entry_record *entry = &reader->entry;
     fsdp_status status =

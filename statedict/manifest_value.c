@@ -129,6 +129,11 @@ fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fs
     return FSDP_OK;
 }
 
+void fsdp_manifest_put_stored(fsdp_text *text, fsdp_value_kind kind, size_t size)
+{
+    fsdp_text_addf(text, "{\"%s\": %zu}", tags[kind], size);
+}
+
 /* --- reading ------------------------------------------------------------------------------------ */
 
 typedef struct item_list {
@@ -282,4 +287,26 @@ fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsd
 {
     *value_out = (fsdp_value){0};
     return take_at(json, value_out, 0, err);
+}
+
+fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out, int64_t *size_out,
+                                      fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    int tag = -1;
+    uint64_t seen = 0;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+    if (more)
+        FSDP_TRY(fsdp_json_object_once(json, key, size, tags, TAG_COUNT, &seen, &tag, err));
+    if (tag < FSDP_VALUE_STRING)
+        return fsdp_json_fail(json, err, "a stored value of an unknown type");
+    *kind_out = (fsdp_value_kind)tag;
+    FSDP_TRY(fsdp_json_i64(json, size_out, err));
+    FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+    if (more || *size_out < 1)
+        return fsdp_json_fail(json, err, "a stored value with no size or with two");
+    return FSDP_OK;
 }

@@ -29,7 +29,8 @@ void fsdp_notice(const fsdp_watch *watch, const char *format, ...) FSDP_PRINTF(2
 
 /* --- put --- */
 
-/* Writes all boxes of a plan. */
+/* Writes the boxes of a plan that have data: all of a state dict with memory, the large values of a
+ * description. */
 fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
                           fsdp_error *err);
 

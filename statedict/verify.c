@@ -176,6 +176,7 @@ static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
                    "its boxes do not hold every element exactly once");
     }
     int64_t stored = 0;
+    cover.boxes += (int64_t)manifest->stored_count;
     for (int f = 0; f < manifest->file_count; f++)
         stored += job->checkpoint->readers[f] ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f]) : 0;
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)

@@ -284,3 +284,68 @@ Test(save_load, strict_names_every_missing_and_unexpected_name)
     fsdp_sd_free(sd);
     fsdp_ctl_free(self);
 }
+
+/* --- values ------------------------------------------------------------------------------------------ */
+
+static fsdp_sd *state_with_values(size_t size, bool filled)
+{
+    fsdp_error err = {0};
+    fsdp_sd *sd = NULL;
+    fsdp_value bytes = {0}, list = {0};
+    char *data = malloc(size);
+    for (size_t i = 0; i < size; i++)
+        data[i] = (char)(i * 7);
+    cr_assert_eq(fsdp_sd_create(&sd, &err), FSDP_OK);
+    if (filled) {
+        cr_assert_eq(fsdp_value_set_bytes(&bytes, FSDP_VALUE_BYTES, data, size, &err), FSDP_OK);
+        cr_assert_eq(fsdp_value_set_items(&list, FSDP_VALUE_LIST, size / 16, &err), FSDP_OK);
+        for (size_t i = 0; i < size / 16; i++)
+            list.as.list.items[i] = fsdp_value_f64((double)i / 3);
+    }
+    fsdp_mesh *mesh = NULL;
+    fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("bytes"), &bytes, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("tensor"), FSDP_F32, 1, (int64_t[]){5000}, mesh, &whole, NULL,
+                                     &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("list"), &list, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
+    fsdp_mesh_free(mesh);
+    fsdp_value_release(&bytes);
+    fsdp_value_release(&list);
+    free(data);
+    return sd;
+}
+
+Test(save_load, values_of_every_size_come_back_from_every_kind)
+{
+    fsdp_error err = {0};
+    fsdp_ctl *self = NULL;
+    cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
+    for (int kind = 0; kind < 3; kind++)
+        for (int compress = 0; compress < 2; compress++)
+            for (size_t size = 16; size < 10000000; size *= 300) {
+                char path[128], to[160];
+                snprintf(path, sizeof path, "%s/v%d%d%zu", folder, kind, compress, size);
+                snprintf(to, sizeof to, "%s-to", path);
+                fsdp_sd *sd = state_with_values(size, true), *back = state_with_values(size, false);
+                fsdp_save_opts opts = fsdp_save_opts_default();
+                opts.kind = (fsdp_kind)kind;
+                opts.compress = compress;
+                cr_assert_eq(fsdp_sd_save(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
+                fsdp_convert_opts convert = {.kind = (fsdp_kind)((kind + 1) % 3), .compress = compress};
+                cr_assert_eq(fsdp_checkpoint_convert(path, to, &convert, &err), FSDP_OK, "%s", err.text);
+                for (int k = 0; k < 2; k++) {
+                    cr_assert_eq(fsdp_sd_load(back, self, k ? to : path, NULL, &err), FSDP_OK, "%s", err.text);
+                    cr_assert(fsdp_value_equal(&fsdp_sd_at(sd, 0)->value,
+                                               &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "bytes", 5))->value));
+                    cr_assert(fsdp_value_equal(&fsdp_sd_at(sd, 2)->value,
+                                               &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "list", 4))->value));
+                    fsdp_verify_opts deep = {.level = FSDP_VERIFY_DEEP};
+                    cr_assert_eq(fsdp_checkpoint_verify(k ? to : path, &deep, NULL, &err), FSDP_OK, "%s", err.text);
+                }
+                fsdp_sd_free(sd);
+                fsdp_sd_free(back);
+            }
+    fsdp_ctl_free(self);
+}
