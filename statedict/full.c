@@ -3,8 +3,8 @@
  * live shards it is gather.c.
  */
 #include "statedict/checkpoint_internal.h"
-#include "statedict/filter.h"
 #include "statedict/relayout.h"
+#include <fsdp/filter.h>
 
 static fsdp_io *io_of(const fsdp_load_opts *opts)
 {
@@ -12,11 +12,13 @@ static fsdp_io *io_of(const fsdp_load_opts *opts)
 }
 
 /* What is selected of a checkpoint, whole; no memory yet. */
-static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts, fsdp_checkpoint **checkpoint_out,
-                                 fsdp_sd **full_out, fsdp_error *err)
+static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
+                                 fsdp_checkpoint **checkpoint_out, fsdp_sd **full_out,
+                                 fsdp_error *err)
 {
     fsdp_filter *filter = NULL;
-    FSDP_TRY(fsdp_filter_create(opts ? opts->include : NULL, opts ? opts->exclude : NULL, &filter, err));
+    FSDP_TRY(
+        fsdp_filter_create(opts ? opts->include : NULL, opts ? opts->exclude : NULL, &filter, err));
     fsdp_status st = fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err);
     if (st == FSDP_OK)
         st = fsdp_relayout_whole((*checkpoint_out)->manifest.sd, filter, full_out, err);
@@ -26,7 +28,8 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts, f
 
 /* --- into memory --- */
 
-static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_opts *opts, fsdp_error *err)
+static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_opts *opts,
+                             fsdp_error *err)
 {
     fsdp_ctl *self = NULL;
     fsdp_load_opts load = opts ? *opts : (fsdp_load_opts){0};
@@ -38,7 +41,8 @@ static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_op
     return st;
 }
 
-fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out, fsdp_error *err)
+fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out,
+                           fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     *full_out = NULL;
@@ -55,8 +59,9 @@ fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd
 
 /* --- streamed --- */
 
-static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *full, const fsdp_load_opts *opts,
-                                  fsdp_slab_visit visit, void *user, fsdp_error *err)
+static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *full,
+                                  const fsdp_load_opts *opts, fsdp_slab_visit visit, void *user,
+                                  fsdp_error *err)
 {
     const fsdp_sd *stored = checkpoint->manifest.sd;
     for (size_t i = 0; i < fsdp_sd_count(full); i++) {
@@ -64,13 +69,14 @@ static fsdp_status stream_entries(fsdp_checkpoint *checkpoint, const fsdp_sd *fu
         if (entry->kind != FSDP_ENTRY_TENSOR)
             continue;
         int64_t at = fsdp_sd_find(stored, entry->name, entry->name_size);
-        FSDP_TRY(fsdp_checkpoint_stream(checkpoint, (size_t)at, opts ? opts->memory : 0, visit, user, err));
+        FSDP_TRY(fsdp_checkpoint_stream(checkpoint, (size_t)at, opts ? opts->memory : 0, visit,
+                                        user, err));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts, fsdp_slab_visit visit, void *user,
-                             fsdp_error *err)
+fsdp_status fsdp_stream_full(const char *path, const fsdp_load_opts *opts, fsdp_slab_visit visit,
+                             void *user, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_sd *full = NULL;

@@ -4,12 +4,12 @@
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/describe.h"
-#include "statedict/filter.h"
 #include "statedict/names.h"
 
 #include "base/flow.h"
 #include "base/pool.h"
 
+#include <fsdp/filter.h>
 #include <string.h>
 
 typedef struct load_job {
@@ -17,9 +17,9 @@ typedef struct load_job {
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
     fsdp_io *io;
-    fsdp_checkpoint *checkpoint;   /* shared by ranks that share memory: rank 0 owns it */
+    fsdp_checkpoint *checkpoint; /* shared by ranks that share memory: rank 0 owns it */
     bool owns_checkpoint;
-    int64_t *source;               /* per entry of sd: entry of the checkpoint, -1: not loaded */
+    int64_t *source; /* per entry of sd: entry of the checkpoint, -1: not loaded */
     /* The ranks whose memory this process fills together: all threads of a group, or one rank. */
     const fsdp_sd **group_sds;
     int *group_ranks;
@@ -32,8 +32,8 @@ typedef struct load_job {
 
 /* --- matching names ----------------------------------------------------------------------------------- */
 
-static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted, const fsdp_entry *stored,
-                                fsdp_error *err)
+static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted,
+                                const fsdp_entry *stored, fsdp_error *err)
 {
     char name[160];
     fsdp_printable(wanted->name, wanted->name_size, name, sizeof name);
@@ -50,12 +50,13 @@ static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted, c
     }
     if (wanted->dtype == stored->dtype)
         return FSDP_OK;
-    bool castable = fsdp_dtype_describe(wanted->dtype)->is_float && fsdp_dtype_describe(stored->dtype)->is_float;
+    bool castable = fsdp_dtype_describe(wanted->dtype)->is_float &&
+                    fsdp_dtype_describe(stored->dtype)->is_float;
     if (job->opts->cast && castable)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in '%s'%s", name, fsdp_dtype_name(wanted->dtype),
-                     fsdp_dtype_name(stored->dtype), job->checkpoint->path,
-                     castable ? "; ask for casting to load it" : "");
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in '%s'%s", name,
+                     fsdp_dtype_name(wanted->dtype), fsdp_dtype_name(stored->dtype),
+                     job->checkpoint->path, castable ? "; ask for casting to load it" : "");
 }
 
 static fsdp_status match_entry(load_job *job, size_t i, bool *found, fsdp_error *err)
@@ -114,7 +115,8 @@ static fsdp_status match_names(load_job *job, const fsdp_filter *filter, fsdp_na
     const fsdp_sd *stored = job->checkpoint->manifest.sd;
     for (size_t i = 0; i < fsdp_sd_count(stored); i++) {
         const fsdp_entry *entry = fsdp_sd_at(stored, i);
-        if (fsdp_filter_selects(filter, entry->name, entry->name_size) && fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
+        if (fsdp_filter_selects(filter, entry->name, entry->name_size) &&
+            fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
             !fsdp_names_add(unexpected, entry->name, entry->name_size))
             return fsdp_fail_memory(err, "a list of names");
     }
@@ -168,7 +170,8 @@ static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank
         want->dtype = entry->dtype;
         want->data = data;
         if (!data)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d", entry->name, rank);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
+                             entry->name, rank);
         data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
         wants->count++;
     }
@@ -193,7 +196,8 @@ typedef struct file_search {
     bool *needed;
 } file_search;
 
-static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box,
+                             fsdp_error *err)
 {
     file_search *search = user;
     (void)part;
@@ -216,8 +220,8 @@ static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, 
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
             fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
-            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box, need_file,
-                                      search, err));
+            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box,
+                                      need_file, search, err));
         }
     }
     return FSDP_OK;
@@ -241,8 +245,8 @@ static fsdp_status open_files(load_job *job, fsdp_error *err)
 
 /* --- moving ---------------------------------------------------------------------------------------------- */
 
-static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter, fsdp_turns *turns,
-                                fsdp_error *err)
+static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter,
+                                fsdp_turns *turns, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         if (!is_loaded(job, i))
@@ -250,10 +254,11 @@ static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *ge
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         int64_t before = getter->bytes_read;
         FSDP_TRY(group_wants(job, i, wants, err));
-        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items, wants->count,
-                                     getter, turns, err));
+        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items,
+                                     wants->count, getter, turns, err));
         fsdp_flow("statedict/load.c", "got '%s'", entry->name);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name, entry->name_size, err));
+        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name,
+                                entry->name_size, err));
     }
     return FSDP_OK;
 }
@@ -289,8 +294,8 @@ static fsdp_status copy_values(load_job *job, fsdp_error *err)
         if (job->source[i] < 0 || fsdp_sd_at(job->sd, i)->kind != FSDP_ENTRY_VALUE)
             continue;
         fsdp_value value = {0};
-        FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i])->value,
-                                 &value, err));
+        FSDP_TRY(fsdp_value_copy(
+            &fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i])->value, &value, err));
         fsdp_sd_set_value(job->sd, i, &value);
     }
     return FSDP_OK;
@@ -349,8 +354,9 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
     group_member *members = fsdp_alloc(n, sizeof *members);
-    fsdp_status st = job->group_sds && job->group_ranks && members ? FSDP_OK
-                                                                   : fsdp_fail_memory(err, "a group of ranks");
+    fsdp_status st = job->group_sds && job->group_ranks && members
+                         ? FSDP_OK
+                         : fsdp_fail_memory(err, "a group of ranks");
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = shares_memory(job) ? group_together(job, members, err) : group_alone(job);
@@ -448,7 +454,8 @@ static fsdp_status set_path(candidate *out, const char *path, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list, fsdp_error *err)
+static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list,
+                                   fsdp_error *err)
 {
     char *resolved = NULL;
     FSDP_TRY(fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &resolved, err));
@@ -457,7 +464,8 @@ static fsdp_status list_candidates(const load_job *job, const char *path, candid
     return list->is_run ? fsdp_run_list(path, job->io, &list->steps, err) : FSDP_OK;
 }
 
-static fsdp_status next_candidate(const char *path, candidates *list, candidate *out, fsdp_error *err)
+static fsdp_status next_candidate(const char *path, candidates *list, candidate *out,
+                                  fsdp_error *err)
 {
     out->is_last = true;
     if (!list->is_run)
@@ -477,11 +485,13 @@ static fsdp_status next_candidate(const char *path, candidates *list, candidate 
 }
 
 /* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
-static fsdp_status load_candidates(load_job *job, const char *path, candidates *list, fsdp_error *err)
+static fsdp_status load_candidates(load_job *job, const char *path, candidates *list,
+                                   fsdp_error *err)
 {
     candidate chosen = {0};
     for (;;) {
-        fsdp_status st = fsdp_ctl_rank(job->ctl) == 0 ? next_candidate(path, list, &chosen, err) : FSDP_OK;
+        fsdp_status st =
+            fsdp_ctl_rank(job->ctl) == 0 ? next_candidate(path, list, &chosen, err) : FSDP_OK;
         FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
         FSDP_TRY(fsdp_ctl_broadcast(job->ctl, 0, &chosen, sizeof chosen, err));
         st = load_checkpoint(job, chosen.path, err);
@@ -498,7 +508,8 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, FSDP_OK, err));
-    fsdp_status st = fsdp_ctl_rank(job->ctl) == 0 ? list_candidates(job, path, &list, err) : FSDP_OK;
+    fsdp_status st =
+        fsdp_ctl_rank(job->ctl) == 0 ? list_candidates(job, path, &list, err) : FSDP_OK;
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
         st = load_candidates(job, path, &list, err);

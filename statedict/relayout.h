@@ -3,7 +3,7 @@
 #define FSDP_RELAYOUT_H
 
 #include "base/mem.h"
-#include "statedict/filter.h"
+#include <fsdp/filter.h>
 #include <fsdp/checkpoint.h>
 
 /*

@@ -403,7 +403,7 @@ int cli_end(fsdp_status status, const fsdp_error *err)
     }
     if (output != FSDP_OK)
         return (int)output;
-    if (status != FSDP_OK && status != FSDP_DIFFERS)
+    if (status != FSDP_OK)
         fsdp_error_report(err);
     return (int)status;
 }

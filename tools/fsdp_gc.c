@@ -133,9 +133,11 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
     }
     fsdp_status st =
         fsdp_run_retain(opts->run, &opts->policy, !opts->yes, on_action, &report, NULL, err);
-    if (st != FSDP_OK && report.kept + report.removed == 0) {
+    if (report.kept + report.removed == 0) {
         fsdp_text_release(&report.text);
-        return st;
+        return st != FSDP_OK
+                   ? st
+                   : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", opts->run);
     }
     fsdp_status put = print_end(&report);
     return st != FSDP_OK ? st : put;

@@ -55,7 +55,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TREE: set_mode(opts, LS_TREE); return 0;
     case KEY_CONFIG: set_mode(opts, LS_CONFIG); return 0;
     case KEY_STATS: set_mode(opts, LS_STATS); return 0;
-    case KEY_SORT: opts->sort = parse_sort(arg); return 0;
+    case KEY_SORT:
+        opts->sort = parse_sort(arg);
+        opts->sort_given = true;
+        return 0;
     case KEY_DIGEST:
         if (strcmp(arg, "sha256") != 0)
             cli_usage_error("--digest '%s' is not known; there is sha256", arg);
@@ -69,6 +72,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (!opts->path)
             cli_usage_error("PATH is missing");
+        if (opts->mode == LS_TREE && !opts->sort_given)
+            opts->sort = LS_SORT_NAME; /* so that every branch is printed once */
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -123,14 +128,41 @@ static int by_size(const void *left, const void *right, void *user)
     return a < b ? -1 : a > b;
 }
 
+/* Components of names, numbers by their value: layers.2 comes before layers.10. */
+static int compare_components(const char *a, size_t size_a, const char *b, size_t size_b)
+{
+    bool number_a = strspn(a, "0123456789") >= size_a && size_a > 0;
+    bool number_b = strspn(b, "0123456789") >= size_b && size_b > 0;
+    if (number_a != number_b)
+        return number_a ? -1 : 1;
+    if (number_a && size_a != size_b)
+        return size_a < size_b ? -1 : 1;
+    int order = memcmp(a, b, size_a < size_b ? size_a : size_b);
+    return order != 0 ? order : (size_a > size_b) - (size_a < size_b);
+}
+
+static size_t component_size(const char *data, size_t size)
+{
+    const char *dot = memchr(data, '.', size);
+    return dot ? (size_t)(dot - data) : size;
+}
+
 static int by_name(const void *left, const void *right, void *user)
 {
     const ls_listing *listing = user;
     const fsdp_entry *a = fsdp_sd_at(listing->sd, *(const size_t *)left);
     const fsdp_entry *b = fsdp_sd_at(listing->sd, *(const size_t *)right);
-    size_t size = a->name_size < b->name_size ? a->name_size : b->name_size;
-    int order = memcmp(a->name, b->name, size);
-    return order != 0 ? order : (a->name_size > b->name_size) - (a->name_size < b->name_size);
+    size_t at_a = 0, at_b = 0;
+    while (at_a <= a->name_size && at_b <= b->name_size) {
+        size_t size_a = component_size(a->name + at_a, a->name_size - at_a);
+        size_t size_b = component_size(b->name + at_b, b->name_size - at_b);
+        int order = compare_components(a->name + at_a, size_a, b->name + at_b, size_b);
+        if (order != 0)
+            return order;
+        at_a += size_a + 1;
+        at_b += size_b + 1;
+    }
+    return (a->name_size > b->name_size) - (a->name_size < b->name_size);
 }
 
 static fsdp_status select_entries(ls_listing *listing, fsdp_error *err)
@@ -241,16 +273,11 @@ static fsdp_status list(ls_listing *listing, fsdp_error *err)
     listing->info = fsdp_checkpoint_describe(listing->checkpoint);
     listing->sd = fsdp_checkpoint_sd(listing->checkpoint);
     FSDP_TRY(select_entries(listing, err));
+    if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
     fsdp_status st = print_entries(listing, &text, err);
     fsdp_status put = cli_put_all(&text);
-    if (st != FSDP_OK || put != FSDP_OK)
-        return st != FSDP_OK ? st : put;
-    bool filtered = listing->options->common.include || listing->options->common.exclude;
-    if (filtered && listing->count == 0 && fsdp_sd_count(listing->sd) > 0) {
-        cli_say("warn", "no name matches");
-        return FSDP_DIFFERS;
-    }
-    return FSDP_OK;
+    return st != FSDP_OK ? st : put;
 }
 
 int main(int argc, char **argv)

@@ -15,7 +15,7 @@ typedef struct ls_options {
     const char *path;
     ls_mode mode;
     ls_sort sort;
-    bool digest;
+    bool digest, sort_given;
 } ls_options;
 
 typedef struct ls_listing {

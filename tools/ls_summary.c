@@ -45,6 +45,8 @@ static void add_mesh(fsdp_text *text, const fsdp_sd *sd)
         if (entry->kind != FSDP_ENTRY_TENSOR || entry->layout.kind == FSDP_LAYOUT_BOXES)
             continue;
         const fsdp_mesh *mesh = entry->layout.mesh;
+        if (fsdp_mesh_size(mesh) == 1)
+            return;
         for (int d = 0; d < fsdp_mesh_ndim(mesh); d++)
             fsdp_text_addf(text, "%s%s=%" PRId64, d > 0 ? ", " : " (", fsdp_mesh_dim_name(mesh, d),
                            fsdp_mesh_dim_size(mesh, d));
@@ -343,7 +345,7 @@ static void add_row(fsdp_text *text, const summary *sum, size_t place)
     cli_add_shape(&words, tensor->ndim, shape);
     fsdp_text_add(text, "  ", 2);
     add_folded_name(text, sum, index);
-    fsdp_text_addf(text, "  %4" PRId64 " x %-16s  %-4s  %10s  ", count,
+    fsdp_text_addf(text, "  %4" PRId64 " x %-16s  %-7s  %10s  ", count,
                    words.data ? words.data : "", fsdp_dtype_name(tensor->dtype),
                    cli_bytes(count * fsdp_entry_bytes(tensor), number));
     if (same_layouts(sum, place))

@@ -1,0 +1,79 @@
+"""Ctrl-C and SIGTERM stop every tool that works long: exit code 130 or 143, nothing left half-written.
+
+The tool reports its progress into a pipe that is full, so it cannot finish before the signal comes,
+however fast it is. usage: signals.py BUILD
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BUILD = Path(sys.argv[1]).resolve()
+
+
+def full_pipe():
+    reader, writer = os.pipe()
+    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
+    fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    try:
+        while True:
+            os.write(writer, b"x" * 4096)
+    except BlockingIOError:
+        pass
+    fcntl.fcntl(writer, fcntl.F_SETFL, flags)
+    return reader, writer
+
+
+def is_asleep(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def drain(reader):
+    text = b""
+    while piece := os.read(reader, 65536):
+        text += piece
+    os.close(reader)
+    return text.decode().lstrip("x")
+
+
+def stop(command, number, directory):
+    reader, writer = full_pipe()
+    process = subprocess.Popen([BUILD / "bin" / command[0], *command[1:], "--progress=json"], cwd=directory,
+                               stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    while process.poll() is None and not is_asleep(process):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.send_signal(number)
+    time.sleep(0.1)
+    talk = drain(reader)
+    process.communicate()
+    return process.returncode, talk
+
+
+def main():
+    commands = [["fsdp-convert", "a", "new", "--world-size", "3"], ["fsdp-verify", "a"],
+                ["fsdp-diff", "a", "b"],
+                ["fsdp-ls", "--digest", "sha256", "a"], ["fsdp-ls", "--stats", "a"]]
+    problems = []
+    with tempfile.TemporaryDirectory() as directory:
+        for name in "ab":
+            subprocess.run([BUILD / "tests/make_sample", "sharded", "2", name], cwd=directory, check=True)
+        before = sorted(os.listdir(directory))
+        for command in commands:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                code, talk = stop(command, number, directory)
+                if code != 128 + number or "stop" not in talk:
+                    problems.append(f"{' '.join(command)}: signal {number} gives {code}: {talk}")
+        if sorted(os.listdir(directory)) != before:
+            problems.append(f"left behind: {sorted(os.listdir(directory))}")
+    print("\n".join(problems) or f"{2 * len(commands)} stops")
+    return 1 if problems else 0
+
+
+sys.exit(main())
