@@ -11,23 +11,17 @@ static fsdp_status status_of_errno(int errnum)
 {
     switch (errnum) {
     case ENOENT:
-    case ENOTDIR:
-        return FSDP_ERR_NOT_FOUND;
+    case ENOTDIR: return FSDP_ERR_NOT_FOUND;
     case EEXIST:
-    case ENOTEMPTY:
-        return FSDP_ERR_EXISTS;
+    case ENOTEMPTY: return FSDP_ERR_EXISTS;
     case ENOSPC:
     case EDQUOT:
-    case EFBIG:
-        return FSDP_ERR_NO_SPACE;
+    case EFBIG: return FSDP_ERR_NO_SPACE;
     case ENOMEM:
     case EMFILE:
-    case ENFILE:
-        return FSDP_ERR_LIMIT;
-    case ELOOP:
-        return FSDP_ERR_REFUSED;
-    default:
-        return FSDP_ERR_IO;
+    case ENFILE: return FSDP_ERR_LIMIT;
+    case ELOOP: return FSDP_ERR_REFUSED;
+    default: return FSDP_ERR_IO;
     }
 }
 

@@ -75,8 +75,8 @@ int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, s
     return (count_elements(ndim, len) + per_block - 1) / per_block;
 }
 
-void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
-                             int64_t block, int64_t *first, int64_t *count)
+void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk,
+                             size_t element_size, int64_t block, int64_t *first, int64_t *count)
 {
     if (chunk) {
         chunking c = describe_chunks(ndim, len, chunk);
@@ -92,8 +92,8 @@ void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk,
     *count = total - *first < per_block ? total - *first : per_block;
 }
 
-int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
-                             int64_t element)
+int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
+                             size_t element_size, int64_t element)
 {
     if (chunk) {
         chunking c = describe_chunks(ndim, len, chunk);
@@ -105,17 +105,25 @@ int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
 
 /* --- runs ---------------------------------------------------------------------------------------- */
 
-void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len, const int64_t *strides,
-                          int64_t offset, size_t element_size, int64_t first, int64_t count)
+void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len,
+                          const int64_t *strides, int64_t offset, size_t element_size,
+                          int64_t first, int64_t count)
 {
     int64_t run = 1;
     int outer = ndim;
-    while (outer > 0 && (len[outer - 1] == 1 || strides[outer - 1] == run * (int64_t)element_size)) {
+    while (outer > 0 &&
+           (len[outer - 1] == 1 || strides[outer - 1] == run * (int64_t)element_size)) {
         outer--;
         run *= len[outer];
     }
-    *runs = (fsdp_file_runs){.outer = outer, .len = len, .stride = strides, .base = offset, .run = run,
-                             .at = first, .end = first + count, .element_size = (int64_t)element_size};
+    *runs = (fsdp_file_runs){.outer = outer,
+                             .len = len,
+                             .stride = strides,
+                             .base = offset,
+                             .run = run,
+                             .at = first,
+                             .end = first + count,
+                             .element_size = (int64_t)element_size};
 }
 
 bool fsdp_file_runs_next(fsdp_file_runs *runs, int64_t *offset_out, int64_t *size_out)

@@ -12,15 +12,15 @@
 
 typedef struct segment {
     uint32_t rank;
-    size_t first, count;       /* its boxes in the reader's array */
+    size_t first, count; /* its boxes in the reader's array */
 } segment;
 
 struct fsdp_shard_reader {
     fsdp_file *file;
     char *path;
     int64_t size;
-    int64_t unclaimed;         /* while the index is checked: bytes that no box has yet */
-    char *index;               /* the index's bytes, referred to by the boxes */
+    int64_t unclaimed; /* while the index is checked: bytes that no box has yet */
+    char *index;       /* the index's bytes, referred to by the boxes */
     fsdp_stored_box *boxes;
     size_t box_count;
     segment *segments;
@@ -41,7 +41,8 @@ typedef struct segment_view {
 
 static fsdp_status bad_index(const fsdp_shard_reader *reader, fsdp_error *err, const char *what)
 {
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the shard index is damaged: %s", reader->path, what);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the shard index is damaged: %s", reader->path,
+                     what);
 }
 
 static bool take(uint64_t count, uint64_t size, uint64_t *left)
@@ -61,14 +62,16 @@ static fsdp_status view_segment(const fsdp_shard_reader *reader, const char *at,
     if (memcmp(head->magic, FSDP_INDEX_MAGIC, sizeof head->magic) != 0)
         return bad_index(reader, err, "it does not begin with its mark");
     if (head->version != 1)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s': shard index version %u is newer than this program",
-                         reader->path, head->version);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s': shard index version %u is newer than this program", reader->path,
+                         head->version);
     if (head->size > left || head->size < sizeof *head || head->size % 8 != 0)
         return bad_index(reader, err, "a segment is longer than the index");
     uint64_t room = head->size - sizeof *head;
-    bool fits = take(head->boxes, sizeof(index_record), &room) && take(head->dims, sizeof(int64_t), &room) &&
-                take(head->blocks, sizeof(fsdp_hash), &room) && take(head->frames, sizeof(fsdp_frame), &room) &&
-                take(head->name_bytes, 1, &room);
+    bool fits = take(head->boxes, sizeof(index_record), &room) &&
+                take(head->dims, sizeof(int64_t), &room) &&
+                take(head->blocks, sizeof(fsdp_hash), &room) &&
+                take(head->frames, sizeof(fsdp_frame), &room) && take(head->name_bytes, 1, &room);
     if (!fits || room != 0)
         return bad_index(reader, err, "its parts do not add up");
     view->head = head;
@@ -158,15 +161,21 @@ static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *vi
         !range_inside(record->name, record->name_size, head->name_bytes))
         return bad_index(reader, err, "a record points outside");
     const int64_t *dims = view->dims + record->dims;
-    *box = (fsdp_stored_box){.tensor = record->tensor, .part = record->part,
+    *box = (fsdp_stored_box){.tensor = record->tensor,
+                             .part = record->part,
                              .dtype = (fsdp_dtype)record->dtype,
                              .element_size = fsdp_dtype_size((fsdp_dtype)record->dtype),
-                             .encoded = encoded, .packed = record->flags & FSDP_INDEX_PACKED,
-                             .ndim = (int)ndim, .lo = dims, .len = dims + ndim,
+                             .encoded = encoded,
+                             .packed = record->flags & FSDP_INDEX_PACKED,
+                             .ndim = (int)ndim,
+                             .lo = dims,
+                             .len = dims + ndim,
                              .stride = encoded ? NULL : dims + 2 * ndim,
                              .chunk = encoded ? dims + 2 * ndim : NULL,
-                             .offset = record->offset, .name = view->names + record->name,
-                             .name_size = record->name_size, .hashes = view->hashes + record->hashes,
+                             .offset = record->offset,
+                             .name = view->names + record->name,
+                             .name_size = record->name_size,
+                             .hashes = view->hashes + record->hashes,
                              .block_count = (int64_t)record->block_count,
                              .frames = encoded ? view->frames + record->frames : NULL};
     if (box->element_size == 0)
@@ -179,7 +188,8 @@ static fsdp_status read_record(fsdp_shard_reader *reader, const segment_view *vi
             return bad_index(reader, err, "a box is empty or outside of everything");
         box->count *= box->len[d];
     }
-    if (encoded ? box->ndim == 0 || !chunks_are_sound(box, reader->size) : !raw_inside(box, reader->size))
+    if (encoded ? box->ndim == 0 || !chunks_are_sound(box, reader->size)
+                : !raw_inside(box, reader->size))
         return bad_index(reader, err, "a box lies outside the file");
     if (!encoded && box->packed && !strides_are_packed(box))
         return bad_index(reader, err, "a packed box has gaps");
@@ -207,15 +217,17 @@ static fsdp_status read_segment(fsdp_shard_reader *reader, const segment_view *v
     return FSDP_OK;
 }
 
-static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_head *head, uint32_t rank,
-                                  const fsdp_shard_id *id, fsdp_error *err)
+static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_head *head,
+                                  uint32_t rank, const fsdp_shard_id *id, fsdp_error *err)
 {
     if (memcmp(head->run, id->run, sizeof id->run) != 0 || head->step != id->step)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' belongs to another run or step (it says step %lld)",
-                         reader->path, (long long)head->step);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' belongs to another run or step (it says step %lld)", reader->path,
+                         (long long)head->step);
     if (head->world != id->world || head->rank != rank)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is the file of rank %u of %u, not of rank %u of %u",
-                         reader->path, head->rank, head->world, rank, id->world);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' is the file of rank %u of %u, not of rank %u of %u", reader->path,
+                         head->rank, head->world, rank, id->world);
     return FSDP_OK;
 }
 
@@ -284,7 +296,8 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_s
 }
 
 fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
-                            const fsdp_shard_id *id, fsdp_shard_reader **reader_out, fsdp_error *err)
+                            const fsdp_shard_id *id, fsdp_shard_reader **reader_out,
+                            fsdp_error *err)
 {
     fsdp_shard_reader *reader = fsdp_alloc(1, sizeof *reader);
     if (!reader)
@@ -343,8 +356,8 @@ uint32_t fsdp_shard_box_rank(const fsdp_shard_reader *reader, size_t index)
     return reader->segments[s].rank;
 }
 
-const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t rank, uint32_t tensor,
-                                       uint32_t part)
+const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t rank,
+                                       uint32_t tensor, uint32_t part)
 {
     const segment *own = segment_of_rank(reader, rank);
     if (!own)
@@ -373,7 +386,8 @@ fsdp_box fsdp_stored_box_box(const fsdp_stored_box *stored)
 
 void fsdp_block_range(const fsdp_stored_box *box, int64_t block, int64_t *first, int64_t *count)
 {
-    fsdp_native_block_range(box->ndim, box->len, box->chunk, box->element_size, block, first, count);
+    fsdp_native_block_range(box->ndim, box->len, box->chunk, box->element_size, block, first,
+                            count);
 }
 
 int64_t fsdp_block_of(const fsdp_stored_box *box, int64_t element)
@@ -392,7 +406,8 @@ static fsdp_status read_elements(fsdp_shard_reader *reader, const fsdp_stored_bo
     fsdp_file_runs runs;
     int64_t offset, size;
     char *at = data;
-    fsdp_file_runs_begin(&runs, box->ndim, box->len, box->stride, box->offset, box->element_size, first, count);
+    fsdp_file_runs_begin(&runs, box->ndim, box->len, box->stride, box->offset, box->element_size,
+                         first, count);
     while (fsdp_file_runs_next(&runs, &offset, &size)) {
         FSDP_TRY(fsdp_io_read(reader->file, reader->path, at, (size_t)size, offset, err));
         at += size;
@@ -404,7 +419,7 @@ fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *bo
                             int64_t count, void *data, fsdp_error *err)
 {
     FSDP_TRY(read_elements(reader, box, first, count, data, err));
-    fsdp_flow("formats/native_read.c", "%lld elements from element %lld of box %u of tensor %u",
+    fsdp_flow("formats/native_read.c", "%lld elements at element %lld of box %u of tensor %u",
               (long long)count, (long long)first, box->part, box->tensor);
     return FSDP_OK;
 }
@@ -439,7 +454,8 @@ fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *
     if (!fit_room(&decoder->frame, &decoder->frame_room, (size_t)frame->size) ||
         !fit_room(&decoder->chunk, &decoder->chunk_room, whole))
         return fsdp_fail_memory(err, "a decoded block");
-    FSDP_TRY(fsdp_io_read(reader->file, reader->path, decoder->frame, (size_t)frame->size, frame->offset, err));
+    FSDP_TRY(fsdp_io_read(reader->file, reader->path, decoder->frame, (size_t)frame->size,
+                          frame->offset, err));
     fsdp_status st = fsdp_codec_decode(decoder->codec, decoder->frame, (size_t)frame->size,
                                        box->element_size, decoder->chunk, whole, NULL);
     if (st == FSDP_ERR_DAMAGED)
@@ -449,8 +465,8 @@ fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *
     return st == FSDP_OK ? st : fsdp_fail_memory(err, "a decoder");
 }
 
-fsdp_status fsdp_block_damaged(const fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t block,
-                               fsdp_error *err)
+fsdp_status fsdp_block_damaged(const fsdp_shard_reader *reader, const fsdp_stored_box *box,
+                               int64_t block, fsdp_error *err)
 {
     char name[160];
     int64_t first, count, row = box->count;
@@ -458,8 +474,10 @@ fsdp_status fsdp_block_damaged(const fsdp_shard_reader *reader, const fsdp_store
     if (box->ndim > 0)
         row = box->count / box->len[0];
     int64_t top = box->ndim > 0 ? box->lo[0] : 0;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s' block %lld is damaged: tensor '%s' rows %lld..%lld do not match their xxh3",
-                     reader->path, (long long)block, fsdp_printable(box->name, box->name_size, name, sizeof name),
-                     (long long)(top + first / row), (long long)(top + (first + count - 1) / row));
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s' block %lld is damaged: tensor '%s' rows %lld..%lld do not match their xxh3",
+        reader->path, (long long)block,
+        fsdp_printable(box->name, box->name_size, name, sizeof name),
+        (long long)(top + first / row), (long long)(top + (first + count - 1) / row));
 }

@@ -23,7 +23,8 @@ fsdp_status fsdp_view_create(fsdp_io *io, const char *path, fsdp_view **view_out
         return fsdp_fail_memory(err, "a view");
     view->io = io;
     view->path = fsdp_strndup(path, strlen(path));
-    fsdp_status st = view->path ? fsdp_h5_view_create(io, path, &view->h5, err) : fsdp_fail_memory(err, "a path");
+    fsdp_status st = view->path ? fsdp_h5_view_create(io, path, &view->h5, err)
+                                : fsdp_fail_memory(err, "a path");
     if (st != FSDP_OK) {
         fsdp_view_discard(view);
         return st;
@@ -39,8 +40,8 @@ static char *link_of(fsdp_arena *arena, const char *name, size_t size, unsigned 
     return fsdp_arena_strndup(arena, link, length);
 }
 
-fsdp_status fsdp_view_add(fsdp_view *view, const fsdp_shard_dataset *tensor, const fsdp_view_source *sources,
-                          size_t count, fsdp_error *err)
+fsdp_status fsdp_view_add(fsdp_view *view, const fsdp_shard_dataset *tensor,
+                          const fsdp_view_source *sources, size_t count, fsdp_error *err)
 {
     fsdp_arena arena = {0};
     fsdp_status st = FSDP_OK;
@@ -50,16 +51,21 @@ fsdp_status fsdp_view_add(fsdp_view *view, const fsdp_shard_dataset *tensor, con
         st = fsdp_fail_memory(err, "a view");
     for (size_t i = 0; i < count && st == FSDP_OK; i++) {
         const fsdp_view_source *source = &sources[i];
-        h5[i] = (fsdp_h5_source){.file = source->file,
-                                 .link = link_of(&arena, source->name, source->name_size, source->part),
-                                 .source_ndim = source->ndim, .source_shape = source->shape,
-                                 .source_lo = source->lo, .source_len = source->len,
-                                 .lo = source->box.lo, .len = source->box.len};
+        h5[i] =
+            (fsdp_h5_source){.file = source->file,
+                             .link = link_of(&arena, source->name, source->name_size, source->part),
+                             .source_ndim = source->ndim,
+                             .source_shape = source->shape,
+                             .source_lo = source->lo,
+                             .source_len = source->len,
+                             .lo = source->box.lo,
+                             .len = source->box.len};
         if (!h5[i].link)
             st = fsdp_fail_memory(err, "a view");
     }
     if (st == FSDP_OK)
-        st = fsdp_h5_view_add(view->h5, link, tensor->dtype, tensor->ndim, tensor->shape, h5, count, err);
+        st = fsdp_h5_view_add(view->h5, link, tensor->dtype, tensor->ndim, tensor->shape, h5, count,
+                              err);
     fsdp_arena_release(&arena);
     return st;
 }

@@ -24,10 +24,14 @@ static void fill_info(fsdp_checkpoint *checkpoint)
 {
     const fsdp_manifest *manifest = &checkpoint->manifest;
     fsdp_checkpoint_info *info = &checkpoint->info;
-    *info = (fsdp_checkpoint_info){.path = checkpoint->path, .format = "fsdp",
-                                   .format_major = FSDP_FORMAT_MAJOR, .format_minor = FSDP_FORMAT_MINOR,
-                                   .kind = manifest->kind, .step = manifest->step,
-                                   .world = manifest->world, .compressed = manifest->compressed,
+    *info = (fsdp_checkpoint_info){.path = checkpoint->path,
+                                   .format = "fsdp",
+                                   .format_major = FSDP_FORMAT_MAJOR,
+                                   .format_minor = FSDP_FORMAT_MINOR,
+                                   .kind = manifest->kind,
+                                   .step = manifest->step,
+                                   .world = manifest->world,
+                                   .compressed = manifest->compressed,
                                    .file_count = manifest->file_count,
                                    .tensor_bytes = count_tensor_bytes(manifest->sd)};
     memcpy(info->run, manifest->run, sizeof info->run);
@@ -43,21 +47,23 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
     if (manifest->kind != FSDP_FULL ||
         manifest->world <= manifest->files[0].index_size / FSDP_SHARD_INDEX_LEAST)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s/%s' is damaged: an index of %lld bytes does not hold what %d ranks wrote",
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s' is damaged: an index of %lld bytes does not hold what %d ranks wrote",
                      checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
                      manifest->world);
 }
 
 /* --- large values --- */
 
-static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value, char *bytes,
-                               fsdp_error *err)
+static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
+                               char *bytes, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, value->entry);
     fsdp_shard_reader *reader = checkpoint->readers[0];
     const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
     if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks the value '%s' that the manifest promises",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' lacks the value '%s' that the manifest promises",
                          fsdp_shard_path(reader), entry->name);
     fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
     fsdp_getter getter = {0};
@@ -68,13 +74,15 @@ static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_va
     return st;
 }
 
-static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *stored, fsdp_error *err)
+static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *stored,
+                                     fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, stored->entry);
     fsdp_value value = {0};
     FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
     if (stored->size > checkpoint->manifest.files[0].size && !checkpoint->manifest.compressed)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the value '%s' is larger than its file", entry->name);
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the value '%s' is larger than its file",
+                         entry->name);
     char *bytes = fsdp_alloc_pages((size_t)stored->size);
     if (!bytes)
         return fsdp_fail_memory(err, "a value");
@@ -94,13 +102,14 @@ static fsdp_status load_stored_values(fsdp_checkpoint *checkpoint, fsdp_error *e
     return FSDP_OK;
 }
 
-static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files, fsdp_error *err)
+static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files,
+                                 fsdp_error *err)
 {
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY((look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(checkpoint->io, path,
-                                                                             &checkpoint->manifest, err));
+    FSDP_TRY((look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(
+        checkpoint->io, path, &checkpoint->manifest, err));
     FSDP_TRY(check_world(checkpoint, err));
     const fsdp_manifest *manifest = &checkpoint->manifest;
     checkpoint->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *checkpoint->readers);
@@ -129,14 +138,14 @@ static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_f
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
-                                          fsdp_error *err)
+fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path,
+                                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     return open_checkpoint(io, path, true, checkpoint_out, err);
 }
 
-fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
-                                       fsdp_error *err)
+fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path,
+                                       fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     return open_checkpoint(io, path, false, checkpoint_out, err);
 }
@@ -166,9 +175,11 @@ fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, f
     if (!path)
         return fsdp_fail_memory(err, "a path");
     fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash};
-    fsdp_shard_id id = {.step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
+    fsdp_shard_id id = {
+        .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
     memcpy(id.run, manifest->run, sizeof id.run);
-    fsdp_status st = fsdp_shard_open(checkpoint->io, path, &seal, &id, &checkpoint->readers[number], err);
+    fsdp_status st =
+        fsdp_shard_open(checkpoint->io, path, &seal, &id, &checkpoint->readers[number], err);
     fsdp_free(path);
     return st;
 }
@@ -180,15 +191,16 @@ fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *er
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out,
-                                    fsdp_error *err)
+fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
+                                    char **path_out, fsdp_error *err)
 {
     fsdp_file_info info;
     int errnum = io->ops->info(io, path, &info);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
     if (info.kind != FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file; a checkpoint is a directory", path);
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file; a checkpoint is a directory",
+                         path);
     char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
     if (!manifest)
         return fsdp_fail_memory(err, "a path");
@@ -206,8 +218,8 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
-fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io, fsdp_checkpoint **checkpoint_out,
-                                 fsdp_error *err)
+fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
@@ -237,7 +249,8 @@ const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
     return checkpoint->manifest.sd;
 }
 
-void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
+void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
+                             fsdp_checkpoint_file *file_out)
 {
     *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
     fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
@@ -263,19 +276,23 @@ static bool same_box(const fsdp_stored_box *stored, const fsdp_box *box)
            memcmp(stored->len, box->len, size) == 0;
 }
 
-fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t entry, int rank, size_t part,
-                                   const fsdp_box *box, const fsdp_stored_box **stored_out,
+fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t entry, int rank,
+                                   size_t part, const fsdp_box *box,
+                                   const fsdp_stored_box **stored_out,
                                    fsdp_shard_reader **reader_out, fsdp_error *err)
 {
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_shard_reader *reader = checkpoint->readers[fsdp_checkpoint_file_of(checkpoint, rank)];
-    const fsdp_stored_box *stored = fsdp_shard_find(reader, (uint32_t)rank, (uint32_t)entry, (uint32_t)part);
+    const fsdp_stored_box *stored =
+        fsdp_shard_find(reader, (uint32_t)rank, (uint32_t)entry, (uint32_t)part);
     char name[160];
     fsdp_printable(tensor->name, tensor->name_size, name, sizeof name);
     if (!stored)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks a box of tensor '%s' that the manifest promises",
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' lacks a box of tensor '%s' that the manifest promises",
                          fsdp_shard_path(reader), name);
-    if (!same_box(stored, box) || stored->dtype != tensor->dtype || stored->name_size != tensor->name_size ||
+    if (!same_box(stored, box) || stored->dtype != tensor->dtype ||
+        stored->name_size != tensor->name_size ||
         memcmp(stored->name, tensor->name, tensor->name_size) != 0)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' and the manifest disagree about tensor '%s'",
                          fsdp_shard_path(reader), name);
@@ -289,9 +306,9 @@ typedef struct get_state {
     size_t entry;
     const fsdp_want *wants;
     size_t count;
-    fsdp_want *near;           /* the wants that meet the stored box at hand */
+    fsdp_want *near; /* the wants that meet the stored box at hand */
     fsdp_getter *getter;
-    fsdp_turns *turns;         /* NULL: every block */
+    fsdp_turns *turns; /* NULL: every block */
 } get_state;
 
 #define NO_TURN (INT64_MAX / 2)
@@ -325,14 +342,16 @@ static bool pass_turns(fsdp_turns *turns, int64_t blocks)
     return true;
 }
 
-static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box *box,
+                              fsdp_error *err)
 {
     get_state *state = user;
     const fsdp_stored_box *stored = NULL;
     fsdp_shard_reader *reader = NULL;
     fsdp_box shared;
     size_t near = 0;
-    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, state->entry, rank, part, box, &stored, &reader, err));
+    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, state->entry, rank, part, box, &stored,
+                                    &reader, err));
     for (size_t w = 0; w < state->count; w++)
         if (fsdp_box_intersect(&state->wants[w].box, box, &shared))
             state->near[near++] = state->wants[w];
@@ -360,17 +379,23 @@ static fsdp_box hull(const fsdp_want *wants, size_t count)
 }
 
 fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err)
+                                size_t count, fsdp_getter *getter, fsdp_turns *turns,
+                                fsdp_error *err)
 {
     if (count == 0)
         return FSDP_OK;
-    get_state state = {.checkpoint = checkpoint, .entry = entry, .wants = wants, .count = count,
-                       .getter = getter, .turns = turns, .near = fsdp_alloc(count, sizeof *state.near)};
+    get_state state = {.checkpoint = checkpoint,
+                       .entry = entry,
+                       .wants = wants,
+                       .count = count,
+                       .getter = getter,
+                       .turns = turns,
+                       .near = fsdp_alloc(count, sizeof *state.near)};
     if (!state.near)
         return fsdp_fail_memory(err, "a list of boxes");
     fsdp_box all = hull(wants, count);
-    fsdp_status st = fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry), checkpoint->owners[entry],
-                                      &all, get_stored, &state, err);
+    fsdp_status st = fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
+                                      checkpoint->owners[entry], &all, get_stored, &state, err);
     fsdp_free(state.near);
     return st;
 }
@@ -381,34 +406,39 @@ static fsdp_status resolve_tensor(const fsdp_checkpoint *checkpoint, size_t *ent
     if (*entry < fsdp_sd_count(sd) && fsdp_sd_at(sd, *entry)->kind == FSDP_ENTRY_ALIAS)
         *entry = fsdp_sd_at(sd, *entry)->target;
     if (*entry >= fsdp_sd_count(sd) || fsdp_sd_at(sd, *entry)->kind != FSDP_ENTRY_TENSOR)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "entry %zu of '%s' is no tensor", *entry, checkpoint->path);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "entry %zu of '%s' is no tensor", *entry,
+                         checkpoint->path);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box, void *data,
-                                 fsdp_verify_mode verify, fsdp_error *err)
+fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                                 void *data, fsdp_verify_mode verify, fsdp_error *err)
 {
     FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     if (box->ndim != whole.ndim || !fsdp_box_contains(&whole, box))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the box asked for does not lie in tensor entry %zu of '%s'",
-                         entry, checkpoint->path);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the box asked for does not lie in tensor entry %zu of '%s'", entry,
+                         checkpoint->path);
     fsdp_want want = {.box = *box, .dtype = tensor->dtype, .data = data};
     fsdp_getter getter = {.verify = verify};
-    fsdp_status st = fsdp_box_count(box) > 0 ? fsdp_checkpoint_get(checkpoint, entry, &want, 1, &getter, NULL, err)
-                                             : FSDP_OK;
+    fsdp_status st = fsdp_box_count(box) > 0
+                         ? fsdp_checkpoint_get(checkpoint, entry, &want, 1, &getter, NULL, err)
+                         : FSDP_OK;
     fsdp_getter_release(&getter);
     return st;
 }
 
-static fsdp_status stream_slabs(fsdp_checkpoint *checkpoint, size_t entry, int64_t max_elements, char *data,
-                                fsdp_getter *getter, fsdp_slab_visit visit, void *user, fsdp_error *err)
+static fsdp_status stream_slabs(fsdp_checkpoint *checkpoint, size_t entry, int64_t max_elements,
+                                char *data, fsdp_getter *getter, fsdp_slab_visit visit, void *user,
+                                fsdp_error *err)
 {
     const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
     fsdp_slabs slabs = {0};
     fsdp_box slab;
-    for (int64_t first = 0; fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, max_elements, &slab);) {
+    for (int64_t first = 0;
+         fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, max_elements, &slab);) {
         fsdp_want want = {.box = slab, .dtype = tensor->dtype, .data = data};
         FSDP_TRY(fsdp_checkpoint_get(checkpoint, entry, &want, 1, getter, NULL, err));
         FSDP_TRY(visit(user, tensor, first, slabs.next - first, data, err));

@@ -28,10 +28,10 @@ typedef struct convert_job {
     fsdp_mesh *mesh;
     int world, file_count, threads;
     int64_t slab_bytes, chunk_bytes;
-    fsdp_sd *sd;                   /* the target's description */
-    size_t *source;                /* per target entry: entry of the source */
+    fsdp_sd *sd;    /* the target's description */
+    size_t *source; /* per target entry: entry of the source */
     int *owners;
-    fsdp_save_plan *plans;         /* per file */
+    fsdp_save_plan *plans; /* per file */
     fsdp_shard_writer **writers;
     fsdp_shard_seal *seals;
     fsdp_encoder *encoder;
@@ -45,21 +45,24 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = job->opts;
     if (opts->world < 0 || opts->shard_dim < 0 || opts->shard_dim >= FSDP_MAX_DIMS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "world size %d or sharding dim %d is out of range", opts->world,
-                         opts->shard_dim);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "world size %d or sharding dim %d is out of range",
+                         opts->world, opts->shard_dim);
     if (opts->kind == FSDP_FULL && opts->world > 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a full checkpoint is one file; it has no world size of %d",
-                         opts->world);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "a full checkpoint is one file; it has no world size of %d", opts->world);
     if (opts->mesh && opts->world > 0 && fsdp_mesh_size(opts->mesh) != opts->world)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh has %lld ranks, the world %d",
                          (long long)fsdp_mesh_size(opts->mesh), opts->world);
-    job->world = opts->kind == FSDP_FULL ? 1 : opts->world > 0 ? opts->world : job->from->info.world;
+    job->world = opts->kind == FSDP_FULL ? 1
+                 : opts->world > 0       ? opts->world
+                                         : job->from->info.world;
     if (opts->mesh && opts->kind != FSDP_FULL)
         job->world = (int)fsdp_mesh_size(opts->mesh);
     job->file_count = job->world;
     if (opts->mesh && opts->kind != FSDP_FULL)
         return FSDP_OK;
-    return fsdp_mesh_create(1, (int64_t[]){job->world}, (const char *[]){"dp"}, NULL, &job->mesh, err);
+    return fsdp_mesh_create(1, (int64_t[]){job->world}, (const char *[]){"dp"}, NULL, &job->mesh,
+                            err);
 }
 
 static fsdp_status describe_target(convert_job *job, fsdp_error *err)
@@ -67,8 +70,9 @@ static fsdp_status describe_target(convert_job *job, fsdp_error *err)
     fsdp_filter *filter = NULL;
     FSDP_TRY(choose_mesh(job, err));
     FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
-    fsdp_status st = fsdp_relayout(job->from->manifest.sd, job->opts->kind, job->mesh ? job->mesh : job->opts->mesh,
-                                   job->opts->shard_dim, filter, &job->sd, &job->source, err);
+    fsdp_status st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
+                                   job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim,
+                                   filter, &job->sd, &job->source, err);
     fsdp_filter_free(filter);
     FSDP_TRY(st);
     if (fsdp_sd_count(job->sd) == 0 && fsdp_sd_count(job->from->manifest.sd) > 0)
@@ -76,8 +80,9 @@ static fsdp_status describe_target(convert_job *job, fsdp_error *err)
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");
-    return job->opts->kind == FSDP_LOCAL ? FSDP_OK
-                                         : fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err);
+    return job->opts->kind == FSDP_LOCAL
+               ? FSDP_OK
+               : fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err);
 }
 
 static void divide_memory(convert_job *job)
@@ -121,10 +126,12 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
 }
 
 /* Raw output must fit before work starts; what encoding saves is not known. */
-static fsdp_status check_space(const convert_job *job, const char *to, fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status check_space(const convert_job *job, const char *to, fsdp_convert_plan *plan,
+                               fsdp_error *err)
 {
     int64_t bytes = job->opts->compress ? 0 : plan->bytes_written;
-    return fsdp_require_space(job->io, to, bytes, job->file_count + FIXED_FILES, &plan->free_bytes, err);
+    return fsdp_require_space(job->io, to, bytes, job->file_count + FIXED_FILES, &plan->free_bytes,
+                              err);
 }
 
 /* --- files ---------------------------------------------------------------------------------------------- */
@@ -138,7 +145,8 @@ static char *staged_path(const convert_job *job, int file)
 
 static fsdp_shard_id file_id(const convert_job *job, int file)
 {
-    fsdp_shard_id id = {.step = job->from->manifest.step, .rank = (uint32_t)file, .world = (uint32_t)job->world};
+    fsdp_shard_id id = {
+        .step = job->from->manifest.step, .rank = (uint32_t)file, .world = (uint32_t)job->world};
     memcpy(id.run, job->from->manifest.run, sizeof id.run);
     return id;
 }
@@ -146,15 +154,23 @@ static fsdp_shard_id file_id(const convert_job *job, int file)
 static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
 {
     fsdp_save_plan *plan = &job->plans[file];
-    FSDP_TRY(fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, file, plan, err));
+    FSDP_TRY(fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, file, plan,
+                            err));
     char *path = staged_path(job, file);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_shard_opts opts = {.io = job->io, .path = path, .id = file_id(job, file), .encode = job->opts->compress,
-                            .level = job->opts->level, .chunk_bytes = job->chunk_bytes,
-                            .encoder = job->encoder, .threads = 1, .sync = !job->opts->no_sync};
-    fsdp_status st = fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
-                                       plan->boxes, plan->box_count, &job->writers[file], err);
+    fsdp_shard_opts opts = {.io = job->io,
+                            .path = path,
+                            .id = file_id(job, file),
+                            .encode = job->opts->compress,
+                            .level = job->opts->level,
+                            .chunk_bytes = job->chunk_bytes,
+                            .encoder = job->encoder,
+                            .threads = 1,
+                            .sync = !job->opts->no_sync};
+    fsdp_status st =
+        fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
+                          plan->boxes, plan->box_count, &job->writers[file], err);
     fsdp_free(path);
     return st == FSDP_OK ? fsdp_put_plan(job->writers[file], plan, NULL, err) : st;
 }
@@ -168,7 +184,8 @@ static fsdp_status create_files(convert_job *job, fsdp_error *err)
     if (!job->plans || !job->writers || !job->seals)
         return fsdp_fail_memory(err, "a conversion");
     if (job->opts->compress)
-        FSDP_TRY(fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes, &job->encoder, err));
+        FSDP_TRY(fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes,
+                                     &job->encoder, err));
     for (int file = 0; file < job->file_count; file++)
         FSDP_TRY(create_file(job, file, err));
     return FSDP_OK;
@@ -190,16 +207,17 @@ typedef struct slab_work {
     size_t entry;
     fsdp_box slab;
     char *data;
-    int64_t used;              /* bytes of data */
+    int64_t used; /* bytes of data */
     fsdp_want *wants;
     fsdp_shard_piece *pieces;
-    int *files;                /* per want: the file it goes to */
+    int *files; /* per want: the file it goes to */
     size_t count, want_room, piece_room, file_room;
     fsdp_getter getter;
-    atomic_llong next_turn;    /* encoded: workers fill the slab together */
+    atomic_llong next_turn; /* encoded: workers fill the slab together */
 } slab_work;
 
-static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box *box,
+                              fsdp_error *err)
 {
     slab_work *work = user;
     fsdp_box shared;
@@ -215,9 +233,9 @@ static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box 
     for (int d = 0; d < box->ndim; d++)
         inside[d] = shared.lo[d] - box->lo[d];
     work->wants[n] = (fsdp_want){shared, entry->dtype, work->data + work->used};
-    work->pieces[n] = (fsdp_shard_piece){fsdp_save_plan_find(&work->job->plans[rank], work->entry, part),
-                                         fsdp_box_position(box->ndim, box->len, inside), count,
-                                         work->data + work->used};
+    work->pieces[n] = (fsdp_shard_piece){
+        fsdp_save_plan_find(&work->job->plans[rank], work->entry, part),
+        fsdp_box_position(box->ndim, box->len, inside), count, work->data + work->used};
     work->files[n] = rank;
     work->used += count * (int64_t)fsdp_dtype_size(entry->dtype);
     work->count++;
@@ -231,8 +249,8 @@ static fsdp_status fill_share(void *user, size_t worker, fsdp_error *err)
     fsdp_turns turns;
     (void)worker;
     fsdp_turns_begin(&turns, &work->next_turn);
-    fsdp_status st = fsdp_checkpoint_get(work->job->from, work->job->source[work->entry], work->wants, work->count,
-                                         &getter, &turns, err);
+    fsdp_status st = fsdp_checkpoint_get(work->job->from, work->job->source[work->entry],
+                                         work->wants, work->count, &getter, &turns, err);
     fsdp_getter_release(&getter);
     return st;
 }
@@ -241,8 +259,8 @@ static fsdp_status fill_slab(slab_work *work, fsdp_error *err)
 {
     convert_job *job = work->job;
     if (!job->opts->compress)
-        return fsdp_checkpoint_get(job->from, job->source[work->entry], work->wants, work->count, &work->getter,
-                                   NULL, err);
+        return fsdp_checkpoint_get(job->from, job->source[work->entry], work->wants, work->count,
+                                   &work->getter, NULL, err);
     atomic_store(&work->next_turn, 0);
     return fsdp_parallel(job->threads, (size_t)job->threads, fill_share, work, err);
 }
@@ -274,7 +292,7 @@ static fsdp_status convert_tensor(slab_work *work, fsdp_error *err)
 
 typedef struct convert_work {
     convert_job *job;
-    atomic_llong next;         /* entry to take */
+    atomic_llong next; /* entry to take */
 } convert_work;
 
 static fsdp_status convert_worker(void *user, size_t worker, fsdp_error *err)
@@ -345,13 +363,14 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
     if (!manifest.files)
         return fsdp_fail_memory(err, "a manifest");
     for (int i = 0; i < job->file_count; i++)
-        manifest.files[i] = (fsdp_manifest_file){job->seals[i].size, job->seals[i].index_offset,
-                                                 job->seals[i].index_size, job->seals[i].index_hash};
+        manifest.files[i] =
+            (fsdp_manifest_file){job->seals[i].size, job->seals[i].index_offset,
+                                 job->seals[i].index_size, job->seals[i].index_hash};
     fsdp_text text = {0};
     fsdp_status st = FSDP_OK;
     if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
-        st = fsdp_view_write(job->io, job->staging.path, &manifest, job->owners, !job->opts->no_sync,
-                             &job->opts->watch, err);
+        st = fsdp_view_write(job->io, job->staging.path, &manifest, job->owners,
+                             !job->opts->no_sync, &job->opts->watch, err);
     if (st == FSDP_OK)
         st = fsdp_manifest_encode(&manifest, &text, err);
     if (st == FSDP_OK)
@@ -367,7 +386,8 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     FSDP_TRY(open_source(job, from, err));
     count_work(job, &plan);
     FSDP_TRY(check_space(job, to, &plan, err));
-    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite, &job->staging, err));
+    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
+                                &job->staging, err));
     FSDP_TRY(create_files(job, err));
     FSDP_TRY(move_tensors(job, err));
     FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));
@@ -418,8 +438,9 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
     return st;
 }
 
-fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                         fsdp_convert_plan *plan_out, fsdp_error *err)
+fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
+                                         const fsdp_convert_opts *opts, fsdp_convert_plan *plan_out,
+                                         fsdp_error *err)
 {
     convert_job job = new_job(opts);
     fsdp_status st = open_source(&job, from, err);

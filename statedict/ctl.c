@@ -515,7 +515,7 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
 {
     fsdp_error mine = call->outcome, broken = ctl->poison;
     fsdp_status status = broken.status;
-    fsdp_flow("statedict/ctl.c", "%s", call_name(call->head.kind));
+    fsdp_flow("statedict/ctl.c", "%s", call_name(call->head.call));
     if (status == FSDP_OK) {
         call->head.calls = ++ctl->calls;
         if (ctl->rank != 0)

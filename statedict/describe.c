@@ -64,21 +64,14 @@ static void add_value(fsdp_hasher *hasher, const fsdp_value *value)
 {
     add_i64(hasher, value->kind);
     switch (value->kind) {
-    case FSDP_VALUE_NULL:
-        break;
-    case FSDP_VALUE_BOOL:
-        add_i64(hasher, value->as.boolean);
-        break;
+    case FSDP_VALUE_NULL: break;
+    case FSDP_VALUE_BOOL: add_i64(hasher, value->as.boolean); break;
     case FSDP_VALUE_I64:
     case FSDP_VALUE_U64:
-    case FSDP_VALUE_F64:
-        fsdp_hasher_add(hasher, &value->as, sizeof(int64_t));
-        break;
+    case FSDP_VALUE_F64: fsdp_hasher_add(hasher, &value->as, sizeof(int64_t)); break;
     case FSDP_VALUE_STRING:
     case FSDP_VALUE_BYTES:
-    case FSDP_VALUE_OPAQUE:
-        add_sized(hasher, value->as.bytes.data, value->as.bytes.size);
-        break;
+    case FSDP_VALUE_OPAQUE: add_sized(hasher, value->as.bytes.data, value->as.bytes.size); break;
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT:
         add_i64(hasher, (int64_t)value->as.list.count);
@@ -128,7 +121,8 @@ static fsdp_status hash_entries(const fsdp_sd *sd, bool with_values, fsdp_hash *
     return FSDP_OK;
 }
 
-fsdp_status fsdp_describe_hash(const fsdp_sd *sd, bool with_values, fsdp_hash *hash_out, fsdp_error *err)
+fsdp_status fsdp_describe_hash(const fsdp_sd *sd, bool with_values, fsdp_hash *hash_out,
+                               fsdp_error *err)
 {
     return hash_entries(sd, with_values, NULL, hash_out, err);
 }
@@ -151,8 +145,8 @@ static bool all_equal(const char *all, size_t size, int n)
 }
 
 /* The number of leading entries that all ranks share. */
-static fsdp_status count_shared(const fsdp_hash *hashes, int64_t least, fsdp_ctl *ctl, fsdp_hash *all,
-                                int64_t *shared_out, fsdp_error *err)
+static fsdp_status count_shared(const fsdp_hash *hashes, int64_t least, fsdp_ctl *ctl,
+                                fsdp_hash *all, int64_t *shared_out, fsdp_error *err)
 {
     int64_t low = 0, high = least;
     while (low < high) {
@@ -187,8 +181,8 @@ static void list_ranks(const shown_entry *shown, int n, char *text, size_t room)
     }
 }
 
-static fsdp_status tell_difference(const fsdp_sd *sd, const fsdp_hash *hashes, int64_t at, fsdp_ctl *ctl,
-                                   shown_entry *all, fsdp_error *err)
+static fsdp_status tell_difference(const fsdp_sd *sd, const fsdp_hash *hashes, int64_t at,
+                                   fsdp_ctl *ctl, shown_entry *all, fsdp_error *err)
 {
     shown_entry mine = {{{0}}, "no further entry"};
     int n = fsdp_ctl_size(ctl), other = 1;
@@ -203,16 +197,19 @@ static fsdp_status tell_difference(const fsdp_sd *sd, const fsdp_hash *hashes, i
     char ranks[128] = "";
     list_ranks(all, n, ranks, sizeof ranks);
     if (memcmp(all[0].name, all[other].name, SHOWN_NAME) == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "ranks declare different state: '%s' has another dtype, shape, layout or value on "
-                         "rank %s than on rank 0", all[0].name, ranks);
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "ranks declare different state: entry %lld is '%s' on rank 0 and '%s' on rank %s",
-                     (long long)at, all[0].name, all[other].name, ranks);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "ranks declare different state: '%s' has another dtype, shape, layout or value on "
+            "rank %s than on rank 0",
+            all[0].name, ranks);
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "ranks declare different state: entry %lld is '%s' on rank 0 and '%s' on rank %s",
+        (long long)at, all[0].name, all[other].name, ranks);
 }
 
-static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t least, fsdp_ctl *ctl,
-                                   fsdp_error *err)
+static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t least,
+                                   fsdp_ctl *ctl, fsdp_error *err)
 {
     size_t n = (size_t)fsdp_ctl_size(ctl);
     fsdp_hash last, *hashes = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *hashes);
@@ -230,8 +227,8 @@ static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t 
     return st;
 }
 
-fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl, fsdp_status mine,
-                                fsdp_error *err)
+fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl,
+                                fsdp_status mine, fsdp_error *err)
 {
     summary own = {.count = (int64_t)fsdp_sd_count(sd)};
     int n = fsdp_ctl_size(ctl);
@@ -262,11 +259,12 @@ fsdp_status fsdp_check_memory(const fsdp_sd *sd, const fsdp_ctl *ctl, fsdp_error
             continue;
         fsdp_printable(entry->name, entry->name_size, name, sizeof name);
         if (fsdp_layout_world(&entry->layout) > size)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "the layout of '%s' names rank %d, but there are %d ranks", name,
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the layout of '%s' names rank %d, but there are %d ranks", name,
                              fsdp_layout_world(&entry->layout) - 1, size);
         if (!entry->data && fsdp_entry_local_bytes(entry, rank) > 0)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no memory on rank %d, which holds a box of it", name,
-                             rank);
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' has no memory on rank %d, which holds a box of it", name, rank);
     }
     return FSDP_OK;
 }

@@ -22,7 +22,7 @@ typedef struct gather_job {
     char *slab, *message;
     fsdp_slab_visit visit;
     void *user;
-    fsdp_status failed;        /* rank 0: the first failure of its own */
+    fsdp_status failed; /* rank 0: the first failure of its own */
     fsdp_error *err;
     /* at hand */
     const fsdp_entry *entry;
@@ -35,8 +35,8 @@ static const char *own_memory(const gather_job *job, size_t part)
     const char *data = job->entry->data;
     for (size_t p = 0; p < part; p++) {
         fsdp_box before;
-        fsdp_layout_box(&job->entry->layout, job->entry->ndim, job->entry->shape, fsdp_ctl_rank(job->ctl), p,
-                        &before);
+        fsdp_layout_box(&job->entry->layout, job->entry->ndim, job->entry->shape,
+                        fsdp_ctl_rank(job->ctl), p, &before);
         data += fsdp_box_count(&before) * (int64_t)fsdp_dtype_size(job->entry->dtype);
     }
     return data;
@@ -55,11 +55,13 @@ static void copy_between(const gather_job *job, char *to, const fsdp_box *to_box
         to += (what->lo[d] - to_box->lo[d]) * to_strides[d];
         from += (what->lo[d] - from_box->lo[d]) * from_strides[d];
     }
-    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, what->ndim, what->len, (size_t)size);
+    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, what->ndim, what->len,
+                                 (size_t)size);
 }
 
 /* One owner's share of the slab: from its memory to rank 0's slab. */
-static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box,
+                               fsdp_error *err)
 {
     gather_job *job = user;
     fsdp_box shared;
@@ -93,7 +95,8 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
     if (fsdp_entry_bytes(entry) == 0)
         visit_slab(job, 0, 0);
     else
-        while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size, &job->slab_box)) {
+        while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size,
+                               &job->slab_box)) {
             FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
             visit_slab(job, first, slabs.next - first);
             first = slabs.next;
@@ -129,7 +132,8 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
                            void *user, fsdp_error *err)
 {
     fsdp_error local = {0};
-    gather_job job = {.sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
+    gather_job job = {
+        .sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
     fsdp_status st = prepare(&job, memory, job.err);
     st = fsdp_describe_agree(sd, false, ctl, st, job.err);
     if (st == FSDP_OK)
@@ -151,9 +155,11 @@ static fsdp_status keep_slab(void *user, const fsdp_entry *entry, int64_t first,
     size_t size = fsdp_dtype_size(entry->dtype);
     int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
     if (at < 0)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state", entry->name);
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state",
+                         entry->name);
     if (count > 0)
-        memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data, (size_t)count * size);
+        memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data,
+               (size_t)count * size);
     return FSDP_OK;
 }
 
@@ -163,7 +169,8 @@ static fsdp_status make_full(const fsdp_sd *sd, fsdp_sd **full_out, fsdp_error *
     return fsdp_sd_allocate(*full_out, 0, err);
 }
 
-fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out, fsdp_error *err)
+fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
+                                fsdp_error *err)
 {
     fsdp_error local = {0};
     err = err ? err : &local;

@@ -37,8 +37,8 @@ fsdp_status fsdp_value_pack(const fsdp_value *value, fsdp_text *bytes, fsdp_erro
     return bytes->failed ? fsdp_fail_memory(err, "a value") : FSDP_OK;
 }
 
-fsdp_status fsdp_value_unpack(fsdp_value_kind kind, const char *bytes, size_t size, const char *name,
-                              fsdp_value *value_out, fsdp_error *err)
+fsdp_status fsdp_value_unpack(fsdp_value_kind kind, const char *bytes, size_t size,
+                              const char *name, fsdp_value *value_out, fsdp_error *err)
 {
     *value_out = (fsdp_value){0};
     if (has_bytes(kind))

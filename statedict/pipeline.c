@@ -41,7 +41,8 @@ static void tell(fsdp_meter *meter, int64_t done, const char *what, size_t what_
     atomic_flag_clear(&meter->telling);
 }
 
-fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size, fsdp_error *err)
+fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
+                           fsdp_error *err)
 {
     if (!meter || !meter->watch || !meter->watch->progress)
         return FSDP_OK;
@@ -72,9 +73,13 @@ static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *pl
                              size_t end, fsdp_shard_piece *pieces, fsdp_error *err)
 {
     size_t count = 0;
-    for (size_t i = first; i < end; i++)
-        if (plan->data[i])
-            pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&plan->boxes[i].box), plan->data[i]};
+    for (size_t i = first; i < end; i++) {
+        const fsdp_shard_box *box = &plan->boxes[i];
+        if (!plan->data[i])
+            continue;
+        fsdp_flow_box("statedict/pipeline.c", "put", box->name, box->name_size, &box->box);
+        pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&box->box), plan->data[i]};
+    }
     return fsdp_shard_write(writer, pieces, count, err);
 }
 
@@ -121,7 +126,7 @@ static fsdp_status make_ready(fsdp_getter *getter, fsdp_error *err)
     if (getter->piece)
         return FSDP_OK;
     getter->hasher = fsdp_hasher_create();
-    getter->cast = fsdp_alloc_pages(8 * FSDP_PIECE_BYTES);     /* one byte may become eight */
+    getter->cast = fsdp_alloc_pages(8 * FSDP_PIECE_BYTES); /* one byte may become eight */
     getter->piece = fsdp_alloc_pages(FSDP_PIECE_BYTES);
     if (!getter->hasher || !getter->piece || !getter->cast)
         return fsdp_fail_memory(err, "read buffers");
@@ -140,10 +145,11 @@ static char *element_of(const fsdp_want *want, const int64_t *lo, size_t element
     int64_t inside[FSDP_MAX_DIMS];
     for (int d = 0; d < want->box.ndim; d++)
         inside[d] = lo[d] - want->box.lo[d];
-    return want->data + fsdp_box_position(want->box.ndim, want->box.len, inside) * (int64_t)element_size;
+    return want->data +
+           fsdp_box_position(want->box.ndim, want->box.len, inside) * (int64_t)element_size;
 }
 
-/* Copies what a want shares with `box`, whose packed elements (of the want's dtype) are at data. */
+/* Copies what a want shares with `box`, whose packed elements (of the wanted dtype) are at data. */
 static void place_box(const fsdp_want *want, const fsdp_box *box, const char *data)
 {
     fsdp_box shared;
@@ -155,14 +161,14 @@ static void place_box(const fsdp_want *want, const fsdp_box *box, const char *da
     byte_strides(box->ndim, want->box.len, element_size, to_strides);
     for (int d = 0; d < box->ndim; d++)
         data += (shared.lo[d] - box->lo[d]) * from_strides[d];
-    fsdp_kernels_get()->copy_box(element_of(want, shared.lo, element_size), to_strides, data, from_strides,
-                                 box->ndim, shared.len, element_size);
+    fsdp_kernels_get()->copy_box(element_of(want, shared.lo, element_size), to_strides, data,
+                                 from_strides, box->ndim, shared.len, element_size);
 }
 
 /* Elements [first, first + count) of a stored box are at data: place them in every want. */
 static fsdp_status place_range(fsdp_getter *getter, const fsdp_stored_box *stored, int64_t first,
-                               int64_t count, const char *data, const fsdp_want *wants, size_t want_count,
-                               fsdp_error *err)
+                               int64_t count, const char *data, const fsdp_want *wants,
+                               size_t want_count, fsdp_error *err)
 {
     fsdp_box pieces[FSDP_BOX_PIECES], whole = fsdp_stored_box_box(stored);
     int piece_count = fsdp_box_cut(&whole, first, count, pieces);
@@ -170,8 +176,9 @@ static fsdp_status place_range(fsdp_getter *getter, const fsdp_stored_box *store
         size_t element_size = fsdp_dtype_size(wants[w].dtype);
         const char *at = data;
         if (wants[w].dtype != stored->dtype) {
-            size_t lost = fsdp_kernels_get()->cast(getter->cast, wants[w].dtype, data, stored->dtype,
-                                                   (size_t)count, FSDP_OVERFLOW_FAIL);
+            size_t lost =
+                fsdp_kernels_get()->cast(getter->cast, wants[w].dtype, data, stored->dtype,
+                                         (size_t)count, FSDP_OVERFLOW_FAIL);
             if (lost > 0)
                 return fsdp_fail(err, FSDP_ERR_USAGE, "%zu values do not fit in %s", lost,
                                  fsdp_dtype_name(wants[w].dtype));
@@ -193,7 +200,7 @@ static char *direct_target(const fsdp_stored_box *stored, const fsdp_want *want)
 {
     if (want->dtype != stored->dtype)
         return NULL;
-    bool outermost = true;     /* no dim with more than one index seen yet */
+    bool outermost = true; /* no dim with more than one index seen yet */
     for (int d = 0; d < stored->ndim; d++) {
         int64_t lo = stored->lo[d] - want->box.lo[d];
         if (lo < 0 || stored->len[d] > want->box.len[d] - lo)
@@ -206,14 +213,15 @@ static char *direct_target(const fsdp_stored_box *stored, const fsdp_want *want)
 }
 
 /* A range of a block in pieces: read, hash, place. */
-static fsdp_status get_range(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                             int64_t first, int64_t count, bool hashed, const fsdp_want *wants,
-                             size_t want_count, fsdp_error *err)
+static fsdp_status get_range(fsdp_getter *getter, fsdp_shard_reader *reader,
+                             const fsdp_stored_box *stored, int64_t first, int64_t count,
+                             bool hashed, const fsdp_want *wants, size_t want_count,
+                             fsdp_error *err)
 {
     int64_t element_size = (int64_t)stored->element_size, step = FSDP_PIECE_BYTES / element_size;
     char *direct = want_count > 0 ? direct_target(stored, &wants[0]) : NULL;
     if (direct && !hashed && want_count == 1)
-        step = count;          /* nothing looks at the bytes on their way */
+        step = count; /* nothing looks at the bytes on their way */
     for (int64_t at = first; at < first + count; at += step) {
         int64_t n = first + count - at < step ? first + count - at : step;
         char *piece = direct ? direct + at * element_size : getter->piece;
@@ -221,7 +229,8 @@ static fsdp_status get_range(fsdp_getter *getter, fsdp_shard_reader *reader, con
         if (hashed)
             fsdp_hasher_add(getter->hasher, piece, (size_t)(n * element_size));
         size_t placed = direct ? 1 : 0;
-        FSDP_TRY(place_range(getter, stored, at, n, piece, wants + placed, want_count - placed, err));
+        FSDP_TRY(
+            place_range(getter, stored, at, n, piece, wants + placed, want_count - placed, err));
     }
     getter->bytes_read += count * element_size;
     return FSDP_OK;
@@ -236,8 +245,9 @@ static fsdp_status compare_hash(fsdp_getter *getter, const fsdp_shard_reader *re
     return FSDP_OK;
 }
 
-static fsdp_status get_raw(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err)
+static fsdp_status get_raw(fsdp_getter *getter, fsdp_shard_reader *reader,
+                           const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants,
+                           size_t count, fsdp_error *err)
 {
     int64_t first, elements;
     fsdp_block_range(stored, block, &first, &elements);
@@ -263,7 +273,8 @@ static fsdp_status get_encoded(fsdp_getter *getter, fsdp_shard_reader *reader,
     for (int64_t at = 0; at < elements; at += step) {
         int64_t n = elements - at < step ? elements - at : step;
         FSDP_TRY(place_range(getter, stored, first + at, n,
-                             (const char *)data + (size_t)at * stored->element_size, wants, count, err));
+                             (const char *)data + (size_t)at * stored->element_size, wants, count,
+                             err));
     }
     return FSDP_OK;
 }
@@ -271,7 +282,8 @@ static fsdp_status get_encoded(fsdp_getter *getter, fsdp_shard_reader *reader,
 /* --- without verification: exactly the wanted rows --- */
 
 /* What a want shares with a block, as boxes of the packed order. */
-static int shared_boxes(const fsdp_stored_box *stored, int64_t block, const fsdp_want *want, fsdp_box *shared)
+static int shared_boxes(const fsdp_stored_box *stored, int64_t block, const fsdp_want *want,
+                        fsdp_box *shared)
 {
     fsdp_box pieces[FSDP_BOX_PIECES], whole = fsdp_stored_box_box(stored);
     int64_t first, count;
@@ -292,7 +304,8 @@ static int64_t wanted_elements(const fsdp_stored_box *stored, int64_t block, con
     return total;
 }
 
-bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants, size_t count)
+bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants,
+                          size_t count)
 {
     for (size_t w = 0; w < count; w++)
         if (wanted_elements(stored, block, &wants[w]) > 0)
@@ -304,14 +317,16 @@ bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fs
 static int run_dims(const fsdp_stored_box *stored, const fsdp_box *shared, const fsdp_want *want)
 {
     int dim = shared->ndim - 1;
-    while (dim > 0 && shared->len[dim] == stored->len[dim] && shared->len[dim] == want->box.len[dim])
+    while (dim > 0 && shared->len[dim] == stored->len[dim] &&
+           shared->len[dim] == want->box.len[dim])
         dim--;
     return dim < 0 ? 0 : dim;
 }
 
 /* One run, straight into the want; through a cast when the dtypes differ. */
-static fsdp_status get_run(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                           const int64_t *lo, int64_t count, const fsdp_want *want, fsdp_error *err)
+static fsdp_status get_run(fsdp_getter *getter, fsdp_shard_reader *reader,
+                           const fsdp_stored_box *stored, const int64_t *lo, int64_t count,
+                           const fsdp_want *want, fsdp_error *err)
 {
     int64_t inside[FSDP_MAX_DIMS];
     for (int d = 0; d < stored->ndim; d++)
@@ -320,11 +335,13 @@ static fsdp_status get_run(fsdp_getter *getter, fsdp_shard_reader *reader, const
     if (want->dtype != stored->dtype)
         return get_range(getter, reader, stored, first, count, false, want, 1, err);
     getter->bytes_read += count * (int64_t)stored->element_size;
-    return fsdp_shard_read(reader, stored, first, count, element_of(want, lo, stored->element_size), err);
+    return fsdp_shard_read(reader, stored, first, count, element_of(want, lo, stored->element_size),
+                           err);
 }
 
-static fsdp_status get_rows(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                            const fsdp_box *shared, const fsdp_want *want, fsdp_error *err)
+static fsdp_status get_rows(fsdp_getter *getter, fsdp_shard_reader *reader,
+                            const fsdp_stored_box *stored, const fsdp_box *shared,
+                            const fsdp_want *want, fsdp_error *err)
 {
     int outer = run_dims(stored, shared, want);
     int64_t rows = 1, lo[FSDP_MAX_DIMS];
@@ -344,8 +361,8 @@ static fsdp_status get_rows(fsdp_getter *getter, fsdp_shard_reader *reader, cons
 }
 
 static fsdp_status get_wanted_rows(fsdp_getter *getter, fsdp_shard_reader *reader,
-                                   const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants,
-                                   size_t count, fsdp_error *err)
+                                   const fsdp_stored_box *stored, int64_t block,
+                                   const fsdp_want *wants, size_t count, fsdp_error *err)
 {
     int64_t first, elements, wanted = 0;
     fsdp_block_range(stored, block, &first, &elements);
@@ -373,8 +390,9 @@ static fsdp_status get_block(fsdp_getter *getter, fsdp_shard_reader *reader,
     return get_raw(getter, reader, stored, block, wants, count, err);
 }
 
-fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err)
+fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader,
+                           const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants,
+                           size_t count, fsdp_error *err)
 {
     FSDP_TRY(make_ready(getter, err));
     FSDP_TRY(get_block(getter, reader, stored, block, wants, count, err));

@@ -14,9 +14,9 @@
 /* Tensors whose replicas may be traded against each other: same mesh, same replicate dims. */
 typedef struct replica_group {
     const fsdp_mesh *mesh;
-    unsigned dims;             /* bit i: replicated over mesh dim i */
+    unsigned dims; /* bit i: replicated over mesh dim i */
     int64_t copies;
-    int64_t *load;             /* bytes per copy */
+    int64_t *load; /* bytes per copy */
 } replica_group;
 
 typedef struct owner_item {
@@ -88,7 +88,8 @@ static int least_loaded(const replica_group *group)
     return least;
 }
 
-static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *owners, fsdp_error *err)
+static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *owners,
+                                  fsdp_error *err)
 {
     fsdp_arena arena = {0};
     replica_group *groups = NULL;
@@ -111,7 +112,8 @@ static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *own
     return st;
 }
 
-fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err)
+fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out,
+                             fsdp_error *err)
 {
     memset(owners_out, 0, fsdp_sd_count(sd) * sizeof *owners_out);
     if (policy == FSDP_OWNERS_LOWEST)
@@ -138,14 +140,18 @@ static fsdp_shard_dataset *add_dataset(fsdp_save_plan *plan, const fsdp_entry *e
                                        int ndim, const int64_t *shape)
 {
     fsdp_shard_dataset *dataset = &plan->datasets[plan->dataset_count++];
-    *dataset = (fsdp_shard_dataset){.name = entry->name, .name_size = entry->name_size,
-                                    .part = (unsigned)part, .dtype = entry->dtype, .ndim = ndim,
-                                    .shape = shape, .offset = -1};
+    *dataset = (fsdp_shard_dataset){.name = entry->name,
+                                    .name_size = entry->name_size,
+                                    .part = (unsigned)part,
+                                    .dtype = entry->dtype,
+                                    .ndim = ndim,
+                                    .shape = shape,
+                                    .offset = -1};
     return dataset;
 }
 
-static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, size_t part,
-                               const fsdp_box *box, const char *data)
+static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
+                               size_t part, const fsdp_box *box, const char *data)
 {
     plan->data[plan->box_count] = data;
     plan->bytes += fsdp_box_count(box) * (int64_t)fsdp_dtype_size(entry->dtype);
@@ -159,8 +165,8 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
 }
 
 /* A box that has a dataset of its own. */
-static void plan_own_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, size_t part,
-                             const fsdp_box *box, const char *data)
+static void plan_own_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
+                             size_t part, const fsdp_box *box, const char *data)
 {
     fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
     stored->dataset = (uint32_t)plan->dataset_count;
@@ -182,8 +188,8 @@ static bool is_one_run(const fsdp_box *box, const int64_t *shape)
 }
 
 /* A box inside the dataset of its whole tensor, which is number `dataset`. */
-static void plan_inside_tensor(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, size_t part,
-                               const fsdp_box *box, const char *data, size_t dataset)
+static void plan_inside_tensor(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
+                               size_t part, const fsdp_box *box, const char *data, size_t dataset)
 {
     fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
     stored->dataset = (uint32_t)dataset;
@@ -192,8 +198,8 @@ static void plan_inside_tensor(fsdp_save_plan *plan, const fsdp_entry *entry, si
 }
 
 /* A box inside the flat chunk that holds it. */
-static void plan_inside_flat(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor, size_t part,
-                             const fsdp_box *box, const char *data, int64_t first)
+static void plan_inside_flat(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
+                             size_t part, const fsdp_box *box, const char *data, int64_t first)
 {
     fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
     stored->dataset = (uint32_t)entry->flat;
@@ -209,7 +215,8 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
     const char *data = entry->data;
     bool in_flat = flats && entry->flat >= 0;
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    int64_t flat_first = in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank) : 0;
+    int64_t flat_first =
+        in_flat ? fsdp_layout_flat_start(&entry->layout, fsdp_box_count(&whole), rank) : 0;
     for (size_t part = 0; part < parts; part++) {
         fsdp_box box;
         fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
@@ -229,19 +236,21 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
 }
 
 /* A value too large for the manifest is a u8 dataset that rank 0 stores. */
-static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, size_t number, fsdp_kind kind,
-                              int rank, fsdp_error *err)
+static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, size_t number,
+                              fsdp_kind kind, int rank, fsdp_error *err)
 {
     if (!fsdp_value_is_large(&entry->value) || (rank != 0 && kind != FSDP_FULL))
         return FSDP_OK;
     fsdp_text bytes = {0};
     fsdp_status st = fsdp_value_pack(&entry->value, &bytes, err);
     int64_t *shape = fsdp_arena_alloc(&plan->arena, 1, sizeof *shape);
-    char *data = st == FSDP_OK && rank == 0 ? fsdp_arena_strndup(&plan->arena, bytes.data, bytes.size) : NULL;
+    char *data = st == FSDP_OK && rank == 0
+                     ? fsdp_arena_strndup(&plan->arena, bytes.data, bytes.size)
+                     : NULL;
     if (st == FSDP_OK && (!shape || (rank == 0 && !data)))
         st = fsdp_fail_memory(err, "a value");
     if (st == FSDP_OK) {
-        fsdp_entry stored = *entry;    /* seen as a tensor */
+        fsdp_entry stored = *entry; /* seen as a tensor */
         *shape = (int64_t)bytes.size;
         stored.dtype = FSDP_U8;
         fsdp_box box = fsdp_box_whole(1, shape);
@@ -292,9 +301,12 @@ static fsdp_status plan_flats(const fsdp_sd *sd, int rank, fsdp_save_plan *plan,
             return fsdp_fail_memory(err, "a save plan");
         bool member = fsdp_mesh_position(flat->mesh, rank) >= 0;
         *count = member ? flat->count / fsdp_mesh_size(flat->mesh) : 0;
-        plan->datasets[plan->dataset_count++] =
-            (fsdp_shard_dataset){.name = flat->name, .name_size = flat->name_size, .dtype = flat->dtype,
-                                 .ndim = 1, .shape = count, .offset = -1};
+        plan->datasets[plan->dataset_count++] = (fsdp_shard_dataset){.name = flat->name,
+                                                                     .name_size = flat->name_size,
+                                                                     .dtype = flat->dtype,
+                                                                     .ndim = 1,
+                                                                     .shape = count,
+                                                                     .offset = -1};
     }
     return FSDP_OK;
 }
@@ -310,8 +322,8 @@ static void plan_links(const fsdp_sd *sd, const size_t *dataset_of, fsdp_save_pl
     }
 }
 
-static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan, size_t **dataset_of_out,
-                                      fsdp_error *err)
+static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan,
+                                      size_t **dataset_of_out, fsdp_error *err)
 {
     size_t *dataset_of = fsdp_arena_alloc(&plan->arena, fsdp_sd_count(sd), sizeof *dataset_of);
     if (!dataset_of)
@@ -328,8 +340,8 @@ static fsdp_status plan_full_datasets(const fsdp_sd *sd, fsdp_save_plan *plan, s
     return FSDP_OK;
 }
 
-static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
-                             fsdp_save_plan *plan, fsdp_error *err)
+static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners,
+                             int rank, fsdp_save_plan *plan, fsdp_error *err)
 {
     size_t *dataset_of = NULL;
     bool flats = kind == FSDP_LOCAL && !encode;
@@ -341,15 +353,16 @@ static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, con
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_TENSOR)
-            plan_entry(plan, entry, i, kind, flats, owners[i], rank, dataset_of ? dataset_of[i] : 0);
+            plan_entry(plan, entry, i, kind, flats, owners[i], rank,
+                       dataset_of ? dataset_of[i] : 0);
         else if (entry->kind == FSDP_ENTRY_VALUE)
             FSDP_TRY(plan_value(plan, entry, i, kind, rank, err));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
-                           fsdp_save_plan *plan_out, fsdp_error *err)
+fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners,
+                           int rank, fsdp_save_plan *plan_out, fsdp_error *err)
 {
     fsdp_save_plan plan = {0};
     fsdp_status st = plan_save(sd, kind, encode, owners, rank, &plan, err);
@@ -391,7 +404,7 @@ typedef struct stored_search {
     const fsdp_box *wanted;
     fsdp_stored_visit visit;
     void *user;
-    int cuts[FSDP_MAX_MESH_DIMS], cut_count;   /* mesh dims in the order in which they cut */
+    int cuts[FSDP_MAX_MESH_DIMS], cut_count; /* mesh dims in the order in which they cut */
     int64_t coord[FSDP_MAX_MESH_DIMS];
 } stored_search;
 
@@ -428,16 +441,17 @@ static int rank_at(const fsdp_mesh *mesh, const int64_t *coord)
     return fsdp_mesh_rank_at(mesh, position);
 }
 
-static fsdp_status visit_hit(const stored_search *search, int rank, size_t part, const fsdp_box *box,
-                             fsdp_error *err)
+static fsdp_status visit_hit(const stored_search *search, int rank, size_t part,
+                             const fsdp_box *box, fsdp_error *err)
 {
     const fsdp_entry *entry = search->entry;
-    fsdp_flow_box("statedict/plan.c", "stored box", entry->name, entry->name_size, box);
+    fsdp_flow_box("statedict/plan.c", "find", entry->name, entry->name_size, box);
     return search->visit(search->user, rank, part, box, err);
 }
 
 /* Follows only the chunks that reach into the wanted box, so the cost is the number of hits. */
-static fsdp_status search_mesh(stored_search *search, int depth, const fsdp_box *box, fsdp_error *err)
+static fsdp_status search_mesh(stored_search *search, int depth, const fsdp_box *box,
+                               fsdp_error *err)
 {
     const fsdp_layout *layout = &search->entry->layout;
     if (depth == search->cut_count)
@@ -488,7 +502,8 @@ static fsdp_status search_flat(stored_search *search, fsdp_error *err)
     int64_t last[FSDP_MAX_DIMS];
     for (int d = 0; d < entry->ndim; d++)
         last[d] = search->wanted->lo[d] + search->wanted->len[d] - 1;
-    int64_t from = layout->flat_offset + fsdp_box_position(entry->ndim, entry->shape, search->wanted->lo);
+    int64_t from =
+        layout->flat_offset + fsdp_box_position(entry->ndim, entry->shape, search->wanted->lo);
     int64_t to = layout->flat_offset + fsdp_box_position(entry->ndim, entry->shape, last);
     for (int64_t position = from / chunk; position <= to / chunk; position++) {
         int rank = fsdp_mesh_rank_at(layout->mesh, position);
@@ -508,7 +523,8 @@ fsdp_status fsdp_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box 
 {
     if (fsdp_box_count(wanted) == 0)
         return FSDP_OK;
-    stored_search search = {.entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = user};
+    stored_search search = {
+        .entry = entry, .owner = owner, .wanted = wanted, .visit = visit, .user = user};
     if (entry->layout.kind == FSDP_LAYOUT_BOXES)
         return search_boxes(&search, err);
     if (entry->layout.kind == FSDP_LAYOUT_FLAT)
@@ -542,7 +558,8 @@ bool fsdp_slabs_next(fsdp_slabs *slabs, int ndim, const int64_t *shape, int64_t 
     int64_t rows = max_elements / inner > 0 ? max_elements / inner : 1;
     left /= inner;
     slab_out->lo[dim] = left % shape[dim];
-    slab_out->len[dim] = shape[dim] - slab_out->lo[dim] < rows ? shape[dim] - slab_out->lo[dim] : rows;
+    slab_out->len[dim] =
+        shape[dim] - slab_out->lo[dim] < rows ? shape[dim] - slab_out->lo[dim] : rows;
     left /= shape[dim];
     for (int d = dim - 1; d >= 0; d--) {
         slab_out->lo[d] = left % shape[d];

@@ -56,7 +56,8 @@ static fsdp_status add_other(relayout_job *job, size_t i, fsdp_error *err)
         const fsdp_entry *target = fsdp_sd_at(job->from, entry->target);
         if (!is_selected(job, target))
             return add_tensor(job, i, entry->target, err);
-        FSDP_TRY(fsdp_sd_add_alias(job->sd, entry->name, entry->name_size, target->name, target->name_size, err));
+        FSDP_TRY(fsdp_sd_add_alias(job->sd, entry->name, entry->name_size, target->name,
+                                   target->name_size, err));
     }
     note_source(job, i);
     return FSDP_OK;
@@ -78,8 +79,8 @@ static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error 
 
 /* --- local: a flat buffer per dtype --- */
 
-static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts, size_t *numbers,
-                            size_t count, int64_t elements, fsdp_error *err)
+static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts,
+                            size_t *numbers, size_t count, int64_t elements, fsdp_error *err)
 {
     char name[64];
     fsdp_text text = {0};
@@ -92,14 +93,15 @@ static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part 
     name[sizeof name - 1] = '\0';
     fsdp_text_release(&text);
     int64_t padded = (elements + ranks - 1) / ranks * ranks;
-    FSDP_TRY(fsdp_sd_add_flat(job->sd, name, strlen(name), dtype, job->mesh, 0, padded, parts, count, NULL, err));
+    FSDP_TRY(fsdp_sd_add_flat(job->sd, name, strlen(name), dtype, job->mesh, 0, padded, parts,
+                              count, NULL, err));
     for (size_t k = 0; k < count; k++)
         job->source[first + k] = numbers[k];
     return FSDP_OK;
 }
 
-static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts, size_t *numbers,
-                                fsdp_error *err)
+static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts,
+                                size_t *numbers, fsdp_error *err)
 {
     size_t count = 0;
     int64_t elements = 0;
@@ -109,7 +111,8 @@ static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_p
             continue;
         fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
         numbers[count] = i;
-        parts[count++] = (fsdp_flat_part){entry->name, entry->name_size, entry->ndim, entry->shape, elements};
+        parts[count++] =
+            (fsdp_flat_part){entry->name, entry->name_size, entry->ndim, entry->shape, elements};
         if (fsdp_add_overflow(elements, fsdp_box_count(&whole), &elements))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "the tensors are too many for one flat buffer");
     }
@@ -146,8 +149,8 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
                           const fsdp_filter *filter, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err)
 {
-    relayout_job job = {.from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim,
-                        .filter = filter};
+    relayout_job job = {
+        .from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim, .filter = filter};
     fsdp_status st = relayout(&job, err);
     if (st != FSDP_OK) {
         fsdp_sd_free(job.sd);

@@ -11,13 +11,12 @@
 #include <errno.h>
 #include <string.h>
 
-
 typedef struct run_job {
     fsdp_ctl *ctl;
     const char *run;
     fsdp_io *io;
     fsdp_save_opts opts;
-    fsdp_lease *lease;         /* rank 0 */
+    fsdp_lease *lease; /* rank 0 */
     char name[FSDP_STEP_NAME_SIZE];
     char *path;
 } run_job;
@@ -71,7 +70,8 @@ static void tidy_run(const run_job *job)
     if (st == FSDP_OK && job->opts.retain)
         st = fsdp_run_retain_held(job->run, job->opts.retain, NULL, NULL, job->io, &err);
     if (st != FSDP_OK)
-        fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path, err.text);
+        fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path,
+                    err.text);
 }
 
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)

@@ -30,13 +30,13 @@ typedef struct save_job {
     fsdp_io *io;
     int rank, world;
     uint8_t run[16];
-    fsdp_staging staging;          /* rank 0 */
-    char staged[PATH_ROOM];        /* the staging directory, known to all */
+    fsdp_staging staging;   /* rank 0 */
+    char staged[PATH_ROOM]; /* the staging directory, known to all */
     int *owners;
     fsdp_save_plan plan;
     fsdp_shard_writer *writer;
     fsdp_shard_seal seal;
-    fsdp_sd *whole;                /* rank 0 alone writes a full file: what it then stores */
+    fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
 } save_job;
 
@@ -44,7 +44,8 @@ typedef struct save_job {
 
 static bool rank0_writes_all(const save_job *job)
 {
-    return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) && job->world > 1;
+    return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) &&
+           job->world > 1;
 }
 
 static fsdp_status check_options(const save_job *job, fsdp_error *err)
@@ -79,11 +80,12 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a save plan");
-    if (rank0_writes_all(job))     /* one rank, one copy: owners stay 0 */
+    if (rank0_writes_all(job)) /* one rank, one copy: owners stay 0 */
         return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
     if (job->opts->kind != FSDP_LOCAL)
         FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
-    return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank, &job->plan, err);
+    return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank,
+                          &job->plan, err);
 }
 
 /* What will be written, at least. How far encoding shrinks it is not known. */
@@ -101,11 +103,13 @@ static int64_t least_bytes(const save_job *job)
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
     int64_t free_bytes;
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite, &job->staging, err));
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite,
+                                &job->staging, err));
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
     strcpy(job->staged, job->staging.path);
-    return fsdp_require_space(job->io, dir, least_bytes(job), job->world + FIXED_FILES, &free_bytes, err);
+    return fsdp_require_space(job->io, dir, least_bytes(job), job->world + FIXED_FILES, &free_bytes,
+                              err);
 }
 
 static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
@@ -130,33 +134,38 @@ static int threads_of(const save_job *job)
 }
 
 /* Options of file `number`; the path is freed by the caller. */
-static fsdp_status file_options(const save_job *job, int number, int count, fsdp_shard_opts *opts_out,
-                                char **path_out, fsdp_error *err)
+static fsdp_status file_options(const save_job *job, int number, int count,
+                                fsdp_shard_opts *opts_out, char **path_out, fsdp_error *err)
 {
     char name[FSDP_SHARD_NAME_SIZE];
     fsdp_shard_name(number, count, name);
     *path_out = fsdp_path_join(job->staged, name);
     if (!*path_out)
         return fsdp_fail_memory(err, "a path");
-    *opts_out = (fsdp_shard_opts){.io = job->io, .path = *path_out, .encode = job->opts->compress,
-                                  .level = job->opts->level, .threads = threads_of(job),
+    *opts_out = (fsdp_shard_opts){.io = job->io,
+                                  .path = *path_out,
+                                  .encode = job->opts->compress,
+                                  .level = job->opts->level,
+                                  .threads = threads_of(job),
                                   .sync = !job->opts->no_sync};
-    opts_out->id = (fsdp_shard_id){.step = job->opts->step, .rank = (uint32_t)job->rank,
+    opts_out->id = (fsdp_shard_id){.step = job->opts->step,
+                                   .rank = (uint32_t)job->rank,
                                    .world = (uint32_t)(job->whole ? 1 : job->world)};
     memcpy(opts_out->id.run, job->run, sizeof job->run);
     return FSDP_OK;
 }
 
-static fsdp_status create_file(save_job *job, int number, int count, int64_t index_room, fsdp_error *err)
+static fsdp_status create_file(save_job *job, int number, int count, int64_t index_room,
+                               fsdp_error *err)
 {
     fsdp_shard_opts opts;
     char *path = NULL;
     fsdp_flow("statedict/save.c", "create file %d of %d", number, count);
     FSDP_TRY(file_options(job, number, count, &opts, &path, err));
     opts.index_room = index_room;
-    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count, job->plan.links,
-                                       job->plan.link_count, job->plan.boxes, job->plan.box_count,
-                                       &job->writer, err);
+    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count,
+                                       job->plan.links, job->plan.link_count, job->plan.boxes,
+                                       job->plan.box_count, &job->writer, err);
     fsdp_free(path);
     return st;
 }
@@ -167,8 +176,8 @@ static fsdp_status join_file(save_job *job, fsdp_error *err)
     char *path = NULL;
     fsdp_flow("statedict/save.c", "join the file of rank 0");
     FSDP_TRY(file_options(job, 0, 1, &opts, &path, err));
-    fsdp_status st = fsdp_shard_join(&opts, job->plan.datasets, job->plan.boxes, job->plan.box_count,
-                                     &job->writer, err);
+    fsdp_status st = fsdp_shard_join(&opts, job->plan.datasets, job->plan.boxes,
+                                     job->plan.box_count, &job->writer, err);
     fsdp_free(path);
     return st;
 }
@@ -196,7 +205,8 @@ static fsdp_status sum_index_room(save_job *job, int64_t *room_out, fsdp_error *
 {
     int64_t own = fsdp_shard_index_bytes(job->plan.datasets, job->plan.boxes, job->plan.box_count);
     int64_t *all = fsdp_alloc((size_t)job->world, sizeof *all);
-    fsdp_status st = fsdp_ctl_agree(job->ctl, all ? FSDP_OK : fsdp_fail_memory(err, "a save plan"), err);
+    fsdp_status st =
+        fsdp_ctl_agree(job->ctl, all ? FSDP_OK : fsdp_fail_memory(err, "a save plan"), err);
     if (st == FSDP_OK)
         st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
     *room_out = 0;
@@ -231,13 +241,15 @@ static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_er
     FSDP_TRY(fsdp_ctl_send(job->ctl, 0, &size, sizeof size, err));
     for (size_t at = 0; at < segment->size; at += SEGMENT_PIECE) {
         size_t left = segment->size - at;
-        FSDP_TRY(fsdp_ctl_send(job->ctl, 0, segment->data + at, left < SEGMENT_PIECE ? left : SEGMENT_PIECE, err));
+        FSDP_TRY(fsdp_ctl_send(job->ctl, 0, segment->data + at,
+                               left < SEGMENT_PIECE ? left : SEGMENT_PIECE, err));
     }
     return FSDP_OK;
 }
 
 /* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
-static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *own, fsdp_error *err)
+static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *own,
+                                fsdp_error *err)
 {
     int64_t size = 0;
     FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, &size, sizeof size, err));
@@ -303,7 +315,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     if (job->rank == 0) {
-        st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan, err);
+        st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan,
+                            err);
         job->meter.total = job->plan.bytes;
         if (st == FSDP_OK)
             st = create_file(job, 0, 1, 0, err);
@@ -319,8 +332,10 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 
 static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
 {
-    fsdp_manifest manifest = {.kind = job->opts->kind, .step = job->opts->step,
-                              .world = job->whole ? 1 : job->world, .owners = job->opts->owners,
+    fsdp_manifest manifest = {.kind = job->opts->kind,
+                              .step = job->opts->step,
+                              .world = job->whole ? 1 : job->world,
+                              .owners = job->opts->owners,
                               .compressed = job->opts->compress,
                               .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
     memcpy(manifest.run, job->run, sizeof job->run);
@@ -329,8 +344,8 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
     if (!manifest.files)
         return fsdp_fail_memory(err, "a manifest");
     for (int i = 0; i < manifest.file_count; i++)
-        manifest.files[i] = (fsdp_manifest_file){seals[i].size, seals[i].index_offset, seals[i].index_size,
-                                                 seals[i].index_hash};
+        manifest.files[i] = (fsdp_manifest_file){seals[i].size, seals[i].index_offset,
+                                                 seals[i].index_size, seals[i].index_hash};
     fsdp_text text = {0};
     fsdp_status st = FSDP_OK;
     if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
@@ -349,7 +364,8 @@ static fsdp_status commit(save_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/save.c", "gather what the manifest says of the files");
     fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
-    fsdp_status st = fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
+    fsdp_status st =
+        fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
     if (st == FSDP_OK)
         st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
     if (st == FSDP_OK) {
@@ -394,12 +410,15 @@ fsdp_save_opts fsdp_save_opts_default(void)
     return (fsdp_save_opts){.step = FSDP_STEP_NONE};
 }
 
-fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir, const fsdp_save_opts *opts,
-                         fsdp_error *err)
+fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                         const fsdp_save_opts *opts, fsdp_error *err)
 {
     fsdp_error local = {0};
     fsdp_save_opts defaults = fsdp_save_opts_default();
-    save_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults, .rank = fsdp_ctl_rank(ctl),
+    save_job job = {.sd = sd,
+                    .ctl = ctl,
+                    .opts = opts ? opts : &defaults,
+                    .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
     job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
     fsdp_status st = save(&job, dir, err ? err : &local);

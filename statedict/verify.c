@@ -13,14 +13,15 @@
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_checkpoint *checkpoint;
-    int file;                  /* at hand */
-    atomic_llong next;         /* box to take */
+    int file;          /* at hand */
+    atomic_llong next; /* box to take */
     atomic_llong blocks, bytes, findings;
     atomic_flag reporting;
     fsdp_meter meter;
 } verify_job;
 
-static void report(verify_job *job, const char *file, const char *tensor, int64_t block, const char *text)
+static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
+                   const char *text)
 {
     atomic_fetch_add(&job->findings, 1);
     if (!job->opts->finding)
@@ -35,8 +36,8 @@ static void report(verify_job *job, const char *file, const char *tensor, int64_
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
 static bool is_fact(fsdp_status status)
 {
-    return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_REFUSED ||
-           status == FSDP_ERR_IO;
+    return status == FSDP_ERR_DAMAGED || status == FSDP_ERR_NOT_FOUND ||
+           status == FSDP_ERR_REFUSED || status == FSDP_ERR_IO;
 }
 
 static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NAME_SIZE])
@@ -46,8 +47,8 @@ static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NA
 
 /* --- blocks ------------------------------------------------------------------------------------------ */
 
-static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                              fsdp_getter *getter, fsdp_error *err)
+static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
+                              const fsdp_stored_box *stored, fsdp_getter *getter, fsdp_error *err)
 {
     char file[FSDP_SHARD_NAME_SIZE], tensor[160];
     file_name(job, job->file, file);
@@ -64,7 +65,8 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader, const 
         if (st != FSDP_OK)
             report(job, file, tensor, block, found.text);
         atomic_fetch_add(&job->blocks, 1);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name, stored->name_size, err));
+        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name,
+                                stored->name_size, err));
     }
     return FSDP_OK;
 }
@@ -121,11 +123,12 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
 typedef struct coverage {
     verify_job *job;
     size_t entry;
-    int64_t elements;          /* stored, of the entry at hand */
-    int64_t boxes;             /* found, over all entries */
+    int64_t elements; /* stored, of the entry at hand */
+    int64_t boxes;    /* found, over all entries */
 } coverage;
 
-static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *box,
+                             fsdp_error *err)
 {
     coverage *cover = user;
     const fsdp_stored_box *stored = NULL;
@@ -140,9 +143,11 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
     if (!job->checkpoint->readers[number])
         return FSDP_OK;
     cover->boxes++;
-    if (fsdp_checkpoint_stored(job->checkpoint, cover->entry, rank, part, box, &stored, &reader, &found) != FSDP_OK) {
+    if (fsdp_checkpoint_stored(job->checkpoint, cover->entry, rank, part, box, &stored, &reader,
+                               &found) != FSDP_OK) {
         file_name(job, number, file);
-        report(job, file, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1, found.text);
+        report(job, file, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
+               found.text);
     }
     return FSDP_OK;
 }
@@ -152,9 +157,10 @@ static void check_view(verify_job *job)
     const fsdp_manifest *manifest = &job->checkpoint->manifest;
     char *path = fsdp_path_join(job->checkpoint->path, FSDP_VIEW_NAME);
     fsdp_file_info info;
-    if (path && manifest->kind != FSDP_FULL && job->checkpoint->io->ops->info(job->checkpoint->io, path, &info) == 0 &&
-        info.size == 0)
-        report(job, FSDP_VIEW_NAME, "", -1, "the view is empty; convert the checkpoint to make a new one");
+    if (path && manifest->kind != FSDP_FULL &&
+        job->checkpoint->io->ops->info(job->checkpoint->io, path, &info) == 0 && info.size == 0)
+        report(job, FSDP_VIEW_NAME, "", -1,
+               "the view is empty; convert the checkpoint to make a new one");
     fsdp_free(path);
 }
 
@@ -170,17 +176,22 @@ static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
         char tensor[160];
         cover.entry = i;
         cover.elements = 0;
-        FSDP_TRY(fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
+        FSDP_TRY(
+            fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
         if (cover.elements != fsdp_box_count(&whole))
-            report(job, FSDP_MANIFEST_NAME, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
+            report(job, FSDP_MANIFEST_NAME,
+                   fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
                    "its boxes do not hold every element exactly once");
     }
     int64_t stored = 0;
     cover.boxes += (int64_t)manifest->stored_count;
     for (int f = 0; f < manifest->file_count; f++)
-        stored += job->checkpoint->readers[f] ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f]) : 0;
+        stored += job->checkpoint->readers[f]
+                      ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f])
+                      : 0;
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
-        report(job, FSDP_MANIFEST_NAME, "", -1, "the shard files hold boxes that the manifest does not know");
+        report(job, FSDP_MANIFEST_NAME, "", -1,
+               "the shard files hold boxes that the manifest does not know");
     check_view(job);
     return FSDP_OK;
 }
@@ -205,7 +216,8 @@ static int64_t count_tensors(const fsdp_sd *sd)
 }
 
 /* A checkpoint whose manifest is bad has that one finding. */
-static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error *found, fsdp_error *err)
+static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error *found,
+                                fsdp_error *err)
 {
     if (status != FSDP_ERR_DAMAGED) {
         if (err)
@@ -241,5 +253,6 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
         *summary_out = summary;
     if (st != FSDP_OK || summary.findings == 0)
         return st;
-    return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path, (long long)summary.findings);
+    return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
+                     (long long)summary.findings);
 }

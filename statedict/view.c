@@ -13,12 +13,13 @@ typedef struct source_list {
     const fsdp_manifest *manifest;
     const fsdp_entry *entry;
     fsdp_view_source *items;
-    char (*files)[FSDP_SHARD_NAME_SIZE];   /* one name per item */
+    char (*files)[FSDP_SHARD_NAME_SIZE]; /* one name per item */
     size_t count, capacity, file_capacity;
-    int64_t total;                         /* over all tensors */
+    int64_t total; /* over all tensors */
 } source_list;
 
-static fsdp_status count_source(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status count_source(void *user, int rank, size_t part, const fsdp_box *box,
+                                fsdp_error *err)
 {
     (void)rank;
     (void)part;
@@ -28,15 +29,15 @@ static fsdp_status count_source(void *user, int rank, size_t part, const fsdp_bo
     return FSDP_OK;
 }
 
-static fsdp_status each_stored(const fsdp_entry *entry, int owner, fsdp_stored_visit visit, void *user,
-                               fsdp_error *err)
+static fsdp_status each_stored(const fsdp_entry *entry, int owner, fsdp_stored_visit visit,
+                               void *user, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     return fsdp_plan_stored(entry, owner, &whole, visit, user, err);
 }
 
-static fsdp_status count_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
-                                  fsdp_error *err)
+static fsdp_status count_mappings(const fsdp_manifest *manifest, const int *owners,
+                                  int64_t *count_out, fsdp_error *err)
 {
     *count_out = 0;
     for (size_t i = 0; i < fsdp_sd_count(manifest->sd); i++) {
@@ -68,7 +69,8 @@ static void place_in_flat(const source_list *list, int rank, size_t part, fsdp_v
     source->len[0] = fsdp_box_count(&source->box);
 }
 
-static fsdp_status add_source(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
+static fsdp_status add_source(void *user, int rank, size_t part, const fsdp_box *box,
+                              fsdp_error *err)
 {
     source_list *list = user;
     if (!fsdp_grow(&list->items, &list->capacity, list->count + 1, sizeof *list->items) ||
@@ -93,8 +95,11 @@ static fsdp_status add_source(void *user, int rank, size_t part, const fsdp_box 
 static fsdp_status add_tensor(fsdp_view *view, source_list *list, int owner, fsdp_error *err)
 {
     const fsdp_entry *entry = list->entry;
-    fsdp_shard_dataset tensor = {.name = entry->name, .name_size = entry->name_size, .dtype = entry->dtype,
-                                 .ndim = entry->ndim, .shape = entry->shape};
+    fsdp_shard_dataset tensor = {.name = entry->name,
+                                 .name_size = entry->name_size,
+                                 .dtype = entry->dtype,
+                                 .ndim = entry->ndim,
+                                 .shape = entry->shape};
     list->count = 0;
     FSDP_TRY(each_stored(entry, owner, add_source, list, err));
     for (size_t i = 0; i < list->count; i++)
@@ -115,17 +120,17 @@ static fsdp_status add_entries(fsdp_view *view, const fsdp_manifest *manifest, c
         if (entry->kind != FSDP_ENTRY_ALIAS)
             continue;
         const fsdp_entry *target = fsdp_sd_at(manifest->sd, entry->target);
-        FSDP_TRY(fsdp_view_alias(view, entry->name, entry->name_size, target->name, target->name_size, err));
+        FSDP_TRY(fsdp_view_alias(view, entry->name, entry->name_size, target->name,
+                                 target->name_size, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest *manifest, const int *owners,
-                              bool sync, fsdp_error *err)
+static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
+                              const int *owners, bool sync, fsdp_error *err)
 {
     fsdp_view *view = NULL;
     source_list list = {.manifest = manifest};
-    fsdp_flow("statedict/view.c", "view '%s'", path);
     FSDP_TRY(fsdp_view_create(io, path, &view, err));
     fsdp_status st = add_entries(view, manifest, owners, &list, err);
     fsdp_free(list.items);
@@ -137,14 +142,18 @@ static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest
     return fsdp_view_finish(view, sync, err);
 }
 
-fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
-                            bool sync, const fsdp_watch *watch, fsdp_error *err)
+fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
+                            const int *owners, bool sync, const fsdp_watch *watch, fsdp_error *err)
 {
     int64_t mappings;
+    fsdp_flow("statedict/view.c", "view '%s/" FSDP_VIEW_NAME "'", dir);
     FSDP_TRY(count_mappings(manifest, owners, &mappings, err));
     if (mappings > FSDP_VIEW_MAPPINGS) {
-        fsdp_notice(watch, "no " FSDP_VIEW_NAME ": it would need %lld mappings, more than %d; convert to kind "
-                    "full for other programs", (long long)mappings, FSDP_VIEW_MAPPINGS);
+        fsdp_notice(watch,
+                    "no " FSDP_VIEW_NAME
+                    ": it would need %lld mappings, more than %d; convert to kind "
+                    "full for other programs",
+                    (long long)mappings, FSDP_VIEW_MAPPINGS);
         return FSDP_OK;
     }
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);

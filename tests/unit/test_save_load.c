@@ -48,8 +48,8 @@ static bool visit_elements(const fsdp_entry *entry, int rank, int64_t seed, bool
     return true;
 }
 
-static void add(state *s, const char *name, int ndim, const int64_t *shape, const fsdp_placement *placements,
-                int rank, int64_t seed, bool fill)
+static void add(state *s, const char *name, int ndim, const int64_t *shape,
+                const fsdp_placement *placements, int rank, int64_t seed, bool fill)
 {
     fsdp_error err = {0};
     fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = s->mesh};
@@ -57,8 +57,9 @@ static void add(state *s, const char *name, int ndim, const int64_t *shape, cons
     void *data = malloc((size_t)numel(ndim, shape) * 8 + 8);
     memset(data, 0x55, (size_t)numel(ndim, shape) * 8 + 8);
     s->memory[s->count++] = data;
-    cr_assert_eq(fsdp_sd_add_tensor(s->sd, name, strlen(name), FSDP_I64, ndim, shape, &layout, data, &err), FSDP_OK,
-                 "%s", err.text);
+    cr_assert_eq(
+        fsdp_sd_add_tensor(s->sd, name, strlen(name), FSDP_I64, ndim, shape, &layout, data, &err),
+        FSDP_OK, "%s", err.text);
     if (fill)
         visit_elements(fsdp_sd_at(s->sd, fsdp_sd_count(s->sd) - 1), rank, seed, true);
 }
@@ -67,9 +68,12 @@ static void build(state *s, int world, int dim, int rank, bool fill)
 {
     fsdp_error err = {0};
     memset(s, 0, sizeof *s);
-    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){world}, (const char *[]){"dp"}, NULL, &s->mesh, &err), FSDP_OK);
+    cr_assert_eq(
+        fsdp_mesh_create(1, (int64_t[]){world}, (const char *[]){"dp"}, NULL, &s->mesh, &err),
+        FSDP_OK);
     cr_assert_eq(fsdp_sd_create(&s->sd, &err), FSDP_OK);
-    fsdp_placement rows = {FSDP_SHARD, 0, 0}, shard = {FSDP_SHARD, dim, 0}, whole = {FSDP_REPLICATE, 0, 0};
+    fsdp_placement rows = {FSDP_SHARD, 0, 0}, shard = {FSDP_SHARD, dim, 0},
+                   whole = {FSDP_REPLICATE, 0, 0};
     add(s, "even", 2, (int64_t[]){64, 48}, &shard, rank, 1, fill);
     add(s, "odd", 2, (int64_t[]){37, 1001}, &shard, rank, 2, fill);
     add(s, "small", 1, (int64_t[]){3}, &rows, rank, 3, fill);
@@ -115,7 +119,8 @@ static fsdp_status load_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_status st = fsdp_sd_load(s.sd, ctl, j->path, &j->load, err);
     for (size_t i = 0; st == FSDP_OK && i < fsdp_sd_count(s.sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(s.sd, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR && !visit_elements(entry, fsdp_ctl_rank(ctl), (int64_t)i + 1, false))
+        if (entry->kind == FSDP_ENTRY_TENSOR &&
+            !visit_elements(entry, fsdp_ctl_rank(ctl), (int64_t)i + 1, false))
             st = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' differs", entry->name);
         if (entry->kind == FSDP_ENTRY_VALUE && entry->value.as.i64 != 1200)
             st = fsdp_fail(err, FSDP_ERR_INTERNAL, "value differs");
@@ -141,24 +146,27 @@ static void remove_folder(void)
 
 TestSuite(save_load, .init = make_folder, .fini = remove_folder);
 
-static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded, int to_dim,
-                       fsdp_verify_mode verify)
+static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int dim, int loaded,
+                       int to_dim, fsdp_verify_mode verify)
 {
     char path[128];
     fsdp_error err = {0};
-    snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved, dim, loaded, to_dim,
-             verify);
+    snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved,
+             dim, loaded, to_dim, verify);
     job j = {.path = path, .save = fsdp_save_opts_default(), .dim = dim};
     j.save.kind = kind;
     j.save.compress = compress;
     j.save.rank0_writes = rank0;
-    cr_assert_eq(fsdp_ctl_run_threads(saved, save_rank, &j, &err), FSDP_OK, "save %s: %s", path, err.text);
+    cr_assert_eq(fsdp_ctl_run_threads(saved, save_rank, &j, &err), FSDP_OK, "save %s: %s", path,
+                 err.text);
     j.dim = to_dim;
     j.load.verify = verify;
-    cr_assert_eq(fsdp_ctl_run_threads(loaded, load_rank, &j, &err), FSDP_OK, "load %s: %s", path, err.text);
+    cr_assert_eq(fsdp_ctl_run_threads(loaded, load_rank, &j, &err), FSDP_OK, "load %s: %s", path,
+                 err.text);
     fsdp_verify_summary summary;
     fsdp_verify_opts deep = {.level = FSDP_VERIFY_DEEP};
-    cr_assert_eq(fsdp_checkpoint_verify(path, &deep, &summary, &err), FSDP_OK, "verify %s: %s", path, err.text);
+    cr_assert_eq(fsdp_checkpoint_verify(path, &deep, &summary, &err), FSDP_OK, "verify %s: %s",
+                 path, err.text);
 }
 
 Test(save_load, every_kind_comes_back_on_other_world_sizes_and_dims)
@@ -184,11 +192,16 @@ Test(save_load, conversion_keeps_every_bit)
         for (int compress = 0; compress < 2; compress++)
             for (int dim = 0; dim < 2; dim++) {
                 snprintf(to, sizeof to, "%s/to-%d-%d-%d", folder, kind, compress, dim);
-                fsdp_convert_opts opts = {.kind = (fsdp_kind)kind, .world = kind == FSDP_FULL ? 0 : 3,
-                                          .compress = compress, .shard_dim = dim, .memory = 1 << 20};
-                cr_assert_eq(fsdp_checkpoint_convert(path, to, &opts, &err), FSDP_OK, "%s: %s", to, err.text);
+                fsdp_convert_opts opts = {.kind = (fsdp_kind)kind,
+                                          .world = kind == FSDP_FULL ? 0 : 3,
+                                          .compress = compress,
+                                          .shard_dim = dim,
+                                          .memory = 1 << 20};
+                cr_assert_eq(fsdp_checkpoint_convert(path, to, &opts, &err), FSDP_OK, "%s: %s", to,
+                             err.text);
                 job back = {.path = to};
-                cr_assert_eq(fsdp_ctl_run_threads(2, load_rank, &back, &err), FSDP_OK, "%s: %s", to, err.text);
+                cr_assert_eq(fsdp_ctl_run_threads(2, load_rank, &back, &err), FSDP_OK, "%s: %s", to,
+                             err.text);
             }
 }
 
@@ -219,12 +232,13 @@ Test(save_load, live_shards_are_gathered_whole_on_rank_0)
     for (int world = 1; world <= 5; world += 2)
         for (int dim = 0; dim < 2; dim++) {
             job j = {.dim = dim};
-            cr_assert_eq(fsdp_ctl_run_threads(world, gather_rank, &j, &err), FSDP_OK, "%s", err.text);
+            cr_assert_eq(fsdp_ctl_run_threads(world, gather_rank, &j, &err), FSDP_OK, "%s",
+                         err.text);
         }
 }
 
-static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count, const void *data,
-                              fsdp_error *err)
+static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err)
 {
     int64_t *elements = user;
     int64_t value;
@@ -251,7 +265,8 @@ Test(save_load, the_full_state_of_a_checkpoint_is_one_call)
     fsdp_sd_free(full);
     fsdp_load_opts some = {.include = "^(large|step|tied)$", .memory = 100000};
     int64_t elements = 0;
-    cr_assert_eq(fsdp_stream_full(path, &some, count_slab, &elements, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_stream_full(path, &some, count_slab, &elements, &err), FSDP_OK, "%s",
+                 err.text);
     cr_assert_eq(elements, 40 * 50 * 400 + 64 * 48);
 }
 
@@ -304,10 +319,12 @@ static fsdp_sd *state_with_values(size_t size, bool filled)
     }
     fsdp_mesh *mesh = NULL;
     fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
-    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err), FSDP_OK);
+    cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
+                 FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("bytes"), &bytes, &err), FSDP_OK);
-    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("tensor"), FSDP_F32, 1, (int64_t[]){5000}, mesh, &whole, NULL,
-                                     &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_add_sharded(sd, FSDP_NAME("tensor"), FSDP_F32, 1, (int64_t[]){5000}, mesh,
+                                     &whole, NULL, &err),
+                 FSDP_OK);
     cr_assert_eq(fsdp_sd_add_value(sd, FSDP_NAME("list"), &list, &err), FSDP_OK);
     cr_assert_eq(fsdp_sd_allocate(sd, 0, &err), FSDP_OK);
     fsdp_mesh_free(mesh);
@@ -333,16 +350,22 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
                 opts.kind = (fsdp_kind)kind;
                 opts.compress = compress;
                 cr_assert_eq(fsdp_sd_save(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
-                fsdp_convert_opts convert = {.kind = (fsdp_kind)((kind + 1) % 3), .compress = compress};
-                cr_assert_eq(fsdp_checkpoint_convert(path, to, &convert, &err), FSDP_OK, "%s", err.text);
+                fsdp_convert_opts convert = {.kind = (fsdp_kind)((kind + 1) % 3),
+                                             .compress = compress};
+                cr_assert_eq(fsdp_checkpoint_convert(path, to, &convert, &err), FSDP_OK, "%s",
+                             err.text);
                 for (int k = 0; k < 2; k++) {
-                    cr_assert_eq(fsdp_sd_load(back, self, k ? to : path, NULL, &err), FSDP_OK, "%s", err.text);
-                    cr_assert(fsdp_value_equal(&fsdp_sd_at(sd, 0)->value,
-                                               &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "bytes", 5))->value));
-                    cr_assert(fsdp_value_equal(&fsdp_sd_at(sd, 2)->value,
-                                               &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "list", 4))->value));
+                    cr_assert_eq(fsdp_sd_load(back, self, k ? to : path, NULL, &err), FSDP_OK, "%s",
+                                 err.text);
+                    cr_assert(fsdp_value_equal(
+                        &fsdp_sd_at(sd, 0)->value,
+                        &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "bytes", 5))->value));
+                    cr_assert(fsdp_value_equal(
+                        &fsdp_sd_at(sd, 2)->value,
+                        &fsdp_sd_at(back, (size_t)fsdp_sd_find(back, "list", 4))->value));
                     fsdp_verify_opts deep = {.level = FSDP_VERIFY_DEEP};
-                    cr_assert_eq(fsdp_checkpoint_verify(k ? to : path, &deep, NULL, &err), FSDP_OK, "%s", err.text);
+                    cr_assert_eq(fsdp_checkpoint_verify(k ? to : path, &deep, NULL, &err), FSDP_OK,
+                                 "%s", err.text);
                 }
                 fsdp_sd_free(sd);
                 fsdp_sd_free(back);
