@@ -252,8 +252,8 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
 
 /* --- before the first byte ---------------------------------------------------------------------- */
 
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files, int64_t *free_out,
-                               fsdp_error *err)
+fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files,
+                               int64_t *free_out, fsdp_error *err)
 {
     fsdp_space space;
     char *path = NULL, *parent = NULL;
@@ -265,10 +265,12 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int6
     if (result < 0)
         return FSDP_OK;
     if (bytes > space.free_bytes)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld bytes and its file system has %lld free", dir,
+        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
+                         "'%s' needs %lld bytes and its file system has %lld free", dir,
                          (long long)bytes, (long long)space.free_bytes);
     if (files > space.free_files)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE, "'%s' needs %lld files and its file system has room for %lld", dir,
+        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
+                         "'%s' needs %lld files and its file system has room for %lld", dir,
                          (long long)files, (long long)space.free_files);
     return FSDP_OK;
 }

@@ -570,14 +570,14 @@ static fsdp_status add_stored_value(fsdp_state_reader *reader, const entry_recor
                                     fsdp_error *err)
 {
     fsdp_value none = {0};
-    fsdp_status status = fsdp_sd_add_value(reader->sd, entry->name.data, entry->name.size, &none,
-                                           &reader->reason);
+    fsdp_status status =
+        fsdp_sd_add_value(reader->sd, entry->name.data, entry->name.size, &none, &reader->reason);
     FSDP_TRY(refused(reader, status, err));
     if (!fsdp_grow(&reader->stored, &reader->stored_capacity, reader->stored_count + 1,
                    sizeof *reader->stored))
         return fsdp_fail_memory(err, "the manifest");
-    reader->stored[reader->stored_count++] = (fsdp_stored_value){
-        fsdp_sd_count(reader->sd) - 1, entry->stored_kind, entry->stored_size};
+    reader->stored[reader->stored_count++] =
+        (fsdp_stored_value){fsdp_sd_count(reader->sd) - 1, entry->stored_kind, entry->stored_size};
     return FSDP_OK;
 }
 
@@ -644,9 +644,8 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
 
 static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
 {
-    static const char *const keys[ENTRY_KEYS] = {"name",  "dtype", "shape", "mesh", "placements",
-                                                 "boxes", "flat",  "value", "alias",
-                                                 "stored"};
+    static const char *const keys[ENTRY_KEYS] = {"name",  "dtype", "shape", "mesh",  "placements",
+                                                 "boxes", "flat",  "value", "alias", "stored"};
     enum { IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT };
     entry_record *entry = &reader->entry;
     fsdp_status status =

@@ -3,9 +3,11 @@
  * what is already saved is ever counted on when something older is deleted.
  */
 #include "statedict/commit.h"
+#include "statedict/commit_internal.h"
 #include "statedict/run_internal.h"
 
 #include "base/mem.h"
+#include "statedict/ctl_backend.h"
 #include "statedict/pipeline.h"
 
 #include <errno.h>
@@ -16,17 +18,33 @@ typedef struct run_job {
     const char *run;
     fsdp_io *io;
     fsdp_save_opts opts;
-    fsdp_lease *lease; /* rank 0 */
+    fsdp_lease *lease;  /* rank 0 */
+    int64_t refresh_ms; /* when the lease is to be refreshed again */
+    fsdp_error lost;    /* why it could not be */
+    fsdp_watch watch;   /* the caller's */
     char name[FSDP_STEP_NAME_SIZE];
     char *path;
 } run_job;
 
+/* A new run directory must survive a power cut as well as the checkpoint in it. */
+static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    FSDP_TRY(fsdp_path_split(job->run, &path, &parent, err));
+    fsdp_status st = fsdp_io_sync_dir(job->io, parent, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return st;
+}
+
 static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
 {
     int errnum = job->io->ops->mkdir(job->io, job->run);
-    if (errnum < 0 && errnum != -EEXIST)
+    if (errnum == -EEXIST)
+        return FSDP_OK;
+    if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
-    return FSDP_OK;
+    return job->opts.no_sync ? FSDP_OK : sync_parent(job, err);
 }
 
 /* Rank 0 holds the lease for all. */
@@ -45,6 +63,28 @@ static fsdp_status enter_run(run_job *job, fsdp_error *err)
             st = fsdp_lease_take(job->io, job->run, &job->lease, err);
     }
     return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
+
+/* A long save keeps its lease fresh from where progress is told; without the lease it must stop. */
+static int keep_lease(void *user, int64_t done, int64_t total, const char *what)
+{
+    run_job *job = user;
+    int64_t now = fsdp_now_ms();
+    if (job->lease && now >= job->refresh_ms) {
+        job->refresh_ms = now + REFRESH_MS;
+        if (fsdp_lease_refresh(job->lease, &job->lost) != FSDP_OK)
+            return 1;
+    }
+    return job->watch.progress ? job->watch.progress(job->watch.user, done, total, what) : 0;
+}
+
+static void notice(void *user, const char *text)
+{
+    const run_job *job = user;
+    if (job->watch.notice)
+        job->watch.notice(job->watch.user, text);
 }
 
 /* For people who look into the directory; nothing of ours reads it. */
@@ -67,7 +107,7 @@ static void tidy_run(const run_job *job)
 {
     fsdp_error err = {0};
     fsdp_status st = write_hint(job, &err);
-    if (st == FSDP_OK && job->opts.retain)
+    if (st == FSDP_OK)
         st = fsdp_run_retain_held(job->run, job->opts.retain, NULL, NULL, job->io, &err);
     if (st != FSDP_OK)
         fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path,
@@ -77,7 +117,14 @@ static void tidy_run(const run_job *job)
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 {
     FSDP_TRY(enter_run(job, err));
-    FSDP_TRY(fsdp_sd_save(sd, job->ctl, job->path, &job->opts, err));
+    job->refresh_ms = fsdp_now_ms() + REFRESH_MS;
+    job->watch = job->opts.watch;
+    job->opts.watch = (fsdp_watch){.user = job, .progress = keep_lease, .notice = notice};
+    fsdp_status st = fsdp_sd_save(sd, job->ctl, job->path, &job->opts, err);
+    if (st == FSDP_ERR_CANCELLED && job->lost.status != FSDP_OK)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
+                         job->lost.text);
+    FSDP_TRY(st);
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);
     return FSDP_OK;

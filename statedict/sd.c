@@ -6,6 +6,7 @@
 #include <fsdp/sd.h>
 
 #include "base/mem.h"
+#include "kernels/kernels.h"
 #include "statedict/layout_internal.h"
 #include <fsdp/text.h>
 
@@ -64,10 +65,10 @@ void fsdp_sd_free(fsdp_sd *sd)
 
 static uint64_t hash_name(const char *name, size_t size)
 {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ (unsigned char)name[i]) * 1099511628211u;
-    return hash ^ hash >> 32;
+    fsdp_hash hash = fsdp_kernels_get()->hash(name, size);
+    uint64_t number;
+    memcpy(&number, hash.bytes, sizeof number);
+    return number;
 }
 
 static bool owner_has_name(const fsdp_sd *sd, int64_t owner, const char *name, size_t size)
@@ -108,6 +109,15 @@ static void enter_all_names(fsdp_sd *sd)
         enter_name(sd, sd->flats[i].name, sd->flats[i].name_size, -(int64_t)i - 1);
 }
 
+/* Where a name that is not in the table goes. */
+static name_slot *free_slot(fsdp_sd *sd, uint64_t hash)
+{
+    size_t i = (size_t)hash & (sd->slot_count - 1);
+    while (sd->slots[i].owner != 0)
+        i = (i + 1) & (sd->slot_count - 1);
+    return &sd->slots[i];
+}
+
 /* Room in the table for one more name. */
 static bool reserve_name(fsdp_sd *sd)
 {
@@ -118,10 +128,15 @@ static bool reserve_name(fsdp_sd *sd)
     name_slot *slots = fsdp_alloc(slot_count, sizeof *slots);
     if (!slots)
         return false;
-    fsdp_free(sd->slots);
+    name_slot *old = sd->slots;
+    size_t old_count = sd->slot_count;
     sd->slots = slots;
     sd->slot_count = slot_count;
-    enter_all_names(sd);
+    for (size_t i = 0; i < old_count; i++) {
+        if (old[i].owner != 0)
+            *free_slot(sd, old[i].hash) = old[i];
+    }
+    fsdp_free(old);
     return true;
 }
 
