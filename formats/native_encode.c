@@ -131,7 +131,7 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
         first /= box->box.len[d];
     }
     fsdp_frame *frame = &state->frames[slot->block];
-    fsdp_flow("formats/native_write.c", "block %lld: frame", (long long)slot->block);
+    fsdp_flow("formats/native_encode.c", "block %lld: frame", (long long)slot->block);
     frame->size = (int64_t)slot->size;
     return fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size, &frame->offset,
                                err);

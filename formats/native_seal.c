@@ -146,7 +146,7 @@ fsdp_status fsdp_shard_put_index(fsdp_shard_writer *w, const void *data, size_t 
     if (w->joined || (int64_t)size > w->index_room - w->index_done)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': the index does not fit in its place",
                          w->path);
-    fsdp_flow("formats/native_write.c", "index: %zu bytes", size);
+    fsdp_flow("formats/native_seal.c", "index: %zu bytes", size);
     fsdp_hasher_add(w->index_hasher, data, size);
     FSDP_TRY(fsdp_io_write(w->file, w->path, data, size, w->index_offset + w->index_done, err));
     w->index_done += (int64_t)size;
