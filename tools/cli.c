@@ -354,7 +354,7 @@ static int output_errnum;
 
 static bool write_out(const char *data, size_t size)
 {
-    if (output_errnum == 0 && fwrite(data, 1, size, stdout) != size)
+    if (output_errnum == 0 && size > 0 && fwrite(data, 1, size, stdout) != size)
         output_errnum = errno ? errno : EIO;
     return output_errnum == 0;
 }
