@@ -96,6 +96,17 @@ static view_entry *add_entry(fsdp_h5_view *view, const char *link)
     return entry;
 }
 
+/* Readers take a name for a printf format: "%b" stands for a block number, "%%" for a percent sign. */
+static void put_source_name(fsdp_text *heap, const char *name)
+{
+    for (const char *at = name; *at; at++) {
+        if (*at == '%')
+            fsdp_text_add(heap, "%", 1);
+        fsdp_text_add(heap, at, 1);
+    }
+    fsdp_text_add(heap, "", 1);
+}
+
 static void put_mappings(fsdp_h5_view *view, int ndim, const int64_t *shape,
                          const fsdp_h5_source *sources, size_t count)
 {
@@ -104,8 +115,8 @@ static void put_mappings(fsdp_h5_view *view, int ndim, const int64_t *shape,
     size_t block = fsdp_h5_begin_mappings(heap, count);
     for (size_t i = 0; i < count; i++) {
         const fsdp_h5_source *source = &sources[i];
-        fsdp_text_add(heap, source->file, strlen(source->file) + 1);
-        fsdp_text_add(heap, source->link, strlen(source->link) + 1);
+        put_source_name(heap, source->file);
+        put_source_name(heap, source->link);
         fsdp_h5_put_selection(heap, source->source_ndim, source->source_shape, source->source_lo,
                               source->source_len);
         fsdp_h5_put_selection(heap, ndim, shape, source->lo, source->len);

@@ -103,7 +103,7 @@ int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
     return element / (FSDP_BLOCK_BYTES / (int64_t)element_size);
 }
 
-/* --- runs ---------------------------------------------------------------------------------------- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len,
                           const int64_t *strides, int64_t offset, size_t element_size,

@@ -47,7 +47,8 @@ typedef struct index_record {
     uint64_t zero;
 } index_record;
 
-_Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80, "the index is read in place");
+_Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80,
+               "the index is read in place");
 
 /* How a box of this shape is cut into chunks of at most chunk_bytes: whole rows where they fit. */
 void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
@@ -65,7 +66,7 @@ void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk,
 int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
                              int64_t element);
 
-/* --- runs: elements [first, first + count) of a box's packed order as runs of bytes in the file --- */
+/* --- runs: elements [first, first + count) of a box's packed order as runs of bytes in the file  */
 
 typedef struct fsdp_file_runs {
     int outer;                 /* dims before the dense tail */

@@ -27,7 +27,7 @@ struct fsdp_shard_reader {
     size_t segment_count;
 };
 
-/* --- checking the index -------------------------------------------------------------------------- */
+/* --- checking the index ----------------------------------------------------------------------- */
 
 /* Where the arrays of a segment lie in memory, and how long they are. */
 typedef struct segment_view {
@@ -275,7 +275,7 @@ static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_shard_seal *
     return walk_segments(reader, (uint64_t)seal->index_size, id, true, err);
 }
 
-/* --- opening --------------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
                                const fsdp_shard_id *id, fsdp_shard_reader *reader, fsdp_error *err)
@@ -323,7 +323,7 @@ void fsdp_shard_close(fsdp_shard_reader *reader)
     fsdp_free(reader);
 }
 
-/* --- boxes and blocks ------------------------------------------------------------------------------ */
+/* --- boxes and blocks ------------------------------------------------------------------------- */
 
 const char *fsdp_shard_path(const fsdp_shard_reader *reader)
 {
@@ -395,7 +395,7 @@ int64_t fsdp_block_of(const fsdp_stored_box *box, int64_t element)
     return fsdp_native_block_of(box->ndim, box->len, box->chunk, box->element_size, element);
 }
 
-/* --- bytes ------------------------------------------------------------------------------------------ */
+/* --- bytes ------------------------------------------------------------------------------------ */
 
 static fsdp_status read_elements(fsdp_shard_reader *reader, const fsdp_stored_box *box,
                                  int64_t first, int64_t count, void *data, fsdp_error *err)

@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-/* --- set-up ------------------------------------------------------------------------------------ */
+/* --- set-up ----------------------------------------------------------------------------------- */
 
 const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box)
 {
@@ -181,7 +181,7 @@ fsdp_status fsdp_shard_join(const fsdp_shard_opts *opts, const fsdp_shard_datase
     return FSDP_OK;
 }
 
-/* --- raw boxes --------------------------------------------------------------------------------- */
+/* --- raw boxes -------------------------------------------------------------------------------- */
 
 void fsdp_writer_strides(const fsdp_shard_writer *w, size_t i, int64_t *strides_out)
 {
@@ -272,7 +272,7 @@ static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, b
     return FSDP_OK;
 }
 
-/* --- pieces -> blocks ---------------------------------------------------------------------------- */
+/* --- pieces -> blocks ------------------------------------------------------------------------- */
 
 /* The span of a piece that begins at element `at`. */
 static block_span next_span(const fsdp_shard_writer *w, const fsdp_shard_piece *piece, int64_t at)

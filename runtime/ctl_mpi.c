@@ -45,7 +45,7 @@ static fsdp_status fail_mpi(fsdp_error *err, int code, const char *what)
     return fsdp_fail(err, FSDP_ERR_PEER, "%s: %s", what, text);
 }
 
-/* --- waiting ------------------------------------------------------------------------------------- */
+/* --- waiting ---------------------------------------------------------------------------------- */
 
 /* Returns false when the time is over, but only after SPINS tests: MPI needs some to move data. */
 static bool keep_waiting(int *tests, int64_t until_ms)
@@ -85,7 +85,7 @@ static fsdp_status wait_for_request(MPI_Request *request, int64_t until_ms, fsdp
     }
 }
 
-/* --- messages ------------------------------------------------------------------------------------ */
+/* --- messages --------------------------------------------------------------------------------- */
 
 /* Frees what MPI has done with meanwhile. */
 static void reclaim_stages(void)
@@ -178,7 +178,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     return FSDP_OK;
 }
 
-/* --- life ---------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void close_link(fsdp_ctl *ctl)
 {

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* --- opening ---------------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static int64_t count_tensor_bytes(const fsdp_sd *sd)
 {
@@ -191,11 +191,23 @@ fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *er
     return FSDP_OK;
 }
 
+/* An overwrite that was cut between its two renames left no DIR: what it set aside is still good. */
+static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
+{
+    if (!fsdp_replaced_find(io, path, path_out))
+        return false;
+    fsdp_notice(watch, "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
+                path, *path_out);
+    return true;
+}
+
 fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
                                     char **path_out, fsdp_error *err)
 {
     fsdp_file_info info;
     int errnum = io->ops->info(io, path, &info);
+    if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
+        return FSDP_OK;
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
     if (info.kind != FSDP_FILE_DIRECTORY)
@@ -237,7 +249,7 @@ fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
     return FSDP_OK;
 }
 
-/* --- looking ------------------------------------------------------------------------------------------ */
+/* --- looking ---------------------------------------------------------------------------------- */
 
 const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint)
 {
@@ -262,7 +274,7 @@ void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
         file_out->block_count += fsdp_shard_box_at(reader, i)->block_count;
 }
 
-/* --- reading ------------------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank)
 {

@@ -237,7 +237,7 @@ typedef struct fsdp_verify_summary { int64_t files, tensors, blocks, bytes, find
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
 
-/* --- convert: another kind, world size, mesh or sharding dim, offline --------------------------- */
+/* --- convert: another kind, world size, mesh or sharding dim, offline ------------------------- */
 
 typedef struct fsdp_convert_opts {
     fsdp_kind kind;
@@ -270,7 +270,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from,
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
-/* --- runs --------------------------------------------------------------------------------------- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 typedef enum fsdp_step_state {
     FSDP_STEP_GOOD,            /* a manifest that is whole, all files with the right size */
@@ -313,7 +313,8 @@ typedef struct fsdp_retain_action {
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                                                   bool dry_run,
-                                                  void (*report)(void *user, const fsdp_retain_action *action),
+                                                  void (*report)(void *user,
+                                                                 const fsdp_retain_action *action),
                                                   void *user, struct fsdp_io *io, fsdp_error *err);
 
 #ifdef __cplusplus

@@ -14,7 +14,7 @@
 
 #define MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
 
-/* --- begin -------------------------------------------------------------------------------------- */
+/* --- begin ------------------------------------------------------------------------------------ */
 
 static fsdp_status require_directory(fsdp_io *io, const char *parent, const char *dir,
                                      fsdp_error *err)
@@ -122,7 +122,7 @@ void fsdp_staging_release(fsdp_staging *staging)
     *staging = (fsdp_staging){0};
 }
 
-/* --- delete --------------------------------------------------------------------------------------- */
+/* --- delete ----------------------------------------------------------------------------------- */
 
 /* Renames `path` to a name that says what is to happen to it, then removes it. */
 static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
@@ -153,7 +153,7 @@ fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err
     return status;
 }
 
-/* --- publish ------------------------------------------------------------------------------------ */
+/* --- publish ---------------------------------------------------------------------------------- */
 
 static fsdp_status write_text(const fsdp_staging *staging, const char *path, const char *text,
                               size_t size, fsdp_error *err)
@@ -185,11 +185,40 @@ static fsdp_status write_manifest(const fsdp_staging *staging, const char *text,
     return status;
 }
 
+typedef struct forgetting {
+    const fsdp_staging *staging;
+    fsdp_status status;
+    fsdp_error *err;
+} forgetting;
+
+static bool forget_one(void *user, const char *path)
+{
+    forgetting *work = user;
+    const fsdp_staging *staging = work->staging;
+    /* DIR must be durable before what it replaced is gone */
+    work->status = fsdp_io_sync_dir(staging->io, staging->parent, work->err);
+    if (work->status == FSDP_OK)
+        work->status = delete_as(staging->io, path, staging->parent, staging->target, work->err);
+    return work->status == FSDP_OK;
+}
+
+/* What an overwrite that was cut after its second rename left. Were it still there when DIR is set
+ * aside, too, nobody could tell which of the two is the newer one. */
+static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
+{
+    forgetting work = {staging, FSDP_OK, err};
+    bool seen = fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
+    if (work.status == FSDP_OK && !seen)
+        return fsdp_fail(err, FSDP_ERR_IO, "cannot list '%s'", staging->parent);
+    return work.status;
+}
+
 /* Renames the checkpoint that is to be replaced out of the way; *old_out stays NULL without one. */
 static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
 {
     if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
         return FSDP_OK;
+    FSDP_TRY(forget_replaced(staging, err));
     char *old;
     FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
     fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
@@ -250,7 +279,7 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     return status;
 }
 
-/* --- before the first byte ---------------------------------------------------------------------- */
+/* --- before the first byte -------------------------------------------------------------------- */
 
 fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files,
                                int64_t *free_out, fsdp_error *err)

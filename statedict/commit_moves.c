@@ -36,7 +36,7 @@ static fsdp_status sync_parent(fsdp_io *io, const char *dir, fsdp_error *err)
     return status;
 }
 
-/* --- publish ------------------------------------------------------------------------------------ */
+/* --- publish ---------------------------------------------------------------------------------- */
 
 static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable,
                                  fsdp_file **marker_out, fsdp_error *err)
@@ -166,7 +166,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
     return status;
 }
 
-/* --- delete ------------------------------------------------------------------------------------- */
+/* --- delete ----------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err)
 {
@@ -176,7 +176,7 @@ fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, f
     return fsdp_io_remove_tree(io, aside, err);
 }
 
-/* --- what a crash left -------------------------------------------------------------------------- */
+/* --- what a crash left ------------------------------------------------------------------------ */
 
 typedef struct leftover_search {
     fsdp_io *io;

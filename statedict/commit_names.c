@@ -14,7 +14,7 @@
 
 enum { UUID_DIGITS = 32, STEP_DIGITS = 8 };
 
-/* --- steps -------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 void fsdp_step_name(int64_t step, char name_out[FSDP_STEP_NAME_SIZE])
 {
@@ -60,7 +60,7 @@ fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out)
     return kind;
 }
 
-/* --- random names ------------------------------------------------------------------------------- */
+/* --- random names ----------------------------------------------------------------------------- */
 
 /* Only for a kernel without getrandom: differs between processes, calls and starts of the system. */
 static void fill_without_random(unsigned char *bytes, size_t size)
@@ -89,7 +89,7 @@ void fsdp_random_hex(char out[33])
     out[UUID_DIGITS] = '\0';
 }
 
-/* --- beside a checkpoint ------------------------------------------------------------------------ */
+/* --- beside a checkpoint ---------------------------------------------------------------------- */
 
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err)
 {

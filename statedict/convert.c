@@ -39,7 +39,7 @@ typedef struct convert_job {
     fsdp_meter meter;
 } convert_job;
 
-/* --- the target ------------------------------------------------------------------------------------- */
+/* --- the target ------------------------------------------------------------------------------- */
 
 static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 {
@@ -106,7 +106,7 @@ static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *e
     return FSDP_OK;
 }
 
-/* --- planning ----------------------------------------------------------------------------------------- */
+/* --- planning --------------------------------------------------------------------------------- */
 
 static void count_work(const convert_job *job, fsdp_convert_plan *plan)
 {
@@ -134,7 +134,7 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
                               err);
 }
 
-/* --- files ---------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------ */
 
 static char *staged_path(const convert_job *job, int file)
 {
@@ -199,7 +199,7 @@ static fsdp_status finish_file(void *user, size_t file, fsdp_error *err)
     return fsdp_shard_finish(writer, &job->seals[file], err);
 }
 
-/* --- one slab ------------------------------------------------------------------------------------------- */
+/* --- one slab --------------------------------------------------------------------------------- */
 
 /* What one worker has at hand. */
 typedef struct slab_work {
@@ -288,7 +288,7 @@ static fsdp_status convert_tensor(slab_work *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- all tensors ------------------------------------------------------------------------------------------- */
+/* --- all tensors ------------------------------------------------------------------------------ */
 
 typedef struct convert_work {
     convert_job *job;
@@ -325,7 +325,7 @@ static fsdp_status move_tensors(convert_job *job, fsdp_error *err)
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
-/* --- reading back ---------------------------------------------------------------------------------------------- */
+/* --- reading back ----------------------------------------------------------------------------- */
 
 static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
 {
@@ -348,7 +348,7 @@ static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
     return st;
 }
 
-/* --- the end ------------------------------------------------------------------------------------------------------- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {

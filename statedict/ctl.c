@@ -69,7 +69,7 @@ typedef struct ctl_call {
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
-/* --- life ---------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 int64_t fsdp_now_ms(void)
 {
@@ -137,7 +137,7 @@ void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
     ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
 }
 
-/* --- names of calls, for messages ----------------------------------------------------------------- */
+/* --- names of calls, for messages ------------------------------------------------------------- */
 
 static const char *call_name(uint32_t kind)
 {
@@ -174,7 +174,7 @@ static fsdp_status fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int pee
                      peer, their_call, ctl->rank, my_call);
 }
 
-/* --- frames -------------------------------------------------------------------------------------- */
+/* --- frames ----------------------------------------------------------------------------------- */
 
 static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
@@ -337,7 +337,7 @@ static fsdp_status take_data(fsdp_ctl *ctl, ctl_call *call, int from, void *data
     return FSDP_OK;
 }
 
-/* --- rank 0 and its peers ------------------------------------------------------------------------- */
+/* --- rank 0 and its peers --------------------------------------------------------------------- */
 
 typedef struct missing_list {
     int count;
@@ -463,7 +463,7 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- failing, for good --------------------------------------------------------------------------- */
+/* --- failing, for good ------------------------------------------------------------------------ */
 
 /* Rank 0 tells everybody; the others tell rank 0, unless it was the one who told them. Best effort,
  * within a short time for all. */
@@ -489,7 +489,7 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
     return broken->status;
 }
 
-/* --- collectives --------------------------------------------------------------------------------- */
+/* --- collectives ------------------------------------------------------------------------------ */
 
 static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
 {
@@ -636,7 +636,7 @@ fsdp_status fsdp_ctl_barrier(fsdp_ctl *ctl, fsdp_error *err)
     return run_collective(ctl, &call, err);
 }
 
-/* --- point to point ------------------------------------------------------------------------------ */
+/* --- point to point --------------------------------------------------------------------------- */
 
 static fsdp_status check_peer(const fsdp_ctl *ctl, int peer, fsdp_error *err)
 {

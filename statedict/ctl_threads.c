@@ -40,7 +40,7 @@ typedef struct thread_hub {
     mailbox *boxes; /* [from * size + to] */
 } thread_hub;
 
-/* --- the hub ------------------------------------------------------------------------------------- */
+/* --- the hub ---------------------------------------------------------------------------------- */
 
 static void free_mailbox(mailbox *box)
 {
@@ -111,7 +111,7 @@ static fsdp_status create_hub(int size, thread_hub **hub_out, fsdp_error *err)
     return status;
 }
 
-/* --- letters ------------------------------------------------------------------------------------- */
+/* --- letters ---------------------------------------------------------------------------------- */
 
 static fsdp_status fail_left(int rank, fsdp_error *err)
 {
@@ -265,7 +265,7 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- threads as ranks ---------------------------------------------------------------------------- */
+/* --- threads as ranks ------------------------------------------------------------------------- */
 
 typedef struct rank_run {
     fsdp_ctl *ctl;

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- hashing ---------------------------------------------------------------------------------------- */
+/* --- hashing ---------------------------------------------------------------------------------- */
 
 static void add_i64(fsdp_hasher *hasher, int64_t value)
 {
@@ -127,7 +127,7 @@ fsdp_status fsdp_describe_hash(const fsdp_sd *sd, bool with_values, fsdp_hash *h
     return hash_entries(sd, with_values, NULL, hash_out, err);
 }
 
-/* --- agreeing ----------------------------------------------------------------------------------------- */
+/* --- agreeing --------------------------------------------------------------------------------- */
 
 enum { SHOWN_NAME = 120, SHOWN_RANKS = 16 };
 

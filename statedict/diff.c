@@ -43,7 +43,7 @@ typedef struct diff_state {
     fsdp_diff_summary summary;
 } diff_state;
 
-/* --- which names, and what is to be read ----------------------------------------------------------- */
+/* --- which names, and what is to be read ------------------------------------------------------ */
 
 static size_t tensor_number(const fsdp_sd *sd, size_t number)
 {
@@ -138,7 +138,7 @@ static fsdp_status pair_all(diff_state *state, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- comparing data --------------------------------------------------------------------------------- */
+/* --- comparing data --------------------------------------------------------------------------- */
 
 typedef struct diff_worker {
     diff_state *state;
@@ -202,7 +202,7 @@ static fsdp_status work(void *user, size_t index, fsdp_error *err)
     return st;
 }
 
-/* --- telling ---------------------------------------------------------------------------------------- */
+/* --- telling ---------------------------------------------------------------------------------- */
 
 static void fill_data(const diff_state *state, const diff_pair *pair, fsdp_diff_item *item)
 {
@@ -260,7 +260,7 @@ static void visit_all(diff_state *state)
     state->summary.bytes = state->meter.total;
 }
 
-/* --- the whole -------------------------------------------------------------------------------------- */
+/* --- the whole -------------------------------------------------------------------------------- */
 
 /* Two slabs per worker; a quarter of the memory is left to readers and decoders. */
 static void share_memory(diff_state *state)

@@ -146,7 +146,7 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
     return st;
 }
 
-/* --- into memory ----------------------------------------------------------------------------------- */
+/* --- into memory ------------------------------------------------------------------------------ */
 
 static fsdp_status keep_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
                              const void *data, fsdp_error *err)

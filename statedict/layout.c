@@ -15,7 +15,7 @@ void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *l
     *len = n - *lo < rows ? n - *lo : rows;
 }
 
-/* --- mesh layouts ------------------------------------------------------------------------------- */
+/* --- mesh layouts ----------------------------------------------------------------------------- */
 
 static void cut_dim(fsdp_box *box, int dim, int64_t parts, int64_t index)
 {
@@ -85,7 +85,7 @@ static fsdp_box_copy mesh_copy(const fsdp_layout *layout, int rank)
     return (fsdp_box_copy){.copies = (int)copies, .copy = (int)copy};
 }
 
-/* --- flat layouts ------------------------------------------------------------------------------- */
+/* --- flat layouts ----------------------------------------------------------------------------- */
 
 /* The elements of the tensor, in its own order, that lie in the chunk of a rank. */
 static int64_t flat_range(const fsdp_layout *layout, int64_t count, int rank, int64_t *first)
@@ -118,7 +118,7 @@ int64_t fsdp_layout_flat_start(const fsdp_layout *layout, int64_t count, int ran
     return layout->flat_offset + first - fsdp_mesh_position(layout->mesh, rank) * chunk;
 }
 
-/* --- box layouts -------------------------------------------------------------------------------- */
+/* --- box layouts ------------------------------------------------------------------------------ */
 
 /* Number of the first box of a rank, or of a higher one. */
 static size_t first_box(const fsdp_layout *layout, int64_t rank)
@@ -150,7 +150,7 @@ static fsdp_box_copy box_copy(const fsdp_layout *layout, int rank, size_t index)
     return found;
 }
 
-/* --- every kind --------------------------------------------------------------------------------- */
+/* --- every kind ------------------------------------------------------------------------------- */
 
 size_t fsdp_layout_box_count(const fsdp_layout *layout, int ndim, const int64_t *shape, int rank)
 {
@@ -205,7 +205,7 @@ int64_t fsdp_layout_copy(const fsdp_layout *layout, int rank, size_t index)
     return copy_of(layout, rank, index).copy;
 }
 
-/* --- checking ----------------------------------------------------------------------------------- */
+/* --- checking --------------------------------------------------------------------------------- */
 
 static fsdp_status check_strided(const fsdp_layout *layout, int mesh_dim, fsdp_error *err)
 {

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- sorting ------------------------------------------------------------------------------------ */
+/* --- sorting ---------------------------------------------------------------------------------- */
 
 static int compare_numbers(const int64_t *a, const int64_t *b, int n)
 {
@@ -76,7 +76,7 @@ fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *c
     return FSDP_OK;
 }
 
-/* --- messages ----------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 enum { BOX_TEXT = 160 };
 
@@ -100,7 +100,7 @@ static const char *box_text(const fsdp_box *box, char out[BOX_TEXT])
     return range_text(box->ndim, box->lo, box->len, out);
 }
 
-/* --- tiling ------------------------------------------------------------------------------------- */
+/* --- tiling ----------------------------------------------------------------------------------- */
 
 typedef struct span {
     int64_t lo, end;
@@ -344,7 +344,7 @@ static void tiling_release(tiling *tiles)
     fsdp_free(tiles->stack);
 }
 
-/* --- the check ---------------------------------------------------------------------------------- */
+/* --- the check -------------------------------------------------------------------------------- */
 
 static fsdp_status check_each_box(const fsdp_layout *layout, int ndim, const int64_t *shape,
                                   fsdp_error *err)

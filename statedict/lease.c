@@ -43,7 +43,7 @@ struct fsdp_lease {
     size_t size;
 };
 
-/* --- the text ----------------------------------------------------------------------------------- */
+/* --- the text --------------------------------------------------------------------------------- */
 
 static void put_string(fsdp_text *text, const char *key, const char *value)
 {
@@ -127,7 +127,7 @@ static bool decode(const char *text, size_t size, lease_text *lease_out)
     return ok;
 }
 
-/* --- may it be taken over? ---------------------------------------------------------------------- */
+/* --- may it be taken over? -------------------------------------------------------------------- */
 
 static int64_t age_of_file(fsdp_io *io, const char *path)
 {
@@ -174,7 +174,7 @@ static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, 
         since, holder->expires - fsdp_lease_now());
 }
 
-/* --- changing the file -------------------------------------------------------------------------- */
+/* --- changing the file ------------------------------------------------------------------------ */
 
 static void wait_a_little(void)
 {
@@ -300,7 +300,7 @@ static fsdp_status lock_text(const fsdp_lease *lease, const char *text, size_t s
                      lease->run, lease->path);
 }
 
-/* --- take --------------------------------------------------------------------------------------- */
+/* --- take ------------------------------------------------------------------------------------- */
 
 static fsdp_status take_over(fsdp_lease *lease, const char *text, size_t size, bool *done_out,
                              fsdp_error *err)
@@ -419,7 +419,7 @@ bool fsdp_lease_is_held(fsdp_io *io, const char *run)
     return held;
 }
 
-/* --- keep, give back ---------------------------------------------------------------------------- */
+/* --- keep, give back -------------------------------------------------------------------------- */
 
 fsdp_status fsdp_lease_refresh(fsdp_lease *lease, fsdp_error *err)
 {

@@ -30,7 +30,7 @@ typedef struct load_job {
     atomic_llong bytes_read;
 } load_job;
 
-/* --- matching names ----------------------------------------------------------------------------------- */
+/* --- matching names --------------------------------------------------------------------------- */
 
 static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted,
                                 const fsdp_entry *stored, fsdp_error *err)
@@ -149,7 +149,7 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     return st;
 }
 
-/* --- planning ------------------------------------------------------------------------------------------- */
+/* --- planning --------------------------------------------------------------------------------- */
 
 /* What the ranks of the group want of one entry. */
 typedef struct want_list {
@@ -243,7 +243,7 @@ static fsdp_status open_files(load_job *job, fsdp_error *err)
     return st;
 }
 
-/* --- moving ---------------------------------------------------------------------------------------------- */
+/* --- moving ----------------------------------------------------------------------------------- */
 
 static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter,
                                 fsdp_turns *turns, fsdp_error *err)
@@ -310,7 +310,7 @@ static int64_t local_bytes(const load_job *job)
     return bytes;
 }
 
-/* --- the group ----------------------------------------------------------------------------------------------- */
+/* --- the group -------------------------------------------------------------------------------- */
 
 typedef struct group_member {
     const fsdp_sd *sd;
@@ -364,7 +364,7 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
     return st;
 }
 
-/* --- one checkpoint ---------------------------------------------------------------------------------------------- */
+/* --- one checkpoint --------------------------------------------------------------------------- */
 
 static fsdp_status open_checkpoint(load_job *job, const char *path, fsdp_error *err)
 {
@@ -429,7 +429,7 @@ static fsdp_status load_checkpoint(load_job *job, const char *path, fsdp_error *
     return st;
 }
 
-/* --- which checkpoint ----------------------------------------------------------------------------------------------- */
+/* --- which checkpoint ------------------------------------------------------------------------- */
 
 enum { PATH_ROOM = 4096 };
 
@@ -439,9 +439,10 @@ typedef struct candidate {
     bool is_last;
 } candidate;
 
-/* Rank 0's list: the path itself, or a run's good steps from the newest. */
+/* Rank 0's list: one checkpoint, or a run's good steps from the newest. */
 typedef struct candidates {
     fsdp_run_steps steps;
+    char *single;
     bool is_run;
     size_t next;
 } candidates;
@@ -457,10 +458,8 @@ static fsdp_status set_path(candidate *out, const char *path, fsdp_error *err)
 static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list,
                                    fsdp_error *err)
 {
-    char *resolved = NULL;
-    FSDP_TRY(fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &resolved, err));
-    list->is_run = strcmp(resolved, path) != 0;
-    fsdp_string_free(resolved);
+    FSDP_TRY(fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &list->single, err));
+    list->is_run = strcmp(list->single, path) != 0 && fsdp_io_exists(job->io, path);
     return list->is_run ? fsdp_run_list(path, job->io, &list->steps, err) : FSDP_OK;
 }
 
@@ -469,7 +468,7 @@ static fsdp_status next_candidate(const char *path, candidates *list, candidate 
 {
     out->is_last = true;
     if (!list->is_run)
-        return set_path(out, path, err);
+        return set_path(out, list->single, err);
     while (list->next < list->steps.count && list->steps.items[list->next].state != FSDP_STEP_GOOD)
         list->next++;
     if (list->next == list->steps.count)
@@ -514,6 +513,7 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     if (st == FSDP_OK)
         st = load_candidates(job, path, &list, err);
     fsdp_run_steps_release(&list.steps);
+    fsdp_string_free(list.single);
     return st;
 }
 

@@ -64,7 +64,7 @@ static void spell_closing(fsdp_hash hash, char closing_out[CLOSING_SIZE])
     memcpy(to, CLOSING_END, sizeof CLOSING_END - 1);
 }
 
-/* --- writing ------------------------------------------------------------------------------------ */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 static fsdp_status check_head(const fsdp_manifest *manifest, fsdp_error *err)
 {
@@ -136,7 +136,7 @@ fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text,
     return FSDP_OK;
 }
 
-/* --- reading: the hash -------------------------------------------------------------------------- */
+/* --- reading: the hash ------------------------------------------------------------------------ */
 
 static bool is_whole(const char *text, size_t size)
 {
@@ -181,7 +181,7 @@ static fsdp_status check_whole(const char *text, size_t size, const char *path, 
                      size);
 }
 
-/* --- reading: the members ----------------------------------------------------------------------- */
+/* --- reading: the members --------------------------------------------------------------------- */
 
 enum {
     KEY_FSDP,
@@ -433,7 +433,7 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
     return status;
 }
 
-/* --- reading from a directory ------------------------------------------------------------------- */
+/* --- reading from a directory ----------------------------------------------------------------- */
 
 /* There is no manifest: says whether there is anything else. */
 static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_error *err)

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-/* --- small spellings ---------------------------------------------------------------------------- */
+/* --- small spellings -------------------------------------------------------------------------- */
 
 /* printf would take most of the time of a manifest with many tensors. */
 static void put_i64(fsdp_text *text, int64_t value)
@@ -50,7 +50,7 @@ static void put_name(fsdp_text *text, const char *name, size_t size)
     fsdp_text_add_json_string(text, name, size);
 }
 
-/* --- writing: meshes ---------------------------------------------------------------------------- */
+/* --- writing: meshes -------------------------------------------------------------------------- */
 
 /* The different meshes of a state dict, numbered in the order in which they are met. */
 typedef struct mesh_table {
@@ -147,7 +147,7 @@ static void put_flats(fsdp_text *text, const fsdp_sd *sd, const mesh_table *tabl
     put(text, "\n],\n");
 }
 
-/* --- writing: entries --------------------------------------------------------------------------- */
+/* --- writing: entries ------------------------------------------------------------------------- */
 
 static void put_placement(fsdp_text *text, fsdp_placement placement)
 {

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- the reader ------------------------------------------------------------------------------------ */
+/* --- the reader ------------------------------------------------------------------------------- */
 
 /* Bytes kept while the reader goes on; the memory serves one record after the other. */
 typedef struct kept_text {
@@ -147,7 +147,7 @@ static fsdp_status take_i64s(fsdp_json *json, int64_t *values_out, int room, int
 
 static fsdp_status take_exactly(fsdp_json *json, int64_t *values_out, int n, fsdp_error *err)
 {
-    int found;
+    int found = 0;
     FSDP_TRY(take_i64s(json, values_out, n, &found, err));
     if (found != n)
         return fsdp_json_fail(json, err, "%d numbers where %d were expected", found, n);

@@ -17,7 +17,7 @@ static const char *const tags[] = {"null",   "bool",  "i64",  "u64",  "f64",
                                    "string", "bytes", "list", "dict", "opaque"};
 enum { TAG_COUNT = sizeof tags / sizeof *tags };
 
-/* --- doubles ------------------------------------------------------------------------------------ */
+/* --- doubles ---------------------------------------------------------------------------------- */
 
 static void put_f64(fsdp_text *text, double value)
 {
@@ -63,7 +63,7 @@ static fsdp_status take_f64(fsdp_json *json, double *value_out, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- writing ------------------------------------------------------------------------------------ */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, fsdp_error *err);
 
@@ -134,7 +134,7 @@ void fsdp_manifest_put_stored(fsdp_text *text, fsdp_value_kind kind, size_t size
     fsdp_text_addf(text, "{\"%s\": %zu}", tags[kind], size);
 }
 
-/* --- reading ------------------------------------------------------------------------------------ */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 typedef struct item_list {
     fsdp_value *items;

@@ -26,7 +26,7 @@ struct fsdp_mesh {
     seat *seats; /* by rank; NULL when dense */
 };
 
-/* --- creating ----------------------------------------------------------------------------------- */
+/* --- creating --------------------------------------------------------------------------------- */
 
 static bool is_name_byte(char c)
 {
@@ -164,7 +164,7 @@ fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_err
     return fsdp_mesh_create(mesh->ndim, mesh->shape, names, mesh->ranks, copy_out, err);
 }
 
-/* --- asking ------------------------------------------------------------------------------------- */
+/* --- asking ----------------------------------------------------------------------------------- */
 
 int fsdp_mesh_ndim(const fsdp_mesh *mesh)
 {

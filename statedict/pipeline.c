@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- watching -------------------------------------------------------------------------------------- */
+/* --- watching --------------------------------------------------------------------------------- */
 
 enum { TELL_EVERY_MS = 100 };
 
@@ -64,7 +64,7 @@ void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
     watch->notice(watch->user, text);
 }
 
-/* --- put -------------------------------------------------------------------------------------------- */
+/* --- put -------------------------------------------------------------------------------------- */
 
 /* Boxes are handed over in groups of this many bytes, so that progress and a stop are timely. */
 enum { GROUP_BYTES = 64 << 20 };
@@ -110,7 +110,7 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
     return st;
 }
 
-/* --- get -------------------------------------------------------------------------------------------- */
+/* --- get -------------------------------------------------------------------------------------- */
 
 void fsdp_getter_release(fsdp_getter *getter)
 {

@@ -24,7 +24,8 @@ typedef struct fsdp_meter {
 
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
 /* Counts bytes; FSDP_ERR_CANCELLED once the user said stop. what: a name, printable or not. */
-fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size, fsdp_error *err);
+fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
+                           fsdp_error *err);
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* --- put --- */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- owners ---------------------------------------------------------------------------------------- */
+/* --- owners ----------------------------------------------------------------------------------- */
 
 /* Tensors whose replicas may be traded against each other: same mesh, same replicate dims. */
 typedef struct replica_group {
@@ -133,7 +133,7 @@ bool fsdp_plan_stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int ra
     return fsdp_layout_copy(&entry->layout, rank, part) == owner;
 }
 
-/* --- saving ---------------------------------------------------------------------------------------- */
+/* --- saving ----------------------------------------------------------------------------------- */
 
 /* Room in a plan is made for all entries at once; see count_plan. */
 static fsdp_shard_dataset *add_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t part,
@@ -396,7 +396,7 @@ void fsdp_save_plan_release(fsdp_save_plan *plan)
     *plan = (fsdp_save_plan){0};
 }
 
-/* --- loading ---------------------------------------------------------------------------------------- */
+/* --- loading ---------------------------------------------------------------------------------- */
 
 typedef struct stored_search {
     const fsdp_entry *entry;
@@ -535,7 +535,7 @@ fsdp_status fsdp_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box 
     return search_mesh(&search, 0, &whole, err);
 }
 
-/* --- slabs -------------------------------------------------------------------------------------------- */
+/* --- slabs ------------------------------------------------------------------------------------ */
 
 bool fsdp_slabs_next(fsdp_slabs *slabs, int ndim, const int64_t *shape, int64_t max_elements,
                      fsdp_box *slab_out)

@@ -42,7 +42,7 @@ static fsdp_status check_policy(const fsdp_retention *policy, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- deciding ----------------------------------------------------------------------------------- */
+/* --- deciding --------------------------------------------------------------------------------- */
 
 static bool is_pinned(const retention *retain, const fsdp_run_step *step, bool *by_file_out)
 {
@@ -107,7 +107,7 @@ static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *re
     return FSDP_OK;
 }
 
-/* --- doing -------------------------------------------------------------------------------------- */
+/* --- doing ------------------------------------------------------------------------------------ */
 
 static void tell(const retention *retain, const char *name, bool remove, const char *reason)
 {

@@ -30,7 +30,7 @@ void fsdp_run_steps_release(fsdp_run_steps *steps)
     *steps = (fsdp_run_steps){0};
 }
 
-/* --- names -------------------------------------------------------------------------------------- */
+/* --- names ------------------------------------------------------------------------------------ */
 
 typedef struct scan {
     fsdp_run_steps *steps;
@@ -93,7 +93,7 @@ fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_ou
                         : fsdp_fail_errno(err, -result, "cannot open run '%s'", run);
 }
 
-/* --- one step ----------------------------------------------------------------------------------- */
+/* --- one step --------------------------------------------------------------------------------- */
 
 static fsdp_status check_manifest(const char *path, int64_t step, fsdp_io *io, fsdp_error *err)
 {
@@ -146,7 +146,7 @@ bool fsdp_run_is_fault(fsdp_status status)
     }
 }
 
-/* --- all steps ---------------------------------------------------------------------------------- */
+/* --- all steps -------------------------------------------------------------------------------- */
 
 static bool has_pin(const char *run, const char *name, fsdp_io *io)
 {
@@ -189,7 +189,7 @@ fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io, fsdp_run_steps *s
     return status;
 }
 
-/* --- the newest good one ------------------------------------------------------------------------ */
+/* --- the newest good one ---------------------------------------------------------------------- */
 
 static void tell_skipped(const fsdp_watch *watch, const char *run, const char *name,
                          const char *reason)

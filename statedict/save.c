@@ -40,7 +40,7 @@ typedef struct save_job {
     fsdp_meter meter;
 } save_job;
 
-/* --- the beginning ------------------------------------------------------------------------------------- */
+/* --- the beginning ---------------------------------------------------------------------------- */
 
 static bool rank0_writes_all(const save_job *job)
 {
@@ -120,7 +120,7 @@ static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
     return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
 }
 
-/* --- writing -------------------------------------------------------------------------------------------- */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 static int threads_of(const save_job *job)
 {
@@ -328,7 +328,7 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }
 
-/* --- the end ----------------------------------------------------------------------------------------------- */
+/* --- the end ---------------------------------------------------------------------------------- */
 
 static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
 {

@@ -61,7 +61,7 @@ void fsdp_sd_free(fsdp_sd *sd)
     fsdp_free(sd);
 }
 
-/* --- names -------------------------------------------------------------------------------------- */
+/* --- names ------------------------------------------------------------------------------------ */
 
 static uint64_t hash_name(const char *name, size_t size)
 {
@@ -168,7 +168,7 @@ static fsdp_status take_name(fsdp_sd *sd, const char *name, size_t size, const c
     return FSDP_OK;
 }
 
-/* --- entries ------------------------------------------------------------------------------------ */
+/* --- entries ---------------------------------------------------------------------------------- */
 
 /* Fills in the name; the entry exists only once it is appended, which cannot fail. */
 static fsdp_status begin_entry(fsdp_sd *sd, fsdp_entry_kind kind, const char *name, size_t size,
@@ -347,7 +347,7 @@ fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size, c
     return FSDP_OK;
 }
 
-/* --- flat buffers ------------------------------------------------------------------------------- */
+/* --- flat buffers ----------------------------------------------------------------------------- */
 
 static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_error *err)
 {
@@ -472,7 +472,7 @@ const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index)
     return index < sd->flat_count ? &sd->flats[index] : NULL;
 }
 
-/* --- asking and changing ------------------------------------------------------------------------ */
+/* --- asking and changing ---------------------------------------------------------------------- */
 
 size_t fsdp_sd_count(const fsdp_sd *sd)
 {
@@ -529,7 +529,7 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
     return elements * (int64_t)fsdp_dtype_size(entry->dtype);
 }
 
-/* --- memory ------------------------------------------------------------------------------------- */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static fsdp_status allocate_entry(fsdp_sd *sd, size_t index, int rank, fsdp_error *err)
 {

@@ -45,7 +45,7 @@ static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NA
     fsdp_shard_name(number, job->checkpoint->manifest.file_count, name);
 }
 
-/* --- blocks ------------------------------------------------------------------------------------------ */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
 static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
                               const fsdp_stored_box *stored, fsdp_getter *getter, fsdp_error *err)
@@ -98,7 +98,7 @@ static fsdp_status verify_data(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- files --------------------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------ */
 
 static fsdp_status open_files(verify_job *job, fsdp_error *err)
 {
@@ -118,7 +118,7 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- what the manifest promises -------------------------------------------------------------------------- */
+/* --- what the manifest promises --------------------------------------------------------------- */
 
 typedef struct coverage {
     verify_job *job;
@@ -196,7 +196,7 @@ static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- the call ------------------------------------------------------------------------------------------------ */
+/* --- the call --------------------------------------------------------------------------------- */
 
 static fsdp_status verify(verify_job *job, fsdp_error *err)
 {

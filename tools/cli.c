@@ -19,7 +19,7 @@ enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_JSON, KEY_MEM };
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
 
-/* --- signals ---------------------------------------------------------------------------------------- */
+/* --- signals ---------------------------------------------------------------------------------- */
 
 static void note_signal(int number)
 {
@@ -47,7 +47,7 @@ fsdp_status cli_check_stop(fsdp_error *err)
     return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
 }
 
-/* --- values of options ------------------------------------------------------------------------------ */
+/* --- values of options ------------------------------------------------------------------------ */
 
 _Noreturn void cli_usage_error(const char *format, ...)
 {
@@ -101,7 +101,7 @@ int64_t cli_parse_size(const char *option, const char *text)
     return value;
 }
 
-/* --- help ------------------------------------------------------------------------------------------- */
+/* --- help ------------------------------------------------------------------------------------- */
 
 static void print_option(const struct argp_option *option)
 {
@@ -209,7 +209,7 @@ static const struct argp_option names_options[] = {
     {0}};
 const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
 
-/* --- looking for mistyped options ------------------------------------------------------------------- */
+/* --- looking for mistyped options ------------------------------------------------------------- */
 
 typedef bool (*option_test)(const struct argp_option *option, void *user);
 
@@ -346,7 +346,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
 }
 
-/* --- standard output and the end -------------------------------------------------------------------- */
+/* --- standard output and the end -------------------------------------------------------------- */
 
 enum { PUT_BYTES = 64 << 10 };
 

@@ -96,7 +96,7 @@ void cli_add_padded(fsdp_text *text, const char *data, int width)
     fsdp_text_addf(text, "%-*s", width, data);
 }
 
-/* --- paths ------------------------------------------------------------------------------------------ */
+/* --- paths ------------------------------------------------------------------------------------ */
 
 bool cli_is_run(const char *path)
 {

@@ -19,7 +19,7 @@ typedef struct convert_options {
     const char *from, *to;
 } convert_options;
 
-/* --- options ---------------------------------------------------------------------------------------- */
+/* --- options ---------------------------------------------------------------------------------- */
 
 enum {
     KEY_TO = 0x2000,
@@ -173,7 +173,7 @@ static const cli_tool tool = {
                 "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n",
     .argp = &argp};
 
-/* --- what is printed -------------------------------------------------------------------------------- */
+/* --- what is printed -------------------------------------------------------------------------- */
 
 /* The last line of a path is enough for people. */
 static const char *base_name(const char *path)
@@ -278,7 +278,7 @@ static void add_done(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_add(text, "\n", 1);
 }
 
-/* --- the work --------------------------------------------------------------------------------------- */
+/* --- the work --------------------------------------------------------------------------------- */
 
 static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint_info *info,
                               const fsdp_convert_plan *plan)

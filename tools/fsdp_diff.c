@@ -27,7 +27,7 @@ typedef struct diff_list {
     bool failed;
 } diff_list;
 
-/* --- options ---------------------------------------------------------------------------------------- */
+/* --- options ---------------------------------------------------------------------------------- */
 
 enum { KEY_ATOL = 0x2000, KEY_RTOL, KEY_ULP, KEY_KEYS, KEY_TOP };
 
@@ -82,7 +82,7 @@ static const cli_tool tool = {
         "  fsdp-diff a b --json -I '^model'          for programs\n",
     .argp = &argp};
 
-/* --- collecting ------------------------------------------------------------------------------------- */
+/* --- collecting ------------------------------------------------------------------------------- */
 
 static void keep_item(void *user, const fsdp_diff_item *item)
 {
@@ -122,7 +122,7 @@ static int largest_first(const void *left, const void *right)
     return order ? order : (entry_a->name_size > entry_b->name_size) * 2 - 1;
 }
 
-/* --- for people ------------------------------------------------------------------------------------- */
+/* --- for people ------------------------------------------------------------------------------- */
 
 static void add_summary(fsdp_text *text, const fsdp_diff_summary *summary,
                         fsdp_checkpoint *const sides[2])
@@ -218,7 +218,7 @@ static fsdp_status print_items(const diff_options *opts, const diff_list *list,
     return FSDP_OK;
 }
 
-/* --- for programs ----------------------------------------------------------------------------------- */
+/* --- for programs ----------------------------------------------------------------------------- */
 
 static void add_real(fsdp_text *text, double value)
 {
@@ -264,7 +264,7 @@ static fsdp_status print_json(const diff_list *list, const fsdp_diff_summary *su
     return FSDP_OK;
 }
 
-/* --- the whole -------------------------------------------------------------------------------------- */
+/* --- the whole -------------------------------------------------------------------------------- */
 
 static fsdp_status print_result(const diff_options *opts, diff_list *list,
                                 const fsdp_diff_summary *summary, fsdp_checkpoint *const sides[2])

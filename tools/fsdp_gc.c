@@ -22,7 +22,7 @@ typedef struct gc_report {
     int64_t kept, removed;
 } gc_report;
 
-/* --- options ---------------------------------------------------------------------------------------- */
+/* --- options ---------------------------------------------------------------------------------- */
 
 enum { KEY_YES = 0x2000, KEY_LAST, KEY_EVERY, KEY_PIN };
 
@@ -79,7 +79,7 @@ static const cli_tool tool = {
         "  fsdp-gc runs/gpt2 --keep-every 5000 --pin 300 rules add up: any may keep\n",
     .argp = &argp};
 
-/* --- report ----------------------------------------------------------------------------------------- */
+/* --- report ----------------------------------------------------------------------------------- */
 
 static void add_action_json(gc_report *report, const fsdp_retain_action *action)
 {

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* --- options ---------------------------------------------------------------------------------------- */
+/* --- options ---------------------------------------------------------------------------------- */
 
 enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_DIGEST, KEY_SORT };
 
@@ -95,7 +95,7 @@ static const cli_tool tool = {
                 "  fsdp-ls --json --digest sha256 step-00001200 > listing.json\n",
     .argp = &argp};
 
-/* --- entries ---------------------------------------------------------------------------------------- */
+/* --- entries ---------------------------------------------------------------------------------- */
 
 const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry)
 {
@@ -190,7 +190,7 @@ static fsdp_status select_entries(ls_listing *listing, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- reading ---------------------------------------------------------------------------------------- */
+/* --- reading ---------------------------------------------------------------------------------- */
 
 typedef struct counted_visit {
     ls_listing *listing;
@@ -219,7 +219,7 @@ fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit,
                                   count_slab, &counted, err);
 }
 
-/* --- the plugin ------------------------------------------------------------------------------------- */
+/* --- the plugin ------------------------------------------------------------------------------- */
 
 /* Beside the program: in the build tree, and where `cmake --install` puts both. */
 void ls_plugin_path(char *out, size_t size)
@@ -244,7 +244,7 @@ void ls_plugin_path(char *out, size_t size)
     }
 }
 
-/* --- the whole -------------------------------------------------------------------------------------- */
+/* --- the whole -------------------------------------------------------------------------------- */
 
 static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_error *err)
 {

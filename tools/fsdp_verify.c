@@ -26,7 +26,7 @@ typedef struct verify_report {
     fsdp_status worst;
 } verify_report;
 
-/* --- options ---------------------------------------------------------------------------------------- */
+/* --- options ---------------------------------------------------------------------------------- */
 
 enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_LATEST };
 
@@ -88,7 +88,7 @@ static const char *level_name(fsdp_verify_level level)
     return "unknown";
 }
 
-/* --- one checkpoint --------------------------------------------------------------------------------- */
+/* --- one checkpoint --------------------------------------------------------------------------- */
 
 static void add_text_member(fsdp_text *text, const char *name, const char *value)
 {
@@ -220,7 +220,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
     return cli_put_all(&out);
 }
 
-/* --- runs ------------------------------------------------------------------------------------------- */
+/* --- runs ------------------------------------------------------------------------------------- */
 
 static fsdp_status verify_step(verify_report *report, const char *run, const fsdp_run_step *step)
 {
@@ -270,7 +270,7 @@ static fsdp_status verify_paths(const verify_options *opts)
     return st == FSDP_OK ? report.worst : st;
 }
 
-/* --- the newest good one ---------------------------------------------------------------------------- */
+/* --- the newest good one ---------------------------------------------------------------------- */
 
 static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
 {

@@ -72,7 +72,7 @@ fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text)
     return FSDP_OK;
 }
 
-/* --- shards ----------------------------------------------------------------------------------------- */
+/* --- shards ----------------------------------------------------------------------------------- */
 
 /* "[0:288, 0:768]" */
 static void add_box(fsdp_text *text, const fsdp_box *box)
@@ -154,7 +154,7 @@ fsdp_status ls_print_shards(ls_listing *listing, fsdp_text *text)
     return FSDP_OK;
 }
 
-/* --- tree ------------------------------------------------------------------------------------------- */
+/* --- tree ------------------------------------------------------------------------------------- */
 
 /* Bytes at the beginning of name that make up whole components shared with before. */
 static size_t shared_components(const fsdp_entry *name, const fsdp_entry *before)
@@ -228,7 +228,7 @@ fsdp_status ls_print_tree(ls_listing *listing, fsdp_text *text)
     return FSDP_OK;
 }
 
-/* --- values ----------------------------------------------------------------------------------------- */
+/* --- values ----------------------------------------------------------------------------------- */
 
 fsdp_status ls_print_config(ls_listing *listing, fsdp_text *text)
 {

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- values ----------------------------------------------------------------------------------------- */
+/* --- values ----------------------------------------------------------------------------------- */
 
 static void add_hex_digest(fsdp_text *text, const void *data, size_t size)
 {
@@ -100,7 +100,7 @@ void ls_add_value(fsdp_text *text, const fsdp_value *value)
     }
 }
 
-/* --- digests ---------------------------------------------------------------------------------------- */
+/* --- digests ---------------------------------------------------------------------------------- */
 
 /* Digests by entry number, so that an alias does not read its target again. */
 typedef struct digest_cache {
@@ -176,7 +176,7 @@ fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *e
     return st;
 }
 
-/* --- the listing ------------------------------------------------------------------------------------ */
+/* --- the listing ------------------------------------------------------------------------------ */
 
 static void add_key(fsdp_text *text, const char *name, size_t size, bool *is_first)
 {

@@ -14,7 +14,7 @@
 enum { GROUP_MODEL, GROUP_OPTIM, GROUP_EXTRA, GROUPS };
 enum { NAME_MOST = 56, KINDS_SHOWN = 4 };
 
-/* --- the first line --------------------------------------------------------------------------------- */
+/* --- the first line --------------------------------------------------------------------------- */
 
 static void add_age(fsdp_text *text, const char *path)
 {
@@ -72,7 +72,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
                    info->compressed ? ", compressed (zstd)" : "");
 }
 
-/* --- rows: entries that differ only in layer numbers ------------------------------------------------ */
+/* --- rows: entries that differ only in layer numbers ------------------------------------------ */
 
 typedef struct row_name {
     size_t start, size; /* in the text of all names */
@@ -186,7 +186,7 @@ static void link_aliases(summary *sum)
     }
 }
 
-/* --- groups ----------------------------------------------------------------------------------------- */
+/* --- groups ----------------------------------------------------------------------------------- */
 
 static bool begins_with(const char *data, size_t size, const char *prefix)
 {
@@ -301,7 +301,7 @@ static void add_groups(fsdp_text *text, const summary *sum)
     }
 }
 
-/* --- tensors ---------------------------------------------------------------------------------------- */
+/* --- tensors ---------------------------------------------------------------------------------- */
 
 static void add_aliases(fsdp_text *text, const summary *sum, size_t number)
 {

@@ -29,7 +29,8 @@ THIRD_PARTY = {
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_library\.c|statedict/ctl_threads\.c|tests/.*",
+    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_library\.c|"
+    r"statedict/ctl_threads\.c|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }
