@@ -4,9 +4,10 @@
  */
 #include "statedict/checkpoint_internal.h"
 
-#include "statedict/commit.h"
+#include "statedict/commit_internal.h"
 #include "statedict/large_value.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* --- opening ---------------------------------------------------------------------------------- */
@@ -196,7 +197,8 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
 {
     if (!fsdp_replaced_find(io, path, path_out))
         return false;
-    fsdp_notice(watch, "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
+    fsdp_notice(watch,
+                "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
                 path, *path_out);
     return true;
 }

@@ -207,7 +207,8 @@ static bool forget_one(void *user, const char *path)
 static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
 {
     forgetting work = {staging, FSDP_OK, err};
-    bool seen = fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
+    bool seen =
+        fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
     if (work.status == FSDP_OK && !seen)
         return fsdp_fail(err, FSDP_ERR_IO, "cannot list '%s'", staging->parent);
     return work.status;
