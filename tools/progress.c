@@ -13,7 +13,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { BAR = 32, LINE = 512 };
+enum { BAR_MOST = 32, BAR_LEAST = 12, LINE = 512 };
 static const double DRAW_EVERY = 0.1, JSON_EVERY = 1, LINE_EVERY = 10;
 
 static struct {
@@ -48,32 +48,33 @@ static int terminal_width(void)
 /* " 81%  192.0 MiB/237.3 MiB  1.12 GB/s  ETA 0:00:01  layers.9.mlp.fc.weight" */
 static void write_line(char line[LINE], int64_t done, int64_t total, const char *what)
 {
-    char of[CLI_NUMBER], all[CLI_NUMBER], rate[CLI_NUMBER], eta[CLI_NUMBER] = "?";
+    char of[CLI_NUMBER], all[CLI_NUMBER], rate[CLI_NUMBER] = "", eta[CLI_NUMBER] = "?";
     double seconds = cli_now() - shown.began;
     int percent = total > 0 ? (int)((double)done * 100 / (double)total) : 100;
-    if (done > 0 && seconds > 0) {
+    if (done > 0 && seconds > DRAW_EVERY / 2) { /* before that, any figure would be a guess */
+        cli_rate(done, seconds, rate);
         double left = (double)(total - done) * seconds / (double)done;
         int64_t rest = (int64_t)(left > 0 ? left + 0.5 : 0);
         snprintf(eta, sizeof eta, "%" PRId64 ":%02d:%02d", rest / 3600, (int)(rest / 60 % 60),
                  (int)(rest % 60));
     }
     snprintf(line, LINE, "%3d%%  %s/%s  %s  ETA %s  %s", percent, cli_bytes(done, of),
-             cli_bytes(total, all), cli_rate(done, seconds, rate), eta, what);
+             cli_bytes(total, all), rate, eta, what);
 }
 
 static void draw(int64_t done, int64_t total, const char *what)
 {
-    char bar[BAR + 3], line[LINE];
-    int width = terminal_width(),
-        filled = total > 0 ? (int)((double)done * BAR / (double)total) : BAR;
+    char bar[BAR_MOST + 3], line[LINE];
+    int width = terminal_width(), size = width < 110 ? BAR_LEAST : BAR_MOST;
+    int filled = total > 0 ? (int)((double)done * size / (double)total) : size;
     bar[0] = '[';
-    for (int i = 0; i < BAR; i++)
+    for (int i = 0; i < size; i++)
         bar[i + 1] = i < filled ? '#' : '-';
-    memcpy(bar + BAR + 1, "]", 2);
+    memcpy(bar + size + 1, "]", 2);
     write_line(line, done, total, what);
     fprintf(stderr, "\r\033[K%.*s", width - 1, bar);
-    if (width > BAR + 4)
-        fprintf(stderr, " %.*s", width - BAR - 4, line);
+    if (width > size + 4)
+        fprintf(stderr, " %.*s", width - size - 4, line);
     fflush(stderr);
     shown.drawn = true;
 }
@@ -96,7 +97,7 @@ static void tell(int64_t done, int64_t total, const char *what)
     char line[LINE];
     bool is_terminal = isatty(STDERR_FILENO), is_json = shown.mode == CLI_PROGRESS_JSON;
     double now = cli_now(), every = is_json ? JSON_EVERY : is_terminal ? DRAW_EVERY : LINE_EVERY;
-    if (shown.began == 0 || done < shown.done) { /* less than before: the next part of the work */
+    if (shown.began == 0 || done < shown.done / 2) { /* far less than before: the next part */
         shown.began = now;
         shown.told = is_json || is_terminal ? 0 : now;
     }
