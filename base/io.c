@@ -30,6 +30,17 @@ static fsdp_status fail_not_a_file(fsdp_error *err, int errnum, const char *path
     return status;
 }
 
+static fsdp_status fail_link(fsdp_error *err, const char *path)
+{
+    fsdp_fail(err, FSDP_ERR_REFUSED,
+              "cannot open '%s': it is a symbolic link, and those are not followed here; "
+              "'cp -rL' makes a copy without links",
+              path);
+    if (err)
+        err->errnum = ELOOP;
+    return FSDP_ERR_REFUSED;
+}
+
 fsdp_status fsdp_io_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out,
                          fsdp_error *err)
 {
@@ -41,7 +52,7 @@ fsdp_status fsdp_io_open(fsdp_io *io, const char *path, unsigned flags, fsdp_fil
     if (result == -EISDIR || result == -EINVAL)
         return fail_not_a_file(err, -result, path);
     if (result == -ELOOP)
-        return fsdp_fail_errno(err, ELOOP, "cannot open '%s' through a symbolic link", path);
+        return fail_link(err, path);
     const char *verb = (flags & FSDP_IO_MODE) == FSDP_IO_CREATE ? "create" : "open";
     return fsdp_fail_errno(err, -result, "cannot %s '%s'", verb, path);
 }
@@ -185,7 +196,7 @@ fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, ch
     *data_out = NULL;
     *size_out = 0;
     fsdp_file *file = NULL;
-    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file, err));
     fsdp_status status = read_open_file(file, path, max_size, data_out, size_out, err);
     (void)fsdp_io_close(&file, path, NULL); /* nothing was written that could be lost */
     return status;

@@ -93,9 +93,10 @@ fsdp_status fsdp_io_mkdir(fsdp_io *io, const char *path, fsdp_error *err);
 bool fsdp_io_exists(fsdp_io *io, const char *path);
 
 /*
- * A small file as a whole. Reading is refused (FSDP_ERR_LIMIT) above max_size; *data_out is freed
- * with fsdp_free and has a zero byte after its end. Replacing is write-temporary (PATH.tmp), fsync,
- * rename; the directory is not synced.
+ * A small file as a whole. Reading is refused (FSDP_ERR_LIMIT) above max_size, and through a symbolic
+ * link (FSDP_ERR_REFUSED): files of ours are none, and one could lead out of a checkpoint.
+ * *data_out is freed with fsdp_free and has a zero byte after its end. Replacing is write-temporary
+ * (PATH.tmp), fsync, rename; the directory is not synced.
  */
 fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, char **data_out,
                               size_t *size_out, fsdp_error *err);

@@ -143,9 +143,19 @@ Test(io, a_link_is_followed_unless_the_path_must_stay_beneath)
 {
     make_file(in_folder("target"), "data");
     cr_assert_eq(symlink("target", in_folder("link")), 0);
-    check_content(in_folder("link"), "data");
+    fsdp_file *file;
+    fsdp_error err = {0};
+    char data[4], *whole;
+    size_t size;
+    cr_assert_eq(fsdp_io_open(NULL, in_folder("link"), FSDP_IO_READ, &file, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_assert_eq(fsdp_io_read(file, "link", data, sizeof data, 0, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(memcmp(data, "data", sizeof data), 0);
+    cr_assert_eq(fsdp_io_close(&file, "link", &err), FSDP_OK);
     check_open_fails(in_folder("link"), FSDP_IO_READ | FSDP_IO_BENEATH, FSDP_ERR_REFUSED,
                      "symbolic link");
+    cr_assert_eq(fsdp_io_read_file(NULL, in_folder("link"), 10, &whole, &size, &err),
+                 FSDP_ERR_REFUSED);
 }
 
 Test(io, what_is_not_a_regular_file_is_refused_without_waiting)
