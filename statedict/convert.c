@@ -317,11 +317,11 @@ static fsdp_status convert_worker(void *user, size_t worker, fsdp_error *err)
     return st;
 }
 
-static fsdp_status move_tensors(convert_job *job, fsdp_error *err)
+static fsdp_status move_tensors(convert_job *job, int64_t bytes, fsdp_error *err)
 {
     convert_work work = {.job = job};
     int workers = job->opts->compress ? 1 : job->threads;
-    fsdp_meter_init(&job->meter, &job->opts->watch, job->from->info.tensor_bytes);
+    fsdp_meter_init(&job->meter, &job->opts->watch, bytes);
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
@@ -389,7 +389,7 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
                                 &job->staging, err));
     FSDP_TRY(create_files(job, err));
-    FSDP_TRY(move_tensors(job, err));
+    FSDP_TRY(move_tensors(job, plan.bytes_read, err));
     FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, check_file, job, err));

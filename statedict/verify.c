@@ -198,10 +198,26 @@ static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
 
 /* --- the call --------------------------------------------------------------------------------- */
 
+static int64_t bytes_to_read(const verify_job *job)
+{
+    int64_t bytes = 0;
+    for (int f = 0; f < job->checkpoint->manifest.file_count; f++) {
+        const fsdp_shard_reader *reader = job->checkpoint->readers[f];
+        for (size_t i = 0; reader && i < fsdp_shard_box_count(reader); i++) {
+            const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
+            if (!box->encoded)
+                bytes += box->count * (int64_t)box->element_size;
+            for (int64_t b = 0; box->encoded && b < box->block_count; b++)
+                bytes += box->frames[b].size;
+        }
+    }
+    return bytes;
+}
+
 static fsdp_status verify(verify_job *job, fsdp_error *err)
 {
-    fsdp_meter_init(&job->meter, &job->opts->watch, job->checkpoint->info.file_bytes);
     FSDP_TRY(open_files(job, err));
+    fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job));
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
     return job->opts->level >= FSDP_VERIFY_DEEP ? verify_deep(job, err) : FSDP_OK;
