@@ -1,0 +1,280 @@
+/* What the crash tests torture: see scenario.h. */
+#include "tests/fault/scenario.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The seed of a state is also its step. */
+enum { STEP_FIRST = 10, STEP_OLD = 20, STEP_NEW = 30, STEP_LATER = 40, STEP_LAST = 50 };
+
+static const char *const work_names[] = {"run", "overwrite", "convert", "fresh"};
+static const char *const kind_names[] = {"sharded", "full", "local"};
+
+scenario scenario_at(int number)
+{
+    static const int worlds[] = {1, 2, 4};
+    scenario s = {.work = (scenario_work)(number % WORK_COUNT),
+                  .model = STATE_SMALL,
+                  .world = worlds[number / WORK_COUNT % 3],
+                  .kind = (fsdp_kind)(number / WORK_COUNT / 3 % 3),
+                  .compress = number / WORK_COUNT / 9};
+    snprintf(s.name, sizeof s.name, "%s, %s%s, %d rank%s", work_names[s.work], kind_names[s.kind],
+             s.compress ? " compressed" : "", s.world, s.world == 1 ? "" : "s");
+    return s;
+}
+
+/* --- one save, one load ------------------------------------------------------------------------- */
+
+typedef struct save_work {
+    const scenario *scenario;
+    const char *path;
+    bool in_run;
+    uint64_t seed;
+    fsdp_save_opts opts;
+} save_work;
+
+static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    save_work *work = user;
+    test_state state;
+    int world = fsdp_ctl_size(ctl);
+    fsdp_status st = test_state_create(work->scenario->model, world, fsdp_ctl_rank(ctl), world,
+                                       true, work->seed, &state, err);
+    FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
+    st = work->in_run
+             ? fsdp_run_save(state.sd, ctl, work->path, (int64_t)work->seed, &work->opts, err)
+             : fsdp_sd_save(state.sd, ctl, work->path, &work->opts, err);
+    test_state_release(&state);
+    return st;
+}
+
+static fsdp_status save(const scenario *s, fsdp_io *io, const char *path, bool in_run, int world,
+                        uint64_t seed, fsdp_error *err)
+{
+    static const fsdp_retention newest_two = {.keep_last = 2};
+    save_work work = {.scenario = s, .path = path, .in_run = in_run, .seed = seed};
+    work.opts = fsdp_save_opts_default();
+    work.opts.kind = s->kind;
+    work.opts.compress = s->compress;
+    work.opts.overwrite = !in_run;
+    work.opts.retain = in_run ? &newest_two : NULL;
+    work.opts.threads = 1 + world % 2;
+    work.opts.io = io;
+    return fsdp_ctl_run_threads(world, save_rank, &work, err);
+}
+
+static int64_t step_of(const fsdp_sd *sd)
+{
+    int64_t at = fsdp_sd_find(sd, FSDP_NAME("step"));
+    return at < 0 ? -1 : fsdp_sd_at(sd, (size_t)at)->value.as.i64;
+}
+
+/* *step_out becomes the seed of the state that is there; FSDP_DIFFERS when it is not all of one. */
+static fsdp_status load(const scenario *s, fsdp_io *io, const char *path, int64_t *step_out,
+                        fsdp_error *err)
+{
+    test_state state;
+    fsdp_ctl *self = NULL;
+    fsdp_load_opts opts = {.io = io, .threads = 1};
+    FSDP_TRY(test_state_create(s->model, 1, 0, 0, false, 0, &state, err));
+    fsdp_status st = fsdp_ctl_self(&self, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_load(state.sd, self, path, &opts, err);
+    if (st == FSDP_OK) {
+        *step_out = step_of(state.sd);
+        int64_t differing = test_state_differing(&state, (uint64_t)*step_out);
+        if (differing > 0)
+            st = fsdp_fail(err, FSDP_DIFFERS,
+                           "'%s' says that it is step %lld and has %lld other bytes", path,
+                           (long long)*step_out, (long long)differing);
+    }
+    fsdp_ctl_free(self);
+    test_state_release(&state);
+    return st;
+}
+
+static const char *in(const char *root, const char *name, char *path)
+{
+    return scenario_path(path, "%s/%s", root, name);
+}
+
+/* --- before, act, again ------------------------------------------------------------------------- */
+
+static fsdp_status convert(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+{
+    char from[SCENARIO_PATH], to[SCENARIO_PATH];
+    fsdp_convert_opts opts = {.kind = s->kind,
+                              .world = s->kind == FSDP_FULL ? 0 : s->world,
+                              .shard_dim = 1,
+                              .compress = s->compress,
+                              .overwrite = true,
+                              .threads = 1 + s->world % 2,
+                              .io = io};
+    return fsdp_checkpoint_convert(in(root, "from", from), in(root, "to", to), &opts, err);
+}
+
+fsdp_status scenario_prepare(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+{
+    char path[SCENARIO_PATH];
+    switch (s->work) {
+    case WORK_FRESH: return FSDP_OK;
+    case WORK_OVERWRITE: return save(s, io, in(root, "ck", path), false, 3, STEP_OLD, err);
+    case WORK_RUN:
+        FSDP_TRY(save(s, io, in(root, "run", path), true, 1, STEP_FIRST, err));
+        return save(s, io, path, true, 3, STEP_OLD, err);
+    default:
+        FSDP_TRY(save(s, io, in(root, "from", path), false, 3, STEP_NEW, err));
+        return save(s, io, in(root, "to", path), false, 2, STEP_OLD, err);
+    }
+}
+
+fsdp_status scenario_act(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+{
+    char path[SCENARIO_PATH];
+    if (s->work == WORK_CONVERT)
+        return convert(s, io, root, err);
+    bool in_run = s->work == WORK_RUN;
+    return save(s, io, in(root, in_run ? "run" : "ck", path), in_run, s->world, STEP_NEW, err);
+}
+
+fsdp_status scenario_again(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err)
+{
+    char path[SCENARIO_PATH];
+    bool in_run = s->work == WORK_RUN;
+    /* a step of a run is saved once */
+    uint64_t step = scenario_look(s, io, root, NULL) == FOUND_LATER ? STEP_LAST : STEP_LATER;
+    if (s->work == WORK_CONVERT)
+        FSDP_TRY(convert(s, io, root, err));
+    else
+        FSDP_TRY(save(s, io, in(root, in_run ? "run" : "ck", path), in_run, 1, step, err));
+    scenario_found found = scenario_look(s, io, root, err);
+    if (found != (s->work == WORK_CONVERT ? FOUND_NEW : FOUND_LATER))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the next save worked and is not what is found");
+    int left = in_run ? scenario_leftovers(s, io, root) : 0;
+    if (left > 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the next save left %d leftovers in its run",
+                         left);
+    return FSDP_OK;
+}
+
+/* --- looking ------------------------------------------------------------------------------------ */
+
+static scenario_found found_by_step(int64_t step, fsdp_error *why)
+{
+    switch (step) {
+    case STEP_OLD: return FOUND_OLD;
+    case STEP_NEW: return FOUND_NEW;
+    case STEP_LATER:
+    case STEP_LAST: return FOUND_LATER;
+    default:
+        fsdp_fail(why, FSDP_DIFFERS, "step %lld is loaded", (long long)step);
+        return FOUND_WRONG;
+    }
+}
+
+static scenario_found look_at(const scenario *s, fsdp_io *io, const char *path, fsdp_error *why)
+{
+    int64_t step;
+    fsdp_status st = load(s, io, path, &step, why);
+    if (st != FSDP_OK)
+        return st == FSDP_DIFFERS ? FOUND_WRONG : FOUND_NOTHING;
+    return found_by_step(step, why);
+}
+
+/* Every step that a run calls good is good, and there are at least two. */
+static scenario_found check_steps(const scenario *s, fsdp_io *io, const char *run, fsdp_error *why)
+{
+    fsdp_run_steps steps;
+    int good = 0;
+    if (fsdp_run_list(run, io, &steps, why) != FSDP_OK)
+        return FOUND_WRONG;
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < steps.count && st == FSDP_OK; i++) {
+        char path[SCENARIO_PATH];
+        int64_t step = 0;
+        if (steps.items[i].state == FSDP_STEP_BROKEN)
+            st = fsdp_fail(why, FSDP_DIFFERS, "%s is broken: %s", steps.items[i].name,
+                           steps.items[i].reason);
+        if (steps.items[i].state != FSDP_STEP_GOOD)
+            continue;
+        good++;
+        st = load(s, io, in(run, steps.items[i].name, path), &step, why);
+        if (st == FSDP_OK && step != steps.items[i].step)
+            st = fsdp_fail(why, FSDP_DIFFERS, "%s holds step %lld", path, (long long)step);
+    }
+    fsdp_run_steps_release(&steps);
+    if (st == FSDP_OK && good < 2)
+        st = fsdp_fail(why, FSDP_DIFFERS, "only %d good steps are left", good);
+    return st == FSDP_OK ? FOUND_OLD : FOUND_WRONG;
+}
+
+scenario_found scenario_look(const scenario *s, fsdp_io *io, const char *root, fsdp_error *why)
+{
+    char path[SCENARIO_PATH];
+    if (s->work == WORK_RUN) {
+        if (check_steps(s, io, in(root, "run", path), why) == FOUND_WRONG)
+            return FOUND_WRONG;
+        return look_at(s, io, path, why);
+    }
+    if (s->work == WORK_CONVERT) {
+        if (look_at(s, io, in(root, "from", path), why) != FOUND_NEW)
+            return FOUND_WRONG;
+        return look_at(s, io, in(root, "to", path), why);
+    }
+    return look_at(s, io, in(root, "ck", path), why);
+}
+
+bool scenario_is_whole(const scenario *s, scenario_found found)
+{
+    if (found == FOUND_NOTHING)
+        return s->work == WORK_FRESH;
+    return found != FOUND_WRONG;
+}
+
+static int count_leftover(void *user, const char *name)
+{
+    if (strncmp(name, ".lock", 5) != 0 &&
+        (strstr(name, ".tmp-") || strstr(name, ".deleting-") || strstr(name, ".old-")))
+        ++*(int *)user;
+    return 0;
+}
+
+int scenario_leftovers(const scenario *s, fsdp_io *io, const char *root)
+{
+    int count = 0;
+    char path[SCENARIO_PATH];
+    io->ops->list(io, root, count_leftover, &count);
+    if (s->work == WORK_RUN)
+        io->ops->list(io, in(root, "run", path), count_leftover, &count);
+    return count;
+}
+
+bool scenario_folder(char *path_out, size_t room)
+{
+    const char *place = getenv("FSDP_TEST_DIR");
+    if (!place)
+        place = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(path_out, room, "%s/fsdp-fault-XXXXXX", place);
+    return mkdtemp(path_out) != NULL;
+}
+
+void scenario_remove(const char *path)
+{
+    fsdp_error err = {0};
+    if (fsdp_io_remove_tree(NULL, path, &err) != FSDP_OK)
+        fprintf(stderr, "%s\n", err.text);
+}
+
+const char *scenario_path(char out[SCENARIO_PATH], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(out, SCENARIO_PATH, format, args);
+    va_end(args);
+    if (length < 0 || length >= SCENARIO_PATH)
+        abort();
+    return out;
+}

@@ -1,0 +1,70 @@
+/*
+ * What the crash tests torture: a save or conversion that replaces an old state by a new one, and
+ * how to tell afterwards which of the two is there. Everything happens below `root` on any io.
+ *
+ *   work       before                            the act                      found after it
+ *   fresh      nothing                           save ROOT/ck                 nothing or the new one
+ *   overwrite  ROOT/ck                           save over it                 the old or the new one
+ *   run        ROOT/run, steps 10 and 20         save step 30, keep last 2    step 20 or step 30
+ *   convert    ROOT/from, and another ROOT/to    convert over ROOT/to         the old or the new one
+ */
+#ifndef TEST_SCENARIO_H
+#define TEST_SCENARIO_H
+
+#include "base/io.h"
+#include "tests/support/state.h"
+
+#include <fsdp/fsdp.h>
+
+typedef enum scenario_work {
+    WORK_RUN,
+    WORK_OVERWRITE,
+    WORK_CONVERT,
+    WORK_FRESH,
+    WORK_COUNT
+} scenario_work;
+
+typedef struct scenario {
+    char name[80];
+    scenario_work work;
+    state_model model;
+    int world;                 /* ranks, as threads, of the act (convert: of its result) */
+    fsdp_kind kind;
+    bool compress;
+} scenario;
+
+/* All works, 1, 2 and 4 ranks, every kind, raw and compressed. */
+enum { SCENARIO_COUNT = WORK_COUNT * 3 * 3 * 2 };
+scenario scenario_at(int number);
+
+fsdp_status scenario_prepare(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err);
+fsdp_status scenario_act(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err);
+/* The next save, by one rank; what it saved is there afterwards, and no leftover in a run. */
+fsdp_status scenario_again(const scenario *s, fsdp_io *io, const char *root, fsdp_error *err);
+
+typedef enum scenario_found {
+    FOUND_NOTHING,             /* *why says what loading says */
+    FOUND_OLD,
+    FOUND_NEW,
+    FOUND_LATER,               /* what scenario_again saves */
+    FOUND_WRONG                /* loaded, and not one state bit for bit; *why tells */
+} scenario_found;
+
+/* Loads what is there and compares every byte. */
+scenario_found scenario_look(const scenario *s, fsdp_io *io, const char *root, fsdp_error *why);
+
+/* True when nothing is lost and nothing mixed: old, new or later; nothing only where nothing was. */
+bool scenario_is_whole(const scenario *s, scenario_found found);
+
+/* Staging directories and other halves below root. */
+int scenario_leftovers(const scenario *s, fsdp_io *io, const char *root);
+
+/* A folder of its own for a test, in memory when the system has such a place; and its removal. */
+bool scenario_folder(char *path_out, size_t room);
+void scenario_remove(const char *path);
+
+/* snprintf for paths, which must fit. */
+enum { SCENARIO_PATH = 400 };
+const char *scenario_path(char out[SCENARIO_PATH], const char *format, ...) FSDP_PRINTF(2, 3);
+
+#endif
