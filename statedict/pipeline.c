@@ -228,9 +228,9 @@ static fsdp_status get_range(fsdp_getter *getter, fsdp_shard_reader *reader,
         FSDP_TRY(fsdp_shard_read(reader, stored, at, n, piece, err));
         if (hashed)
             fsdp_hasher_add(getter->hasher, piece, (size_t)(n * element_size));
-        size_t placed = direct ? 1 : 0;
-        FSDP_TRY(
-            place_range(getter, stored, at, n, piece, wants + placed, want_count - placed, err));
+        const fsdp_want *others = direct ? wants + 1 : wants; /* wants may be NULL: only checking */
+        size_t other_count = direct ? want_count - 1 : want_count;
+        FSDP_TRY(place_range(getter, stored, at, n, piece, others, other_count, err));
     }
     getter->bytes_read += count * element_size;
     return FSDP_OK;

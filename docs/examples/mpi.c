@@ -2,7 +2,7 @@
 #include <fsdp/ctl_mpi.h>
 #include <fsdp/fsdp.h>
 
-#include <stdlib.h>
+#include <stdio.h>
 #include <unistd.h>
 
 static fsdp_status save(fsdp_ctl *ctl, fsdp_error *err)
@@ -21,12 +21,11 @@ int main(void)
 {
     fsdp_error err = {0};
     fsdp_ctl *ctl = NULL;
-    fsdp_status st = fsdp_ctl_mpi_world(&ctl, &err);
-    if (st == FSDP_OK)
-        st = save(ctl, &err);
-    fsdp_error_report(&err);
+    if (fsdp_ctl_mpi_world(&ctl, &err) == FSDP_OK && save(ctl, &err) == FSDP_OK)
+        puts("saved");
+    int code = fsdp_error_report(&err);
     fsdp_ctl_free(ctl);
     if (!fsdp_mpi_finalize())
-        _exit(st); /* a rank is lost: MPI cannot be ended */
-    return st;
+        _exit(code); /* a rank is lost: MPI cannot be ended */
+    return code;
 }

@@ -26,9 +26,8 @@ static fsdp_status rank_body(fsdp_ctl *ctl, void *save, fsdp_error *err)
 int main(void)
 {
     fsdp_error err = {0};
-    fsdp_status st = fsdp_ctl_run_threads(4, rank_body, "save", &err);
-    if (st == FSDP_OK)
-        st = fsdp_ctl_run_threads(6, rank_body, NULL, &err);
-    fsdp_error_report(&err);
-    return st;
+    if (fsdp_ctl_run_threads(4, rank_body, "save", &err) != FSDP_OK ||
+        fsdp_ctl_run_threads(6, rank_body, NULL, &err) != FSDP_OK)
+        return fsdp_error_report(&err);
+    return 0;
 }
