@@ -1,0 +1,69 @@
+/*
+ * Which checkpoint is meant: a path may be a checkpoint, a run directory (its newest good one), or
+ * the place of an overwrite that was cut short. Opening for everybody starts here.
+ */
+#include "statedict/checkpoint_internal.h"
+
+#include "statedict/commit_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* An overwrite that was cut between its two renames left no DIR: what it set aside is still good. */
+static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
+{
+    if (!fsdp_replaced_find(io, path, path_out))
+        return false;
+    fsdp_notice(watch,
+                "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
+                path, *path_out);
+    return true;
+}
+
+fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
+                                    char **path_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    int errnum = io->ops->info(io, path, &info);
+    if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
+        return FSDP_OK;
+    if (errnum < 0)
+        return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
+    if (info.kind != FSDP_FILE_DIRECTORY)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file; a checkpoint is a directory",
+                         path);
+    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
+    if (!manifest)
+        return fsdp_fail_memory(err, "a path");
+    bool is_checkpoint = fsdp_io_exists(io, manifest);
+    fsdp_free(manifest);
+    if (!is_checkpoint) {
+        fsdp_run_steps steps = {0};
+        FSDP_TRY(fsdp_run_list(path, io, &steps, err));
+        bool is_run = steps.count > 0;
+        fsdp_run_steps_release(&steps);
+        if (is_run)
+            return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
+    }
+    *path_out = fsdp_strndup(path, strlen(path));
+    return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    char *resolved = NULL;
+    fsdp_checkpoint *checkpoint = NULL;
+    io = io ? io : fsdp_io_posix();
+    FSDP_TRY(fsdp_checkpoint_resolve(path, io, NULL, &resolved, err));
+    fsdp_status st = fsdp_checkpoint_open_manifest(io, resolved, &checkpoint, err);
+    fsdp_free(resolved);
+    if (st == FSDP_OK)
+        st = fsdp_checkpoint_need_all(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}
