@@ -16,6 +16,7 @@
 #include <fsdp/text.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -41,7 +42,52 @@ struct fsdp_lease {
     lease_text mine;
     char *text; /* as it stands in the file */
     size_t size;
+    fsdp_lease *next; /* of this process */
 };
+
+/*
+ * The leases of this process. One whose file could not be removed, because the disk failed at that
+ * moment, names a process that lives: ours. It is over all the same.
+ */
+static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
+static fsdp_lease *own_leases;
+
+static void enrol(fsdp_lease *lease)
+{
+    pthread_mutex_lock(&own_lock);
+    lease->next = own_leases;
+    own_leases = lease;
+    pthread_mutex_unlock(&own_lock);
+}
+
+static void strike_off(const fsdp_lease *lease)
+{
+    pthread_mutex_lock(&own_lock);
+    fsdp_lease **at = &own_leases;
+    while (*at && *at != lease)
+        at = &(*at)->next;
+    if (*at)
+        *at = lease->next;
+    pthread_mutex_unlock(&own_lock);
+}
+
+/* True when this process took that lease and has given it back since. */
+static bool was_ours(const lease_text *holder)
+{
+    fsdp_process self;
+    fsdp_process_self(&self);
+    if (holder->process.pid != self.pid || holder->process.start != self.start || self.start == 0 ||
+        strcmp(holder->process.host, self.host) != 0 ||
+        strcmp(holder->process.boot, self.boot) != 0 ||
+        strcmp(holder->process.pid_space, self.pid_space) != 0)
+        return false;
+    bool held = false;
+    pthread_mutex_lock(&own_lock);
+    for (const fsdp_lease *lease = own_leases; lease && !held; lease = lease->next)
+        held = strcmp(lease->mine.job, holder->job) == 0;
+    pthread_mutex_unlock(&own_lock);
+    return !held;
+}
 
 /* --- the text --------------------------------------------------------------------------------- */
 
@@ -145,7 +191,7 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
         int64_t age = age_of_file(io, path);
         return age > UNREADABLE_SECONDS || age < -UNREADABLE_SECONDS;
     }
-    if (!fsdp_process_may_live(&holder_out->process))
+    if (!fsdp_process_may_live(&holder_out->process) || was_ours(holder_out))
         return true;
     int64_t now = fsdp_lease_now();
     if (holder_out->expires <= now)
@@ -345,6 +391,7 @@ static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *er
 
 void fsdp_lease_forget(fsdp_lease *lease)
 {
+    strike_off(lease);
     fsdp_free(lease->run);
     fsdp_free(lease->path);
     fsdp_free(lease->text);
@@ -371,6 +418,7 @@ static fsdp_status create_lease(fsdp_io *io, const char *run, fsdp_lease **lease
     fsdp_random_hex(job);
     memcpy(lease->mine.job, job, sizeof job);
     lease->mine.since = fsdp_lease_now();
+    enrol(lease);
     return FSDP_OK;
 }
 
