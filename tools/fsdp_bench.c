@@ -1,0 +1,171 @@
+/*
+ * fsdp-bench: makes synthetic checkpoints, proves every element of them, and measures the library
+ * beside what the plain file system does with the same bytes.
+ */
+#include "tools/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- options -------------------------------------------------------------------------------------------- */
+
+enum {
+    KEY_MODEL = 0x2000,
+    KEY_SCALE,
+    KEY_WORLD,
+    KEY_SAVES,
+    KEY_SEED,
+    KEY_KIND,
+    KEY_COMPRESS,
+    KEY_NO_SYNC,
+    KEY_DEADLINE,
+    KEY_SIZE,
+    KEY_DIR,
+    KEY_ROUNDS,
+    KEY_PEER
+};
+
+static const struct argp_option options[] = {
+    {"model", KEY_MODEL, "MODEL", 0, "make: gpt2, llama-1b, llama-8b or moe (40,000 tensors)", 0},
+    {"scale", KEY_SCALE, "F", 0, "make: about F times the parameters, same names", 0},
+    {"world-size", KEY_WORLD, "N", 0, "make: ranks, as threads (default: 1; mpirun's)", 0},
+    {"saves", KEY_SAVES, "K", 0, "make: K more saves into the run directory DIR", 0},
+    {"kind", KEY_KIND, "KIND", 0, "make: sharded (default), full or local", 0},
+    {"compress", KEY_COMPRESS, "zstd[:L]", 0, "make: byte shuffle + zstd, level L (default: 0)", 0},
+    {"no-sync", KEY_NO_SYNC, NULL, 0, "make: leave durability to the operating system", 0},
+    {"deadline", KEY_DEADLINE, "S", 0, "make: how long a rank waits for others (300)", 0},
+    {"seed", KEY_SEED, "S", 0, "make, check: seed of the values (default: 0)", 0},
+    {"size", KEY_SIZE, "SIZE", 0, "others: bytes of the state (default: 1G)", 0},
+    {"dir", KEY_DIR, "DIR", 0, "others: where files are written (default: .)", 0},
+    {"rounds", KEY_ROUNDS, "N", 0, "others: repetitions, at least 5 (default: 5)", 0},
+    {"peer", KEY_PEER, "PROGRAM", 0, "compress: hdf5_filter_peer", 0},
+    {0}};
+
+typedef fsdp_status (*command_run)(const bench_options *opts, fsdp_error *err);
+
+static const struct {
+    const char *name;
+    command_run run;
+    bool takes_path;
+} commands[] = {
+    {"make", bench_make, true},         {"check", bench_check, true},
+    {"save", bench_measure, false},     {"load", bench_measure, false},
+    {"reshard", bench_measure, false},  {"many", bench_measure, false},
+    {"compress", bench_measure, false}, {"manifest", bench_measure, false},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static int find_command(const char *name)
+{
+    for (int i = 0; i < COMMANDS; i++)
+        if (strcmp(commands[i].name, name) == 0)
+            return i;
+    cli_usage_error("there is no command '%s'; make, check, save, load, reshard, many, compress, "
+                    "manifest",
+                    name);
+}
+
+static fsdp_kind parse_kind(const char *text)
+{
+    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
+        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
+            return (fsdp_kind)kind;
+    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
+}
+
+static void parse_compress(bench_options *opts, const char *text)
+{
+    if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
+        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
+    opts->compress = true;
+    if (text[4] == ':')
+        opts->level = (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19);
+}
+
+static void parse_argument(bench_options *opts, const char *arg)
+{
+    if (!opts->command)
+        opts->command = commands[find_command(arg)].name;
+    else if (!opts->path)
+        opts->path = arg;
+    else
+        cli_usage_error("'%s' is too many", arg);
+}
+
+static void check_make(const bench_options *opts)
+{
+    int ranks = bench_mpi_world();
+    if (!opts->model)
+        cli_usage_error("--model is missing: gpt2, llama-1b, llama-8b or moe");
+    if (opts->scale <= 0)
+        cli_usage_error("--scale must be more than 0");
+    if (ranks > 0 && opts->world > 0 && opts->world != ranks)
+        cli_usage_error("--world-size %d, but mpirun started %d ranks", opts->world, ranks);
+}
+
+static void check_arguments(const bench_options *opts)
+{
+    if (!opts->command)
+        cli_usage_error("COMMAND is missing: make, check, save, load, reshard, many, compress, "
+                        "manifest");
+    bool takes_path = commands[find_command(opts->command)].takes_path;
+    if (takes_path && !opts->path)
+        cli_usage_error("%s needs a DIR", opts->command);
+    if (!takes_path && opts->path)
+        cli_usage_error("%s takes --dir, not '%s'", opts->command, opts->path);
+    if (strcmp(opts->command, "make") == 0)
+        check_make(opts);
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    bench_options *opts = state->input;
+    switch (key) {
+    case ARGP_KEY_INIT:
+        for (int i = 0; i < 2; i++)
+            state->child_inputs[i] = &opts->common;
+        return 0;
+    case KEY_MODEL: opts->model = arg; return 0;
+    case KEY_SCALE: opts->scale = cli_parse_real("--scale", arg); return 0;
+    case KEY_WORLD: opts->world = (int)cli_parse_integer("--world-size", arg, 1, 4096); return 0;
+    case KEY_SAVES: opts->saves = (int)cli_parse_integer("--saves", arg, 1, 1 << 20); return 0;
+    case KEY_SEED: opts->seed = (uint64_t)cli_parse_integer("--seed", arg, 0, INT64_MAX); return 0;
+    case KEY_KIND: opts->kind = parse_kind(arg); return 0;
+    case KEY_COMPRESS: parse_compress(opts, arg); return 0;
+    case KEY_NO_SYNC: opts->no_sync = true; return 0;
+    case KEY_DEADLINE:
+        opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", arg, 1, 1 << 20);
+        return 0;
+    case KEY_SIZE: opts->size = cli_parse_size("--size", arg); return 0;
+    case KEY_DIR: opts->dir = arg; return 0;
+    case KEY_ROUNDS: opts->rounds = (int)cli_parse_integer("--rounds", arg, 5, 1000); return 0;
+    case KEY_PEER: opts->peer = arg; return 0;
+    case ARGP_KEY_ARG: parse_argument(opts, arg); return 0;
+    case ARGP_KEY_END: check_arguments(opts); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_child children[] = {
+    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {0}};
+static const struct argp argp = {.options = options, .parser = parse, .children = children};
+
+static const cli_tool tool = {
+    .name = "fsdp-bench",
+    .args = "COMMAND [DIR]",
+    .summary = "Makes, proves and measures checkpoints: make, check, save, load, reshard, many, "
+               "compress, manifest.",
+    .examples = "  fsdp-bench make --model gpt2 --scale 0.1 --world-size 4 step-1\n"
+                "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
+                "  fsdp-bench check step-1                  every element and value\n"
+                "  fsdp-bench load --json --dir /scratch    beside the plain file system\n",
+    .argp = &argp};
+
+int main(int argc, char **argv)
+{
+    bench_options opts = {.scale = 1, .size = (int64_t)1 << 30, .rounds = 5, .dir = "."};
+    fsdp_error err = {0};
+    cli_begin(&tool, argc, argv, &opts);
+    bench_exit(commands[find_command(opts.command)].run(&opts, &err), &err);
+}
