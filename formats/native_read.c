@@ -224,7 +224,7 @@ static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_h
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' belongs to another run or step (it says step %lld)", reader->path,
                          (long long)head->step);
-    if (head->world != id->world || head->rank != rank)
+    if (head->world != id->world || head->rank != rank || rank >= id->world)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' is the file of rank %u of %u, not of rank %u of %u", reader->path,
                          head->rank, head->world, rank, id->world);
