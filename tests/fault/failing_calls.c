@@ -1,0 +1,305 @@
+/*
+ * Failing storage calls: at every call of a save, conversion or load, each of several errnos, once
+ * and from then on, and transfers that fall short. The work either succeeds and is durable, or fails
+ * with a message that names a path and leaves the old state untouched and nothing half-written. A
+ * write, sync or close of a staged file that failed is never reported as saved.
+ */
+#include "base/io_fault.h"
+#include "base/io_sim.h"
+#include "statedict/lease_internal.h"
+#include "tests/fault/scenario.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { USUAL_SAMPLE = 120, CUTS = 3 };
+
+#define ROOT "/disk"
+
+typedef struct counts {
+    int64_t points, succeeded, failed, lost, silent, bare, left, stuck;
+} counts;
+
+/* One way to fail. */
+typedef struct fault_kind {
+    const char *name;
+    fsdp_fault_action action;
+    int errnum;
+    bool forever;
+    size_t part;
+} fault_kind;
+
+static const fault_kind kinds[] = {
+    {"EIO", FSDP_FAULT_ERRNO, EIO, false, 0},
+    {"EIO from then on", FSDP_FAULT_ERRNO, EIO, true, 0},
+    {"ENOSPC", FSDP_FAULT_ERRNO, ENOSPC, false, 0},
+    {"ENOSPC from then on", FSDP_FAULT_ERRNO, ENOSPC, true, 0},
+    {"EDQUOT", FSDP_FAULT_ERRNO, EDQUOT, false, 0},
+    {"EDQUOT from then on", FSDP_FAULT_ERRNO, EDQUOT, true, 0},
+    {"EROFS", FSDP_FAULT_ERRNO, EROFS, false, 0},
+    {"EROFS from then on", FSDP_FAULT_ERRNO, EROFS, true, 0},
+    {"EMFILE", FSDP_FAULT_ERRNO, EMFILE, false, 0},
+    {"EMFILE from then on", FSDP_FAULT_ERRNO, EMFILE, true, 0},
+    {"short by half", FSDP_FAULT_SHORT, 0, false, 0},
+    {"short from then on", FSDP_FAULT_SHORT, 0, true, 7},
+};
+enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
+
+enum { MOST_FILES = 64 };
+
+/* A run of the work with one fault in it. */
+typedef struct trial {
+    const scenario *scenario;
+    const fault_kind *kind;
+    int64_t at;
+    fsdp_io_call call; /* that the fault befell */
+    char path[SCENARIO_PATH];
+    bool was_written; /* the last call of that file before was a write or sync */
+    struct {
+        char path[SCENARIO_PATH];
+        fsdp_io_call last;
+    } files[MOST_FILES];
+    int file_count;
+    fsdp_status status;
+    fsdp_error err;
+} trial;
+
+static pthread_mutex_t noting = PTHREAD_MUTEX_INITIALIZER;
+
+static void note_call(void *user, int64_t n, fsdp_io_call call, const char *path)
+{
+    trial *t = user;
+    int i = 0;
+    pthread_mutex_lock(&noting);
+    while (i < t->file_count && strcmp(t->files[i].path, path) != 0)
+        i++;
+    if (n == t->at) {
+        t->call = call;
+        scenario_path(t->path, "%s", path);
+        t->was_written = i < t->file_count && (t->files[i].last == FSDP_CALL_PWRITE ||
+                                               t->files[i].last == FSDP_CALL_SYNC);
+    }
+    if (i == t->file_count && i < MOST_FILES)
+        scenario_path(t->files[t->file_count++].path, "%s", path);
+    if (i < MOST_FILES)
+        t->files[i].last = call;
+    pthread_mutex_unlock(&noting);
+}
+
+static void tell(const trial *t, const char *what, const char *text)
+{
+    fprintf(stderr, "%s, %s at call %" PRId64 " (%s of '%s'): %s: %s\n", t->scenario->name,
+            t->kind->name, t->at, fsdp_io_call_name(t->call), t->path, what, text);
+}
+
+static void run_trial(trial *t, fsdp_io *disk)
+{
+    fsdp_fault_plan plan = {.at = t->at,
+                            .forever = t->kind->forever,
+                            .action = t->kind->action,
+                            .errnum = t->kind->errnum,
+                            .part = t->kind->part};
+    fsdp_io *io = NULL;
+    if (fsdp_io_fault_create(disk, &plan, &io, NULL) != FSDP_OK)
+        abort();
+    fsdp_io_fault_set_trace(io, note_call, t);
+    t->err = (fsdp_error){0};
+    t->status = scenario_act(t->scenario, io, ROOT, &t->err);
+    fsdp_io_fault_free(io);
+}
+
+/* --- judging ------------------------------------------------------------------------------------ */
+
+static bool befell_what_is_saved(const trial *t)
+{
+    unsigned calls = 1u << FSDP_CALL_PWRITE | 1u << FSDP_CALL_SYNC | 1u << FSDP_CALL_SYNC_DIR;
+    if (t->was_written)
+        calls |= 1u << FSDP_CALL_CLOSE;
+    return t->kind->action == FSDP_FAULT_ERRNO && calls >> t->call & 1 &&
+           strstr(t->path, ".tmp-") && !strstr(t->path, ".lock");
+}
+
+/* Reported as saved: it is there, also after the power was cut at once. */
+static void judge_success(const trial *t, fsdp_io *disk, counts *c)
+{
+    fsdp_error why = {0};
+    bool there = scenario_look(t->scenario, disk, ROOT, &why) == FOUND_NEW;
+    c->succeeded++;
+    for (int i = 0; i < CUTS && there; i++) {
+        fsdp_io *after = fsdp_sim_crash(disk, (uint64_t)(t->at * CUTS + i));
+        there = after && scenario_look(t->scenario, after, ROOT, &why) == FOUND_NEW;
+        fsdp_sim_free(after);
+    }
+    if (!there || befell_what_is_saved(t)) {
+        c->silent++;
+        tell(t, "reported as saved", why.text);
+    }
+}
+
+/* When calls fail from then on, taking back what was published fails, too. */
+static void judge_failure(const trial *t, fsdp_io *disk, counts *c)
+{
+    fsdp_error why = {0};
+    scenario_found found = scenario_look(t->scenario, disk, ROOT, &why);
+    c->failed++;
+    if (!scenario_is_whole(t->scenario, found) || (found == FOUND_NEW && !t->kind->forever)) {
+        c->lost++;
+        tell(t, found == FOUND_NEW ? "failed, and the new state is there" : "lost", why.text);
+    }
+    if (!strstr(t->err.text, ROOT) || t->status == FSDP_ERR_INTERNAL ||
+        t->status != t->err.status) {
+        c->bare++;
+        tell(t, "the message is not good", t->err.text);
+    }
+    if (!t->kind->forever && scenario_leftovers(t->scenario, disk, ROOT) > 0) {
+        c->left++;
+        tell(t, "left something half-written", t->err.text);
+    }
+    if (t->kind->action == FSDP_FAULT_SHORT) {
+        c->lost++;
+        tell(t, "a short transfer is no failure", t->err.text);
+    }
+}
+
+static void judge(const trial *t, fsdp_io *disk, counts *c)
+{
+    fsdp_error err = {0};
+    c->points++;
+    if (t->status == FSDP_OK)
+        judge_success(t, disk, c);
+    else
+        judge_failure(t, disk, c);
+    if (scenario_again(t->scenario, disk, ROOT, &err) != FSDP_OK) {
+        c->stuck++;
+        tell(t, "the next save fails", err.text);
+    }
+}
+
+/* --- all of them -------------------------------------------------------------------------------- */
+
+static fsdp_io *prepare(const scenario *s)
+{
+    fsdp_io *sim = NULL;
+    fsdp_error err = {0};
+    if (fsdp_sim_create(0, &sim, &err) == FSDP_OK && fsdp_io_mkdir(sim, ROOT, &err) == FSDP_OK &&
+        fsdp_io_sync_dir(sim, "/", &err) == FSDP_OK &&
+        scenario_prepare(s, sim, ROOT, &err) == FSDP_OK)
+        return sim;
+    fprintf(stderr, "%s: %s\n", s->name, err.text);
+    abort();
+}
+
+static int64_t count_calls(const scenario *s, fsdp_io *prepared)
+{
+    fsdp_io *io = NULL, *disk = fsdp_sim_crash(prepared, 1);
+    fsdp_error err = {0};
+    if (!disk || fsdp_io_fault_create(disk, NULL, &io, &err) != FSDP_OK ||
+        scenario_act(s, io, ROOT, &err) != FSDP_OK) {
+        fprintf(stderr, "%s: %s\n", s->name, err.text);
+        abort();
+    }
+    int64_t calls = fsdp_io_fault_calls(io);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(disk);
+    return calls;
+}
+
+static void run_scenario(const scenario *s, test_sampler *sampler, counts *c)
+{
+    fsdp_io *prepared = prepare(s);
+    int64_t calls = count_calls(s, prepared);
+    for (int64_t at = 1; at <= calls; at++) {
+        for (int k = 0; k < KIND_COUNT; k++) {
+            if (!test_sampler_takes(sampler))
+                continue;
+            trial t = {.scenario = s, .kind = &kinds[k], .at = at};
+            fsdp_io *disk = fsdp_sim_crash(prepared, 1);
+            if (!disk)
+                abort();
+            run_trial(&t, disk);
+            judge(&t, disk, c);
+            fsdp_sim_free(disk);
+        }
+    }
+    fsdp_sim_free(prepared);
+}
+
+/* --- loading ------------------------------------------------------------------------------------ */
+
+/* Loading changes nothing: it succeeds with the right bytes, or says why not. */
+static void load_trial(trial *t, fsdp_io *disk, counts *c)
+{
+    fsdp_fault_plan plan = {.at = t->at,
+                            .forever = t->kind->forever,
+                            .action = t->kind->action,
+                            .errnum = t->kind->errnum,
+                            .part = t->kind->part};
+    fsdp_io *io = NULL;
+    fsdp_error why = {0};
+    if (fsdp_io_fault_create(disk, &plan, &io, NULL) != FSDP_OK)
+        abort();
+    fsdp_io_fault_set_trace(io, note_call, t);
+    scenario_found found = scenario_look(t->scenario, io, ROOT, &why);
+    fsdp_io_fault_free(io);
+    c->points++;
+    c->succeeded += found == FOUND_OLD;
+    c->failed += found == FOUND_NOTHING;
+    bool must_work = t->kind->action == FSDP_FAULT_SHORT;
+    if (found == FOUND_NOTHING && !strstr(why.text, ROOT)) {
+        c->bare++;
+        tell(t, "the message is not good", why.text);
+    }
+    if (found == FOUND_NEW || found == FOUND_WRONG || (must_work && found != FOUND_OLD)) {
+        c->silent++;
+        tell(t, "loaded something else", why.text);
+    }
+}
+
+static void run_load(const scenario *s, test_sampler *sampler, counts *c)
+{
+    fsdp_io *prepared = prepare(s), *io = NULL;
+    if (fsdp_io_fault_create(prepared, NULL, &io, NULL) != FSDP_OK)
+        abort();
+    scenario_look(s, io, ROOT, NULL);
+    int64_t calls = fsdp_io_fault_calls(io);
+    fsdp_io_fault_free(io);
+    for (int64_t at = 1; at <= calls; at++) {
+        for (int k = 0; k < KIND_COUNT; k++) {
+            trial t = {.scenario = s, .kind = &kinds[k], .at = at};
+            if (test_sampler_takes(sampler))
+                load_trial(&t, prepared, c);
+        }
+    }
+    fsdp_sim_free(prepared);
+}
+
+static bool report(const char *what, int64_t every, const counts *c)
+{
+    printf("| %s | %" PRId64 " points (1 of %" PRId64 "): worked %" PRId64
+           ", failed cleanly %" PRId64 " | lost %" PRId64 ", silent %" PRId64
+           ", bad messages %" PRId64 ", leftovers %" PRId64 ", next save fails %" PRId64 " |\n",
+           what, c->points, every, c->succeeded, c->failed, c->lost, c->silent, c->bare, c->left,
+           c->stuck);
+    return c->points > 0 && c->lost + c->silent + c->bare + c->left + c->stuck == 0;
+}
+
+int main(void)
+{
+    counts saves = {0}, loads = {0};
+    test_sampler sampler = {.every = test_sample(USUAL_SAMPLE)};
+    for (int i = 0; i < SCENARIO_COUNT; i++) {
+        scenario s = scenario_at(i);
+        run_scenario(&s, &sampler, &saves);
+        if (s.work == WORK_OVERWRITE && s.world == 1)
+            run_load(&s, &sampler, &loads);
+    }
+    bool ok = report("errno or short transfer at a storage call of a save", sampler.every, &saves);
+    return report("errno or short transfer at a storage call of a load", sampler.every, &loads) &&
+                   ok
+               ? 0
+               : 1;
+}
