@@ -28,6 +28,39 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
 
 /* --- into memory --- */
 
+typedef struct stored_search {
+    const fsdp_checkpoint *checkpoint;
+    size_t entry;
+} stored_search;
+
+static fsdp_status find_stored(void *user, int rank, size_t part, const fsdp_box *box,
+                               fsdp_error *err)
+{
+    const stored_search *search = user;
+    const fsdp_stored_box *stored;
+    fsdp_shard_reader *reader;
+    return fsdp_checkpoint_stored(search->checkpoint, search->entry, rank, part, box, &stored,
+                                  &reader, err);
+}
+
+/* Before memory is taken for what the manifest declares: do the files hold it? */
+static fsdp_status require_stored(const fsdp_checkpoint *checkpoint, const fsdp_sd *full,
+                                  fsdp_error *err)
+{
+    const fsdp_sd *declared = checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(full); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(full, i);
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        size_t at = (size_t)fsdp_sd_find(declared, entry->name, entry->name_size);
+        stored_search search = {checkpoint, at};
+        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+        FSDP_TRY(fsdp_plan_stored(fsdp_sd_at(declared, at), checkpoint->owners[at], &whole,
+                                  find_stored, &search, err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_opts *opts,
                              fsdp_error *err)
 {
@@ -47,6 +80,8 @@ fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd
     fsdp_checkpoint *checkpoint = NULL;
     *full_out = NULL;
     fsdp_status st = describe_full(path, opts, &checkpoint, full_out, err);
+    if (st == FSDP_OK)
+        st = require_stored(checkpoint, *full_out, err);
     if (st == FSDP_OK)
         st = fill_full(*full_out, checkpoint->path, opts, err);
     fsdp_checkpoint_close(checkpoint);
