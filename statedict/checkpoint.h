@@ -91,6 +91,11 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl
                                                 int64_t step, const fsdp_save_opts *opts,
                                                 fsdp_error *err);
 
+/* Local. Bytes of tensors that `rank` would write: plans the save without touching anything. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind,
+                                                       fsdp_owner_policy owners, int rank,
+                                                       int64_t *bytes_out, fsdp_error *err);
+
 /* --- load ------------------------------------------------------------------------------------- */
 
 typedef enum fsdp_verify_mode {

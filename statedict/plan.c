@@ -372,6 +372,22 @@ fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const
     return st;
 }
 
+fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_policy owners,
+                                 int rank, int64_t *bytes_out, fsdp_error *err)
+{
+    fsdp_save_plan plan = {0};
+    int *chosen = fsdp_alloc(fsdp_sd_count(sd), sizeof *chosen);
+    if (!chosen)
+        return fsdp_fail_memory(err, "a save plan");
+    fsdp_status st = fsdp_plan_owners(sd, owners, chosen, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_save(sd, kind, false, chosen, rank, &plan, err);
+    *bytes_out = plan.bytes;
+    fsdp_save_plan_release(&plan);
+    fsdp_free(chosen);
+    return st;
+}
+
 size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part)
 {
     size_t low = 0, high = plan->box_count;

@@ -137,4 +137,111 @@ fsdp_watch bench_watch(const bench_options *opts, int rank);
 /* Cores that this process may use. */
 int bench_cores(void);
 
+/* --- measuring ------------------------------------------------------------------------------------ */
+
+enum { BENCH_MAX_ROUNDS = 99, BENCH_PIECES = 3, BENCH_PATH = 4096 };
+extern const int64_t bench_pieces[BENCH_PIECES];       /* 256 KiB, 1 MiB, 4 MiB */
+
+typedef struct bench_times {
+    int count;
+    double seconds[BENCH_MAX_ROUNDS];
+} bench_times;
+double bench_median(const bench_times *times);
+double bench_shortest(const bench_times *times);
+double bench_longest(const bench_times *times);
+
+/*
+ * Two ways to move the same bytes, as one rank sees them. Every entry is called by every rank, and
+ * each may leave its work to rank 0. prepare and clean come before and after every timed run of
+ * either side, outside the time; prove comes after ours, before clean. Entries may be NULL.
+ */
+typedef struct bench_contest {
+    fsdp_ctl *ctl;
+    int rounds;
+    void *user;
+    fsdp_status (*prepare)(void *user, fsdp_error *err);
+    fsdp_status (*ours)(void *user, fsdp_error *err);
+    fsdp_status (*prove)(void *user, fsdp_error *err);
+    fsdp_status (*plain)(void *user, int64_t piece, fsdp_error *err);
+    fsdp_status (*clean)(void *user, fsdp_error *err);
+} bench_contest;
+
+typedef struct bench_outcome {
+    bench_times ours, plain[BENCH_PIECES];
+    int64_t bytes_read;        /* by one run of ours, as the kernel counts reads of this process */
+} bench_outcome;
+
+/* Collective. One round that does not count, then as many as wanted, the sides in turns. */
+fsdp_status bench_contest_run(const bench_contest *contest, bench_outcome *outcome, fsdp_error *err);
+/* The piece size with the shortest median. */
+int bench_best_piece(const bench_outcome *outcome);
+
+/* Runs work in a process of its own. */
+typedef struct bench_child_result {
+    double seconds;            /* work sets these two */
+    int64_t bytes_read;
+    int64_t peak_kib;          /* the process's largest resident size */
+} bench_child_result;
+typedef fsdp_status (*bench_child_work)(void *user, bench_child_result *result, fsdp_error *err);
+fsdp_status bench_in_child(bench_child_work work, void *user, bench_child_result *result_out,
+                           fsdp_error *err);
+
+int64_t bench_bytes_read(void);    /* by this process so far, as /proc/self/io says */
+int64_t bench_peak_kib(void);      /* of this process */
+
+/* --- rows ----------------------------------------------------------------------------------------- */
+
+typedef struct bench_row {
+    char work[32], against[80], goal[60];
+    const bench_times *ours, *plain;   /* plain NULL: nothing to compare with */
+    bool met;
+    int64_t bytes_read, bytes_needed, peak_kib;
+    fsdp_text more;            /* further members, each with a comma before it; released by the call */
+} bench_row;
+fsdp_status bench_print_row(const bench_options *opts, bench_row *row);
+/* ratio of the medians: plain / ours */
+double bench_ratio(const bench_times *ours, const bench_times *plain);
+/* "ratio >= 0.85" */
+void bench_want_ratio(bench_row *row, double least);
+
+fsdp_status bench_save_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_load_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_reshard_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_many_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_manifest_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_compress_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+
+/* Row many-save, for bench_many_rows. */
+fsdp_status bench_measure_many_save(const bench_options *opts, const bench_model *model, const char *dir,
+                                    int world, fsdp_error *err);
+
+/* The state that most rows work with: so many f32 matrices. */
+enum { BENCH_TENSORS = 64 };
+
+/* This rank's shards of a model's state, filled in. */
+fsdp_status bench_make_shards(const bench_model *model, const bench_state_opts *state, int rank,
+                              fsdp_sd **sd_out, fsdp_error *err);
+/* Saves a model's state by `world` threads, without fsync. */
+fsdp_status bench_save_model(const bench_options *opts, const bench_model *model,
+                             const bench_state_opts *state, const char *path, fsdp_error *err);
+fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err);
+
+/* --- the plain file system ------------------------------------------------------------------------ */
+
+void bench_path(char *out, const char *dir, const char *name);     /* BENCH_PATH bytes of room */
+fsdp_status bench_remove(const char *path, fsdp_error *err);       /* a tree, or nothing */
+/* Everything in the directory's file system is on the disk: no old writing disturbs. */
+fsdp_status bench_settle(const char *dir, fsdp_error *err);
+/* The memory of a state dict's tensors, one after the other, into a new file. */
+fsdp_status bench_write_plain(const fsdp_sd *sd, int rank, const char *path, int64_t piece, bool sync,
+                              fsdp_error *err);
+/* Bytes from `first` on of files that are thought of as one, into that memory, until it is full. */
+fsdp_status bench_read_plain(const fsdp_sd *sd, int rank, char *const *paths, int path_count,
+                             int64_t first, int64_t piece, fsdp_error *err);
+/* cp -r, then fsync of every file and directory of the copy. */
+fsdp_status bench_copy_plain(const char *from, const char *to, fsdp_error *err);
+/* Runs a program and takes what it prints (at most room - 1 bytes); argv ends with NULL. */
+fsdp_status bench_run_program(char *const *argv, char *output, size_t room, fsdp_error *err);
+int64_t bench_file_size(const char *path);
+
 #endif

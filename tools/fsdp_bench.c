@@ -139,7 +139,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_SIZE: opts->size = cli_parse_size("--size", arg); return 0;
     case KEY_DIR: opts->dir = arg; return 0;
-    case KEY_ROUNDS: opts->rounds = (int)cli_parse_integer("--rounds", arg, 5, 1000); return 0;
+    case KEY_ROUNDS: opts->rounds = (int)cli_parse_integer("--rounds", arg, 5, 98); return 0;
     case KEY_PEER: opts->peer = arg; return 0;
     case ARGP_KEY_ARG: parse_argument(opts, arg); return 0;
     case ARGP_KEY_END: check_arguments(opts); return 0;
