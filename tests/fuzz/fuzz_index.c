@@ -21,7 +21,7 @@ static void require(bool truth)
         abort();
 }
 
-/* --- a file in memory --------------------------------------------------------------------------- */
+/* --- a file in memory ------------------------------------------------------------------------- */
 
 typedef struct memory_file {
     fsdp_file base;
@@ -66,7 +66,7 @@ static const fsdp_io_ops memory_ops = {.name = "memory",
                                        .size = size_of_memory,
                                        .close = close_memory};
 
-/* --- what was accepted must make sense ---------------------------------------------------------- */
+/* --- what was accepted must make sense -------------------------------------------------------- */
 
 static void check_cut(const fsdp_stored_box *box, int64_t block)
 {

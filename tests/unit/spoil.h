@@ -60,7 +60,7 @@ static inline const char *spoil_manifest(const char *dir)
     return spoil_path(name);
 }
 
-/* --- the state ------------------------------------------------------------------------------------ */
+/* --- the state -------------------------------------------------------------------------------- */
 
 typedef struct spoil_tensor {
     const char *name;
@@ -177,7 +177,7 @@ static inline fsdp_status spoil_load(const char *dir, int seed, fsdp_error *err)
     return st;
 }
 
-/* --- files as bytes ------------------------------------------------------------------------------ */
+/* --- files as bytes --------------------------------------------------------------------------- */
 
 typedef struct spoil_bytes {
     char *data;
@@ -208,7 +208,7 @@ static inline void spoil_copy(const char *from, const char *to)
     free(bytes.data);
 }
 
-/* --- making hashes right again ------------------------------------------------------------------- */
+/* --- making hashes right again ---------------------------------------------------------------- */
 
 static inline void spoil_close_manifest(fsdp_text *text)
 {

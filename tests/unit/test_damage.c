@@ -13,7 +13,7 @@
 
 TestSuite(damage, .init = spoil_make_folder, .fini = spoil_remove_folder, .timeout = 240);
 
-/* --- findings -------------------------------------------------------------------------------------- */
+/* --- findings --------------------------------------------------------------------------------- */
 
 typedef struct last_finding {
     int count;
@@ -40,7 +40,7 @@ static fsdp_status verify(const char *dir, last_finding *last, fsdp_verify_summa
     return fsdp_checkpoint_verify(spoil_path(dir), &opts, summary, &err);
 }
 
-/* --- whose is a byte? ------------------------------------------------------------------------------ */
+/* --- whose is a byte? ------------------------------------------------------------------------- */
 
 enum { NOBODYS = -1, INDEX = -2 };
 
@@ -91,7 +91,7 @@ static byte_owner *find_owners(const char *dir, int number)
     return owners;
 }
 
-/* --- flips ------------------------------------------------------------------------------------------ */
+/* --- flips ------------------------------------------------------------------------------------ */
 
 typedef struct flip_counts {
     int64_t data, index, nobodys, loads;
@@ -253,7 +253,7 @@ Test(damage, every_flipped_bit_of_the_manifest_is_found)
     cr_assert_not_null(strstr(err.text, path), "%s", err.text);
 }
 
-/* --- several blocks ---------------------------------------------------------------------------------- */
+/* --- several blocks --------------------------------------------------------------------------- */
 
 /* 10 MiB in three blocks; rank 0 alone. */
 static void save_blocks(bool compress)
@@ -333,7 +333,7 @@ Test(damage, random_bit_flips_of_large_tensors_name_the_block_and_its_rows)
     }
 }
 
-/* --- lengths ----------------------------------------------------------------------------------------- */
+/* --- lengths ---------------------------------------------------------------------------------- */
 
 Test(damage, a_manifest_cut_at_any_length_is_damaged)
 {
@@ -409,7 +409,7 @@ Test(damage, a_shard_file_that_shrinks_while_it_is_open_is_damaged)
     fsdp_checkpoint_close(checkpoint);
 }
 
-/* --- files in the wrong place -------------------------------------------------------------------------- */
+/* --- files in the wrong place ----------------------------------------------------------------- */
 
 static void expect_damaged(const char *dir, const char *words)
 {
@@ -486,7 +486,7 @@ Test(damage, shard_files_of_other_ranks_and_world_sizes_are_refused)
     expect_damaged("c", "shard-00000-of-00002.h5");
 }
 
-/* --- what is no file ---------------------------------------------------------------------------------------- */
+/* --- what is no file -------------------------------------------------------------------------- */
 
 static void expect(const char *dir, fsdp_status status, const char *words)
 {

@@ -41,7 +41,7 @@ static void expect(const char *dir, const char *what, fsdp_status status, const 
     cr_assert(st == FSDP_DIFFERS || st == status, "%s: verify says %d %s", what, st, verified.text);
 }
 
-/* --- indexes -------------------------------------------------------------------------------------- */
+/* --- indexes ---------------------------------------------------------------------------------- */
 
 typedef struct index_view {
     index_head *head;
@@ -299,7 +299,7 @@ Test(hostile, a_newer_index_is_refused_by_version)
     contradict(&(index_lie){"newer", newer_index, NULL}, FSDP_ERR_NOT_FOUND, "version 2 is newer");
 }
 
-/* --- bombs -------------------------------------------------------------------------------------------- */
+/* --- bombs ------------------------------------------------------------------------------------ */
 
 /* One frame of 4 MiB of zeros, many blocks: what a few kilobytes would claim to hold is 4 GiB. */
 Test(hostile, a_frame_that_many_blocks_share_is_refused)
@@ -391,7 +391,7 @@ Test(hostile, a_frame_that_holds_too_much_is_not_decoded)
     free(zeros);
 }
 
-/* --- manifests ------------------------------------------------------------------------------------------- */
+/* --- manifests -------------------------------------------------------------------------------- */
 
 typedef struct manifest_lie {
     const char *what, *from, *to;

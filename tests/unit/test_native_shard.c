@@ -50,7 +50,7 @@ static char *make_data(size_t size, uint64_t seed)
     return data;
 }
 
-/* --- one file with some boxes -------------------------------------------------------------------- */
+/* --- one file with some boxes ----------------------------------------------------------------- */
 
 enum { BOXES = 4 };
 
@@ -141,7 +141,7 @@ static void write_sample(sample *s, int64_t most, bool in_turns)
     ASSERT_OK(fsdp_shard_finish(writer, &s->seal, &err));
 }
 
-/* --- reading it back ------------------------------------------------------------------------------- */
+/* --- reading it back -------------------------------------------------------------------------- */
 
 static void check_cut(const fsdp_stored_box *box)
 {
@@ -289,7 +289,7 @@ Test(native_shard, encoded_files_do_not_depend_on_the_number_of_threads)
     }
 }
 
-/* --- random boxes ------------------------------------------------------------------------------------ */
+/* --- random boxes ----------------------------------------------------------------------------- */
 
 /* One encoded box of a random shape with a random chunk size, in random pieces. */
 static void round_trip(int number)
@@ -340,7 +340,7 @@ Test(native_shard, boxes_of_any_shape_dtype_and_chunk_come_back)
         round_trip(i);
 }
 
-/* --- a full file: several writers, boxes inside one dataset -------------------------------------------- */
+/* --- a full file: several writers, boxes inside one dataset ----------------------------------- */
 
 enum { ROWS = 37, COLUMNS = 23, WRITERS = 3 };
 static const int64_t full_shape[] = {ROWS, COLUMNS};
@@ -444,7 +444,7 @@ Test(native_shard, boxes_of_several_writers_lie_inside_one_dataset)
     ASSERT_OK(fsdp_io_close(&file, path, &err));
 }
 
-/* --- what a writer refuses --------------------------------------------------------------------------------- */
+/* --- what a writer refuses -------------------------------------------------------------------- */
 
 Test(native_shard, gaps_and_what_is_missing_are_errors)
 {

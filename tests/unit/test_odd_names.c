@@ -30,7 +30,8 @@ static const odd_name odd_names[] = {
     {FSDP_NAME("\n")}, {FSDP_NAME("\r\n\t")}, {FSDP_NAME("\x1b[2J\x07")}, {FSDP_NAME("\x7f\x01\x1f")},
     {FSDP_NAME("\"quoted\\ \"")}, {FSDP_NAME("\\u0000")}, {FSDP_NAME("{\"a\": [1]}")},
     {FSDP_NAME("\xc3\xa9")}, {FSDP_NAME("e\xcc\x81")}, {FSDP_NAME("\xef\xbb\xbf" "bom")},
-    {FSDP_NAME("\xe5\x90\x8d\xe5\x89\x8d")}, {FSDP_NAME("\xf0\x9f\x98\x80")}, {FSDP_NAME("\xe2\x80\xae" "rtl")},
+    {FSDP_NAME("\xe5\x90\x8d\xe5\x89\x8d")}, {FSDP_NAME("\xf0\x9f\x98\x80")},
+    {FSDP_NAME("\xe2\x80\xae" "rtl")},
     {FSDP_NAME("\xef\xbf\xbd")}, {FSDP_NAME("A")}, {FSDP_NAME("manifest.json")}, {FSDP_NAME("index.h5")},
     {long_name, sizeof long_name}, {longest_name, sizeof longest_name},
 };
@@ -180,7 +181,7 @@ Test(odd_names, every_kind_keeps_them_and_so_do_conversions)
         }
 }
 
-/* --- refused ------------------------------------------------------------------------------------------ */
+/* --- refused ---------------------------------------------------------------------------------- */
 
 static void refuse(const char *name, size_t size, const char *words)
 {
