@@ -6,6 +6,7 @@
 #include "tests/unit/spoil.h"
 
 #include "base/io_fault.h"
+#include "tests/support/state.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -193,7 +194,7 @@ static void flip_all(fsdp_kind kind, bool compress, int64_t every)
     spoil_save("c", kind, compress, 4, 1);
     cr_assert_eq(spoil_load("c", 1, &err), FSDP_OK, "%s", err.text);
     for (int f = 0; f < files; f++)
-        flip_file("c", f, files, every, &counts);
+        flip_file("c", f, files, every * test_sample(1), &counts);
     cr_assert(counts.data > 0 && counts.index > 0 && counts.loads > 0);
     cr_assert_lt(counts.same * 50, counts.data);
     cr_log_info("kind %d, compressed %d: found %lld flips in data and %lld in indexes; %lld frames "
@@ -341,7 +342,7 @@ Test(damage, a_manifest_cut_at_any_length_is_damaged)
     spoil_save("c", FSDP_SHARDED, false, 4, 1);
     const char *path = spoil_manifest("c");
     spoil_bytes bytes = spoil_read(path);
-    for (size_t size = 0; size < bytes.size; size++) {
+    for (size_t size = 0; size < bytes.size; size += (size_t)test_sample(1)) {
         cr_assert_eq(truncate(path, 0), 0);
         spoil_write(path, bytes.data, size);
         cr_assert_eq(spoil_load("c", 1, &err), FSDP_ERR_DAMAGED, "%zu: %s", size, err.text);
@@ -362,8 +363,8 @@ static void cut_everywhere(fsdp_kind kind, bool compress)
     for (int f = 0; f < files; f++) {
         const char *path = spoil_shard("c", f, files);
         spoil_bytes bytes = spoil_read(path);
-        for (size_t size = bytes.size + 1; size-- > 0;) {
-            if (size == bytes.size)
+        for (size_t size = bytes.size; size-- > 0;) {
+            if (size % (size_t)test_sample(1) != 0)
                 continue;
             cr_assert_eq(truncate(path, (off_t)size), 0);
             cr_assert_eq(spoil_load("c", 1, &err), FSDP_ERR_DAMAGED, "%zu: %s", size, err.text);
