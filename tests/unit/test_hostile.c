@@ -6,12 +6,20 @@
 
 #include <sys/resource.h>
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define UNDER_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define UNDER_SANITIZER
+#endif
+#endif
+
 enum { MEMORY = 512 << 20 };
 
 /* Sanitizers reserve address space of their own; without one, memory that a lie asks for is missed. */
 static void bound_memory(void)
 {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef UNDER_SANITIZER
     struct rlimit limit = {MEMORY, MEMORY};
     cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
 #endif
