@@ -8,12 +8,11 @@ folders=(base kernels formats statedict runtime tools tests)
 failed=0
 
 mapfile -t sources < <(find "${folders[@]}" -name '*.c' | sort)
-for source in "${sources[@]}"; do
-    if ! clang-format "$source" | cmp -s "$source" -; then
-        echo "$source: not laid out; ./dev format does it"
-        failed=1
-    fi
-done
+ugly=$(clang-format --dry-run -Werror "${sources[@]}" 2>&1 | grep -oE '^[^: ]+\.c:' | sort -u)
+if [ -n "$ugly" ]; then
+    printf 'not laid out; ./dev format does it:\n%s\n' "$ugly"
+    failed=1
+fi
 
 mapfile -t texts < <(find "${folders[@]}" CMakeLists.txt dev -type f \
     \( -name '*.[ch]' -o -name '*.py' -o -name '*.sh' -o -name CMakeLists.txt -o -name dev \) | sort)
