@@ -5,6 +5,7 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/describe.h"
 #include "statedict/names.h"
+#include "statedict/run_internal.h"
 
 #include "base/flow.h"
 #include "base/pool.h"
@@ -458,9 +459,10 @@ static fsdp_status set_path(candidate *out, const char *path, fsdp_error *err)
 static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list,
                                    fsdp_error *err)
 {
-    FSDP_TRY(fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &list->single, err));
-    list->is_run = strcmp(list->single, path) != 0 && fsdp_io_exists(job->io, path);
-    return list->is_run ? fsdp_run_list(path, job->io, &list->steps, err) : FSDP_OK;
+    FSDP_TRY(fsdp_path_is_run(path, job->io, &list->is_run, err));
+    if (list->is_run)
+        return fsdp_run_scan(path, job->io, &list->steps, err);
+    return fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &list->single, err);
 }
 
 static fsdp_status next_candidate(const char *path, candidates *list, candidate *out,
@@ -494,10 +496,10 @@ static fsdp_status load_candidates(load_job *job, const char *path, candidates *
         FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
         FSDP_TRY(fsdp_ctl_broadcast(job->ctl, 0, &chosen, sizeof chosen, err));
         st = load_checkpoint(job, chosen.path, err);
-        if (st != FSDP_ERR_DAMAGED || chosen.is_last)
+        if (!fsdp_run_is_fault(st) || chosen.is_last)
             return st;
         if (fsdp_ctl_rank(job->ctl) == 0 && err)
-            fsdp_notice(&job->opts->watch, "skipped a damaged checkpoint: %s", err->text);
+            fsdp_notice(&job->opts->watch, "skipped: %s", err->text);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "statedict/checkpoint_internal.h"
 
 #include "statedict/commit_internal.h"
+#include "statedict/run_internal.h"
 
 #include <errno.h>
 #include <string.h>
@@ -20,6 +21,26 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
     return true;
 }
 
+fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    *is_run_out = false;
+    if (io->ops->info(io, path, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY)
+        return FSDP_OK;
+    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
+    if (!manifest)
+        return fsdp_fail_memory(err, "a path");
+    bool is_checkpoint = fsdp_io_exists(io, manifest);
+    fsdp_free(manifest);
+    if (is_checkpoint)
+        return FSDP_OK;
+    fsdp_run_steps steps = {0};
+    FSDP_TRY(fsdp_run_scan(path, io, &steps, err));
+    *is_run_out = steps.count > 0;
+    fsdp_run_steps_release(&steps);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
                                     char **path_out, fsdp_error *err)
 {
@@ -32,19 +53,10 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file; a checkpoint is a directory",
                          path);
-    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
-    if (!manifest)
-        return fsdp_fail_memory(err, "a path");
-    bool is_checkpoint = fsdp_io_exists(io, manifest);
-    fsdp_free(manifest);
-    if (!is_checkpoint) {
-        fsdp_run_steps steps = {0};
-        FSDP_TRY(fsdp_run_list(path, io, &steps, err));
-        bool is_run = steps.count > 0;
-        fsdp_run_steps_release(&steps);
-        if (is_run)
-            return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
-    }
+    bool is_run;
+    FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
+    if (is_run)
+        return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
     *path_out = fsdp_strndup(path, strlen(path));
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }

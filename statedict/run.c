@@ -128,7 +128,7 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_veri
     if (!path)
         return fsdp_fail_memory(err, run);
     fsdp_status status = check_manifest(path, step->step, io, err);
-    if (status == FSDP_OK && level != FSDP_VERIFY_QUICK)
+    if (status == FSDP_OK)
         status = check_data(path, level, watch, io, err);
     fsdp_free(path);
     return status;

@@ -7,6 +7,7 @@
 
 #include "base/io_fault.h"
 #include "base/io_sim.h"
+#include "formats/native_index.h"
 #include "statedict/commit.h"
 #include "statedict/manifest.h"
 
@@ -17,10 +18,14 @@
 
 enum { TINY_SIZE = 3000 };
 
+/* A shard index that lists nothing, then bytes that tell the step. */
 static inline void tiny_fill(char *bytes, int64_t step)
 {
+    index_head head = {.version = 1, .world = 1, .step = step, .size = sizeof head};
+    memcpy(head.magic, FSDP_INDEX_MAGIC, sizeof head.magic);
     for (int i = 0; i < TINY_SIZE; i++)
         bytes[i] = (char)(i * 7 + step * 31 + 1);
+    memcpy(bytes, &head, sizeof head);
 }
 
 static inline fsdp_status tiny_write_shard(fsdp_io *io, const char *dir, int64_t step,
@@ -40,7 +45,11 @@ static inline fsdp_status tiny_write_shard(fsdp_io *io, const char *dir, int64_t
 
 static inline fsdp_status tiny_manifest(int64_t step, fsdp_text *text, fsdp_error *err)
 {
-    fsdp_manifest_file file = {.size = TINY_SIZE};
+    char bytes[TINY_SIZE];
+    tiny_fill(bytes, step);
+    fsdp_manifest_file file = {.size = TINY_SIZE,
+                               .index_size = sizeof(index_head),
+                               .index_hash = fsdp_kernels_get()->hash(bytes, sizeof(index_head))};
     fsdp_manifest manifest = {
         .kind = FSDP_FULL, .step = step, .world = 1, .files = &file, .file_count = 1};
     FSDP_TRY(fsdp_sd_create(&manifest.sd, err));
