@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-WORLDS, RANKS, XX
+WORLDS, RANKS, USUAL_SAMPLE = [1, 2, 3, 4, 8], 3, 48
 DEADLINE, LONGEST_WAIT, TIMEOUT, PEER_FAILED = 2.0, 20.0, 90, 10
 
 ENVIRONMENT = dict(
@@ -45,7 +45,8 @@ def place():
 def start(mpiexec, ranks, options, command):
     command = [mpiexec, *options, "--oversubscribe", "-n", str(ranks), *command]
     return subprocess.Popen(
-        command, env=ENVIRONMENT, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env=ENVIRONMENT, start_new_session=True, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )
 
 
@@ -135,7 +136,8 @@ def judge_others(folder, special):
 def lose(mpiexec, program, folder, how, special, call):
     """Runs the save in which a rank is lost; returns problems, and the seconds that others waited."""
     options = [] if how == "plain" else ["--enable-recovery"]
-    command = [program, "lose", str(folder), "kill" if how in ("kill", "plain") else "stop", str(special), str(call)]
+    signal_name = "kill" if how in ("kill", "plain") else "stop"
+    command = [program, "lose", str(folder), signal_name, str(special), str(call)]
     if how != "plain":
         command = ["sh", "-c", WRAPPER, "sh", *command]
     process = start(mpiexec, RANKS, options, command)
