@@ -13,7 +13,7 @@
 
 /* "DIR" + suffix + 32 random digits, in fresh memory. */
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
-/* "DIR" without trailing slashes and the directory that holds it; both in fresh memory. */
+/* "DIR" without trailing slashes and the directory that holds it; both in fresh memory, or NULL. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
 /* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not `bytes` free (and a file node for

@@ -109,6 +109,19 @@ static const char *last_element(const char *path)
     return slash ? slash + 1 : path;
 }
 
+static fsdp_status split(const char *dir, char *path, char **parent_out, fsdp_error *err)
+{
+    const char *name = last_element(path);
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' does not name a directory in another one", dir);
+    size_t parent = (size_t)(name - path);
+    if (parent == 0)
+        *parent_out = fsdp_strndup(".", 1);
+    else
+        *parent_out = fsdp_strndup(path, parent > 1 ? parent - 1 : 1);
+    return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
+}
+
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err)
 {
     size_t size = strlen(dir);
@@ -118,15 +131,12 @@ fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out,
     *path_out = fsdp_strndup(dir, size);
     if (!*path_out)
         return fsdp_fail_memory(err, dir);
-    const char *name = last_element(*path_out);
-    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' does not name a directory in another one", dir);
-    size_t parent = (size_t)(name - *path_out);
-    if (parent == 0)
-        *parent_out = fsdp_strndup(".", 1);
-    else
-        *parent_out = fsdp_strndup(*path_out, parent > 1 ? parent - 1 : 1);
-    return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
+    fsdp_status status = split(dir, *path_out, parent_out, err);
+    if (status != FSDP_OK) {
+        fsdp_free(*path_out);
+        *path_out = NULL;
+    }
+    return status;
 }
 
 typedef struct beside_search {

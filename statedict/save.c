@@ -11,8 +11,8 @@
 #include "statedict/manifest.h"
 #include "statedict/pipeline.h"
 #include "statedict/plan.h"
+#include "statedict/publish.h"
 #include "statedict/relayout.h"
-#include "statedict/view.h"
 
 #include "base/flow.h"
 #include "base/pool.h"
@@ -22,6 +22,7 @@
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
 /* The directory, the manifest and the view. */
 enum { FIXED_FILES = 3 };
+enum { OPTION_COUNT = 9 };
 
 typedef struct save_job {
     const fsdp_sd *sd;
@@ -110,6 +111,57 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
     strcpy(job->staged, job->staging.path);
     return fsdp_require_space(job->io, dir, least_bytes(job), job->world + FIXED_FILES, &free_bytes,
                               err);
+}
+
+/* --- options are equal on all ranks --- */
+
+/* What decides the bytes and the place of a checkpoint; compared as a whole, told by name. */
+typedef struct shared_options {
+    int64_t numbers[OPTION_COUNT];
+    uint8_t run[16];
+} shared_options;
+
+static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",       "compress",
+                                                       "level",   "step",         "no_sync",
+                                                       "no_view", "rank0_writes", "overwrite"};
+
+static shared_options own_options(const save_job *job)
+{
+    const fsdp_save_opts *opts = job->opts;
+    shared_options own = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
+                                      opts->step, opts->no_sync, opts->no_view, opts->rank0_writes,
+                                      opts->overwrite}};
+    memcpy(own.run, opts->run, sizeof own.run);
+    return own;
+}
+
+static fsdp_status tell_option(const shared_options *all, int rank, fsdp_error *err)
+{
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (all[rank].numbers[i] != all[0].numbers[i])
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "ranks save with different options: %s is %lld on rank %d and %lld on "
+                             "rank 0",
+                             option_names[i], (long long)all[rank].numbers[i], rank,
+                             (long long)all[0].numbers[i]);
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "ranks save with different options: rank %d has another run uuid than rank 0",
+                     rank);
+}
+
+static fsdp_status agree_options(const save_job *job, fsdp_error *err)
+{
+    shared_options own = own_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    fsdp_status st = all ? FSDP_OK : fsdp_fail_memory(err, "a comparison of ranks");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
+    for (int rank = 1; st == FSDP_OK && rank < job->world; rank++)
+        if (memcmp(&all[rank], &all[0], sizeof own) != 0)
+            st = tell_option(all, rank, err);
+    fsdp_free(all);
+    return st;
 }
 
 static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
@@ -268,11 +320,10 @@ static fsdp_status collect_segments(save_job *job, fsdp_text *segment, fsdp_erro
     char *buffer = own == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
     if (own == FSDP_OK && !buffer)
         own = fsdp_fail_memory(err, "index segments");
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, own, err));
-    if (job->rank == 0)
+    fsdp_status moved = fsdp_ctl_agree(job->ctl, own, err);
+    if (job->rank == 0 && moved == FSDP_OK)
         own = fsdp_shard_put_index(job->writer, segment->data, segment->size, err);
-    fsdp_status moved = FSDP_OK;
-    if (job->rank != 0)
+    if (job->rank != 0 && moved == FSDP_OK)
         moved = send_segment(job, segment, err);
     for (int r = 1; job->rank == 0 && r < job->world && moved == FSDP_OK; r++)
         moved = take_segment(job, r, buffer, &own, err);
@@ -332,32 +383,22 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 
 static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
 {
-    fsdp_manifest manifest = {.kind = job->opts->kind,
-                              .step = job->opts->step,
-                              .world = job->whole ? 1 : job->world,
-                              .owners = job->opts->owners,
-                              .compressed = job->opts->compress,
-                              .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
-    memcpy(manifest.run, job->run, sizeof job->run);
-    manifest.file_count = job->opts->kind == FSDP_FULL ? 1 : job->world;
-    manifest.files = fsdp_alloc((size_t)manifest.file_count, sizeof *manifest.files);
-    if (!manifest.files)
-        return fsdp_fail_memory(err, "a manifest");
-    for (int i = 0; i < manifest.file_count; i++)
-        manifest.files[i] = (fsdp_manifest_file){seals[i].size, seals[i].index_offset,
-                                                 seals[i].index_size, seals[i].index_hash};
-    fsdp_text text = {0};
-    fsdp_status st = FSDP_OK;
-    if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
-        st = fsdp_view_write(job->io, job->staged, &manifest, job->owners, !job->opts->no_sync,
-                             &job->opts->watch, err);
-    if (st == FSDP_OK)
-        st = fsdp_manifest_encode(&manifest, &text, err);
-    if (st == FSDP_OK)
-        st = fsdp_staging_publish(&job->staging, text.data, text.size, err);
-    fsdp_text_release(&text);
-    fsdp_free(manifest.files);
-    return st;
+    const fsdp_save_opts *opts = job->opts;
+    fsdp_publication publication = {.staging = &job->staging,
+                                    .seals = seals,
+                                    .owners = job->owners,
+                                    .with_view = !opts->no_view,
+                                    .watch = &opts->watch};
+    publication.manifest =
+        (fsdp_manifest){.kind = opts->kind,
+                        .step = opts->step,
+                        .world = job->whole ? 1 : job->world,
+                        .owners = opts->owners,
+                        .compressed = opts->compress,
+                        .file_count = opts->kind == FSDP_FULL ? 1 : job->world,
+                        .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
+    memcpy(publication.manifest.run, job->run, sizeof job->run);
+    return fsdp_publish(&publication, err);
 }
 
 static fsdp_status commit(save_job *job, fsdp_error *err)
@@ -396,6 +437,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     fsdp_flow("statedict/save.c", "begin: rank %d of %d", job->rank, job->world);
     fsdp_status st = prepare(job, err);
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
+    FSDP_TRY(agree_options(job, err));
     st = stage(job, dir, err);
     if (st == FSDP_OK)
         st = write_and_commit(job, err);
