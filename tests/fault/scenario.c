@@ -43,10 +43,11 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     int world = fsdp_ctl_size(ctl);
     fsdp_status st = test_state_create(work->scenario->model, world, fsdp_ctl_rank(ctl), world,
                                        true, work->seed, &state, err);
-    FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
-    st = work->in_run
-             ? fsdp_run_save(state.sd, ctl, work->path, (int64_t)work->seed, &work->opts, err)
-             : fsdp_sd_save(state.sd, ctl, work->path, &work->opts, err);
+    st = fsdp_ctl_agree(ctl, st, err);
+    if (st == FSDP_OK && work->in_run)
+        st = fsdp_run_save(state.sd, ctl, work->path, (int64_t)work->seed, &work->opts, err);
+    else if (st == FSDP_OK)
+        st = fsdp_sd_save(state.sd, ctl, work->path, &work->opts, err);
     test_state_release(&state);
     return st;
 }
