@@ -54,42 +54,51 @@ static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *er
 
 /* --- large values --- */
 
-static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
-                               char *bytes, fsdp_error *err)
+/* The index, not the manifest, says how much memory the value takes. */
+static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
+                               const fsdp_stored_box **stored_out, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, value->entry);
     fsdp_shard_reader *reader = checkpoint->readers[0];
     const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
+    char name[160];
     if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' lacks the value '%s' that the manifest promises",
-                         fsdp_shard_path(reader), entry->name);
+                         fsdp_shard_path(reader),
+                         fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+    *stored_out = stored;
+    return FSDP_OK;
+}
+
+static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_box *stored,
+                               char *bytes, fsdp_error *err)
+{
     fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
     fsdp_getter getter = {0};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
-        st = fsdp_get_block(&getter, reader, stored, block, &want, 1, err);
+        st = fsdp_get_block(&getter, checkpoint->readers[0], stored, block, &want, 1, err);
     fsdp_getter_release(&getter);
     return st;
 }
 
-static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *stored,
+static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
                                      fsdp_error *err)
 {
-    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, stored->entry);
-    fsdp_value value = {0};
+    const fsdp_stored_box *stored = NULL;
+    fsdp_value unpacked = {0};
     FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
-    if (stored->size > checkpoint->manifest.files[0].size && !checkpoint->manifest.compressed)
-        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the value '%s' is larger than its file",
-                         entry->name);
-    char *bytes = fsdp_alloc_pages((size_t)stored->size);
+    FSDP_TRY(find_stored(checkpoint, value, &stored, err));
+    char *bytes = fsdp_alloc_pages((size_t)value->size);
     if (!bytes)
         return fsdp_fail_memory(err, "a value");
     fsdp_status st = read_stored(checkpoint, stored, bytes, err);
     if (st == FSDP_OK)
-        st = fsdp_value_unpack(stored->kind, bytes, (size_t)stored->size, entry->name, &value, err);
+        st = fsdp_value_unpack(value->kind, bytes, (size_t)value->size, checkpoint->path, &unpacked,
+                               err);
     if (st == FSDP_OK)
-        fsdp_sd_set_value(checkpoint->manifest.sd, stored->entry, &value);
+        fsdp_sd_set_value(checkpoint->manifest.sd, value->entry, &unpacked);
     fsdp_free(bytes);
     return st;
 }

@@ -75,9 +75,10 @@ typedef struct fsdp_save_opts {
 FSDP_API fsdp_save_opts fsdp_save_opts_default(void);
 
 /*
- * Collective. Saves sd as the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the
- * same status on every rank. On failure nothing of the new checkpoint stays and what was there
- * before is untouched. opts NULL: defaults.
+ * Collective, with equal options on every rank (threads, memory and watch may differ). Saves sd as
+ * the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the same status on every
+ * rank. On failure nothing of the new checkpoint stays and what was there before is untouched; only
+ * after FSDP_ERR_PEER, when a rank was lost, it may be there, whole. opts NULL: defaults.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
@@ -145,7 +146,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const
 typedef fsdp_status (*fsdp_slab_visit)(void *user, const fsdp_entry *entry, int64_t first,
                                        int64_t count, const void *data, fsdp_error *err);
 
-/* Collective. The live shards of all ranks, streamed to visit on rank 0 (others: visit is not called). */
+/* Collective. The live shards of all ranks, streamed to visit on rank 0 (others: visit is not called).
+ * Rank 0's memory counts. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory,
                                                  fsdp_slab_visit visit, void *user, fsdp_error *err);
 
@@ -158,7 +160,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ct
 
 /*
  * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
- * within opts->memory; opts NULL: defaults. Patterns select names; opts->cast has no meaning here.
+ * within opts->memory; opts NULL: defaults. Patterns select names; opts->cast has no meaning here,
+ * and a stream uses nothing of opts but patterns, memory and io.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
                                                  fsdp_sd **full_out, fsdp_error *err);
@@ -214,9 +217,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkp
 /* --- is it whole and undamaged? --------------------------------------------------------------- */
 
 typedef enum fsdp_verify_level {
-    FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes */
+    FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes, every element stored exactly once */
     FSDP_VERIFY_DATA,          /* and every block's hash */
-    FSDP_VERIFY_DEEP           /* and every element stored exactly once, and the view agrees */
+    FSDP_VERIFY_DEEP           /* and that the view is not an empty file */
 } fsdp_verify_level;
 
 typedef struct fsdp_finding {

@@ -10,8 +10,8 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
+#include "statedict/publish.h"
 #include "statedict/relayout.h"
-#include "statedict/view.h"
 
 #include "base/pool.h"
 
@@ -88,8 +88,9 @@ static fsdp_status describe_target(convert_job *job, fsdp_error *err)
 static void divide_memory(convert_job *job)
 {
     int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
-    job->threads = job->opts->threads > 0 ? job->opts->threads : fsdp_pool_cores();
-    int64_t slab = memory / 2 / job->threads;
+    bool encoded = job->from->info.compressed;
+    job->threads = fsdp_getters_within(job->opts->threads, memory / 2, encoded);
+    int64_t slab = (memory / 2 - fsdp_getter_bytes(encoded) * job->threads) / job->threads;
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
     /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
     int64_t chunk = memory / 2 / (8 * job->threads + job->world);
@@ -321,11 +322,22 @@ static fsdp_status move_tensors(convert_job *job, int64_t bytes, fsdp_error *err
 {
     convert_work work = {.job = job};
     int workers = job->opts->compress ? 1 : job->threads;
-    fsdp_meter_init(&job->meter, &job->opts->watch, bytes);
+    /* what is read back counts as well */
+    fsdp_meter_init(&job->meter, &job->opts->watch, job->opts->no_verify ? bytes : 2 * bytes);
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
 /* --- reading back ----------------------------------------------------------------------------- */
+
+static fsdp_status check_block(convert_job *job, fsdp_getter *getter, fsdp_shard_reader *reader,
+                               const fsdp_stored_box *box, int64_t block, fsdp_error *err)
+{
+    int64_t first, count;
+    FSDP_TRY(fsdp_check_block(getter, reader, box, block, err));
+    fsdp_block_range(box, block, &first, &count);
+    return fsdp_meter_add(&job->meter, count * (int64_t)box->element_size, box->name,
+                          box->name_size, err);
+}
 
 static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
 {
@@ -340,7 +352,7 @@ static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
     for (size_t i = 0; st == FSDP_OK && i < fsdp_shard_box_count(reader); i++) {
         const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
         for (int64_t block = 0; st == FSDP_OK && block < box->block_count; block++)
-            st = fsdp_check_block(&getter, reader, box, block, err);
+            st = check_block(job, &getter, reader, box, block, err);
     }
     fsdp_getter_release(&getter);
     fsdp_shard_close(reader);
@@ -352,32 +364,19 @@ static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
-    fsdp_manifest manifest = job->from->manifest;
-    manifest.kind = job->opts->kind;
-    manifest.world = job->world;
-    manifest.owners = FSDP_OWNERS_BALANCED;
-    manifest.compressed = job->opts->compress;
-    manifest.sd = job->sd;
-    manifest.file_count = job->file_count;
-    manifest.files = fsdp_alloc((size_t)job->file_count, sizeof *manifest.files);
-    if (!manifest.files)
-        return fsdp_fail_memory(err, "a manifest");
-    for (int i = 0; i < job->file_count; i++)
-        manifest.files[i] =
-            (fsdp_manifest_file){job->seals[i].size, job->seals[i].index_offset,
-                                 job->seals[i].index_size, job->seals[i].index_hash};
-    fsdp_text text = {0};
-    fsdp_status st = FSDP_OK;
-    if (job->opts->kind != FSDP_FULL && !job->opts->no_view)
-        st = fsdp_view_write(job->io, job->staging.path, &manifest, job->owners,
-                             !job->opts->no_sync, &job->opts->watch, err);
-    if (st == FSDP_OK)
-        st = fsdp_manifest_encode(&manifest, &text, err);
-    if (st == FSDP_OK)
-        st = fsdp_staging_publish(&job->staging, text.data, text.size, err);
-    fsdp_text_release(&text);
-    fsdp_free(manifest.files);
-    return st;
+    fsdp_publication publication = {.staging = &job->staging,
+                                    .manifest = job->from->manifest,
+                                    .seals = job->seals,
+                                    .owners = job->owners,
+                                    .with_view = !job->opts->no_view,
+                                    .watch = &job->opts->watch};
+    publication.manifest.kind = job->opts->kind;
+    publication.manifest.world = job->world;
+    publication.manifest.owners = FSDP_OWNERS_BALANCED;
+    publication.manifest.compressed = job->opts->compress;
+    publication.manifest.sd = job->sd;
+    publication.manifest.file_count = job->file_count;
+    return fsdp_publish(&publication, err);
 }
 
 static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)

@@ -14,11 +14,14 @@
 
 enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
 
+/* After this many bytes all ranks meet, so that one with nothing to send does not wait for the end. */
+enum { MEET_BYTES = 256 << 20 };
+
 typedef struct gather_job {
     const fsdp_sd *sd;
     fsdp_ctl *ctl;
     int *owners;
-    int64_t slab_bytes;
+    int64_t slab_bytes, since_meeting;
     char *slab, *message;
     fsdp_slab_visit visit;
     void *user;
@@ -87,6 +90,15 @@ static void visit_slab(gather_job *job, int64_t first, int64_t count)
         job->failed = job->visit(job->user, job->entry, first, count, job->slab, job->err);
 }
 
+static fsdp_status meet(gather_job *job, int64_t bytes, fsdp_error *err)
+{
+    job->since_meeting += bytes;
+    if (job->since_meeting < MEET_BYTES)
+        return FSDP_OK;
+    job->since_meeting = 0;
+    return fsdp_ctl_barrier(job->ctl, err);
+}
+
 static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
 {
     const fsdp_entry *entry = job->entry;
@@ -99,6 +111,7 @@ static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
                                &job->slab_box)) {
             FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
             visit_slab(job, first, slabs.next - first);
+            FSDP_TRY(meet(job, (slabs.next - first) * size, err));
             first = slabs.next;
         }
     return FSDP_OK;
@@ -134,6 +147,7 @@ fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsd
     fsdp_error local = {0};
     gather_job job = {
         .sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &memory, sizeof memory, err)); /* equal slabs everywhere */
     fsdp_status st = prepare(&job, memory, job.err);
     st = fsdp_describe_agree(sd, false, ctl, st, job.err);
     if (st == FSDP_OK)

@@ -12,6 +12,17 @@
 
 #include <fsdp/filter.h>
 #include <string.h>
+#include <time.h>
+
+/*
+ * What ranks of one process share while they fill each other's memory. It outlives the rank that
+ * made it: the last one to leave frees it.
+ */
+typedef struct lending {
+    atomic_llong next_turn;
+    atomic_int users;   /* ranks that may still touch another's memory */
+    atomic_int holders; /* ranks that may still touch this */
+} lending;
 
 typedef struct load_job {
     fsdp_sd *sd;
@@ -25,8 +36,7 @@ typedef struct load_job {
     const fsdp_sd **group_sds;
     int *group_ranks;
     int group_size;
-    atomic_llong *next_turn;
-    atomic_llong own_turn;
+    lending *lending;
     fsdp_meter meter;
     atomic_llong bytes_read;
 } load_job;
@@ -271,7 +281,7 @@ static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
     fsdp_getter getter = {.verify = job->opts->verify};
     fsdp_turns turns;
     (void)worker;
-    fsdp_turns_begin(&turns, job->next_turn);
+    fsdp_turns_begin(&turns, &job->lending->next_turn);
     fsdp_status st = load_entries(job, &wants, &getter, &turns, err);
     if (st != FSDP_OK)
         fsdp_turns_stop(&turns);
@@ -283,10 +293,9 @@ static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
 
 static int workers_of(const load_job *job)
 {
-    if (job->opts->threads > 0)
-        return job->opts->threads;
     int share = fsdp_pool_cores() / job->group_size;
-    return share > 0 ? share : 1;
+    int wanted = job->opts->threads > 0 ? job->opts->threads : share > 0 ? share : 1;
+    return fsdp_getters_within(wanted, job->opts->memory, job->checkpoint->manifest.compressed);
 }
 
 static fsdp_status copy_values(load_job *job, fsdp_error *err)
@@ -302,43 +311,83 @@ static fsdp_status copy_values(load_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-static int64_t local_bytes(const load_job *job)
+static int64_t bytes_of_rank(const load_job *job, int rank)
 {
     int64_t bytes = 0;
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
         if (is_loaded(job, i))
-            bytes += fsdp_entry_local_bytes(fsdp_sd_at(job->sd, i), fsdp_ctl_rank(job->ctl));
+            bytes += fsdp_entry_local_bytes(fsdp_sd_at(job->sd, i), rank);
     return bytes;
+}
+
+/* A rank of a group reads about its share of what the group wants. */
+static int64_t expected_bytes(const load_job *job)
+{
+    int64_t bytes = 0;
+    for (int g = 0; g < job->group_size; g++)
+        bytes += bytes_of_rank(job, job->group_ranks[g]);
+    return bytes / job->group_size;
 }
 
 /* --- the group -------------------------------------------------------------------------------- */
 
 typedef struct group_member {
     const fsdp_sd *sd;
-    atomic_llong *next_turn;
+    lending *lending;
     fsdp_checkpoint *checkpoint;
 } group_member;
+
+static void enter_group(load_job *job)
+{
+    atomic_fetch_add(&job->lending->users, 1);
+    atomic_fetch_add(&job->lending->holders, 1);
+}
+
+/*
+ * After an agreement nobody touches another's memory any more. When the ranks could not agree
+ * (FSDP_ERR_PEER), this one must not take its memory away before the others have stopped; they are
+ * threads of this process that find no more turns, so that is soon.
+ */
+static void leave_group(load_job *job, fsdp_status status)
+{
+    lending *shared = job->lending;
+    if (!shared)
+        return;
+    job->lending = NULL;
+    if (status == FSDP_ERR_PEER)
+        fsdp_turns_stop(&(fsdp_turns){.next = &shared->next_turn});
+    atomic_fetch_sub(&shared->users, 1);
+    while (status == FSDP_ERR_PEER && atomic_load(&shared->users) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    if (atomic_fetch_sub(&shared->holders, 1) == 1)
+        fsdp_free(shared);
+}
 
 static fsdp_status group_alone(load_job *job)
 {
     job->group_size = 1;
     job->group_sds[0] = job->sd;
     job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
-    job->next_turn = &job->own_turn;
+    enter_group(job);
     return FSDP_OK;
 }
 
 /* Ranks with one address space tell each other where their memory is; rank 0's checkpoint serves all. */
 static fsdp_status group_together(load_job *job, group_member *members, fsdp_error *err)
 {
-    group_member own = {job->sd, &job->own_turn, job->checkpoint};
+    group_member own = {job->sd, job->lending, job->checkpoint};
+    if (job->lending)
+        enter_group(job);
     FSDP_TRY(fsdp_ctl_allgather(job->ctl, &own, sizeof own, members, err));
+    if (!job->lending) {
+        job->lending = members[0].lending;
+        enter_group(job);
+    }
     job->group_size = fsdp_ctl_size(job->ctl);
     for (int g = 0; g < job->group_size; g++) {
         job->group_sds[g] = members[g].sd;
         job->group_ranks[g] = g;
     }
-    job->next_turn = members[0].next_turn;
     job->checkpoint = members[0].checkpoint;
     return FSDP_OK;
 }
@@ -351,14 +400,19 @@ static bool shares_memory(const load_job *job)
 static fsdp_status form_group(load_job *job, fsdp_error *err)
 {
     size_t n = (size_t)fsdp_ctl_size(job->ctl);
-    atomic_init(&job->own_turn, 0);
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
     group_member *members = fsdp_alloc(n, sizeof *members);
-    fsdp_status st = job->group_sds && job->group_ranks && members
+    bool lends = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
+    lending *own = lends ? fsdp_alloc(1, sizeof *own) : NULL;
+    fsdp_status st = job->group_sds && job->group_ranks && members && (own || !lends)
                          ? FSDP_OK
                          : fsdp_fail_memory(err, "a group of ranks");
     st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        job->lending = own;
+    else
+        fsdp_free(own);
     if (st == FSDP_OK)
         st = shares_memory(job) ? group_together(job, members, err) : group_alone(job);
     fsdp_free(members);
@@ -367,13 +421,24 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
 
 /* --- one checkpoint --------------------------------------------------------------------------- */
 
-static fsdp_status open_checkpoint(load_job *job, const char *path, fsdp_error *err)
+/* A step directory that was renamed is not the step that its name says. */
+static fsdp_status check_step(const fsdp_checkpoint *checkpoint, int64_t step, fsdp_error *err)
+{
+    if (step == FSDP_STEP_NONE || checkpoint->manifest.step == step)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %lld: it was renamed",
+                     checkpoint->path, (long long)checkpoint->manifest.step);
+}
+
+static fsdp_status open_checkpoint(load_job *job, const char *path, int64_t step, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     fsdp_flow("statedict/load.c", "open '%s'", path);
     if (!shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0) {
         st = fsdp_checkpoint_open_manifest(job->io, path, &job->checkpoint, err);
         job->owns_checkpoint = true;
+        if (st == FSDP_OK)
+            st = check_step(job->checkpoint, step, err);
     }
     return fsdp_ctl_agree(job->ctl, st, err);
 }
@@ -391,15 +456,16 @@ static fsdp_status plan_load(load_job *job, fsdp_error *err)
 static fsdp_status move_data(load_job *job, fsdp_error *err)
 {
     int workers = workers_of(job);
-    fsdp_meter_init(&job->meter, &job->opts->watch, local_bytes(job));
+    fsdp_meter_init(&job->meter, &job->opts->watch, expected_bytes(job));
     fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
     if (st == FSDP_OK)
         st = copy_values(job, err);
     return fsdp_ctl_agree(job->ctl, st, err);
 }
 
-static void release_job(load_job *job)
+static void release_job(load_job *job, fsdp_status status)
 {
+    leave_group(job, status);
     if (job->owns_checkpoint)
         fsdp_checkpoint_close(job->checkpoint);
     job->checkpoint = NULL;
@@ -412,21 +478,32 @@ static void release_job(load_job *job)
     job->group_ranks = NULL;
 }
 
-static fsdp_status load_checkpoint(load_job *job, const char *path, fsdp_error *err)
+static fsdp_status fill_report(load_job *job, const char *path, fsdp_error *err)
 {
-    fsdp_status st = open_checkpoint(job, path, err);
+    fsdp_load_report *report = job->opts->report;
+    if (!report)
+        return FSDP_OK;
+    report->bytes_read = atomic_load(&job->bytes_read);
+    report->bytes_needed = bytes_of_rank(job, fsdp_ctl_rank(job->ctl));
+    report->path = fsdp_strndup(path, strlen(path));
+    return report->path ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+static fsdp_status load_checkpoint(load_job *job, const char *path, int64_t step, fsdp_error *err)
+{
+    if (job->opts->report)
+        fsdp_load_report_release(job->opts->report); /* of a checkpoint that was skipped */
+    atomic_store(&job->bytes_read, 0);
+    fsdp_status st = open_checkpoint(job, path, step, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
     if (st == FSDP_OK)
         st = plan_load(job, err);
     if (st == FSDP_OK)
         st = move_data(job, err);
-    if (st == FSDP_OK && job->opts->report) {
-        job->opts->report->path = fsdp_strndup(path, strlen(path));
-        job->opts->report->bytes_read = atomic_load(&job->bytes_read);
-        job->opts->report->bytes_needed = local_bytes(job);
-    }
-    release_job(job);
+    if (st == FSDP_OK)
+        st = fill_report(job, path, err);
+    release_job(job, st);
     return st;
 }
 
@@ -437,6 +514,7 @@ enum { PATH_ROOM = 4096 };
 /* The next candidate, as rank 0 sees it: "" when there is none left. */
 typedef struct candidate {
     char path[PATH_ROOM];
+    int64_t step; /* that the name of a run's directory says, else FSDP_STEP_NONE */
     bool is_last;
 } candidate;
 
@@ -469,12 +547,14 @@ static fsdp_status next_candidate(const char *path, candidates *list, candidate 
                                   fsdp_error *err)
 {
     out->is_last = true;
+    out->step = FSDP_STEP_NONE;
     if (!list->is_run)
         return set_path(out, list->single, err);
     while (list->next < list->steps.count && list->steps.items[list->next].state != FSDP_STEP_GOOD)
         list->next++;
     if (list->next == list->steps.count)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no checkpoint in '%s' could be loaded", path);
+    out->step = list->steps.items[list->next].step;
     char *joined = fsdp_path_join(path, list->steps.items[list->next++].name);
     if (!joined)
         return fsdp_fail_memory(err, "a path");
@@ -495,7 +575,7 @@ static fsdp_status load_candidates(load_job *job, const char *path, candidates *
             fsdp_ctl_rank(job->ctl) == 0 ? next_candidate(path, list, &chosen, err) : FSDP_OK;
         FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
         FSDP_TRY(fsdp_ctl_broadcast(job->ctl, 0, &chosen, sizeof chosen, err));
-        st = load_checkpoint(job, chosen.path, err);
+        st = load_checkpoint(job, chosen.path, chosen.step, err);
         if (!fsdp_run_is_fault(st) || chosen.is_last)
             return st;
         if (fsdp_ctl_rank(job->ctl) == 0 && err)

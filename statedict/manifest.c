@@ -161,6 +161,21 @@ static int stated_major(const char *text, size_t size)
                : 0;
 }
 
+bool fsdp_manifest_is_ours(fsdp_io *io, const char *dir)
+{
+    char start[64];
+    fsdp_file *file = NULL;
+    char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
+    bool ours = false;
+    if (path && fsdp_io_open(io, path, FSDP_IO_READ, &file, NULL) == FSDP_OK) {
+        ssize_t size = file->ops->pread(file, start, sizeof start, 0);
+        ours = size > 0 && stated_major(start, (size_t)size) > 0;
+        (void)fsdp_io_close(&file, path, NULL);
+    }
+    fsdp_free(path);
+    return ours;
+}
+
 static fsdp_status fail_newer(int64_t major, const char *path, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,

@@ -62,6 +62,10 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
                                  fsdp_manifest *manifest_out, fsdp_error *err);
 void fsdp_manifest_release(fsdp_manifest *manifest);
 
+/* Does DIR/manifest.json begin like one of ours, of any version, damaged behind that or not? Other
+ * programs have files of that name, too. */
+bool fsdp_manifest_is_ours(fsdp_io *io, const char *dir);
+
 /* Reads and decodes DIR/manifest.json and checks that every file is there with the right size.
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */
 fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out, fsdp_error *err);

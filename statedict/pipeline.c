@@ -4,6 +4,8 @@
  */
 #include "statedict/pipeline.h"
 
+#include "base/pool.h"
+
 #include "statedict/ctl_backend.h"
 
 #include "base/flow.h"
@@ -121,14 +123,26 @@ void fsdp_getter_release(fsdp_getter *getter)
     *getter = (fsdp_getter){0};
 }
 
+int64_t fsdp_getter_bytes(bool encoded)
+{
+    /* piece and hash state; encoded: a frame, a chunk and the codec's own copy of it, too */
+    return FSDP_PIECE_BYTES * 2 + (encoded ? 3 * (int64_t)FSDP_BLOCK_BYTES : 0);
+}
+
+int fsdp_getters_within(int threads, int64_t memory, bool encoded)
+{
+    int64_t most = (memory > 0 ? memory : FSDP_MEMORY_DEFAULT) / fsdp_getter_bytes(encoded);
+    int wanted = threads > 0 ? threads : fsdp_pool_cores();
+    return wanted <= most ? wanted : most > 1 ? (int)most : 1;
+}
+
 static fsdp_status make_ready(fsdp_getter *getter, fsdp_error *err)
 {
     if (getter->piece)
         return FSDP_OK;
     getter->hasher = fsdp_hasher_create();
-    getter->cast = fsdp_alloc_pages(8 * FSDP_PIECE_BYTES); /* one byte may become eight */
     getter->piece = fsdp_alloc_pages(FSDP_PIECE_BYTES);
-    if (!getter->hasher || !getter->piece || !getter->cast)
+    if (!getter->hasher || !getter->piece)
         return fsdp_fail_memory(err, "read buffers");
     return FSDP_OK;
 }
@@ -165,6 +179,14 @@ static void place_box(const fsdp_want *want, const fsdp_box *box, const char *da
                                  from_strides, box->ndim, shared.len, element_size);
 }
 
+static fsdp_status need_cast_room(fsdp_getter *getter, fsdp_error *err)
+{
+    enum { WIDEST = 8 }; /* one byte may become eight */
+    if (!getter->cast && !(getter->cast = fsdp_alloc_pages(WIDEST * FSDP_PIECE_BYTES)))
+        return fsdp_fail_memory(err, "casting");
+    return FSDP_OK;
+}
+
 /* Elements [first, first + count) of a stored box are at data: place them in every want. */
 static fsdp_status place_range(fsdp_getter *getter, const fsdp_stored_box *stored, int64_t first,
                                int64_t count, const char *data, const fsdp_want *wants,
@@ -176,6 +198,7 @@ static fsdp_status place_range(fsdp_getter *getter, const fsdp_stored_box *store
         size_t element_size = fsdp_dtype_size(wants[w].dtype);
         const char *at = data;
         if (wants[w].dtype != stored->dtype) {
+            FSDP_TRY(need_cast_room(getter, err));
             size_t lost =
                 fsdp_kernels_get()->cast(getter->cast, wants[w].dtype, data, stored->dtype,
                                          (size_t)count, FSDP_OVERFLOW_FAIL);

@@ -55,6 +55,12 @@ typedef struct fsdp_getter {
 
 void fsdp_getter_release(fsdp_getter *getter);
 
+/* How many workers with a getter each fit into `memory` (0: the default): at most `threads` (0: the
+ * cores), at least one. */
+int fsdp_getters_within(int threads, int64_t memory, bool encoded);
+/* Bytes of one getter's buffers. */
+int64_t fsdp_getter_bytes(bool encoded);
+
 /* True when some want shares an element with the block. */
 bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants, size_t count);
 

@@ -82,19 +82,19 @@ static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error 
 static fsdp_status add_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_part *parts,
                             size_t *numbers, size_t count, int64_t elements, fsdp_error *err)
 {
-    char name[64];
-    fsdp_text text = {0};
+    fsdp_text name = {0};
     int64_t ranks = fsdp_mesh_size(job->mesh);
     size_t first = fsdp_sd_count(job->sd);
-    fsdp_text_addf(&text, "flat.%s", fsdp_dtype_name(dtype));
-    if (text.failed)
+    fsdp_text_addf(&name, "flat.%s", fsdp_dtype_name(dtype));
+    while (!name.failed && fsdp_sd_find(job->from, name.data, name.size) >= 0)
+        fsdp_text_add(&name, "_", 1);
+    if (name.failed)
         return fsdp_fail_memory(err, "a name");
-    strncpy(name, text.data, sizeof name - 1);
-    name[sizeof name - 1] = '\0';
-    fsdp_text_release(&text);
     int64_t padded = (elements + ranks - 1) / ranks * ranks;
-    FSDP_TRY(fsdp_sd_add_flat(job->sd, name, strlen(name), dtype, job->mesh, 0, padded, parts,
-                              count, NULL, err));
+    fsdp_status st = fsdp_sd_add_flat(job->sd, name.data, name.size, dtype, job->mesh, 0, padded,
+                                      parts, count, NULL, err);
+    fsdp_text_release(&name);
+    FSDP_TRY(st);
     for (size_t k = 0; k < count; k++)
         job->source[first + k] = numbers[k];
     return FSDP_OK;

@@ -26,7 +26,7 @@ typedef struct run_job {
     char *path;
 } run_job;
 
-/* A new run directory must survive a power cut as well as the checkpoint in it. */
+/* The run directory must survive a power cut as well as the checkpoint in it, whoever made it. */
 static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
 {
     char *path = NULL, *parent = NULL;
@@ -40,9 +40,7 @@ static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
 static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
 {
     int errnum = job->io->ops->mkdir(job->io, job->run);
-    if (errnum == -EEXIST)
-        return FSDP_OK;
-    if (errnum < 0)
+    if (errnum < 0 && errnum != -EEXIST)
         return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
     return job->opts.no_sync ? FSDP_OK : sync_parent(job, err);
 }
@@ -114,6 +112,20 @@ static void tidy_run(const run_job *job)
                     err.text);
 }
 
+/* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
+static fsdp_status tell_why_cancelled(run_job *job, fsdp_error *err)
+{
+    fsdp_error cancelled = err ? *err : (fsdp_error){0};
+    fsdp_status st = FSDP_OK;
+    if (job->lost.status != FSDP_OK)
+        st = fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
+                       job->lost.text);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    if (err)
+        *err = cancelled;
+    return FSDP_ERR_CANCELLED;
+}
+
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 {
     FSDP_TRY(enter_run(job, err));
@@ -121,9 +133,8 @@ static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
     job->watch = job->opts.watch;
     job->opts.watch = (fsdp_watch){.user = job, .progress = keep_lease, .notice = notice};
     fsdp_status st = fsdp_sd_save(sd, job->ctl, job->path, &job->opts, err);
-    if (st == FSDP_ERR_CANCELLED && job->lost.status != FSDP_OK)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
-                         job->lost.text);
+    if (st == FSDP_ERR_CANCELLED)
+        return tell_why_cancelled(job, err);
     FSDP_TRY(st);
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);

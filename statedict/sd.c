@@ -36,6 +36,9 @@ struct fsdp_sd {
 
 enum { NAME_TEXT = 200 };
 
+/* Meshes are found by comparing: real models have a handful, a hostile file may have millions. */
+enum { MESHES_MOST = 4096 };
+
 fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err)
 {
     *sd_out = fsdp_alloc(1, sizeof **sd_out);
@@ -197,6 +200,9 @@ static fsdp_status own_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh 
             return FSDP_OK;
         }
     }
+    if (sd->mesh_count == MESHES_MOST)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a state dict has more than %d different meshes",
+                         MESHES_MOST);
     if (!fsdp_grow(&sd->meshes, &sd->mesh_capacity, sd->mesh_count + 1, sizeof *sd->meshes))
         return fsdp_fail_memory(err, "a state dict");
     FSDP_TRY(fsdp_mesh_copy(mesh, &sd->meshes[sd->mesh_count], err));

@@ -1,7 +1,7 @@
 /*
- * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes. Data: every block
- * against its hash. Deep: every box that the manifest promises is stored, nothing else is, and the
- * view is there. Every fault is reported; verifying goes on to find the others.
+ * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes, and that they hold
+ * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
+ * view as well. Every fault is reported; verifying goes on to find the others.
  */
 #include "statedict/checkpoint_internal.h"
 
@@ -88,7 +88,8 @@ static fsdp_status verify_worker(void *user, size_t worker, fsdp_error *err)
 
 static fsdp_status verify_data(verify_job *job, fsdp_error *err)
 {
-    int threads = job->opts->threads > 0 ? job->opts->threads : fsdp_pool_cores();
+    int threads = fsdp_getters_within(job->opts->threads, job->opts->memory,
+                                      job->checkpoint->manifest.compressed);
     for (job->file = 0; job->file < job->checkpoint->manifest.file_count; job->file++) {
         if (!job->checkpoint->readers[job->file])
             continue;
@@ -164,7 +165,7 @@ static void check_view(verify_job *job)
     fsdp_free(path);
 }
 
-static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
+static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
 {
     const fsdp_manifest *manifest = &job->checkpoint->manifest;
     coverage cover = {.job = job};
@@ -192,7 +193,6 @@ static fsdp_status verify_deep(verify_job *job, fsdp_error *err)
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
         report(job, FSDP_MANIFEST_NAME, "", -1,
                "the shard files hold boxes that the manifest does not know");
-    check_view(job);
     return FSDP_OK;
 }
 
@@ -217,10 +217,13 @@ static int64_t bytes_to_read(const verify_job *job)
 static fsdp_status verify(verify_job *job, fsdp_error *err)
 {
     FSDP_TRY(open_files(job, err));
+    FSDP_TRY(verify_coverage(job, err));
     fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job));
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
-    return job->opts->level >= FSDP_VERIFY_DEEP ? verify_deep(job, err) : FSDP_OK;
+    if (job->opts->level >= FSDP_VERIFY_DEEP)
+        check_view(job);
+    return FSDP_OK;
 }
 
 static int64_t count_tensors(const fsdp_sd *sd)

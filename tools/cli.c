@@ -90,7 +90,7 @@ int64_t cli_parse_size(const char *option, const char *text)
     errno = 0;
     int64_t value = strtoll(text, &end, 10), unit = 1;
     bool is_number = end != text && value > 0 && errno == 0;
-    const char *letter = *end ? strchr(units, *end & ~0x20) : NULL;
+    const char *letter = *end & ~0x20 ? strchr(units, *end & ~0x20) : NULL;
     if (letter) {
         unit = (int64_t)1 << (10 * (letter - units + 1));
         end++;

@@ -372,3 +372,74 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
             }
     fsdp_ctl_free(self);
 }
+
+/* --- what must not happen --------------------------------------------------------------------- */
+
+static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    job own = *(job *)user;
+    bool odd = fsdp_ctl_rank(ctl) == 2;
+    own.save.step = odd && own.dim == 0 ? 8 : 7;
+    own.save.owners = odd && own.dim == 1 ? FSDP_OWNERS_LOWEST : FSDP_OWNERS_BALANCED;
+    own.save.run[3] = odd && own.dim == 2 ? 1 : 2;
+    own.dim = 0;
+    return save_rank(ctl, &own, err);
+}
+
+Test(save_load, ranks_that_save_with_different_options_are_told)
+{
+    static const char *const names[] = {"step is 8 on rank 2 and 7 on rank 0",
+                                        "owners is 1 on rank 2", "another run uuid"};
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    for (int which = 0; which < 3; which++) {
+        job j = {.path = path, .save = fsdp_save_opts_default(), .dim = which};
+        cr_assert_eq(fsdp_ctl_run_threads(3, save_differently, &j, &err), FSDP_ERR_USAGE);
+        cr_assert_not_null(strstr(err.text, names[which]), "%s", err.text);
+        cr_assert_neq(access(path, F_OK), 0, "something was saved");
+    }
+}
+
+Test(save_load, a_directory_that_only_looks_like_a_checkpoint_is_not_overwritten)
+{
+    char path[128], file[160];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/web", folder);
+    snprintf(file, sizeof file, "mkdir %s && echo '{\"name\": \"app\"}' >%s/manifest.json", path,
+             path);
+    cr_assert_eq(system(file), 0);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    j.save.overwrite = true;
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_ERR_EXISTS, "%s", err.text);
+    snprintf(file, sizeof file, "%s/manifest.json", path);
+    cr_assert_eq(access(file, F_OK), 0, "the foreign file is gone");
+}
+
+static fsdp_status load_slowly(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    fsdp_ctl_set_deadline(ctl, 300);
+    return load_rank(ctl, user, err);
+}
+
+static int stall(void *user, int64_t done, int64_t total, const char *what)
+{
+    (void)user;
+    (void)done;
+    (void)total;
+    (void)what;
+    usleep(700000);
+    return 0;
+}
+
+Test(save_load, a_thread_rank_that_is_late_never_finds_memory_gone)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    j.load.watch.progress = stall;
+    fsdp_status st = fsdp_ctl_run_threads(4, load_slowly, &j, &err);
+    cr_assert(st == FSDP_OK || st == FSDP_ERR_PEER, "%s", err.text);
+}
