@@ -403,7 +403,7 @@ Test(save_load, ranks_that_save_with_different_options_are_told)
 
 Test(save_load, a_directory_that_only_looks_like_a_checkpoint_is_not_overwritten)
 {
-    char path[128], file[160];
+    char path[128], file[400];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/web", folder);
     snprintf(file, sizeof file, "mkdir %s && echo '{\"name\": \"app\"}' >%s/manifest.json", path,
