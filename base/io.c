@@ -105,6 +105,12 @@ fsdp_status fsdp_io_reserve(fsdp_file *file, const char *path, int64_t size, fsd
     return fsdp_fail_errno(err, -result, "cannot reserve %" PRId64 " bytes for '%s'", size, path);
 }
 
+void fsdp_io_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
+{
+    if (file->ops->begin_sync)
+        file->ops->begin_sync(file, offset, size);
+}
+
 /* Whatever the errno, the data may be gone and a second fsync would report success: never NO_SPACE,
  * which reads as if freeing space and going on were enough. */
 static fsdp_status fail_sync(fsdp_error *err, int errnum, const char *path)

@@ -151,6 +151,11 @@ static int sync_descriptor(int fd)
     return zero_or_errno(result);
 }
 
+static void posix_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
+{
+    (void)sync_file_range(descriptor(file), offset, size, SYNC_FILE_RANGE_WRITE);
+}
+
 static int posix_sync(fsdp_file *file)
 {
     return sync_descriptor(descriptor(file));
@@ -281,6 +286,7 @@ static const fsdp_io_ops posix_ops = {
     .resize = posix_resize,
     .allocate = posix_allocate,
     .sync = posix_sync,
+    .begin_sync = posix_begin_sync,
     .close = posix_close,
     .lock = posix_lock,
     .rename = posix_rename,

@@ -133,8 +133,11 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     fsdp_frame *frame = &state->frames[slot->block];
     fsdp_flow("formats/native_encode.c", "block %lld: frame", (long long)slot->block);
     frame->size = (int64_t)slot->size;
-    return fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size, &frame->offset,
-                               err);
+    FSDP_TRY(fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size,
+                                 &frame->offset, err));
+    if (w->sync)
+        fsdp_io_begin_sync(w->file, frame->offset, frame->size);
+    return FSDP_OK;
 }
 
 static encode_slot *half_of(const encode_queue *queue, size_t half)

@@ -239,6 +239,15 @@ static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first,
     return FSDP_OK;
 }
 
+enum { BEGIN_SYNC_BYTES = 1 << 20 };
+
+/* The disk works while we do, and what fsync waits for at the end is little. */
+static void begin_sync(const fsdp_shard_writer *w, int64_t offset, int64_t size)
+{
+    if (w->sync && size >= BEGIN_SYNC_BYTES)
+        fsdp_io_begin_sync(w->file, offset, size);
+}
+
 static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, int64_t first,
                                  int64_t count, const char *data, fsdp_error *err)
 {
@@ -253,6 +262,9 @@ static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, 
     fsdp_status st = hash_and_write(w, i, first, count, data, hasher, err);
     w->states[i].hashes[block] = fsdp_hasher_value(hasher);
     fsdp_hasher_free(hasher);
+    if (st == FSDP_OK && w->boxes[i].packed)
+        begin_sync(w, fsdp_writer_offset(w, i) + first * (int64_t)w->states[i].element_size,
+                   (int64_t)size);
     return st;
 }
 
@@ -379,8 +391,8 @@ static bool pieces_are_whole(const fsdp_shard_writer *w, const fsdp_shard_piece 
     return true;
 }
 
-fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *pieces,
-                             size_t count, fsdp_error *err)
+static fsdp_status write_pieces(fsdp_shard_writer *writer, const fsdp_shard_piece *pieces,
+                                size_t count, fsdp_error *err)
 {
     if (!writer->encode && writer->threads > 1 && pieces_are_whole(writer, pieces, count))
         return write_raw_parallel(writer, pieces, count, err);
@@ -395,6 +407,25 @@ fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *
         st = st != FSDP_OK ? st : drained;
     }
     return st;
+}
+
+/* Small boxes, all at once: they lie one after the other. */
+static void begin_sync_pieces(const fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
+                              size_t count)
+{
+    if (w->encode || count == 0)
+        return;
+    const fsdp_shard_piece *last = &pieces[count - 1];
+    int64_t from = fsdp_writer_offset(w, pieces[0].box), to = fsdp_writer_offset(w, last->box);
+    begin_sync(w, from, to + last->count * (int64_t)w->states[last->box].element_size - from);
+}
+
+fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *pieces,
+                             size_t count, fsdp_error *err)
+{
+    FSDP_TRY(write_pieces(writer, pieces, count, err));
+    begin_sync_pieces(writer, pieces, count);
+    return FSDP_OK;
 }
 
 /* --- the end --- */

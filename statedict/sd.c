@@ -537,18 +537,30 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
+/*
+ * Page-aligned when large. The kernel copies between a file's page and memory at a third of its
+ * speed when one lies a few bytes behind the other within their pages, as malloc's headers have it.
+ */
+enum { LARGE_BYTES = 64 << 10, LARGE_ALIGNMENT = 4096, SMALL_ALIGNMENT = 64 };
+
+static void *aligned_up(void *data, size_t alignment)
+{
+    return (void *)(((uintptr_t)data + alignment - 1) / alignment * alignment);
+}
+
 static fsdp_status allocate_entry(fsdp_sd *sd, size_t index, int rank, fsdp_error *err)
 {
     int64_t bytes = fsdp_entry_local_bytes(&sd->entries[index], rank);
     if (bytes == 0)
         return FSDP_OK;
+    size_t alignment = bytes >= LARGE_BYTES ? LARGE_ALIGNMENT : SMALL_ALIGNMENT;
     void *data = fsdp_grow(&sd->owned, &sd->owned_capacity, sd->owned_count + 1, sizeof *sd->owned)
-                     ? fsdp_alloc(1, (size_t)bytes)
+                     ? fsdp_alloc(1, (size_t)bytes + alignment)
                      : NULL;
     if (!data)
         return fsdp_fail_memory(err, "the tensors of a state dict");
     sd->owned[sd->owned_count++] = data;
-    sd->entries[index].data = data;
+    sd->entries[index].data = aligned_up(data, alignment);
     return FSDP_OK;
 }
 

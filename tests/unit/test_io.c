@@ -94,6 +94,7 @@ Test(io, what_is_written_is_read)
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (char)(i * 7);
     cr_assert_eq(fsdp_io_write(file, path, data, sizeof data, 5000, NULL), FSDP_OK);
+    fsdp_io_begin_sync(file, 5000, sizeof data);
     cr_assert_eq(fsdp_io_sync(file, path, NULL), FSDP_OK);
     int64_t size = 0;
     cr_assert_eq(file->ops->size(file, &size), 0);

@@ -38,6 +38,8 @@ static void make_durable_file(fsdp_io *io, const char *path, const char *content
 {
     fsdp_file *file = open_file(io, path, FSDP_IO_CREATE);
     cr_assert_eq(fsdp_io_write(file, path, content, strlen(content), 0, NULL), FSDP_OK);
+    fsdp_io_begin_sync(file, 0,
+                       (int64_t)strlen(content)); /* a hint that this disk has no use for */
     cr_assert_eq(file->ops->sync(file), 0);
     close_file(file);
     cr_assert_eq(io->ops->sync_dir(io, "/"), 0);

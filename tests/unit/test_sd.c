@@ -455,6 +455,27 @@ static fsdp_status build(fsdp_sd *sd, const fsdp_mesh *mesh, fsdp_error *err)
     return fsdp_sd_add_value(sd, FSDP_NAME("v"), &value, err);
 }
 
+Test(sd, memory_of_its_own_is_zeroed_and_aligned)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    char name[2] = "a";
+    for (int64_t rows = 3; rows < 1000000; rows *= 17, name[0]++)
+        cr_assert_eq(add_rows(sd, name, 1, rows, mesh, NULL, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_allocate(sd, 0, NULL), FSDP_OK);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        const char *data = entry->data;
+        int64_t size = fsdp_entry_local_bytes(entry, 0);
+        cr_assert_eq((uintptr_t)data % (size >= 65536 ? 4096 : 64), 0);
+        for (int64_t k = 0; k < size; k++)
+            cr_assert_eq(data[k], 0);
+    }
+    cr_assert_geq(fsdp_entry_local_bytes(fsdp_sd_at(sd, fsdp_sd_count(sd) - 1), 0), 65536);
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+}
+
 /* Memory that fails once: what was added before stays, and the sd can be freed. */
 static bool survives_failure(int64_t n, bool forever)
 {
