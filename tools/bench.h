@@ -142,13 +142,18 @@ int bench_cores(void);
 enum { BENCH_MAX_ROUNDS = 99, BENCH_PIECES = 3, BENCH_PATH = 4096 };
 extern const int64_t bench_pieces[BENCH_PIECES];       /* 256 KiB, 1 MiB, 4 MiB */
 
+/* Of every run: how long it took, and the processor time of all its threads and processes. */
 typedef struct bench_times {
     int count;
-    double seconds[BENCH_MAX_ROUNDS];
+    double seconds[BENCH_MAX_ROUNDS], cpu[BENCH_MAX_ROUNDS];
 } bench_times;
+typedef struct bench_clock { double wall, cpu; } bench_clock;
+bench_clock bench_now(void);
+void bench_add_time(bench_times *times, const bench_clock *began);
 double bench_median(const bench_times *times);
 double bench_shortest(const bench_times *times);
 double bench_longest(const bench_times *times);
+double bench_median_cpu(const bench_times *times);
 
 /*
  * Two ways to move the same bytes, as one rank sees them. Every entry is called by every rank, and
@@ -178,7 +183,7 @@ int bench_best_piece(const bench_outcome *outcome);
 
 /* Runs work in a process of its own. */
 typedef struct bench_child_result {
-    double seconds;            /* work sets these two */
+    bench_times times;         /* work sets these two */
     int64_t bytes_read;
     int64_t peak_kib;          /* the process's largest resident size */
 } bench_child_result;

@@ -21,7 +21,7 @@ typedef struct compress_job {
     int64_t bytes, stored, stored_by_peer;
 } compress_job;
 
-/* --- the two sides --------------------------------------------------------------------------------------- */
+/* --- the two sides ---------------------------------------------------------------------------- */
 
 static fsdp_status look_at_ours(compress_job *job, fsdp_error *err)
 {
@@ -43,9 +43,9 @@ static fsdp_status run_ours(compress_job *job, bench_times *times, fsdp_error *e
     save.memory = job->opts->common.memory;
     FSDP_TRY(cli_check_stop(err));
     FSDP_TRY(bench_settle(job->dir, err));
-    double began = cli_now();
+    bench_clock began = bench_now();
     FSDP_TRY(fsdp_sd_save(job->sd, job->ctl, job->ours, &save, err));
-    times->seconds[times->count++] = cli_now() - began;
+    bench_add_time(times, &began);
     FSDP_TRY(look_at_ours(job, err));
     return bench_remove(job->ours, err);
 }
@@ -65,7 +65,7 @@ static fsdp_status run_peer(compress_job *job, bench_times *times, fsdp_error *e
     return bench_remove(job->theirs, err);
 }
 
-/* --- the row --------------------------------------------------------------------------------------------- */
+/* --- the row ---------------------------------------------------------------------------------- */
 
 static fsdp_status print_outcome(const compress_job *job, const bench_times *ours,
                                  const bench_times *plain, fsdp_error *err)
@@ -105,7 +105,7 @@ static fsdp_status measure(compress_job *job, fsdp_error *err)
     return print_outcome(job, &ours, &plain, err);
 }
 
-/* --- setting up ------------------------------------------------------------------------------------------ */
+/* --- setting up ------------------------------------------------------------------------------- */
 
 /* The peer and HDF5's plugin as they are built: ../tests and ../plugin beside our own directory. */
 static void find_peer(compress_job *job)

@@ -25,7 +25,7 @@ int64_t bench_file_size(const char *path)
     return stat(path, &found) == 0 ? found.st_size : -1;
 }
 
-/* --- trees ----------------------------------------------------------------------------------------------- */
+/* --- trees ------------------------------------------------------------------------------------ */
 
 typedef fsdp_status (*tree_visit)(const char *path, bool is_directory, fsdp_error *err);
 
@@ -82,7 +82,7 @@ fsdp_status bench_settle(const char *dir, fsdp_error *err)
     return st;
 }
 
-/* --- programs -------------------------------------------------------------------------------------------- */
+/* --- programs --------------------------------------------------------------------------------- */
 
 _Noreturn static void become_program(char *const *argv, int output)
 {
@@ -129,7 +129,7 @@ fsdp_status bench_copy_plain(const char *from, const char *to, fsdp_error *err)
     return st == FSDP_OK ? visit_tree(to, sync_one, err) : st;
 }
 
-/* --- the memory of a rank's tensors, piece by piece ------------------------------------------------------- */
+/* --- the memory of a rank's tensors, piece by piece ------------------------------------------- */
 
 static fsdp_status write_memory(const fsdp_sd *sd, int rank, int file, const char *path,
                                 int64_t piece, fsdp_error *err)

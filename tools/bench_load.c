@@ -43,7 +43,7 @@ typedef struct load_rank {
     int rank;
 } load_rank;
 
-/* --- the two sides --------------------------------------------------------------------------------------- */
+/* --- the two sides ---------------------------------------------------------------------------- */
 
 /* No element is right before it is loaded. */
 static fsdp_status spoil(void *user, fsdp_error *err)
@@ -92,7 +92,7 @@ static fsdp_status read_plain(void *user, int64_t piece, fsdp_error *err)
     return bench_read_plain(r->sd, r->rank, r->job->files, SAVED_BY, first, piece, err);
 }
 
-/* --- rows ------------------------------------------------------------------------------------------------ */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 static int64_t needed_bytes(const load_rank *r)
 {

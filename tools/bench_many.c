@@ -11,7 +11,7 @@
 
 enum { WORLD = 4 };
 
-/* --- many tensors ---------------------------------------------------------------------------------------- */
+/* --- many tensors ----------------------------------------------------------------------------- */
 
 /* Every box that every rank would ask for; the sum keeps the work from being left out. */
 static int64_t plan_ranks(const fsdp_checkpoint *checkpoint)
@@ -36,10 +36,10 @@ static int64_t plan_ranks(const fsdp_checkpoint *checkpoint)
 static fsdp_status time_plan(const char *path, bench_times *times, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
-    double began = cli_now();
+    bench_clock began = bench_now();
     FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
     int64_t elements = plan_ranks(checkpoint);
-    times->seconds[times->count++] = cli_now() - began;
+    bench_add_time(times, &began);
     fsdp_checkpoint_close(checkpoint);
     return elements > 0 ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "an empty plan");
 }
@@ -90,7 +90,7 @@ fsdp_status bench_many_rows(const bench_options *opts, const char *dir, fsdp_err
     return st;
 }
 
-/* --- planning and manifests ------------------------------------------------------------------------------ */
+/* --- planning and manifests ------------------------------------------------------------------- */
 
 enum { PLANNED_WORLD = 1024, PARAMS = 250, TENSORS_PER_PARAM = 4, SAVED_WORLD = 64 };
 
@@ -99,13 +99,13 @@ static fsdp_status time_planning(const fsdp_sd *sd, int64_t total, bench_times *
                                  fsdp_error *err)
 {
     int64_t sum = 0;
-    double began = cli_now();
+    bench_clock began = bench_now();
     for (int rank = 0; rank < PLANNED_WORLD; rank++) {
         int64_t bytes;
         FSDP_TRY(fsdp_save_plan_bytes(sd, FSDP_SHARDED, FSDP_OWNERS_BALANCED, rank, &bytes, err));
         sum += bytes;
     }
-    times->seconds[times->count++] = cli_now() - began;
+    bench_add_time(times, &began);
     if (sum != total)
         return fsdp_fail(err, FSDP_DIFFERS, "the plans write %" PRId64 " bytes of %" PRId64, sum,
                          total);

@@ -17,7 +17,7 @@ typedef struct reshard_job {
     bench_child_result *worst; /* of the conversions: largest peak, bytes read */
 } reshard_job;
 
-/* --- work for processes ---------------------------------------------------------------------------------- */
+/* --- work for processes ----------------------------------------------------------------------- */
 
 static fsdp_status save_source(void *user, bench_child_result *result, fsdp_error *err)
 {
@@ -39,9 +39,9 @@ static fsdp_status convert(void *user, bench_child_result *result, fsdp_error *e
                                  .threads = job->opts->common.jobs,
                                  .memory = job->opts->common.memory};
     int64_t read_before = bench_bytes_read();
-    double began = cli_now();
+    bench_clock began = bench_now();
     FSDP_TRY(fsdp_checkpoint_convert(job->from, job->to, &convert, err));
-    result->seconds = cli_now() - began;
+    bench_add_time(&result->times, &began);
     result->bytes_read = bench_bytes_read() - read_before;
     return FSDP_OK;
 }
@@ -56,13 +56,13 @@ static fsdp_status prove(void *user, bench_child_result *result, fsdp_error *err
 static fsdp_status copy(void *user, bench_child_result *result, fsdp_error *err)
 {
     const reshard_job *job = user;
-    double began = cli_now();
+    bench_clock began = bench_now();
     FSDP_TRY(bench_copy_plain(job->from, job->to, err));
-    result->seconds = cli_now() - began;
+    bench_add_time(&result->times, &began);
     return FSDP_OK;
 }
 
-/* --- rounds ---------------------------------------------------------------------------------------------- */
+/* --- rounds ----------------------------------------------------------------------------------- */
 
 static fsdp_status run_side(reshard_job *job, bench_child_work side, bench_times *times,
                             bench_child_result *result, fsdp_error *err)
@@ -70,7 +70,8 @@ static fsdp_status run_side(reshard_job *job, bench_child_work side, bench_times
     FSDP_TRY(cli_check_stop(err));
     FSDP_TRY(bench_settle(job->dir, err));
     FSDP_TRY(bench_in_child(side, job, result, err));
-    times->seconds[times->count++] = result->seconds;
+    times->cpu[times->count] = result->times.cpu[0];
+    times->seconds[times->count++] = result->times.seconds[0];
     if (side == convert) {
         bench_child_result ignored;
         FSDP_TRY(bench_in_child(prove, job, &ignored, err));

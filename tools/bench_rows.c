@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- printing -------------------------------------------------------------------------------------------- */
+/* --- printing --------------------------------------------------------------------------------- */
 
 double bench_ratio(const bench_times *ours, const bench_times *plain)
 {
@@ -28,8 +28,9 @@ static void add_times_json(fsdp_text *text, const char *name, const bench_times 
 
 static void add_range_json(fsdp_text *text, const char *name, const bench_times *times)
 {
-    fsdp_text_addf(text, ", \"%s_min_s\": %.6f, \"%s_max_s\": %.6f", name, bench_shortest(times),
-                   name, bench_longest(times));
+    fsdp_text_addf(text, ", \"%s_min_s\": %.6f, \"%s_max_s\": %.6f, \"%s_cpu_s\": %.6f", name,
+                   bench_shortest(times), name, bench_longest(times), name,
+                   bench_median_cpu(times));
 }
 
 static void add_row_json(fsdp_text *text, const bench_row *row)
@@ -62,12 +63,13 @@ static void add_row_json(fsdp_text *text, const bench_row *row)
 
 static void add_row(fsdp_text *text, const bench_row *row)
 {
-    fsdp_text_addf(text, "%-20s %8.3f s", row->work, bench_median(row->ours));
+    fsdp_text_addf(text, "%-20s %7.3f s (cpu %7.3f)", row->work, bench_median(row->ours),
+                   bench_median_cpu(row->ours));
     if (row->plain)
-        fsdp_text_addf(text, "   %8.3f s  ratio %5.2f", bench_median(row->plain),
-                       bench_ratio(row->ours, row->plain));
+        fsdp_text_addf(text, "  %7.3f s (cpu %7.3f)  ratio %5.2f", bench_median(row->plain),
+                       bench_median_cpu(row->plain), bench_ratio(row->ours, row->plain));
     else
-        fsdp_text_addf(text, "          -              ");
+        fsdp_text_addf(text, "  %9s %12s  %11s", "-", "", "");
     fsdp_text_addf(text, "  %-6s %s; %s\n", row->met ? "met" : "missed", row->goal, row->against);
 }
 
@@ -85,7 +87,7 @@ fsdp_status bench_print_row(const bench_options *opts, bench_row *row)
     return st;
 }
 
-/* --- states that rows work with -------------------------------------------------------------------------- */
+/* --- states that rows work with --------------------------------------------------------------- */
 
 fsdp_status bench_make_shards(const bench_model *model, const bench_state_opts *state, int rank,
                               fsdp_sd **sd_out, fsdp_error *err)
@@ -141,7 +143,7 @@ fsdp_status bench_prove_path(const char *path, uint64_t seed, fsdp_error *err)
     return st;
 }
 
-/* --- commands -------------------------------------------------------------------------------------------- */
+/* --- commands --------------------------------------------------------------------------------- */
 
 static const struct {
     const char *command;

@@ -27,7 +27,7 @@ typedef struct save_rank {
     char dir[BENCH_PATH], ours[BENCH_PATH], plain[BENCH_PATH];
 } save_rank;
 
-/* --- the two sides --------------------------------------------------------------------------------------- */
+/* --- the two sides ---------------------------------------------------------------------------- */
 
 static fsdp_status settle(void *user, fsdp_error *err)
 {
@@ -65,7 +65,7 @@ static fsdp_status clean(void *user, fsdp_error *err)
     return r->rank == 0 ? bench_remove(r->ours, err) : FSDP_OK;
 }
 
-/* --- rows ------------------------------------------------------------------------------------------------ */
+/* --- rows ------------------------------------------------------------------------------------- */
 
 /* What issue 3 grants for 40,000 objects in each of four files. */
 static const double many_factor = 1.5, many_seconds = 5;
@@ -119,7 +119,7 @@ static fsdp_status measure_row(save_rank *r, bool sync, fsdp_error *err)
     return fsdp_ctl_agree(r->ctl, st, err);
 }
 
-/* --- ranks ----------------------------------------------------------------------------------------------- */
+/* --- ranks ------------------------------------------------------------------------------------ */
 
 static fsdp_status name_directory(save_rank *r, fsdp_error *err)
 {

@@ -13,7 +13,7 @@
 
 const int64_t bench_pieces[BENCH_PIECES] = {256 << 10, 1 << 20, 4 << 20};
 
-/* --- times ----------------------------------------------------------------------------------------------- */
+/* --- times ------------------------------------------------------------------------------------ */
 
 static int compare_doubles(const void *a, const void *b)
 {
@@ -21,40 +21,65 @@ static int compare_doubles(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-static bench_times sorted(const bench_times *times)
+static double median_of(const double *values, int count)
 {
-    bench_times copy = *times;
-    qsort(copy.seconds, (size_t)copy.count, sizeof copy.seconds[0], compare_doubles);
-    return copy;
+    double order[BENCH_MAX_ROUNDS];
+    if (count == 0)
+        return 0;
+    memcpy(order, values, (size_t)count * sizeof *order);
+    qsort(order, (size_t)count, sizeof *order, compare_doubles);
+    return count % 2 ? order[count / 2] : (order[count / 2 - 1] + order[count / 2]) / 2;
 }
 
 double bench_median(const bench_times *times)
 {
-    bench_times order = sorted(times);
-    int middle = order.count / 2;
-    if (order.count == 0)
-        return 0;
-    return order.count % 2 ? order.seconds[middle]
-                           : (order.seconds[middle - 1] + order.seconds[middle]) / 2;
+    return median_of(times->seconds, times->count);
+}
+
+double bench_median_cpu(const bench_times *times)
+{
+    return median_of(times->cpu, times->count);
 }
 
 double bench_shortest(const bench_times *times)
 {
-    return times->count > 0 ? sorted(times).seconds[0] : 0;
+    double shortest = times->count > 0 ? times->seconds[0] : 0;
+    for (int i = 1; i < times->count; i++)
+        shortest = times->seconds[i] < shortest ? times->seconds[i] : shortest;
+    return shortest;
 }
 
 double bench_longest(const bench_times *times)
 {
-    return times->count > 0 ? sorted(times).seconds[times->count - 1] : 0;
+    double longest = 0;
+    for (int i = 0; i < times->count; i++)
+        longest = times->seconds[i] > longest ? times->seconds[i] : longest;
+    return longest;
 }
 
-static void add_time(bench_times *times, double seconds)
+static double cpu_of(int who)
 {
-    if (times->count < BENCH_MAX_ROUNDS)
-        times->seconds[times->count++] = seconds;
+    struct rusage usage = {0};
+    getrusage(who, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
 }
 
-/* --- counters -------------------------------------------------------------------------------------------- */
+bench_clock bench_now(void)
+{
+    return (bench_clock){cli_now(), cpu_of(RUSAGE_SELF) + cpu_of(RUSAGE_CHILDREN)};
+}
+
+void bench_add_time(bench_times *times, const bench_clock *began)
+{
+    bench_clock ended = bench_now();
+    if (times->count == BENCH_MAX_ROUNDS)
+        return;
+    times->cpu[times->count] = ended.cpu - began->cpu;
+    times->seconds[times->count++] = ended.wall - began->wall;
+}
+
+/* --- counters --------------------------------------------------------------------------------- */
 
 int64_t bench_bytes_read(void)
 {
@@ -74,7 +99,7 @@ int64_t bench_peak_kib(void)
     return getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss : 0;
 }
 
-/* --- two sides in turns ---------------------------------------------------------------------------------- */
+/* --- two sides in turns ----------------------------------------------------------------------- */
 
 typedef fsdp_status (*contest_step)(void *user, fsdp_error *err);
 
@@ -92,9 +117,9 @@ static fsdp_status run_ours(const bench_contest *contest, bench_outcome *outcome
     FSDP_TRY(fsdp_ctl_barrier(contest->ctl, err));
     int64_t read_before = bench_bytes_read();
     FSDP_TRY(fsdp_ctl_barrier(contest->ctl, err));
-    double began = cli_now();
+    bench_clock began = bench_now();
     FSDP_TRY(together(contest, contest->ours, err));
-    add_time(&outcome->ours, cli_now() - began);
+    bench_add_time(&outcome->ours, &began);
     outcome->bytes_read = bench_bytes_read() - read_before;
     FSDP_TRY(together(contest, contest->prove, err));
     return together(contest, contest->clean, err);
@@ -105,10 +130,10 @@ static fsdp_status run_plain(const bench_contest *contest, int piece, bench_outc
 {
     FSDP_TRY(together(contest, contest->prepare, err));
     FSDP_TRY(fsdp_ctl_barrier(contest->ctl, err));
-    double began = cli_now();
+    bench_clock began = bench_now();
     fsdp_status st = contest->plain(contest->user, bench_pieces[piece], err);
     FSDP_TRY(fsdp_ctl_agree(contest->ctl, st, err));
-    add_time(&outcome->plain[piece], cli_now() - began);
+    bench_add_time(&outcome->plain[piece], &began);
     return together(contest, contest->clean, err);
 }
 
@@ -139,7 +164,7 @@ int bench_best_piece(const bench_outcome *outcome)
     return best;
 }
 
-/* --- processes ------------------------------------------------------------------------------------------- */
+/* --- processes -------------------------------------------------------------------------------- */
 
 typedef struct child_report {
     fsdp_status status;
