@@ -20,8 +20,9 @@
  */
 typedef struct lending {
     atomic_llong next_turn;
-    atomic_int users;   /* ranks that may still touch another's memory */
-    atomic_int holders; /* ranks that may still touch this */
+    atomic_int touching; /* ranks that are at another's memory right now */
+    atomic_bool closed;  /* a rank has to leave early: nobody may begin any more */
+    atomic_int holders;  /* ranks that may still look at this */
 } lending;
 
 typedef struct load_job {
@@ -337,16 +338,25 @@ typedef struct group_member {
     fsdp_checkpoint *checkpoint;
 } group_member;
 
-static void enter_group(load_job *job)
+/* Between these two a rank may touch the memory of the others; it waits for nobody there. */
+static fsdp_status begin_touching(load_job *job, fsdp_error *err)
 {
-    atomic_fetch_add(&job->lending->users, 1);
-    atomic_fetch_add(&job->lending->holders, 1);
+    atomic_fetch_add(&job->lending->touching, 1);
+    if (!atomic_load(&job->lending->closed))
+        return FSDP_OK;
+    atomic_fetch_sub(&job->lending->touching, 1);
+    return fsdp_fail(err, FSDP_ERR_PEER, "another rank has left the load");
+}
+
+static void end_touching(load_job *job)
+{
+    atomic_fetch_sub(&job->lending->touching, 1);
 }
 
 /*
  * After an agreement nobody touches another's memory any more. When the ranks could not agree
- * (FSDP_ERR_PEER), this one must not take its memory away before the others have stopped; they are
- * threads of this process that find no more turns, so that is soon.
+ * (FSDP_ERR_PEER), this one must not take its memory away before the others have let go of it; they
+ * are threads of this process that find no more turns, so that is soon.
  */
 static void leave_group(load_job *job, fsdp_status status)
 {
@@ -354,11 +364,12 @@ static void leave_group(load_job *job, fsdp_status status)
     if (!shared)
         return;
     job->lending = NULL;
-    if (status == FSDP_ERR_PEER)
+    if (status == FSDP_ERR_PEER) {
+        atomic_store(&shared->closed, true);
         fsdp_turns_stop(&(fsdp_turns){.next = &shared->next_turn});
-    atomic_fetch_sub(&shared->users, 1);
-    while (status == FSDP_ERR_PEER && atomic_load(&shared->users) > 0)
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        while (atomic_load(&shared->touching) > 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
     if (atomic_fetch_sub(&shared->holders, 1) == 1)
         fsdp_free(shared);
 }
@@ -368,7 +379,7 @@ static fsdp_status group_alone(load_job *job)
     job->group_size = 1;
     job->group_sds[0] = job->sd;
     job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
-    enter_group(job);
+    atomic_fetch_add(&job->lending->holders, 1);
     return FSDP_OK;
 }
 
@@ -377,11 +388,11 @@ static fsdp_status group_together(load_job *job, group_member *members, fsdp_err
 {
     group_member own = {job->sd, job->lending, job->checkpoint};
     if (job->lending)
-        enter_group(job);
+        atomic_fetch_add(&job->lending->holders, 1);
     FSDP_TRY(fsdp_ctl_allgather(job->ctl, &own, sizeof own, members, err));
     if (!job->lending) {
         job->lending = members[0].lending;
-        enter_group(job);
+        atomic_fetch_add(&job->lending->holders, 1);
     }
     job->group_size = fsdp_ctl_size(job->ctl);
     for (int g = 0; g < job->group_size; g++) {
@@ -443,23 +454,39 @@ static fsdp_status open_checkpoint(load_job *job, const char *path, int64_t step
     return fsdp_ctl_agree(job->ctl, st, err);
 }
 
+static fsdp_status match_and_open(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    fsdp_status st = match(job, err);
+    if (st == FSDP_OK && job->owns_checkpoint)
+        st = open_files(job, err);
+    end_touching(job);
+    return st;
+}
+
 static fsdp_status plan_load(load_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/load.c", "match names and find files");
     job->source = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->source);
-    fsdp_status st = job->source ? match(job, err) : fsdp_fail_memory(err, "a load plan");
-    if (st == FSDP_OK && job->owns_checkpoint)
-        st = open_files(job, err);
+    fsdp_status st = job->source ? match_and_open(job, err) : fsdp_fail_memory(err, "a load plan");
     return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static fsdp_status fill_tensors(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    int workers = workers_of(job);
+    fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
+    if (st == FSDP_OK)
+        st = copy_values(job, err);
+    end_touching(job);
+    return st;
 }
 
 static fsdp_status move_data(load_job *job, fsdp_error *err)
 {
-    int workers = workers_of(job);
     fsdp_meter_init(&job->meter, &job->opts->watch, expected_bytes(job));
-    fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
-    if (st == FSDP_OK)
-        st = copy_values(job, err);
+    fsdp_status st = fill_tensors(job, err);
     return fsdp_ctl_agree(job->ctl, st, err);
 }
 

@@ -168,8 +168,8 @@ bool fsdp_manifest_is_ours(fsdp_io *io, const char *dir)
     char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
     bool ours = false;
     if (path && fsdp_io_open(io, path, FSDP_IO_READ, &file, NULL) == FSDP_OK) {
-        ssize_t size = file->ops->pread(file, start, sizeof start, 0);
-        ours = size > 0 && stated_major(start, (size_t)size) > 0;
+        ours = fsdp_io_read(file, path, start, sizeof start, 0, NULL) == FSDP_OK &&
+               stated_major(start, sizeof start) > 0;
         (void)fsdp_io_close(&file, path, NULL);
     }
     fsdp_free(path);
