@@ -11,12 +11,17 @@
 
 /* --- owners ----------------------------------------------------------------------------------- */
 
+typedef struct copy_load {
+    int64_t bytes;
+    int64_t copy;
+} copy_load;
+
 /* Tensors whose replicas may be traded against each other: same mesh, same replicate dims. */
 typedef struct replica_group {
     const fsdp_mesh *mesh;
     unsigned dims; /* bit i: replicated over mesh dim i */
     int64_t copies;
-    int64_t *load; /* bytes per copy */
+    copy_load *heap; /* the copy with the fewest bytes, of equals the lowest, is on top */
 } replica_group;
 
 typedef struct owner_item {
@@ -51,10 +56,12 @@ static replica_group *find_group(fsdp_arena *arena, replica_group **groups, size
     if (!fsdp_grow(groups, capacity, *count + 1, sizeof **groups))
         return NULL;
     int64_t copies = copies_of(layout->mesh, dims);
-    int64_t *load = fsdp_arena_alloc(arena, (size_t)copies, sizeof *load);
-    if (!load)
+    copy_load *heap = fsdp_arena_alloc(arena, (size_t)copies, sizeof *heap);
+    if (!heap)
         return NULL;
-    (*groups)[*count] = (replica_group){layout->mesh, dims, copies, load};
+    for (int64_t i = 0; i < copies; i++)
+        heap[i].copy = i;
+    (*groups)[*count] = (replica_group){layout->mesh, dims, copies, heap};
     return &(*groups)[(*count)++];
 }
 
@@ -79,13 +86,26 @@ static size_t list_replicated(const fsdp_sd *sd, owner_item *items)
     return count;
 }
 
-static int least_loaded(const replica_group *group)
+static bool is_less(const copy_load *a, const copy_load *b)
 {
-    int least = 0;
-    for (int i = 1; i < group->copies; i++)
-        if (group->load[i] < group->load[least])
-            least = i;
-    return least;
+    return a->bytes != b->bytes ? a->bytes < b->bytes : a->copy < b->copy;
+}
+
+/* The copy with the fewest bytes so far; it gets more. */
+static int charge_least(replica_group *group, int64_t bytes)
+{
+    copy_load *heap = group->heap, charged = heap[0];
+    int64_t at = 0;
+    charged.bytes += bytes;
+    for (int64_t child; (child = 2 * at + 1) < group->copies; at = child) {
+        if (child + 1 < group->copies && is_less(&heap[child + 1], &heap[child]))
+            child++;
+        if (!is_less(&heap[child], &charged))
+            break;
+        heap[at] = heap[child];
+    }
+    heap[at] = charged;
+    return (int)charged.copy;
 }
 
 static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *owners,
@@ -103,9 +123,7 @@ static fsdp_status balance_owners(const fsdp_sd *sd, owner_item *items, int *own
             st = fsdp_fail_memory(err, "a save plan");
             break;
         }
-        int owner = least_loaded(group);
-        owners[items[i].entry] = owner;
-        group->load[owner] += items[i].bytes;
+        owners[items[i].entry] = charge_least(group, items[i].bytes);
     }
     fsdp_free(groups);
     fsdp_arena_release(&arena);

@@ -179,6 +179,49 @@ Test(plan, replicas_are_written_once_by_ranks_with_about_equal_bytes)
     fsdp_sd_free(sd);
 }
 
+/* Readers repeat the choice, so it is part of the format: largest first, of equals the first, each to
+ * the least loaded copy, of equals the lowest. */
+static void check_owners(const fsdp_sd *sd, int copies)
+{
+    enum { MOST = 64 };
+    int owners[MOST], order[MOST] = {0}, count = (int)fsdp_sd_count(sd);
+    int64_t load[MOST] = {0};
+    cr_assert_eq(fsdp_plan_owners(sd, FSDP_OWNERS_BALANCED, owners, NULL), FSDP_OK);
+    for (int i = 0; i < count; i++) {
+        int at = i;
+        int64_t bytes = fsdp_entry_bytes(fsdp_sd_at(sd, (size_t)i));
+        for (; at > 0 && fsdp_entry_bytes(fsdp_sd_at(sd, (size_t)order[at - 1])) < bytes; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    for (int i = 0; i < count; i++) {
+        int least = 0;
+        for (int copy = 1; copy < copies; copy++)
+            least = load[copy] < load[least] ? copy : least;
+        cr_assert_eq(owners[order[i]], least);
+        load[least] += fsdp_entry_bytes(fsdp_sd_at(sd, (size_t)order[i]));
+    }
+}
+
+Test(plan, owners_are_chosen_as_the_format_says)
+{
+    fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
+    unsigned random = 1;
+    for (int copies = 1; copies <= 40; copies++) {
+        fsdp_sd *sd = new_sd();
+        fsdp_mesh *mesh = new_mesh(1, (int64_t[]){copies});
+        for (int i = 0; i < 64; i++) {
+            char name[16];
+            random = random * 1664525 + 1013904223;
+            snprintf(name, sizeof name, "t%d", i);
+            add(sd, name, 1, (int64_t[]){1 + (random >> 16) % (i % 2 ? 5 : 900)}, mesh, &whole);
+        }
+        check_owners(sd, copies);
+        fsdp_mesh_free(mesh);
+        fsdp_sd_free(sd);
+    }
+}
+
 Test(plan, local_checkpoints_keep_every_copy)
 {
     fsdp_sd *sd = new_sd();
