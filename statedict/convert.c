@@ -19,7 +19,7 @@
 
 /* The directory, the manifest and the view. */
 enum { FIXED_FILES = 3 };
-enum { SLAB_MOST = 32 << 20, SLAB_LEAST = 64 << 10, CHUNK_LEAST = 64 << 10 };
+enum { SLAB_MOST = 32 << 20, SLAB_LEAST = FSDP_BLOCK_BYTES, CHUNK_LEAST = 64 << 10 };
 
 typedef struct convert_job {
     const fsdp_convert_opts *opts;

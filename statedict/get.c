@@ -203,7 +203,9 @@ fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, in
     if (bytes == 0)
         return visit(user, tensor, 0, 0, "", err);
     memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
-    int64_t room = bytes < memory ? bytes : memory > size ? memory : size;
+    /* less than a block at a time would read each block many times over */
+    memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
+    int64_t room = bytes < memory ? bytes : memory;
     char *data = fsdp_alloc_pages((size_t)room);
     if (!data)
         return fsdp_fail_memory(err, "a slab of a tensor");
