@@ -86,8 +86,9 @@ static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *re
     if (!newest_wanted && kept_by_rule(retain, step, reason))
         return FSDP_OK;
     fsdp_error fault = {0};
-    fsdp_status status =
-        fsdp_run_check(retain->run, step, FSDP_VERIFY_QUICK, NULL, retain->io, &fault);
+    /* the two that must stay are read whole: nothing older goes for the sake of damaged ones */
+    fsdp_verify_level level = retain->good < LEAST_KEPT ? FSDP_VERIFY_DATA : FSDP_VERIFY_QUICK;
+    fsdp_status status = fsdp_run_check(retain->run, step, level, NULL, retain->io, &fault);
     if (status != FSDP_OK && !fsdp_run_is_fault(status)) {
         if (err)
             *err = fault;

@@ -100,13 +100,32 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
     return st;
 }
 
+/* What was just saved stays, also when its step is lower than others': somebody went back to it. */
+static fsdp_status retain_others(const run_job *job, fsdp_error *err)
+{
+    const fsdp_retention *asked = job->opts.retain;
+    if (!asked)
+        return fsdp_run_retain_held(job->run, NULL, NULL, NULL, job->io, err);
+    fsdp_retention policy = *asked;
+    int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
+    if (!pins)
+        return fsdp_fail_memory(err, "a list of pinned steps");
+    if (asked->pin_count > 0)
+        memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
+    pins[policy.pin_count++] = job->opts.step;
+    policy.pins = pins;
+    fsdp_status st = fsdp_run_retain_held(job->run, &policy, NULL, NULL, job->io, err);
+    fsdp_free(pins);
+    return st;
+}
+
 /* The checkpoint is saved: what fails now is told, and does not unsay that. */
 static void tidy_run(const run_job *job)
 {
     fsdp_error err = {0};
     fsdp_status st = write_hint(job, &err);
     if (st == FSDP_OK)
-        st = fsdp_run_retain_held(job->run, job->opts.retain, NULL, NULL, job->io, &err);
+        st = retain_others(job, &err);
     if (st != FSDP_OK)
         fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path,
                     err.text);
