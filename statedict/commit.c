@@ -45,7 +45,9 @@ static fsdp_status check_existing(const fsdp_staging *staging, fsdp_file_kind ki
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", target);
     if (!staging->overwrite)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", target);
-    if (fsdp_manifest_is_ours(staging->io, target))
+    bool ours;
+    FSDP_TRY(fsdp_manifest_is_ours(staging->io, target, &ours, err));
+    if (ours)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' exists and is no checkpoint: it is not overwritten, remove it first",
@@ -219,7 +221,9 @@ static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_e
 {
     if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
         return FSDP_OK;
-    if (!fsdp_manifest_is_ours(staging->io, staging->target))
+    bool ours;
+    FSDP_TRY(fsdp_manifest_is_ours(staging->io, staging->target, &ours, err));
+    if (!ours)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no checkpoint any more: it is not replaced",
                          staging->target);
     FSDP_TRY(forget_replaced(staging, err));

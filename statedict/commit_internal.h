@@ -32,6 +32,8 @@ bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
 bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out);
 
 bool fsdp_has_manifest(fsdp_io *io, const char *dir);
+/* It is known that there is none. Both are false when nobody can tell. */
+bool fsdp_lacks_manifest(fsdp_io *io, const char *dir);
 
 /* A rename that failed like this can be replaced by moving the files one by one. */
 bool fsdp_moves_needed(int result);

@@ -210,7 +210,7 @@ fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     fsdp_file_info info;
     if (io->ops->info(io, dir, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY ||
-        fsdp_has_manifest(io, dir))
+        !fsdp_lacks_manifest(io, dir))
         return FSDP_OK;
     leftover_search search = {.io = io};
     (void)fsdp_beside_each(io, dir, FSDP_SUFFIX_STAGING, look_at_staging, &search);

@@ -210,6 +210,15 @@ bool fsdp_has_manifest(fsdp_io *io, const char *dir)
     return has;
 }
 
+bool fsdp_lacks_manifest(fsdp_io *io, const char *dir)
+{
+    fsdp_file_info info;
+    char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
+    bool lacks = path && io->ops->info(io, path, &info) == -ENOENT;
+    fsdp_free(path);
+    return lacks;
+}
+
 typedef struct replaced_search {
     fsdp_io *io;
     char *found;

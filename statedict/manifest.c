@@ -161,19 +161,31 @@ static int stated_major(const char *text, size_t size)
                : 0;
 }
 
-bool fsdp_manifest_is_ours(fsdp_io *io, const char *dir)
+static fsdp_status look_at_start(fsdp_io *io, const char *path, bool *ours_out, fsdp_error *err)
 {
     char start[64];
     fsdp_file *file = NULL;
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
+    fsdp_status status = fsdp_io_read(file, path, start, sizeof start, 0, err);
+    (void)fsdp_io_close(&file, path, NULL); /* nothing was written that could be lost */
+    *ours_out = status == FSDP_OK && stated_major(start, sizeof start) > 0;
+    return status;
+}
+
+fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err)
+{
     char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
-    bool ours = false;
-    if (path && fsdp_io_open(io, path, FSDP_IO_READ, &file, NULL) == FSDP_OK) {
-        ours = fsdp_io_read(file, path, start, sizeof start, 0, NULL) == FSDP_OK &&
-               stated_major(start, sizeof start) > 0;
-        (void)fsdp_io_close(&file, path, NULL);
-    }
+    fsdp_error reason = {0};
+    *ours_out = false;
+    if (!path)
+        return fsdp_fail_memory(err, dir);
+    fsdp_status status = look_at_start(io, path, ours_out, &reason);
     fsdp_free(path);
-    return ours;
+    if (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_DAMAGED)
+        return FSDP_OK;
+    if (status != FSDP_OK && err)
+        *err = reason;
+    return status;
 }
 
 static fsdp_status fail_newer(int64_t major, const char *path, fsdp_error *err)

@@ -63,8 +63,9 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
 void fsdp_manifest_release(fsdp_manifest *manifest);
 
 /* Does DIR/manifest.json begin like one of ours, of any version, damaged behind that or not? Other
- * programs have files of that name, too. */
-bool fsdp_manifest_is_ours(fsdp_io *io, const char *dir);
+ * programs have files of that name, too. No file, or a shorter one, is no; what cannot be read is an
+ * error, not an answer. */
+fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err);
 
 /* Reads and decodes DIR/manifest.json and checks that every file is there with the right size.
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */

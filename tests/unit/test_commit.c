@@ -434,3 +434,26 @@ Test(commit, every_failing_allocation_leaves_what_was_there)
     }
     fsdp_sim_free(sim);
 }
+
+/* Beside it lies what would prove that a directory without a manifest is a leftover. */
+Test(commit, a_manifest_that_cannot_be_looked_at_is_not_taken_for_a_missing_one)
+{
+    bool reached = true;
+    for (int64_t n = 1; reached; n++) {
+        fsdp_io *io, *sim = tiny_disk();
+        fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = EIO};
+        fsdp_error err = {0};
+        tiny_must_save(sim, "/run/c", 1, false);
+        cr_assert_eq(fsdp_io_mkdir(sim, "/run/c.deleting-0123456789abcdef0123456789abcdef", NULL),
+                     FSDP_OK);
+        cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+        fsdp_status status = tiny_save(io, "/run/c", 2, true, &err);
+        reached = fsdp_io_fault_calls(io) >= n;
+        cr_assert_eq(tiny_read(sim, "/run/c"), status == FSDP_OK ? 2 : 1, "call %lld: %s",
+                     (long long)n, err.text);
+        cr_assert_null(strstr(err.text, "remove it first"), "call %lld: %s", (long long)n,
+                       err.text);
+        fsdp_io_fault_free(io);
+        fsdp_sim_free(sim);
+    }
+}
