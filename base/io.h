@@ -32,11 +32,13 @@ typedef struct fsdp_file_info {
     fsdp_file_kind kind;       /* of what the path leads to, symbolic links followed */
     int64_t size;
     int64_t mtime_ns;
+    uint64_t device, node;     /* equal for two paths that lead to the same file */
 } fsdp_file_info;
 
 typedef struct fsdp_space {
     int64_t free_bytes;
     int64_t free_files;        /* INT64_MAX where the file system does not count them */
+    bool is_writable;          /* this process may create names in the directory */
 } fsdp_space;
 
 typedef struct fsdp_io_ops {

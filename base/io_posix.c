@@ -254,6 +254,8 @@ static int posix_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
                                              : FSDP_FILE_OTHER;
     info_out->size = info.st_size;
     info_out->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
+    info_out->device = info.st_dev;
+    info_out->node = info.st_ino;
     return 0;
 }
 
@@ -274,6 +276,7 @@ static int posix_space(fsdp_io *io, const char *path, fsdp_space *space_out)
         return -errno;
     space_out->free_bytes = clamp_to_i64((__uint128_t)info.f_bavail * info.f_frsize);
     space_out->free_files = info.f_files == 0 ? INT64_MAX : clamp_to_i64(info.f_favail);
+    space_out->is_writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
     return 0;
 }
 

@@ -500,6 +500,8 @@ static int sim_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
         info_out->kind = node->is_directory ? FSDP_FILE_DIRECTORY : FSDP_FILE_REGULAR;
         info_out->size = (int64_t)node->live.size;
         info_out->mtime_ns = node->mtime_ns;
+        info_out->device = (uintptr_t)disk;
+        info_out->node = (uintptr_t)node;
     }
     return unlock_disk(disk, result);
 }
@@ -512,6 +514,7 @@ static int sim_space(fsdp_io *io, const char *path, fsdp_space *space_out)
     size_t used = fsdp_sim_used(disk);
     space_out->free_files = INT64_MAX;
     space_out->free_bytes = INT64_MAX;
+    space_out->is_writable = true;
     if (disk->capacity > 0)
         space_out->free_bytes = disk->capacity > used ? (int64_t)(disk->capacity - used) : 0;
     return unlock_disk(disk, result);

@@ -161,7 +161,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ct
 /*
  * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
  * within opts->memory; opts NULL: defaults. Patterns select names; opts->cast has no meaning here,
- * and a stream uses nothing of opts but patterns, memory and io.
+ * and a stream uses nothing of opts but patterns, memory and io. Damaged data in a run's newest
+ * checkpoint: loading goes on to the one before, as fsdp_sd_load does; a stream fails, since visit
+ * has seen part of it.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
                                                  fsdp_sd **full_out, fsdp_error *err);
@@ -219,7 +221,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkp
 typedef enum fsdp_verify_level {
     FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes, every element stored exactly once */
     FSDP_VERIFY_DATA,          /* and every block's hash */
-    FSDP_VERIFY_DEEP           /* and that the view is not an empty file */
+    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here */
 } fsdp_verify_level;
 
 typedef struct fsdp_finding {
@@ -268,7 +270,8 @@ typedef struct fsdp_convert_plan {
     int files;
 } fsdp_convert_plan;
 
-/* What fsdp_checkpoint_convert would do; writes nothing. */
+/* What fsdp_checkpoint_convert would do; writes nothing. What would stop it before its first byte is
+ * the status, and the plan is filled in all the same once the source could be read. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
                                                                const fsdp_convert_opts *opts,
                                                                fsdp_convert_plan *plan_out, fsdp_error *err);

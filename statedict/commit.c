@@ -12,67 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
-
 /* --- begin ------------------------------------------------------------------------------------ */
-
-static fsdp_status require_directory(fsdp_io *io, const char *parent, const char *dir,
-                                     fsdp_error *err)
-{
-    fsdp_file_info info;
-    int result = io->ops->info(io, parent, &info);
-    if (result == 0 && info.kind == FSDP_FILE_DIRECTORY)
-        return FSDP_OK;
-    return fsdp_fail_errno(err, result < 0 ? -result : ENOTDIR, "cannot save to '%s': '%s'", dir,
-                           parent);
-}
-
-/* An overwrite that was cut between its two renames left no DIR, and the old one beside it. */
-static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *err)
-{
-    char *old;
-    if (!fsdp_replaced_find(io, dir, &old))
-        return FSDP_OK;
-    fsdp_status status = fsdp_io_rename(io, old, dir, true, err);
-    fsdp_free(old);
-    return status;
-}
-
-static fsdp_status check_existing(const fsdp_staging *staging, fsdp_file_kind kind, fsdp_error *err)
-{
-    const char *target = staging->target;
-    if (kind != FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", target);
-    if (!staging->overwrite)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", target);
-    bool ours;
-    FSDP_TRY(fsdp_manifest_is_ours(staging->io, target, &ours, err));
-    if (ours)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_EXISTS,
-                     "'%s' exists and is no checkpoint: it is not overwritten, remove it first",
-                     target);
-}
-
-static fsdp_status check_target(const fsdp_staging *staging, fsdp_error *err)
-{
-    fsdp_io *io = staging->io;
-    fsdp_file_info info;
-    int result = io->ops->info(io, staging->target, &info);
-    if (result == 0 && info.kind == FSDP_FILE_DIRECTORY &&
-        !fsdp_has_manifest(io, staging->target)) {
-        FSDP_TRY(fsdp_moves_clear(io, staging->target, err));
-        result = io->ops->info(io, staging->target, &info);
-    } else if (result == -ENOENT) {
-        FSDP_TRY(restore_replaced(io, staging->target, err));
-        result = io->ops->info(io, staging->target, &info);
-    }
-    if (result == -ENOENT)
-        return FSDP_OK;
-    if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot look at '%s'", staging->target);
-    return check_existing(staging, info.kind, err);
-}
 
 static bool finish_delete(void *user, const char *path)
 {
@@ -83,8 +23,8 @@ static bool finish_delete(void *user, const char *path)
 static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
 {
     FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
-    FSDP_TRY(require_directory(staging->io, staging->parent, dir, err));
-    FSDP_TRY(check_target(staging, err));
+    FSDP_TRY(fsdp_target_recover(staging->io, staging->target, err));
+    FSDP_TRY(fsdp_target_check(staging->io, dir, staging->overwrite, err));
     (void)fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_DELETING, finish_delete,
                            staging->io);
     char *path;
@@ -174,7 +114,7 @@ static fsdp_status write_manifest(const fsdp_staging *staging, const char *text,
                                   fsdp_error *err)
 {
     fsdp_flow("statedict/commit.c", "manifest: %zu bytes", size);
-    char *temporary = fsdp_path_join(staging->path, MANIFEST_TEMPORARY);
+    char *temporary = fsdp_path_join(staging->path, FSDP_MANIFEST_TEMPORARY);
     char *path = fsdp_path_join(staging->path, FSDP_MANIFEST_NAME);
     fsdp_status status = temporary && path ? write_text(staging, temporary, text, size, err)
                                            : fsdp_fail_memory(err, staging->path);
@@ -221,11 +161,7 @@ static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_e
 {
     if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
         return FSDP_OK;
-    bool ours;
-    FSDP_TRY(fsdp_manifest_is_ours(staging->io, staging->target, &ours, err));
-    if (!ours)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is no checkpoint any more: it is not replaced",
-                         staging->target);
+    FSDP_TRY(fsdp_target_check(staging->io, staging->target, true, err)); /* it may have changed */
     FSDP_TRY(forget_replaced(staging, err));
     char *old;
     FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
@@ -285,29 +221,4 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     }
     fsdp_free(old);
     return status;
-}
-
-/* --- before the first byte -------------------------------------------------------------------- */
-
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files,
-                               int64_t *free_out, fsdp_error *err)
-{
-    fsdp_space space;
-    char *path = NULL, *parent = NULL;
-    FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
-    int result = io->ops->space(io, parent, &space);
-    fsdp_free(path);
-    fsdp_free(parent);
-    *free_out = result < 0 ? -1 : space.free_bytes;
-    if (result < 0)
-        return FSDP_OK;
-    if (bytes > space.free_bytes)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs %lld bytes and its file system has %lld free", dir,
-                         (long long)bytes, (long long)space.free_bytes);
-    if (files > space.free_files)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs %lld files and its file system has room for %lld", dir,
-                         (long long)files, (long long)space.free_files);
-    return FSDP_OK;
 }

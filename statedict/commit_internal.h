@@ -16,6 +16,13 @@ fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_ou
 /* "DIR" without trailing slashes and the directory that holds it; both in fresh memory, or NULL. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
+/* Brings back or clears away what an interrupted overwrite, publish or delete left at DIR. */
+fsdp_status fsdp_target_recover(fsdp_io *io, const char *dir, fsdp_error *err);
+
+/* May a checkpoint be saved as DIR? Its parent must be a directory that can be written and is no
+ * checkpoint itself, and DIR must not exist; with overwrite it may be a checkpoint and nothing else. */
+fsdp_status fsdp_target_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
+
 /* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not `bytes` free (and a file node for
  * each of `files`); nothing when it cannot tell. *free_out: its free bytes, -1 when it cannot tell. */
 fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files, int64_t *free_out,

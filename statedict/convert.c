@@ -135,6 +135,25 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
                               err);
 }
 
+static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)
+{
+    fsdp_file_info source, target;
+    if (job->io->ops->info(job->io, job->from->path, &source) == 0 &&
+        job->io->ops->info(job->io, to, &target) == 0 && source.device == target.device &&
+        source.node == target.node)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         job->from->path, to);
+    return fsdp_target_check(job->io, to, job->opts->overwrite, err);
+}
+
+static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,
+                                fsdp_error *err)
+{
+    FSDP_TRY(check_target(job, to, err));
+    return check_space(job, to, plan, err);
+}
+
 /* --- files ------------------------------------------------------------------------------------ */
 
 static char *staged_path(const convert_job *job, int file)
@@ -384,7 +403,7 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     fsdp_convert_plan plan;
     FSDP_TRY(open_source(job, from, err));
     count_work(job, &plan);
-    FSDP_TRY(check_space(job, to, &plan, err));
+    FSDP_TRY(check_before(job, to, &plan, err));
     FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
                                 &job->staging, err));
     FSDP_TRY(create_files(job, err));
@@ -445,7 +464,7 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
     fsdp_status st = open_source(&job, from, err);
     if (st == FSDP_OK) {
         count_work(&job, plan_out);
-        st = check_space(&job, to, plan_out, err);
+        st = check_before(&job, to, plan_out, err);
     }
     release_job(&job);
     return st;

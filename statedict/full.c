@@ -2,8 +2,10 @@
  * The full state of a checkpoint in one call, for people who export: into memory, or streamed. From
  * live shards it is gather.c.
  */
+#include "statedict/candidates.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/relayout.h"
+#include "statedict/run_internal.h"
 #include <fsdp/filter.h>
 
 static fsdp_io *io_of(const fsdp_load_opts *opts)
@@ -74,12 +76,13 @@ static fsdp_status fill_full(fsdp_sd *full, const char *path, const fsdp_load_op
     return st;
 }
 
-fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out,
-                           fsdp_error *err)
+static fsdp_status load_one(const fsdp_candidate *candidate, const fsdp_load_opts *opts,
+                            fsdp_sd **full_out, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
-    *full_out = NULL;
-    fsdp_status st = describe_full(path, opts, &checkpoint, full_out, err);
+    fsdp_status st = describe_full(candidate->path, opts, &checkpoint, full_out, err);
+    if (st == FSDP_OK)
+        st = fsdp_candidate_check_step(candidate, checkpoint->manifest.step, err);
     if (st == FSDP_OK)
         st = require_stored(checkpoint, *full_out, err);
     if (st == FSDP_OK)
@@ -89,6 +92,38 @@ fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd
         fsdp_sd_free(*full_out);
         *full_out = NULL;
     }
+    return st;
+}
+
+static fsdp_status load_candidates(fsdp_candidates *list, const fsdp_load_opts *opts,
+                                   fsdp_sd **full_out, fsdp_error *err)
+{
+    for (;;) {
+        fsdp_candidate candidate;
+        FSDP_TRY(fsdp_candidates_next(list, &candidate, err));
+        fsdp_status st = load_one(&candidate, opts, full_out, err);
+        if (!fsdp_run_is_fault(st) || candidate.is_last)
+            return st;
+        fsdp_notice(opts ? &opts->watch : NULL, "skipped: %s", err->text);
+        if (opts && opts->report)
+            fsdp_load_report_release(opts->report);
+    }
+}
+
+fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts, fsdp_sd **full_out,
+                           fsdp_error *err)
+{
+    fsdp_candidates list = {0};
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    *full_out = NULL;
+    fsdp_status st =
+        fsdp_candidates_list(path, io_of(opts), opts ? &opts->watch : NULL, &list, err);
+    if (st == FSDP_OK)
+        st = load_candidates(&list, opts, full_out, err);
+    if (st == FSDP_OK)
+        *err = (fsdp_error){0};
+    fsdp_candidates_release(&list);
     return st;
 }
 

@@ -2,6 +2,7 @@
  * Loading: step 3 of docs/flow_load.md. Find the checkpoint, match names, see which files are
  * needed, let workers bring every wanted block once, agree. The mirror is save.c.
  */
+#include "statedict/candidates.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/describe.h"
 #include "statedict/names.h"
@@ -432,24 +433,15 @@ static fsdp_status form_group(load_job *job, fsdp_error *err)
 
 /* --- one checkpoint --------------------------------------------------------------------------- */
 
-/* A step directory that was renamed is not the step that its name says. */
-static fsdp_status check_step(const fsdp_checkpoint *checkpoint, int64_t step, fsdp_error *err)
-{
-    if (step == FSDP_STEP_NONE || checkpoint->manifest.step == step)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' holds step %lld: it was renamed",
-                     checkpoint->path, (long long)checkpoint->manifest.step);
-}
-
-static fsdp_status open_checkpoint(load_job *job, const char *path, int64_t step, fsdp_error *err)
+static fsdp_status open_checkpoint(load_job *job, const fsdp_candidate *chosen, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
-    fsdp_flow("statedict/load.c", "open '%s'", path);
+    fsdp_flow("statedict/load.c", "open '%s'", chosen->path);
     if (!shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0) {
-        st = fsdp_checkpoint_open_manifest(job->io, path, &job->checkpoint, err);
+        st = fsdp_checkpoint_open_manifest(job->io, chosen->path, &job->checkpoint, err);
         job->owns_checkpoint = true;
         if (st == FSDP_OK)
-            st = check_step(job->checkpoint, step, err);
+            st = fsdp_candidate_check_step(chosen, job->checkpoint->manifest.step, err);
     }
     return fsdp_ctl_agree(job->ctl, st, err);
 }
@@ -516,12 +508,12 @@ static fsdp_status fill_report(load_job *job, const char *path, fsdp_error *err)
     return report->path ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
 
-static fsdp_status load_checkpoint(load_job *job, const char *path, int64_t step, fsdp_error *err)
+static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, fsdp_error *err)
 {
     if (job->opts->report)
         fsdp_load_report_release(job->opts->report); /* of a checkpoint that was skipped */
     atomic_store(&job->bytes_read, 0);
-    fsdp_status st = open_checkpoint(job, path, step, err);
+    fsdp_status st = open_checkpoint(job, chosen, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
     if (st == FSDP_OK)
@@ -529,100 +521,51 @@ static fsdp_status load_checkpoint(load_job *job, const char *path, int64_t step
     if (st == FSDP_OK)
         st = move_data(job, err);
     if (st == FSDP_OK)
-        st = fill_report(job, path, err);
+        st = fill_report(job, chosen->path, err);
     release_job(job, st);
     return st;
 }
 
 /* --- which checkpoint ------------------------------------------------------------------------- */
 
-enum { PATH_ROOM = 4096 };
-
-/* The next candidate, as rank 0 sees it: "" when there is none left. */
-typedef struct candidate {
-    char path[PATH_ROOM];
-    int64_t step; /* that the name of a run's directory says, else FSDP_STEP_NONE */
-    bool is_last;
-} candidate;
-
-/* Rank 0's list: one checkpoint, or a run's good steps from the newest. */
-typedef struct candidates {
-    fsdp_run_steps steps;
-    char *single;
-    bool is_run;
-    size_t next;
-} candidates;
-
-static fsdp_status set_path(candidate *out, const char *path, fsdp_error *err)
+/* Rank 0 chooses for all. */
+static fsdp_status choose(load_job *job, fsdp_candidates *list, fsdp_candidate *chosen,
+                          fsdp_error *err)
 {
-    if (strlen(path) >= sizeof out->path)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", path);
-    strcpy(out->path, path);
-    return FSDP_OK;
-}
-
-static fsdp_status list_candidates(const load_job *job, const char *path, candidates *list,
-                                   fsdp_error *err)
-{
-    FSDP_TRY(fsdp_path_is_run(path, job->io, &list->is_run, err));
-    if (list->is_run)
-        return fsdp_run_scan(path, job->io, &list->steps, err);
-    return fsdp_checkpoint_resolve(path, job->io, &job->opts->watch, &list->single, err);
-}
-
-static fsdp_status next_candidate(const char *path, candidates *list, candidate *out,
-                                  fsdp_error *err)
-{
-    out->is_last = true;
-    out->step = FSDP_STEP_NONE;
-    if (!list->is_run)
-        return set_path(out, list->single, err);
-    while (list->next < list->steps.count && list->steps.items[list->next].state != FSDP_STEP_GOOD)
-        list->next++;
-    if (list->next == list->steps.count)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no checkpoint in '%s' could be loaded", path);
-    out->step = list->steps.items[list->next].step;
-    char *joined = fsdp_path_join(path, list->steps.items[list->next++].name);
-    if (!joined)
-        return fsdp_fail_memory(err, "a path");
-    for (size_t i = list->next; i < list->steps.count; i++)
-        out->is_last = out->is_last && list->steps.items[i].state != FSDP_STEP_GOOD;
-    fsdp_status st = set_path(out, joined, err);
-    fsdp_free(joined);
-    return st;
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidates_next(list, chosen, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return fsdp_ctl_broadcast(job->ctl, 0, chosen, sizeof *chosen, err);
 }
 
 /* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
-static fsdp_status load_candidates(load_job *job, const char *path, candidates *list,
-                                   fsdp_error *err)
+static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_error *err)
 {
-    candidate chosen = {0};
+    fsdp_candidate chosen = {0};
     for (;;) {
-        fsdp_status st =
-            fsdp_ctl_rank(job->ctl) == 0 ? next_candidate(path, list, &chosen, err) : FSDP_OK;
-        FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-        FSDP_TRY(fsdp_ctl_broadcast(job->ctl, 0, &chosen, sizeof chosen, err));
-        st = load_checkpoint(job, chosen.path, chosen.step, err);
+        FSDP_TRY(choose(job, list, &chosen, err));
+        fsdp_status st = load_checkpoint(job, &chosen, err);
         if (!fsdp_run_is_fault(st) || chosen.is_last)
             return st;
-        if (fsdp_ctl_rank(job->ctl) == 0 && err)
+        if (fsdp_ctl_rank(job->ctl) == 0)
             fsdp_notice(&job->opts->watch, "skipped: %s", err->text);
     }
 }
 
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
 {
-    candidates list = {0};
+    fsdp_candidates list = {0};
     fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, FSDP_OK, err));
-    fsdp_status st =
-        fsdp_ctl_rank(job->ctl) == 0 ? list_candidates(job, path, &list, err) : FSDP_OK;
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
-        st = load_candidates(job, path, &list, err);
-    fsdp_run_steps_release(&list.steps);
-    fsdp_string_free(list.single);
+        st = load_candidates(job, &list, err);
+    fsdp_candidates_release(&list);
     return st;
 }
 

@@ -27,6 +27,22 @@ void fsdp_shard_name(int number, int count, char name_out[FSDP_SHARD_NAME_SIZE])
     snprintf(name_out, FSDP_SHARD_NAME_SIZE, "shard-%05d-of-%05d.h5", number, count);
 }
 
+static bool is_shard_name(const char *name)
+{
+    int number, count;
+    char same[FSDP_SHARD_NAME_SIZE];
+    if (sscanf(name, "shard-%9d-of-%9d", &number, &count) != 2)
+        return false;
+    fsdp_shard_name(number, count, same);
+    return strcmp(name, same) == 0;
+}
+
+bool fsdp_is_checkpoint_file(const char *name)
+{
+    return strcmp(name, FSDP_MANIFEST_NAME) == 0 || strcmp(name, FSDP_VIEW_NAME) == 0 ||
+           strcmp(name, FSDP_MANIFEST_TEMPORARY) == 0 || is_shard_name(name);
+}
+
 void fsdp_manifest_release(fsdp_manifest *manifest)
 {
     fsdp_sd_free(manifest->sd);

@@ -16,6 +16,7 @@
 #include <fsdp/text.h>
 
 #define FSDP_MANIFEST_NAME "manifest.json"
+#define FSDP_MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
 #define FSDP_VIEW_NAME "index.h5"
 enum { FSDP_FORMAT_MAJOR = 1, FSDP_FORMAT_MINOR = 0 };
 enum { FSDP_MANIFEST_MAX = 1 << 30 };
@@ -51,6 +52,9 @@ typedef struct fsdp_manifest {
 /* "shard-00003-of-00008.h5" */
 enum { FSDP_SHARD_NAME_SIZE = 40 };
 void fsdp_shard_name(int number, int count, char name_out[FSDP_SHARD_NAME_SIZE]);
+
+/* A checkpoint consists of files with such names, and no other. */
+bool fsdp_is_checkpoint_file(const char *name);
 
 fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text, fsdp_error *err);
 /*

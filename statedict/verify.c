@@ -4,6 +4,7 @@
  * view as well. Every fault is reported; verifying goes on to find the others.
  */
 #include "statedict/checkpoint_internal.h"
+#include "statedict/view.h"
 
 #include "base/pool.h"
 
@@ -153,16 +154,32 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
     return FSDP_OK;
 }
 
-static void check_view(verify_job *job)
+/* A checkpoint may do without a view. One that is there must show what the shards hold. */
+static fsdp_status verify_view(verify_job *job, fsdp_error *err)
 {
-    const fsdp_manifest *manifest = &job->checkpoint->manifest;
-    char *path = fsdp_path_join(job->checkpoint->path, FSDP_VIEW_NAME);
-    fsdp_file_info info;
-    if (path && manifest->kind != FSDP_FULL &&
-        job->checkpoint->io->ops->info(job->checkpoint->io, path, &info) == 0 && info.size == 0)
-        report(job, FSDP_VIEW_NAME, "", -1,
-               "the view is empty; convert the checkpoint to make a new one");
+    const fsdp_checkpoint *checkpoint = job->checkpoint;
+    fsdp_error found = {0};
+    bool same = true;
+    char *path = fsdp_path_join(checkpoint->path, FSDP_VIEW_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = FSDP_OK;
+    if (checkpoint->manifest.kind != FSDP_FULL && fsdp_io_exists(checkpoint->io, path))
+        st = fsdp_view_check(checkpoint->io, checkpoint->path, &checkpoint->manifest,
+                             checkpoint->owners, &same, &found);
     fsdp_free(path);
+    if (st != FSDP_OK && !is_fact(st)) {
+        if (err)
+            *err = found;
+        return st;
+    }
+    if (st != FSDP_OK)
+        report(job, FSDP_VIEW_NAME, "", -1, found.text);
+    else if (!same)
+        report(job, FSDP_VIEW_NAME, "", -1,
+               "the view is not the one that belongs to this checkpoint; the data is not affected, "
+               "fsdp-convert makes a new one");
+    return FSDP_OK;
 }
 
 static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
@@ -222,7 +239,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
     if (job->opts->level >= FSDP_VERIFY_DEEP)
-        check_view(job);
+        FSDP_TRY(verify_view(job, err));
     return FSDP_OK;
 }
 

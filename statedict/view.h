@@ -14,4 +14,8 @@ enum { FSDP_VIEW_MAPPINGS = 262144 };
 fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool sync, const fsdp_watch *watch, fsdp_error *err);
 
+/* Is DIR/index.h5, which must exist, byte for byte what fsdp_view_write would write? */
+fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
+                            bool *same_out, fsdp_error *err);
+
 #endif

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct convert_options {
     cli_common common;
@@ -281,18 +281,15 @@ static void add_done(fsdp_text *text, const convert_options *opts, const fsdp_ch
 /* --- the work --------------------------------------------------------------------------------- */
 
 static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint_info *info,
-                              const fsdp_convert_plan *plan)
+                              const fsdp_convert_plan *plan, bool possible)
 {
     fsdp_text text = {0};
     if (opts->common.json) {
         add_json(&text, opts, info, plan, 0);
     } else if (!opts->common.quiet) {
-        struct stat found;
         add_plan(&text, opts, info, plan);
-        if (lstat(opts->to, &found) == 0)
-            fsdp_text_addf(&text, "  '%s' exists%s\n", opts->to,
-                           opts->convert.overwrite ? " and is replaced"
-                                                   : ": --overwrite is needed");
+        if (possible && opts->convert.overwrite && access(opts->to, F_OK) == 0)
+            fsdp_text_addf(&text, "  '%s' exists and is replaced\n", opts->to);
         fsdp_text_addf(&text, "  nothing written (plan only)\n");
     }
     return cli_put_all(&text);
@@ -329,8 +326,12 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(source);
     fsdp_convert_plan plan = {0};
     choose_kind(opts, info);
-    FSDP_TRY(fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err));
-    return opts->plan ? print_plan(opts, info, &plan) : convert(opts, info, &plan, err);
+    fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
+    if (opts->plan && plan.files > 0) {
+        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK);
+        return st == FSDP_OK ? printed : st;
+    }
+    return st == FSDP_OK ? convert(opts, info, &plan, err) : st;
 }
 
 static fsdp_status run(convert_options *opts, fsdp_error *err)

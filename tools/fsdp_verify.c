@@ -32,7 +32,7 @@ enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_LATEST };
 
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
-    {"deep", KEY_DEEP, NULL, 0, "also: every element stored exactly once, the view", 0},
+    {"deep", KEY_DEEP, NULL, 0, "also: the view for other programs is the right one", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
 

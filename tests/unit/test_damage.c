@@ -622,3 +622,69 @@ Test(damage, an_unreadable_file_is_named_and_not_called_damaged)
     expect_unreadable("shard-00001-of-00002.h5");
     expect_unreadable("manifest.json");
 }
+
+/* --- falling back ----------------------------------------------------------------------------- */
+
+static void flip_first_data_byte(const char *dir, int number)
+{
+    const char *path = spoil_shard(dir, number, SPOIL_WORLD);
+    byte_owner *owners = find_owners(dir, number);
+    int64_t at = 0;
+    while (owners[at].tensor < 0)
+        at++;
+    free(owners);
+    spoil_bytes bytes = spoil_read(path);
+    bytes.data[at] ^= 1;
+    spoil_write(path, bytes.data, bytes.size);
+    free(bytes.data);
+}
+
+Test(damage, the_full_state_of_a_run_falls_back_past_damaged_data)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(mkdir(spoil_path("run"), 0777), 0);
+    spoil_save("run/step-00000001", FSDP_SHARDED, false, 1, 1);
+    spoil_save("run/step-00000002", FSDP_SHARDED, false, 2, 2);
+    cr_assert_eq(spoil_load("run", 2, &err), FSDP_OK, "%s", err.text);
+    flip_first_data_byte("run/step-00000002", 1);
+    cr_assert_eq(spoil_load("run", 1, &err), FSDP_OK, "%s", err.text);
+    flip_first_data_byte("run/step-00000001", 0);
+    cr_assert_eq(spoil_load("run", 1, &err), FSDP_ERR_DAMAGED, "%s", err.text);
+}
+
+/* --- the view --------------------------------------------------------------------------------- */
+
+static void expect_view_fault(const char *words)
+{
+    fsdp_error err = {0};
+    last_finding last = {0};
+    fsdp_verify_opts deep = {
+        .level = FSDP_VERIFY_DEEP, .finding = keep_finding, .finding_user = &last};
+    fsdp_status st = fsdp_checkpoint_verify(spoil_path("v"), &deep, NULL, &err);
+    cr_assert_eq(st, words ? FSDP_DIFFERS : FSDP_OK, "%s", err.text);
+    cr_assert(!words || (strcmp(last.file, "index.h5") == 0 && strstr(last.text, words)), "%s",
+              last.text);
+}
+
+Test(damage, a_view_that_is_not_the_checkpoints_own_is_found_by_deep_verification)
+{
+    fsdp_error err = {0};
+    spoil_save("c", FSDP_SHARDED, false, 4, 1);
+    cr_assert_eq(fsdp_checkpoint_convert(spoil_path("c"), spoil_path("v"), NULL, &err), FSDP_OK,
+                 "%s", err.text);
+    expect_view_fault(NULL);
+    spoil_bytes view = spoil_read(spoil_path("v/index.h5"));
+    for (size_t at = 0; at < view.size; at += view.size / 7 + 1) {
+        view.data[at] ^= 4;
+        spoil_write(spoil_path("v/index.h5"), view.data, view.size);
+        expect_view_fault("is not the one");
+        view.data[at] ^= 4;
+    }
+    spoil_write(spoil_path("v/index.h5"), view.data, view.size - 1);
+    expect_view_fault("is not the one");
+    spoil_write(spoil_path("v/index.h5"), view.data, 0);
+    expect_view_fault("is not the one");
+    free(view.data);
+    cr_assert_eq(unlink(spoil_path("v/index.h5")), 0);
+    expect_view_fault(NULL); /* a checkpoint may do without */
+}

@@ -288,9 +288,12 @@ Test(io, listing_gives_each_name_and_stops_when_told)
 
 Test(io, space_is_told)
 {
-    fsdp_space space = {-1, -1};
+    fsdp_space space = {.free_bytes = -1, .free_files = -1};
     cr_assert_eq(fsdp_io_posix()->ops->space(fsdp_io_posix(), folder, &space), 0);
     cr_assert(space.free_bytes > 0 && space.free_files > 0);
+    cr_assert(space.is_writable);
+    cr_assert_eq(fsdp_io_posix()->ops->space(fsdp_io_posix(), "/proc/1", &space), 0);
+    cr_assert_not(space.is_writable);
 }
 
 Test(io, small_files_are_read_up_to_the_limit)
