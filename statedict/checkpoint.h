@@ -300,6 +300,11 @@ typedef struct fsdp_run_step {
 
 typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
 
+/* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
+ * no directory, is no run. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,
+                                                   fsdp_error *err);
+
 /* All directories of a run that follow our grammar, newest step first. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
                                                 fsdp_run_steps *steps_out, fsdp_error *err);

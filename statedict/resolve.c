@@ -24,6 +24,7 @@ static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watc
 fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fsdp_error *err)
 {
     fsdp_file_info info;
+    io = io ? io : fsdp_io_posix();
     *is_run_out = false;
     if (io->ops->info(io, path, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY)
         return FSDP_OK;

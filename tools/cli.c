@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_JSON, KEY_MEM };
@@ -337,10 +338,21 @@ static void check_options(const struct argp *argp, int argc, char **argv)
     }
 }
 
+/* A checkpoint has a file per rank, and the usual soft limit is 1024. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     running = tool;
     set_up_signals();
+    raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
     check_options(tool->argp, argc, argv);
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
@@ -405,5 +417,8 @@ int cli_end(fsdp_status status, const fsdp_error *err)
         return (int)output;
     if (status != FSDP_OK)
         fsdp_error_report(err);
+    if (status == FSDP_ERR_DAMAGED && cli_opened_run())
+        cli_say("next", "fsdp-verify --latest %s   names the newest checkpoint that is whole",
+                cli_opened_run());
     return (int)status;
 }

@@ -102,6 +102,8 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 /* Opens PATH, or the newest good checkpoint when it is a run directory; skipped ones are named. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                                 fsdp_error *err);
+/* The run that was opened in this way, or NULL. */
+const char *cli_opened_run(void);
 /* True when PATH is a directory without a manifest in which steps of a run lie. */
 bool cli_is_run(const char *path);
 

@@ -5,9 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 static const char *scaled(double value, double step, const char *const *units, char out[CLI_NUMBER])
 {
@@ -100,25 +98,22 @@ void cli_add_padded(fsdp_text *text, const char *data, int width)
 
 bool cli_is_run(const char *path)
 {
-    char manifest[4096];
-    struct stat info;
-    fsdp_run_steps steps = {0};
-    int n = snprintf(manifest, sizeof manifest, "%s/manifest.json", path);
-    if (n < 0 || (size_t)n >= sizeof manifest || lstat(manifest, &info) == 0)
-        return false;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
-        return false;
-    if (fsdp_run_list(path, NULL, &steps, NULL) != FSDP_OK)
-        return false;
-    bool is_run = steps.count > 0;
-    fsdp_run_steps_release(&steps);
-    return is_run;
+    bool is_run = false;
+    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+}
+
+static const char *opened_run;
+
+const char *cli_opened_run(void)
+{
+    return opened_run;
 }
 
 static fsdp_status open_newest(const char *run, const fsdp_watch *watch,
                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     char *path = NULL;
+    opened_run = run;
     FSDP_TRY(fsdp_run_latest(run, FSDP_VERIFY_QUICK, watch, NULL, &path, err));
     fsdp_status st = fsdp_checkpoint_open(path, NULL, checkpoint_out, err);
     fsdp_string_free(path);
