@@ -21,6 +21,7 @@
 #include <fsdp/text.h>
 
 enum { FSDP_BLOCK_BYTES = 4 << 20 };     /* of a raw box; the most for a chunk of an encoded one */
+enum { FSDP_CHUNK_BYTES = 1 << 20 };     /* of an encoded box, unless less is asked for: stays in the cache */
 enum { FSDP_SHARD_INDEX_LEAST = 96 };    /* bytes of index for every rank that wrote into a file */
 enum { FSDP_PIECE_BYTES = 256 << 10 };   /* moved and hashed at once, while it is in the cache */
 
@@ -74,7 +75,7 @@ typedef struct fsdp_shard_opts {
     fsdp_shard_id id;
     bool encode;
     int level;
-    int64_t chunk_bytes;       /* encode: 0 means FSDP_BLOCK_BYTES */
+    int64_t chunk_bytes;       /* encode: 0 means FSDP_CHUNK_BYTES */
     fsdp_encoder *encoder;     /* encode: borrowed until finish; NULL: one of its own */
     int64_t index_room;        /* bytes for the index; 0: what the own boxes need */
     int threads;

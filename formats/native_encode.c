@@ -68,7 +68,7 @@ fsdp_status fsdp_encoder_create(int threads, int level, int64_t chunk_bytes,
         return fsdp_fail_memory(err, "encoders");
     encoder->threads = threads > 0 ? threads : 1;
     fsdp_status st =
-        make_encoder(encoder, level, chunk_bytes > 0 ? chunk_bytes : FSDP_BLOCK_BYTES, err);
+        make_encoder(encoder, level, chunk_bytes > 0 ? chunk_bytes : FSDP_CHUNK_BYTES, err);
     if (st != FSDP_OK) {
         fsdp_encoder_free(encoder);
         return st;

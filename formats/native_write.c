@@ -62,7 +62,7 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     w->sync = opts->sync;
     w->encoder = opts->encoder;
     w->threads = opts->threads > 0 ? opts->threads : 1;
-    w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_BLOCK_BYTES;
+    w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_CHUNK_BYTES;
     w->datasets = datasets;
     w->boxes = boxes;
     w->box_count = box_count;

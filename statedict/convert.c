@@ -94,7 +94,7 @@ static void divide_memory(convert_job *job)
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
     /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
     int64_t chunk = memory / 2 / (8 * job->threads + job->world);
-    job->chunk_bytes = FSDP_BLOCK_BYTES;
+    job->chunk_bytes = FSDP_CHUNK_BYTES;
     while (job->chunk_bytes > chunk && job->chunk_bytes > CHUNK_LEAST)
         job->chunk_bytes /= 2;
 }

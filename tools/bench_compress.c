@@ -53,14 +53,15 @@ static fsdp_status run_ours(compress_job *job, bench_times *times, fsdp_error *e
 static fsdp_status run_peer(compress_job *job, bench_times *times, fsdp_error *err)
 {
     char output[80], *argv[] = {job->peer, job->values, job->theirs, NULL};
-    double seconds;
+    double seconds, cpu;
     if (!job->peer[0])
         return FSDP_OK;
     FSDP_TRY(cli_check_stop(err));
     FSDP_TRY(bench_settle(job->dir, err));
     FSDP_TRY(bench_run_program(argv, output, sizeof output, err));
-    if (sscanf(output, "%lf %" SCNd64, &seconds, &job->stored_by_peer) != 2)
+    if (sscanf(output, "%lf %lf %" SCNd64, &seconds, &cpu, &job->stored_by_peer) != 3)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' printed '%s'", job->peer, output);
+    times->cpu[times->count] = cpu;
     times->seconds[times->count++] = seconds;
     return bench_remove(job->theirs, err);
 }

@@ -234,6 +234,9 @@ static void lose_a_rank(fsdp_ctl *ctl, const char *dir, const char *how, int spe
     fprintf(file, "%d %.3f %lld %s\n", (int)status, seconds() - start,
             (long long)fsdp_io_fault_calls(io), err.text);
     fclose(file);
+    if (at == 0 &&
+        fsdp_ctl_barrier(ctl, &err) != FSDP_OK) /* mpirun ends the others when one has gone */
+        _exit(98);
     /* MPI cannot be ended when a rank is lost; nothing of ours is left to do. */
     _exit((int)status);
 }

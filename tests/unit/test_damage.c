@@ -256,7 +256,9 @@ Test(damage, every_flipped_bit_of_the_manifest_is_found)
 
 /* --- several blocks --------------------------------------------------------------------------- */
 
-/* 10 MiB in three blocks; rank 0 alone. */
+enum { BLOCK_ROWS = 1024, CHUNK_ROWS = 256, ROWS = 2560 };
+
+/* 10 MiB in three blocks or ten chunks; rank 0 alone. */
 static void save_blocks(bool compress)
 {
     fsdp_error err = {0};
@@ -264,7 +266,7 @@ static void save_blocks(bool compress)
     fsdp_ctl *ctl;
     fsdp_mesh *mesh;
     const fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
-    const int64_t shape[] = {2560, 1024};
+    const int64_t shape[] = {ROWS, 1024};
     fsdp_save_opts opts = fsdp_save_opts_default();
     opts.compress = compress;
     opts.no_sync = true;
@@ -286,23 +288,24 @@ static void save_blocks(bool compress)
 }
 
 /* Reading rows of a block that is whole works; rows of the damaged one do not, and are named. */
-static void look_at_blocks(int64_t damaged)
+static void look_at_blocks(int64_t damaged, int64_t block_rows)
 {
     fsdp_checkpoint *checkpoint;
     fsdp_error err = {0};
     float rows[2 * 1024];
     cr_assert_eq(fsdp_checkpoint_open(spoil_path("c"), NULL, &checkpoint, &err), FSDP_OK, "%s",
                  err.text);
-    for (int64_t block = 0; block < 3; block++) {
-        fsdp_box box = {.ndim = 2, .lo = {block * 1024 + 7}, .len = {2, 1024}};
+    for (int64_t block = 0; block * block_rows < ROWS; block++) {
+        fsdp_box box = {.ndim = 2, .lo = {block * block_rows + 7}, .len = {2, 1024}};
         fsdp_status st = fsdp_checkpoint_read(checkpoint, 0, &box, rows, FSDP_VERIFY_BLOCKS, &err);
         cr_assert_eq(st, block == damaged ? FSDP_ERR_DAMAGED : FSDP_OK, "%s", err.text);
         if (block != damaged)
             continue;
         char words[80];
         snprintf(words, sizeof words, "block %lld is damaged: tensor 'w' rows %lld..%lld",
-                 (long long)block, (long long)block * 1024,
-                 block == 2 ? 2559LL : (long long)block * 1024 + 1023);
+                 (long long)block, (long long)(block * block_rows),
+                 (long long)(block == (ROWS - 1) / block_rows ? ROWS : (block + 1) * block_rows) -
+                     1);
         cr_assert_not_null(strstr(err.text, words), "%s", err.text);
     }
     fsdp_checkpoint_close(checkpoint);
@@ -323,7 +326,7 @@ Test(damage, random_bit_flips_of_large_tensors_name_the_block_and_its_rows)
             if (owners[at].tensor != 0)
                 continue;
             write_byte(fd, at, (char)(bytes.data[at] ^ 1 << random % 8));
-            look_at_blocks(owners[at].block);
+            look_at_blocks(owners[at].block, compress ? CHUNK_ROWS : BLOCK_ROWS);
             write_byte(fd, at, bytes.data[at]);
             i++;
         }

@@ -59,6 +59,44 @@ Test(kernels_codec, everything_comes_back_at_every_level_and_element_size)
     }
 }
 
+/* Noise, but for the last byte of each element, which has three bits of it. */
+static void fill_with_noise(uint8_t *values, size_t size, size_t element_size)
+{
+    uint64_t state = 88172645463325252u;
+    for (size_t i = 0; i < size; i++) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        values[i] = (uint8_t)(state >> (i % element_size == element_size - 1 ? 61 : 40));
+    }
+}
+
+/* Planes of noise go into the frame as they are; sizes around those where its header changes. */
+Test(kernels_codec, floats_with_noise_in_their_low_bytes_come_back)
+{
+    static const size_t counts[] = {65535, 65536, 65791, 65792, 131072, 131073, 262144};
+    static const size_t element_sizes[] = {2, 4, 8};
+    enum { MOST = 262144 * 8 };
+    uint8_t *values = malloc(MOST), *back = malloc(MOST), *frame = malloc(2 * MOST);
+    fsdp_codec *codec = codec_of(FSDP_CODEC_HUFFMAN);
+    for (size_t i = 0; i < 21; i++) {
+        size_t element_size = element_sizes[i % 3], size = counts[i / 3] * element_size;
+        fill_with_noise(values, size, element_size);
+        size_t made = encode(codec, values, size, element_size, frame);
+        fsdp_error err = {0};
+        cr_assert(counts[i / 3] < 65536 || made < size - counts[i / 3] / 2, "%zu of %zu", made,
+                  size);
+        memset(back, 0xa5, size);
+        cr_assert_eq(fsdp_codec_decode(codec, frame, made, element_size, back, size, &err), FSDP_OK,
+                     "%s", err.text);
+        cr_assert_arr_eq(back, values, size);
+    }
+    fsdp_codec_free(codec);
+    free(values);
+    free(back);
+    free(frame);
+}
+
 Test(kernels_codec, entropy_coding_alone_makes_weights_smaller)
 {
     static float values[FLOATS];
