@@ -16,21 +16,22 @@ typedef struct verify_job {
     fsdp_checkpoint *checkpoint;
     int file;          /* at hand */
     atomic_llong next; /* box to take */
-    atomic_llong blocks, bytes, findings, unreadable;
-    atomic_flag reporting;
+    atomic_llong blocks, bytes, findings;
+    atomic_flag reporting; /* guards the callback and these two */
+    int64_t unreadable;
+    char reason[FSDP_ERROR_TEXT]; /* of the first that was unreadable */
     fsdp_meter meter;
 } verify_job;
 
 static void tell(verify_job *job, const fsdp_finding *finding)
 {
     atomic_fetch_add(&job->findings, 1);
-    if (finding->unreadable)
-        atomic_fetch_add(&job->unreadable, 1);
-    if (!job->opts->finding)
-        return;
     while (atomic_flag_test_and_set(&job->reporting))
         ;
-    job->opts->finding(job->opts->finding_user, finding);
+    if (finding->unreadable && job->unreadable++ == 0)
+        snprintf(job->reason, sizeof job->reason, "%s", finding->text);
+    if (job->opts->finding)
+        job->opts->finding(job->opts->finding_user, finding);
     atomic_flag_clear(&job->reporting);
 }
 
@@ -279,11 +280,11 @@ static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error 
 }
 
 /* Damage is an answer, a file that nobody could read is none. */
-static fsdp_status judge(const char *path, const fsdp_verify_summary *summary, fsdp_error *err)
+static fsdp_status judge(const char *path, const verify_job *job,
+                         const fsdp_verify_summary *summary, fsdp_error *err)
 {
     if (summary->unreadable > 0)
-        return fsdp_fail(err, FSDP_ERR_IO, "'%s' could not be read: %lld of %lld findings", path,
-                         (long long)summary->unreadable, (long long)summary->findings);
+        return fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read: %s", path, job->reason);
     if (summary->findings > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
                          (long long)summary->findings);
@@ -310,9 +311,9 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     summary.blocks = atomic_load(&job.blocks);
     summary.bytes = atomic_load(&job.bytes);
     summary.findings = atomic_load(&job.findings);
-    summary.unreadable = atomic_load(&job.unreadable);
+    summary.unreadable = job.unreadable;
     fsdp_checkpoint_close(job.checkpoint);
     if (summary_out)
         *summary_out = summary;
-    return st != FSDP_OK ? st : judge(path, &summary, err);
+    return st != FSDP_OK ? st : judge(path, &job, &summary, err);
 }

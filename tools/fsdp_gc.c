@@ -91,14 +91,21 @@ static void add_action_json(gc_report *report, const fsdp_retain_action *action)
     fsdp_text_addf(text, "}");
 }
 
+static void add_action(gc_report *report, const fsdp_retain_action *action)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "%-7s %s  (", action->remove ? "remove" : "keep", action->name);
+    cli_add_message(text, action->reason);
+    fsdp_text_addf(text, ")\n");
+}
+
 static void on_action(void *user, const fsdp_retain_action *action)
 {
     gc_report *report = user;
     if (report->options->common.json)
         add_action_json(report, action);
     else if (!report->options->common.quiet)
-        fsdp_text_addf(&report->text, "%-7s %s  (%s)\n", action->remove ? "remove" : "keep",
-                       action->name, action->reason);
+        add_action(report, action);
     (void)cli_put(&report->text); /* a closed output must not stop a delete half-way */
     if (action->remove)
         report->removed++;
