@@ -189,7 +189,7 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
         return st;
     }
     if (st != FSDP_OK)
-        report(job, FSDP_VIEW_NAME, "", -1, found.text);
+        report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
     else if (!same)
         report(job, FSDP_VIEW_NAME, "", -1,
                "the view is not the one that belongs to this checkpoint; the data is not affected, "

@@ -218,7 +218,7 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
 }
 
 static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                     const fsdp_convert_plan *plan, double seconds)
+                     const fsdp_convert_plan *plan, double seconds, const fsdp_error *failure)
 {
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
@@ -236,10 +236,15 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    plan->bytes_read, plan->bytes_written, plan->peak_memory);
     fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
     if (opts->plan)
-        fsdp_text_addf(text, "\"written\": false}\n");
+        fsdp_text_addf(text, "\"written\": false");
     else
-        fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f}\n",
+        fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
                        opts->convert.no_verify ? "false" : "true", seconds);
+    if (failure) {
+        fsdp_text_addf(text, ", ");
+        cli_add_json_error(text, failure->status, failure);
+    }
+    fsdp_text_addf(text, "}\n");
 }
 
 /* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
@@ -309,16 +314,23 @@ static void add_done(fsdp_text *text, const convert_options *opts, const fsdp_ch
 
 /* --- the work --------------------------------------------------------------------------------- */
 
+static void add_replaced(fsdp_text *text, const char *path)
+{
+    fsdp_text_addf(text, "  '");
+    cli_add_message(text, path);
+    fsdp_text_addf(text, "' exists and is replaced\n");
+}
+
 static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint_info *info,
-                              const fsdp_convert_plan *plan, bool possible)
+                              const fsdp_convert_plan *plan, const fsdp_error *failure)
 {
     fsdp_text text = {0};
     if (opts->common.json) {
-        add_json(&text, opts, info, plan, 0);
+        add_json(&text, opts, info, plan, 0, failure);
     } else if (!opts->common.quiet) {
         add_plan(&text, opts, info, plan);
-        if (possible && opts->convert.overwrite && access(opts->to, F_OK) == 0)
-            fsdp_text_addf(&text, "  '%s' exists and is replaced\n", opts->to);
+        if (!failure && opts->convert.overwrite && access(opts->to, F_OK) == 0)
+            add_replaced(&text, opts->to);
         fsdp_text_addf(&text, "  nothing written (plan only)\n");
     }
     return cli_put_all(&text);
@@ -336,7 +348,7 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     cli_progress_clear();
     if (opts->common.json)
-        add_json(&text, opts, info, plan, cli_now() - began);
+        add_json(&text, opts, info, plan, cli_now() - began, NULL);
     else if (!opts->common.quiet)
         add_done(&text, opts, info, plan, cli_now() - began);
     return cli_put_all(&text);
@@ -358,7 +370,7 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     choose_kind(opts, info);
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
     if (opts->plan && plan.files > 0) {
-        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK);
+        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
     }
     return st == FSDP_OK ? convert(opts, info, &plan, err) : st;
