@@ -1,6 +1,8 @@
 /* Errors: text, class and errno in the caller's struct. See status.h. */
 #include <fsdp/status.h>
 
+#include <fsdp/text.h>
+
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,19 +27,49 @@ static fsdp_status status_of_errno(int errnum)
     }
 }
 
+/* Room to write a message out before it is cut: two paths of the longest kind, and the words. */
+enum { DRAFT_BYTES = 10 << 10 };
+
+static bool continues_character(char c)
+{
+    return ((unsigned char)c & 0xC0) == 0x80;
+}
+
+/* Copies text, without its middle when there is too little room: of a long path the beginning and
+ * the end tell most, and what stands behind it is the reason. */
+static void cut_middle(const char *text, char *out, size_t room)
+{
+    static const char dots[] = "...";
+    size_t size = strlen(text);
+    if (size < room) {
+        memcpy(out, text, size + 1);
+        return;
+    }
+    size_t kept = room - sizeof dots, head = kept / 2, tail = size - (kept - head);
+    while (head > 0 && continues_character(text[head]))
+        head--;
+    while (continues_character(text[tail]))
+        tail++;
+    memcpy(out, text, head);
+    memcpy(out + head, dots, sizeof dots - 1);
+    memcpy(out + head + sizeof dots - 1, text + tail, size - tail + 1);
+}
+
 static void set_text(fsdp_error *err, fsdp_status status, int errnum, const char *format,
                      va_list args)
 {
     if (!err)
         return;
+    char draft[DRAFT_BYTES], reason[128] = "";
+    vsnprintf(draft, sizeof draft, format, args);
+    if (errnum != 0) {
+        const char *known = strerrordesc_np(errnum);
+        snprintf(reason, sizeof reason, ": %s", known ? known : "unknown error");
+    }
     err->status = status;
     err->errnum = errnum;
-    int used = vsnprintf(err->text, sizeof err->text, format, args);
-    if (errnum == 0 || used < 0 || (size_t)used >= sizeof err->text)
-        return;
-    const char *reason = strerrordesc_np(errnum);
-    snprintf(err->text + used, sizeof err->text - (size_t)used, ": %s",
-             reason ? reason : "unknown error");
+    cut_middle(draft, err->text, sizeof err->text - strlen(reason));
+    strcat(err->text, reason);
 }
 
 fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
@@ -63,30 +95,27 @@ void fsdp_error_prefix(fsdp_error *err, const char *format, ...)
 {
     if (!err || err->status == FSDP_OK)
         return;
-    char before[FSDP_ERROR_TEXT];
+    char draft[DRAFT_BYTES], before[FSDP_ERROR_TEXT];
     memcpy(before, err->text, sizeof before);
     va_list args;
     va_start(args, format);
-    int used = vsnprintf(err->text, sizeof err->text, format, args);
+    int used = vsnprintf(draft, sizeof draft - sizeof before, format, args);
     va_end(args);
-    if (used < 0 || (size_t)used + 2 >= sizeof err->text)
+    if (used < 0)
         return;
-    size_t room = sizeof err->text - (size_t)used;
-    size_t length = strnlen(before, sizeof before);
-    if (length > room - 3)
-        length = room - 3;
-    memcpy(err->text + used, ": ", 2);
-    memcpy(err->text + used + 2, before, length);
-    err->text[(size_t)used + 2 + length] = '\0';
+    size_t length = strlen(draft);
+    snprintf(draft + length, sizeof draft - length, ": %s", before);
+    cut_middle(draft, err->text, sizeof err->text);
 }
 
 int fsdp_error_report(const fsdp_error *err)
 {
     if (!err || err->status == FSDP_OK)
         return 0;
-    char line[FSDP_ERROR_TEXT + 64];
-    const char *text = err->text[0] ? err->text : fsdp_status_name(err->status);
-    int length = snprintf(line, sizeof line, "error: %s\n", text);
+    char text[4 * FSDP_ERROR_TEXT], line[sizeof text + 16]; /* a byte becomes at most \xHH */
+    const char *told = err->text[0] ? err->text : fsdp_status_name(err->status);
+    int length = snprintf(line, sizeof line, "error: %s\n",
+                          fsdp_printable_message(told, strlen(told), text, sizeof text));
     for (int done = 0; done < length;) {
         ssize_t n = write(STDERR_FILENO, line + done, (size_t)(length - done));
         if (n <= 0 && errno != EINTR)

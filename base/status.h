@@ -49,7 +49,8 @@ typedef struct fsdp_error {
     char text[FSDP_ERROR_TEXT];
 } fsdp_error;
 
-/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. */
+/* Fills err (unless NULL) and returns status, so that a failing function ends in one line. Text that
+ * is too long loses its middle, so that the reason at its end stays. */
 FSDP_API fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, ...)
     FSDP_PRINTF(3, 4);
 
@@ -60,7 +61,8 @@ FSDP_API fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *fo
 /* Puts "CONTEXT: " before the text of an error that a lower layer filled in. */
 FSDP_API void fsdp_error_prefix(fsdp_error *err, const char *format, ...) FSDP_PRINTF(2, 3);
 
-/* Writes the error to standard error ("error: ...") if there is one; returns the exit code. */
+/* Writes the error to standard error ("error: ...", control characters spelled out, so that no path
+ * can play tricks on a terminal) if there is one; returns the exit code. */
 FSDP_API int fsdp_error_report(const fsdp_error *err);
 
 /* One or two words for a status, e.g. "damaged". Never NULL. */

@@ -232,12 +232,13 @@ static bool misleads_terminal(uint32_t c)
 enum { PIECE_BYTES = 16 }; /* four bytes as \xHH */
 
 /* Spells the character (or the bad byte) at p; returns the bytes written to piece. */
-static size_t spell_piece(const unsigned char *p, size_t left, char *piece, size_t *taken_out)
+static size_t spell_piece(const unsigned char *p, size_t left, bool is_name, char *piece,
+                          size_t *taken_out)
 {
     uint32_t character = 0;
     size_t length = utf8_length(p, left, &character);
     *taken_out = length > 0 ? length : 1;
-    if (length == 1 && character == '\\') {
+    if (is_name && length == 1 && character == '\\') {
         memcpy(piece, "\\\\", 2);
         return 2;
     }
@@ -255,16 +256,16 @@ static size_t spell_piece(const unsigned char *p, size_t left, char *piece, size
     return (size_t)(to - piece);
 }
 
-static size_t spelled_size(const unsigned char *p, size_t size)
+static size_t spelled_size(const unsigned char *p, size_t size, bool is_name)
 {
     char piece[PIECE_BYTES];
     size_t total = 0;
     for (size_t at = 0, taken; at < size; at += taken)
-        total += spell_piece(p + at, size - at, piece, &taken);
+        total += spell_piece(p + at, size - at, is_name, piece, &taken);
     return total;
 }
 
-const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size)
+static const char *spell(const char *data, size_t size, bool is_name, char *out, size_t out_size)
 {
     static const char dots[] = "...";
     const unsigned char *p = (const unsigned char *)data;
@@ -273,7 +274,7 @@ const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_
             out[0] = '\0';
         return out_size > 0 ? out : "";
     }
-    size_t total = spelled_size(p, size);
+    size_t total = spelled_size(p, size, is_name);
     bool fits = total < out_size;
     size_t room = out_size - sizeof dots;
     size_t head = fits ? total : (room + 1) / 2;
@@ -282,7 +283,7 @@ const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_
     size_t used = 0;
     for (size_t at = 0, position = 0, taken; at < size; at += taken) {
         char piece[PIECE_BYTES];
-        size_t length = spell_piece(p + at, size - at, piece, &taken);
+        size_t length = spell_piece(p + at, size - at, is_name, piece, &taken);
         if (position + length <= head || position >= tail_start) {
             memcpy(out + used, piece, length);
             used += length;
@@ -295,4 +296,14 @@ const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_
     }
     out[used] = '\0';
     return out;
+}
+
+const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size)
+{
+    return spell(data, size, true, out, out_size);
+}
+
+const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size)
+{
+    return spell(data, size, false, out, out_size);
 }

@@ -119,7 +119,8 @@ typedef struct fsdp_load_opts {
     fsdp_verify_mode verify;
     bool not_strict;           /* names may be missing or unexpected */
     bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */
-    const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all */
+    const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all.
+                                  FSDP_ERR_USAGE when none of them do */
     const char *exclude;
     int threads;
     int64_t memory;
@@ -160,10 +161,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ct
 
 /*
  * Local. The full state of a checkpoint (or of a run's newest good one), into memory or streamed
- * within opts->memory; opts NULL: defaults. Patterns select names; opts->cast has no meaning here,
- * and a stream uses nothing of opts but patterns, memory and io. Damaged data in a run's newest
- * checkpoint: loading goes on to the one before, as fsdp_sd_load does; a stream fails, since visit
- * has seen part of it.
+ * within opts->memory; opts NULL: defaults. Patterns select names (FSDP_ERR_USAGE when they leave
+ * none of those that the checkpoint has); opts->cast has no meaning here, and a stream uses nothing of
+ * opts but patterns, memory and io. Damaged data in a run's newest checkpoint: loading goes on to the
+ * one before, as fsdp_sd_load does; a stream fails, since visit has seen part of it.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_load_full(const char *path, const fsdp_load_opts *opts,
                                                  fsdp_sd **full_out, fsdp_error *err);
@@ -229,6 +230,7 @@ typedef struct fsdp_finding {
     const char *tensor;        /* printable name, "" when the file as a whole is meant */
     int64_t block;             /* -1: none */
     const char *text;
+    bool unreadable;           /* it could not be looked at: says nothing about the bytes */
 } fsdp_finding;
 
 typedef struct fsdp_verify_opts {
@@ -241,9 +243,13 @@ typedef struct fsdp_verify_opts {
     struct fsdp_io *io;
 } fsdp_verify_opts;
 
-typedef struct fsdp_verify_summary { int64_t files, tensors, blocks, bytes, findings; } fsdp_verify_summary;
+typedef struct fsdp_verify_summary {
+    int64_t files, tensors, blocks, bytes;
+    int64_t findings, unreadable;      /* unreadable: those of the findings */
+} fsdp_verify_summary;
 
-/* FSDP_OK when good, FSDP_DIFFERS when damage was found (each reported as a finding). */
+/* FSDP_OK when good, FSDP_DIFFERS when damage was found (each reported as a finding), FSDP_ERR_IO when
+ * a part could not be read (findings, too). */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
 

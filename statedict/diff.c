@@ -278,6 +278,17 @@ static void share_memory(diff_state *state)
         state->slab_bytes = SLAB_LEAST;
 }
 
+/* "Equal" would be a false comfort where nothing was compared. */
+static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
+{
+    const fsdp_diff_summary *summary = &state->summary;
+    bool any_name = fsdp_sd_count(state->sd_a) + fsdp_sd_count(state->sd_b) > 0;
+    if (summary->equal + summary->differ + summary->only_a + summary->only_b > 0 || !any_name)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_DIFFERS, "no name matches, neither in '%s' nor in '%s'",
+                     state->a->path, state->b->path);
+}
+
 static fsdp_status compare(diff_state *state, fsdp_error *err)
 {
     FSDP_TRY(fsdp_filter_create(state->opts.include, state->opts.exclude, &state->filter, err));
@@ -287,6 +298,7 @@ static fsdp_status compare(diff_state *state, fsdp_error *err)
         (size_t)state->threads < state->task_count ? (size_t)state->threads : state->task_count;
     FSDP_TRY(fsdp_parallel(state->threads, workers, work, state, err));
     visit_all(state);
+    FSDP_TRY(require_selection(state, err));
     const fsdp_diff_summary *summary = &state->summary;
     return summary->differ + summary->only_a + summary->only_b > 0 ? FSDP_DIFFERS : FSDP_OK;
 }

@@ -51,7 +51,8 @@ typedef struct fsdp_diff_opts {
     fsdp_watch watch;
 } fsdp_diff_opts;
 
-/* FSDP_OK when equal, FSDP_DIFFERS when not. opts and summary_out may be NULL. */
+/* FSDP_OK when equal, FSDP_DIFFERS when not, or, with the reason in err, when the patterns select no name
+ * of either side. opts and summary_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b,
                                                        const fsdp_diff_opts *opts,
                                                        fsdp_diff_summary *summary_out, fsdp_error *err);

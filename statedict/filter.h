@@ -15,7 +15,11 @@ extern "C" {
 
 typedef struct fsdp_filter fsdp_filter;
 
-/* Either may be NULL. FSDP_ERR_USAGE names an expression that cannot be compiled. */
+/*
+ * Either may be NULL. FSDP_ERR_USAGE names an expression that cannot be compiled, or that would take
+ * too long: over 4,096 bytes, groups over 32 deep, repetitions that stand for over 1,000 characters
+ * when they are written out, references back to a group.
+ */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_filter_create(const char *include, const char *exclude,
                                                      fsdp_filter **filter_out, fsdp_error *err);
 FSDP_API void fsdp_filter_free(fsdp_filter *filter);           /* accepts NULL */

@@ -13,6 +13,16 @@ static fsdp_io *io_of(const fsdp_load_opts *opts)
     return opts && opts->io ? opts->io : fsdp_io_posix();
 }
 
+static fsdp_status require_selection(const fsdp_checkpoint *checkpoint, const fsdp_sd *full,
+                                     fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(checkpoint->manifest.sd);
+    if (fsdp_sd_count(full) > 0 || count == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' matches: none of %zu is selected",
+                     checkpoint->path, count);
+}
+
 /* What is selected of a checkpoint, whole; no memory yet. */
 static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_sd **full_out,
@@ -24,6 +34,8 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
     fsdp_status st = fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err);
     if (st == FSDP_OK)
         st = fsdp_relayout_whole((*checkpoint_out)->manifest.sd, filter, full_out, err);
+    if (st == FSDP_OK)
+        st = require_selection(*checkpoint_out, *full_out, err);
     fsdp_filter_free(filter);
     return st;
 }

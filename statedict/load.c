@@ -553,13 +553,35 @@ static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_er
     }
 }
 
+static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
+            return true;
+    return false;
+}
+
+/* Patterns that leave nothing to load are a mistake, whatever the checkpoint holds. */
+static fsdp_status require_selection(const load_job *job, fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    size_t count = fsdp_sd_count(job->sd);
+    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
+    bool selected = selects_any(filter, job->sd);
+    fsdp_filter_free(filter);
+    if (selected || count == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "no name of the state dict matches: none of %zu is selected", count);
+}
+
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_candidates list = {0};
     fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, FSDP_OK, err));
-    fsdp_status st = FSDP_OK;
+    fsdp_status st = require_selection(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
     st = fsdp_ctl_agree(job->ctl, st, err);

@@ -17,21 +17,36 @@ typedef struct verify_job {
     int file;          /* at hand */
     atomic_llong next; /* box to take */
     atomic_llong blocks, bytes, findings;
-    atomic_flag reporting;
+    atomic_flag reporting; /* guards the callback and these two */
+    int64_t unreadable;
+    char reason[FSDP_ERROR_TEXT]; /* of the first that was unreadable */
     fsdp_meter meter;
 } verify_job;
+
+static void tell(verify_job *job, const fsdp_finding *finding)
+{
+    atomic_fetch_add(&job->findings, 1);
+    while (atomic_flag_test_and_set(&job->reporting))
+        ;
+    if (finding->unreadable && job->unreadable++ == 0)
+        snprintf(job->reason, sizeof job->reason, "%s", finding->text);
+    if (job->opts->finding)
+        job->opts->finding(job->opts->finding_user, finding);
+    atomic_flag_clear(&job->reporting);
+}
 
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    atomic_fetch_add(&job->findings, 1);
-    if (!job->opts->finding)
-        return;
-    while (atomic_flag_test_and_set(&job->reporting))
-        ;
-    fsdp_finding finding = {file, tensor, block, text};
-    job->opts->finding(job->opts->finding_user, &finding);
-    atomic_flag_clear(&job->reporting);
+    tell(job, &(fsdp_finding){file, tensor, block, text, false});
+}
+
+/* A disk or a permission that fails says nothing about the bytes behind it. */
+static void report_failure(verify_job *job, const char *file, const char *tensor, int64_t block,
+                           const fsdp_error *found)
+{
+    bool unreadable = found->status == FSDP_ERR_IO;
+    tell(job, &(fsdp_finding){file, tensor, block, found->text, unreadable});
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
@@ -64,7 +79,7 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
             return st;
         }
         if (st != FSDP_OK)
-            report(job, file, tensor, block, found.text);
+            report_failure(job, file, tensor, block, &found);
         atomic_fetch_add(&job->blocks, 1);
         FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name,
                                 stored->name_size, err));
@@ -115,7 +130,7 @@ static fsdp_status open_files(verify_job *job, fsdp_error *err)
         }
         file_name(job, i, file);
         if (st != FSDP_OK)
-            report(job, file, "", -1, found.text);
+            report_failure(job, file, "", -1, &found);
     }
     return FSDP_OK;
 }
@@ -174,7 +189,7 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
         return st;
     }
     if (st != FSDP_OK)
-        report(job, FSDP_VIEW_NAME, "", -1, found.text);
+        report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
     else if (!same)
         report(job, FSDP_VIEW_NAME, "", -1,
                "the view is not the one that belongs to this checkpoint; the data is not affected, "
@@ -264,6 +279,18 @@ static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error 
     return FSDP_OK;
 }
 
+/* Damage is an answer, a file that nobody could read is none. */
+static fsdp_status judge(const char *path, const verify_job *job,
+                         const fsdp_verify_summary *summary, fsdp_error *err)
+{
+    if (summary->unreadable > 0)
+        return fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read: %s", path, job->reason);
+    if (summary->findings > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
+                         (long long)summary->findings);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                    fsdp_verify_summary *summary_out, fsdp_error *err)
 {
@@ -284,11 +311,9 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     summary.blocks = atomic_load(&job.blocks);
     summary.bytes = atomic_load(&job.bytes);
     summary.findings = atomic_load(&job.findings);
+    summary.unreadable = job.unreadable;
     fsdp_checkpoint_close(job.checkpoint);
     if (summary_out)
         *summary_out = summary;
-    if (st != FSDP_OK || summary.findings == 0)
-        return st;
-    return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
-                     (long long)summary.findings);
+    return st != FSDP_OK ? st : judge(path, &job, &summary, err);
 }

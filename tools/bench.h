@@ -131,6 +131,10 @@ _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err);
 fsdp_status bench_mpi_begin(fsdp_ctl **ctl_out, fsdp_error *err);
 bool bench_mpi_end(void);
 
+/* --json of a command that prints as it goes: one object whose member `list` holds the items. First
+ * what stands before an item; the end comes with bench_exit. Rank 0 only. */
+void bench_begin_item(fsdp_text *text, const char *list);
+
 /* What a save or load of one rank watches: rank 0 shows progress, every rank can be stopped. */
 fsdp_watch bench_watch(const bench_options *opts, int rank);
 

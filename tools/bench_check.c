@@ -343,10 +343,14 @@ static void add_verdict(fsdp_text *text, const char *path, const bench_proof *pr
 {
     char number[CLI_NUMBER];
     if (difference) {
-        fsdp_text_addf(text, "bad   %s: %s\n", path, difference);
+        fsdp_text_addf(text, "bad   ");
+        cli_add_message(text, path);
+        fsdp_text_addf(text, ": %s\n", difference);
         return;
     }
-    fsdp_text_addf(text, "ok    %s, step %" PRId64 ": %s", path, proof->step,
+    fsdp_text_addf(text, "ok    ");
+    cli_add_message(text, path);
+    fsdp_text_addf(text, ", step %" PRId64 ": %s", proof->step,
                    cli_plural(proof->tensors, "tensor", number));
     fsdp_text_addf(text, " (%s), ", cli_bytes(proof->bytes, number));
     if (proof->knows_model)

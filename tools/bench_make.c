@@ -137,11 +137,12 @@ static fsdp_status tell(const maker *m, double seconds)
     char size[CLI_NUMBER], rate[CLI_NUMBER];
     int64_t tensors, bytes = count_bytes(m->sd, &tensors);
     if (opts->common.json) {
-        fsdp_text_addf(&text, "{\"schema\": 1, \"path\": ");
+        bench_begin_item(&text, "saves");
+        fsdp_text_addf(&text, "{\"path\": ");
         fsdp_text_add_json_string(&text, opts->path, strlen(opts->path));
         fsdp_text_addf(&text,
                        ", \"step\": %" PRId64 ", \"world_size\": %d, \"tensors\": %" PRId64
-                       ", \"bytes\": %" PRId64 ", \"seconds\": %.3f}\n",
+                       ", \"bytes\": %" PRId64 ", \"seconds\": %.3f}",
                        m->step, m->job->world, tensors, bytes, seconds);
     } else if (!opts->common.quiet) {
         fsdp_text_addf(

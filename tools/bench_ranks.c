@@ -58,10 +58,46 @@ fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body
                                  : fsdp_ctl_run_threads(world, run_rank, &job, err);
 }
 
+static bool has_items;
+
+void bench_begin_item(fsdp_text *text, const char *list)
+{
+    if (has_items)
+        fsdp_text_addf(text, ",\n ");
+    else
+        fsdp_text_addf(text, "{\"schema\": 1, \"%s\": [\n ", list);
+    has_items = true;
+}
+
+static void end_items(fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text text = {0};
+    if (!has_items)
+        return;
+    fsdp_text_addf(&text, "]");
+    if (status != FSDP_OK) {
+        fsdp_text_addf(&text, ", ");
+        cli_add_json_error(&text, status, err);
+    }
+    fsdp_text_addf(&text, "}\n");
+    (void)cli_put_all(&text);
+}
+
+/* The other ranks fail as rank 0 does, which tells; only when ranks are lost each has its own story. */
+static int end_rank(fsdp_status status, const fsdp_error *err)
+{
+    if (bench_mpi_rank() == 0) {
+        end_items(status, err);
+        return cli_end(status, err);
+    }
+    if (status == FSDP_ERR_PEER)
+        return fsdp_error_report(err);
+    return cli_stopped() ? 128 + cli_stopped() : (int)status;
+}
+
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
 {
-    bool tells = bench_mpi_rank() == 0 || status == FSDP_ERR_PEER;
-    int code = tells ? cli_end(status, err) : cli_stopped() ? 128 + cli_stopped() : (int)status;
+    int code = end_rank(status, err);
     fflush(NULL);
     if (bench_mpi_world() > 0 && !bench_mpi_end())
         _exit(code);

@@ -19,6 +19,7 @@ enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_JSON, KEY_MEM };
 
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
+static bool wants_json;
 
 /* --- signals ---------------------------------------------------------------------------------- */
 
@@ -27,13 +28,16 @@ static void note_signal(int number)
     stop_signal = number;
 }
 
-/* The first signal asks, a second one ends the program at once. */
+/* The first signal asks, a second one ends the program at once. Who started us with nohup wants no
+ * stop when the terminal closes. */
 static void set_up_signals(void)
 {
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, before;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
     signal(SIGPIPE, SIG_IGN);
 }
@@ -52,12 +56,13 @@ fsdp_status cli_check_stop(fsdp_error *err)
 
 _Noreturn void cli_usage_error(const char *format, ...)
 {
+    fsdp_error err = {.status = FSDP_ERR_USAGE};
     va_list args;
     va_start(args, format);
-    fputs("error: ", stderr);
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n       try '%s --help'\n", running->name);
+    vsnprintf(err.text, sizeof err.text, format, args);
     va_end(args);
+    fsdp_error_report(&err);
+    fprintf(stderr, "       try '%s --help'\n", running->name);
     exit(FSDP_ERR_USAGE);
 }
 
@@ -100,6 +105,21 @@ int64_t cli_parse_size(const char *option, const char *text)
     if (!is_number || *end != '\0' || __builtin_mul_overflow(value, unit, &value))
         cli_usage_error("%s '%s' is not a size such as 4G, 256M or 64K", option, text);
     return value;
+}
+
+fsdp_kind cli_parse_kind(const char *text)
+{
+    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
+        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
+            return (fsdp_kind)kind;
+    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
+}
+
+int cli_parse_compress(const char *text)
+{
+    if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
+        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
+    return text[4] == ':' ? (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19) : 0;
 }
 
 /* --- help ------------------------------------------------------------------------------------- */
@@ -147,7 +167,10 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
 {
     cli_common *common = state->input;
     switch (key) {
-    case KEY_JSON: common->json = true; return 0;
+    case KEY_JSON:
+        common->json = true;
+        wants_json = true;
+        return 0;
     case 'q': common->quiet = true; return 0;
     case 'h': print_usage(); break;
     case KEY_HELP: print_help(); break;
@@ -159,7 +182,7 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option general_options[] = {
-    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1)", 0},
+    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too", 0},
     {"quiet", 'q', NULL, 0, "no talk, no progress", 0},
     {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
     {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
@@ -277,6 +300,8 @@ static int edit_distance(const char *a, size_t size_a, const char *b, size_t siz
 static bool keep_nearest(const struct argp_option *option, void *user)
 {
     typed_name *typed = user;
+    if (option->flags & CLI_NEVER_GUESSED)
+        return false;
     int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
     if (distance < typed->distance) {
         typed->distance = distance;
@@ -302,7 +327,7 @@ static int check_long(const struct argp *argp, const char *text, bool is_last)
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
     bool has_value = text[typed.size] == '=';
     const struct argp_option *option = find_option(argp, begins_with_typed, &typed);
-    if (!option)
+    if (!option || ((option->flags & CLI_NEVER_GUESSED) && strlen(option->name) != typed.size))
         refuse_option(argp, &typed);
     if (option->arg && !has_value && is_last)
         cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
@@ -348,6 +373,25 @@ static void raise_file_limit(void)
     }
 }
 
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+/* Under mpirun every rank would do the same work at once, and several would race for one result. */
+static void refuse_ranks(void)
+{
+    int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
+    if (ranks <= 1 || running->has_ranks)
+        return;
+    if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
+        exit(FSDP_ERR_USAGE); /* one tells */
+    cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
+                    "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
+                    running->name, ranks, running->name);
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
     running = tool;
@@ -356,6 +400,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     argp_err_exit_status = FSDP_ERR_USAGE;
     check_options(tool->argp, argc, argv);
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+    refuse_ranks();
 }
 
 /* --- standard output and the end -------------------------------------------------------------- */
@@ -363,9 +408,11 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 enum { PUT_BYTES = 64 << 10 };
 
 static int output_errnum;
+static bool has_written;
 
 static bool write_out(const char *data, size_t size)
 {
+    has_written = has_written || size > 0;
     if (output_errnum == 0 && size > 0 && fwrite(data, 1, size, stdout) != size)
         output_errnum = errno ? errno : EIO;
     return output_errnum == 0;
@@ -375,7 +422,7 @@ fsdp_status cli_put(fsdp_text *text)
 {
     if (text->failed)
         output_errnum = ENOMEM;
-    if (text->size >= PUT_BYTES) {
+    if (text->size >= PUT_BYTES && !wants_json) { /* JSON that ends half-way is none */
         write_out(text->data, text->size);
         text->size = 0;
     }
@@ -389,6 +436,32 @@ fsdp_status cli_put_all(fsdp_text *text)
         st = FSDP_ERR_CANCELLED;
     fsdp_text_release(text);
     return st;
+}
+
+void cli_drop(fsdp_text *text)
+{
+    if (wants_json)
+        text->size = 0;
+}
+
+void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
+{
+    const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
+    fsdp_text_addf(text, "\"error\": ");
+    fsdp_text_add_json_string(text, told, strlen(told));
+    fsdp_text_addf(text, ", \"exit\": %d", (int)status);
+}
+
+/* Programs that asked for JSON get an object, whatever happens. */
+static void print_json_error(fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text text = {0};
+    if (!wants_json || has_written || output_errnum != 0)
+        return;
+    fsdp_text_addf(&text, "{\"schema\": 1, ");
+    cli_add_json_error(&text, status, err);
+    fsdp_text_addf(&text, "}\n");
+    (void)cli_put_all(&text);
 }
 
 /* A reader that has seen enough and gone needs no message, but scripts need the exit code. */
@@ -408,6 +481,8 @@ static fsdp_status finish_output(void)
 int cli_end(fsdp_status status, const fsdp_error *err)
 {
     cli_progress_clear();
+    if (status != FSDP_OK)
+        print_json_error(status, err);
     fsdp_status output = finish_output();
     if (stop_signal && status == FSDP_ERR_CANCELLED) {
         cli_say("stop", "by signal %d; nothing is left half-written", (int)stop_signal);

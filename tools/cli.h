@@ -34,7 +34,12 @@ typedef struct cli_tool {
     const char *summary;       /* one sentence */
     const char *examples;      /* lines that begin with two spaces */
     const struct argp *argp;
+    bool has_ranks;            /* mpirun may start it; the others refuse that */
 } cli_tool;
+
+/* A flag of options that delete: they are never offered for a mistyped one, and never abbreviated.
+ * (argp's own use of the bit, hiding an option from its usage message, is not ours: ARGP_NO_HELP.) */
+enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
 
 /* Sets up signals and parses. tool and input must live as long as the program. */
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);
@@ -46,13 +51,16 @@ _Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
 int64_t cli_parse_size(const char *option, const char *text);
 int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most);
 double cli_parse_real(const char *option, const char *text);
+fsdp_kind cli_parse_kind(const char *text);
+int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-/* Reports an error, flushes standard output, and returns the exit code. */
+/* Reports an error, flushes standard output, and returns the exit code. With --json the error is an
+ * object on standard output, too, unless the tool has printed one. */
 int cli_end(fsdp_status status, const fsdp_error *err);
 
-/* SIGINT or SIGTERM once one came, else 0. */
+/* SIGINT, SIGTERM or SIGHUP once one came, else 0. */
 int cli_stopped(void);
 
 /* FSDP_ERR_CANCELLED once a signal came; for loops that call no library function with a watch. */
@@ -71,11 +79,16 @@ void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* --- standard output -------------------------------------------------------------------------- */
 
-/* Hands the text over to standard output once it is large, and empties it. Failures are remembered
- * for cli_end; then, and when a signal came, this returns FSDP_ERR_CANCELLED: stop printing. */
+/* Hands the text over to standard output once it is large, and empties it; JSON is kept until it is
+ * whole. Failures are remembered for cli_end; then, and when a signal came, this returns
+ * FSDP_ERR_CANCELLED: stop printing. */
 fsdp_status cli_put(fsdp_text *text);
 /* The same for all of it, and releases the text. */
 fsdp_status cli_put_all(fsdp_text *text);
+/* After a failure: empties JSON that will not become whole. */
+void cli_drop(fsdp_text *text);
+/* The members "error" and "exit" of an object. */
+void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err);
 
 /* Standard output is a terminal that shows colours. */
 bool cli_colors_out(void);
@@ -93,6 +106,8 @@ double cli_now(void);                                                /* seconds,
 void cli_add_shape(fsdp_text *text, int ndim, const int64_t *shape);           /* "[2304, 768]" */
 /* A name that is safe on a terminal, cut in the middle when it is very long. */
 void cli_add_name(fsdp_text *text, const char *name, size_t size);
+/* A path, or a message with paths in it, whole and safe on a terminal. */
+void cli_add_message(fsdp_text *text, const char *message);
 void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
 /* Whole, for lists that other programs read line by line. */
 void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
@@ -104,6 +119,10 @@ fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_
                                 fsdp_error *err);
 /* The run that was opened in this way, or NULL. */
 const char *cli_opened_run(void);
+/* FSDP_ERR_NOT_FOUND, and what is meant instead: for a file of a checkpoint its directory. */
+fsdp_status cli_check_not_inside(const char *path, fsdp_error *err);
+/* The same for a checkpoint where a run is wanted. */
+fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err);
 /* True when PATH is a directory without a manifest in which steps of a run lie. */
 bool cli_is_run(const char *path);
 

@@ -2,9 +2,11 @@
 #include "tools/cli.h"
 
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 static const char *scaled(double value, double step, const char *const *units, char out[CLI_NUMBER])
@@ -89,6 +91,19 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size)
     free(printable);
 }
 
+void cli_add_message(fsdp_text *text, const char *message)
+{
+    size_t size = strlen(message), room = 4 * size + 8; /* a byte becomes at most \xHH */
+    char *printable = malloc(room);
+    if (!printable) {
+        text->failed = true;
+        return;
+    }
+    fsdp_printable_message(message, size, printable, room);
+    fsdp_text_add(text, printable, strlen(printable));
+    free(printable);
+}
+
 void cli_add_padded(fsdp_text *text, const char *data, int width)
 {
     fsdp_text_addf(text, "%-*s", width, data);
@@ -96,10 +111,44 @@ void cli_add_padded(fsdp_text *text, const char *data, int width)
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
+static bool has_manifest(const char *directory)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    int n = snprintf(path, sizeof path, "%s/manifest.json", directory);
+    return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
+}
+
+fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
+{
+    char directory[PATH_MAX];
+    struct stat info;
+    const char *slash = strrchr(path, '/');
+    int n = slash ? (int)(slash - path) : 1;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
+        return FSDP_OK;
+    snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
+    if (!has_manifest(directory))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",
+                     path, directory);
+}
+
 bool cli_is_run(const char *path)
 {
     bool is_run = false;
     return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+}
+
+fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
+{
+    if (cli_is_run(path))
+        return FSDP_OK;
+    if (!has_manifest(path))
+        return cli_check_not_inside(path, err);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is a checkpoint, not a run: a run is a directory with checkpoints in it",
+                     path);
 }
 
 static const char *opened_run;
@@ -123,6 +172,7 @@ static fsdp_status open_newest(const char *run, const fsdp_watch *watch,
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
+    FSDP_TRY(cli_check_not_inside(path, err));
     if (cli_is_run(path))
         return open_newest(path, watch, checkpoint_out, err);
     return fsdp_checkpoint_open(path, NULL, checkpoint_out, err);

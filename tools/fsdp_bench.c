@@ -34,8 +34,8 @@ static const struct argp_option options[] = {
     {"kind", KEY_KIND, "KIND", 0, "make: sharded (default), full or local", 0},
     {"compress", KEY_COMPRESS, "zstd[:L]", 0, "make: byte shuffle + zstd, level L (default: 0)", 0},
     {"no-sync", KEY_NO_SYNC, NULL, 0, "make: leave durability to the operating system", 0},
-    {"deadline", KEY_DEADLINE, "S", 0, "make: how long a rank waits for others (300)", 0},
-    {"seed", KEY_SEED, "S", 0, "make, check: seed of the values (default: 0)", 0},
+    {"deadline", KEY_DEADLINE, "S", 0, "make, save: how long a rank waits for others (300)", 0},
+    {"seed", KEY_SEED, "S", 0, "seed of the values (default: 0)", 0},
     {"size", KEY_SIZE, "SIZE", 0, "others: bytes of the state (default: 1G)", 0},
     {"dir", KEY_DIR, "DIR", 0, "others: where files are written (default: .)", 0},
     {"rounds", KEY_ROUNDS, "N", 0, "others: repetitions, at least 5 (default: 5)", 0},
@@ -66,21 +66,44 @@ static int find_command(const char *name)
                     name);
 }
 
-static fsdp_kind parse_kind(const char *text)
+/* Which commands heed an option; the names stand in the order of the keys. --seed is for all. */
+typedef enum command_set {
+    FOR_MAKE = 1,
+    FOR_MEASURE = 2,
+    FOR_COMPRESS = 4,
+    FOR_SAVE = 8
+} command_set;
+
+static const struct {
+    int key;
+    const char *name;
+    unsigned heeded;
+} scopes[] = {
+    {KEY_MODEL, "model", FOR_MAKE},      {KEY_SCALE, "scale", FOR_MAKE},
+    {KEY_WORLD, "world-size", FOR_MAKE}, {KEY_SAVES, "saves", FOR_MAKE},
+    {KEY_KIND, "kind", FOR_MAKE},        {KEY_COMPRESS, "compress", FOR_MAKE},
+    {KEY_NO_SYNC, "no-sync", FOR_MAKE},  {KEY_DEADLINE, "deadline", FOR_MAKE | FOR_SAVE},
+    {KEY_SIZE, "size", FOR_MEASURE},     {KEY_DIR, "dir", FOR_MEASURE},
+    {KEY_ROUNDS, "rounds", FOR_MEASURE}, {KEY_PEER, "peer", FOR_COMPRESS},
+};
+
+static unsigned set_of(const char *command)
 {
-    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
-        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
-            return (fsdp_kind)kind;
-    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
+    if (strcmp(command, "make") == 0)
+        return FOR_MAKE;
+    if (strcmp(command, "check") == 0)
+        return 0;
+    return FOR_MEASURE | (strcmp(command, "compress") == 0 ? FOR_COMPRESS : 0U) |
+           (strcmp(command, "save") == 0 ? FOR_SAVE : 0U);
 }
 
-static void parse_compress(bench_options *opts, const char *text)
+/* What would be ignored is a misunderstanding. */
+static void check_scopes(const bench_options *opts)
 {
-    if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
-        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
-    opts->compress = true;
-    if (text[4] == ':')
-        opts->level = (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19);
+    unsigned set = set_of(opts->command);
+    for (size_t i = 0; i < sizeof scopes / sizeof *scopes; i++)
+        if ((opts->given & 1U << (scopes[i].key - KEY_MODEL)) && !(scopes[i].heeded & set))
+            cli_usage_error("--%s means nothing to %s", scopes[i].name, opts->command);
 }
 
 static void parse_argument(bench_options *opts, const char *arg)
@@ -93,13 +116,16 @@ static void parse_argument(bench_options *opts, const char *arg)
         cli_usage_error("'%s' is too many", arg);
 }
 
+/* The largest model has less than 2^63 bytes then. */
+enum { MOST_SCALE = 1000000 };
+
 static void check_make(const bench_options *opts)
 {
     int ranks = bench_mpi_world();
     if (!opts->model)
         cli_usage_error("--model is missing: gpt2, llama-1b, llama-8b or moe");
-    if (opts->scale <= 0)
-        cli_usage_error("--scale must be more than 0");
+    if (opts->scale <= 0 || opts->scale > MOST_SCALE)
+        cli_usage_error("--scale must be more than 0 and at most %.0f", (double)MOST_SCALE);
     if (ranks > 0 && opts->world > 0 && opts->world != ranks)
         cli_usage_error("--world-size %d, but mpirun started %d ranks", opts->world, ranks);
 }
@@ -109,6 +135,7 @@ static void check_arguments(const bench_options *opts)
     if (!opts->command)
         cli_usage_error("COMMAND is missing: make, check, save, load, reshard, many, compress, "
                         "manifest");
+    check_scopes(opts);
     bool takes_path = commands[find_command(opts->command)].takes_path;
     if (takes_path && !opts->path)
         cli_usage_error("%s needs a DIR", opts->command);
@@ -121,6 +148,8 @@ static void check_arguments(const bench_options *opts)
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     bench_options *opts = state->input;
+    if (key >= KEY_MODEL && key <= KEY_PEER)
+        opts->given |= 1U << (key - KEY_MODEL);
     switch (key) {
     case ARGP_KEY_INIT:
         for (int i = 0; i < 2; i++)
@@ -131,8 +160,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_WORLD: opts->world = (int)cli_parse_integer("--world-size", arg, 1, 4096); return 0;
     case KEY_SAVES: opts->saves = (int)cli_parse_integer("--saves", arg, 1, 1 << 20); return 0;
     case KEY_SEED: opts->seed = (uint64_t)cli_parse_integer("--seed", arg, 0, INT64_MAX); return 0;
-    case KEY_KIND: opts->kind = parse_kind(arg); return 0;
-    case KEY_COMPRESS: parse_compress(opts, arg); return 0;
+    case KEY_KIND: opts->kind = cli_parse_kind(arg); return 0;
+    case KEY_COMPRESS:
+        opts->compress = true;
+        opts->level = cli_parse_compress(arg);
+        return 0;
     case KEY_NO_SYNC: opts->no_sync = true; return 0;
     case KEY_DEADLINE:
         opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", arg, 1, 1 << 20);
@@ -160,7 +192,8 @@ static const cli_tool tool = {
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
                 "  fsdp-bench load --json --dir /scratch    beside the plain file system\n",
-    .argp = &argp};
+    .argp = &argp,
+    .has_ranks = true};
 
 int main(int argc, char **argv)
 {

@@ -15,7 +15,7 @@ typedef struct convert_options {
     fsdp_convert_opts convert;
     const char *mesh_text;
     fsdp_mesh *mesh;
-    bool kind_given, plan, verbose;
+    bool kind_given, dim_given, plan, verbose;
     const char *from, *to;
 } convert_options;
 
@@ -56,23 +56,6 @@ static void parse_format(const char *text)
         cli_usage_error("--to '%s' cannot be written; known formats: fsdp", text);
 }
 
-static fsdp_kind parse_kind(const char *text)
-{
-    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
-        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
-            return (fsdp_kind)kind;
-    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
-}
-
-static void parse_compress(fsdp_convert_opts *convert, const char *text)
-{
-    if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
-        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
-    convert->compress = true;
-    convert->level =
-        text[4] == ':' ? (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19) : 0;
-}
-
 /* "dp=4,tp=2" */
 static fsdp_mesh *parse_mesh(const char *given)
 {
@@ -96,11 +79,24 @@ static fsdp_mesh *parse_mesh(const char *given)
     return mesh;
 }
 
+/* What would be ignored is a misunderstanding. */
+static void check_contradictions(const convert_options *opts)
+{
+    fsdp_kind kind = opts->convert.kind;
+    if (kind == FSDP_FULL && opts->mesh_text)
+        cli_usage_error("--kind full has every tensor whole: --mesh has no meaning");
+    if (kind != FSDP_SHARDED && opts->dim_given)
+        cli_usage_error("--kind %s cuts no tensor dim: --shard-dim has no meaning", cli_kind(kind));
+    if (opts->verbose && opts->common.quiet)
+        cli_usage_error("--quiet and --verbose contradict each other");
+}
+
 static void check_arguments(convert_options *opts, const struct argp_state *state)
 {
     fsdp_convert_opts *convert = &opts->convert;
     if (state->arg_num < 2)
         cli_usage_error("SRC and DST are expected");
+    check_contradictions(opts);
     if (opts->mesh_text) {
         opts->mesh = parse_mesh(opts->mesh_text);
         int64_t ranks = fsdp_mesh_size(opts->mesh);
@@ -134,7 +130,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_TO: parse_format(arg); return 0;
     case KEY_KIND:
-        convert->kind = parse_kind(arg);
+        convert->kind = cli_parse_kind(arg);
         opts->kind_given = true;
         return 0;
     case KEY_WORLD:
@@ -143,8 +139,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_MESH: opts->mesh_text = arg; return 0;
     case KEY_DIM:
         convert->shard_dim = (int)cli_parse_integer("--shard-dim", arg, 0, FSDP_MAX_DIMS - 1);
+        opts->dim_given = true;
         return 0;
-    case KEY_COMPRESS: parse_compress(convert, arg); return 0;
+    case KEY_COMPRESS:
+        convert->compress = true;
+        convert->level = cli_parse_compress(arg);
+        return 0;
     case KEY_NO_VERIFY: convert->no_verify = true; return 0;
     case KEY_OVERWRITE: convert->overwrite = true; return 0;
     case KEY_NO_SYNC: convert->no_sync = true; return 0;
@@ -195,10 +195,12 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
 {
     char number[CLI_NUMBER];
     bool fits = plan->free_bytes < 0 || plan->free_bytes >= plan->bytes_written;
-    fsdp_text_addf(text, "plan  %s (%s %s, world %d) -> %s (fsdp %s, world %d%s)\n",
-                   base_name(info->path), info->format, cli_kind(info->kind), info->world, opts->to,
-                   cli_kind(opts->convert.kind), result_world(opts, info),
-                   opts->convert.compress ? ", zstd" : "");
+    fsdp_text_addf(text, "plan  ");
+    cli_add_message(text, base_name(info->path));
+    fsdp_text_addf(text, " (%s %s, world %d) -> ", info->format, cli_kind(info->kind), info->world);
+    cli_add_message(text, opts->to);
+    fsdp_text_addf(text, " (fsdp %s, world %d%s)\n", cli_kind(opts->convert.kind),
+                   result_world(opts, info), opts->convert.compress ? ", zstd" : "");
     fsdp_text_addf(text, "  %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s, %" PRId64 " alias%s, ", cli_plural(plan->values, "value", number),
                    plan->aliases, plan->aliases == 1 ? "" : "es");
@@ -216,7 +218,7 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
 }
 
 static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                     const fsdp_convert_plan *plan, double seconds)
+                     const fsdp_convert_plan *plan, double seconds, const fsdp_error *failure)
 {
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
@@ -234,10 +236,38 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    plan->bytes_read, plan->bytes_written, plan->peak_memory);
     fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
     if (opts->plan)
-        fsdp_text_addf(text, "\"written\": false}\n");
+        fsdp_text_addf(text, "\"written\": false");
     else
-        fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f}\n",
+        fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
                        opts->convert.no_verify ? "false" : "true", seconds);
+    if (failure) {
+        fsdp_text_addf(text, ", ");
+        cli_add_json_error(text, failure->status, failure);
+    }
+    fsdp_text_addf(text, "}\n");
+}
+
+/* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
+static void add_spelled_argument(fsdp_text *text, const char *argument)
+{
+    fsdp_text_addf(text, " $'");
+    for (; *argument; argument++) {
+        unsigned char c = (unsigned char)*argument;
+        if (c < 32 || c > 126)
+            fsdp_text_addf(text, "\\x%02x", c);
+        else
+            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
+    }
+    fsdp_text_addf(text, "'");
+}
+
+static bool is_harmless(const char *argument)
+{
+    fsdp_text spelled = {0};
+    cli_add_message(&spelled, argument);
+    bool same = spelled.data && strcmp(spelled.data, argument) == 0;
+    fsdp_text_release(&spelled);
+    return same;
 }
 
 /* Quoted for a shell when it must be. */
@@ -247,6 +277,10 @@ static void add_argument(fsdp_text *text, const char *argument)
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
     if (argument[0] && strspn(argument, plain) == strlen(argument)) {
         fsdp_text_addf(text, " %s", argument);
+        return;
+    }
+    if (argument[0] && !is_harmless(argument)) {
+        add_spelled_argument(text, argument);
         return;
     }
     fsdp_text_addf(text, " '");
@@ -280,16 +314,23 @@ static void add_done(fsdp_text *text, const convert_options *opts, const fsdp_ch
 
 /* --- the work --------------------------------------------------------------------------------- */
 
+static void add_replaced(fsdp_text *text, const char *path)
+{
+    fsdp_text_addf(text, "  '");
+    cli_add_message(text, path);
+    fsdp_text_addf(text, "' exists and is replaced\n");
+}
+
 static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint_info *info,
-                              const fsdp_convert_plan *plan, bool possible)
+                              const fsdp_convert_plan *plan, const fsdp_error *failure)
 {
     fsdp_text text = {0};
     if (opts->common.json) {
-        add_json(&text, opts, info, plan, 0);
+        add_json(&text, opts, info, plan, 0, failure);
     } else if (!opts->common.quiet) {
         add_plan(&text, opts, info, plan);
-        if (possible && opts->convert.overwrite && access(opts->to, F_OK) == 0)
-            fsdp_text_addf(&text, "  '%s' exists and is replaced\n", opts->to);
+        if (!failure && opts->convert.overwrite && access(opts->to, F_OK) == 0)
+            add_replaced(&text, opts->to);
         fsdp_text_addf(&text, "  nothing written (plan only)\n");
     }
     return cli_put_all(&text);
@@ -307,7 +348,7 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     cli_progress_clear();
     if (opts->common.json)
-        add_json(&text, opts, info, plan, cli_now() - began);
+        add_json(&text, opts, info, plan, cli_now() - began, NULL);
     else if (!opts->common.quiet)
         add_done(&text, opts, info, plan, cli_now() - began);
     return cli_put_all(&text);
@@ -317,7 +358,8 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
 static void choose_kind(convert_options *opts, const fsdp_checkpoint_info *info)
 {
     fsdp_convert_opts *convert = &opts->convert;
-    if (!opts->kind_given && info->kind == FSDP_FULL && convert->world == 0 && !convert->mesh)
+    bool is_cut = convert->world > 0 || convert->mesh || opts->dim_given;
+    if (!opts->kind_given && info->kind == FSDP_FULL && !is_cut)
         convert->kind = FSDP_FULL;
 }
 
@@ -328,7 +370,7 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     choose_kind(opts, info);
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
     if (opts->plan && plan.files > 0) {
-        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK);
+        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
     }
     return st == FSDP_OK ? convert(opts, info, &plan, err) : st;

@@ -302,7 +302,8 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
     fsdp_status st = fsdp_checkpoint_diff(sides[0], sides[1], &diff, &summary, err);
     if (list->failed)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for a list of differences");
-    if (st != FSDP_OK && st != FSDP_DIFFERS)
+    bool compared = summary.equal + summary.differ + summary.only_a + summary.only_b > 0;
+    if (st != FSDP_OK && (st != FSDP_DIFFERS || !compared))
         return st;
     FSDP_TRY(print_result(opts, list, &summary, sides));
     return st;

@@ -27,7 +27,7 @@ typedef struct gc_report {
 enum { KEY_YES = 0x2000, KEY_LAST, KEY_EVERY, KEY_PIN };
 
 static const struct argp_option options[] = {
-    {"yes", KEY_YES, NULL, 0, "delete; without it nothing is touched", 0},
+    {"yes", KEY_YES, NULL, CLI_NEVER_GUESSED, "delete; without it nothing is touched", 0},
     {"keep-last", KEY_LAST, "N", 0, "keep the newest N that verify (default 3, at least 2)", 0},
     {"keep-every", KEY_EVERY, "N", 0, "keep every step that N divides", 0},
     {"pin", KEY_PIN, "STEP", 0, "keep this step, too; may be repeated", 0},
@@ -91,14 +91,21 @@ static void add_action_json(gc_report *report, const fsdp_retain_action *action)
     fsdp_text_addf(text, "}");
 }
 
+static void add_action(gc_report *report, const fsdp_retain_action *action)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "%-7s %s  (", action->remove ? "remove" : "keep", action->name);
+    cli_add_message(text, action->reason);
+    fsdp_text_addf(text, ")\n");
+}
+
 static void on_action(void *user, const fsdp_retain_action *action)
 {
     gc_report *report = user;
     if (report->options->common.json)
         add_action_json(report, action);
     else if (!report->options->common.quiet)
-        fsdp_text_addf(&report->text, "%-7s %s  (%s)\n", action->remove ? "remove" : "keep",
-                       action->name, action->reason);
+        add_action(report, action);
     (void)cli_put(&report->text); /* a closed output must not stop a delete half-way */
     if (action->remove)
         report->removed++;
@@ -106,13 +113,24 @@ static void on_action(void *user, const fsdp_retain_action *action)
         report->kept++;
 }
 
-static fsdp_status print_end(gc_report *report)
+static void add_end_json(gc_report *report, fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text *text = &report->text;
+    fsdp_text_addf(text, "],\n \"kept\": %" PRId64 ", \"removed\": %" PRId64, report->kept,
+                   report->removed);
+    if (status != FSDP_OK) {
+        fsdp_text_addf(text, ", ");
+        cli_add_json_error(text, status, err);
+    }
+    fsdp_text_addf(text, "}\n");
+}
+
+static fsdp_status print_end(gc_report *report, fsdp_status status, const fsdp_error *err)
 {
     const gc_options *opts = report->options;
     fsdp_text *text = &report->text;
     if (opts->common.json)
-        fsdp_text_addf(text, "],\n \"kept\": %" PRId64 ", \"removed\": %" PRId64 "}\n",
-                       report->kept, report->removed);
+        add_end_json(report, status, err);
     else if (!opts->common.quiet && opts->yes)
         fsdp_text_addf(text, "removed %" PRId64 ", kept %" PRId64 "\n", report->removed,
                        report->kept);
@@ -125,6 +143,7 @@ static fsdp_status print_end(gc_report *report)
 static fsdp_status collect(const gc_options *opts, fsdp_error *err)
 {
     gc_report report = {.options = opts};
+    FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {
         fsdp_text_addf(&report.text, "{\"schema\": 1, \"run\": ");
         fsdp_text_add_json_string(&report.text, opts->run, strlen(opts->run));
@@ -139,7 +158,7 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
                    ? st
                    : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", opts->run);
     }
-    fsdp_status put = print_end(&report);
+    fsdp_status put = print_end(&report, st, err);
     return st != FSDP_OK ? st : put;
 }
 

@@ -276,6 +276,8 @@ static fsdp_status list(ls_listing *listing, fsdp_error *err)
     if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
     fsdp_status st = print_entries(listing, &text, err);
+    if (st != FSDP_OK)
+        cli_drop(&text);
     fsdp_status put = cli_put_all(&text);
     return st != FSDP_OK ? st : put;
 }

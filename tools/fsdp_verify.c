@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct verify_options {
     cli_common common;
@@ -108,7 +109,7 @@ static void add_finding_json(verify_report *report, const fsdp_finding *finding)
     else
         fsdp_text_addf(text, ", \"block\": null, ");
     add_text_member(text, "text", finding->text);
-    fsdp_text_addf(text, "}");
+    fsdp_text_addf(text, "%s}", finding->unreadable ? ", \"unreadable\": true" : "");
     report->has_findings = true;
 }
 
@@ -120,7 +121,9 @@ static void on_finding(void *user, const fsdp_finding *finding)
         return;
     }
     cli_progress_clear();
-    fsdp_text_addf(&report->text, "bad   %s\n", finding->text);
+    fsdp_text_addf(&report->text, finding->unreadable ? "error " : "bad   ");
+    cli_add_message(&report->text, finding->text);
+    fsdp_text_addf(&report->text, "\n");
 }
 
 static void begin_path(verify_report *report, const char *path)
@@ -146,7 +149,7 @@ static void end_path_json(verify_report *report, const fsdp_verify_summary *summ
                    summary->bytes);
     if (status != FSDP_OK && status != FSDP_DIFFERS) {
         fsdp_text_addf(text, ", ");
-        add_text_member(text, "error", err->text);
+        cli_add_json_error(text, status, err);
     }
     fsdp_text_addf(text, "}");
 }
@@ -156,7 +159,9 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
 {
     fsdp_text *text = &report->text;
     char number[CLI_NUMBER];
-    fsdp_text_addf(text, "ok    %s: %s", path, cli_plural(summary->files, "file", number));
+    fsdp_text_addf(text, "ok    ");
+    cli_add_message(text, path);
+    fsdp_text_addf(text, ": %s", cli_plural(summary->files, "file", number));
     fsdp_text_addf(text, ", %s", cli_plural(summary->tensors, "tensor", number));
     if (summary->blocks > 0) {
         fsdp_text_addf(text, ", %s", cli_plural(summary->blocks, "block", number));
@@ -168,18 +173,24 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
     fsdp_text_addf(text, "\n");
 }
 
+static void add_bad(verify_report *report, const char *path, const fsdp_verify_summary *summary)
+{
+    char number[CLI_NUMBER];
+    fsdp_text_addf(&report->text, "bad   ");
+    cli_add_message(&report->text, path);
+    fsdp_text_addf(&report->text, ": %s\n", cli_plural(summary->findings, "finding", number));
+}
+
 static void end_path(verify_report *report, const char *path, const fsdp_verify_summary *summary,
                      fsdp_status status, const fsdp_error *err, double seconds)
 {
-    char number[CLI_NUMBER];
     cli_progress_clear();
     if (report->options->common.json)
         end_path_json(report, summary, status, err);
     else if (status == FSDP_OK)
         add_good(report, path, summary, seconds);
     else if (status == FSDP_DIFFERS)
-        fsdp_text_addf(&report->text, "bad   %s: %s\n", path,
-                       cli_plural(summary->findings, "finding", number));
+        add_bad(report, path, summary);
     if (report->options->common.quiet && !report->options->common.json)
         report->text.size = 0;
 }
@@ -203,9 +214,11 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
                              .watch = cli_watch(common)};
     double began = cli_now();
     begin_path(report, path);
-    fsdp_status status = fsdp_checkpoint_verify(path, &opts, &summary, &err);
+    fsdp_status status = cli_check_not_inside(path, &err);
+    if (status == FSDP_OK)
+        status = fsdp_checkpoint_verify(path, &opts, &summary, &err);
     if (in_run && status == FSDP_ERR_NOT_FOUND) { /* a step of a run that is no whole checkpoint */
-        on_finding(report, &(fsdp_finding){"", "", -1, err.text});
+        on_finding(report, &(fsdp_finding){"", "", -1, err.text, false});
         summary.findings++;
         status = FSDP_DIFFERS;
     }
@@ -243,6 +256,8 @@ static fsdp_status verify_run(verify_report *report, const char *run)
     fsdp_error err = {0};
     fsdp_status st = fsdp_run_list(run, NULL, &steps, &err);
     if (st != FSDP_OK) {
+        begin_path(report, run);
+        end_path(report, run, &(fsdp_verify_summary){0}, st, &err, 0);
         fsdp_error_report(&err);
         report->worst = worse(report->worst, st);
         return FSDP_OK;
@@ -277,13 +292,17 @@ static fsdp_status print_latest(const verify_options *opts, fsdp_error *err)
     fsdp_watch watch = cli_watch(&opts->common);
     fsdp_text text = {0};
     char *path = NULL;
+    FSDP_TRY(cli_check_not_checkpoint(opts->paths[0], err));
     FSDP_TRY(fsdp_run_latest(opts->paths[0], opts->level, &watch, NULL, &path, err));
     if (opts->common.json) {
         fsdp_text_addf(&text, "{\"schema\": 1, ");
         add_text_member(&text, "latest", path);
         fsdp_text_addf(&text, "}\n");
+    } else if (isatty(STDOUT_FILENO)) {
+        cli_add_message(&text, path);
+        fsdp_text_addf(&text, "\n");
     } else {
-        fsdp_text_addf(&text, "%s\n", path);
+        fsdp_text_addf(&text, "%s\n", path); /* byte for byte: for "$(...)" */
     }
     fsdp_string_free(path);
     cli_progress_clear();

@@ -13,7 +13,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { BAR_MOST = 32, BAR_LEAST = 12, LINE = 512 };
+enum { BAR_MOST = 32, BAR_LEAST = 12, LINE = 512, SAID = 5000 };
 static const double DRAW_EVERY = 0.1, JSON_EVERY = 1, LINE_EVERY = 10;
 
 static struct {
@@ -152,8 +152,10 @@ void cli_say(const char *word, const char *format, ...)
     bool colors = has_colors(STDERR_FILENO);
     const char *color = strcmp(word, "bad") == 0 ? "\033[31m" : "\033[33m";
     fprintf(stderr, "%s%-5s%s ", colors ? color : "", word, colors ? "\033[0m" : "");
+    char text[SAID], printable[4 * SAID]; /* a byte becomes at most \xHH */
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s\n",
+            fsdp_printable_message(text, strlen(text), printable, sizeof printable));
 }

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM stop every tool that works long: exit code 130 or 143, nothing left half-written.
+"""Ctrl-C, SIGTERM and a closed terminal stop every tool that works long: exit code 130, 143 or 129, nothing
+left half-written. Under nohup a closed terminal stops nothing.
 
 The tool reports its progress into a pipe that is full, so it cannot finish before the signal comes,
 however fast it is. usage: signals.py BUILD
@@ -14,6 +15,8 @@ import time
 from pathlib import Path
 
 BUILD = Path(sys.argv[1]).resolve()
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOHUP = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
 
 
 def full_pipe():
@@ -41,10 +44,10 @@ def drain(reader):
     return text.decode().lstrip("x")
 
 
-def stop(command, number, directory):
+def stop(command, number, directory, prefix=()):
     reader, writer = full_pipe()
-    process = subprocess.Popen([BUILD / "bin" / command[0], *command[1:], "--progress=json"], cwd=directory,
-                               stdout=subprocess.PIPE, stderr=writer)
+    process = subprocess.Popen([*prefix, BUILD / "bin" / command[0], *command[1:], "--progress=json"],
+                               cwd=directory, stdout=subprocess.PIPE, stderr=writer)
     os.close(writer)
     while process.poll() is None and not is_asleep(process):
         time.sleep(0.01)
@@ -66,13 +69,16 @@ def main():
             subprocess.run([BUILD / "tests/make_sample", "sharded", "2", name], cwd=directory, check=True)
         before = sorted(os.listdir(directory))
         for command in commands:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 code, talk = stop(command, number, directory)
                 if code != 128 + number or "stop" not in talk:
                     problems.append(f"{' '.join(command)}: signal {number} gives {code}: {talk}")
+        code, talk = stop(["fsdp-verify", "a"], signal.SIGHUP, directory, NOHUP)
+        if code != 0:
+            problems.append(f"fsdp-verify under nohup: SIGHUP gives {code}: {talk}")
         if sorted(os.listdir(directory)) != before:
             problems.append(f"left behind: {sorted(os.listdir(directory))}")
-    print("\n".join(problems) or f"{2 * len(commands)} stops")
+    print("\n".join(problems) or f"{len(SIGNALS) * len(commands)} stops")
     return 1 if problems else 0
 
 

@@ -300,6 +300,42 @@ Test(save_load, strict_names_every_missing_and_unexpected_name)
     fsdp_ctl_free(self);
 }
 
+static fsdp_status load_empty(const char *path, const fsdp_load_opts *opts, fsdp_error *err)
+{
+    fsdp_ctl *self = NULL;
+    fsdp_sd *none = NULL;
+    cr_assert_eq(fsdp_ctl_self(&self, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_sd_create(&none, NULL), FSDP_OK);
+    fsdp_status st = fsdp_sd_load(none, self, path, opts, err);
+    fsdp_sd_free(none);
+    fsdp_ctl_free(self);
+    return st;
+}
+
+Test(save_load, patterns_that_select_nothing_are_told)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    fsdp_load_opts wrong[] = {{.include = "^laregr$", .not_strict = true}, {.exclude = ""}};
+    for (int i = 0; i < 2; i++) {
+        fsdp_sd *full = NULL;
+        j.load = wrong[i];
+        cr_assert_eq(fsdp_ctl_run_threads(2, load_rank, &j, &err), FSDP_ERR_USAGE);
+        cr_assert_not_null(strstr(err.text, "no name of the state dict matches"), "%s", err.text);
+        cr_assert_eq(fsdp_load_full(path, &wrong[i], &full, &err), FSDP_ERR_USAGE);
+        cr_assert_null(full);
+        cr_assert_not_null(strstr(err.text, "none of 9 is selected"), "%s", err.text);
+        cr_assert_eq(fsdp_stream_full(path, &wrong[i], count_slab, &(int64_t){0}, &err),
+                     FSDP_ERR_USAGE);
+        /* nothing is all there is to load into: that is no mistake */
+        wrong[i].not_strict = true;
+        cr_assert_eq(load_empty(path, &wrong[i], &err), FSDP_OK, "%s", err.text);
+    }
+}
+
 /* --- values ------------------------------------------------------------------------------------------ */
 
 static fsdp_sd *state_with_values(size_t size, bool filled)

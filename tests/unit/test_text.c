@@ -238,3 +238,11 @@ Test(text, long_names_are_cut_in_the_middle)
     char out[80];
     cr_assert_eq(strlen(fsdp_printable(name, sizeof name, out, sizeof out)), 79);
 }
+
+Test(text, a_message_keeps_the_spelling_of_its_names)
+{
+    char out[64];
+    cr_assert_str_eq(
+        fsdp_printable_message("'\\x1b' in 'a\x1b[2J\n/\xc3\xbc'", 21, out, sizeof out),
+        "'\\x1b' in 'a\\x1b[2J\\x0a/\xc3\xbc'");
+}
