@@ -379,11 +379,11 @@ static int number_in_environment(const char *name)
     return text ? atoi(text) : 0;
 }
 
-/* Under mpirun every rank would do the same work at once, and several would race for one result. */
+/* Under mpirun every rank would do the same work at once, and all would race for one result. */
 static void refuse_ranks(void)
 {
     int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
-    if (ranks <= 1 || running->has_ranks)
+    if (ranks <= 1 || !running->runs_alone)
         return;
     if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
         exit(FSDP_ERR_USAGE); /* one tells */

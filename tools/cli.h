@@ -34,7 +34,7 @@ typedef struct cli_tool {
     const char *summary;       /* one sentence */
     const char *examples;      /* lines that begin with two spaces */
     const struct argp *argp;
-    bool has_ranks;            /* mpirun may start it; the others refuse that */
+    bool runs_alone;           /* it writes: several at once, as mpirun starts them, would race */
 } cli_tool;
 
 /* A flag of options that delete: they are never offered for a mistyped one, and never abbreviated.

@@ -192,8 +192,7 @@ static const cli_tool tool = {
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
                 "  fsdp-bench load --json --dir /scratch    beside the plain file system\n",
-    .argp = &argp,
-    .has_ranks = true};
+    .argp = &argp};
 
 int main(int argc, char **argv)
 {

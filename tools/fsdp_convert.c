@@ -171,6 +171,7 @@ static const cli_tool tool = {
                 "  fsdp-convert step-00001200 one --kind full       every tensor whole, one file\n"
                 "  fsdp-convert runs/gpt2 tp --mesh dp=4,tp=2 -n    plan only, newest of a run\n"
                 "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n",
+    .runs_alone = true,
     .argp = &argp};
 
 /* --- what is printed -------------------------------------------------------------------------- */

@@ -77,6 +77,7 @@ static const cli_tool tool = {
         "  fsdp-gc runs/gpt2                             what would go; nothing is touched\n"
         "  fsdp-gc runs/gpt2 --keep-last 5 --yes         delete all but the newest five\n"
         "  fsdp-gc runs/gpt2 --keep-every 5000 --pin 300 rules add up: any may keep\n",
+    .runs_alone = true,
     .argp = &argp};
 
 /* --- report ----------------------------------------------------------------------------------- */
