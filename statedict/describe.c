@@ -71,7 +71,13 @@ static void add_value(fsdp_hasher *hasher, const fsdp_value *value)
     case FSDP_VALUE_F64: fsdp_hasher_add(hasher, &value->as, sizeof(int64_t)); break;
     case FSDP_VALUE_STRING:
     case FSDP_VALUE_BYTES:
-    case FSDP_VALUE_OPAQUE: add_sized(hasher, value->as.bytes.data, value->as.bytes.size); break;
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_INTEGER:
+    case FSDP_VALUE_CLASS: add_sized(hasher, value->as.bytes.data, value->as.bytes.size); break;
+    case FSDP_VALUE_COMPLEX:
+        fsdp_hasher_add(hasher, value->as.complex_parts, sizeof value->as.complex_parts);
+        break;
+    case FSDP_VALUE_TENSOR: add_i64(hasher, (int64_t)value->as.tensor); break;
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT:
         add_i64(hasher, (int64_t)value->as.list.count);

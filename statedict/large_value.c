@@ -6,7 +6,8 @@
 
 static bool has_bytes(fsdp_value_kind kind)
 {
-    return kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_BYTES || kind == FSDP_VALUE_OPAQUE;
+    return kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_BYTES || kind == FSDP_VALUE_OPAQUE ||
+           kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS;
 }
 
 /* About how long the text gets; stops counting once it is too long. */

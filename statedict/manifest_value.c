@@ -13,8 +13,9 @@
 #include <string.h>
 
 /* In the order of fsdp_value_kind. */
-static const char *const tags[] = {"null",   "bool",  "i64",  "u64",  "f64",
-                                   "string", "bytes", "list", "dict", "opaque"};
+static const char *const tags[] = {"null",    "bool",    "i64",  "u64",  "f64",
+                                   "string",  "bytes",   "list", "dict", "opaque",
+                                   "integer", "complex", "class"};
 enum { TAG_COUNT = sizeof tags / sizeof *tags };
 
 /* --- doubles ---------------------------------------------------------------------------------- */
@@ -63,7 +64,30 @@ static fsdp_status take_f64(fsdp_json *json, double *value_out, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status take_complex(fsdp_json *json, double parts_out[2], fsdp_error *err)
+{
+    FSDP_TRY(fsdp_json_enter_array(json, err));
+    for (int i = 0;; i++) {
+        bool more;
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (more != (i < 2))
+            return fsdp_json_fail(json, err, "a complex number has two parts");
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(take_f64(json, &parts_out[i], err));
+    }
+}
+
 /* --- writing ---------------------------------------------------------------------------------- */
+
+static void put_complex(fsdp_text *text, const double parts[2])
+{
+    fsdp_text_add(text, "[", 1);
+    put_f64(text, parts[0]);
+    fsdp_text_add(text, ", ", 2);
+    put_f64(text, parts[1]);
+    fsdp_text_add(text, "]", 1);
+}
 
 static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, fsdp_error *err);
 
@@ -105,9 +129,13 @@ static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, f
     case FSDP_VALUE_I64: fsdp_text_addf(text, "%" PRId64, value->as.i64); break;
     case FSDP_VALUE_U64: fsdp_text_addf(text, "%" PRIu64, value->as.u64); break;
     case FSDP_VALUE_F64: put_f64(text, value->as.f64); break;
+    case FSDP_VALUE_COMPLEX: put_complex(text, value->as.complex_parts); break;
     case FSDP_VALUE_STRING:
+    case FSDP_VALUE_INTEGER:
+    case FSDP_VALUE_CLASS:
         fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
         break;
+    case FSDP_VALUE_TENSOR: /* not of a checkpoint of ours: beyond the tags */
     case FSDP_VALUE_BYTES:
     case FSDP_VALUE_OPAQUE: put_bytes(text, value); break;
     case FSDP_VALUE_LIST:
@@ -216,7 +244,7 @@ static fsdp_status take_text(fsdp_json *json, fsdp_value_kind kind, fsdp_value *
     const char *text;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &text, &size, err));
-    if (kind == FSDP_VALUE_STRING)
+    if (kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS)
         return fsdp_value_set_bytes(value_out, kind, text, size, err);
     void *bytes;
     fsdp_error reason = {0};
@@ -243,7 +271,11 @@ static fsdp_status take_tagged(fsdp_json *json, int tag, fsdp_value *value_out, 
     case FSDP_VALUE_F64: FSDP_TRY(take_f64(json, &value.as.f64, err)); break;
     case FSDP_VALUE_STRING:
     case FSDP_VALUE_BYTES:
-    case FSDP_VALUE_OPAQUE: return take_text(json, value.kind, value_out, err);
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_INTEGER:
+    case FSDP_VALUE_CLASS: return take_text(json, value.kind, value_out, err);
+    case FSDP_VALUE_COMPLEX: FSDP_TRY(take_complex(json, value.as.complex_parts, err)); break;
+    case FSDP_VALUE_TENSOR: return fsdp_json_fail(json, err, "a value of an unknown type");
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT: return take_items(json, value.kind, value_out, depth, err);
     }

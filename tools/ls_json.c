@@ -79,6 +79,22 @@ static void add_opaque(fsdp_text *text, const fsdp_value *value)
     fsdp_text_add(text, "}", 1);
 }
 
+static void add_integer(fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_addf(text, "{\"int\": ");
+    fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
+    fsdp_text_add(text, "}", 1);
+}
+
+static void add_complex(fsdp_text *text, const double parts[2])
+{
+    fsdp_text_addf(text, "{\"complex\": [");
+    add_float(text, parts[0]);
+    fsdp_text_add(text, ", ", 2);
+    add_float(text, parts[1]);
+    fsdp_text_addf(text, "]}");
+}
+
 void ls_add_value(fsdp_text *text, const fsdp_value *value)
 {
     switch (value->kind) {
@@ -96,7 +112,13 @@ void ls_add_value(fsdp_text *text, const fsdp_value *value)
     case FSDP_VALUE_BYTES: add_bytes(text, value); break;
     case FSDP_VALUE_LIST: add_list(text, value); break;
     case FSDP_VALUE_DICT: add_dict(text, value); break;
-    case FSDP_VALUE_OPAQUE: add_opaque(text, value); break;
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_CLASS: add_opaque(text, value); break;
+    case FSDP_VALUE_INTEGER: add_integer(text, value); break;
+    case FSDP_VALUE_COMPLEX: add_complex(text, value->as.complex_parts); break;
+    case FSDP_VALUE_TENSOR:
+        fsdp_text_addf(text, "{\"tensor\": %" PRIu64 "}", value->as.tensor);
+        break;
     }
 }
 

@@ -97,9 +97,13 @@ static void add_values(fsdp_sd *sd)
     cr_assert_eq(fsdp_value_set_bytes(&items[0], FSDP_VALUE_STRING, "k\0\xe2\x82\xac", 5, NULL), 0);
     cr_assert_eq(fsdp_value_set_bytes(&items[1], FSDP_VALUE_BYTES, "\0\xff\x80", 3, NULL), 0);
     items[2] = fsdp_value_i64(7);
-    cr_assert_eq(fsdp_value_set_items(&items[3], FSDP_VALUE_LIST, 2, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_value_set_bytes(&items[3].as.list.items[1], FSDP_VALUE_OPAQUE, "", 0, NULL),
-                 0);
+    cr_assert_eq(fsdp_value_set_items(&items[3], FSDP_VALUE_LIST, 5, NULL), FSDP_OK);
+    fsdp_value *rare = items[3].as.list.items;
+    cr_assert_eq(fsdp_value_set_bytes(&rare[1], FSDP_VALUE_OPAQUE, "", 0, NULL), 0);
+    cr_assert_eq(
+        fsdp_value_set_bytes(&rare[2], FSDP_VALUE_INTEGER, "-9223372036854775809", 20, NULL), 0);
+    cr_assert_eq(fsdp_value_set_bytes(&rare[3], FSDP_VALUE_CLASS, "a.B", 3, NULL), 0);
+    rare[4] = (fsdp_value){.kind = FSDP_VALUE_COMPLEX, .as.complex_parts = {NAN, -0.0}};
     add_value(sd, "dict", value);
     fsdp_value none = {0};
     cr_assert_eq(fsdp_value_set_items(&none, FSDP_VALUE_LIST, 0, NULL), FSDP_OK);

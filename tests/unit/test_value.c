@@ -22,10 +22,10 @@ static fsdp_value items_value(fsdp_value_kind kind, size_t count)
     return value;
 }
 
-/* One of everything: [null, true, -5, 2^64 - 1, 0.5, "\0x", bytes, opaque, {"k": []}] */
+/* One of everything: [null, true, -5, 2^64 - 1, 0.5, "\0x", bytes, opaque, {"k": []}, 2^70, 1-2i, class] */
 static fsdp_value sample(void)
 {
-    fsdp_value list = items_value(FSDP_VALUE_LIST, 9), *item = list.as.list.items;
+    fsdp_value list = items_value(FSDP_VALUE_LIST, 12), *item = list.as.list.items;
     item[1] = fsdp_value_bool(true);
     item[2] = fsdp_value_i64(-5);
     item[3] = fsdp_value_u64(UINT64_MAX);
@@ -33,6 +33,9 @@ static fsdp_value sample(void)
     item[5] = bytes_value(FSDP_VALUE_STRING, "\0x", 2);
     item[6] = bytes_value(FSDP_VALUE_BYTES, "\xff\x00\x80", 3);
     item[7] = bytes_value(FSDP_VALUE_OPAQUE, "", 0);
+    item[9] = bytes_value(FSDP_VALUE_INTEGER, "1180591620717411303424", 22);
+    item[10] = (fsdp_value){.kind = FSDP_VALUE_COMPLEX, .as.complex_parts = {1, -2}};
+    item[11] = bytes_value(FSDP_VALUE_CLASS, "a.B", 3);
     item[8] = items_value(FSDP_VALUE_DICT, 2);
     item[8].as.list.items[0] = bytes_value(FSDP_VALUE_STRING, "k", 1);
     item[8].as.list.items[1] = items_value(FSDP_VALUE_LIST, 0);

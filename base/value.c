@@ -29,9 +29,14 @@ fsdp_value fsdp_value_f64(double value)
     return (fsdp_value){.kind = FSDP_VALUE_F64, .as.f64 = value};
 }
 
+static bool holds_text(fsdp_value_kind kind)
+{
+    return kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS;
+}
+
 static bool holds_bytes(fsdp_value_kind kind)
 {
-    return kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_BYTES || kind == FSDP_VALUE_OPAQUE;
+    return holds_text(kind) || kind == FSDP_VALUE_BYTES || kind == FSDP_VALUE_OPAQUE;
 }
 
 static bool holds_items(fsdp_value_kind kind)
@@ -47,7 +52,7 @@ fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind, const 
     if (!data && size > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%zu bytes at no address", size);
     const char *bytes = data ? data : "";
-    if (kind == FSDP_VALUE_STRING && !fsdp_utf8_valid(bytes, size)) {
+    if (holds_text(kind) && !fsdp_utf8_valid(bytes, size)) {
         char text[200];
         return fsdp_fail(err, FSDP_ERR_USAGE, "the string is not UTF-8: '%s'",
                          fsdp_printable(bytes, size, text, sizeof text));
@@ -100,7 +105,7 @@ static fsdp_status copy_at(const fsdp_value *from, fsdp_value *to, int depth, fs
         return copy_items(from, to, depth, err);
     if (holds_bytes(from->kind))
         return fsdp_value_set_bytes(to, from->kind, from->as.bytes.data, from->as.bytes.size, err);
-    if ((int)from->kind < FSDP_VALUE_NULL || from->kind > FSDP_VALUE_OPAQUE)
+    if ((int)from->kind < FSDP_VALUE_NULL || from->kind > FSDP_VALUE_TENSOR)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of value %d", (int)from->kind);
     *to = *from;
     return FSDP_OK;
@@ -146,9 +151,14 @@ static bool equal_at(const fsdp_value *a, const fsdp_value *b, int depth)
     case FSDP_VALUE_I64: return a->as.i64 == b->as.i64;
     case FSDP_VALUE_U64: return a->as.u64 == b->as.u64;
     case FSDP_VALUE_F64: return memcmp(&a->as.f64, &b->as.f64, sizeof a->as.f64) == 0;
+    case FSDP_VALUE_COMPLEX:
+        return memcmp(a->as.complex_parts, b->as.complex_parts, sizeof a->as.complex_parts) == 0;
+    case FSDP_VALUE_TENSOR: return a->as.tensor == b->as.tensor;
     case FSDP_VALUE_STRING:
     case FSDP_VALUE_BYTES:
-    case FSDP_VALUE_OPAQUE: return equal_bytes(a, b);
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_INTEGER:
+    case FSDP_VALUE_CLASS: return equal_bytes(a, b);
     case FSDP_VALUE_LIST:
     case FSDP_VALUE_DICT: return equal_items(a, b, depth);
     }

@@ -20,7 +20,11 @@ typedef enum fsdp_value_kind {
     FSDP_VALUE_BYTES,
     FSDP_VALUE_LIST,
     FSDP_VALUE_DICT,           /* items: key, value, key, value, ... in order */
-    FSDP_VALUE_OPAQUE          /* bytes of something only its writer understands */
+    FSDP_VALUE_OPAQUE,         /* bytes of something only its writer understands */
+    FSDP_VALUE_INTEGER,        /* one that 64 bits do not hold: decimal text */
+    FSDP_VALUE_COMPLEX,
+    FSDP_VALUE_CLASS,          /* an object of a class that is not ours to know: its name, "module.Class" */
+    FSDP_VALUE_TENSOR          /* a tensor inside a value: its number among the tensors of its source */
 } fsdp_value_kind;
 
 /* Zero-initialised it is null. */
@@ -31,7 +35,9 @@ typedef struct fsdp_value {
         int64_t i64;
         uint64_t u64;
         double f64;
-        struct { char *data; size_t size; } bytes;     /* STRING, BYTES, OPAQUE */
+        double complex_parts[2];   /* real, imaginary */
+        uint64_t tensor;
+        struct { char *data; size_t size; } bytes;     /* STRING, BYTES, OPAQUE, INTEGER, CLASS */
         struct { struct fsdp_value *items; size_t count; } list;   /* LIST, DICT */
     } as;
 } fsdp_value;
@@ -43,8 +49,8 @@ FSDP_API fsdp_value fsdp_value_i64(int64_t value);
 FSDP_API fsdp_value fsdp_value_u64(uint64_t value);
 FSDP_API fsdp_value fsdp_value_f64(double value);
 
-/* Copies, and releases what value held. kind is STRING, BYTES or OPAQUE; a string that is not UTF-8
- * is FSDP_ERR_USAGE. */
+/* Copies, and releases what value held. kind is one of those with bytes; STRING, INTEGER or CLASS that is
+ * not UTF-8 is FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_value_kind kind,
                                                        const void *data, size_t size, fsdp_error *err);
 

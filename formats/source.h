@@ -1,0 +1,204 @@
+/*
+ * A checkpoint of another program as named typed arrays and values: what every reader of a foreign
+ * format gives.
+ *
+ *   probe (detect.c): which format is it?  ->  the format's open fills a catalog through the builder
+ *   below  ->  seal checks it as a whole  ->  fsdp_source_read brings boxes of tensors
+ *
+ * A tensor consists of *chunks*: boxes of it, each with the place of its bytes. Most formats keep
+ * plain bytes, so a chunk is a strided view into a file, and reading needs nothing of the format any
+ * more. Bytes that are packed (deflate, zstd) lie in a *stream*, which is decoded from its beginning.
+ * A format with storage of its own (HDF5) brings a read function.
+ *
+ * Names, shapes and places come from files that nobody vouches for: the builder checks every one of
+ * them. A source that was sealed may be read by several threads at once.
+ */
+#ifndef FSDP_SOURCE_H
+#define FSDP_SOURCE_H
+
+#include "base/io.h"
+#include "base/mem.h"
+#include <fsdp/box.h>
+#include <fsdp/dtype.h>
+#include <fsdp/text.h>
+#include <fsdp/value.h>
+
+typedef struct fsdp_source fsdp_source;
+
+/* --- the catalog ------------------------------------------------------------------------------ */
+
+enum { FSDP_NO_STREAM = -1 };
+
+/* What must be done to stored elements: bits. */
+enum {
+    FSDP_FIX_SWAP = 1,         /* the other byte order (of each half of a complex number) */
+    FSDP_FIX_CONJUGATE = 2,
+    FSDP_FIX_NEGATE = 4
+};
+
+typedef struct fsdp_source_chunk {
+    const int64_t *lo, *len;   /* its box in the tensor; borrowed by the builder's call, then the catalog's */
+    const int64_t *strides;    /* in bytes; 0 repeats an element, negative goes backwards; NULL: row-major */
+    int64_t offset;            /* of its first element, in the file or in the decoded stream */
+    int file;                  /* number in the catalog; -1: the format's own read brings it */
+    int stream;                /* FSDP_NO_STREAM: the bytes of the file are the bytes of the elements */
+    unsigned fix;
+} fsdp_source_chunk;
+
+typedef struct fsdp_source_tensor {
+    const char *name;          /* zero-terminated behind its end, may hold NUL */
+    size_t name_size;
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    bool is_inner;             /* only inside a value (FSDP_VALUE_TENSOR): no name of its own */
+    const fsdp_source_chunk *chunks;   /* after seal: they cover it exactly once */
+    size_t chunk_count;
+} fsdp_source_tensor;
+
+typedef enum fsdp_packing { FSDP_PACKING_DEFLATE, FSDP_PACKING_ZSTD } fsdp_packing;
+
+/* Bytes that must be decoded from their beginning. */
+typedef struct fsdp_source_stream {
+    int file;
+    fsdp_packing packing;
+    int64_t offset, stored;    /* in the file */
+    int64_t size;              /* decoded; a stream of another size is damaged */
+} fsdp_source_stream;
+
+/* A range of a file that holds a value in the writer's own form, to be carried on as it is. */
+typedef struct fsdp_source_blob {
+    int file;                  /* -1: none */
+    int64_t offset, size;
+} fsdp_source_blob;
+
+/* Entries in the order of the source: a tensor (its number) or a value. */
+typedef struct fsdp_source_entry {
+    bool is_tensor;
+    size_t tensor;
+    const char *name;
+    size_t name_size;
+    const fsdp_value *value;
+    fsdp_source_blob blob;
+} fsdp_source_entry;
+
+size_t fsdp_source_entry_count(const fsdp_source *source);
+const fsdp_source_entry *fsdp_source_entry_at(const fsdp_source *source, size_t number);
+size_t fsdp_source_tensor_count(const fsdp_source *source);      /* inner ones included */
+const fsdp_source_tensor *fsdp_source_tensor_at(const fsdp_source *source, size_t number);
+const char *fsdp_source_format(const fsdp_source *source);       /* "safetensors", "dcp", "torch", ... */
+const char *fsdp_source_path(const fsdp_source *source);
+size_t fsdp_source_file_count(const fsdp_source *source);
+const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
+int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
+
+/* Members of the listing that are neither tensors nor values: "metadata" of safetensors, "attributes" of
+ * HDF5: a JSON text, or NULL. */
+const char *fsdp_source_extra(const fsdp_source *source, const char *member);
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+/* What one reading thread keeps; zero-initialise. */
+typedef struct fsdp_source_reader { void *buf; size_t size; int64_t bytes_read; } fsdp_source_reader;
+void fsdp_source_reader_release(fsdp_source_reader *reader);
+
+/* Fills a box of a tensor, packed row-major, little-endian, with everything resolved. */
+fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box *box, void *data,
+                             fsdp_source_reader *reader, fsdp_error *err);
+
+/* Decoded streams larger than this are spooled into an unnamed file in `directory` (NULL: $TMPDIR or
+ * /tmp). Call before the first read. */
+void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
+
+void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
+
+/* --- the builder, for formats ----------------------------------------------------------------- */
+
+/* A format that keeps elements in a way of its own. */
+typedef struct fsdp_source_ops {
+    /* As fsdp_source_read, for tensors of which a chunk has file -1. NULL when there are none. */
+    fsdp_status (*read)(void *state, size_t tensor, const fsdp_box *box, void *data, fsdp_error *err);
+    void (*close)(void *state);    /* may be NULL */
+} fsdp_source_ops;
+
+fsdp_status fsdp_source_create(fsdp_io *io, const char *path, const char *format, fsdp_source **source_out,
+                               fsdp_error *err);
+/* state is closed with the source. */
+void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *state);
+
+/* Opens the file (a regular one, no symbolic link out of the checkpoint is followed when beneath) and keeps
+ * it open: a file that is replaced meanwhile is not mixed up. The same path gives the same number. */
+fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
+                                 fsdp_error *err);
+fsdp_io *fsdp_source_io(const fsdp_source *source);
+/* For the format's own headers. */
+fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
+                              fsdp_error *err);
+
+/* The stream lies in the file; its size is believed only so far as 1,000 times what is stored. */
+fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream *stream, int *number_out,
+                                   fsdp_error *err);
+
+/*
+ * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). A second entry of the same name becomes
+ * "NAME#2", the next "NAME#3", ... A shape is checked (fsdp_shape_check);
+ * More than FSDP_MAX_DIMS dims is FSDP_ERR_LIMIT.
+ */
+fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size, fsdp_dtype dtype,
+                                   int ndim, const int64_t *shape, size_t *tensor_out, fsdp_error *err);
+/* A tensor inside a value. */
+fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndim, const int64_t *shape,
+                                  size_t *tensor_out, fsdp_error *err);
+
+/* Copies the chunk. Its box must lie in the tensor, and every element of it in the file or stream. */
+fsdp_status fsdp_source_add_chunk(fsdp_source *source, size_t tensor, const fsdp_source_chunk *chunk,
+                                  fsdp_error *err);
+
+/* Takes what value holds, and leaves null. blob NULL: none. */
+fsdp_status fsdp_source_add_value(fsdp_source *source, const char *name, size_t name_size, fsdp_value *value,
+                                  const fsdp_source_blob *blob, fsdp_error *err);
+
+/* Adds a member of the listing (a JSON text that is copied). */
+fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const char *json, size_t size,
+                                  fsdp_error *err);
+
+/*
+ * The catalog is complete. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once
+ * (naming it and what lacks); FSDP_ERR_REFUSED when a tensor of over 4 GiB is also over 1,000 times what
+ * is stored of it.
+ */
+fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err);
+
+/* --- formats ---------------------------------------------------------------------------------- */
+
+enum { FSDP_PROBE_BYTES = 4096 };
+
+/* What a format looks at before it bids. */
+typedef struct fsdp_probe {
+    fsdp_io *io;
+    const char *path;
+    bool is_directory;
+    int64_t size;              /* of a file */
+    const uint8_t *head;       /* of a file: its first bytes */
+    size_t head_size;
+    const char *const *names;  /* of a directory: what it holds, sorted */
+    size_t name_count;
+} fsdp_probe;
+
+/*
+ * A foreign format, one per file or small folder in formats/. A bid is the number of bits that were
+ * verified, 0 for "not mine"; the highest bid wins. Bids look at bytes, never at a name alone.
+ */
+typedef struct fsdp_foreign_format {
+    const char *name;
+    int (*bid)(const fsdp_probe *probe);
+    fsdp_status (*open)(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err);
+} fsdp_foreign_format;
+
+/* True when the directory of the probe holds the name. */
+bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
+
+/* Opens a path in the format that bids most. FSDP_ERR_NOT_FOUND "... is in no format that is known: ..." */
+fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out, fsdp_error *err);
+
+#endif
