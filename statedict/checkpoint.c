@@ -4,20 +4,13 @@
  */
 #include "statedict/checkpoint_internal.h"
 
+#include "formats/source.h"
+#include "statedict/foreign.h"
 #include "statedict/large_value.h"
 
 #include <string.h>
 
 /* --- opening ---------------------------------------------------------------------------------- */
-
-static int64_t count_tensor_bytes(const fsdp_sd *sd)
-{
-    int64_t bytes = 0;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
-            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
-    return bytes;
-}
 
 static void fill_info(fsdp_checkpoint *checkpoint)
 {
@@ -32,7 +25,7 @@ static void fill_info(fsdp_checkpoint *checkpoint)
                                    .world = manifest->world,
                                    .compressed = manifest->compressed,
                                    .file_count = manifest->file_count,
-                                   .tensor_bytes = count_tensor_bytes(manifest->sd)};
+                                   .tensor_bytes = fsdp_sd_tensor_bytes(manifest->sd)};
     memcpy(info->run, manifest->run, sizeof info->run);
     for (int i = 0; i < manifest->file_count; i++)
         info->file_bytes += manifest->files[i].size;
@@ -149,6 +142,8 @@ static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_f
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path,
                                           fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
+    if (fsdp_path_is_foreign(io, path))
+        return fsdp_foreign_open(io, path, checkpoint_out, err);
     return open_checkpoint(io, path, true, checkpoint_out, err);
 }
 
@@ -166,6 +161,8 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
         fsdp_shard_close(checkpoint->readers[i]);
     fsdp_free(checkpoint->readers);
     fsdp_free(checkpoint->owners);
+    fsdp_source_close(checkpoint->source);
+    fsdp_free(checkpoint->source_tensor);
     fsdp_manifest_release(&checkpoint->manifest);
     fsdp_free(checkpoint->path);
     fsdp_free(checkpoint);
@@ -173,7 +170,7 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
 
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
 {
-    if (checkpoint->readers[number])
+    if (checkpoint->source || checkpoint->readers[number])
         return FSDP_OK;
     const fsdp_manifest *manifest = &checkpoint->manifest;
     const fsdp_manifest_file *file = &manifest->files[number];
@@ -214,6 +211,10 @@ const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
 void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
                              fsdp_checkpoint_file *file_out)
 {
+    if (checkpoint->source) {
+        fsdp_foreign_file_at(checkpoint, number, file_out);
+        return;
+    }
     *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
     fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
     const fsdp_shard_reader *reader = checkpoint->readers[number];

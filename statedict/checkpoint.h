@@ -190,7 +190,7 @@ typedef struct fsdp_checkpoint_info {
 } fsdp_checkpoint_info;
 
 typedef struct fsdp_checkpoint_file {
-    char name[40];
+    char name[256];            /* within the checkpoint */
     int64_t size;
     int64_t box_count, block_count;
 } fsdp_checkpoint_file;

@@ -13,6 +13,8 @@ struct fsdp_checkpoint {
     int *owners;               /* per entry, repeated from the manifest's policy */
     fsdp_shard_reader **readers;   /* per file; NULL until needed */
     fsdp_checkpoint_info info;
+    struct fsdp_source *source;    /* a checkpoint of another program (foreign.c); NULL: our own */
+    size_t *source_tensor;     /* per entry: its tensor there */
 };
 
 /* Opens the directory itself (no run), without shard files. */
@@ -46,6 +48,8 @@ typedef struct fsdp_turns {
 } fsdp_turns;
 
 void fsdp_turns_begin(fsdp_turns *turns, atomic_llong *next);
+/* Is the next item this worker's? Always without turns. */
+bool fsdp_turns_take(fsdp_turns *turns);
 /* Nobody draws a number that counts any more: a worker failed. */
 void fsdp_turns_stop(fsdp_turns *turns);
 

@@ -3,6 +3,7 @@
  * blocks (pipeline.c), alone or in turns with other workers. Load, diff and convert stand on this.
  */
 #include "statedict/checkpoint_internal.h"
+#include "statedict/foreign.h"
 
 #include <string.h>
 
@@ -68,7 +69,7 @@ void fsdp_turns_stop(fsdp_turns *turns)
     atomic_store(turns->next, NO_TURN);
 }
 
-static bool take_turn(fsdp_turns *turns)
+bool fsdp_turns_take(fsdp_turns *turns)
 {
     if (!turns)
         return true;
@@ -105,7 +106,7 @@ static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box 
     if (pass_turns(state->turns, stored->block_count))
         return FSDP_OK;
     for (int64_t block = 0; block < stored->block_count; block++)
-        if (take_turn(state->turns) && fsdp_block_is_wanted(stored, block, state->near, near))
+        if (fsdp_turns_take(state->turns) && fsdp_block_is_wanted(stored, block, state->near, near))
             FSDP_TRY(fsdp_get_block(state->getter, reader, stored, block, state->near, near, err));
     return FSDP_OK;
 }
@@ -131,6 +132,8 @@ fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const
 {
     if (count == 0)
         return FSDP_OK;
+    if (checkpoint->source)
+        return fsdp_foreign_get(checkpoint, entry, wants, count, getter, turns, err);
     get_state state = {.checkpoint = checkpoint,
                        .entry = entry,
                        .wants = wants,

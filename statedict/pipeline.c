@@ -120,6 +120,7 @@ void fsdp_getter_release(fsdp_getter *getter)
     fsdp_hasher_free(getter->hasher);
     fsdp_free(getter->piece);
     fsdp_free(getter->cast);
+    fsdp_source_reader_release(&getter->foreign);
     *getter = (fsdp_getter){0};
 }
 

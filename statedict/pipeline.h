@@ -7,6 +7,7 @@
 #define FSDP_PIPELINE_H
 
 #include "formats/format.h"
+#include "formats/source.h"
 #include "statedict/plan.h"
 #include <fsdp/checkpoint.h>
 #include <stdatomic.h>
@@ -50,6 +51,7 @@ typedef struct fsdp_getter {
     fsdp_decoder decoder;
     fsdp_hasher *hasher;
     char *piece, *cast;
+    fsdp_source_reader foreign;    /* of a checkpoint of another program */
     int64_t bytes_read;
 } fsdp_getter;
 

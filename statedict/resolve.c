@@ -51,9 +51,6 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
         return FSDP_OK;
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
-    if (info.kind != FSDP_FILE_DIRECTORY)
-        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file; a checkpoint is a directory",
-                         path);
     bool is_run;
     FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
     if (is_run)

@@ -521,6 +521,15 @@ int64_t fsdp_entry_bytes(const fsdp_entry *entry)
     return element_count(entry) * (int64_t)fsdp_dtype_size(entry->dtype);
 }
 
+int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
+            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
+    return bytes;
+}
+
 int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
 {
     if (entry->kind != FSDP_ENTRY_TENSOR)

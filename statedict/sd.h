@@ -116,6 +116,8 @@ FSDP_API const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index);
 
 /* Bytes of a whole tensor entry, and of the boxes that a rank holds of it. */
 FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
+/* The same of all tensors; aliases count nothing. */
+FSDP_API int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd);
 FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
 #ifdef __cplusplus

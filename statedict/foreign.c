@@ -1,0 +1,172 @@
+/*
+ * Checkpoints of other programs: the catalog of a source (formats/source.h) becomes a state dict in
+ * which every tensor is whole, and wanted boxes are read from it. See foreign.h.
+ */
+#include "statedict/foreign.h"
+
+#include "formats/source.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static int find_own_file(void *user, const char *name)
+{
+    return *(bool *)user = fsdp_is_checkpoint_file(name);
+}
+
+bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info;
+    bool ours = false;
+    if (io->ops->info(io, path, &info) < 0)
+        return false;
+    if (info.kind != FSDP_FILE_DIRECTORY)
+        return true;
+    return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_tensor *tensor,
+                              const fsdp_mesh *mesh, fsdp_error *err)
+{
+    const fsdp_placement whole = {.kind = FSDP_REPLICATE};
+    return fsdp_sd_add_sharded(checkpoint->manifest.sd, tensor->name, tensor->name_size,
+                               tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
+}
+
+static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    fsdp_source *source = checkpoint->source;
+    size_t count = fsdp_source_entry_count(source);
+    checkpoint->source_tensor = fsdp_alloc(count, sizeof *checkpoint->source_tensor);
+    if (!checkpoint->source_tensor)
+        return fsdp_fail_memory(err, "a checkpoint");
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        checkpoint->source_tensor[i] = entry->tensor;
+        if (entry->is_tensor)
+            FSDP_TRY(
+                add_tensor(checkpoint, fsdp_source_tensor_at(source, entry->tensor), mesh, err));
+        else
+            FSDP_TRY(fsdp_sd_add_value(checkpoint->manifest.sd, entry->name, entry->name_size,
+                                       entry->value, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    fsdp_mesh *mesh = NULL;
+    const fsdp_source *source = checkpoint->source;
+    FSDP_TRY(fsdp_sd_create(&checkpoint->manifest.sd, err));
+    FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, err));
+    fsdp_status st = add_entries(checkpoint, mesh, err);
+    fsdp_mesh_free(mesh);
+    FSDP_TRY(st);
+    checkpoint->info = (fsdp_checkpoint_info){.path = checkpoint->path,
+                                              .format = fsdp_source_format(source),
+                                              .kind = FSDP_FULL,
+                                              .step = FSDP_STEP_NONE,
+                                              .world = 1,
+                                              .file_count = (int)fsdp_source_file_count(source)};
+    for (size_t i = 0; i < fsdp_source_file_count(source); i++)
+        checkpoint->info.file_bytes += fsdp_source_file_size(source, i);
+    checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
+    return FSDP_OK;
+}
+
+static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, fsdp_error *err)
+{
+    checkpoint->path = fsdp_strndup(path, strlen(path));
+    if (!checkpoint->path)
+        return fsdp_fail_memory(err, "a path");
+    FSDP_TRY(fsdp_source_open(checkpoint->io, path, &checkpoint->source, err));
+    return describe(checkpoint, err);
+}
+
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
+                              fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return fsdp_fail_memory(err, "a checkpoint");
+    checkpoint->io = io;
+    checkpoint->manifest.step = FSDP_STEP_NONE;
+    checkpoint->manifest.kind = FSDP_FULL;
+    checkpoint->manifest.world = 1;
+    fsdp_status st = open_source(checkpoint, path, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}
+
+/* Paths of files begin with the path of the checkpoint, unless it is that file. */
+static const char *within(const char *path, const char *file)
+{
+    size_t size = strlen(path);
+    const char *slash = strrchr(file, '/');
+    if (strncmp(path, file, size) == 0 && file[size] == '/')
+        return file + size + 1;
+    return slash ? slash + 1 : file;
+}
+
+void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number,
+                          fsdp_checkpoint_file *file_out)
+{
+    const fsdp_source *source = checkpoint->source;
+    *file_out = (fsdp_checkpoint_file){.size = fsdp_source_file_size(source, (size_t)number)};
+    snprintf(file_out->name, sizeof file_out->name, "%s",
+             within(checkpoint->path, fsdp_source_file_path(source, (size_t)number)));
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+enum { CAST_BYTES = 1 << 20 };
+
+static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dtype stored,
+                             const fsdp_want *want, fsdp_getter *getter, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(stored), wanted = fsdp_dtype_size(want->dtype);
+    char *to = want->data;
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    void *data = fsdp_alloc_pages(CAST_BYTES);
+    fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "casting");
+    while (st == FSDP_OK && fsdp_slabs_next(&slabs, want->box.ndim, want->box.len,
+                                            CAST_BYTES / (int64_t)size, &slab)) {
+        int64_t count = fsdp_box_count(&slab);
+        for (int d = 0; d < slab.ndim; d++)
+            slab.lo[d] += want->box.lo[d];
+        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &getter->foreign, err);
+        if (st == FSDP_OK && fsdp_kernels_get()->cast(to, want->dtype, data, stored, (size_t)count,
+                                                      FSDP_OVERFLOW_FAIL) > 0)
+            st = fsdp_fail(err, FSDP_ERR_USAGE, "values do not fit in %s",
+                           fsdp_dtype_name(want->dtype));
+        to += count * (int64_t)wanted;
+    }
+    fsdp_free(data);
+    return st;
+}
+
+fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
+                             size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err)
+{
+    size_t tensor = checkpoint->source_tensor[entry];
+    fsdp_dtype stored = fsdp_sd_at(checkpoint->manifest.sd, entry)->dtype;
+    fsdp_status st = FSDP_OK;
+    for (size_t w = 0; w < count && st == FSDP_OK; w++) {
+        if (!fsdp_turns_take(turns))
+            continue;
+        if (wants[w].dtype == stored)
+            st = fsdp_source_read(checkpoint->source, tensor, &wants[w].box, wants[w].data,
+                                  &getter->foreign, err);
+        else
+            st = read_cast(checkpoint, tensor, stored, &wants[w], getter, err);
+    }
+    getter->bytes_read = getter->foreign.bytes_read;
+    return st;
+}

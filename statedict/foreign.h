@@ -1,0 +1,21 @@
+/* Checkpoints of other programs as opened checkpoints: listed, compared and converted like our own. */
+#ifndef FSDP_FOREIGN_H
+#define FSDP_FOREIGN_H
+
+#include "statedict/checkpoint_internal.h"
+
+/* Is the path a file, or a directory without a file of ours? */
+bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
+
+/* Opens a path in whichever foreign format it is. Its state dict has every tensor whole, on one rank. */
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
+                              fsdp_error *err);
+
+/* As fsdp_checkpoint_file_at, which calls it. */
+void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
+
+/* As fsdp_checkpoint_get, which calls it. A turn is a want. */
+fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
+                             size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
+
+#endif
