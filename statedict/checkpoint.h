@@ -217,6 +217,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkp
                                                          int64_t memory, fsdp_slab_visit visit,
                                                          void *user, fsdp_error *err);
 
+/* A tensor inside a value (FSDP_VALUE_TENSOR) of a checkpoint of another program, streamed in the same way;
+ * the entry that visit gets has no name. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
+                                                               int64_t memory, fsdp_slab_visit visit,
+                                                               void *user, fsdp_error *err);
+
+/* A member of listings that is neither tensor nor value, as JSON ("metadata" of safetensors, "attributes" of
+ * HDF5 files); NULL when there is none. */
+FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);
+
 /* --- is it whole and undamaged? --------------------------------------------------------------- */
 
 typedef enum fsdp_verify_level {

@@ -170,3 +170,57 @@ fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fs
     getter->bytes_read = getter->foreign.bytes_read;
     return st;
 }
+
+/* --- inside values ---------------------------------------------------------------------------- */
+
+static fsdp_status stream_slabs(fsdp_source *source, size_t number, const fsdp_entry *entry,
+                                char *data, int64_t most, fsdp_slab_visit visit, void *user,
+                                fsdp_error *err)
+{
+    fsdp_source_reader reader = {0};
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    fsdp_status st = FSDP_OK;
+    for (int64_t first = 0;
+         st == FSDP_OK && fsdp_slabs_next(&slabs, entry->ndim, entry->shape, most, &slab);) {
+        st = fsdp_source_read(source, number, &slab, data, &reader, err);
+        if (st == FSDP_OK)
+            st = visit(user, entry, first, slabs.next - first, data, err);
+        first = slabs.next;
+    }
+    fsdp_source_reader_release(&reader);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor,
+                                         int64_t memory, fsdp_slab_visit visit, void *user,
+                                         fsdp_error *err)
+{
+    if (!checkpoint->source || tensor >= fsdp_source_tensor_count(checkpoint->source))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
+                         (unsigned long long)tensor);
+    const fsdp_source_tensor *inner = fsdp_source_tensor_at(checkpoint->source, (size_t)tensor);
+    fsdp_entry entry = {.kind = FSDP_ENTRY_TENSOR,
+                        .name = "",
+                        .dtype = inner->dtype,
+                        .ndim = inner->ndim,
+                        .shape = inner->shape};
+    int64_t bytes = fsdp_entry_bytes(&entry), size = (int64_t)fsdp_dtype_size(inner->dtype);
+    if (bytes == 0)
+        return visit(user, &entry, 0, 0, "", err);
+    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
+    int64_t most = (bytes < memory ? bytes : memory) / size;
+    most = most > 0 ? most : 1;
+    char *data = fsdp_alloc_pages((size_t)(most * size));
+    if (!data)
+        return fsdp_fail_memory(err, "a slab of a tensor");
+    fsdp_status st =
+        stream_slabs(checkpoint->source, (size_t)tensor, &entry, data, most, visit, user, err);
+    fsdp_free(data);
+    return st;
+}
+
+const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member)
+{
+    return checkpoint->source ? fsdp_source_extra(checkpoint->source, member) : NULL;
+}

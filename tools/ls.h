@@ -27,6 +27,7 @@ typedef struct ls_listing {
     size_t *order;             /* numbers of the selected entries, as they are listed */
     size_t count;
     int64_t done, total;       /* bytes of tensors, for progress */
+    fsdp_error failure;        /* of a tensor inside a value */
 } ls_listing;
 
 fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text);
@@ -49,7 +50,7 @@ void ls_add_layout(fsdp_text *text, const fsdp_entry *tensor);
 bool ls_same_layout(const fsdp_layout *a, const fsdp_layout *b);
 
 /* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
-void ls_add_value(fsdp_text *text, const fsdp_value *value);
+void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);
 
 /* Reads a whole tensor in slabs and reports progress. */
 fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user, fsdp_error *err);

@@ -8,11 +8,11 @@
 enum { NAME_WIDTH = 48, VALUE_WIDTH = 100 };
 
 /* A value on one line of a terminal, cut when it is long. */
-static void add_short_value(fsdp_text *text, const fsdp_value *value)
+static void add_short_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     char shown[VALUE_WIDTH];
     fsdp_text json = {0};
-    ls_add_value(&json, value);
+    ls_add_value(listing, &json, value);
     if (json.failed)
         text->failed = true;
     else
@@ -51,7 +51,7 @@ static void add_long_entry(fsdp_text *text, const ls_listing *listing, const fsd
         break;
     case FSDP_ENTRY_VALUE:
         fsdp_text_addf(text, "value     ");
-        add_short_value(text, &entry->value);
+        add_short_value(listing, text, &entry->value);
         break;
     case FSDP_ENTRY_ALIAS: {
         const fsdp_entry *target = ls_tensor(listing, entry);
@@ -181,7 +181,7 @@ static void add_leaf(fsdp_text *text, const ls_listing *listing, const fsdp_entr
     fsdp_text_add(text, "  ", 2);
     if (entry->kind == FSDP_ENTRY_VALUE) {
         fsdp_text_add(text, "= ", 2);
-        add_short_value(text, &entry->value);
+        add_short_value(listing, text, &entry->value);
     } else if (entry->kind == FSDP_ENTRY_ALIAS) {
         fsdp_text_add(text, "-> ", 3);
         cli_add_name(text, tensor->name, tensor->name_size);
@@ -238,7 +238,7 @@ fsdp_status ls_print_config(ls_listing *listing, fsdp_text *text)
             continue;
         cli_add_full_name(text, entry->name, entry->name_size);
         fsdp_text_addf(text, " = ");
-        ls_add_value(text, &entry->value);
+        ls_add_value(listing, text, &entry->value);
         fsdp_text_add(text, "\n", 1);
         FSDP_TRY(cli_put(text));
     }

@@ -34,18 +34,18 @@ static void add_float(fsdp_text *text, double value)
                                     : "-inf");
 }
 
-static void add_list(fsdp_text *text, const fsdp_value *value)
+static void add_list(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     fsdp_text_add(text, "[", 1);
     for (size_t i = 0; i < value->as.list.count; i++) {
         if (i > 0)
             fsdp_text_add(text, ", ", 2);
-        ls_add_value(text, &value->as.list.items[i]);
+        ls_add_value(listing, text, &value->as.list.items[i]);
     }
     fsdp_text_add(text, "]", 1);
 }
 
-static void add_dict(fsdp_text *text, const fsdp_value *value)
+static void add_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     if (value->as.list.count == 0) {
         fsdp_text_add(text, "{}", 2);
@@ -54,9 +54,9 @@ static void add_dict(fsdp_text *text, const fsdp_value *value)
     fsdp_text_addf(text, "{\"dict\": [");
     for (size_t i = 0; i + 1 < value->as.list.count; i += 2) {
         fsdp_text_addf(text, i > 0 ? ", [" : "[");
-        ls_add_value(text, &value->as.list.items[i]);
+        ls_add_value(listing, text, &value->as.list.items[i]);
         fsdp_text_add(text, ", ", 2);
-        ls_add_value(text, &value->as.list.items[i + 1]);
+        ls_add_value(listing, text, &value->as.list.items[i + 1]);
         fsdp_text_add(text, "]", 1);
     }
     fsdp_text_addf(text, "]}");
@@ -95,7 +95,47 @@ static void add_complex(fsdp_text *text, const double parts[2])
     fsdp_text_addf(text, "]}");
 }
 
-void ls_add_value(fsdp_text *text, const fsdp_value *value)
+typedef struct inner_digest {
+    fsdp_sha256 sha;
+    fsdp_text head; /* dtype and shape */
+} inner_digest;
+
+static fsdp_status add_inner_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                                  const void *data, fsdp_error *err)
+{
+    inner_digest *inner = user;
+    (void)err;
+    fsdp_sha256_add(&inner->sha, data, (size_t)count * fsdp_dtype_size(entry->dtype));
+    if (first > 0)
+        return FSDP_OK;
+    int64_t shape[FSDP_MAX_DIMS];
+    ls_shape(entry, shape);
+    fsdp_text_addf(&inner->head, "{\"dtype\": \"%s\", \"shape\": ", fsdp_dtype_name(entry->dtype));
+    cli_add_shape(&inner->head, entry->ndim, shape);
+    return FSDP_OK;
+}
+
+/* What fails here is told at the end of the listing. */
+static void add_inner(ls_listing *listing, fsdp_text *text, uint64_t tensor)
+{
+    inner_digest inner = {0};
+    uint8_t digest[FSDP_SHA256_SIZE];
+    fsdp_sha256_init(&inner.sha);
+    if (listing->failure.status == FSDP_OK)
+        (void)fsdp_checkpoint_stream_inner(listing->checkpoint, tensor,
+                                           listing->options->common.memory, add_inner_slab, &inner,
+                                           &listing->failure);
+    fsdp_sha256_value(&inner.sha, digest);
+    fsdp_text_addf(text, "{\"tensor\": ");
+    if (inner.head.size > 0)
+        fsdp_text_add(text, inner.head.data, inner.head.size);
+    fsdp_text_addf(text, ", \"sha256\": \"");
+    fsdp_text_add_hex(text, digest, sizeof digest);
+    fsdp_text_addf(text, "\"}}");
+    fsdp_text_release(&inner.head);
+}
+
+void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
     switch (value->kind) {
     case FSDP_VALUE_NULL: fsdp_text_addf(text, "null"); break;
@@ -110,15 +150,13 @@ void ls_add_value(fsdp_text *text, const fsdp_value *value)
         fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
         break;
     case FSDP_VALUE_BYTES: add_bytes(text, value); break;
-    case FSDP_VALUE_LIST: add_list(text, value); break;
-    case FSDP_VALUE_DICT: add_dict(text, value); break;
+    case FSDP_VALUE_LIST: add_list(listing, text, value); break;
+    case FSDP_VALUE_DICT: add_dict(listing, text, value); break;
     case FSDP_VALUE_OPAQUE:
     case FSDP_VALUE_CLASS: add_opaque(text, value); break;
     case FSDP_VALUE_INTEGER: add_integer(text, value); break;
     case FSDP_VALUE_COMPLEX: add_complex(text, value->as.complex_parts); break;
-    case FSDP_VALUE_TENSOR:
-        fsdp_text_addf(text, "{\"tensor\": %" PRIu64 "}", value->as.tensor);
-        break;
+    case FSDP_VALUE_TENSOR: add_inner(listing, text, value->as.tensor); break;
     }
 }
 
@@ -281,7 +319,7 @@ static fsdp_status add_values(ls_listing *listing, fsdp_text *text)
         if (entry->kind != FSDP_ENTRY_VALUE)
             continue;
         add_key(text, entry->name, entry->name_size, &is_first);
-        ls_add_value(text, &entry->value);
+        ls_add_value(listing, text, &entry->value);
         FSDP_TRY(cli_put(text));
     }
     fsdp_text_addf(text, "},\n");
@@ -301,8 +339,20 @@ static fsdp_status add_aliases(ls_listing *listing, fsdp_text *text)
         fsdp_text_add_json_string(text, target->name, target->name_size);
         FSDP_TRY(cli_put(text));
     }
-    fsdp_text_addf(text, "}}\n");
+    fsdp_text_add(text, "}", 1);
     return FSDP_OK;
+}
+
+/* What other programs keep beside tensors and values. */
+static void add_extras(const ls_listing *listing, fsdp_text *text)
+{
+    static const char *const members[] = {"metadata", "attributes", "soft_links"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
+        const char *json = fsdp_checkpoint_extra(listing->checkpoint, members[i]);
+        if (json)
+            fsdp_text_addf(text, ",\n \"%s\": %s", members[i], json);
+    }
+    fsdp_text_addf(text, "}\n");
 }
 
 static void add_files(const ls_listing *listing, fsdp_text *text)
@@ -311,11 +361,11 @@ static void add_files(const ls_listing *listing, fsdp_text *text)
     for (int i = 0; i < listing->info->file_count; i++) {
         fsdp_checkpoint_file file;
         fsdp_checkpoint_file_at(listing->checkpoint, i, &file);
+        fsdp_text_addf(text, i > 0 ? ",\n  {\"name\": " : "\n  {\"name\": ");
+        fsdp_text_add_json_string(text, file.name, strlen(file.name));
         fsdp_text_addf(text,
-                       "%s{\"name\": \"%s\", \"size\": %" PRId64 ", \"boxes\": %" PRId64
-                       ", \"blocks\": %" PRId64 "}",
-                       i > 0 ? ",\n  " : "\n  ", file.name, file.size, file.box_count,
-                       file.block_count);
+                       ", \"size\": %" PRId64 ", \"boxes\": %" PRId64 ", \"blocks\": %" PRId64 "}",
+                       file.size, file.box_count, file.block_count);
     }
     fsdp_text_addf(text, "],\n");
 }
@@ -357,6 +407,12 @@ fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err)
         st = add_values(listing, text);
     if (st == FSDP_OK)
         st = add_aliases(listing, text);
+    if (st == FSDP_OK)
+        add_extras(listing, text);
     cache_free(&cache);
+    if (st == FSDP_OK && listing->failure.status != FSDP_OK) {
+        *err = listing->failure;
+        st = err->status;
+    }
     return st;
 }

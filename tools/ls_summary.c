@@ -59,14 +59,18 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
 {
     const fsdp_checkpoint_info *info = listing->info;
     char number[CLI_NUMBER];
-    fsdp_text_addf(text, "%s checkpoint, format %d.%d, %s", info->format, info->format_major,
-                   info->format_minor, cli_kind(info->kind));
+    fsdp_text_addf(text, "%s checkpoint", info->format);
+    if (info->format_major > 0)
+        fsdp_text_addf(text, ", format %d.%d, %s", info->format_major, info->format_minor,
+                       cli_kind(info->kind));
     if (info->step != FSDP_STEP_NONE)
         fsdp_text_addf(text, ", step %" PRId64, info->step);
-    fsdp_text_addf(text, ", saved by %s", cli_plural(info->world, "rank", number));
-    add_mesh(text, listing->sd);
+    if (info->format_major > 0) {
+        fsdp_text_addf(text, ", saved by %s", cli_plural(info->world, "rank", number));
+        add_mesh(text, listing->sd);
+    }
     add_age(text, info->path);
-    fsdp_text_addf(text, ", VERIFIED quick\n");
+    fsdp_text_addf(text, info->format_major > 0 ? ", VERIFIED quick\n" : "\n");
     fsdp_text_addf(text, "  %-9s  %s, ", "files", cli_plural(info->file_count, "file", number));
     fsdp_text_addf(text, "%s%s\n", cli_bytes(info->file_bytes, number),
                    info->compressed ? ", compressed (zstd)" : "");
