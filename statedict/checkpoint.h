@@ -132,7 +132,7 @@ typedef struct fsdp_load_opts {
 /*
  * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`.
  * Given a run directory it takes the newest checkpoint that verifies, naming skipped ones through
- * watch.notice. Ranks that are threads of one process share one read and check of each block.
+ * watch.notice; one of a newer format version is not skipped but FSDP_ERR_REFUSED. Ranks that are threads of one process share one read and check of each block.
  * After a failure the tensors' contents are undefined. Aliases need nothing: their target is loaded.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
@@ -293,7 +293,8 @@ typedef enum fsdp_step_state {
     FSDP_STEP_GOOD,            /* a manifest that is whole, all files with the right size */
     FSDP_STEP_BROKEN,          /* a step directory that does not verify */
     FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
-    FSDP_STEP_DELETING         /* step-N.deleting-UUID: a delete that did not finish */
+    FSDP_STEP_DELETING,        /* step-N.deleting-UUID: a delete that did not finish */
+    FSDP_STEP_NEWER            /* of a format version that this library does not know */
 } fsdp_step_state;
 
 typedef struct fsdp_run_step {
@@ -301,7 +302,7 @@ typedef struct fsdp_run_step {
     char *name;                /* of the directory in the run */
     fsdp_step_state state;
     bool pinned;
-    char *reason;              /* BROKEN: why */
+    char *reason;              /* BROKEN, NEWER: why */
 } fsdp_run_step;
 
 typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
@@ -317,7 +318,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io 
 FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
 /* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
- * Newer ones that do not are named through watch.notice. *path_out is freed with fsdp_string_free. */
+ * Newer ones that do not are named through watch.notice; one of a newer format version is
+ * FSDP_ERR_REFUSED, it is not passed over. *path_out is freed with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
                                                   const fsdp_watch *watch, struct fsdp_io *io,
                                                   char **path_out, fsdp_error *err);

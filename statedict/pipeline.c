@@ -10,6 +10,7 @@
 
 #include "base/flow.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -127,6 +128,17 @@ int64_t fsdp_getter_bytes(bool encoded)
 {
     /* piece and hash state; encoded: a frame, a chunk and the codec's own copy of it, too */
     return FSDP_PIECE_BYTES * 2 + (encoded ? 3 * (int64_t)FSDP_BLOCK_BYTES : 0);
+}
+
+fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err)
+{
+    if (threads < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: a number below zero has no meaning",
+                         threads);
+    if (memory < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%" PRId64 " bytes of memory: a number below zero has no meaning", memory);
+    return FSDP_OK;
 }
 
 int fsdp_getters_within(int threads, int64_t memory, bool encoded)

@@ -55,6 +55,9 @@ typedef struct fsdp_getter {
 
 void fsdp_getter_release(fsdp_getter *getter);
 
+/* What every operation is given: FSDP_ERR_USAGE when one is negative (0: the default). */
+fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
+
 /* How many workers with a getter each fit into `memory` (0: the default): at most `threads` (0: the
  * cores), at least one. */
 int fsdp_getters_within(int threads, int64_t memory, bool encoded);
