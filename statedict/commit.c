@@ -63,11 +63,14 @@ static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
     fsdp_io *io = staging->io;
     FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_STAGING, &staging->path, err));
     fsdp_status status = fsdp_io_mkdir(io, staging->path, err);
-    if (status != FSDP_OK)
+    if (status != FSDP_OK) {
+        fsdp_free(staging->path);
+        staging->path = NULL;
         return status;
+    }
     status = fsdp_marker_create(io, staging->path, FSDP_MARKER_SAVING, &staging->marker, err);
     if (status != FSDP_OK)
-        (void)io->ops->rmdir(io, staging->path);
+        fsdp_staging_abandon(staging);
     return status;
 }
 

@@ -53,6 +53,15 @@ static int lock_patiently(fsdp_file *file)
     return result;
 }
 
+/* A text that is cut short is not judged: no need to go on after a part. */
+static fsdp_status sign(fsdp_file *marker, const char *path, fsdp_error *err)
+{
+    char text[TEXT_ROOM];
+    spell_maker(text);
+    ssize_t n = marker->ops->pwrite(marker, text, strlen(text), 0);
+    return n >= 0 ? FSDP_OK : fsdp_fail_errno(err, (int)-n, "cannot write '%s'", path);
+}
+
 fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name,
                                fsdp_file **marker_out, fsdp_error *err)
 {
@@ -61,12 +70,8 @@ fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name,
     if (!path)
         return fsdp_fail_memory(err, dir);
     fsdp_status status = fsdp_io_open(io, path, FSDP_IO_CREATE, marker_out, err);
-    if (status == FSDP_OK && lock_patiently(*marker_out) == 0) {
-        char text[TEXT_ROOM];
-        spell_maker(text);
-        /* without its text the marker says less, and nothing worse */
-        (void)(*marker_out)->ops->pwrite(*marker_out, text, strlen(text), 0);
-    }
+    if (status == FSDP_OK && lock_patiently(*marker_out) == 0)
+        status = sign(*marker_out, path, err);
     fsdp_free(path);
     return status;
 }

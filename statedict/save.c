@@ -6,6 +6,7 @@
  * leaves with the same status.
  */
 #include "statedict/commit.h"
+#include "statedict/ctl_backend.h"
 #include "statedict/describe.h"
 #include "statedict/manifest.h"
 #include "statedict/pipeline.h"
@@ -244,6 +245,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save.c", "finish the file");
     job->writer = NULL;
+    fsdp_meter_tell_ranks(&job->meter, job->plan.bytes);
     return fsdp_shard_finish(writer, &job->seal, err);
 }
 
@@ -389,6 +391,7 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
+    FSDP_TRY(fsdp_meter_check(&job->meter, err));
     if (job->guard)
         FSDP_TRY(job->guard->confirm(job->guard->user, err));
     fsdp_publication publication = {.staging = &job->staging,
@@ -425,10 +428,20 @@ static fsdp_status commit(save_job *job, fsdp_error *err)
     return st;
 }
 
+/* Rank 0 has written and others have not: progress is told all the same, and may say stop. */
+static void tell_waiting(void *user)
+{
+    static const char what[] = "waiting for other ranks";
+    save_job *job = user;
+    (void)fsdp_meter_add(&job->meter, 0, what, sizeof what - 1, NULL);
+}
+
 static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 {
     fsdp_status st;
     fsdp_meter_init(&job->meter, &job->opts->watch, job->plan.bytes);
+    job->meter.ctl = job->ctl;
+    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     if (rank0_writes_all(job))
         st = write_gathered_file(job, err);
     else if (job->opts->kind == FSDP_FULL)
@@ -448,6 +461,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     st = stage(job, dir, err);
     if (st == FSDP_OK)
         st = write_and_commit(job, err);
+    fsdp_ctl_set_waiting(job->ctl, NULL, NULL);
     fsdp_shard_discard(job->writer);
     if (st != FSDP_OK && job->rank == 0)
         fsdp_staging_abandon(&job->staging);

@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    FILE_BYTES = 4 << 10, /* superblock, root group, heads of indexes; manifest's entry of it */
+    FILE_BYTES = 8 << 10, /* superblock, root group, heads of indexes; manifest's entry of it */
     BOX_BYTES = 700,      /* a dataset, its link and its index record */
     MAPPING_BYTES = 160,  /* of the view */
     ENTRY_BYTES = 500,    /* in the manifest, and the view's dataset */

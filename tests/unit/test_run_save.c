@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static fsdp_io *sim;
 static fsdp_ctl *self;
@@ -301,4 +302,53 @@ Test(run_save, a_file_system_in_memory_is_told_once_per_save)
         }
     }
     cr_assert_eq(fsdp_io_remove_tree(NULL, run, NULL), FSDP_OK);
+}
+
+/* --- one rank is slower than the others --- */
+
+/* 32 MiB a rank may take 2 s longer: 16 MB/s is the slowest that is waited for. */
+enum { DEADLINE_MS = 300, SLOW_MS = 700, ELEMENTS = 64 << 20 };
+
+static int slow_sync(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user;
+    (void)call;
+    if (strstr(path, "shard-00001-"))
+        usleep(SLOW_MS * 1000);
+    return 0;
+}
+
+static fsdp_status save_impatiently(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    fsdp_mesh *mesh;
+    fsdp_sd *sd;
+    fsdp_save_opts opts = options(user);
+    const int64_t shape[] = {ELEMENTS};
+    const fsdp_placement placement = {.kind = FSDP_SHARD};
+    fsdp_ctl_set_deadline(ctl, DEADLINE_MS);
+    FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){2}, (const char *[]){"dp"}, NULL, &mesh, err));
+    FSDP_TRY(fsdp_sd_create(&sd, err));
+    fsdp_status st =
+        fsdp_sd_add_sharded(sd, FSDP_NAME("w"), FSDP_U8, 1, shape, mesh, &placement, NULL, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_allocate(sd, fsdp_ctl_rank(ctl), err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_save(sd, ctl, "/d/c", &opts, err);
+    fsdp_sd_free(sd);
+    fsdp_mesh_free(mesh);
+    return st;
+}
+
+Test(run_save, a_rank_whose_disk_is_slow_is_waited_for_beyond_the_deadline)
+{
+    fsdp_io *io;
+    fsdp_error err = {0};
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_SYNC,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = slow_sync};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, &err), FSDP_OK);
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_impatiently, io, &err), FSDP_OK, "%s", err.text);
+    fsdp_io_fault_free(io);
 }
