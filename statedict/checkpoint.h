@@ -132,7 +132,8 @@ typedef struct fsdp_load_opts {
 /*
  * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`.
  * Given a run directory it takes the newest checkpoint that verifies, naming skipped ones through
- * watch.notice; one of a newer format version is not skipped but FSDP_ERR_REFUSED. Ranks that are threads of one process share one read and check of each block.
+ * watch.notice; one of a newer format version is not skipped but FSDP_ERR_REFUSED.
+ * Ranks that are threads of one process share one read and check of each block.
  * After a failure the tensors' contents are undefined. Aliases need nothing: their target is loaded.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,

@@ -5,6 +5,9 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
+ * A rank that works for long before its next call says so meanwhile, and is waited for: the others
+ * read that in front of its call, and rank 0 passes on how long it now waits.
+ *
  * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
  * rank 0 to everybody), so that all ranks fail soon and with the same text.
