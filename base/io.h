@@ -40,7 +40,7 @@ typedef struct fsdp_file_info {
 typedef struct fsdp_space {
     int64_t free_bytes;
     int64_t free_files;        /* INT64_MAX where the file system does not count them */
-    bool is_writable;          /* this process may create names in the directory */
+    int write_errno;           /* why this process may not create names in the directory; 0: it may */
     bool in_memory;            /* tmpfs, ramfs: nothing there survives a restart */
 } fsdp_space;
 

@@ -285,7 +285,8 @@ static int posix_space(fsdp_io *io, const char *path, fsdp_space *space_out)
         return -errno;
     space_out->free_bytes = clamp_to_i64((__uint128_t)info.f_bavail * info.f_frsize);
     space_out->free_files = info.f_files == 0 ? INT64_MAX : clamp_to_i64(info.f_favail);
-    space_out->is_writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
+    bool writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
+    space_out->write_errno = writable ? 0 : errno;
     space_out->in_memory = is_in_memory(path);
     return 0;
 }

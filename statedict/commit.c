@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "statedict/manifest.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -147,9 +146,8 @@ static fsdp_status remove_marker(const fsdp_staging *staging, fsdp_error *err)
     if (!path)
         return fsdp_fail_memory(err, staging->path);
     int result = staging->io->ops->unlink(staging->io, path);
-    fsdp_status status = result < 0 && result != -ENOENT
-                             ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path)
-                             : FSDP_OK;
+    fsdp_status status =
+        result < 0 ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path) : FSDP_OK;
     fsdp_free(path);
     return status;
 }

@@ -49,9 +49,9 @@ static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot save to '%s': '%s' is a checkpoint, which holds no other", dir,
                          parent);
-    if (io->ops->space(io, parent, &space) == 0 && !space.is_writable)
-        return fsdp_fail_errno(err, EACCES, "cannot save to '%s': '%s' cannot be written", dir,
-                               parent);
+    if (io->ops->space(io, parent, &space) == 0 && space.write_errno != 0)
+        return fsdp_fail_errno(err, space.write_errno,
+                               "cannot save to '%s': '%s' cannot be written", dir, parent);
     return FSDP_OK;
 }
 
