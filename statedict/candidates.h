@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include <fsdp/checkpoint.h>
+#include <fsdp/run.h>
 
 typedef struct fsdp_candidates {
     const char *path;          /* as given; borrowed */

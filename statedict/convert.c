@@ -15,6 +15,7 @@
 #include "statedict/space.h"
 
 #include "base/pool.h"
+#include <fsdp/convert.h>
 
 #include <string.h>
 

@@ -5,6 +5,7 @@
 #include "base/io.h"
 #include "statedict/commit.h"
 #include <fsdp/checkpoint.h>
+#include <fsdp/run.h>
 
 /* The names of our grammar in a run, newest step first; every plain step counts as good until
  * fsdp_run_check says otherwise. */
