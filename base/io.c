@@ -12,8 +12,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TREE_DEPTH = 32 };
-
 static fsdp_io *or_posix(fsdp_io *io)
 {
     return io ? io : fsdp_io_posix();
@@ -253,44 +251,77 @@ fsdp_status fsdp_io_replace_file(fsdp_io *io, const char *path, const void *data
     return status;
 }
 
-typedef struct name_list {
-    fsdp_arena arena;
-    char **names;
-    size_t n, capacity;
+/* --- names of a directory --------------------------------------------------------------------- */
+
+typedef struct name_search {
+    bool (*wanted)(void *user, const char *name);
+    void *user;
+    fsdp_io_names *names;
     bool failed;
-} name_list;
+} name_search;
 
 static int keep_name(void *user, const char *name)
 {
-    name_list *list = user;
-    char *copy = fsdp_arena_strndup(&list->arena, name, strlen(name));
-    if (!copy || !fsdp_grow(&list->names, &list->capacity, list->n + 1, sizeof *list->names)) {
-        list->failed = true;
+    name_search *search = user;
+    fsdp_io_names *names = search->names;
+    if (search->wanted && !search->wanted(search->user, name))
+        return 0;
+    char *copy = fsdp_arena_strndup(&names->arena, name, strlen(name));
+    if (!copy || !fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof copy)) {
+        search->failed = true;
         return 1;
     }
-    list->names[list->n++] = copy;
+    names->items[names->count++] = copy;
     return 0;
+}
+
+fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path,
+                               bool (*wanted)(void *user, const char *name), void *user,
+                               fsdp_io_names *names_out, fsdp_error *err)
+{
+    *names_out = (fsdp_io_names){0};
+    name_search search = {.wanted = wanted, .user = user, .names = names_out};
+    io = or_posix(io);
+    int result = io->ops->list(io, path, keep_name, &search);
+    if (result == 0 && !search.failed)
+        return FSDP_OK;
+    fsdp_io_names_release(names_out);
+    return search.failed ? fsdp_fail_memory(err, path)
+                         : fsdp_fail_errno(err, -result, "cannot list '%s'", path);
+}
+
+void fsdp_io_names_release(fsdp_io_names *names)
+{
+    fsdp_free(names->items);
+    fsdp_arena_release(&names->arena);
+    *names = (fsdp_io_names){0};
+}
+
+/* --- trees ------------------------------------------------------------------------------------ */
+
+static fsdp_status fail_too_deep(const char *path, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_REFUSED, "cannot remove '%s': folders nested deeper than %d",
+                     path, FSDP_IO_TREE_DEPTH);
 }
 
 static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_error *err);
 
-/* Names are collected first: a listing while entries vanish may skip some. */
 static fsdp_status remove_children(fsdp_io *io, const char *path, int depth, fsdp_error *err)
 {
-    name_list list = {0};
-    fsdp_status status = FSDP_OK;
-    int result = io->ops->list(io, path, keep_name, &list);
-    if (result < 0 && result != -ENOENT)
-        status = fsdp_fail_errno(err, -result, "cannot list '%s'", path);
-    else if (list.failed)
-        status = fsdp_fail_memory(err, path);
-    for (size_t i = 0; i < list.n && status == FSDP_OK; i++) {
-        char *child = fsdp_path_join(path, list.names[i]);
+    fsdp_io_names names;
+    fsdp_error reason = {0};
+    fsdp_status status = fsdp_io_list_names(io, path, NULL, NULL, &names, &reason);
+    if (status != FSDP_OK && reason.errnum == ENOENT)
+        return FSDP_OK;
+    if (status != FSDP_OK && err)
+        *err = reason;
+    for (size_t i = 0; i < names.count && status == FSDP_OK; i++) {
+        char *child = fsdp_path_join(path, names.items[i]);
         status = child ? remove_entry(io, child, depth + 1, err) : fsdp_fail_memory(err, path);
         fsdp_free(child);
     }
-    fsdp_free(list.names);
-    fsdp_arena_release(&list.arena);
+    fsdp_io_names_release(&names);
     return status;
 }
 
@@ -299,9 +330,8 @@ static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_e
 {
     int result = io->ops->unlink(io, path);
     if (result == -EISDIR) {
-        if (depth >= TREE_DEPTH)
-            return fsdp_fail(err, FSDP_ERR_REFUSED,
-                             "cannot remove '%s': folders nested deeper than %d", path, TREE_DEPTH);
+        if (depth >= FSDP_IO_TREE_DEPTH)
+            return fail_too_deep(path, err);
         FSDP_TRY(remove_children(io, path, depth, err));
         result = io->ops->rmdir(io, path);
     }
@@ -312,7 +342,13 @@ static fsdp_status remove_entry(fsdp_io *io, const char *path, int depth, fsdp_e
 
 fsdp_status fsdp_io_remove_tree(fsdp_io *io, const char *path, fsdp_error *err)
 {
-    return remove_entry(or_posix(io), path, 0, err);
+    io = or_posix(io);
+    if (!io->ops->remove_tree)
+        return remove_entry(io, path, 0, err);
+    int result = io->ops->remove_tree(io, path);
+    if (result == -ELOOP)
+        return fail_too_deep(path, err);
+    return result == 0 ? FSDP_OK : fsdp_fail_errno(err, -result, "cannot remove '%s'", path);
 }
 
 char *fsdp_path_join(const char *dir, const char *name)

@@ -9,6 +9,8 @@
 #ifndef FSDP_IO_H
 #define FSDP_IO_H
 
+#include "base/mem.h"
+
 #include <fsdp/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -38,7 +40,8 @@ typedef struct fsdp_file_info {
 typedef struct fsdp_space {
     int64_t free_bytes;
     int64_t free_files;        /* INT64_MAX where the file system does not count them */
-    bool is_writable;          /* this process may create names in the directory */
+    int write_errno;           /* why this process may not create names in the directory; 0: it may */
+    bool in_memory;            /* tmpfs, ramfs: nothing there survives a restart */
 } fsdp_space;
 
 typedef struct fsdp_io_ops {
@@ -70,6 +73,9 @@ typedef struct fsdp_io_ops {
     int (*list)(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name), void *user);
     int (*info)(fsdp_io *io, const char *path, fsdp_file_info *info_out);
     int (*space)(fsdp_io *io, const char *path, fsdp_space *space_out);
+    /* Removes a tree without ever following a symbolic link, also one that is put in the place of a
+     * folder meanwhile. -ELOOP: nested too deep. NULL: fsdp_io_remove_tree does it path by path. */
+    int (*remove_tree)(fsdp_io *io, const char *path);
 } fsdp_io_ops;
 
 /* Back ends put these first in their own structs. */
@@ -109,7 +115,21 @@ fsdp_status fsdp_io_read_file(fsdp_io *io, const char *path, size_t max_size, ch
 fsdp_status fsdp_io_replace_file(fsdp_io *io, const char *path, const void *data, size_t size,
                                  fsdp_error *err);
 
+/*
+ * The names in a directory that `wanted` (NULL: all) accepts, in no order. Collected as a whole:
+ * a listing while entries come and go may skip some. The error keeps the errno of the listing.
+ */
+typedef struct fsdp_io_names {
+    char **items;
+    size_t count, capacity;
+    fsdp_arena arena;
+} fsdp_io_names;
+fsdp_status fsdp_io_list_names(fsdp_io *io, const char *path, bool (*wanted)(void *user, const char *name),
+                               void *user, fsdp_io_names *names_out, fsdp_error *err);
+void fsdp_io_names_release(fsdp_io_names *names);
+
 /* Deletes a directory tree (files and folders only; links are unlinked, not followed). Idempotent. */
+enum { FSDP_IO_TREE_DEPTH = 32 };
 fsdp_status fsdp_io_remove_tree(fsdp_io *io, const char *path, fsdp_error *err);
 
 /* "DIR/NAME" in fresh memory, NULL when there is none. */

@@ -9,10 +9,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -264,6 +266,13 @@ static int64_t clamp_to_i64(__uint128_t value)
     return value > INT64_MAX ? INT64_MAX : (int64_t)value;
 }
 
+static bool is_in_memory(const char *path)
+{
+    struct statfs info;
+    return statfs(path, &info) == 0 &&
+           (info.f_type == TMPFS_MAGIC || info.f_type == (long)RAMFS_MAGIC);
+}
+
 static int posix_space(fsdp_io *io, const char *path, fsdp_space *space_out)
 {
     (void)io;
@@ -276,8 +285,71 @@ static int posix_space(fsdp_io *io, const char *path, fsdp_space *space_out)
         return -errno;
     space_out->free_bytes = clamp_to_i64((__uint128_t)info.f_bavail * info.f_frsize);
     space_out->free_files = info.f_files == 0 ? INT64_MAX : clamp_to_i64(info.f_favail);
-    space_out->is_writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
+    bool writable = faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) == 0;
+    space_out->write_errno = writable ? 0 : errno;
+    space_out->in_memory = is_in_memory(path);
     return 0;
+}
+
+/* --- removing a tree -------------------------------------------------------------------------- */
+
+static int remove_at(int parent, const char *name, int depth);
+
+/* Every entry of an open directory once; *removed_out tells whether any went. */
+static int remove_entries(DIR *dir, int depth, bool *removed_out)
+{
+    *removed_out = false;
+    rewinddir(dir);
+    for (;;) {
+        errno = 0;
+        struct dirent *entry = readdir(dir);
+        if (!entry)
+            return -errno;
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        int result = remove_at(dirfd(dir), entry->d_name, depth + 1);
+        if (result < 0)
+            return result;
+        *removed_out = true;
+    }
+}
+
+static int remove_directory_at(int parent, const char *name, int depth)
+{
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
+    if (!dir) {
+        int failed = errno;
+        if (fd >= 0)
+            close(fd);
+        return failed == ENOENT ? 0 : failed == ELOOP ? -ENOTDIR : -failed;
+    }
+    bool removed;
+    int result;
+    do {
+        /* some file systems skip entries of a listing while others vanish: then look again */
+        result = remove_entries(dir, depth, &removed);
+        if (result == 0)
+            result = zero_or_errno(unlinkat(parent, name, AT_REMOVEDIR));
+    } while (result == -ENOTEMPTY && removed);
+    closedir(dir);
+    return result == -ENOENT ? 0 : result;
+}
+
+/* Only names in directories that are held open: nobody can put a link in the way. */
+static int remove_at(int parent, const char *name, int depth)
+{
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT)
+        return 0;
+    if (errno != EISDIR)
+        return -errno;
+    return depth >= FSDP_IO_TREE_DEPTH ? -ELOOP : remove_directory_at(parent, name, depth);
+}
+
+static int posix_remove_tree(fsdp_io *io, const char *path)
+{
+    (void)io;
+    return remove_at(AT_FDCWD, path, 0);
 }
 
 static const fsdp_io_ops posix_ops = {
@@ -300,6 +372,7 @@ static const fsdp_io_ops posix_ops = {
     .list = posix_list,
     .info = posix_info,
     .space = posix_space,
+    .remove_tree = posix_remove_tree,
 };
 
 fsdp_io *fsdp_io_posix(void)

@@ -514,7 +514,8 @@ static int sim_space(fsdp_io *io, const char *path, fsdp_space *space_out)
     size_t used = fsdp_sim_used(disk);
     space_out->free_files = INT64_MAX;
     space_out->free_bytes = INT64_MAX;
-    space_out->is_writable = true;
+    space_out->write_errno = 0;
+    space_out->in_memory = false;
     if (disk->capacity > 0)
         space_out->free_bytes = disk->capacity > used ? (int64_t)(disk->capacity - used) : 0;
     return unlock_disk(disk, result);

@@ -28,11 +28,13 @@ typedef struct stage {
 typedef struct mpi_link {
     MPI_Comm comm;
     stage *outgoing, *incoming;
+    struct mpi_link *next; /* among the unfinished */
 } mpi_link;
 
 /* What outlives a control plane, because MPI does: one per process, like MPI itself. */
 static struct {
     bool begun_here, is_broken;
+    int thread_level; /* what MPI_Init_thread gave */
     stage *left_to_mpi;
     mpi_link *unfinished;
 } process;
@@ -199,9 +201,20 @@ static const fsdp_ctl_ops mpi_ops = {
     .close = close_link,
 };
 
+/* Whoever called MPI_Init alone answers for calling MPI from one thread; we asked for more. */
+static fsdp_status check_threads(fsdp_error *err)
+{
+    if (!process.begun_here || process.thread_level >= MPI_THREAD_FUNNELED)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "this MPI allows no threads beside the one that calls it (level %d), and "
+                     "saving and loading use some: one that gives MPI_THREAD_FUNNELED is needed",
+                     process.thread_level);
+}
+
 static fsdp_status begin_mpi(fsdp_error *err)
 {
-    int begun = 0, ended = 0, provided = 0;
+    int begun = 0, ended = 0;
     int code = MPI_Initialized(&begun);
     if (code == MPI_SUCCESS)
         code = MPI_Finalized(&ended);
@@ -210,52 +223,92 @@ static fsdp_status begin_mpi(fsdp_error *err)
     if (ended)
         return fsdp_fail(err, FSDP_ERR_USAGE, "MPI has ended in this process: it begins only once");
     if (begun)
-        return FSDP_OK;
-    code = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+        return check_threads(err);
+    code = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &process.thread_level);
     if (code != MPI_SUCCESS)
         return fail_mpi(err, code, "MPI_Init_thread");
     process.begun_here = true;
-    return FSDP_OK;
+    return check_threads(err);
 }
 
-/* A duplicate, with a deadline: another rank may not have come. */
-static fsdp_status duplicate_comm(MPI_Comm comm, MPI_Comm *comm_out, fsdp_error *err)
+/* A duplicate, with a deadline: another rank may not have come. *pending_out: MPI may still write it. */
+static fsdp_status duplicate_comm(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
+                                  fsdp_error *err)
 {
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_Comm_idup(comm, comm_out, &request);
     if (code != MPI_SUCCESS)
         return fail_mpi(err, code, "MPI_Comm_idup");
     fsdp_status status = wait_for_request(&request, fsdp_now_ms() + FSDP_CTL_DEADLINE_MS, err);
-    if (status != FSDP_OK) {
-        process.is_broken = true;
-        if (err && err->text[0] == '\0')
-            (void)fsdp_fail(err, status,
-                            "not all ranks came within %d ms to set up the control "
-                            "plane",
-                            FSDP_CTL_DEADLINE_MS);
+    *pending_out = status != FSDP_OK;
+    if (*pending_out && err && err->text[0] == '\0')
+        (void)fsdp_fail(err, status,
+                        "not all ranks came within %d ms to set up the control "
+                        "plane",
+                        FSDP_CTL_DEADLINE_MS);
+    return status;
+}
+
+/* The caller's communicator has a handler for errors, usually one that ends the process. Until there
+ * is a duplicate with a handler of ours, errors are to come back to us. */
+static fsdp_status duplicate_gently(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
+                                    fsdp_error *err)
+{
+    MPI_Errhandler handler;
+    int code = MPI_Comm_get_errhandler(comm, &handler);
+    if (code != MPI_SUCCESS)
+        return fail_mpi(err, code, "MPI_Comm_get_errhandler");
+    code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    fsdp_status status = code == MPI_SUCCESS ? duplicate_comm(comm, comm_out, pending_out, err)
+                                             : fail_mpi(err, code, "MPI_Comm_set_errhandler");
+    (void)MPI_Comm_set_errhandler(comm, handler);
+    (void)MPI_Errhandler_free(&handler);
+    if (status != FSDP_OK)
         return status;
-    }
     code = MPI_Comm_set_errhandler(*comm_out, MPI_ERRORS_RETURN);
     return code == MPI_SUCCESS ? FSDP_OK : fail_mpi(err, code, "MPI_Comm_set_errhandler");
+}
+
+static fsdp_status connect_link(MPI_Comm comm, mpi_link *link, int *rank_out, int *size_out,
+                                bool *pending_out, fsdp_error *err)
+{
+    FSDP_TRY(duplicate_gently(comm, &link->comm, pending_out, err));
+    int code = MPI_Comm_rank(link->comm, rank_out);
+    if (code == MPI_SUCCESS)
+        code = MPI_Comm_size(link->comm, size_out);
+    return code == MPI_SUCCESS ? FSDP_OK : fail_mpi(err, code, "MPI_Comm_size");
+}
+
+/* A duplicate that MPI may still write is left to it, with the link that holds it. */
+static void give_up_link(mpi_link *link, bool pending)
+{
+    if (pending) {
+        process.is_broken = true;
+        link->next = process.unfinished;
+        process.unfinished = link;
+        return;
+    }
+    if (link->comm != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&link->comm);
+    fsdp_free(link);
 }
 
 fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err)
 {
     int rank = 0, size = 0;
+    bool pending = false;
+    MPI_Comm given = *(MPI_Comm *)comm;
+    if (given == MPI_COMM_NULL)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "MPI_COMM_NULL connects no ranks");
     mpi_link *link = fsdp_alloc(1, sizeof *link);
     if (!link)
         return fsdp_fail_memory(err, "the control plane");
-    fsdp_status status = duplicate_comm(*(MPI_Comm *)comm, &link->comm, err);
-    if (status != FSDP_OK) {
-        process.unfinished = link; /* MPI may still write the duplicate there */
-        return status;
-    }
-    int code = MPI_Comm_rank(link->comm, &rank);
-    if (code == MPI_SUCCESS)
-        code = MPI_Comm_size(link->comm, &size);
-    if (code != MPI_SUCCESS)
-        return fail_mpi(err, code, "MPI_Comm_size");
-    return fsdp_ctl_create(&mpi_ops, rank, size, link, ctl_out, err);
+    link->comm = MPI_COMM_NULL;
+    fsdp_status status = connect_link(given, link, &rank, &size, &pending, err);
+    if (status == FSDP_OK)
+        return fsdp_ctl_create(&mpi_ops, rank, size, link, ctl_out, err);
+    give_up_link(link, pending);
+    return status;
 }
 
 fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err)

@@ -65,6 +65,12 @@ fsdp_status fsdp_candidates_next(fsdp_candidates *list, fsdp_candidate *candidat
                         : set_path(candidate_out, list->single, err);
 }
 
+fsdp_status fsdp_candidate_refuse_newer(const fsdp_candidates *list, const fsdp_candidate *failed,
+                                        fsdp_io *io, fsdp_error *err)
+{
+    return list->is_run ? fsdp_run_refuse_newer(failed->path, io, err) : FSDP_OK;
+}
+
 fsdp_status fsdp_candidate_check_step(const fsdp_candidate *candidate, int64_t stored_step,
                                       fsdp_error *err)
 {

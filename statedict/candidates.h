@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include <fsdp/checkpoint.h>
+#include <fsdp/run.h>
 
 typedef struct fsdp_candidates {
     const char *path;          /* as given; borrowed */
@@ -28,6 +29,10 @@ void fsdp_candidates_release(fsdp_candidates *list);
 
 /* The newest that was not taken yet. FSDP_ERR_NOT_FOUND when a run holds none. */
 fsdp_status fsdp_candidates_next(fsdp_candidates *list, fsdp_candidate *candidate_out, fsdp_error *err);
+
+/* A step of a run that could not be loaded is not passed over when it is of a format version to come. */
+fsdp_status fsdp_candidate_refuse_newer(const fsdp_candidates *list, const fsdp_candidate *failed,
+                                        fsdp_io *io, fsdp_error *err);
 
 /* A step directory that was renamed is not the step that its name says: FSDP_ERR_DAMAGED. */
 fsdp_status fsdp_candidate_check_step(const fsdp_candidate *candidate, int64_t stored_step, fsdp_error *err);

@@ -1,9 +1,9 @@
 /*
- * Checkpoints: save a state dict, load it on any number of ranks, look at it, convert it.
+ * Checkpoints: save a state dict, load it on any number of ranks, look at it, verify it. Runs of them
+ * are in run.h, converting is in convert.h.
  *
- * A checkpoint is a directory that appears by one rename (docs/commit.md). A run directory holds
- * checkpoints named step-%08d. What fsdp_sd_save reported as saved survives a power cut, and loads
- * bit for bit at any world size, mesh, sharding dim or kind.
+ * A checkpoint is a directory that appears by one rename (docs/commit.md). What fsdp_sd_save reported
+ * as saved survives a power cut, and loads bit for bit at any world size, mesh, sharding dim or kind.
  */
 #ifndef FSDP_CHECKPOINT_H
 #define FSDP_CHECKPOINT_H
@@ -83,15 +83,6 @@ FSDP_API fsdp_save_opts fsdp_save_opts_default(void);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
 
-/*
- * Collective. Saves as RUN/step-%08d under the run's lease, then applies opts->retain and refreshes
- * RUN/latest (a hint for people). Creates RUN if needed. FSDP_ERR_EXISTS when the step exists or
- * another job holds the run.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run,
-                                                int64_t step, const fsdp_save_opts *opts,
-                                                fsdp_error *err);
-
 /* Local. Bytes of tensors that `rank` would write: plans the save without touching anything. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_save_plan_bytes(const fsdp_sd *sd, fsdp_kind kind,
                                                        fsdp_owner_policy owners, int rank,
@@ -132,7 +123,8 @@ typedef struct fsdp_load_opts {
 /*
  * Collective. Fills the memory of sd's tensors and replaces its values from the checkpoint `path`.
  * Given a run directory it takes the newest checkpoint that verifies, naming skipped ones through
- * watch.notice. Ranks that are threads of one process share one read and check of each block.
+ * watch.notice; one of a newer format version is not skipped but FSDP_ERR_REFUSED.
+ * Ranks that are threads of one process share one read and check of each block.
  * After a failure the tensors' contents are undefined. Aliases need nothing: their target is loaded.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path,
@@ -262,92 +254,6 @@ typedef struct fsdp_verify_summary {
  * a part could not be read (findings, too). */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
-
-/* --- convert: another kind, world size, mesh or sharding dim, offline ------------------------- */
-
-typedef struct fsdp_convert_opts {
-    fsdp_kind kind;
-    int world;                 /* ranks of the result; 0: 1 for full, else the source's */
-    const fsdp_mesh *mesh;     /* NULL: one dim of `world` ranks */
-    int shard_dim;             /* tensor dim that is cut (tensors with fewer dims: dim 0) */
-    bool compress;
-    int level;
-    bool no_sync, no_view, no_verify, overwrite;
-    const char *include, *exclude;     /* POSIX extended regex over names */
-    int threads;
-    int64_t memory;
-    fsdp_watch watch;
-    struct fsdp_io *io;
-} fsdp_convert_opts;
-
-typedef struct fsdp_convert_plan {
-    int64_t tensors, values, aliases;
-    int64_t bytes_read, bytes_written, peak_memory, free_bytes;
-    int files;
-} fsdp_convert_plan;
-
-/* What fsdp_checkpoint_convert would do; writes nothing. What would stop it before its first byte is
- * the status, and the plan is filled in all the same once the source could be read. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
-                                                               const fsdp_convert_opts *opts,
-                                                               fsdp_convert_plan *plan_out, fsdp_error *err);
-
-/* `to` must not exist unless overwrite. It appears whole or not at all. Unless no_verify, what was
- * written is read back and compared by hash before it is published. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
-                                                          const fsdp_convert_opts *opts, fsdp_error *err);
-
-/* --- runs ------------------------------------------------------------------------------------- */
-
-typedef enum fsdp_step_state {
-    FSDP_STEP_GOOD,            /* a manifest that is whole, all files with the right size */
-    FSDP_STEP_BROKEN,          /* a step directory that does not verify */
-    FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
-    FSDP_STEP_DELETING         /* step-N.deleting-UUID: a delete that did not finish */
-} fsdp_step_state;
-
-typedef struct fsdp_run_step {
-    int64_t step;
-    char *name;                /* of the directory in the run */
-    fsdp_step_state state;
-    bool pinned;
-    char *reason;              /* BROKEN: why */
-} fsdp_run_step;
-
-typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
-
-/* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
- * no directory, is no run. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,
-                                                   fsdp_error *err);
-
-/* All directories of a run that follow our grammar, newest step first. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
-                                                fsdp_run_steps *steps_out, fsdp_error *err);
-FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
-
-/* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
- * Newer ones that do not are named through watch.notice. *path_out is freed with fsdp_string_free. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
-                                                  const fsdp_watch *watch, struct fsdp_io *io,
-                                                  char **path_out, fsdp_error *err);
-FSDP_API void fsdp_string_free(char *text);
-
-typedef struct fsdp_retain_action {
-    const char *name;          /* directory in the run */
-    bool remove;
-    const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
-} fsdp_retain_action;
-
-/*
- * Applies a policy to a run and finishes interrupted deletes and abandoned saves. Never fewer than
- * the newest two that verify stay. dry_run: only reports. Takes the run's lease unless dry_run.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
-                                                  bool dry_run,
-                                                  void (*report)(void *user,
-                                                                 const fsdp_retain_action *action),
-                                                  void *user, struct fsdp_io *io, fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -8,7 +8,6 @@
 #include "base/mem.h"
 #include "statedict/manifest.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,52 +18,6 @@ static bool finish_delete(void *user, const char *path)
     (void)fsdp_io_remove_tree(user, path, NULL);
     return true;
 }
-
-static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
-    FSDP_TRY(fsdp_target_recover(staging->io, staging->target, err));
-    FSDP_TRY(fsdp_target_check(staging->io, dir, staging->overwrite, err));
-    (void)fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_DELETING, finish_delete,
-                           staging->io);
-    char *path;
-    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_STAGING, &path, err));
-    fsdp_status status = fsdp_io_mkdir(staging->io, path, err);
-    if (status == FSDP_OK)
-        staging->path = path;
-    else
-        fsdp_free(path);
-    return status;
-}
-
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               fsdp_staging *staging_out, fsdp_error *err)
-{
-    *staging_out =
-        (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-    fsdp_status status = prepare(staging_out, dir, err);
-    if (status != FSDP_OK)
-        fsdp_staging_release(staging_out);
-    return status;
-}
-
-void fsdp_staging_abandon(fsdp_staging *staging)
-{
-    if (staging->path)
-        (void)fsdp_io_remove_tree(staging->io, staging->path, NULL);
-    fsdp_free(staging->path);
-    staging->path = NULL;
-}
-
-void fsdp_staging_release(fsdp_staging *staging)
-{
-    fsdp_free(staging->target);
-    fsdp_free(staging->parent);
-    fsdp_free(staging->path);
-    *staging = (fsdp_staging){0};
-}
-
-/* --- delete ----------------------------------------------------------------------------------- */
 
 /* Renames `path` to a name that says what is to happen to it, then removes it. */
 static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
@@ -83,6 +36,82 @@ static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, 
     fsdp_free(aside);
     return status;
 }
+
+/* The staging of a save whose process is dead. Under another name first, so that a half of it that
+ * stays needs no marker to be known for what it is. */
+static bool remove_abandoned(void *user, const char *path)
+{
+    const fsdp_staging *staging = user;
+    fsdp_file *marker;
+    if (fsdp_marker_take_over(staging->io, path, FSDP_MARKER_SAVING, &marker) ||
+        fsdp_marker_take_over(staging->io, path, FSDP_MARKER_PUBLISHING, &marker))
+        (void)delete_as(staging->io, path, staging->parent, staging->target, NULL);
+    (void)fsdp_io_close(&marker, path, NULL);
+    return true;
+}
+
+static void remove_leftovers(fsdp_staging *staging)
+{
+    fsdp_io *io = staging->io;
+    (void)fsdp_beside_each(io, staging->target, FSDP_SUFFIX_DELETING, finish_delete, io);
+    (void)fsdp_beside_each(io, staging->target, FSDP_SUFFIX_STAGING, remove_abandoned, staging);
+}
+
+static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_io *io = staging->io;
+    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_STAGING, &staging->path, err));
+    fsdp_status status = fsdp_io_mkdir(io, staging->path, err);
+    if (status != FSDP_OK) {
+        fsdp_free(staging->path);
+        staging->path = NULL;
+        return status;
+    }
+    status = fsdp_marker_create(io, staging->path, FSDP_MARKER_SAVING, &staging->marker, err);
+    if (status != FSDP_OK)
+        fsdp_staging_abandon(staging);
+    return status;
+}
+
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
+    FSDP_TRY(fsdp_target_recover(staging->io, staging->target, err));
+    FSDP_TRY(fsdp_target_check(staging->io, dir, staging->overwrite, err));
+    remove_leftovers(staging);
+    return make_staging(staging, err);
+}
+
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               fsdp_staging *staging_out, fsdp_error *err)
+{
+    *staging_out =
+        (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
+    fsdp_status status = prepare(staging_out, dir, err);
+    if (status != FSDP_OK)
+        fsdp_staging_release(staging_out);
+    return status;
+}
+
+void fsdp_staging_abandon(fsdp_staging *staging)
+{
+    if (staging->path)
+        (void)fsdp_io_remove_tree(staging->io, staging->path, NULL);
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    fsdp_free(staging->path);
+    staging->path = NULL;
+}
+
+void fsdp_staging_release(fsdp_staging *staging)
+{
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_free(staging->target);
+    fsdp_free(staging->parent);
+    fsdp_free(staging->path);
+    *staging = (fsdp_staging){0};
+}
+
+/* --- delete ----------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err)
 {
@@ -109,6 +138,20 @@ static fsdp_status write_text(const fsdp_staging *staging, const char *path, con
     return status == FSDP_OK ? closed : status;
 }
 
+/* The lock stays until the end. From here on the name of the staging directory is all that tells
+ * what it is; not before, and before its last sync: no file of another kind may be published. */
+static fsdp_status remove_marker(const fsdp_staging *staging, fsdp_error *err)
+{
+    char *path = fsdp_path_join(staging->path, FSDP_MARKER_SAVING);
+    if (!path)
+        return fsdp_fail_memory(err, staging->path);
+    int result = staging->io->ops->unlink(staging->io, path);
+    fsdp_status status =
+        result < 0 ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path) : FSDP_OK;
+    fsdp_free(path);
+    return status;
+}
+
 /* After this the staging directory is a whole checkpoint under another name. */
 static fsdp_status write_manifest(const fsdp_staging *staging, const char *text, size_t size,
                                   fsdp_error *err)
@@ -120,6 +163,8 @@ static fsdp_status write_manifest(const fsdp_staging *staging, const char *text,
                                            : fsdp_fail_memory(err, staging->path);
     if (status == FSDP_OK)
         status = fsdp_io_rename(staging->io, temporary, path, true, err);
+    if (status == FSDP_OK)
+        status = remove_marker(staging, err);
     if (status == FSDP_OK && staging->durable)
         status = fsdp_io_sync_dir(staging->io, staging->path, err);
     fsdp_free(temporary);

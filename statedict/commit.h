@@ -2,7 +2,7 @@
  * The commit: how a checkpoint directory comes into being whole or not at all, and goes away again.
  * Local steps made by one rank (rank 0); save.c and convert.c bring the ranks together around them.
  *
- *   begin   -> DIR.tmp-UUID exists and is empty
+ *   begin   -> DIR.tmp-UUID exists and holds only the locked file .saving
  *   (every rank creates, writes and syncs its own file there)
  *   publish -> manifest durable, staging renamed to DIR, parent synced: now it is saved
  *   abandon -> staging removed
@@ -18,6 +18,7 @@ typedef struct fsdp_staging {
     char *target;              /* DIR */
     char *parent;              /* the directory that holds DIR */
     char *path;                /* DIR.tmp-UUID, or DIR itself when renames cannot be trusted */
+    fsdp_file *marker;         /* .saving in it, locked: this process is at work */
     bool durable;
     bool overwrite;
 } fsdp_staging;

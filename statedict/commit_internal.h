@@ -11,8 +11,21 @@
 #define FSDP_SUFFIX_DELETING ".deleting-"
 #define FSDP_SUFFIX_REPLACED ".old-"   /* a whole checkpoint that an overwrite set aside */
 
+#define FSDP_MARKER_SAVING ".saving"         /* in a staging directory, from begin to publish */
+#define FSDP_MARKER_PUBLISHING ".publishing" /* in one whose files move one by one */
+
+/*
+ * A locked file in a directory that is being made, see commit_marker.c; closing it ends the lock.
+ * Taking over succeeds only when the maker is known to be dead; *marker_out then holds the lock.
+ */
+fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out,
+                               fsdp_error *err);
+bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out);
+
 /* "DIR" + suffix + 32 random digits, in fresh memory. */
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
+/* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
+fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
 /* "DIR" without trailing slashes and the directory that holds it; both in fresh memory, or NULL. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
@@ -22,11 +35,6 @@ fsdp_status fsdp_target_recover(fsdp_io *io, const char *dir, fsdp_error *err);
 /* May a checkpoint be saved as DIR? Its parent must be a directory that can be written and is no
  * checkpoint itself, and DIR must not exist; with overwrite it may be a checkpoint and nothing else. */
 fsdp_status fsdp_target_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
-
-/* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not `bytes` free (and a file node for
- * each of `files`); nothing when it cannot tell. *free_out: its free bytes, -1 when it cannot tell. */
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files, int64_t *free_out,
-                               fsdp_error *err);
 
 /*
  * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when

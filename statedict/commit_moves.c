@@ -17,8 +17,6 @@
 #include <errno.h>
 #include <string.h>
 
-#define MARKER_NAME ".publishing"
-
 bool fsdp_moves_needed(int result)
 {
     return result == -EXDEV || result == -EINVAL || result == -ENOSYS || result == -EOPNOTSUPP;
@@ -41,21 +39,12 @@ static fsdp_status sync_parent(fsdp_io *io, const char *dir, fsdp_error *err)
 static fsdp_status create_marker(fsdp_io *io, const char *from, bool durable,
                                  fsdp_file **marker_out, fsdp_error *err)
 {
-    char *path = fsdp_path_join(from, MARKER_NAME);
-    if (!path)
-        return fsdp_fail_memory(err, from);
-    fsdp_status status = fsdp_io_open(io, path, FSDP_IO_CREATE, marker_out, err);
-    if (status == FSDP_OK) {
-        (void)(*marker_out)->ops->lock(*marker_out); /* without locks nobody waits for us */
-        if (durable)
-            status = fsdp_io_sync(*marker_out, path, err);
-    }
-    if (status == FSDP_OK && durable)
-        status = fsdp_io_sync_dir(io, from, err);
-    if (status == FSDP_OK && durable)
-        status = sync_parent(io, from, err);
-    fsdp_free(path);
-    return status;
+    FSDP_TRY(fsdp_marker_create(io, from, FSDP_MARKER_PUBLISHING, marker_out, err));
+    if (!durable)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_io_sync(*marker_out, from, err));
+    FSDP_TRY(fsdp_io_sync_dir(io, from, err));
+    return sync_parent(io, from, err);
 }
 
 static fsdp_status move_file(fsdp_io *io, const char *from, const char *to, const char *name,
@@ -70,43 +59,21 @@ static fsdp_status move_file(fsdp_io *io, const char *from, const char *to, cons
     return status;
 }
 
-typedef struct name_list {
-    char **names;
-    size_t count, capacity;
-    bool failed;
-} name_list;
-
-static int collect_name(void *user, const char *name)
+/* Everything but the manifest, which comes last, and the marker, which stays. */
+static bool is_moved(void *user, const char *name)
 {
-    name_list *list = user;
-    if (strcmp(name, FSDP_MANIFEST_NAME) == 0 || strcmp(name, MARKER_NAME) == 0)
-        return 0;
-    char *copy = fsdp_strndup(name, strlen(name));
-    if (!copy || !fsdp_grow(&list->names, &list->capacity, list->count + 1, sizeof *list->names)) {
-        fsdp_free(copy);
-        list->failed = true;
-        return 1;
-    }
-    list->names[list->count++] = copy;
-    return 0;
+    (void)user;
+    return strcmp(name, FSDP_MANIFEST_NAME) != 0 && strcmp(name, FSDP_MARKER_PUBLISHING) != 0;
 }
 
-/* Everything but the manifest. */
 static fsdp_status move_files(fsdp_io *io, const char *from, const char *to, fsdp_error *err)
 {
-    name_list list = {0};
+    fsdp_io_names names;
+    FSDP_TRY(fsdp_io_list_names(io, from, is_moved, NULL, &names, err));
     fsdp_status status = FSDP_OK;
-    int result = io->ops->list(io, from, collect_name, &list);
-    if (list.failed)
-        status = fsdp_fail_memory(err, from);
-    else if (result < 0)
-        status = fsdp_fail_errno(err, -result, "cannot list '%s'", from);
-    for (size_t i = 0; i < list.count; i++) {
-        if (status == FSDP_OK)
-            status = move_file(io, from, to, list.names[i], err);
-        fsdp_free(list.names[i]);
-    }
-    fsdp_free(list.names);
+    for (size_t i = 0; i < names.count && status == FSDP_OK; i++)
+        status = move_file(io, from, to, names.items[i], err);
+    fsdp_io_names_release(&names);
     return status;
 }
 
@@ -187,7 +154,7 @@ typedef struct leftover_search {
 static bool look_at_staging(void *user, const char *path)
 {
     leftover_search *search = user;
-    char *marker_path = fsdp_path_join(path, MARKER_NAME);
+    char *marker_path = fsdp_path_join(path, FSDP_MARKER_PUBLISHING);
     fsdp_file *marker = NULL;
     if (marker_path &&
         fsdp_io_open(search->io, marker_path, FSDP_IO_WRITE, &marker, NULL) == FSDP_OK) {

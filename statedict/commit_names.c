@@ -5,7 +5,9 @@
 #include "statedict/manifest.h"
 
 #include <errno.h>
+#include <fsdp/text.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -122,6 +124,21 @@ static fsdp_status split(const char *dir, char *path, char **parent_out, fsdp_er
     return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
 }
 
+/* Everything that may have to stand beside DIR must find room there, or it could not be set aside. */
+fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err)
+{
+    enum { MOST = NAME_MAX - (int)(sizeof FSDP_SUFFIX_DELETING - 1) - UUID_DIGITS };
+    const char *name = last_element(dir);
+    char shown[100];
+    size_t size = strlen(name);
+    if (size <= MOST)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the name '%s' is too long for a checkpoint: %zu bytes, at most %d leave room "
+                     "for what is put beside it while it is saved or removed",
+                     fsdp_printable(name, size, shown, sizeof shown), size, MOST);
+}
+
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err)
 {
     size_t size = strlen(dir);
@@ -142,35 +159,22 @@ fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out,
 typedef struct beside_search {
     const char *name, *suffix;
     size_t name_size, suffix_size;
-    char **found;
-    size_t count, capacity;
-    bool failed;
 } beside_search;
 
-/* Names are collected first: what is found may be removed. */
-static int collect_beside(void *user, const char *name)
+static bool is_beside(void *user, const char *name)
 {
-    beside_search *search = user;
-    if (strncmp(name, search->name, search->name_size) != 0 ||
-        strncmp(name + search->name_size, search->suffix, search->suffix_size) != 0 ||
-        !is_uuid(name + search->name_size + search->suffix_size))
-        return 0;
-    char *copy = fsdp_strndup(name, strlen(name));
-    if (!copy ||
-        !fsdp_grow(&search->found, &search->capacity, search->count + 1, sizeof *search->found)) {
-        fsdp_free(copy);
-        search->failed = true;
-        return 1;
-    }
-    search->found[search->count++] = copy;
-    return 0;
+    const beside_search *search = user;
+    return strncmp(name, search->name, search->name_size) == 0 &&
+           strncmp(name + search->name_size, search->suffix, search->suffix_size) == 0 &&
+           is_uuid(name + search->name_size + search->suffix_size);
 }
 
-static bool visit_found(beside_search *search, const char *parent,
+/* What is found may be removed. */
+static bool visit_found(const fsdp_io_names *names, const char *parent,
                         bool (*visit)(void *user, const char *path), void *user)
 {
-    for (size_t i = 0; i < search->count; i++) {
-        char *path = fsdp_path_join(parent, search->found[i]);
+    for (size_t i = 0; i < names->count; i++) {
+        char *path = fsdp_path_join(parent, names->items[i]);
         bool more = path && visit(user, path);
         bool failed = !path;
         fsdp_free(path);
@@ -191,11 +195,10 @@ bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
                                 .suffix = suffix,
                                 .name_size = strlen(name),
                                 .suffix_size = strlen(suffix)};
-        ok = io->ops->list(io, parent, collect_beside, &search) == 0 && !search.failed &&
-             visit_found(&search, parent, visit, user);
-        for (size_t i = 0; i < search.count; i++)
-            fsdp_free(search.found[i]);
-        fsdp_free(search.found);
+        fsdp_io_names names;
+        ok = fsdp_io_list_names(io, parent, is_beside, &search, &names, NULL) == FSDP_OK &&
+             visit_found(&names, parent, visit, user);
+        fsdp_io_names_release(&names);
     }
     fsdp_free(path);
     fsdp_free(parent);

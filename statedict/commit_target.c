@@ -1,6 +1,6 @@
 /*
  * The target of a save, before its first byte: what an earlier save may have left there, whether the
- * name may be taken, whether there is room. Nothing here writes, but for fsdp_target_recover.
+ * name may be taken. Nothing here writes, but for fsdp_target_recover.
  */
 #include "statedict/commit_internal.h"
 
@@ -49,9 +49,9 @@ static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "cannot save to '%s': '%s' is a checkpoint, which holds no other", dir,
                          parent);
-    if (io->ops->space(io, parent, &space) == 0 && !space.is_writable)
-        return fsdp_fail_errno(err, EACCES, "cannot save to '%s': '%s' cannot be written", dir,
-                               parent);
+    if (io->ops->space(io, parent, &space) == 0 && space.write_errno != 0)
+        return fsdp_fail_errno(err, space.write_errno,
+                               "cannot save to '%s': '%s' cannot be written", dir, parent);
     return FSDP_OK;
 }
 
@@ -87,12 +87,26 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     return FSDP_ERR_EXISTS;
 }
 
+/* Nothing is there for who follows links; but a link that leads nowhere has the name. */
+static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    fsdp_file *file = NULL;
+    int result = io->ops->open(io, dir, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
+    (void)fsdp_io_close(&file, dir, NULL);
+    if (result != -ELOOP)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' is a symbolic link that leads nowhere: remove it, or save to where it "
+                     "should lead",
+                     dir);
+}
+
 static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
 {
     fsdp_file_info info;
     int result = io->ops->info(io, dir, &info);
     if (result == -ENOENT)
-        return FSDP_OK;
+        return refuse_dangling_link(io, dir, err);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot look at '%s'", dir);
     if (info.kind != FSDP_FILE_DIRECTORY)
@@ -106,35 +120,12 @@ fsdp_status fsdp_target_check(fsdp_io *io, const char *dir, bool overwrite, fsdp
 {
     char *path, *parent;
     FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
-    fsdp_status status = check_parent(io, dir, parent, err);
+    fsdp_status status = fsdp_name_check_room(path, err);
+    if (status == FSDP_OK)
+        status = check_parent(io, dir, parent, err);
     if (status == FSDP_OK)
         status = check_name(io, path, overwrite, err);
     fsdp_free(path);
     fsdp_free(parent);
     return status;
-}
-
-/* --- is there room? --------------------------------------------------------------------------- */
-
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, int64_t bytes, int64_t files,
-                               int64_t *free_out, fsdp_error *err)
-{
-    fsdp_space space;
-    char *path = NULL, *parent = NULL;
-    FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
-    int result = io->ops->space(io, parent, &space);
-    fsdp_free(path);
-    fsdp_free(parent);
-    *free_out = result < 0 ? -1 : space.free_bytes;
-    if (result < 0)
-        return FSDP_OK;
-    if (bytes > space.free_bytes)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs %lld bytes and its file system has %lld free", dir,
-                         (long long)bytes, (long long)space.free_bytes);
-    if (files > space.free_files)
-        return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs %lld files and its file system has room for %lld", dir,
-                         (long long)files, (long long)space.free_files);
-    return FSDP_OK;
 }

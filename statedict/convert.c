@@ -12,13 +12,13 @@
 #include "statedict/commit_internal.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
+#include "statedict/space.h"
 
 #include "base/pool.h"
+#include <fsdp/convert.h>
 
 #include <string.h>
 
-/* The directory, the manifest and the view. */
-enum { FIXED_FILES = 3 };
 enum { SLAB_MOST = 32 << 20, SLAB_LEAST = FSDP_BLOCK_BYTES, CHUNK_LEAST = 64 << 10 };
 
 typedef struct convert_job {
@@ -101,6 +101,7 @@ static void divide_memory(convert_job *job)
 
 static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *err)
 {
+    FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
     FSDP_TRY(describe_target(job, err));
     divide_memory(job);
@@ -126,13 +127,18 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
         plan->peak_memory = job->slab_bytes + job->chunk_bytes * (8 * job->threads + job->world);
 }
 
-/* Raw output must fit before work starts; what encoding saves is not known. */
+/* What is to be written must fit before work starts. */
 static fsdp_status check_space(const convert_job *job, const char *to, fsdp_convert_plan *plan,
                                fsdp_error *err)
 {
-    int64_t bytes = job->opts->compress ? 0 : plan->bytes_written;
-    return fsdp_require_space(job->io, to, bytes, job->file_count + FIXED_FILES, &plan->free_bytes,
-                              err);
+    fsdp_space space;
+    fsdp_volume volume = {.kind = job->opts->kind,
+                          .world = job->file_count,
+                          .compress = job->opts->compress,
+                          .with_view = !job->opts->no_view};
+    FSDP_TRY(fsdp_require_space(job->io, to, job->sd, &volume, &space, err));
+    plan->free_bytes = space.free_bytes;
+    return FSDP_OK;
 }
 
 static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)

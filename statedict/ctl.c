@@ -5,6 +5,9 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
+ * A rank that works for long before its next call says so meanwhile, and is waited for: the others
+ * read that in front of its call, and rank 0 passes on how long it now waits.
+ *
  * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
  * rank 0 to everybody), so that all ranks fail soon and with the same text.
@@ -13,17 +16,16 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/flow.h"
-#include "base/mem.h"
 
 enum {
     FRAME_MAGIC = 0x66734331,
     FAREWELL_MS = 200,
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
-    FAREWELL_DEPTH = 4
+    FAREWELL_DEPTH = 4,
+    WAKE_MS = 5000 /* while rank 0 waits it looks around this often */
 };
 
 typedef enum frame_kind {
@@ -31,7 +33,8 @@ typedef enum frame_kind {
     FRAME_WAITING,  /* from rank 0: my call too, but others are late */
     FRAME_VERDICT,  /* from rank 0: all made this call, and this is the one outcome */
     FRAME_DATA,     /* one piece of the call's data follows */
-    FRAME_FAREWELL  /* the sender's control plane is broken, and this is why */
+    FRAME_FAREWELL, /* the sender's control plane is broken, and this is why */
+    FRAME_WORKING   /* the sender is not in a call, and will be later: left_ms from now on */
 } frame_kind;
 
 typedef enum call_kind {
@@ -49,7 +52,7 @@ typedef struct frame {
     int32_t root;
     uint64_t size, at, calls;
     int32_t status, rank, errnum;
-    int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on */
+    int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on; WORKING */
 } frame;
 
 _Static_assert(sizeof(frame) == 56, "frames have no padding");
@@ -63,79 +66,15 @@ typedef struct ctl_call {
     int64_t head_until_ms; /* the same, or earlier while rank 0 has not announced itself */
     bool timed_out;        /* how the last wait failed */
     bool was_told;         /* it failed because the other rank said farewell */
+    bool leads;            /* rank 0 collects the calls of the others */
+    bool is_late;          /* and somebody is missing: the others are only looked at */
+    bool saw_work;         /* the other rank is at work */
+    int64_t announced_ms;  /* until when the others know that rank 0 waits */
     fsdp_error outcome;    /* in: this rank's own; after the verdict: everybody's */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
 } ctl_call;
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
-
-/* --- life ------------------------------------------------------------------------------------- */
-
-int64_t fsdp_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
-fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
-                            fsdp_ctl **ctl_out, fsdp_error *err)
-{
-    fsdp_ctl made = {.ops = ops,
-                     .rank = rank,
-                     .size = size,
-                     .deadline_ms = FSDP_CTL_DEADLINE_MS,
-                     .backend = backend};
-    fsdp_ctl *ctl = fsdp_alloc(1, sizeof *ctl);
-    if (!ctl) {
-        ops->close(&made);
-        return fsdp_fail_memory(err, "the control plane");
-    }
-    *ctl = made;
-    *ctl_out = ctl;
-    return FSDP_OK;
-}
-
-void fsdp_ctl_free(fsdp_ctl *ctl)
-{
-    if (!ctl)
-        return;
-    ctl->ops->close(ctl);
-    fsdp_free(ctl);
-}
-
-static void close_self(fsdp_ctl *ctl)
-{
-    (void)ctl;
-}
-
-/* One rank has nobody to talk to: send and recv are never called. */
-static const fsdp_ctl_ops self_ops = {.name = "self", .shares_memory = true, .close = close_self};
-
-fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err)
-{
-    return fsdp_ctl_create(&self_ops, 0, 1, NULL, ctl_out, err);
-}
-
-int fsdp_ctl_rank(const fsdp_ctl *ctl)
-{
-    return ctl->rank;
-}
-
-int fsdp_ctl_size(const fsdp_ctl *ctl)
-{
-    return ctl->size;
-}
-
-bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl)
-{
-    return ctl->ops->shares_memory;
-}
-
-void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
-{
-    ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
-}
 
 /* --- names of calls, for messages ------------------------------------------------------------- */
 
@@ -195,7 +134,8 @@ static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *e
 {
     frame head = {0};
     fsdp_error ignored = {0}, report = {0};
-    for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL; i++) {
+    for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL;
+         i += head.kind != FRAME_WORKING) {
         if (ctl->ops->recv(ctl, peer, &head, sizeof head, 0, &ignored) != FSDP_OK)
             return;
         if (head.status != FSDP_OK &&
@@ -230,6 +170,48 @@ static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, siz
     return FSDP_OK;
 }
 
+/* Heads are what a rank waits for. Rank 0 keeps an eye on other things meanwhile. */
+static fsdp_status take_head(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
+                             fsdp_error *err)
+{
+    for (;;) {
+        int64_t until_ms = call->head_until_ms, wake_ms = fsdp_now_ms() + WAKE_MS;
+        if (!call->leads || !ctl->waiting || until_ms <= wake_ms)
+            return take(ctl, call, from, head_out, sizeof *head_out, until_ms, err);
+        if (ctl->ops->recv(ctl, from, head_out, sizeof *head_out, wake_ms, err) == FSDP_OK)
+            return FSDP_OK;
+        if (err->text[0] != '\0')
+            return fail_wait(ctl, call, from, err);
+        *err = (fsdp_error){0};
+        ctl->waiting(ctl->waiting_user);
+    }
+}
+
+/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
+static int64_t grace_ms(const fsdp_ctl *ctl)
+{
+    int64_t fifth = ctl->deadline_ms / 5;
+    return fifth > 2000 ? fifth : 2000;
+}
+
+static void announce_call(fsdp_ctl *ctl, ctl_call *call);
+
+/* The other rank is at work: whoever waits for it waits longer, and rank 0 tells those who wait for
+ * rank 0. Once somebody is missing nothing is waited for any more. */
+static void note_work(fsdp_ctl *ctl, ctl_call *call, const frame *head)
+{
+    bool whole_wait = call->head_until_ms == call->until_ms;
+    int64_t until_ms = fsdp_now_ms() + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
+    call->saw_work = true;
+    if (call->is_late || until_ms <= call->until_ms)
+        return;
+    call->until_ms = until_ms;
+    if (whole_wait)
+        call->head_until_ms = until_ms;
+    if (call->leads && until_ms - call->announced_ms > grace_ms(ctl) / 2)
+        announce_call(ctl, call);
+}
+
 /* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
 static frame report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report)
 {
@@ -256,7 +238,11 @@ static fsdp_status put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind 
 static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
                                fsdp_error *report_out, fsdp_error *err)
 {
-    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->head_until_ms, err));
+    do {
+        FSDP_TRY(take_head(ctl, call, from, head_out, err));
+        if (head_out->magic == FRAME_MAGIC && head_out->kind == FRAME_WORKING)
+            note_work(ctl, call, head_out);
+    } while (head_out->magic == FRAME_MAGIC && head_out->kind == FRAME_WORKING);
     if (head_out->magic != FRAME_MAGIC) {
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
@@ -375,7 +361,8 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
     missing_list missing = {0};
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error one = {0};
-        call->timed_out = false;
+        call->timed_out = call->saw_work = false;
+        call->is_late = missing.count > 0;
         fsdp_status status = step(ctl, call, peer, &one);
         if (status == FSDP_OK)
             continue;
@@ -390,10 +377,11 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
 }
 
 /* Tells everybody that rank 0 is in this call. Best effort: nobody is waited for. */
-static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
+static void announce_call(fsdp_ctl *ctl, ctl_call *call)
 {
     static const fsdp_error fine;
     frame head = report_head(call, FRAME_WAITING, &fine);
+    call->announced_ms = call->until_ms;
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error ignored = {0};
         (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
@@ -412,6 +400,8 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error
         *err = (fsdp_error){0};
         status = take_report(ctl, call, peer, &head, &theirs, err);
     }
+    if (status != FSDP_OK && call->timed_out && call->is_late && call->saw_work)
+        return FSDP_OK; /* not here, but not missing either; the call has failed anyway */
     FSDP_TRY(status);
     if (head.kind != FRAME_CALL || !is_same_call(&head, &call->head))
         return fail_mismatch(ctl, &call->head, peer, &head, err);
@@ -431,16 +421,13 @@ static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     int64_t soon_ms = ctl->deadline_ms / 4 < SOON_MS ? ctl->deadline_ms / 4 : SOON_MS;
     call->head_until_ms = fsdp_now_ms() + soon_ms;
-    FSDP_TRY(each_peer(ctl, call, take_call, err));
+    call->announced_ms = call->until_ms;
+    call->leads = true;
+    fsdp_status status = each_peer(ctl, call, take_call, err);
+    call->leads = false;
+    FSDP_TRY(status);
     call->head_until_ms = call->until_ms;
     return each_peer(ctl, call, put_verdict, err);
-}
-
-/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
-static int64_t grace_ms(const fsdp_ctl *ctl)
-{
-    int64_t fifth = ctl->deadline_ms / 5;
-    return fifth > 2000 ? fifth : 2000;
 }
 
 static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
@@ -461,6 +448,24 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
         extend_wait(ctl, call, &head);
     } while (head.kind != FRAME_VERDICT);
     return FSDP_OK;
+}
+
+/* --- at work, outside calls ------------------------------------------------------------------- */
+
+void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t more_ms)
+{
+    int64_t most_ms = INT32_MAX - (int64_t)ctl->deadline_ms;
+    int64_t left_ms = ctl->deadline_ms + (more_ms < most_ms ? more_ms : most_ms);
+    int64_t until_ms = fsdp_now_ms() + left_ms;
+    int last = ctl->rank == 0 ? ctl->size - 1 : 0;
+    if (ctl->poison.status != FSDP_OK || until_ms - ctl->told_until_ms < ctl->deadline_ms / 8)
+        return;
+    ctl->told_until_ms = until_ms;
+    frame head = {.magic = FRAME_MAGIC, .kind = FRAME_WORKING, .left_ms = (int32_t)left_ms};
+    for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
+        fsdp_error ignored = {0};
+        (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
+    }
 }
 
 /* --- failing, for good ------------------------------------------------------------------------ */
@@ -525,6 +530,7 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
         bool has_data = call->transfer && call->head.size > 0;
         if (status == FSDP_OK && call->outcome.status == FSDP_OK && has_data)
             status = call->transfer(ctl, call, &broken);
+        ctl->told_until_ms = fsdp_now_ms() + ctl->deadline_ms;
         if (status == FSDP_OK)
             return leave_with_outcome(ctl, call, err);
         (void)poison_ctl(ctl, call, &broken, NULL);

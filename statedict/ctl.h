@@ -40,7 +40,8 @@ FSDP_API int fsdp_ctl_size(const fsdp_ctl *ctl);
 /* True when all ranks share one address space: a pointer sent to another rank may be used there. */
 FSDP_API bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl);
 
-/* Local; the same on all ranks. How long any one call may wait (default FSDP_CTL_DEADLINE_MS). */
+/* Local; the same on all ranks. How long any one call may wait for a rank that gives no sign of being
+ * at work (default FSDP_CTL_DEADLINE_MS). */
 FSDP_API void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds);
 
 /* Collective. size bytes from every rank, in rank order, to every rank: all_out has room for n x size. */

@@ -35,7 +35,20 @@ struct fsdp_ctl {
     uint64_t calls;            /* collectives so far: goes with every message, so mixing is seen */
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
+    int64_t told_until_ms;     /* how long the others wait for this rank without a sign of it */
+    void (*waiting)(void *user);
+    void *waiting_user;
 };
+
+/*
+ * Local. This rank is at work and comes to the next call later: the others wait `more_ms` longer
+ * than the deadline from now on. Sends something only when that is news to them, and never waits. To
+ * be followed by a collective. What is silent beyond its word is missing, as ever.
+ */
+void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t more_ms);
+
+/* Rank 0 calls this every few seconds while it waits for others; NULL: nothing. */
+void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);
 
 /* Takes ownership of backend; on failure closes it. Exported for the back ends outside libfsdp. */
 FSDP_API fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,

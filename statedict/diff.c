@@ -291,6 +291,7 @@ static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
 
 static fsdp_status compare(diff_state *state, fsdp_error *err)
 {
+    FSDP_TRY(fsdp_check_budget(state->opts.threads, state->opts.memory, err));
     FSDP_TRY(fsdp_filter_create(state->opts.include, state->opts.exclude, &state->filter, err));
     share_memory(state);
     FSDP_TRY(pair_all(state, err));

@@ -29,6 +29,8 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
                                  fsdp_error *err)
 {
     fsdp_filter *filter = NULL;
+    if (opts)
+        FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
     FSDP_TRY(
         fsdp_filter_create(opts ? opts->include : NULL, opts ? opts->exclude : NULL, &filter, err));
     fsdp_status st = fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err);
@@ -114,7 +116,10 @@ static fsdp_status load_candidates(fsdp_candidates *list, const fsdp_load_opts *
         fsdp_candidate candidate;
         FSDP_TRY(fsdp_candidates_next(list, &candidate, err));
         fsdp_status st = load_one(&candidate, opts, full_out, err);
-        if (!fsdp_run_is_fault(st) || candidate.is_last)
+        if (!fsdp_run_is_fault(st))
+            return st;
+        FSDP_TRY(fsdp_candidate_refuse_newer(list, &candidate, io_of(opts), err));
+        if (candidate.is_last)
             return st;
         fsdp_notice(opts ? &opts->watch : NULL, "skipped: %s", err->text);
         if (opts && opts->report)

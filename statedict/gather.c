@@ -129,6 +129,7 @@ static fsdp_status gather_all(gather_job *job, fsdp_error *err)
 
 static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
 {
+    FSDP_TRY(fsdp_check_budget(0, memory, err));
     int64_t share = (memory > 0 ? memory : FSDP_MEMORY_DEFAULT) / 4;
     job->slab_bytes = share < SLAB_LEAST ? SLAB_LEAST : share > SLAB_BYTES ? SLAB_BYTES : share;
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);

@@ -10,8 +10,8 @@ static bool has_bytes(fsdp_value_kind kind)
            kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS;
 }
 
-/* About how long the text gets; stops counting once it is too long. */
-static size_t weigh(const fsdp_value *value)
+/* About how long the text gets; stops counting once it is over `most`. */
+static size_t weigh(const fsdp_value *value, size_t most)
 {
     enum { PER_ITEM = 16 };
     size_t weight = PER_ITEM;
@@ -19,14 +19,19 @@ static size_t weigh(const fsdp_value *value)
         return weight + value->as.bytes.size;
     if (value->kind != FSDP_VALUE_LIST && value->kind != FSDP_VALUE_DICT)
         return weight;
-    for (size_t i = 0; i < value->as.list.count && weight <= FSDP_VALUE_INLINE; i++)
-        weight += weigh(&value->as.list.items[i]);
+    for (size_t i = 0; i < value->as.list.count && weight <= most; i++)
+        weight += weigh(&value->as.list.items[i], most);
     return weight;
+}
+
+size_t fsdp_value_bytes(const fsdp_value *value)
+{
+    return weigh(value, SIZE_MAX);
 }
 
 bool fsdp_value_is_large(const fsdp_value *value)
 {
-    return weigh(value) > FSDP_VALUE_INLINE;
+    return weigh(value, FSDP_VALUE_INLINE) > FSDP_VALUE_INLINE;
 }
 
 fsdp_status fsdp_value_pack(const fsdp_value *value, fsdp_text *bytes, fsdp_error *err)

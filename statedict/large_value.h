@@ -10,6 +10,8 @@
 
 enum { FSDP_VALUE_INLINE = 64 << 10 };
 
+/* About how long its text gets. */
+size_t fsdp_value_bytes(const fsdp_value *value);
 bool fsdp_value_is_large(const fsdp_value *value);
 
 /* The bytes in the file: those of a string, bytes or opaque value; the manifest's text of others. */

@@ -25,9 +25,8 @@
 
 enum {
     TEXT_MAX = 1 << 16,
-    TRIES = 200,             /* for a file that changes while we look, 10 ms apart */
-    UNREADABLE_SECONDS = 10, /* a text that is no lease may be one that is being written */
-    ABSURD_PERIODS = 10      /* a lease that ends so far ahead was written by a clock that jumped */
+    TRIES = 200,        /* for a file that changes while we look, 10 ms apart */
+    ABSURD_PERIODS = 10 /* a lease that ends so far ahead was written by a clock that jumped */
 };
 
 typedef struct lease_text {
@@ -183,13 +182,29 @@ static int64_t age_of_file(fsdp_io *io, const char *path)
     return fsdp_lease_now() - info.mtime_ns / 1000000000;
 }
 
+/*
+ * A text of ours that was cut short: by a crash while it was written in place, or by a power cut,
+ * which leaves nothing, zeros, or a beginning. Anything else that is no lease is somebody else's:
+ * another program's, or that of an fsdp to come.
+ */
+static bool is_torn(const char *text, size_t size)
+{
+    static const char start[] = "{\n\"host\": \"", end[] = "}\n";
+    while (size > 0 && text[size - 1] == '\0')
+        size--;
+    size_t compared = size < sizeof start - 1 ? size : sizeof start - 1;
+    if (memcmp(text, start, compared) != 0)
+        return false;
+    return size < sizeof start - 1 || memcmp(text + size - 2, end, 2) != 0;
+}
+
 static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size,
                     lease_text *holder_out)
 {
     if (!decode(text, size, holder_out)) {
         *holder_out = (lease_text){.since = 0};
         int64_t age = age_of_file(io, path);
-        return age > UNREADABLE_SECONDS || age < -UNREADABLE_SECONDS;
+        return is_torn(text, size) && (age > FSDP_LEASE_SECONDS || age < -FSDP_LEASE_SECONDS);
     }
     if (!fsdp_process_may_live(&holder_out->process) || was_ours(holder_out))
         return true;
@@ -200,24 +215,41 @@ static bool is_over(fsdp_io *io, const char *path, const char *text, size_t size
            age_of_file(io, path) > FSDP_LEASE_SECONDS;
 }
 
-static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, fsdp_error *err)
+/* "process 7 on host 'node3' since 2026-01-01 00:00:00 UTC" */
+static void describe_holder(const lease_text *holder, char *out, size_t room)
 {
-    if (!holder->job[0])
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' is in use: '%s' is being written, or is no lease of fsdp",
-                         lease->run, lease->path);
     char host[100], since[40] = "an unknown time";
     struct tm parts;
     time_t seconds = (time_t)holder->since;
     if (gmtime_r(&seconds, &parts))
         strftime(since, sizeof since, "%Y-%m-%d %H:%M:%S UTC", &parts);
-    return fsdp_fail(
-        err, FSDP_ERR_EXISTS,
-        "'%s' is in use by process %" PRId64 " on host '%s' since %s; if that process is gone, "
-        "its lease ends in %" PRId64 " s",
-        lease->run, holder->process.pid,
-        fsdp_printable(holder->process.host, strlen(holder->process.host), host, sizeof host),
-        since, holder->expires - fsdp_lease_now());
+    snprintf(out, room, "process %" PRId64 " on host '%s' since %s", holder->process.pid,
+             fsdp_printable(holder->process.host, strlen(holder->process.host), host, sizeof host),
+             since);
+}
+
+static fsdp_status fail_unreadable(const fsdp_lease *lease, const char *text, size_t size,
+                                   fsdp_error *err)
+{
+    if (is_torn(text, size))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' may be in use: its lease '%s' is being written, or was cut short; "
+                         "it is taken over %d s after that",
+                         lease->run, lease->path, FSDP_LEASE_SECONDS);
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' may be in use: '%s' is no lease that this fsdp can read, and is not "
+                     "taken over; if no job uses the run, remove that file",
+                     lease->run, lease->path);
+}
+
+static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, fsdp_error *err)
+{
+    char who[200];
+    describe_holder(holder, who, sizeof who);
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "'%s' is in use by %s; if that process is gone, its lease ends in %" PRId64
+                     " s",
+                     lease->run, who, holder->expires - fsdp_lease_now());
 }
 
 /* --- changing the file ------------------------------------------------------------------------ */
@@ -383,8 +415,10 @@ static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *er
     lease_text holder;
     if (is_over(lease->io, lease->path, text, size, &holder))
         status = take_over(lease, text, size, done_out, err);
-    else
+    else if (holder.job[0])
         status = fail_held(lease, &holder, err);
+    else
+        status = fail_unreadable(lease, text, size, err);
     fsdp_free(text);
     return status;
 }
@@ -469,6 +503,24 @@ bool fsdp_lease_is_held(fsdp_io *io, const char *run)
 
 /* --- keep, give back -------------------------------------------------------------------------- */
 
+static fsdp_status fail_lost(const fsdp_lease *lease, fsdp_error *err)
+{
+    char *text, who[200] = "another job";
+    size_t size;
+    lease_text holder;
+    if (!fsdp_io_exists(lease->io, lease->path))
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "the lease of '%s' is lost: '%s' was removed",
+                         lease->run, lease->path);
+    if (fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &text, &size, NULL) == FSDP_OK) {
+        if (decode(text, size, &holder))
+            describe_holder(&holder, who, sizeof who);
+        fsdp_free(text);
+    }
+    return fsdp_fail(err, FSDP_ERR_EXISTS,
+                     "the lease of '%s' is lost to %s: it was not refreshed in time", lease->run,
+                     who);
+}
+
 fsdp_status fsdp_lease_refresh(fsdp_lease *lease, fsdp_error *err)
 {
     fsdp_file *file;
@@ -476,12 +528,7 @@ fsdp_status fsdp_lease_refresh(fsdp_lease *lease, fsdp_error *err)
     FSDP_TRY(lock_text(lease, lease->text, lease->size, &file, &same, err));
     fsdp_status status = same ? place(lease, true, &done, err) : FSDP_OK;
     (void)fsdp_io_close(&file, lease->path, NULL);
-    if (status == FSDP_OK && !done)
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "the lease of '%s' is lost: it was not refreshed in time and another job "
-                         "has the run now",
-                         lease->run);
-    return status;
+    return status == FSDP_OK && !done ? fail_lost(lease, err) : status;
 }
 
 void fsdp_lease_release(fsdp_lease *lease)

@@ -539,6 +539,16 @@ static fsdp_status choose(load_job *job, fsdp_candidates *list, fsdp_candidate *
     return fsdp_ctl_broadcast(job->ctl, 0, chosen, sizeof *chosen, err);
 }
 
+/* Collective. A step of a version to come is not passed over for an older one. */
+static fsdp_status refuse_newer(const load_job *job, const fsdp_candidates *list,
+                                const fsdp_candidate *failed, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidate_refuse_newer(list, failed, job->io, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
 /* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
 static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_error *err)
 {
@@ -546,7 +556,10 @@ static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_er
     for (;;) {
         FSDP_TRY(choose(job, list, &chosen, err));
         fsdp_status st = load_checkpoint(job, &chosen, err);
-        if (!fsdp_run_is_fault(st) || chosen.is_last)
+        if (!fsdp_run_is_fault(st))
+            return st;
+        FSDP_TRY(refuse_newer(job, list, &chosen, err));
+        if (chosen.is_last)
             return st;
         if (fsdp_ctl_rank(job->ctl) == 0)
             fsdp_notice(&job->opts->watch, "skipped: %s", err->text);
@@ -580,7 +593,9 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_candidates list = {0};
     fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    fsdp_status st = require_selection(job, err);
+    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (st == FSDP_OK)
+        st = require_selection(job, err);
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);

@@ -177,30 +177,38 @@ static int stated_major(const char *text, size_t size)
                : 0;
 }
 
-static fsdp_status look_at_start(fsdp_io *io, const char *path, bool *ours_out, fsdp_error *err)
+static fsdp_status look_at_start(fsdp_io *io, const char *path, int *major_out, fsdp_error *err)
 {
     char start[64];
     fsdp_file *file = NULL;
     FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
     fsdp_status status = fsdp_io_read(file, path, start, sizeof start, 0, err);
     (void)fsdp_io_close(&file, path, NULL); /* nothing was written that could be lost */
-    *ours_out = status == FSDP_OK && stated_major(start, sizeof start) > 0;
+    *major_out = status == FSDP_OK ? stated_major(start, sizeof start) : 0;
     return status;
 }
 
-fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err)
+fsdp_status fsdp_manifest_major(fsdp_io *io, const char *dir, int *major_out, fsdp_error *err)
 {
     char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
     fsdp_error reason = {0};
-    *ours_out = false;
+    *major_out = 0;
     if (!path)
         return fsdp_fail_memory(err, dir);
-    fsdp_status status = look_at_start(io, path, ours_out, &reason);
+    fsdp_status status = look_at_start(io, path, major_out, &reason);
     fsdp_free(path);
     if (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_DAMAGED)
         return FSDP_OK;
     if (status != FSDP_OK && err)
         *err = reason;
+    return status;
+}
+
+fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err)
+{
+    int major;
+    fsdp_status status = fsdp_manifest_major(io, dir, &major, err);
+    *ours_out = major > 0;
     return status;
 }
 

@@ -70,6 +70,8 @@ void fsdp_manifest_release(fsdp_manifest *manifest);
  * programs have files of that name, too. No file, or a shorter one, is no; what cannot be read is an
  * error, not an answer. */
 fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err);
+/* The same: the major format version it states, 0 when it is none of ours. */
+fsdp_status fsdp_manifest_major(fsdp_io *io, const char *dir, int *major_out, fsdp_error *err);
 
 /* Reads and decodes DIR/manifest.json and checks that every file is there with the right size.
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */

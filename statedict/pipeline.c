@@ -10,6 +10,7 @@
 
 #include "base/flow.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,7 @@ void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total)
 {
     meter->watch = watch;
     meter->total = total;
+    meter->ctl = NULL;
     atomic_init(&meter->done, 0);
     atomic_init(&meter->next_ms, 0);
     atomic_init(&meter->cancelled, false);
@@ -43,15 +45,27 @@ static void tell(fsdp_meter *meter, int64_t done, const char *what, size_t what_
     atomic_flag_clear(&meter->telling);
 }
 
+fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err)
+{
+    if (atomic_load(&meter->cancelled))
+        return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request; nothing was changed");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err)
 {
     if (!meter || !meter->watch || !meter->watch->progress)
         return FSDP_OK;
     tell(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
-    if (atomic_load(&meter->cancelled))
-        return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request; nothing was changed");
-    return FSDP_OK;
+    return fsdp_meter_check(meter, err);
+}
+
+void fsdp_meter_tell_ranks(fsdp_meter *meter, int64_t bytes)
+{
+    enum { LEAST_BYTES_PER_MS = 16 << 10 }; /* what is slower than 16 MB/s does not work */
+    if (meter && meter->ctl)
+        fsdp_ctl_tell_working(meter->ctl, bytes / LEAST_BYTES_PER_MS);
 }
 
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
@@ -103,6 +117,7 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
         int64_t bytes = 0;
         for (end = first; end < plan->box_count && (end == first || bytes < GROUP_BYTES); end++)
             bytes += planned_bytes(plan, end);
+        fsdp_meter_tell_ranks(meter, bytes);
         st = put_group(writer, plan, first, end, pieces, err);
         const fsdp_shard_dataset *dataset = &plan->datasets[plan->boxes[first].dataset];
         if (st == FSDP_OK)
@@ -128,6 +143,17 @@ int64_t fsdp_getter_bytes(bool encoded)
 {
     /* piece and hash state; encoded: a frame, a chunk and the codec's own copy of it, too */
     return FSDP_PIECE_BYTES * 2 + (encoded ? 3 * (int64_t)FSDP_BLOCK_BYTES : 0);
+}
+
+fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err)
+{
+    if (threads < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%d threads: a number below zero has no meaning",
+                         threads);
+    if (memory < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%" PRId64 " bytes of memory: a number below zero has no meaning", memory);
+    return FSDP_OK;
 }
 
 int fsdp_getters_within(int threads, int64_t memory, bool encoded)

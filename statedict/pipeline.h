@@ -21,12 +21,16 @@ typedef struct fsdp_meter {
     atomic_llong next_ms;      /* when to tell again */
     atomic_bool cancelled;
     atomic_flag telling;
+    fsdp_ctl *ctl;             /* put tells the other ranks that this one is at work; may be NULL */
 } fsdp_meter;
 
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
 /* Counts bytes; FSDP_ERR_CANCELLED once the user said stop. what: a name, printable or not. */
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err);
+fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err);
+/* Tells the other ranks to wait while this one writes that many bytes. On the thread of meter->ctl. */
+void fsdp_meter_tell_ranks(fsdp_meter *meter, int64_t bytes);
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* --- put --- */
@@ -56,6 +60,9 @@ typedef struct fsdp_getter {
 } fsdp_getter;
 
 void fsdp_getter_release(fsdp_getter *getter);
+
+/* What every operation is given: FSDP_ERR_USAGE when one is negative (0: the default). */
+fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
 
 /* How many workers with a getter each fit into `memory` (0: the default): at most `threads` (0: the
  * cores), at least one. */

@@ -20,6 +20,7 @@
 enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
 
 typedef struct retention {
+    fsdp_lease *lease; /* NULL in a dry run */
     const char *run;
     const fsdp_retention *policy;
     bool dry_run;
@@ -30,7 +31,7 @@ typedef struct retention {
     int good; /* met so far */
 } retention;
 
-static fsdp_status check_policy(const fsdp_retention *policy, fsdp_error *err)
+fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
 {
     if (policy && policy->keep_last < LEAST_KEPT)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -77,15 +78,39 @@ static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, cha
     return true;
 }
 
+/* A checkpoint that this fsdp cannot read may be the best of all: neither counted nor removed. */
+static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step, bool *newer_out,
+                              fsdp_error *err)
+{
+    fsdp_error reason = {0};
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_run_refuse_newer(path, retain->io, &reason);
+    fsdp_free(path);
+    *newer_out = status == FSDP_ERR_REFUSED;
+    if (status == FSDP_OK || *newer_out)
+        return FSDP_OK;
+    if (err)
+        *err = reason;
+    return status;
+}
+
 /* Decides about a plain step directory. Old ones that a rule keeps are not even read. */
 static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *remove_out,
                           char *reason, fsdp_error *err)
 {
+    bool newer;
     *remove_out = false;
     bool newest_wanted = retain->policy && retain->good < retain->policy->keep_last;
     if (!newest_wanted && kept_by_rule(retain, step, reason))
         return FSDP_OK;
     fsdp_error fault = {0};
+    FSDP_TRY(find_newer(retain, step, &newer, err));
+    if (newer) {
+        snprintf(reason, REASON_SIZE, "of a newer format version");
+        return FSDP_OK;
+    }
     /* the two that must stay are read whole: nothing older goes for the sake of damaged ones */
     fsdp_verify_level level = retain->good < LEAST_KEPT ? FSDP_VERIFY_DATA : FSDP_VERIFY_QUICK;
     fsdp_status status = fsdp_run_check(retain->run, step, level, NULL, retain->io, &fault);
@@ -135,6 +160,7 @@ static fsdp_status remove_step(const retention *retain, const fsdp_run_step *ste
 {
     if (retain->dry_run)
         return FSDP_OK;
+    FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
     char *path = fsdp_path_join(retain->run, step->name);
     if (!path)
         return fsdp_fail_memory(err, retain->run);
@@ -192,12 +218,13 @@ static int sweep_lease(void *user, const char *name)
     return 0;
 }
 
-fsdp_status fsdp_run_retain_held(const char *run, const fsdp_retention *policy,
+fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
                                  void *user, fsdp_io *io, fsdp_error *err)
 {
-    FSDP_TRY(check_policy(policy, err));
-    retention retain = {.run = run,
+    FSDP_TRY(fsdp_retention_check(policy, err));
+    retention retain = {.lease = lease,
+                        .run = run,
                         .policy = policy,
                         .report = report,
                         .user = user,
@@ -211,7 +238,7 @@ fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool 
                             void (*report)(void *user, const fsdp_retain_action *action),
                             void *user, struct fsdp_io *io, fsdp_error *err)
 {
-    FSDP_TRY(check_policy(policy, err));
+    FSDP_TRY(fsdp_retention_check(policy, err));
     if (dry_run) {
         retention retain = {.run = run,
                             .policy = policy,
@@ -224,7 +251,7 @@ fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool 
     }
     fsdp_lease *lease;
     FSDP_TRY(fsdp_lease_take(io, run, &lease, err));
-    fsdp_status status = fsdp_run_retain_held(run, policy, report, user, io, err);
+    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, io, err);
     fsdp_lease_release(lease);
     return status;
 }

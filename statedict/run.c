@@ -146,6 +146,35 @@ bool fsdp_run_is_fault(fsdp_status status)
     }
 }
 
+fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err)
+{
+    int major;
+    fsdp_error reason = {0};
+    fsdp_status status = fsdp_manifest_major(io, path, &major, &reason);
+    if (status == FSDP_OK && major > FSDP_FORMAT_MAJOR)
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "'%s' is of format version %d, this fsdp reads version %d: an fsdp that "
+                         "knows that version is needed; an older checkpoint of the run is not "
+                         "taken in its place unless its own path is given",
+                         path, major, FSDP_FORMAT_MAJOR);
+    if (status == FSDP_OK || fsdp_run_is_fault(status))
+        return FSDP_OK;
+    if (err)
+        *err = reason;
+    return status;
+}
+
+static fsdp_status refuse_newer_step(const char *run, const fsdp_run_step *step, fsdp_io *io,
+                                     fsdp_error *err)
+{
+    char *path = fsdp_path_join(run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, run);
+    fsdp_status status = fsdp_run_refuse_newer(path, io, err);
+    fsdp_free(path);
+    return status;
+}
+
 /* --- all steps -------------------------------------------------------------------------------- */
 
 static bool has_pin(const char *run, const char *name, fsdp_io *io)
@@ -172,7 +201,14 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
             *err = reason;
         return status;
     }
-    step->state = FSDP_STEP_BROKEN;
+    fsdp_error newer = {0};
+    status = refuse_newer_step(run, step, io, &newer);
+    if (status != FSDP_OK && status != FSDP_ERR_REFUSED) {
+        if (err)
+            *err = newer;
+        return status;
+    }
+    step->state = status == FSDP_ERR_REFUSED ? FSDP_STEP_NEWER : FSDP_STEP_BROKEN;
     step->reason = fsdp_strndup(reason.text, strlen(reason.text));
     return step->reason ? FSDP_OK : fsdp_fail_memory(err, run);
 }
@@ -220,6 +256,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
                 *err = reason;
             return status;
         }
+        FSDP_TRY(refuse_newer_step(run, step, io, err));
         tell_skipped(watch, run, step->name, reason.text);
         skipped++;
     }
@@ -233,6 +270,7 @@ fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level, const fsdp
                             struct fsdp_io *io, char **path_out, fsdp_error *err)
 {
     *path_out = NULL;
+    io = io ? io : fsdp_io_posix();
     fsdp_run_steps steps;
     FSDP_TRY(fsdp_run_scan(run, io, &steps, err));
     fsdp_status status = newest_of(run, &steps, level, watch, io, path_out, err);

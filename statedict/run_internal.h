@@ -3,7 +3,9 @@
 #define FSDP_RUN_INTERNAL_H
 
 #include "base/io.h"
+#include "statedict/commit.h"
 #include <fsdp/checkpoint.h>
+#include <fsdp/run.h>
 
 /* The names of our grammar in a run, newest step first; every plain step counts as good until
  * fsdp_run_check says otherwise. */
@@ -17,8 +19,18 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_veri
                            const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
 bool fsdp_run_is_fault(fsdp_status status);
 
-/* fsdp_run_retain for a caller that holds the run's lease. */
-fsdp_status fsdp_run_retain_held(const char *run, const fsdp_retention *policy,
+/*
+ * FSDP_ERR_REFUSED when a step's directory is a checkpoint of a format version to come. Whoever looks for the
+ * newest one stops there: what is older would be taken without anybody having meant it.
+ */
+fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err);
+
+/* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
+fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
+
+/* fsdp_run_retain for a caller that holds the run's lease: it is refreshed before each removal, and
+ * nothing is removed once it is lost. */
+fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
                                  void *user, fsdp_io *io, fsdp_error *err);
 

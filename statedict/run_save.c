@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/pipeline.h"
+#include "statedict/save_internal.h"
 
 #include <errno.h>
 #include <string.h>
@@ -55,6 +56,8 @@ static fsdp_status enter_run(run_job *job, fsdp_error *err)
         st = fsdp_fail_memory(err, "a path");
     if (job->opts.step < 0)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
+    if (st == FSDP_OK)
+        st = fsdp_retention_check(job->opts.retain, err);
     if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0) {
         st = make_run_directory(job, err);
         if (st == FSDP_OK)
@@ -76,6 +79,14 @@ static int keep_lease(void *user, int64_t done, int64_t total, const char *what)
             return 1;
     }
     return job->watch.progress ? job->watch.progress(job->watch.user, done, total, what) : 0;
+}
+
+/* Rank 0, right before the checkpoint is published: another job may have the run by now. */
+static fsdp_status confirm_lease(void *user, fsdp_error *err)
+{
+    run_job *job = user;
+    job->refresh_ms = fsdp_now_ms() + REFRESH_MS;
+    return fsdp_lease_refresh(job->lease, err);
 }
 
 static void notice(void *user, const char *text)
@@ -105,7 +116,7 @@ static fsdp_status retain_others(const run_job *job, fsdp_error *err)
 {
     const fsdp_retention *asked = job->opts.retain;
     if (!asked)
-        return fsdp_run_retain_held(job->run, NULL, NULL, NULL, job->io, err);
+        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, job->io, err);
     fsdp_retention policy = *asked;
     int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
     if (!pins)
@@ -114,7 +125,7 @@ static fsdp_status retain_others(const run_job *job, fsdp_error *err)
         memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
     pins[policy.pin_count++] = job->opts.step;
     policy.pins = pins;
-    fsdp_status st = fsdp_run_retain_held(job->run, &policy, NULL, NULL, job->io, err);
+    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, job->io, err);
     fsdp_free(pins);
     return st;
 }
@@ -151,7 +162,8 @@ static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
     job->refresh_ms = fsdp_now_ms() + REFRESH_MS;
     job->watch = job->opts.watch;
     job->opts.watch = (fsdp_watch){.user = job, .progress = keep_lease, .notice = notice};
-    fsdp_status st = fsdp_sd_save(sd, job->ctl, job->path, &job->opts, err);
+    fsdp_save_guard guard = {.user = job, .confirm = confirm_lease};
+    fsdp_status st = fsdp_sd_save_guarded(sd, job->ctl, job->path, &job->opts, &guard, err);
     if (st == FSDP_ERR_CANCELLED)
         return tell_why_cancelled(job, err);
     FSDP_TRY(st);

@@ -6,13 +6,15 @@
  * leaves with the same status.
  */
 #include "statedict/commit.h"
-#include "statedict/commit_internal.h"
+#include "statedict/ctl_backend.h"
 #include "statedict/describe.h"
 #include "statedict/manifest.h"
 #include "statedict/pipeline.h"
 #include "statedict/plan.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
+#include "statedict/save_internal.h"
+#include "statedict/space.h"
 
 #include "base/flow.h"
 #include "base/pool.h"
@@ -20,8 +22,6 @@
 #include <string.h>
 
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
-/* The directory, the manifest and the view. */
-enum { FIXED_FILES = 3 };
 enum { OPTION_COUNT = 9 };
 
 typedef struct save_job {
@@ -39,6 +39,7 @@ typedef struct save_job {
     fsdp_shard_seal seal;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
+    const fsdp_save_guard *guard; /* may be NULL */
 } save_job;
 
 /* --- the beginning ---------------------------------------------------------------------------- */
@@ -58,6 +59,7 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)opts->step);
     if (opts->level < 0 || opts->level > 19)
         return fsdp_fail(err, FSDP_ERR_USAGE, "compression level %d is not in 0..19", opts->level);
+    FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
     return fsdp_check_memory(job->sd, job->ctl, err);
 }
 
@@ -89,28 +91,32 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
                           &job->plan, err);
 }
 
-/* What will be written, at least. How far encoding shrinks it is not known. */
-static int64_t least_bytes(const save_job *job)
+/* A full disk is known before the first byte, and so is one that forgets. */
+static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error *err)
 {
-    int64_t bytes = 0;
-    for (size_t i = 0; i < fsdp_sd_count(job->sd) && !job->opts->compress; i++) {
-        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            bytes += fsdp_entry_bytes(entry);
-    }
-    return bytes;
+    const fsdp_save_opts *opts = job->opts;
+    fsdp_space space;
+    fsdp_volume volume = {.kind = opts->kind,
+                          .world = job->world,
+                          .compress = opts->compress,
+                          .with_view = !opts->no_view};
+    FSDP_TRY(fsdp_require_space(job->io, dir, job->sd, &volume, &space, err));
+    if (space.in_memory && !opts->no_sync)
+        fsdp_notice(&opts->watch,
+                    "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
+                    "when the machine restarts",
+                    dir);
+    return FSDP_OK;
 }
 
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
-    int64_t free_bytes;
     FSDP_TRY(fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite,
                                 &job->staging, err));
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
     strcpy(job->staged, job->staging.path);
-    return fsdp_require_space(job->io, dir, least_bytes(job), job->world + FIXED_FILES, &free_bytes,
-                              err);
+    return check_place(job, dir, err);
 }
 
 /* --- options are equal on all ranks --- */
@@ -239,6 +245,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save.c", "finish the file");
     job->writer = NULL;
+    fsdp_meter_tell_ranks(&job->meter, job->plan.bytes);
     return fsdp_shard_finish(writer, &job->seal, err);
 }
 
@@ -384,6 +391,9 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
+    FSDP_TRY(fsdp_meter_check(&job->meter, err));
+    if (job->guard)
+        FSDP_TRY(job->guard->confirm(job->guard->user, err));
     fsdp_publication publication = {.staging = &job->staging,
                                     .seals = seals,
                                     .owners = job->owners,
@@ -418,10 +428,20 @@ static fsdp_status commit(save_job *job, fsdp_error *err)
     return st;
 }
 
+/* Rank 0 has written and others have not: progress is told all the same, and may say stop. */
+static void tell_waiting(void *user)
+{
+    static const char what[] = "waiting for other ranks";
+    save_job *job = user;
+    (void)fsdp_meter_add(&job->meter, 0, what, sizeof what - 1, NULL);
+}
+
 static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 {
     fsdp_status st;
     fsdp_meter_init(&job->meter, &job->opts->watch, job->plan.bytes);
+    job->meter.ctl = job->ctl;
+    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     if (rank0_writes_all(job))
         st = write_gathered_file(job, err);
     else if (job->opts->kind == FSDP_FULL)
@@ -441,6 +461,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     st = stage(job, dir, err);
     if (st == FSDP_OK)
         st = write_and_commit(job, err);
+    fsdp_ctl_set_waiting(job->ctl, NULL, NULL);
     fsdp_shard_discard(job->writer);
     if (st != FSDP_OK && job->rank == 0)
         fsdp_staging_abandon(&job->staging);
@@ -452,14 +473,16 @@ fsdp_save_opts fsdp_save_opts_default(void)
     return (fsdp_save_opts){.step = FSDP_STEP_NONE};
 }
 
-fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                         const fsdp_save_opts *opts, fsdp_error *err)
+fsdp_status fsdp_sd_save_guarded(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                                 const fsdp_save_opts *opts, const fsdp_save_guard *guard,
+                                 fsdp_error *err)
 {
     fsdp_error local = {0};
     fsdp_save_opts defaults = fsdp_save_opts_default();
     save_job job = {.sd = sd,
                     .ctl = ctl,
                     .opts = opts ? opts : &defaults,
+                    .guard = guard,
                     .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
     job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
@@ -469,4 +492,10 @@ fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
     fsdp_sd_free(job.whole);
     fsdp_free(job.owners);
     return st;
+}
+
+fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                         const fsdp_save_opts *opts, fsdp_error *err)
+{
+    return fsdp_sd_save_guarded(sd, ctl, dir, opts, NULL, err);
 }

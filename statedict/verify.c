@@ -299,6 +299,9 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     fsdp_error found = {0};
     verify_job job = {.opts = opts ? opts : &defaults, .reporting = ATOMIC_FLAG_INIT};
     fsdp_io *io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    if (summary_out)
+        *summary_out = summary;
+    FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));
     fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
     if (st != FSDP_OK)
         st = bad_manifest(&job, st, &found, err);

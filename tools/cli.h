@@ -9,6 +9,8 @@
 
 #include <argp.h>
 #include <fsdp/checkpoint.h>
+#include <fsdp/convert.h>
+#include <fsdp/run.h>
 #include <fsdp/text.h>
 
 /* --- options ---------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  *           odd (only names that are hard to print); empty (no entries)
  */
 #include <fsdp/checkpoint.h>
+#include <fsdp/run.h>
 
 #include <math.h>
 #include <stdio.h>

@@ -3,8 +3,11 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/lease_internal.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 /* --- names --- */
@@ -137,6 +140,46 @@ Test(commit, begin_refuses_what_it_must_not_touch)
     fsdp_sim_free(io);
 }
 
+static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
+{
+    fsdp_staging staging;
+    fsdp_text text = {0};
+    FSDP_TRY(fsdp_staging_begin(io, dir, true, true, &staging, NULL));
+    cr_assert_eq(tiny_manifest(step, &text, NULL), FSDP_OK);
+    fsdp_status status = fsdp_staging_publish(&staging, text.data, text.size, NULL);
+    fsdp_staging_abandon(&staging);
+    fsdp_staging_release(&staging);
+    fsdp_text_release(&text);
+    return status;
+}
+
+Test(commit, a_name_that_could_not_be_set_aside_is_refused_at_once)
+{
+    fsdp_io *io = tiny_disk();
+    char dir[300] = "/run/";
+    memset(dir + 5, 'n', 213);
+    cr_assert_eq(publish_nothing(io, dir, 1), FSDP_OK);
+    cr_assert_eq(publish_nothing(io, dir, 2), FSDP_OK);
+    cr_assert_eq(names_in(io, "/run"), 1);
+    for (size_t size = 214; size < 220; size++) {
+        memset(dir + 5, 'n', size);
+        expect_refusal(io, dir, true, FSDP_ERR_USAGE, "at most 213");
+    }
+    fsdp_sim_free(io);
+}
+
+Test(commit, a_link_that_leads_nowhere_is_refused_at_once)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[100];
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/c", dir);
+    cr_assert_eq(symlink("nowhere", path), 0);
+    for (int overwrite = 0; overwrite < 2; overwrite++)
+        expect_refusal(fsdp_io_posix(), path, overwrite, FSDP_ERR_EXISTS, "leads nowhere");
+    cr_assert_eq(names_in(fsdp_io_posix(), dir), 1);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
 Test(commit, an_abandoned_staging_leaves_nothing)
 {
     fsdp_io *io = tiny_disk();
@@ -149,6 +192,121 @@ Test(commit, an_abandoned_staging_leaves_nothing)
     fsdp_staging_abandon(&staging);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
+}
+
+/* --- stagings of the dead --- */
+
+static fsdp_status begin_again(fsdp_io *io, const char *dir)
+{
+    fsdp_staging staging;
+    fsdp_status status = fsdp_staging_begin(io, dir, true, true, &staging, NULL);
+    if (status == FSDP_OK)
+        fsdp_staging_abandon(&staging);
+    fsdp_staging_release(&staging);
+    return status;
+}
+
+/* A process that stages and then only waits; pipe: tells that it has. */
+static pid_t stage_in_child(const char *path)
+{
+    int told[2];
+    cr_assert_eq(pipe(told), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        fsdp_staging staging;
+        bool ok = fsdp_staging_begin(NULL, path, true, true, &staging, NULL) == FSDP_OK &&
+                  tiny_write_shard(fsdp_io_posix(), staging.path, 1, NULL) == FSDP_OK;
+        (void)!write(told[1], ok ? "y" : "n", 1);
+        for (;;)
+            pause();
+    }
+    char answer = 'n';
+    cr_assert_eq(read(told[0], &answer, 1), 1);
+    cr_assert_eq(answer, 'y');
+    close(told[0]);
+    close(told[1]);
+    return child;
+}
+
+Test(commit, the_staging_of_a_killed_save_goes_with_the_next_one_and_that_of_a_living_one_stays)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[100];
+    cr_assert_not_null(mkdtemp(dir));
+    fsdp_io *io = fsdp_io_posix();
+    snprintf(path, sizeof path, "%s/c", dir);
+    pid_t dead = stage_in_child(path), alive = stage_in_child(path);
+    cr_assert_eq(names_in(io, dir), 2);
+    kill(dead, SIGKILL);
+    cr_assert_eq(waitpid(dead, NULL, 0), dead);
+    tiny_must_save(io, path, 7, false);
+    cr_assert_eq(names_in(io, dir), 2, "the checkpoint and the living one's");
+    cr_assert_eq(names_in(io, path), 2, "the manifest and the shard");
+    kill(alive, SIGKILL);
+    cr_assert_eq(waitpid(alive, NULL, 0), alive);
+    tiny_must_save(io, path, 8, true);
+    cr_assert_eq(names_in(io, dir), 1);
+    cr_assert_eq(fsdp_io_remove_tree(io, dir, NULL), FSDP_OK);
+}
+
+/* What a killed save leaves, with another text in its marker. */
+static void leave_staging(fsdp_io *io, const char *marker)
+{
+    fsdp_staging staging;
+    char path[200];
+    cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, &staging, NULL), FSDP_OK);
+    snprintf(path, sizeof path, "%s/" FSDP_MARKER_SAVING, staging.path);
+    fsdp_staging_release(&staging);
+    fsdp_file *file;
+    if (!marker)
+        return;
+    cr_assert_eq(fsdp_io_open(io, path, FSDP_IO_WRITE, &file, NULL), FSDP_OK);
+    cr_assert_eq(file->ops->resize(file, 0), 0);
+    cr_assert_eq(fsdp_io_write(file, path, marker, strlen(marker), 0, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
+}
+
+static void expect_left(const char *marker, int left)
+{
+    fsdp_io *io = tiny_disk();
+    leave_staging(io, marker);
+    cr_assert_eq(begin_again(io, "/run/c"), FSDP_OK);
+    cr_assert_eq(names_in(io, "/run"), left, "marker '%s'", marker ? marker : "of our own");
+    fsdp_sim_free(io);
+}
+
+Test(commit, only_a_staging_of_this_machine_is_ever_judged)
+{
+    char text[400];
+    fsdp_process self;
+    fsdp_process_self(&self);
+    expect_left(NULL, 0);
+    expect_left("", 1);
+    expect_left("something", 1);
+    expect_left("boot 1\nhost elsewhere\n", 1);
+    snprintf(text, sizeof text, "boot 1\nhost %s\n", self.host);
+    expect_left(text, 0);
+    snprintf(text, sizeof text, "boot %s\nhost elsewhere\n", self.boot);
+    expect_left(text, 0);
+    snprintf(text, sizeof text, "boot %s\nhost %.3s", self.boot, self.host);
+    expect_left(text, 1);
+}
+
+Test(commit, without_locks_no_staging_is_judged)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_LOCK,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_ERRNO,
+                            .errnum = ENOLCK};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    leave_staging(io, NULL);
+    tiny_must_save(io, "/run/c", 1, false);
+    tiny_must_save(sim, "/run/c", 2, true);
+    cr_assert_eq(names_in(sim, "/run"), 2);
+    cr_assert_eq(names_in(sim, "/run/c"), 2);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
 }
 
 Test(commit, of_two_publishers_the_first_wins)
@@ -331,6 +489,16 @@ static int stop_at(void *user, fsdp_io_call call, const char *path)
     return -*(int *)user;
 }
 
+static bool has_no_judgeable_marker(void *user, const char *path)
+{
+    char marker[300];
+    fsdp_file_info info;
+    fsdp_io *io = user;
+    snprintf(marker, sizeof marker, "%s/" FSDP_MARKER_SAVING, path);
+    cr_assert(io->ops->info(io, marker, &info) < 0 || info.size == 0, "'%s' was left", path);
+    return true;
+}
+
 /* From the n-th call on nothing works any more, as for a process that is gone; then a new one comes. */
 static bool killed_at(work run, expectation expected, int64_t n)
 {
@@ -350,6 +518,7 @@ static bool killed_at(work run, expectation expected, int64_t n)
         (void)!tiny_save(io, "/run/c", expected.new, expected.old >= 0, NULL);
     bool reached = fsdp_io_fault_calls(io) >= n;
     check_after_crash(sim, &expected);
+    cr_assert(fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, has_no_judgeable_marker, sim));
     fsdp_io_fault_free(io);
     if (expected.errnum)
         fsdp_io_fault_free(inner);

@@ -16,7 +16,7 @@ typedef struct test_group {
     int special; /* the rank that behaves differently */
     fsdp_error errors[MAX_RANKS];
     int64_t waited_ms[MAX_RANKS];
-    atomic_int reached;
+    atomic_int reached, told;
 } test_group;
 
 static unsigned char pattern(int rank, size_t at)
@@ -328,6 +328,138 @@ Test(ctl, all_missing_ranks_are_named)
     for (int i = 0; i < 3; i++)
         cr_expect_str_eq(group.errors[answering[i]].text,
                          "rank 2 did not answer within 400 ms in barrier (ranks 2, 3, 5 missing)");
+}
+
+/* --- ranks that are at work --- */
+
+/* Long enough for a thread that has to wait for a processor. */
+enum { PATIENT_MS = 1000 };
+
+static void work_for(fsdp_ctl *ctl, int64_t milliseconds)
+{
+    int64_t until_ms = fsdp_now_ms() + milliseconds;
+    while (fsdp_now_ms() < until_ms) {
+        fsdp_ctl_tell_working(ctl, 0);
+        usleep(20000);
+    }
+}
+
+/* Longer than anybody would wait for a silent rank: others wait 2 s more for rank 0. */
+static fsdp_status work_before_the_call(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    const test_group *group = user;
+    fsdp_ctl_set_deadline(ctl, PATIENT_MS);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (fsdp_ctl_rank(ctl) == group->special)
+        work_for(ctl, group->special == 0 ? PATIENT_MS + 2600 : 5 * PATIENT_MS / 2);
+    FSDP_TRY(fsdp_ctl_agree(ctl, FSDP_OK, err));
+    char byte = (char)fsdp_ctl_rank(ctl), all[MAX_RANKS];
+    FSDP_TRY(fsdp_ctl_allgather(ctl, &byte, 1, all, err));
+    return fsdp_ctl_barrier(ctl, err);
+}
+
+Test(ctl, a_rank_that_says_it_is_at_work_is_waited_for, .timeout = 30)
+{
+    for (int special = 0; special < 4; special += 3) {
+        test_group group = {.special = special};
+        expect_group(4, work_before_the_call, &group);
+    }
+}
+
+/* Everybody at work for different times, and messages between two ranks as well. */
+static fsdp_status work_in_turns(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    int rank = fsdp_ctl_rank(ctl);
+    char byte = 7;
+    (void)user;
+    fsdp_ctl_set_deadline(ctl, PATIENT_MS);
+    work_for(ctl, rank * 3 * PATIENT_MS / 2);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (rank == 2) {
+        work_for(ctl, 2 * PATIENT_MS);
+        FSDP_TRY(fsdp_ctl_send(ctl, 0, &byte, 1, err));
+    } else if (rank == 0) {
+        FSDP_TRY(fsdp_ctl_recv(ctl, 2, &byte, 1, err));
+    }
+    return fsdp_ctl_barrier(ctl, err);
+}
+
+Test(ctl, ranks_at_work_for_different_times_are_all_waited_for, .timeout = 30)
+{
+    test_group group = {0};
+    expect_group(3, work_in_turns, &group);
+}
+
+static void wait_until_told(test_group *group)
+{
+    for (int i = 0; i < 1000 && atomic_load(&group->told) == 0; i++)
+        usleep(10000);
+}
+
+/* The special rank announces SHORT_MS of silence beyond the deadline, and never comes. */
+static fsdp_status break_word(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    test_group *group = user;
+    fsdp_error found = {0};
+    fsdp_ctl_set_deadline(ctl, SHORT_MS);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (fsdp_ctl_rank(ctl) == group->special) {
+        fsdp_ctl_tell_working(ctl, SHORT_MS);
+        atomic_store(&group->told, 1);
+        for (int i = 0; i < 1000 && atomic_load(&group->reached) < fsdp_ctl_size(ctl) - 1; i++)
+            usleep(10000);
+        return FSDP_OK;
+    }
+    wait_until_told(group);
+    int64_t start_ms = fsdp_now_ms();
+    fsdp_status status = fsdp_ctl_barrier(ctl, &found);
+    atomic_fetch_add(&group->reached, 1);
+    return record(group, ctl, status, &found, start_ms);
+}
+
+Test(ctl, a_rank_that_is_silent_beyond_its_word_is_missing, .timeout = 30)
+{
+    for (int special = 0; special < 3; special += 2) {
+        test_group group = {.special = special};
+        expect_group(3, break_word, &group);
+        for (int rank = 0; rank < 3; rank++) {
+            if (rank == special)
+                continue;
+            cr_expect_eq(group.errors[rank].status, FSDP_ERR_PEER);
+            cr_expect_eq(group.errors[rank].rank, special, "%s", group.errors[rank].text);
+            cr_expect_gt(group.waited_ms[rank], SHORT_MS + SHORT_MS / 2);
+        }
+    }
+}
+
+/* Rank 1 stays silent, rank 2 is at work: only rank 1 is missing. */
+static fsdp_status one_silent_one_at_work(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    test_group *group = user;
+    fsdp_error found = {0};
+    int rank = fsdp_ctl_rank(ctl);
+    fsdp_ctl_set_deadline(ctl, SHORT_MS);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (rank == 2) {
+        fsdp_ctl_tell_working(ctl, SHORT_MS);
+        atomic_store(&group->told, 1);
+    }
+    for (int i = 0; rank != 0 && i < 1000 && atomic_load(&group->reached) < 1; i++)
+        usleep(10000);
+    if (rank != 0)
+        return FSDP_OK;
+    wait_until_told(group);
+    int64_t start_ms = fsdp_now_ms();
+    fsdp_status status = fsdp_ctl_barrier(ctl, &found);
+    atomic_fetch_add(&group->reached, 1);
+    return record(group, ctl, status, &found, start_ms);
+}
+
+Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
+{
+    test_group group = {0};
+    expect_group(3, one_silent_one_at_work, &group);
+    cr_expect_str_eq(group.errors[0].text, "rank 1 did not answer within 400 ms in barrier");
 }
 
 static fsdp_status leave_early(fsdp_ctl *ctl, void *user, fsdp_error *err)

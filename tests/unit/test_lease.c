@@ -210,7 +210,9 @@ Test(lease, a_holder_that_slept_too_long_learns_that_it_lost)
     fsdp_lease *other = must_take();
     fsdp_error err = {0};
     cr_assert_eq(fsdp_lease_refresh(sleeper, &err), FSDP_ERR_EXISTS);
-    cr_assert(strstr(err.text, "lost"), "%s", err.text);
+    char words[100];
+    snprintf(words, sizeof words, "is lost to process %d on host", (int)getpid());
+    cr_assert(strstr(err.text, words), "%s", err.text);
     fsdp_lease_release(sleeper);
     must_be_held("process");
     cr_assert_eq(fsdp_lease_refresh(other, NULL), FSDP_OK);
@@ -229,14 +231,41 @@ Test(lease, written_by_a_clock_that_jumped_ends_after_its_file_aged)
     fsdp_lease_release(must_take());
 }
 
-Test(lease, a_text_that_is_no_lease_is_waited_for_a_little)
+Test(lease, a_text_of_ours_that_was_cut_short_is_taken_over_after_the_lease_s_time)
 {
-    const char *const texts[] = {"", "garbage", "{\"host\": 5}", "{}"};
+    const char *const texts[] = {"", "{", "{\n\"host\": \"node3\",\n\"boot"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_lock(texts[i]);
-        must_be_held("no lease");
-        fsdp_lease_pretend(NULL, 30);
+        must_be_held("was cut short");
+        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS - 20);
+        must_be_held("was cut short");
+        fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
         fsdp_lease_release(must_take());
+        fsdp_lease_pretend(NULL, 0);
+    }
+}
+
+/* Zeros are what a power cut leaves of a file that was not synced. */
+Test(lease, zeros_are_a_text_that_was_cut_short)
+{
+    char path[100];
+    write_lock("");
+    snprintf(path, sizeof path, "%s/.lock", run);
+    cr_assert_eq(truncate(path, 300), 0);
+    must_be_held("was cut short");
+    fsdp_lease_pretend(NULL, FSDP_LEASE_SECONDS + 20);
+    fsdp_lease_release(must_take());
+}
+
+Test(lease, what_another_program_or_version_wrote_is_never_taken_over)
+{
+    const char *const texts[] = {"garbage", "4711\n", "{\"host\": 5}", "{}",
+                                 "{\n\"host\": \"node3\",\n\"epoch\": 7\n}\n"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_lock(texts[i]);
+        must_be_held("remove that file");
+        fsdp_lease_pretend(NULL, 1000 * FSDP_LEASE_SECONDS);
+        must_be_held("is no lease that this fsdp can read");
         fsdp_lease_pretend(NULL, 0);
     }
 }

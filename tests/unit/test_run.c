@@ -325,10 +325,97 @@ Test(run, another_job_at_work_stops_retention_and_not_a_dry_run)
     report dry = {{0}};
     cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
     cr_assert(strstr(dry.text, "+ step-00000040.tmp-" UUID ": a save in progress"), "%s", dry.text);
-    cr_assert_eq(fsdp_run_retain_held("/run", &policy, NULL, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, io, NULL), FSDP_OK);
     expect_good(io, "30 20");
     fsdp_lease_release(lease);
     fsdp_sim_free(io);
+}
+
+/* --- checkpoints of a version to come --- */
+
+static void make_newer(fsdp_io *io, int64_t step)
+{
+    char path[200];
+    fsdp_file *file;
+    in_step(step, "manifest.json", path);
+    cr_assert_eq(fsdp_io_open(io, path, FSDP_IO_WRITE, &file, NULL), FSDP_OK);
+    const char start[] = "{\n\"fsdp\": {\"major\": 9,";
+    cr_assert_eq(fsdp_io_write(file, path, start, sizeof start - 1, 0, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
+}
+
+Test(run, a_step_of_a_newer_format_version_is_not_passed_over)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40}, 4);
+    make_newer(io, 30);
+    expect_latest(io, 40, 0, "");
+    flip_manifest(io, 40);
+    char *path;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_latest("/run", FSDP_VERIFY_QUICK, NULL, io, &path, &err),
+                 FSDP_ERR_REFUSED);
+    cr_assert_null(path);
+    cr_assert(strstr(err.text, "'/run/step-00000030' is of format version 9"), "%s", err.text);
+    cr_assert(strstr(err.text, "its own path"), "%s", err.text);
+    fsdp_run_steps steps;
+    cr_assert_eq(fsdp_run_list("/run", io, &steps, &err), FSDP_OK);
+    cr_assert_eq(steps.items[0].state, FSDP_STEP_BROKEN);
+    cr_assert_eq(steps.items[1].state, FSDP_STEP_NEWER);
+    cr_assert(strstr(steps.items[1].reason, "version 9"), "%s", steps.items[1].reason);
+    fsdp_run_steps_release(&steps);
+    fsdp_sim_free(io);
+}
+
+Test(run, retention_neither_removes_nor_counts_a_newer_format_version)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40, 50}, 5);
+    make_newer(io, 20);
+    make_newer(io, 40);
+    report all = {{0}};
+    fsdp_retention policy = {.keep_last = 2};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, io, NULL), FSDP_OK);
+    expect_good(io, "50 30");
+    cr_assert(fsdp_io_exists(io, step_path(40)));
+    cr_assert(fsdp_io_exists(io, step_path(20)));
+    cr_assert(strstr(all.text, "+ step-00000040: of a newer format version\n"), "%s", all.text);
+    cr_assert(strstr(all.text, "- step-00000010: no rule keeps it\n"), "%s", all.text);
+    fsdp_sim_free(io);
+}
+
+/* --- a lease that is lost --- */
+
+static int steal_lease(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    fsdp_io *disk = user;
+    if (!strstr(path, "step-"))
+        return 0;
+    disk->ops->unlink(disk, "/run/.lock");
+    write_small(disk, "/run/.lock");
+    return 0;
+}
+
+/* Between two removals another job takes the run: the second one does not happen. */
+Test(run, retention_stops_when_its_lease_is_lost)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    save_steps(sim, (int64_t[]){10, 20, 30, 40}, 4);
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_RENAME,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = steal_lease,
+                            .user = sim};
+    fsdp_retention policy = {.keep_last = 2};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, &err), FSDP_ERR_EXISTS);
+    cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
+    expect_good(sim, "40 30 10");
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
 }
 
 /* --- crashes: save a step, then retain, under the lease --- */
@@ -349,7 +436,7 @@ static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
     FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
     fsdp_status status = tiny_save(io, step_path(step), step, false, err);
     if (status == FSDP_OK)
-        status = fsdp_run_retain_held("/run", &policy, NULL, NULL, io, err);
+        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, io, err);
     fsdp_lease_release(lease);
     return status;
 }
@@ -466,8 +553,8 @@ Test(run, retention_under_errors_never_leaves_fewer_than_two)
         save_steps(sim, (int64_t[]){10, 20, 30, 40, 50}, 5);
         fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = EIO};
         cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
-        (void)!fsdp_run_retain_held("/run", &(fsdp_retention){.keep_last = 2}, NULL, NULL, io,
-                                    NULL);
+        (void)!fsdp_run_retain("/run", &(fsdp_retention){.keep_last = 2}, false, NULL, NULL, io,
+                               NULL);
         bool reached = fsdp_io_fault_calls(io) >= n;
         char text[400];
         good_steps(sim, text, sizeof text);

@@ -1,0 +1,78 @@
+/* The life of a control plane, and the back end of one rank alone. The calls are in ctl.c. */
+#include "statedict/ctl_backend.h"
+
+#include <time.h>
+
+#include "base/mem.h"
+
+int64_t fsdp_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
+                            fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    fsdp_ctl made = {.ops = ops,
+                     .rank = rank,
+                     .size = size,
+                     .deadline_ms = FSDP_CTL_DEADLINE_MS,
+                     .backend = backend};
+    fsdp_ctl *ctl = fsdp_alloc(1, sizeof *ctl);
+    if (!ctl) {
+        ops->close(&made);
+        return fsdp_fail_memory(err, "the control plane");
+    }
+    *ctl = made;
+    *ctl_out = ctl;
+    return FSDP_OK;
+}
+
+void fsdp_ctl_free(fsdp_ctl *ctl)
+{
+    if (!ctl)
+        return;
+    ctl->ops->close(ctl);
+    fsdp_free(ctl);
+}
+
+static void close_self(fsdp_ctl *ctl)
+{
+    (void)ctl;
+}
+
+/* One rank has nobody to talk to: send and recv are never called. */
+static const fsdp_ctl_ops self_ops = {.name = "self", .shares_memory = true, .close = close_self};
+
+fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    return fsdp_ctl_create(&self_ops, 0, 1, NULL, ctl_out, err);
+}
+
+int fsdp_ctl_rank(const fsdp_ctl *ctl)
+{
+    return ctl->rank;
+}
+
+int fsdp_ctl_size(const fsdp_ctl *ctl)
+{
+    return ctl->size;
+}
+
+bool fsdp_ctl_shares_memory(const fsdp_ctl *ctl)
+{
+    return ctl->ops->shares_memory;
+}
+
+void fsdp_ctl_set_deadline(fsdp_ctl *ctl, int milliseconds)
+{
+    ctl->deadline_ms = milliseconds > 0 ? milliseconds : 1;
+}
+
+void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user)
+{
+    ctl->waiting = waiting;
+    ctl->waiting_user = user;
+}

@@ -1,0 +1,78 @@
+/*
+ * Runs: a directory of checkpoints named step-%08d, one writer at a time. Saving into it, what it
+ * holds, its newest good checkpoint, and which ones stay.
+ */
+#ifndef FSDP_RUN_H
+#define FSDP_RUN_H
+
+#include <fsdp/checkpoint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Collective. Saves as RUN/step-%08d under the run's lease, then applies opts->retain and refreshes
+ * RUN/latest (a hint for people). Creates RUN if needed. FSDP_ERR_EXISTS when the step exists or
+ * another job holds the run.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run,
+                                                int64_t step, const fsdp_save_opts *opts,
+                                                fsdp_error *err);
+
+typedef enum fsdp_step_state {
+    FSDP_STEP_GOOD,            /* a manifest that is whole, all files with the right size */
+    FSDP_STEP_BROKEN,          /* a step directory that does not verify */
+    FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
+    FSDP_STEP_DELETING,        /* step-N.deleting-UUID: a delete that did not finish */
+    FSDP_STEP_NEWER            /* of a format version that this library does not know */
+} fsdp_step_state;
+
+typedef struct fsdp_run_step {
+    int64_t step;
+    char *name;                /* of the directory in the run */
+    fsdp_step_state state;
+    bool pinned;
+    char *reason;              /* BROKEN, NEWER: why */
+} fsdp_run_step;
+
+typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
+
+/* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
+ * no directory, is no run. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,
+                                                   fsdp_error *err);
+
+/* All directories of a run that follow our grammar, newest step first. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io,
+                                                fsdp_run_steps *steps_out, fsdp_error *err);
+FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
+
+/* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
+ * Newer ones that do not are named through watch.notice; one of a newer format version is
+ * FSDP_ERR_REFUSED, it is not passed over. *path_out is freed with fsdp_string_free. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
+                                                  const fsdp_watch *watch, struct fsdp_io *io,
+                                                  char **path_out, fsdp_error *err);
+FSDP_API void fsdp_string_free(char *text);
+
+typedef struct fsdp_retain_action {
+    const char *name;          /* directory in the run */
+    bool remove;
+    const char *reason;        /* "newest 3", "pinned", "every 5000", "interrupted save", ... */
+} fsdp_retain_action;
+
+/*
+ * Applies a policy to a run and finishes interrupted deletes and abandoned saves. Never fewer than
+ * the newest two that verify stay. dry_run: only reports. Takes the run's lease unless dry_run.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
+                                                  bool dry_run,
+                                                  void (*report)(void *user,
+                                                                 const fsdp_retain_action *action),
+                                                  void *user, struct fsdp_io *io, fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,106 @@
+/*
+ * Setting up the control plane when MPI itself fails: an error comes back, nothing aborts, nothing
+ * leaks. The functions of MPI that fail are replaced by ones of this program.
+ *
+ * usage: ctl_mpi_refusals HOW     HOW: threads, duplicate or describe
+ */
+#include <mpi.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <fsdp/ctl_mpi.h>
+
+static bool few_threads, no_duplicate, no_size;
+static int duplicates; /* that were made and not freed */
+
+int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
+{
+    int code = PMPI_Init_thread(argc, argv, required, provided);
+    if (few_threads)
+        *provided = MPI_THREAD_SINGLE;
+    return code;
+}
+
+/* As MPI does it: the handler of the communicator decides first. */
+static int fail_on(MPI_Comm comm)
+{
+    MPI_Comm_call_errhandler(comm, MPI_ERR_OTHER);
+    return MPI_ERR_OTHER;
+}
+
+int MPI_Comm_idup(MPI_Comm comm, MPI_Comm *newcomm, MPI_Request *request)
+{
+    duplicates += !no_duplicate;
+    return no_duplicate ? fail_on(comm) : PMPI_Comm_idup(comm, newcomm, request);
+}
+
+int MPI_Comm_free(MPI_Comm *comm)
+{
+    duplicates--;
+    return PMPI_Comm_free(comm);
+}
+
+int MPI_Comm_size(MPI_Comm comm, int *size)
+{
+    return no_size ? fail_on(comm) : PMPI_Comm_size(comm, size);
+}
+
+static int expect(fsdp_status status, fsdp_status expected, const fsdp_error *err,
+                  const char *words)
+{
+    if (status == expected && strstr(err->text, words))
+        return 0;
+    fprintf(stderr, "status %d, '%s'; %d and '%s' were expected\n", (int)status, err->text,
+            (int)expected, words);
+    return 1;
+}
+
+static int try_world(fsdp_status expected, const char *words)
+{
+    fsdp_ctl *ctl = NULL;
+    fsdp_error err = {0};
+    fsdp_status status = fsdp_ctl_mpi_world(&ctl, &err);
+    if (status == FSDP_OK)
+        fsdp_ctl_free(ctl);
+    return expect(status, expected, &err, words);
+}
+
+static int try_null(void)
+{
+    fsdp_ctl *ctl = NULL;
+    fsdp_error err = {0};
+    MPI_Comm none = MPI_COMM_NULL;
+    return expect(fsdp_ctl_mpi_comm(&none, &ctl, &err), FSDP_ERR_USAGE, &err, "MPI_COMM_NULL");
+}
+
+/* The program's communicator goes back to what it was. */
+static int check_handler(void)
+{
+    MPI_Errhandler handler;
+    MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
+    bool fatal = handler == MPI_ERRORS_ARE_FATAL;
+    MPI_Errhandler_free(&handler);
+    return !fatal;
+}
+
+int main(int argc, char **argv)
+{
+    const char *how = argc > 1 ? argv[1] : "";
+    int failed = 0;
+    few_threads = strcmp(how, "threads") == 0;
+    no_duplicate = strcmp(how, "duplicate") == 0;
+    no_size = strcmp(how, "describe") == 0;
+    if (few_threads)
+        failed = try_world(FSDP_ERR_USAGE, "MPI_THREAD_FUNNELED") ||
+                 try_world(FSDP_ERR_USAGE, "MPI_THREAD_FUNNELED");
+    else
+        failed = try_world(FSDP_ERR_PEER, no_duplicate ? "MPI_Comm_idup" : "MPI_Comm_size");
+    no_duplicate = no_size = false;
+    failed = failed || try_null() || check_handler();
+    if (!few_threads)
+        failed = failed || try_world(FSDP_OK, "");
+    if (duplicates != 0)
+        fprintf(stderr, "%d duplicates were not freed\n", duplicates);
+    return !fsdp_mpi_finalize() || failed || duplicates != 0;
+}
