@@ -67,16 +67,18 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
 
 static fsdp_status describe_target(convert_job *job, fsdp_error *err)
 {
-    fsdp_filter *filter = NULL;
+    fsdp_selection *selection = NULL;
     FSDP_TRY(choose_mesh(job, err));
-    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
-    fsdp_status st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
-                                   job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim,
-                                   filter, &job->sd, &job->source, err);
-    fsdp_filter_free(filter);
-    FSDP_TRY(st);
-    if (fsdp_sd_count(job->sd) == 0 && fsdp_sd_count(job->from->manifest.sd) > 0)
+    fsdp_status st =
+        fsdp_selection_create(job->from->manifest.sd, &job->opts->select, NULL, &selection, err);
+    if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
+    FSDP_TRY(st);
+    st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
+                       job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
+                       &job->sd, &job->source, err);
+    fsdp_selection_free(selection);
+    FSDP_TRY(st);
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");

@@ -8,6 +8,24 @@
 extern "C" {
 #endif
 
+typedef enum fsdp_only {
+    FSDP_ONLY_DEFAULT = 0,     /* what is usual for the target: the model for hf and safetensors, else all */
+    FSDP_ONLY_ALL,
+    FSDP_ONLY_MODEL,
+    FSDP_ONLY_OPTIM            /* below a first element optim, optimizer, optimizers, opt or
+                                * optimizer_state_dict; or below state, where param_groups is beside it */
+} fsdp_only;
+
+/* Which entries, and their new names. Zero-initialised: all, as they are. */
+typedef struct fsdp_select_opts {
+    const char *include, *exclude;     /* POSIX extended regex over names */
+    fsdp_only only;
+    const char *const *drops;          /* "values", "opaque", "optim", "dtype:NAME" or a regex over names */
+    size_t drop_count;
+    const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
+    size_t rename_count;
+} fsdp_select_opts;
+
 typedef struct fsdp_convert_opts {
     fsdp_kind kind;
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */
@@ -16,7 +34,7 @@ typedef struct fsdp_convert_opts {
     bool compress;
     int level;
     bool no_sync, no_view, no_verify, overwrite;
-    const char *include, *exclude;     /* POSIX extended regex over names */
+    fsdp_select_opts select;
     int threads;
     int64_t memory;
     fsdp_watch watch;

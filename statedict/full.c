@@ -6,21 +6,10 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/relayout.h"
 #include "statedict/run_internal.h"
-#include <fsdp/filter.h>
 
 static fsdp_io *io_of(const fsdp_load_opts *opts)
 {
     return opts && opts->io ? opts->io : fsdp_io_posix();
-}
-
-static fsdp_status require_selection(const fsdp_checkpoint *checkpoint, const fsdp_sd *full,
-                                     fsdp_error *err)
-{
-    size_t count = fsdp_sd_count(checkpoint->manifest.sd);
-    if (fsdp_sd_count(full) > 0 || count == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' matches: none of %zu is selected",
-                     checkpoint->path, count);
 }
 
 /* What is selected of a checkpoint, whole; no memory yet. */
@@ -28,17 +17,21 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_sd **full_out,
                                  fsdp_error *err)
 {
-    fsdp_filter *filter = NULL;
-    if (opts)
+    fsdp_selection *selection = NULL;
+    fsdp_select_opts select = {0};
+    if (opts) {
         FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
-    FSDP_TRY(
-        fsdp_filter_create(opts ? opts->include : NULL, opts ? opts->exclude : NULL, &filter, err));
-    fsdp_status st = fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err);
+        select = (fsdp_select_opts){.include = opts->include, .exclude = opts->exclude};
+    }
+    FSDP_TRY(fsdp_checkpoint_open(path, io_of(opts), checkpoint_out, err));
+    const fsdp_sd *sd = (*checkpoint_out)->manifest.sd;
+    fsdp_status st = fsdp_selection_create(sd, &select, NULL, &selection, err);
+    if (st == FSDP_DIFFERS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no name in '%s' matches: none of %zu is selected",
+                         path, fsdp_sd_count(sd));
     if (st == FSDP_OK)
-        st = fsdp_relayout_whole((*checkpoint_out)->manifest.sd, filter, full_out, err);
-    if (st == FSDP_OK)
-        st = require_selection(*checkpoint_out, *full_out, err);
-    fsdp_filter_free(filter);
+        st = fsdp_relayout_whole(sd, selection, full_out, err);
+    fsdp_selection_free(selection);
     return st;
 }
 
@@ -64,6 +57,8 @@ static fsdp_status require_stored(const fsdp_checkpoint *checkpoint, const fsdp_
                                   fsdp_error *err)
 {
     const fsdp_sd *declared = checkpoint->manifest.sd;
+    if (checkpoint->source)
+        return FSDP_OK; /* its catalog was checked against its files */
     for (size_t i = 0; i < fsdp_sd_count(full); i++) {
         const fsdp_entry *entry = fsdp_sd_at(full, i);
         if (entry->kind != FSDP_ENTRY_TENSOR)

@@ -9,14 +9,23 @@ typedef struct relayout_job {
     fsdp_kind kind;
     const fsdp_mesh *mesh;
     int shard_dim;
-    const fsdp_filter *filter;
+    const fsdp_selection *selection;
     fsdp_sd *sd;
     size_t *source;
 } relayout_job;
 
-static bool is_selected(const relayout_job *job, const fsdp_entry *entry)
+static bool is_selected(const relayout_job *job, size_t i)
 {
-    return !job->filter || fsdp_filter_selects(job->filter, entry->name, entry->name_size);
+    return !job->selection || fsdp_selection_at(job->selection, i)->is_kept;
+}
+
+/* Its name in the new state dict. */
+static const char *new_name(const relayout_job *job, size_t i, size_t *size_out)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+    const fsdp_selected *selected = job->selection ? fsdp_selection_at(job->selection, i) : NULL;
+    *size_out = selected ? selected->name_size : entry->name_size;
+    return selected ? selected->name : entry->name;
 }
 
 static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
@@ -39,10 +48,12 @@ static void note_source(relayout_job *job, size_t old)
 /* The entry as a tensor under its own name: itself, or an alias that has lost its target. */
 static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_error *err)
 {
-    const fsdp_entry *entry = fsdp_sd_at(job->from, i), *shape = fsdp_sd_at(job->from, tensor);
+    const fsdp_entry *shape = fsdp_sd_at(job->from, tensor);
     fsdp_layout layout = layout_for(job, shape);
-    FSDP_TRY(fsdp_sd_add_tensor(job->sd, entry->name, entry->name_size, shape->dtype, shape->ndim,
-                                shape->shape, &layout, NULL, err));
+    size_t size;
+    const char *name = new_name(job, i, &size);
+    FSDP_TRY(fsdp_sd_add_tensor(job->sd, name, size, shape->dtype, shape->ndim, shape->shape,
+                                &layout, NULL, err));
     note_source(job, tensor);
     return FSDP_OK;
 }
@@ -50,14 +61,15 @@ static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_e
 static fsdp_status add_other(relayout_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+    size_t size, target_size;
+    const char *name = new_name(job, i, &size);
     if (entry->kind == FSDP_ENTRY_VALUE)
-        FSDP_TRY(fsdp_sd_add_value(job->sd, entry->name, entry->name_size, &entry->value, err));
+        FSDP_TRY(fsdp_sd_add_value(job->sd, name, size, &entry->value, err));
     if (entry->kind == FSDP_ENTRY_ALIAS) {
-        const fsdp_entry *target = fsdp_sd_at(job->from, entry->target);
-        if (!is_selected(job, target))
+        if (!is_selected(job, entry->target))
             return add_tensor(job, i, entry->target, err);
-        FSDP_TRY(fsdp_sd_add_alias(job->sd, entry->name, entry->name_size, target->name,
-                                   target->name_size, err));
+        const char *target = new_name(job, entry->target, &target_size);
+        FSDP_TRY(fsdp_sd_add_alias(job->sd, name, size, target, target_size, err));
     }
     note_source(job, i);
     return FSDP_OK;
@@ -67,7 +79,7 @@ static fsdp_status add_entries(relayout_job *job, bool with_tensors, fsdp_error 
 {
     for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->from, i);
-        if (!is_selected(job, entry))
+        if (!is_selected(job, i))
             continue;
         if (entry->kind != FSDP_ENTRY_TENSOR)
             FSDP_TRY(add_other(job, i, err));
@@ -107,12 +119,14 @@ static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_p
     int64_t elements = 0;
     for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->from, i);
-        if (entry->kind != FSDP_ENTRY_TENSOR || entry->dtype != dtype || !is_selected(job, entry))
+        if (entry->kind != FSDP_ENTRY_TENSOR || entry->dtype != dtype || !is_selected(job, i))
             continue;
         fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
         numbers[count] = i;
-        parts[count++] =
-            (fsdp_flat_part){entry->name, entry->name_size, entry->ndim, entry->shape, elements};
+        parts[count].name = new_name(job, i, &parts[count].name_size);
+        parts[count].ndim = entry->ndim;
+        parts[count].shape = entry->shape;
+        parts[count++].offset = elements;
         if (fsdp_add_overflow(elements, fsdp_box_count(&whole), &elements))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "the tensors are too many for one flat buffer");
     }
@@ -146,11 +160,11 @@ static fsdp_status relayout(relayout_job *job, fsdp_error *err)
 }
 
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
-                          const fsdp_filter *filter, fsdp_sd **sd_out, size_t **source_out,
+                          const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err)
 {
     relayout_job job = {
-        .from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim, .filter = filter};
+        .from = from, .kind = kind, .mesh = mesh, .shard_dim = shard_dim, .selection = selection};
     fsdp_status st = relayout(&job, err);
     if (st != FSDP_OK) {
         fsdp_sd_free(job.sd);
@@ -162,13 +176,13 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
     return FSDP_OK;
 }
 
-fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_filter *filter, fsdp_sd **sd_out,
-                                fsdp_error *err)
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selection,
+                                fsdp_sd **sd_out, fsdp_error *err)
 {
     fsdp_mesh *one = NULL;
     size_t *source = NULL;
     FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"rank"}, NULL, &one, err));
-    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, filter, sd_out, &source, err);
+    fsdp_status st = fsdp_relayout(from, FSDP_FULL, one, 0, selection, sd_out, &source, err);
     fsdp_mesh_free(one);
     fsdp_free(source);
     return st;

@@ -3,23 +3,23 @@
 #define FSDP_RELAYOUT_H
 
 #include "base/mem.h"
-#include <fsdp/filter.h>
+#include "statedict/selection.h"
 #include <fsdp/checkpoint.h>
 
 /*
  * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim
  * cuts the tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but dims whose name begins
  * with "rep" hold copies, and scalars are copied everywhere. Local: one flat buffer per dtype over
- * all ranks of the mesh. filter NULL: everything. An alias whose target is not selected becomes
+ * all ranks of the mesh. selection NULL: everything under its name. An alias whose target is not selected becomes
  * the tensor.
  * source_out: per new entry the number of the old one; freed by the caller.
  */
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
-                          const fsdp_filter *filter, fsdp_sd **sd_out, size_t **source_out,
+                          const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err);
 
 /* One rank that holds everything. */
-fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_filter *filter, fsdp_sd **sd_out,
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selection, fsdp_sd **sd_out,
                                 fsdp_error *err);
 
 #endif

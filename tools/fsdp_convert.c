@@ -105,8 +105,8 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
                             opts->mesh_text, ranks, convert->world);
         convert->mesh = opts->mesh;
     }
-    convert->include = opts->common.include;
-    convert->exclude = opts->common.exclude;
+    convert->select.include = opts->common.include;
+    convert->select.exclude = opts->common.exclude;
     convert->threads = opts->common.jobs;
     convert->memory = opts->common.memory;
 }

@@ -1,0 +1,391 @@
+/* What goes into a target and under which names: see selection.h. */
+#include "statedict/selection.h"
+
+#include "base/mem.h"
+#include "statedict/expression.h"
+#include "statedict/names.h"
+#include "statedict/rename.h"
+#include <fsdp/filter.h>
+
+#include <string.h>
+
+/* One --drop. */
+typedef struct drop_rule {
+    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_NAMES } kind;
+    fsdp_dtype dtype;
+    regex_t expression;
+} drop_rule;
+
+struct fsdp_selection {
+    fsdp_selected *entries;
+    fsdp_arena names;
+    fsdp_selection_summary summary;
+};
+
+typedef struct selecting {
+    const fsdp_sd *sd;
+    const fsdp_select_opts *opts;
+    const fsdp_limits *limits;
+    fsdp_selection *selection;
+    fsdp_filter *filter;
+    drop_rule *drops;
+    fsdp_rename **renames;
+    fsdp_only only;
+    bool state_is_optim; /* top-level state and param_groups are both there */
+} selecting;
+
+/* --- model or optimizer? ---------------------------------------------------------------------- */
+
+/* The name's first element is `element`. */
+static bool begins_with(const fsdp_entry *entry, const char *element)
+{
+    size_t size = strlen(element);
+    return entry->name_size >= size && memcmp(entry->name, element, size) == 0 &&
+           (entry->name_size == size || entry->name[size] == '.');
+}
+
+static void look_for_state(selecting *work)
+{
+    bool state = false, groups = false;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        state = state || begins_with(fsdp_sd_at(work->sd, i), "state");
+        groups = groups || begins_with(fsdp_sd_at(work->sd, i), "param_groups");
+    }
+    work->state_is_optim = state && groups;
+}
+
+static bool is_optim(const selecting *work, const fsdp_entry *entry)
+{
+    static const char *const tops[] = {"optim", "optimizer", "optimizers", "opt",
+                                       "optimizer_state_dict"};
+    for (size_t i = 0; i < sizeof tops / sizeof *tops; i++)
+        if (begins_with(entry, tops[i]))
+            return true;
+    return work->state_is_optim &&
+           (begins_with(entry, "state") || begins_with(entry, "param_groups"));
+}
+
+/* --- dropping --------------------------------------------------------------------------------- */
+
+static bool is_opaque(const fsdp_value *value)
+{
+    switch (value->kind) {
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_CLASS:
+    case FSDP_VALUE_TENSOR: return true;
+    case FSDP_VALUE_LIST:
+    case FSDP_VALUE_DICT:
+        for (size_t i = 0; i < value->as.list.count; i++)
+            if (is_opaque(&value->as.list.items[i]))
+                return true;
+        return false;
+    default: return false;
+    }
+}
+
+static fsdp_dtype dtype_of(const fsdp_sd *sd, const fsdp_entry *entry)
+{
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        return FSDP_DTYPE_NONE;
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target)->dtype : entry->dtype;
+}
+
+static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err)
+{
+    static const char *const words[] = {"values", "opaque", "optim"};
+    for (int i = 0; i < 3; i++) {
+        rule->kind = i == 0 ? DROP_VALUES : i == 1 ? DROP_OPAQUE : DROP_OPTIM;
+        if (strcmp(text, words[i]) == 0)
+            return FSDP_OK;
+    }
+    if (strncmp(text, "dtype:", 6) == 0) {
+        rule->kind = DROP_DTYPE;
+        rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
+        return rule->dtype != FSDP_DTYPE_NONE
+                   ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
+    }
+    FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
+    rule->kind = DROP_NAMES;
+    return FSDP_OK;
+}
+
+static bool is_dropped(const selecting *work, const fsdp_entry *entry)
+{
+    bool is_value = entry->kind == FSDP_ENTRY_VALUE;
+    for (size_t i = 0; i < work->opts->drop_count; i++) {
+        const drop_rule *rule = &work->drops[i];
+        switch (rule->kind) {
+        case DROP_VALUES:
+            if (is_value)
+                return true;
+            break;
+        case DROP_OPAQUE:
+            if (is_value && is_opaque(&entry->value))
+                return true;
+            break;
+        case DROP_OPTIM:
+            if (is_optim(work, entry))
+                return true;
+            break;
+        case DROP_DTYPE:
+            if (dtype_of(work->sd, entry) == rule->dtype)
+                return true;
+            break;
+        case DROP_NAMES:
+            if (fsdp_expression_matches(&rule->expression, entry->name, entry->name_size))
+                return true;
+            break;
+        }
+    }
+    return false;
+}
+
+static bool is_kept(selecting *work, const fsdp_entry *entry)
+{
+    fsdp_selection_summary *summary = &work->selection->summary;
+    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size)) {
+        summary->filtered++;
+        return false;
+    }
+    bool optim = is_optim(work, entry);
+    if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
+        summary->left_out++;
+        return false;
+    }
+    if (is_dropped(work, entry)) {
+        summary->dropped++;
+        return false;
+    }
+    summary->kept++;
+    return true;
+}
+
+/* --- what the format cannot hold -------------------------------------------------------------- */
+
+/* What must be dropped, or NULL: as --drop spells it. */
+static const char *excess_of(const selecting *work, const fsdp_entry *entry, char dtype[40])
+{
+    const fsdp_limits *limits = work->limits;
+    if (entry->kind == FSDP_ENTRY_VALUE) {
+        if (!limits->opaque && is_opaque(&entry->value))
+            return limits->values ? "opaque" : "values";
+        return limits->values || (limits->opaque && is_opaque(&entry->value)) ? NULL : "values";
+    }
+    fsdp_dtype needed = dtype_of(work->sd, entry);
+    if (limits->dtypes >> needed & 1)
+        return NULL;
+    strcpy(dtype, "dtype:");
+    strncat(dtype, fsdp_dtype_name(needed), 32);
+    return dtype;
+}
+
+static bool contains(const fsdp_name_list *list, const char *text)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->items[i], text) == 0)
+            return true;
+    return false;
+}
+
+static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *names,
+                               const fsdp_name_list *drops, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s cannot hold everything", work->limits->format);
+    fsdp_names_tell(names, "that it cannot hold", &text);
+    fsdp_text_addf(&text, "; leave out with");
+    for (size_t i = 0; i < drops->count; i++)
+        fsdp_text_addf(&text, " --drop %s", drops->items[i]);
+    fsdp_text_add(&text, "", 1);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status check_limits(const selecting *work, fsdp_error *err)
+{
+    fsdp_name_list names = {0}, drops = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; work->limits && i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        char dtype[40];
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        const char *drop =
+            work->selection->entries[i].is_kept ? excess_of(work, entry, dtype) : NULL;
+        if (drop && (!fsdp_names_add(&names, entry->name, entry->name_size) ||
+                     (!contains(&drops, drop) && !fsdp_names_add(&drops, drop, strlen(drop)))))
+            st = fsdp_fail_memory(err, "a list of names");
+    }
+    if (st == FSDP_OK && names.count > 0)
+        st = tell_excess(work, &names, &drops, err);
+    fsdp_names_release(&names);
+    fsdp_names_release(&drops);
+    return st;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static fsdp_status rename_entry(selecting *work, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    fsdp_selected *selected = &work->selection->entries[i];
+    fsdp_text name = {0};
+    fsdp_status st = FSDP_OK;
+    fsdp_text_add(&name, entry->name, entry->name_size);
+    for (size_t r = 0; r < work->opts->rename_count && st == FSDP_OK; r++)
+        st = fsdp_rename_apply(work->renames[r], &name, err);
+    if (st == FSDP_OK) {
+        selected->name =
+            fsdp_arena_strndup(&work->selection->names, name.size ? name.data : "", name.size);
+        selected->name_size = name.size;
+        if (name.failed || !selected->name)
+            st = fsdp_fail_memory(err, "a name");
+        else if (name.size != entry->name_size || memcmp(name.data, entry->name, name.size) != 0)
+            work->selection->summary.renamed++;
+    }
+    fsdp_text_release(&name);
+    return st;
+}
+
+static fsdp_status rename_all(selecting *work, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++)
+        if (work->selection->entries[i].is_kept)
+            FSDP_TRY(rename_entry(work, i, err));
+    return FSDP_OK;
+}
+
+/* Renaming may bring two names together; a state dict of the new names finds that. */
+static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
+{
+    fsdp_sd *names = NULL;
+    const fsdp_value nothing = {0};
+    if (work->selection->summary.renamed == 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_sd_create(&names, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = &work->selection->entries[i];
+        if (selected->is_kept)
+            st = fsdp_sd_add_value(names, selected->name, selected->name_size, &nothing, err);
+        if (st == FSDP_ERR_USAGE || st == FSDP_ERR_EXISTS) {
+            const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+            char old[160], new[160];
+            st = fsdp_fail(err, FSDP_ERR_USAGE, "renaming makes '%s' of '%s', which is taken",
+                           fsdp_printable(selected->name, selected->name_size, new, sizeof new),
+                           fsdp_printable(entry->name, entry->name_size, old, sizeof old));
+        }
+    }
+    fsdp_sd_free(names);
+    return st;
+}
+
+/* The first element that all kept tensors of the model share. */
+static void find_prefix(selecting *work)
+{
+    char *prefix = work->selection->summary.prefix;
+    size_t size = 0;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        const fsdp_selected *selected = &work->selection->entries[i];
+        if (!selected->is_kept || entry->kind == FSDP_ENTRY_VALUE || is_optim(work, entry))
+            continue;
+        const char *dot = memchr(selected->name, '.', selected->name_size);
+        size_t own = dot ? (size_t)(dot - selected->name) + 1 : 0;
+        bool same = size == 0 || (own == size && memcmp(prefix, selected->name, size) == 0);
+        if (own == 0 || own >= sizeof work->selection->summary.prefix || !same) {
+            prefix[0] = '\0';
+            return;
+        }
+        memcpy(prefix, selected->name, own);
+        prefix[size = own] = '\0';
+    }
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static fsdp_status take_rules(selecting *work, fsdp_error *err)
+{
+    const fsdp_select_opts *opts = work->opts;
+    work->drops = fsdp_alloc(opts->drop_count, sizeof *work->drops);
+    work->renames = fsdp_alloc(opts->rename_count, sizeof(fsdp_rename *));
+    if (!work->drops || !work->renames)
+        return fsdp_fail_memory(err, "rules");
+    FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
+    for (size_t i = 0; i < opts->drop_count; i++)
+        FSDP_TRY(parse_drop(opts->drops[i], &work->drops[i], err));
+    for (size_t i = 0; i < opts->rename_count; i++)
+        FSDP_TRY(fsdp_rename_create(opts->renames[i], &work->renames[i], err));
+    return FSDP_OK;
+}
+
+static void release_rules(selecting *work)
+{
+    for (size_t i = 0; work->drops && i < work->opts->drop_count; i++)
+        if (work->drops[i].kind == DROP_NAMES)
+            regfree(&work->drops[i].expression);
+    for (size_t i = 0; work->renames && i < work->opts->rename_count; i++)
+        fsdp_rename_free(work->renames[i]);
+    fsdp_free(work->drops);
+    fsdp_free(work->renames);
+    fsdp_filter_free(work->filter);
+}
+
+static fsdp_status select_entries(selecting *work, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(work->sd);
+    FSDP_TRY(take_rules(work, err));
+    work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
+    if (!work->selection->entries)
+        return fsdp_fail_memory(err, "a selection");
+    look_for_state(work);
+    for (size_t i = 0; i < count; i++)
+        work->selection->entries[i].is_kept = is_kept(work, fsdp_sd_at(work->sd, i));
+    if (work->selection->summary.kept == 0 && count > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
+    FSDP_TRY(check_limits(work, err));
+    FSDP_TRY(rename_all(work, err));
+    FSDP_TRY(check_collisions(work, err));
+    find_prefix(work);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  fsdp_error *err)
+{
+    selecting work = {.sd = sd, .opts = opts, .limits = limits, .only = opts->only};
+    work.selection = fsdp_alloc(1, sizeof *work.selection);
+    if (!work.selection)
+        return fsdp_fail_memory(err, "a selection");
+    if (work.only == FSDP_ONLY_DEFAULT)
+        work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
+    fsdp_status st = select_entries(&work, err);
+    release_rules(&work);
+    if (st != FSDP_OK) {
+        fsdp_selection_free(work.selection);
+        return st;
+    }
+    *selection_out = work.selection;
+    return FSDP_OK;
+}
+
+void fsdp_selection_free(fsdp_selection *selection)
+{
+    if (!selection)
+        return;
+    fsdp_arena_release(&selection->names);
+    fsdp_free(selection->entries);
+    fsdp_free(selection);
+}
+
+const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry)
+{
+    return &selection->entries[entry];
+}
+
+const fsdp_selection_summary *fsdp_selection_describe(const fsdp_selection *selection)
+{
+    return &selection->summary;
+}

@@ -1,0 +1,49 @@
+/*
+ * Which entries of a checkpoint go into another one, and under which names: patterns, model or
+ * optimizer, what is dropped, what the target's format cannot hold, and renaming. In that order.
+ */
+#ifndef FSDP_SELECTION_H
+#define FSDP_SELECTION_H
+
+#include <fsdp/convert.h>
+#include <fsdp/sd.h>
+
+/* What a format can hold. Zero-initialised: nothing. */
+typedef struct fsdp_limits {
+    const char *format;        /* as --to names it */
+    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
+    bool opaque;               /* objects of classes, tensors inside values, bytes in a form of their own */
+    bool model_only;           /* optimizer states only when they are asked for */
+    uint64_t dtypes;           /* bits by fsdp_dtype */
+} fsdp_limits;
+
+typedef struct fsdp_selected {
+    bool is_kept;
+    const char *name;          /* new; borrowed from the selection */
+    size_t name_size;
+} fsdp_selected;
+
+typedef struct fsdp_selection fsdp_selection;
+
+/*
+ * limits NULL: the native format, which holds everything. FSDP_ERR_USAGE lists what the format cannot
+ * hold and how to drop it, or two entries that would get one name; FSDP_DIFFERS: no name matches.
+ */
+fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, fsdp_selection **selection_out,
+                                  fsdp_error *err);
+void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
+
+const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry);
+
+/* What people want to know of it. */
+typedef struct fsdp_selection_summary {
+    int64_t kept, renamed;
+    int64_t filtered;          /* by patterns */
+    int64_t left_out;          /* by fsdp_only: model or optimizer */
+    int64_t dropped;           /* by drop rules */
+    char prefix[64];           /* that all tensor names of the model share, "" if none: "model." */
+} fsdp_selection_summary;
+const fsdp_selection_summary *fsdp_selection_describe(const fsdp_selection *selection);
+
+#endif
