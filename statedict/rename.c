@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "statedict/expression.h"
 
+#include <stdint.h>
 #include <string.h>
 
 enum { GROUPS = 10 };
@@ -123,22 +124,24 @@ static void add_replacement(const fsdp_rename *rename, const char *name, const r
     }
 }
 
+/* As in sed, an empty match right behind another match is none. */
 static void apply(const fsdp_rename *rename, const char *name, size_t size, fsdp_text *out)
 {
     regmatch_t groups[GROUPS];
-    size_t done = 0;
+    size_t done = 0, last_end = SIZE_MAX;
     bool more = true;
     while (more && done <= size &&
            fsdp_expression_find(&rename->expression, name, done, size, groups, GROUPS)) {
         size_t start = (size_t)groups[0].rm_so, end = (size_t)groups[0].rm_eo;
         fsdp_text_add(out, name + done, start - done);
-        add_replacement(rename, name, groups, out);
+        if (end > start || start != last_end) {
+            add_replacement(rename, name, groups, out);
+            more = rename->everywhere;
+        }
+        last_end = end;
         done = end;
-        if (end == start && end < size) /* nothing matched: go on behind the next character */
-            fsdp_text_add(out, name + done++, 1);
-        else if (end == start)
-            done++;
-        more = rename->everywhere;
+        if (end == start && done++ < size)
+            fsdp_text_add(out, name + end, 1);
     }
     if (done < size)
         fsdp_text_add(out, name + done, size - done);

@@ -41,7 +41,7 @@ static void add_tensor_columns(fsdp_text *text, const fsdp_entry *tensor)
     fsdp_text_release(&words);
 }
 
-static void add_long_entry(fsdp_text *text, const ls_listing *listing, const fsdp_entry *entry)
+static void add_long_entry(fsdp_text *text, ls_listing *listing, const fsdp_entry *entry)
 {
     add_padded_name(text, entry);
     switch (entry->kind) {
@@ -174,7 +174,7 @@ static void add_indent(fsdp_text *text, int depth)
     fsdp_text_addf(text, "%*s", 2 * depth, "");
 }
 
-static void add_leaf(fsdp_text *text, const ls_listing *listing, const fsdp_entry *entry)
+static void add_leaf(fsdp_text *text, ls_listing *listing, const fsdp_entry *entry)
 {
     char number[CLI_NUMBER];
     const fsdp_entry *tensor = ls_tensor(listing, entry);
@@ -195,7 +195,7 @@ static void add_leaf(fsdp_text *text, const ls_listing *listing, const fsdp_entr
     fsdp_text_add(text, "\n", 1);
 }
 
-static void add_branch(fsdp_text *text, const ls_listing *listing, const fsdp_entry *entry,
+static void add_branch(fsdp_text *text, ls_listing *listing, const fsdp_entry *entry,
                        const fsdp_entry *before)
 {
     size_t start = 0, shared = shared_components(entry, before);

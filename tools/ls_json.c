@@ -121,10 +121,11 @@ static void add_inner(ls_listing *listing, fsdp_text *text, uint64_t tensor)
     inner_digest inner = {0};
     uint8_t digest[FSDP_SHA256_SIZE];
     fsdp_sha256_init(&inner.sha);
-    if (listing->failure.status == FSDP_OK)
-        (void)fsdp_checkpoint_stream_inner(listing->checkpoint, tensor,
-                                           listing->options->common.memory, add_inner_slab, &inner,
-                                           &listing->failure);
+    fsdp_error err = {0};
+    if (fsdp_checkpoint_stream_inner(listing->checkpoint, tensor, listing->options->common.memory,
+                                     add_inner_slab, &inner, &err) != FSDP_OK &&
+        listing->failure.status == FSDP_OK)
+        listing->failure = err;
     fsdp_sha256_value(&inner.sha, digest);
     fsdp_text_addf(text, "{\"tensor\": ");
     if (inner.head.size > 0)

@@ -544,7 +544,7 @@ Test(damage, directories_and_files_in_each_others_place_are_told_apart)
     cr_assert_eq(mkdir(spoil_manifest("c"), 0700), 0);
     expect("c", FSDP_ERR_NOT_FOUND, "manifest.json': it is a directory");
     spoil_write(spoil_path("file"), "text", 4);
-    expect("file", FSDP_ERR_NOT_FOUND, "/file' is a file");
+    expect("file", FSDP_ERR_NOT_FOUND, "/file' is in no format that is known: the file of 4 bytes");
     last_finding last;
     cr_assert_eq(verify("file", &last, NULL), FSDP_ERR_NOT_FOUND);
 }
