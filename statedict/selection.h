@@ -5,17 +5,9 @@
 #ifndef FSDP_SELECTION_H
 #define FSDP_SELECTION_H
 
+#include "formats/target.h"
 #include <fsdp/convert.h>
 #include <fsdp/sd.h>
-
-/* What a format can hold. Zero-initialised: nothing. */
-typedef struct fsdp_limits {
-    const char *format;        /* as --to names it */
-    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool opaque;               /* objects of classes, tensors inside values, bytes in a form of their own */
-    bool model_only;           /* optimizer states only when they are asked for */
-    uint64_t dtypes;           /* bits by fsdp_dtype */
-} fsdp_limits;
 
 typedef struct fsdp_selected {
     bool is_kept;

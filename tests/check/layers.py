@@ -17,7 +17,8 @@ MAY_INCLUDE = {
     "tools": {"tools"},
 }
 # All that a folder may see of another one, where that is less than everything.
-ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h"}}
+ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
+                                   "formats/target.h"}}
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
