@@ -78,6 +78,9 @@ typedef struct fsdp_target_ops {
 
 typedef struct fsdp_target_format {
     fsdp_limits limits;
+    /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
+     * formats of one file. */
+    bool (*owns)(const char *name);
     const fsdp_target_ops *ops;
 } fsdp_target_format;
 

@@ -76,8 +76,8 @@ static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
 static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
 {
     FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
-    FSDP_TRY(fsdp_target_recover(staging->io, staging->target, err));
-    FSDP_TRY(fsdp_target_check(staging->io, dir, staging->overwrite, err));
+    FSDP_TRY(fsdp_place_recover(staging->io, staging->target, err));
+    FSDP_TRY(fsdp_place_check(staging->io, dir, staging->overwrite, err));
     remove_leftovers(staging);
     return make_staging(staging, err);
 }
@@ -206,7 +206,7 @@ static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_e
 {
     if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
         return FSDP_OK;
-    FSDP_TRY(fsdp_target_check(staging->io, staging->target, true, err)); /* it may have changed */
+    FSDP_TRY(fsdp_place_check(staging->io, staging->target, true, err)); /* it may have changed */
     FSDP_TRY(forget_replaced(staging, err));
     char *old;
     FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));

@@ -30,11 +30,13 @@ fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
 /* Brings back or clears away what an interrupted overwrite, publish or delete left at DIR. */
-fsdp_status fsdp_target_recover(fsdp_io *io, const char *dir, fsdp_error *err);
+fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err);
 
 /* May a checkpoint be saved as DIR? Its parent must be a directory that can be written and is no
  * checkpoint itself, and DIR must not exist; with overwrite it may be a checkpoint and nothing else. */
-fsdp_status fsdp_target_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
+fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
+/* The half of it that is the same for every format: may anything of that name be created there? */
+fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err);
 
 /*
  * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when

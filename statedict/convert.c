@@ -152,7 +152,7 @@ static fsdp_status check_target(const convert_job *job, const char *to, fsdp_err
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
                          job->from->path, to);
-    return fsdp_target_check(job->io, to, job->opts->overwrite, err);
+    return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }
 
 static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,

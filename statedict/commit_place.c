@@ -1,6 +1,6 @@
 /*
  * The target of a save, before its first byte: what an earlier save may have left there, whether the
- * name may be taken. Nothing here writes, but for fsdp_target_recover.
+ * name may be taken. Nothing here writes, but for fsdp_place_recover.
  */
 #include "statedict/commit_internal.h"
 
@@ -23,7 +23,7 @@ static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *er
     return status;
 }
 
-fsdp_status fsdp_target_recover(fsdp_io *io, const char *dir, fsdp_error *err)
+fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     fsdp_file_info info;
     int result = io->ops->info(io, dir, &info);
@@ -116,16 +116,20 @@ static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp
     return require_only_ours(io, dir, err);
 }
 
-fsdp_status fsdp_target_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
+fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     char *path, *parent;
     FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
     fsdp_status status = fsdp_name_check_room(path, err);
     if (status == FSDP_OK)
         status = check_parent(io, dir, parent, err);
-    if (status == FSDP_OK)
-        status = check_name(io, path, overwrite, err);
     fsdp_free(path);
     fsdp_free(parent);
     return status;
+}
+
+fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_place_check_parent(io, dir, err));
+    return check_name(io, dir, overwrite, err);
 }

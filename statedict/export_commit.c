@@ -1,0 +1,145 @@
+/* Files and directories for other programs, whole or not at all: see export_commit.h. */
+#include "statedict/export_commit.h"
+
+#include "base/mem.h"
+#include "statedict/commit_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* --- may it be there? ------------------------------------------------------------------------- */
+
+typedef struct stranger_search {
+    const fsdp_target_format *format;
+    char *found;
+} stranger_search;
+
+static int find_stranger(void *user, const char *name)
+{
+    stranger_search *search = user;
+    if (search->format->owns(name))
+        return 0;
+    search->found = fsdp_strndup(name, strlen(name));
+    return 1;
+}
+
+static fsdp_status require_no_strangers(const fsdp_export_place *place, const char *to,
+                                        fsdp_error *err)
+{
+    stranger_search search = {.format = place->format};
+    int result = place->io->ops->list(place->io, to, find_stranger, &search);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot list '%s'", to);
+    if (!search.found)
+        return FSDP_OK;
+    fsdp_fail(err, FSDP_ERR_EXISTS,
+              "'%s' holds '%s', which is not of format %s: it is not overwritten, move that away "
+              "first",
+              to, search.found, place->format->limits.format);
+    fsdp_free(search.found);
+    return FSDP_ERR_EXISTS;
+}
+
+fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fsdp_error *err)
+{
+    fsdp_file_info info;
+    bool directory = place->format->limits.is_directory;
+    FSDP_TRY(fsdp_place_check_parent(place->io, to, err));
+    int result = place->io->ops->info(place->io, to, &info);
+    if (result == -ENOENT)
+        return FSDP_OK;
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot look at '%s'", to);
+    if ((info.kind == FSDP_FILE_DIRECTORY) != directory || info.kind == FSDP_FILE_OTHER)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a %s", to,
+                         directory ? "directory" : "file");
+    if (!place->overwrite)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists; say overwrite to replace it", to);
+    return directory ? require_no_strangers(place, to, err) : FSDP_OK;
+}
+
+/* --- begin ------------------------------------------------------------------------------------ */
+
+fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_export_check(place, to, err));
+    FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
+    char *path;
+    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_STAGING, &path, err));
+    fsdp_status st =
+        place->format->limits.is_directory ? fsdp_io_mkdir(place->io, path, err) : FSDP_OK;
+    if (st == FSDP_OK)
+        place->path = path;
+    else
+        fsdp_free(path);
+    return st;
+}
+
+/* --- publish ---------------------------------------------------------------------------------- */
+
+/* Where a rename that refuses to replace is not known, the check and the rename are two steps. */
+static fsdp_status rename_new(const fsdp_export_place *place, fsdp_error *err)
+{
+    fsdp_io *io = place->io;
+    int result = io->ops->rename(io, place->path, place->target, false);
+    if (result == -EINVAL && !fsdp_io_exists(io, place->target))
+        result = io->ops->rename(io, place->path, place->target, true);
+    if (result == 0)
+        return FSDP_OK;
+    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", place->path, place->target);
+}
+
+static fsdp_status replace_directory(const fsdp_export_place *place, fsdp_error *err)
+{
+    char *old;
+    fsdp_io *io = place->io;
+    FSDP_TRY(fsdp_export_check(place, place->target, err)); /* it may have changed */
+    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status st = fsdp_io_rename(io, place->target, old, true, err);
+    if (st == FSDP_OK) {
+        st = rename_new(place, err);
+        if (st == FSDP_OK && place->durable)
+            st = fsdp_io_sync_dir(io, place->parent, err);
+        if (st == FSDP_OK)
+            (void)fsdp_io_remove_tree(io, old, NULL);
+        else
+            (void)io->ops->rename(io, old, place->target, false);
+    }
+    fsdp_free(old);
+    return st;
+}
+
+static fsdp_status take_place(const fsdp_export_place *place, fsdp_error *err)
+{
+    fsdp_io *io = place->io;
+    bool replaces = place->overwrite && fsdp_io_exists(io, place->target);
+    if (replaces && place->format->limits.is_directory)
+        return replace_directory(place, err);
+    if (replaces)
+        FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
+    else
+        FSDP_TRY(rename_new(place, err));
+    return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+}
+
+fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
+{
+    if (place->durable && place->format->limits.is_directory)
+        FSDP_TRY(fsdp_io_sync_dir(place->io, place->path, err));
+    FSDP_TRY(take_place(place, err));
+    fsdp_free(place->path);
+    place->path = NULL;
+    return FSDP_OK;
+}
+
+void fsdp_export_end(fsdp_export_place *place)
+{
+    if (place->path && place->format->limits.is_directory)
+        (void)fsdp_io_remove_tree(place->io, place->path, NULL);
+    else if (place->path)
+        (void)place->io->ops->unlink(place->io, place->path);
+    fsdp_free(place->path);
+    fsdp_free(place->target);
+    fsdp_free(place->parent);
+    place->path = place->target = place->parent = NULL;
+}
