@@ -43,6 +43,9 @@ typedef struct fsdp_zip fsdp_zip;
 fsdp_status fsdp_zip_open(const fsdp_zip_input *input, unsigned flags, fsdp_zip **zip_out, fsdp_error *err);
 void fsdp_zip_close(fsdp_zip *zip);                    /* accepts NULL */
 
+/* As given to open. */
+const fsdp_zip_input *fsdp_zip_input_of(const fsdp_zip *zip);
+
 size_t fsdp_zip_count(const fsdp_zip *zip);
 /* In the order of the central directory. */
 const fsdp_zip_entry *fsdp_zip_at(const fsdp_zip *zip, size_t number);
