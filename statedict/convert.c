@@ -10,6 +10,7 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
+#include "statedict/export.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
@@ -65,7 +66,7 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
                             err);
 }
 
-static fsdp_status describe_target(convert_job *job, fsdp_error *err)
+static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
     FSDP_TRY(choose_mesh(job, err));
@@ -77,6 +78,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_error *err)
     st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
                        job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
                        &job->sd, &job->source, err);
+    fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
     FSDP_TRY(st);
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
@@ -101,11 +103,12 @@ static void divide_memory(convert_job *job)
         job->chunk_bytes /= 2;
 }
 
-static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *err)
+static fsdp_status open_source(convert_job *job, const char *from, fsdp_convert_plan *plan,
+                               fsdp_error *err)
 {
     FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
-    FSDP_TRY(describe_target(job, err));
+    FSDP_TRY(describe_target(job, plan, err));
     divide_memory(job);
     return FSDP_OK;
 }
@@ -114,7 +117,8 @@ static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *e
 
 static void count_work(const convert_job *job, fsdp_convert_plan *plan)
 {
-    *plan = (fsdp_convert_plan){.files = job->file_count, .free_bytes = -1};
+    plan->files = job->file_count;
+    plan->world = job->world;
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         plan->tensors += entry->kind == FSDP_ENTRY_TENSOR;
@@ -408,8 +412,8 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
 
 static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
 {
-    fsdp_convert_plan plan;
-    FSDP_TRY(open_source(job, from, err));
+    fsdp_convert_plan plan = {.free_bytes = -1};
+    FSDP_TRY(open_source(job, from, &plan, err));
     count_work(job, &plan);
     FSDP_TRY(check_before(job, to, &plan, err));
     FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
@@ -448,9 +452,16 @@ static convert_job new_job(const fsdp_convert_opts *opts)
     return job;
 }
 
+static bool is_export(const fsdp_convert_opts *opts)
+{
+    return opts && opts->format && strcmp(opts->format, "fsdp") != 0;
+}
+
 fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
                                     fsdp_error *err)
 {
+    if (is_export(opts))
+        return fsdp_export(from, to, opts, err);
     convert_job job = new_job(opts);
     fsdp_status st = convert(&job, from, to, err);
     if (st != FSDP_OK) {
@@ -468,8 +479,11 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
                                          const fsdp_convert_opts *opts, fsdp_convert_plan *plan_out,
                                          fsdp_error *err)
 {
+    if (is_export(opts))
+        return fsdp_export_plan(from, to, opts, plan_out, err);
+    *plan_out = (fsdp_convert_plan){.free_bytes = -1};
     convert_job job = new_job(opts);
-    fsdp_status st = open_source(&job, from, err);
+    fsdp_status st = open_source(&job, from, plan_out, err);
     if (st == FSDP_OK) {
         count_work(&job, plan_out);
         st = check_before(&job, to, plan_out, err);

@@ -27,6 +27,8 @@ typedef struct fsdp_select_opts {
 } fsdp_select_opts;
 
 typedef struct fsdp_convert_opts {
+    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
+    int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */
     const fsdp_mesh *mesh;     /* NULL: one dim of `world` ranks */
@@ -45,7 +47,17 @@ typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
     int files;
+    int world;                 /* ranks of the result */
+    int64_t renamed;           /* names that change */
+    int64_t left_out;          /* entries that fsdp_only leaves out */
+    int64_t dropped;           /* entries that drop rules leave out */
+    char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
 } fsdp_convert_plan;
+
+/* Names of the formats that can be written, "fsdp" first; NULL behind the last. */
+FSDP_API const char *fsdp_convert_format(size_t i);
+/* The format that the suffix of a path asks for, "hf" for any other. */
+FSDP_API const char *fsdp_convert_format_of(const char *path);
 
 /* What fsdp_checkpoint_convert would do; writes nothing. What would stop it before its first byte is
  * the status, and the plan is filled in all the same once the source could be read. */

@@ -19,7 +19,8 @@ typedef struct drop_rule {
 struct fsdp_selection {
     fsdp_selected *entries;
     fsdp_arena names;
-    fsdp_selection_summary summary;
+    int64_t kept, renamed, left_out, dropped;
+    char prefix[64];
 };
 
 typedef struct selecting {
@@ -143,21 +144,19 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry)
 
 static bool is_kept(selecting *work, const fsdp_entry *entry)
 {
-    fsdp_selection_summary *summary = &work->selection->summary;
-    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size)) {
-        summary->filtered++;
+    fsdp_selection *selection = work->selection;
+    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size))
         return false;
-    }
     bool optim = is_optim(work, entry);
     if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
-        summary->left_out++;
+        selection->left_out++;
         return false;
     }
     if (is_dropped(work, entry)) {
-        summary->dropped++;
+        selection->dropped++;
         return false;
     }
-    summary->kept++;
+    selection->kept++;
     return true;
 }
 
@@ -242,7 +241,7 @@ static fsdp_status rename_entry(selecting *work, size_t i, fsdp_error *err)
         if (name.failed || !selected->name)
             st = fsdp_fail_memory(err, "a name");
         else if (name.size != entry->name_size || memcmp(name.data, entry->name, name.size) != 0)
-            work->selection->summary.renamed++;
+            work->selection->renamed++;
     }
     fsdp_text_release(&name);
     return st;
@@ -261,7 +260,7 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
 {
     fsdp_sd *names = NULL;
     const fsdp_value nothing = {0};
-    if (work->selection->summary.renamed == 0)
+    if (work->selection->renamed == 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_sd_create(&names, err));
     fsdp_status st = FSDP_OK;
@@ -284,7 +283,7 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
 /* The first element that all kept tensors of the model share. */
 static void find_prefix(selecting *work)
 {
-    char *prefix = work->selection->summary.prefix;
+    char *prefix = work->selection->prefix;
     size_t size = 0;
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -294,7 +293,7 @@ static void find_prefix(selecting *work)
         const char *dot = memchr(selected->name, '.', selected->name_size);
         size_t own = dot ? (size_t)(dot - selected->name) + 1 : 0;
         bool same = size == 0 || (own == size && memcmp(prefix, selected->name, size) == 0);
-        if (own == 0 || own >= sizeof work->selection->summary.prefix || !same) {
+        if (own == 0 || own >= sizeof work->selection->prefix || !same) {
             prefix[0] = '\0';
             return;
         }
@@ -342,7 +341,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     look_for_state(work);
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept = is_kept(work, fsdp_sd_at(work->sd, i));
-    if (work->selection->summary.kept == 0 && count > 0)
+    if (work->selection->kept == 0 && count > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     FSDP_TRY(check_limits(work, err));
     FSDP_TRY(rename_all(work, err));
@@ -385,7 +384,10 @@ const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t e
     return &selection->entries[entry];
 }
 
-const fsdp_selection_summary *fsdp_selection_describe(const fsdp_selection *selection)
+void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan)
 {
-    return &selection->summary;
+    plan->renamed = selection->renamed;
+    plan->left_out = selection->left_out;
+    plan->dropped = selection->dropped;
+    memcpy(plan->prefix, selection->prefix, sizeof plan->prefix);
 }

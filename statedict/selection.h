@@ -28,14 +28,7 @@ void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
 
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry);
 
-/* What people want to know of it. */
-typedef struct fsdp_selection_summary {
-    int64_t kept, renamed;
-    int64_t filtered;          /* by patterns */
-    int64_t left_out;          /* by fsdp_only: model or optimizer */
-    int64_t dropped;           /* by drop rules */
-    char prefix[64];           /* that all tensor names of the model share, "" if none: "model." */
-} fsdp_selection_summary;
-const fsdp_selection_summary *fsdp_selection_describe(const fsdp_selection *selection);
+/* Fills in what a plan tells of it. */
+void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan);
 
 #endif

@@ -4,6 +4,7 @@
  */
 #include "tools/cli.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ typedef struct convert_options {
     const char *mesh_text;
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
+    const char **drops, **renames; /* as many as there are arguments at most */
     const char *from, *to;
 } convert_options;
 
@@ -31,12 +33,20 @@ enum {
     KEY_NO_VERIFY,
     KEY_OVERWRITE,
     KEY_NO_SYNC,
-    KEY_NO_VIEW
+    KEY_NO_VIEW,
+    KEY_ONLY,
+    KEY_DROP,
+    KEY_RENAME,
+    KEY_SHARD_SIZE
 };
 
 static const struct argp_option options[] = {
-    {"to", KEY_TO, "FORMAT", 0, "fsdp (the only one so far, and the default)", 0},
-    {"kind", KEY_KIND, "KIND", 0, "sharded (default), full or local", 0},
+    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz", 0},
+    {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
+    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"max-shard-size", KEY_SHARD_SIZE, "SIZE", 0, "hf: bytes in a file (default: 50G)", 0},
+    {"kind", KEY_KIND, "KIND", 0, "fsdp: sharded (default), full or local", 0},
     {"world-size", KEY_WORLD, "N", 0, "ranks of the result (default: as SRC)", 0},
     {"mesh", KEY_MESH, "NAME=N,...", 0, "mesh of the result, such as dp=4,tp=2", 0},
     {"shard-dim", KEY_DIM, "D", 0, "tensor dim that is cut (default 0)", 0},
@@ -50,10 +60,55 @@ static const struct argp_option options[] = {
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
-static void parse_format(const char *text)
+static const char *parse_format(const char *text)
 {
-    if (strcmp(text, "fsdp") != 0)
-        cli_usage_error("--to '%s' cannot be written; known formats: fsdp", text);
+    fsdp_text known = {0};
+    for (size_t i = 0; fsdp_convert_format(i); i++) {
+        if (strcmp(text, fsdp_convert_format(i)) == 0)
+            return fsdp_convert_format(i);
+        fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+    }
+    cli_usage_error("--to '%s' cannot be written; known formats: %.*s", text, (int)known.size,
+                    known.data);
+}
+
+static fsdp_only parse_only(const char *text)
+{
+    static const char *const words[] = {"all", "model", "optim"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, words[i]) == 0)
+            return (fsdp_only)(FSDP_ONLY_ALL + i);
+    cli_usage_error("--only '%s' is none of all, model, optim", text);
+}
+
+/* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
+static void choose_format(convert_options *opts)
+{
+    fsdp_convert_opts *convert = &opts->convert;
+    bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
+                convert->compress || convert->no_view;
+    if (!convert->format)
+        convert->format = fsdp_convert_format_of(opts->to);
+    else
+        return;
+    if (ours && strcmp(convert->format, "hf") == 0)
+        convert->format = "fsdp";
+}
+
+static void check_format(const convert_options *opts)
+{
+    const fsdp_convert_opts *convert = &opts->convert;
+    const char *format = convert->format;
+    if (strcmp(format, "fsdp") == 0)
+        return;
+    if (opts->kind_given)
+        cli_usage_error("--kind is for --to fsdp, not for %s", format);
+    if (convert->compress)
+        cli_usage_error("--compress is for --to fsdp, not for %s", format);
+    if (convert->no_view)
+        cli_usage_error("--no-view is for --to fsdp, not for %s", format);
+    if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)
+        cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
 }
 
 /* "dp=4,tp=2" */
@@ -96,6 +151,8 @@ static void check_arguments(convert_options *opts, const struct argp_state *stat
     fsdp_convert_opts *convert = &opts->convert;
     if (state->arg_num < 2)
         cli_usage_error("SRC and DST are expected");
+    choose_format(opts);
+    check_format(opts);
     check_contradictions(opts);
     if (opts->mesh_text) {
         opts->mesh = parse_mesh(opts->mesh_text);
@@ -127,8 +184,18 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         for (int i = 0; i < 3; i++)
             state->child_inputs[i] = &opts->common;
+        opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
+        opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
+        convert->select.drops = opts->drops;
+        convert->select.renames = opts->renames;
+        return opts->drops && opts->renames ? 0 : ENOMEM;
+    case KEY_TO: convert->format = parse_format(arg); return 0;
+    case KEY_ONLY: convert->select.only = parse_only(arg); return 0;
+    case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
+    case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
+    case KEY_SHARD_SIZE:
+        convert->max_shard_bytes = cli_parse_size("--max-shard-size", arg);
         return 0;
-    case KEY_TO: parse_format(arg); return 0;
     case KEY_KIND:
         convert->kind = cli_parse_kind(arg);
         opts->kind_given = true;
@@ -183,12 +250,49 @@ static const char *base_name(const char *path)
     return slash && slash[1] ? slash + 1 : path;
 }
 
-static int result_world(const convert_options *opts, const fsdp_checkpoint_info *info)
+static bool is_ours(const convert_options *opts)
 {
-    const fsdp_convert_opts *convert = &opts->convert;
-    if (convert->mesh)
-        return (int)fsdp_mesh_size(convert->mesh);
-    return convert->kind == FSDP_FULL ? 1 : convert->world > 0 ? convert->world : info->world;
+    return strcmp(opts->convert.format, "fsdp") == 0;
+}
+
+/* "(fsdp sharded, world 8, zstd)", "(hf)", "(dcp, world 4)" */
+static void add_target(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text_addf(text, " (%s", opts->convert.format);
+    if (is_ours(opts))
+        fsdp_text_addf(text, " %s", cli_kind(opts->convert.kind));
+    if (is_ours(opts) || plan->world > 1)
+        fsdp_text_addf(text, ", world %d", plan->world);
+    fsdp_text_addf(text, opts->convert.compress ? ", zstd)\n" : ")\n");
+}
+
+static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
+{
+    cli_add_message(text, base_name(info->path));
+    fsdp_text_addf(text, " (%s", info->format);
+    if (info->format_major > 0)
+        fsdp_text_addf(text, " %s, world %d", cli_kind(info->kind), info->world);
+    fsdp_text_addf(text, ") -> ");
+}
+
+/* What does not go over as it is. */
+static void add_changes(fsdp_text *text, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    if (plan->renamed > 0)
+        fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
+    if (plan->left_out > 0)
+        fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only)\n", plan->left_out,
+                       plan->left_out == 1 ? "entry" : "entries", "other part");
+    if (plan->dropped > 0)
+        fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
+    if (plan->prefix[0]) {
+        fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
+                       plan->prefix);
+        for (const char *c = plan->prefix; *c; c++)
+            fsdp_text_addf(text, *c == '.' ? "\\%c" : "%c", *c);
+        fsdp_text_addf(text, "//' strips it\n");
+    }
 }
 
 static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
@@ -197,11 +301,9 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
     char number[CLI_NUMBER];
     bool fits = plan->free_bytes < 0 || plan->free_bytes >= plan->bytes_written;
     fsdp_text_addf(text, "plan  ");
-    cli_add_message(text, base_name(info->path));
-    fsdp_text_addf(text, " (%s %s, world %d) -> ", info->format, cli_kind(info->kind), info->world);
+    add_source(text, info);
     cli_add_message(text, opts->to);
-    fsdp_text_addf(text, " (fsdp %s, world %d%s)\n", cli_kind(opts->convert.kind),
-                   result_world(opts, info), opts->convert.compress ? ", zstd" : "");
+    add_target(text, opts, plan);
     fsdp_text_addf(text, "  %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s, %" PRId64 " alias%s, ", cli_plural(plan->values, "value", number),
                    plan->aliases, plan->aliases == 1 ? "" : "es");
@@ -216,6 +318,7 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, "   free %s: %s", cli_bytes(plan->free_bytes, number),
                        fits ? "ok" : "not enough");
     fsdp_text_add(text, "\n", 1);
+    add_changes(text, plan);
 }
 
 static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
@@ -225,9 +328,10 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
     fsdp_text_addf(text, ", \"to\": ");
     fsdp_text_add_json_string(text, opts->to, strlen(opts->to));
-    fsdp_text_addf(text,
-                   ",\n \"format\": \"fsdp\", \"kind\": \"%s\", \"world_size\": %d, \"files\": %d",
-                   cli_kind(opts->convert.kind), result_world(opts, info), plan->files);
+    fsdp_text_addf(text, ",\n \"format\": \"%s\"", opts->convert.format);
+    if (is_ours(opts))
+        fsdp_text_addf(text, ", \"kind\": \"%s\"", cli_kind(opts->convert.kind));
+    fsdp_text_addf(text, ", \"world_size\": %d, \"files\": %d", plan->world, plan->files);
     fsdp_text_addf(text,
                    ",\n \"tensors\": %" PRId64 ", \"values\": %" PRId64 ", \"aliases\": %" PRId64,
                    plan->tensors, plan->values, plan->aliases);
@@ -235,6 +339,9 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    ",\n \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
                    ", \"peak_memory\": %" PRId64,
                    plan->bytes_read, plan->bytes_written, plan->peak_memory);
+    fsdp_text_addf(text,
+                   ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
+                   plan->renamed, plan->left_out, plan->dropped);
     fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
@@ -394,5 +501,7 @@ int main(int argc, char **argv)
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = run(&opts, &err);
     fsdp_mesh_free(opts.mesh);
+    free(opts.drops);
+    free(opts.renames);
     return cli_end(st, &err);
 }

@@ -1,0 +1,12 @@
+/* Writing a checkpoint for another program: what fsdp_checkpoint_convert does for targets that are not ours. */
+#ifndef FSDP_EXPORT_H
+#define FSDP_EXPORT_H
+
+#include <fsdp/convert.h>
+
+/* As fsdp_checkpoint_convert and its plan, for opts->format other than "fsdp". */
+fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opts *opts, fsdp_error *err);
+fsdp_status fsdp_export_plan(const char *from, const char *to, const fsdp_convert_opts *opts,
+                             fsdp_convert_plan *plan_out, fsdp_error *err);
+
+#endif
