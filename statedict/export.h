@@ -1,4 +1,4 @@
-/* Writing a checkpoint for another program: what fsdp_checkpoint_convert does for targets that are not ours. */
+/* Writing for other programs: what fsdp_checkpoint_convert does for targets that are not ours. */
 #ifndef FSDP_EXPORT_H
 #define FSDP_EXPORT_H
 

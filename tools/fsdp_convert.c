@@ -233,11 +233,13 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-convert",
     .args = "SRC DST",
-    .summary = "Writes a checkpoint again for another world size, mesh, kind or compression.",
+    .summary =
+        "Writes a checkpoint again: in another format, for another world size, mesh or kind.",
     .examples = "  fsdp-convert step-00001200 on-6 --world-size 6   for six ranks\n"
                 "  fsdp-convert step-00001200 one --kind full       every tensor whole, one file\n"
                 "  fsdp-convert runs/gpt2 tp --mesh dp=4,tp=2 -n    plan only, newest of a run\n"
-                "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n",
+                "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n"
+                "  fsdp-convert pytorch_model.bin model.safetensors another format\n",
     .runs_alone = true,
     .argp = &argp};
 
@@ -276,7 +278,7 @@ static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
 }
 
 /* What does not go over as it is. */
-static void add_changes(fsdp_text *text, const fsdp_convert_plan *plan)
+static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
     if (plan->renamed > 0)
@@ -286,7 +288,7 @@ static void add_changes(fsdp_text *text, const fsdp_convert_plan *plan)
                        plan->left_out == 1 ? "entry" : "entries", "other part");
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
-    if (plan->prefix[0]) {
+    if (plan->prefix[0] && !is_ours(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);
         for (const char *c = plan->prefix; *c; c++)
@@ -318,7 +320,7 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, "   free %s: %s", cli_bytes(plan->free_bytes, number),
                        fits ? "ok" : "not enough");
     fsdp_text_add(text, "\n", 1);
-    add_changes(text, plan);
+    add_changes(text, opts, plan);
 }
 
 static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
