@@ -10,6 +10,7 @@
 
 static const fsdp_foreign_format *const formats[] = {
     &fsdp_format_safetensors,
+    &fsdp_format_torch,
 };
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };

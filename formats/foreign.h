@@ -5,5 +5,6 @@
 #include "formats/source.h"
 
 extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */
+extern const fsdp_foreign_format fsdp_format_torch;         /* torch_read.c */
 
 #endif

@@ -1,0 +1,92 @@
+/*
+ * A checkpoint written for another program: the mirror of source.h. Everything that it will hold is known
+ * before the first byte, so that every element has its place from the beginning, and threads write
+ * wherever they are.
+ *
+ *   measure (how many files and bytes)  ->  create (all entries declared)  ->  write, from several
+ *   threads at once  ->  finish, or discard
+ *
+ * The path is a staging name beside the real one: a target that was not finished is removed by the
+ * caller, and the caller renames a finished one.
+ */
+#ifndef FSDP_TARGET_H
+#define FSDP_TARGET_H
+
+#include "base/io.h"
+#include <fsdp/box.h>
+#include <fsdp/dtype.h>
+#include <fsdp/value.h>
+
+/* What a format can hold. */
+typedef struct fsdp_limits {
+    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
+    bool is_directory;
+    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
+    bool opaque;               /* objects of classes, tensors inside values: as blobs */
+    bool model_only;           /* optimizer states only when they are asked for */
+    bool sharded;              /* cut over ranks: tensors have boxes */
+    uint64_t dtypes;           /* bits by fsdp_dtype */
+} fsdp_limits;
+
+/* A box of a tensor that one rank stores. */
+typedef struct fsdp_target_box {
+    int rank;
+    fsdp_box box;
+} fsdp_target_box;
+
+typedef struct fsdp_target_entry {
+    const char *name;
+    size_t name_size;
+    /* a tensor, when value is NULL */
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    const fsdp_target_box *boxes;      /* in the order of ranks; targets that are not sharded: the whole */
+    size_t box_count;
+    /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
+    const fsdp_value *value;
+} fsdp_target_entry;
+
+typedef struct fsdp_target_opts {
+    fsdp_io *io;
+    const char *path;          /* a file to be created, or an empty directory that exists */
+    const fsdp_target_entry *entries;  /* borrowed until finish or discard */
+    size_t entry_count;
+    int world;                 /* sharded: number of ranks */
+    int64_t max_file_bytes;    /* hf: tensors of a file; 0: the format's default */
+    const char *metadata;      /* safetensors: further "__metadata__" as a JSON object, or NULL */
+    bool sync;
+} fsdp_target_opts;
+
+/* Its state is the format's own. */
+typedef struct fsdp_target fsdp_target;
+
+typedef struct fsdp_target_ops {
+    /* Files and bytes that create and write would make. io and path are not used. */
+    fsdp_status (*measure)(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                           fsdp_error *err);
+    fsdp_status (*create)(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err);
+    /* Elements [first, first + count) of the row-major order of one box of a tensor entry. Every element is
+     * written once, in any order, by any thread. */
+    fsdp_status (*write)(fsdp_target *target, size_t entry, size_t box, int64_t first, int64_t count,
+                         const void *data, fsdp_error *err);
+    /* Completes, syncs when asked for, closes and frees, also when it fails. */
+    fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
+    /* Closes and frees; what was written stays for the caller to remove. */
+    void (*discard)(fsdp_target *target);
+} fsdp_target_ops;
+
+typedef struct fsdp_target_format {
+    fsdp_limits limits;
+    /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
+     * formats of one file. */
+    bool (*owns)(const char *name);
+    const fsdp_target_ops *ops;
+} fsdp_target_format;
+
+/* By the name that --to takes; NULL when there is none. */
+const fsdp_target_format *fsdp_target_find(const char *name);
+/* The i-th of them, NULL behind the last. */
+const fsdp_target_format *fsdp_target_at(size_t i);
+
+#endif
