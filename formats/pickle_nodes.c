@@ -346,8 +346,8 @@ char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
 {
     const fsdp_pickle_node *at = &pickle->nodes[node];
     for (int hops = 0; at->kind == FSDP_NODE_CALL && hops < 4; hops++) {
-        /* getattr(C, name) and what functools.partial made of it are named after C */
-        bool is_shape = at->known == FSDP_KNOWN_GETATTR;
+        /* getattr(C, name) and copyreg._reconstructor(C, ...) are named after C */
+        bool is_shape = at->known == FSDP_KNOWN_GETATTR || at->known == FSDP_KNOWN_RECONSTRUCTOR;
         node = is_shape ? fsdp_pickle_argument(pickle, at, 0) : at->as.call->callable;
         at = &pickle->nodes[node];
     }
