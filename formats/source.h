@@ -63,7 +63,9 @@ typedef struct fsdp_source_stream {
     int file;
     fsdp_packing packing;
     int64_t offset, stored;    /* in the file */
-    int64_t size;              /* decoded; a stream of another size is damaged */
+    int64_t size;              /* decoded; a stream of another size is damaged. -1: to be found out */
+    bool has_crc;
+    uint32_t crc;              /* CRC-32 of what is decoded */
 } fsdp_source_stream;
 
 /* A range of a file that holds a value in the writer's own form, to be carried on as it is. */
@@ -106,9 +108,17 @@ void fsdp_source_reader_release(fsdp_source_reader *reader);
 fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box *box, void *data,
                              fsdp_source_reader *reader, fsdp_error *err);
 
-/* Decoded streams larger than this are spooled into an unnamed file in `directory` (NULL: $TMPDIR or
- * /tmp). Call before the first read. */
+/*
+ * Memory for decoded streams together. Of a stream over a quarter of it only the last part is kept, which
+ * is enough for reading onwards; a stream that is read to and fro all the same is spooled into an unnamed
+ * file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
+ */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
+
+/* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
+ * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */
+size_t fsdp_source_check_count(const fsdp_source *source);
+fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader, fsdp_error *err);
 
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
@@ -126,8 +136,12 @@ fsdp_status fsdp_source_create(fsdp_io *io, const char *path, const char *format
 /* state is closed with the source. */
 void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *state);
 
-/* Opens the file (a regular one, no symbolic link out of the checkpoint is followed when beneath) and keeps
- * it open: a file that is replaced meanwhile is not mixed up. The same path gives the same number. */
+/*
+ * The file must be a regular one, and one that is replaced while it is read is noticed. The same path gives
+ * the same number. beneath: the path is the source's own and '/' and a name that came out of a file; the
+ * name must be a clean relative one, and no symbolic link may lead out of the directory, but for the links
+ * of a Hugging Face cache (snapshots/R/NAME -> blobs/X).
+ */
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
                                  fsdp_error *err);
 fsdp_io *fsdp_source_io(const fsdp_source *source);
@@ -135,9 +149,18 @@ fsdp_io *fsdp_source_io(const fsdp_source *source);
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
                               fsdp_error *err);
 
-/* The stream lies in the file; its size is believed only so far as 1,000 times what is stored. */
+/* The stream must lie in the file. FSDP_ERR_REFUSED when it is over 4 GiB and over 1,000 times what is
+ * stored. With size -1 it is decoded once. */
 fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream *stream, int *number_out,
                                    fsdp_error *err);
+int64_t fsdp_source_stream_size(const fsdp_source *source, int stream);
+/* For headers in a stream. The range must lie in it. */
+fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data, size_t size, int64_t offset,
+                                     fsdp_error *err);
+
+/* A range of a file with its CRC-32; `what` is for messages ("record 'data/0'") and is copied. */
+fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset, int64_t size,
+                                uint32_t crc, fsdp_error *err);
 
 /*
  * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). A second entry of the same name becomes

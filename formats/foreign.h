@@ -1,0 +1,9 @@
+/* The foreign formats by name, each defined in its own file; detect.c holds the table. */
+#ifndef FSDP_FOREIGN_H
+#define FSDP_FOREIGN_H
+
+#include "formats/source.h"
+
+extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */
+
+#endif

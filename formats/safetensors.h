@@ -1,0 +1,37 @@
+/*
+ * The header of a safetensors file, checked: also DCP keeps such files.
+ *
+ *     u64 n (little-endian), n bytes of JSON, then the data of the tensors without gaps or overlaps
+ */
+#ifndef FSDP_SAFETENSORS_H
+#define FSDP_SAFETENSORS_H
+
+#include "formats/name_table.h"
+#include "formats/source.h"
+
+typedef struct fsdp_safetensors_entry {
+    const char *name;
+    size_t name_size;
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;      /* ours: the last dim of F4 and F6 counts bytes */
+    int64_t begin, end;        /* in the file */
+    const int64_t *lo;         /* where it lies in the whole tensor (DCP_SHARDING_INFO); NULL: not told */
+} fsdp_safetensors_entry;
+
+/* Zero-initialise; release when done, also after a failure. */
+typedef struct fsdp_safetensors {
+    fsdp_arena arena;
+    fsdp_safetensors_entry *entries;   /* in the order of the header */
+    size_t count, room;
+    fsdp_name_table names;     /* -> number of the entry */
+    bool has_metadata, is_sharded;     /* sharded: it has a DCP_SHARDING_INFO */
+    fsdp_text metadata;        /* as a JSON object */
+} fsdp_safetensors;
+
+/* Reads the header of a file of the source, which is nothing but safetensors. */
+fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safetensors *header,
+                                  fsdp_error *err);
+void fsdp_safetensors_release(fsdp_safetensors *header);
+
+#endif

@@ -1,0 +1,284 @@
+/*
+ * The files of a foreign checkpoint. Their number is not bounded by what a process may hold open (a DCP
+ * writer can make one per tensor), so the least used are closed and opened again; a file that was
+ * replaced meanwhile is an error, not a mixture.
+ */
+#include "formats/source_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_OPEN = 256, LONGEST_PATH = 4096 };
+
+size_t fsdp_source_file_count(const fsdp_source *source)
+{
+    return source->file_count;
+}
+
+const char *fsdp_source_file_path(const fsdp_source *source, size_t number)
+{
+    return source->files[number].path;
+}
+
+int64_t fsdp_source_file_size(const fsdp_source *source, size_t number)
+{
+    return source->files[number].info.size;
+}
+
+/* --- links ------------------------------------------------------------------------------------ */
+
+static bool same_node(const fsdp_file_info *a, const fsdp_file_info *b)
+{
+    return a->device == b->device && a->node == b->node;
+}
+
+static fsdp_status fail_leads_out(const char *path, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "'%s' leads out of its directory; 'cp -rL' makes a copy without links", path);
+}
+
+/* "a/b" without empty parts, "." and "..", as one part of a path after the other. */
+static bool is_clean(const char *name)
+{
+    for (const char *part = name;; part++) {
+        size_t size = strcspn(part, "/");
+        if (size == 0 || (size == 1 && part[0] == '.') ||
+            (size == 2 && part[0] == '.' && part[1] == '.'))
+            return false;
+        part += size;
+        if (*part == '\0')
+            return strchr(name, '\\') == NULL;
+    }
+}
+
+/* The folders between the checkpoint and the file must be real ones: above a link to elsewhere there is
+ * another parent. */
+static fsdp_status check_folders(fsdp_io *io, size_t root_size, const char *path, fsdp_error *err)
+{
+    char text[LONGEST_PATH];
+    fsdp_file_info parent, above;
+    for (size_t end = root_size;;) {
+        size_t next = end + 1 + strcspn(path + end + 1, "/");
+        if (path[next] == '\0')
+            return FSDP_OK;
+        if (next + 4 > sizeof text)
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is too long a path", path);
+        snprintf(text, sizeof text, "%.*s", (int)end, path);
+        int result = io->ops->info(io, end > 0 ? text : "/", &parent);
+        snprintf(text, sizeof text, "%.*s/..", (int)next, path);
+        if (result == 0)
+            result = io->ops->info(io, text, &above);
+        if (result < 0)
+            return fsdp_fail_errno(err, -result, "cannot open '%s'", path);
+        if (!same_node(&parent, &above))
+            return fail_leads_out(path, err);
+        end = next;
+    }
+}
+
+typedef struct blob_search {
+    fsdp_io *io;
+    const char *directory;
+    fsdp_file_info wanted;
+    bool is_found;
+} blob_search;
+
+static int compare_blob(void *user, const char *name)
+{
+    blob_search *search = user;
+    char *path = fsdp_path_join(search->directory, name);
+    fsdp_file_info info;
+    if (path && search->io->ops->info(search->io, path, &info) == 0 &&
+        info.kind == FSDP_FILE_REGULAR && same_node(&info, &search->wanted))
+        search->is_found = true;
+    fsdp_free(path);
+    return search->is_found;
+}
+
+/* True when the link's target is one of the blobs of a Hugging Face cache, whose snapshots/REVISION is
+ * the source. */
+static bool is_cached_blob(const fsdp_source *source, const fsdp_file_info *target)
+{
+    bool is_found = false;
+    char *blobs = fsdp_path_join(source->path, "../../blobs");
+    char *snapshots = fsdp_path_join(source->path, "../../snapshots");
+    fsdp_file_info above, here;
+    char *up = fsdp_path_join(source->path, "..");
+    if (blobs && snapshots && up && source->io->ops->info(source->io, snapshots, &above) == 0 &&
+        source->io->ops->info(source->io, up, &here) == 0 && same_node(&above, &here)) {
+        blob_search search = {.io = source->io, .directory = blobs, .wanted = *target};
+        source->io->ops->list(source->io, blobs, compare_blob, &search);
+        is_found = search.is_found;
+    }
+    fsdp_free(blobs);
+    fsdp_free(snapshots);
+    fsdp_free(up);
+    return is_found;
+}
+
+static fsdp_status open_beneath(fsdp_source *source, source_file *file, fsdp_error *err)
+{
+    size_t root = strlen(source->path);
+    while (root > 0 && source->path[root - 1] == '/')
+        root--;
+    bool is_below = strncmp(file->path, source->path, root) == 0 && file->path[root] == '/';
+    size_t name = strlen(source->path) + (source->path[root] == '\0');
+    if (!is_below || name > strlen(file->path) || !is_clean(file->path + name))
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no clean name below '%s'", file->path,
+                         source->path);
+    FSDP_TRY(check_folders(source->io, name - 1, file->path, err));
+    fsdp_error why = {0};
+    fsdp_status status =
+        fsdp_io_open(source->io, file->path, FSDP_IO_READ | FSDP_IO_BENEATH, &file->file, &why);
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    fsdp_file_info target;
+    if (why.errnum == ELOOP && source->io->ops->info(source->io, file->path, &target) == 0 &&
+        is_cached_blob(source, &target))
+        return fsdp_io_open(source->io, file->path, FSDP_IO_READ, &file->file, err);
+    if (err)
+        *err = why;
+    return status;
+}
+
+/* --- open files ------------------------------------------------------------------------------- */
+
+static void close_one(fsdp_source *source, source_file *file)
+{
+    (void)fsdp_io_close(&file->file, file->path, NULL); /* only read: nothing can be lost */
+    source->open_count--;
+}
+
+/* Closes a file that nobody reads, those that were not used lately first; false when there is none. */
+static bool close_some_file(fsdp_source *source)
+{
+    for (int round = 0; round < 2; round++) {
+        for (size_t i = 0; i < source->file_count; i++) {
+            source_file *file = &source->files[i];
+            if (!file->file || file->pins > 0)
+                continue;
+            if (!file->was_used) {
+                close_one(source, file);
+                return true;
+            }
+            file->was_used = false;
+        }
+    }
+    return false;
+}
+
+static fsdp_status open_file(fsdp_source *source, source_file *file, fsdp_error *err)
+{
+    if (source->open_count >= MOST_OPEN)
+        (void)close_some_file(source);
+    for (;;) {
+        fsdp_error why = {0};
+        fsdp_status status = file->is_beneath ? open_beneath(source, file, &why)
+                                              : fsdp_io_open(source->io, file->path, FSDP_IO_READ,
+                                                             &file->file, &why);
+        bool is_full = why.errnum == EMFILE || why.errnum == ENFILE;
+        if (status == FSDP_OK || !is_full || !close_some_file(source)) {
+            source->open_count += status == FSDP_OK;
+            if (status != FSDP_OK && err)
+                *err = why;
+            return status;
+        }
+    }
+}
+
+static fsdp_status reopen(fsdp_source *source, source_file *file, fsdp_error *err)
+{
+    FSDP_TRY(open_file(source, file, err));
+    fsdp_file_info now;
+    int result = source->io->ops->info(source->io, file->path, &now);
+    if (result == 0 && same_node(&now, &file->info) && now.size == file->info.size &&
+        now.mtime_ns == file->info.mtime_ns)
+        return FSDP_OK;
+    close_one(source, file);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was replaced while it was read", file->path);
+}
+
+fsdp_status fsdp_source_pin(fsdp_source *source, int number, fsdp_file **file_out, fsdp_error *err)
+{
+    pthread_mutex_lock(&source->lock);
+    source_file *file = &source->files[number];
+    fsdp_status status = file->file ? FSDP_OK : reopen(source, file, err);
+    if (status == FSDP_OK) {
+        file->pins++;
+        file->was_used = true;
+        *file_out = file->file;
+    }
+    pthread_mutex_unlock(&source->lock);
+    return status;
+}
+
+void fsdp_source_unpin(fsdp_source *source, int number)
+{
+    pthread_mutex_lock(&source->lock);
+    source->files[number].pins--;
+    pthread_mutex_unlock(&source->lock);
+}
+
+void fsdp_source_close_files(fsdp_source *source)
+{
+    for (size_t i = 0; i < source->file_count; i++) {
+        if (source->files[i].file)
+            close_one(source, &source->files[i]);
+    }
+}
+
+/* --- for formats ------------------------------------------------------------------------------ */
+
+static fsdp_status learn_file(fsdp_source *source, source_file *file, fsdp_error *err)
+{
+    FSDP_TRY(open_file(source, file, err));
+    int result = source->io->ops->info(source->io, file->path, &file->info);
+    if (result == 0)
+        result = file->file->ops->size(file->file, &file->info.size);
+    if (result == 0)
+        return FSDP_OK;
+    close_one(source, file);
+    return fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", file->path);
+}
+
+fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath,
+                                 int *number_out, fsdp_error *err)
+{
+    size_t size = strlen(path);
+    const uint64_t *known = fsdp_name_table_find(&source->paths, path, size);
+    if (known) {
+        *number_out = (int)*known;
+        return FSDP_OK;
+    }
+    source_file file = {.path = fsdp_arena_strndup(&source->arena, path, size),
+                        .is_beneath = beneath};
+    if (!file.path || source->file_count >= INT32_MAX ||
+        !fsdp_grow(&source->files, &source->file_room, source->file_count + 1,
+                   sizeof *source->files))
+        return fsdp_fail_memory(err, path);
+    FSDP_TRY(learn_file(source, &file, err));
+    if (!fsdp_name_table_put(&source->paths, file.path, size, source->file_count)) {
+        close_one(source, &file);
+        return fsdp_fail_memory(err, path);
+    }
+    source->files[source->file_count] = file;
+    *number_out = (int)source->file_count++;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size,
+                              int64_t offset, fsdp_error *err)
+{
+    /* which files are open is no part of what the caller sees as const */
+    fsdp_source *owner = (fsdp_source *)(uintptr_t)source;
+    if (file < 0 || file >= (int)source->file_count || offset < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read outside the files of a source");
+    fsdp_file *open = NULL;
+    FSDP_TRY(fsdp_source_pin(owner, file, &open, err));
+    fsdp_status status = fsdp_io_read(open, source->files[file].path, data, size, offset, err);
+    fsdp_source_unpin(owner, file);
+    return status;
+}

@@ -1,0 +1,67 @@
+"""One case of tests/golden: a real file is listed as its expected.json says, a hostile one is refused.
+
+usage: golden_case.py LIST_SOURCE CASE
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from check_listing import differences
+
+PROGRAM, CASE = sys.argv[1], Path(sys.argv[2])
+REFUSALS = {3: "not recognised", 4: "damaged", 5: "refused", 9: "over a limit"}
+SECONDS, ADDRESS_SPACE = 60, 4 << 30
+
+
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+
+
+def run(path, limit=None):
+    return subprocess.run(
+        [PROGRAM, path], capture_output=True, text=True, timeout=SECONDS, preexec_fn=limit, check=False
+    )
+
+
+def refusal_problem(path, may_be_read):
+    ran = run(path, limit_memory)
+    if ran.returncode == 0 and may_be_read:
+        return None
+    if ran.returncode not in REFUSALS:
+        return f"{path.name}: status {ran.returncode}, not a refusal: {ran.stderr}"
+    if not ran.stderr.startswith("error: "):
+        return f"{path.name}: no message: {ran.stderr!r}"
+    print(f"{path.name}: {REFUSALS[ran.returncode]}: {ran.stderr.strip()}")
+    return None
+
+
+def listing_problems(expected, path):
+    ran = run(path)
+    if ran.returncode in REFUSALS and expected.get("refuse_or_read"):
+        print(f"refused: {ran.stderr.strip()}")
+        return []
+    if ran.returncode != 0:
+        return [f"status {ran.returncode}: {ran.stderr}"]
+    return list(differences(expected, json.loads(ran.stdout)))
+
+
+def main():
+    expected = json.loads((CASE / "expected.json").read_text())
+    entries = sorted((CASE / "data").iterdir())
+    if not entries:
+        return ["the case has no data"]
+    if expected.get("refuse"):
+        free = expected.get("either_entries", [])
+        said = [refusal_problem(path, path.name in free) for path in entries]
+        left = [name for name in expected.get("must_not_exist", []) if Path(name).exists()]
+        return [line for line in said if line] + [f"{name} was created" for name in left]
+    alone = len(entries) == 1 and entries[0].is_file()
+    return listing_problems(expected, entries[0] if alone else CASE / "data")
+
+
+problems = main()
+print("\n".join(problems) or "as expected")
+sys.exit(1 if problems else 0)

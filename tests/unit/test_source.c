@@ -1,0 +1,537 @@
+/* The catalog of a foreign checkpoint: what the builder refuses, and that boxes come out of chunks of any
+ * strides, packings and byte orders as a plain loop would read them. */
+#include "formats/source.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+#include <zstd.h>
+
+enum { FILE_BYTES = 3 << 20 };
+
+static char directory[64];
+static uint8_t *bytes; /* of the file */
+static fsdp_source *source;
+static fsdp_error err;
+static int file;
+
+static const char *path_of(const char *name)
+{
+    static char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return path;
+}
+
+static void put_file(const char *name, const void *data, size_t size)
+{
+    FILE *out = fopen(path_of(name), "wb");
+    cr_assert(out && fwrite(data, 1, size, out) == size && fclose(out) == 0);
+}
+
+static void begin(void)
+{
+    strcpy(directory, "/tmp/fsdp-source-XXXXXX");
+    cr_assert(mkdtemp(directory));
+    bytes = malloc(FILE_BYTES);
+    for (size_t i = 0; i < FILE_BYTES; i++)
+        bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+    put_file("data", bytes, FILE_BYTES);
+    cr_assert_eq(fsdp_source_create(NULL, directory, "test", &source, &err), FSDP_OK);
+    cr_assert_eq(fsdp_source_add_file(source, path_of("data"), true, &file, &err), FSDP_OK, "%s",
+                 err.text);
+}
+
+static void end(void)
+{
+    fsdp_source_close(source);
+    free(bytes);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, directory, &err), FSDP_OK);
+}
+
+TestSuite(source, .init = begin, .fini = end);
+
+static size_t tensor_of(const char *name, fsdp_dtype dtype, int ndim, const int64_t *shape)
+{
+    size_t number = 0;
+    cr_assert_eq(
+        fsdp_source_add_tensor(source, name, strlen(name), dtype, ndim, shape, &number, &err),
+        FSDP_OK, "%s", err.text);
+    return number;
+}
+
+static fsdp_status add_box(size_t tensor, const int64_t *lo, const int64_t *len, int64_t offset)
+{
+    fsdp_source_chunk chunk = {
+        .lo = lo, .len = len, .offset = offset, .file = file, .stream = FSDP_NO_STREAM};
+    return fsdp_source_add_chunk(source, tensor, &chunk, &err);
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+Test(source, the_second_of_a_name_gets_a_number_that_is_free)
+{
+    static const char *const names[] = {"a", "a#2", "a", "a", "a#2"};
+    static const char *const wanted[] = {"a", "a#2", "a#3", "a#4", "a#2#2"};
+    for (size_t i = 0; i < 5; i++)
+        tensor_of(names[i], FSDP_U8, 1, (int64_t[]){0});
+    for (size_t i = 0; i < 5; i++)
+        cr_expect_str_eq(fsdp_source_entry_at(source, i)->name, wanted[i]);
+}
+
+Test(source, names_that_are_not_utf8_are_refused)
+{
+    fsdp_value value = fsdp_value_bool(true);
+    cr_assert_eq(fsdp_source_add_value(source, "\xFF", 1, &value, NULL, &err), FSDP_ERR_REFUSED);
+    cr_assert_eq(value.kind, FSDP_VALUE_BOOL);
+}
+
+Test(source, shapes_of_a_file_are_damage_or_a_limit)
+{
+    int64_t shape[FSDP_MAX_DIMS + 1] = {1};
+    size_t number;
+    cr_expect_eq(
+        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 1, (int64_t[]){-1}, &number, &err),
+        FSDP_ERR_DAMAGED);
+    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 2, (int64_t[]){INT64_MAX / 2, 3},
+                                        &number, &err),
+                 FSDP_ERR_DAMAGED);
+    cr_expect_eq(
+        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, FSDP_MAX_DIMS + 1, shape, &number, &err),
+        FSDP_ERR_LIMIT);
+    cr_expect_eq(fsdp_source_entry_count(source), 0);
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+static fsdp_status add_name(const char *name)
+{
+    int number;
+    err = (fsdp_error){0};
+    return fsdp_source_add_file(source, path_of(name), true, &number, &err);
+}
+
+Test(source, names_of_files_stay_below_the_directory)
+{
+    put_file("plain", "x", 1);
+    cr_assert_eq(mkdir(path_of("sub"), 0755), 0);
+    put_file("sub/plain", "x", 1);
+    cr_assert_eq(symlink("/etc/hostname", path_of("link")), 0);
+    cr_assert_eq(symlink("/etc", path_of("away")), 0);
+    cr_expect_eq(add_name("plain"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(add_name("sub/plain"), FSDP_OK, "%s", err.text);
+    static const char *const refused[] = {
+        "link",   "away/hostname", "../x",    "sub/../plain", "",
+        "/plain", "sub//plain",    "./plain", "sub/./plain",  "sub\\plain"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        cr_expect_eq(add_name(refused[i]), FSDP_ERR_REFUSED, "'%s': %s", refused[i], err.text);
+    cr_expect_eq(add_name("none"), FSDP_ERR_NOT_FOUND);
+}
+
+Test(source, links_into_the_blobs_of_a_cache_are_followed)
+{
+    char snapshot[160];
+    cr_assert_eq(mkdir(path_of("blobs"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots/rev"), 0755), 0);
+    put_file("blobs/1234", "x", 1);
+    cr_assert_eq(symlink("../../blobs/1234", path_of("snapshots/rev/inside")), 0);
+    cr_assert_eq(symlink("../../data", path_of("snapshots/rev/outside")), 0);
+    snprintf(snapshot, sizeof snapshot, "%s", path_of("snapshots/rev"));
+    fsdp_source *cached;
+    int number;
+    cr_assert_eq(fsdp_source_create(NULL, snapshot, "test", &cached, &err), FSDP_OK);
+    cr_expect_eq(fsdp_source_add_file(cached, path_of("snapshots/rev/inside"), true, &number, &err),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(
+        fsdp_source_add_file(cached, path_of("snapshots/rev/outside"), true, &number, &err),
+        FSDP_ERR_REFUSED);
+    fsdp_source_close(cached);
+}
+
+Test(source, more_files_than_may_be_open_are_read)
+{
+    enum { FILES = 700 };
+    int numbers[FILES];
+    char name[32];
+    for (int i = 0; i < FILES; i++) {
+        snprintf(name, sizeof name, "f%d", i);
+        put_file(name, &i, sizeof i);
+        cr_assert_eq(fsdp_source_add_file(source, path_of(name), true, &numbers[i], &err), FSDP_OK);
+    }
+    for (int i = 0, value; i < FILES; i++) {
+        cr_assert_eq(fsdp_source_pread(source, numbers[i], &value, sizeof value, 0, &err), FSDP_OK,
+                     "%s", err.text);
+        cr_assert_eq(value, i);
+    }
+    put_file("f0", "longer than it was", 18);
+    int value;
+    cr_expect_eq(fsdp_source_pread(source, numbers[0], &value, sizeof value, 0, &err),
+                 FSDP_ERR_DAMAGED, "a file that was replaced must not be read on");
+}
+
+/* --- coverage --------------------------------------------------------------------------------- */
+
+Test(source, a_chunk_must_lie_in_its_tensor_and_its_file)
+{
+    size_t number = tensor_of("a", FSDP_F32, 1, (int64_t[]){4});
+    cr_expect_eq(add_box(number, (int64_t[]){2}, (int64_t[]){3}, 0), FSDP_ERR_DAMAGED);
+    cr_expect_eq(add_box(number, (int64_t[]){0}, (int64_t[]){4}, FILE_BYTES - 15),
+                 FSDP_ERR_DAMAGED);
+    cr_expect_eq(add_box(number, (int64_t[]){0}, (int64_t[]){4}, -1), FSDP_ERR_DAMAGED);
+    fsdp_source_chunk backwards = {.lo = (int64_t[]){0},
+                                   .len = (int64_t[]){4},
+                                   .strides = (int64_t[]){-4},
+                                   .offset = 8,
+                                   .file = file,
+                                   .stream = FSDP_NO_STREAM};
+    cr_expect_eq(fsdp_source_add_chunk(source, number, &backwards, &err), FSDP_ERR_DAMAGED);
+    backwards.strides = (int64_t[]){INT64_MAX / 2};
+    cr_expect_eq(fsdp_source_add_chunk(source, number, &backwards, &err), FSDP_ERR_DAMAGED);
+}
+
+Test(source, overlaps_and_holes_are_damage)
+{
+    size_t number = tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4});
+    add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
+    add_box(number, (int64_t[]){0, 2}, (int64_t[]){3, 2}, 0);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "2 of the 16") && strstr(err.text, "[3:4, 2:3]"), "%s", err.text);
+}
+
+Test(source, equal_volumes_with_an_overlap_are_damage)
+{
+    size_t number = tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4});
+    add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
+    add_box(number, (int64_t[]){1, 1}, (int64_t[]){3, 2}, 0);
+    add_box(number, (int64_t[]){0, 3}, (int64_t[]){2, 1}, 0);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "overlap"), "%s", err.text);
+}
+
+Test(source, a_grid_of_many_chunks_is_checked_fast_and_found_again)
+{
+    enum { SIDE = 200 };
+    size_t number = tensor_of("a", FSDP_U16, 2, (int64_t[]){SIDE, SIDE});
+    for (int64_t i = 0; i < SIDE * SIDE; i++) {
+        int64_t mixed = i * 7919 % (SIDE * SIDE);
+        cr_assert_eq(
+            add_box(number, (int64_t[]){mixed / SIDE, mixed % SIDE}, (int64_t[]){1, 1}, 2 * mixed),
+            FSDP_OK);
+    }
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    fsdp_box box = {.ndim = 2, .lo = {17, 5}, .len = {3, 4}};
+    uint16_t got[12], wanted;
+    fsdp_source_reader reader = {0};
+    cr_assert_eq(fsdp_source_read(source, number, &box, got, &reader, &err), FSDP_OK);
+    for (int i = 0; i < 12; i++) {
+        memcpy(&wanted, bytes + 2 * ((17 + i / 4) * SIDE + 5 + i % 4), 2);
+        cr_expect_eq(got[i], wanted);
+    }
+    fsdp_source_reader_release(&reader);
+}
+
+Test(source, a_repeated_element_of_many_gigabytes_is_refused)
+{
+    size_t number = tensor_of("a", FSDP_F32, 1, (int64_t[]){(int64_t)1 << 40});
+    fsdp_source_chunk chunk = {.lo = (int64_t[]){0},
+                               .len = (int64_t[]){(int64_t)1 << 40},
+                               .strides = (int64_t[]){0},
+                               .file = file,
+                               .stream = FSDP_NO_STREAM};
+    cr_assert_eq(fsdp_source_add_chunk(source, number, &chunk, &err), FSDP_OK);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_REFUSED);
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+typedef struct view {
+    int ndim;
+    int64_t shape[3], strides[3], offset;
+} view;
+
+static int64_t place_in(const view *v, const int64_t *index)
+{
+    int64_t at = v->offset;
+    for (int dim = 0; dim < v->ndim; dim++)
+        at += index[dim] * v->strides[dim];
+    return at;
+}
+
+static void compare_box(size_t number, const view *v, const fsdp_box *box)
+{
+    int64_t count = fsdp_box_count(box);
+    uint32_t *got = calloc((size_t)count + 1, 4);
+    fsdp_source_reader reader = {0};
+    cr_assert_eq(fsdp_source_read(source, number, box, got, &reader, &err), FSDP_OK, "%s",
+                 err.text);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t index[3], rest = i;
+        for (int dim = v->ndim - 1; dim >= 0; dim--) {
+            index[dim] = box->lo[dim] + rest % box->len[dim];
+            rest /= box->len[dim];
+        }
+        cr_assert_eq(memcmp(&got[i], bytes + place_in(v, index), 4), 0, "element %d", (int)i);
+    }
+    cr_assert_eq(got[count], 0);
+    fsdp_source_reader_release(&reader);
+    free(got);
+}
+
+static const view views[] = {
+    {1, {700000}, {4}, 12},
+    {2, {300, 600}, {2400, 4}, 7},        /* unaligned rows */
+    {2, {600, 300}, {4, 2400}, 0},        /* transposed */
+    {2, {64, 8}, {32768, 4}, 100},        /* far apart */
+    {2, {8, 9000}, {40000, 4}, 0},        /* long runs */
+    {2, {300, 200}, {-4000, 8}, 1300000}, /* backwards, every second */
+    {2, {50, 1000}, {0, 4}, 0},           /* expanded */
+    {2, {1000, 50}, {4, 0}, 0},
+    {3, {20, 30, 40}, {4, 3200, 80}, 0}, /* permuted */
+    {3, {3, 40, 2000}, {400000, 4, 160}, 4},
+    {3, {2, 1, 350000}, {1, 99, 4}, 0}, /* overlapping */
+    {0, {0}, {0}, 40},
+};
+
+Test(source, boxes_of_strided_views_are_what_a_loop_reads)
+{
+    enum { VIEWS = sizeof views / sizeof *views };
+    size_t numbers[VIEWS];
+    char name[8];
+    int64_t zeros[3] = {0};
+    for (size_t i = 0; i < VIEWS; i++) {
+        snprintf(name, sizeof name, "v%zu", i);
+        numbers[i] = tensor_of(name, FSDP_U32, views[i].ndim, views[i].shape);
+        fsdp_source_chunk chunk = {.lo = zeros,
+                                   .len = views[i].shape,
+                                   .strides = views[i].strides,
+                                   .offset = views[i].offset,
+                                   .file = file,
+                                   .stream = FSDP_NO_STREAM};
+        cr_assert_eq(fsdp_source_add_chunk(source, numbers[i], &chunk, &err), FSDP_OK, "%s %s",
+                     name, err.text);
+    }
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    srand(1);
+    for (size_t i = 0; i < VIEWS; i++) {
+        fsdp_box box = fsdp_box_whole(views[i].ndim, views[i].shape);
+        compare_box(numbers[i], &views[i], &box);
+        for (int round = 0; round < 5; round++) {
+            for (int dim = 0; dim < views[i].ndim; dim++) {
+                box.lo[dim] = rand() % views[i].shape[dim];
+                box.len[dim] = 1 + rand() % (views[i].shape[dim] - box.lo[dim]);
+            }
+            compare_box(numbers[i], &views[i], &box);
+        }
+    }
+}
+
+static void read_fixed(fsdp_dtype dtype, unsigned fix, const void *stored, size_t size, void *got)
+{
+    int number;
+    char name[32];
+    snprintf(name, sizeof name, "fix-%d-%u", (int)dtype, fix);
+    put_file(name, stored, size);
+    cr_assert_eq(fsdp_source_add_file(source, path_of(name), true, &number, &err), FSDP_OK);
+    int64_t shape[2] = {2, (int64_t)(size / fsdp_dtype_size(dtype) / 2)};
+    size_t tensor = tensor_of(name, dtype, 2, shape);
+    for (int64_t part = 0; part < 2; part++) {
+        fsdp_source_chunk chunk = {
+            .lo = (int64_t[]){0, part},
+            .len = (int64_t[]){2, part ? shape[1] - 1 : 1},
+            .strides = (int64_t[]){(int64_t)size / 2, (int64_t)fsdp_dtype_size(dtype)},
+            .offset = part * (int64_t)fsdp_dtype_size(dtype),
+            .file = number,
+            .stream = FSDP_NO_STREAM,
+            .fix = fix};
+        cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
+    }
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    fsdp_box box = fsdp_box_whole(2, shape);
+    fsdp_source_reader reader = {0};
+    cr_assert_eq(fsdp_source_read(source, tensor, &box, got, &reader, &err), FSDP_OK);
+    fsdp_source_reader_release(&reader);
+}
+
+Test(source, byte_order_is_turned_in_each_half_of_a_complex_number)
+{
+    uint8_t stored[32], got[32];
+    for (uint8_t i = 0; i < 32; i++)
+        stored[i] = i;
+    read_fixed(FSDP_C64, FSDP_FIX_SWAP, stored, 32, got);
+    for (int i = 0; i < 32; i++)
+        cr_expect_eq(got[i], stored[i / 4 * 4 + 3 - i % 4]);
+}
+
+Test(source, conjugates_flip_the_imaginary_signs)
+{
+    float stored[8] = {1, 2, -3, -0.0f, 5, -6, 7, 8}, got[8];
+    read_fixed(FSDP_C64, FSDP_FIX_CONJUGATE | FSDP_FIX_NEGATE, stored, sizeof stored, got);
+    float wanted[8] = {-1, 2, 3, -0.0f, -5, -6, -7, 8};
+    cr_expect_arr_eq(got, wanted, sizeof wanted);
+}
+
+Test(source, integers_are_negated_as_numbers)
+{
+    int32_t stored[4] = {1, -256, 0, INT32_MIN}, got[4];
+    read_fixed(FSDP_I32, FSDP_FIX_NEGATE, stored, sizeof stored, got);
+    int32_t wanted[4] = {-1, 256, 0, INT32_MIN};
+    cr_expect_arr_eq(got, wanted, sizeof wanted);
+}
+
+/* --- packed streams --------------------------------------------------------------------------- */
+
+static size_t deflate_all(uint8_t *to, size_t room)
+{
+    z_stream z = {0};
+    deflateInit2(&z, 1, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+    z.next_in = bytes;
+    z.avail_in = FILE_BYTES;
+    z.next_out = to;
+    z.avail_out = (uInt)room;
+    cr_assert_eq(deflate(&z, Z_FINISH), Z_STREAM_END);
+    deflateEnd(&z);
+    return room - z.avail_out;
+}
+
+static size_t pack(fsdp_packing packing, uint8_t *to, size_t room)
+{
+    return packing == FSDP_PACKING_DEFLATE ? deflate_all(to, room)
+                                           : ZSTD_compress(to, room, bytes, FILE_BYTES, 1);
+}
+
+static int64_t stored_size;
+
+static fsdp_source_stream put_packed(fsdp_packing packing, int64_t cut)
+{
+    size_t room = ZSTD_compressBound(FILE_BYTES) + FILE_BYTES / 8;
+    uint8_t *packed = malloc(room);
+    stored_size = (int64_t)pack(packing, packed, room) - cut;
+    put_file("packed", packed, (size_t)stored_size);
+    free(packed);
+    int number;
+    cr_assert_eq(fsdp_source_add_file(source, path_of("packed"), true, &number, &err), FSDP_OK);
+    return (fsdp_source_stream){.file = number,
+                                .packing = packing,
+                                .stored = stored_size,
+                                .size = FILE_BYTES,
+                                .has_crc = true,
+                                .crc = (uint32_t)crc32(0, bytes, FILE_BYTES)};
+}
+
+static void compare_range(int stream, int64_t offset, size_t size)
+{
+    uint8_t *got = malloc(size);
+    cr_assert_eq(fsdp_source_stream_pread(source, stream, got, size, offset, &err), FSDP_OK, "%s",
+                 err.text);
+    cr_assert_eq(memcmp(got, bytes + offset, size), 0);
+    free(got);
+}
+
+static void read_to_and_fro(fsdp_packing packing, int64_t memory)
+{
+    fsdp_source_stream where = put_packed(packing, 0);
+    int stream;
+    fsdp_source_set_memory(source, memory, directory);
+    cr_assert_eq(fsdp_source_add_stream(source, &where, &stream, &err), FSDP_OK, "%s", err.text);
+    compare_range(stream, 100, 70000);
+    compare_range(stream, 1000000, 2000000);
+    for (int round = 0; round < 5; round++) {
+        compare_range(stream, 5, 1000);
+        compare_range(stream, FILE_BYTES - 1000, 1000);
+    }
+    cr_assert_eq(fsdp_source_check(source, 0, NULL, &err), FSDP_OK, "%s", err.text);
+}
+
+Test(source, packed_bytes_in_memory_are_what_went_in)
+{
+    read_to_and_fro(FSDP_PACKING_DEFLATE, (int64_t)1 << 30);
+}
+
+Test(source, packed_bytes_are_spooled_when_memory_is_small)
+{
+    read_to_and_fro(FSDP_PACKING_DEFLATE, 1000);
+}
+
+Test(source, zstd_does_the_same)
+{
+    read_to_and_fro(FSDP_PACKING_ZSTD, 1000);
+}
+
+Test(source, a_stream_of_unknown_size_is_measured)
+{
+    fsdp_source_stream where = put_packed(FSDP_PACKING_ZSTD, 0);
+    where.size = -1;
+    int stream;
+    cr_assert_eq(fsdp_source_add_stream(source, &where, &stream, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_source_stream_size(source, stream), FILE_BYTES);
+}
+
+static void expect_damage(fsdp_source_stream where, const char *what)
+{
+    int stream;
+    cr_assert_eq(fsdp_source_add_stream(source, &where, &stream, &err), FSDP_OK, "%s", err.text);
+    err = (fsdp_error){0};
+    cr_expect_eq(fsdp_source_check(source, (size_t)stream, NULL, &err), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, what), "%s", err.text);
+}
+
+Test(source, streams_that_lie_are_damage)
+{
+    fsdp_source_stream where = put_packed(FSDP_PACKING_DEFLATE, 0);
+    fsdp_source_stream longer = where, shorter = where, cut = where, other = where;
+    longer.size++;
+    expect_damage(longer, "hold less");
+    shorter.size--;
+    shorter.has_crc = false;
+    expect_damage(shorter, "hold more");
+    cut.stored -= 100;
+    expect_damage(cut, "end too early");
+    other.crc ^= 1;
+    expect_damage(other, "CRC-32");
+    other.crc ^= 1;
+    other.offset = 1;
+    other.stored--;
+    expect_damage(other, "");
+}
+
+Test(source, a_stream_of_over_a_thousandfold_of_gigabytes_is_refused)
+{
+    fsdp_source_stream where = put_packed(FSDP_PACKING_DEFLATE, 0);
+    where.size = (int64_t)1 << 40;
+    int stream;
+    cr_expect_eq(fsdp_source_add_stream(source, &where, &stream, &err), FSDP_ERR_REFUSED);
+}
+
+Test(source, checksums_of_plain_bytes_are_compared)
+{
+    fsdp_source_reader reader = {0};
+    uint32_t crc = (uint32_t)crc32(0, bytes + 10, FILE_BYTES - 10);
+    cr_assert_eq(fsdp_source_add_crc(source, "record 'x'", file, 10, FILE_BYTES - 10, crc, &err),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_source_add_crc(source, "record 'y'", file, 0, 10, 77, &err), FSDP_OK);
+    cr_expect_eq(fsdp_source_check(source, 0, &reader, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_source_check(source, 1, &reader, &err), FSDP_ERR_DAMAGED);
+    cr_expect(strstr(err.text, "record 'y'"), "%s", err.text);
+    fsdp_source_reader_release(&reader);
+}
+
+/* --- detection -------------------------------------------------------------------------------- */
+
+Test(source, what_is_no_format_is_told_with_what_was_seen)
+{
+    fsdp_source *none = NULL;
+    put_file("odd", "hello", 5);
+    cr_expect_eq(fsdp_source_open(NULL, path_of("odd"), &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect(strstr(err.text, "68 65 6c 6c 6f") && strstr(err.text, "safetensors"), "%s",
+              err.text);
+    cr_expect_eq(fsdp_source_open(NULL, directory, &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect(strstr(err.text, "'odd'"), "%s", err.text);
+    cr_expect_eq(fsdp_source_open(NULL, path_of("none"), &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect(strstr(err.text, "No such file"), "%s", err.text);
+    cr_expect_null(none);
+}
