@@ -30,6 +30,7 @@ struct fsdp_h5_session {
     int handle;                /* of the process, -1 where there is none */
     bool is_over;              /* it failed once: nothing more is said */
     int64_t deadline_ms;
+    int64_t granted;           /* memory beyond the usual */
     pthread_mutex_t lock;
 };
 
@@ -42,14 +43,15 @@ static fsdp_status fail_child(fsdp_h5_session *session, const char *why, fsdp_er
                      session->view.path, why);
 }
 
-/* How the child ended, if it did: it is about to be, when its channel is closed. */
+/* How the child ended: it is about to, when its channel is closed. */
 static const char *death(fsdp_h5_session *session)
 {
+    enum { SOON_MS = 2000 };
     siginfo_t info = {0};
-    if (session->child <= 0 || session->handle < 0 ||
-        waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED | WNOWAIT) < 0)
-        return "ended";
-    if (info.si_code == CLD_EXITED)
+    struct pollfd wait = {.fd = session->handle, .events = POLLIN};
+    if (session->handle < 0 || poll(&wait, 1, SOON_MS) <= 0 ||
+        waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED | WNOWAIT | WNOHANG) < 0 ||
+        info.si_pid == 0 || info.si_code == CLD_EXITED)
         return "ended";
     switch (info.si_status) {
     case SIGSYS: return "tried what it must not";
@@ -203,14 +205,24 @@ static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const p
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-static fsdp_status request(fsdp_h5_session *session, const fsdp_h5_message *message, int64_t memory,
+/* libhdf5 needs a chunk as it is stored, as it is unpacked, and room in between. */
+static void grant(fsdp_h5_session *session, int64_t chunk)
+{
+    enum { COPIES = 4 };
+    int64_t more = chunk > FSDP_HDF5_MEMORY / (2 * COPIES) ? COPIES * chunk - session->granted : 0;
+    if (session->child > 0)
+        fsdp_hdf5_sandbox_extend(session->child, more > 0 ? more : 0);
+    if (more > 0)
+        session->granted += more;
+}
+
+static fsdp_status request(fsdp_h5_session *session, const fsdp_h5_message *message, int64_t chunk,
                            const part_taker *taker, size_t *size_out, fsdp_error *err)
 {
     if (session->is_over)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the HDF5 library failed on this file before",
                          session->view.path);
-    if (session->child > 0)
-        fsdp_hdf5_sandbox_extend(session->child, memory);
+    grant(session, chunk);
     FSDP_TRY(send_message(session, message, err));
     return converse(session, FSDP_H5_DONE, taker, size_out, err);
 }
@@ -228,13 +240,13 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
 }
 
 fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, int64_t dataset, const fsdp_box *box,
-                                 size_t size, int64_t memory, void *data, fsdp_error *err)
+                                 size_t size, int64_t chunk, void *data, fsdp_error *err)
 {
     const fsdp_h5_message message = {.word = FSDP_H5_READ, .number = dataset, .box = *box};
     const part_taker nothing = {NULL, 0};
     size_t brought = 0;
     pthread_mutex_lock(&session->lock);
-    fsdp_status status = request(session, &message, memory, &nothing, &brought, err);
+    fsdp_status status = request(session, &message, chunk, &nothing, &brought, err);
     if (status == FSDP_OK && brought != size)
         status = fail_child(session, "brought another number of bytes", err);
     if (status == FSDP_OK)
