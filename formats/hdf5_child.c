@@ -164,22 +164,34 @@ static void close_file(fsdp_h5_child *child)
 
 /* --- reading a box ---------------------------------------------------------------------------- */
 
-static size_t chunk_bytes(hid_t dataset)
+/* What libhdf5 should keep of a dataset: a row of chunks, so that boxes which cut through them do not have
+ * them unpacked again and again; at least one chunk, at most `most` bytes. */
+static size_t wanted_cache(hid_t dataset, int64_t most)
 {
-    hsize_t chunk[H5S_MAX_RANK];
+    hsize_t chunk[H5S_MAX_RANK], dims[H5S_MAX_RANK];
     hid_t creation = H5Dget_create_plist(dataset), type = H5Dget_type(dataset);
-    size_t bytes = H5Tget_size(type);
-    int ndim = H5Pget_layout(creation) == H5D_CHUNKED ? H5Pget_chunk(creation, H5S_MAX_RANK, chunk) : 0;
+    hid_t space = H5Dget_space(dataset);
+    size_t one = H5Tget_size(type);
+    int ndim = 0;
+    if (H5Pget_layout(creation) == H5D_CHUNKED &&
+        H5Sget_simple_extent_dims(space, dims, NULL) == H5Pget_chunk(creation, H5S_MAX_RANK, chunk))
+        ndim = H5Pget_chunk(creation, H5S_MAX_RANK, chunk);
     for (int d = 0; d < ndim; d++)
-        if (__builtin_mul_overflow(bytes, chunk[d], &bytes))
-            return SIZE_MAX;
+        if (chunk[d] == 0 || __builtin_mul_overflow(one, chunk[d], &one))
+            one = SIZE_MAX / 2;
+    size_t row = one;
+    for (int d = 1; d < ndim; d++)
+        if (__builtin_mul_overflow(row, (dims[d] + chunk[d] - 1) / chunk[d], &row))
+            row = SIZE_MAX / 2;
+    H5Sclose(space);
     H5Tclose(type);
     H5Pclose(creation);
-    return bytes;
+    if (most >= 0 && row > (size_t)most)
+        row = (size_t)most;
+    return row > one ? row : one;
 }
 
-/* A chunk that does not fit into the cache would be decoded again for every request. */
-static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, fsdp_error *err)
+static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept, fsdp_error *err)
 {
     for (int round = 0; round < 2; round++) {
         if (child->open >= 0 && child->open_number == number)
@@ -190,11 +202,11 @@ static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, fsdp_error 
         child->open_number = number;
         if (child->open < 0)
             return fsdp_h5_child_fail(err, "cannot open the dataset");
-        size_t chunk = chunk_bytes(child->open);
-        if (chunk <= child->cache)
+        size_t cache = wanted_cache(child->open, most_kept);
+        if (cache <= child->cache)
             return FSDP_OK;
         close_file(child);
-        FSDP_TRY(open_file(child, chunk, err));
+        FSDP_TRY(open_file(child, cache, err));
     }
     return FSDP_OK;
 }
@@ -257,7 +269,7 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
 {
     if (request->number < 0 || (size_t)request->number >= child->count)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "no such dataset");
-    FSDP_TRY(open_dataset(child, (size_t)request->number, err));
+    FSDP_TRY(open_dataset(child, (size_t)request->number, request->size, err));
     hid_t type = H5Dget_type(child->open), space = H5Dget_space(child->open);
     fsdp_h5_meaning meaning;
     fsdp_h5_understand(type, &meaning);
@@ -307,7 +319,7 @@ static fsdp_status prepare(fsdp_h5_child *child, fsdp_error *err)
 
 void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
 {
-    enum { CACHE = 32 << 20 };
+    enum { CACHE = 16 << 20 };
     fsdp_h5_child child = {.channel = channel,
                            .file_room = shared,
                            .said = shared + FSDP_H5_FILE_ROOM,

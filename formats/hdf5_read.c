@@ -12,7 +12,7 @@
 #include <string.h>
 
 static const uint8_t signature[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1A, '\n'};
-enum { FIRST_USER_BLOCK = 512, SIGNATURE_BITS = 64, USER_BLOCK_BITS = 24 };
+enum { FIRST_USER_BLOCK = 512, SIGNATURE_BITS = 64, USER_BLOCK_BITS = 24, CACHE_SHARE = 4 };
 
 typedef struct hdf5_state {
     fsdp_source *source;
@@ -91,9 +91,12 @@ static fsdp_status fetch_piece(const cell_walk *walk, const fsdp_box *piece)
     int64_t to[FSDP_MAX_DIMS], from[FSDP_MAX_DIMS];
     const fsdp_box *box = walk->box;
     int64_t size = (int64_t)walk->element_size, offset = 0;
-    FSDP_TRY(fsdp_h5_session_read(walk->state->session, walk->stored->dataset, piece,
-                                  (size_t)(fsdp_box_count(piece) * size), walk->stored->chunk_bytes, walk->piece,
-                                  walk->err));
+    const fsdp_h5_request request = {.dataset = walk->stored->dataset,
+                                     .box = piece,
+                                     .size = (size_t)(fsdp_box_count(piece) * size),
+                                     .chunk = walk->stored->chunk_bytes,
+                                     .cache = fsdp_source_memory(walk->state->source) / CACHE_SHARE};
+    FSDP_TRY(fsdp_h5_session_read(walk->state->session, &request, walk->piece, walk->err));
     fsdp_box_strides(box->ndim, box->len, to);
     fsdp_box_strides(box->ndim, piece->len, from);
     for (int dim = 0; dim < box->ndim; dim++) {

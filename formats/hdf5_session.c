@@ -239,18 +239,21 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
     return status;
 }
 
-fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, int64_t dataset, const fsdp_box *box,
-                                 size_t size, int64_t chunk, void *data, fsdp_error *err)
+fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted, void *data,
+                                 fsdp_error *err)
 {
-    const fsdp_h5_message message = {.word = FSDP_H5_READ, .number = dataset, .box = *box};
+    const fsdp_h5_message message = {.word = FSDP_H5_READ,
+                                     .number = wanted->dataset,
+                                     .size = wanted->cache,
+                                     .box = *wanted->box};
     const part_taker nothing = {NULL, 0};
     size_t brought = 0;
     pthread_mutex_lock(&session->lock);
-    fsdp_status status = request(session, &message, chunk, &nothing, &brought, err);
-    if (status == FSDP_OK && brought != size)
+    fsdp_status status = request(session, &message, wanted->chunk, &nothing, &brought, err);
+    if (status == FSDP_OK && brought != wanted->size)
         status = fail_child(session, "brought another number of bytes", err);
     if (status == FSDP_OK)
-        memcpy(data, session->shared + FSDP_H5_FILE_ROOM, size);
+        memcpy(data, session->shared + FSDP_H5_FILE_ROOM, wanted->size);
     pthread_mutex_unlock(&session->lock);
     return status;
 }

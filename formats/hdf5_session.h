@@ -38,8 +38,15 @@ void fsdp_h5_session_set_deadline(fsdp_h5_session *session, int64_t milliseconds
 fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_text *listing,
                                  fsdp_error *err);
 
-/* Brings a box of at most FSDP_H5_SAID_ROOM bytes. chunk: bytes of one of its chunks. */
-fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, int64_t dataset, const fsdp_box *box,
-                                 size_t size, int64_t chunk, void *data, fsdp_error *err);
+typedef struct fsdp_h5_request {
+    int64_t dataset;
+    const fsdp_box *box;
+    size_t size;               /* of the box, in bytes: at most FSDP_H5_SAID_ROOM */
+    int64_t chunk;             /* bytes of one chunk of the dataset */
+    int64_t cache;             /* bytes of unpacked chunks that the child may keep */
+} fsdp_h5_request;
+
+fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted, void *data,
+                                 fsdp_error *err);
 
 #endif
