@@ -9,6 +9,7 @@
 #include <string.h>
 
 static const fsdp_foreign_format *const formats[] = {
+    &fsdp_format_hdf5,
     &fsdp_format_safetensors,
     &fsdp_format_torch,
     &fsdp_format_npy,

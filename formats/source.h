@@ -114,6 +114,7 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
  * file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
+int64_t fsdp_source_memory(const fsdp_source *source);
 
 /* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
  * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */

@@ -53,6 +53,11 @@ void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *dir
     source->spool_directory = directory ? fsdp_strndup(directory, strlen(directory)) : NULL;
 }
 
+int64_t fsdp_source_memory(const fsdp_source *source)
+{
+    return source->stream_memory;
+}
+
 static fsdp_status fail_stream(const fsdp_source *source, const packed_stream *stream,
                                const char *what, fsdp_error *err)
 {

@@ -1,0 +1,31 @@
+/*
+ * The walls around the child process in which libhdf5 reads files of other programs: resource limits,
+ * and a list of the system calls that are left (hdf5_session.c starts the child).
+ */
+#ifndef FSDP_HDF5_SANDBOX_H
+#define FSDP_HDF5_SANDBOX_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef enum fsdp_hdf5_sandbox {
+    FSDP_HDF5_SECCOMP = 0,     /* limits and seccomp; FSDP_ERR_REFUSED where the kernel has no seccomp */
+    FSDP_HDF5_RLIMIT           /* limits only */
+} fsdp_hdf5_sandbox;
+
+/* Chosen once, before the first source is opened. */
+void fsdp_hdf5_set_sandbox(fsdp_hdf5_sandbox sandbox);
+
+enum { FSDP_HDF5_CPU_SECONDS = 60 };              /* of one request */
+#define FSDP_HDF5_MEMORY ((int64_t)1 << 30)       /* above what the process had when the child began */
+
+/* In the child: leaves it *channel (whose number changes) and no other descriptor, and closes the walls. */
+fsdp_status fsdp_hdf5_sandbox_enter(int *channel, fsdp_error *err);
+void fsdp_hdf5_sandbox_end(void) __attribute__((noreturn));
+
+/* In the parent: room for one more request. What the kernel refuses stays as it was. */
+void fsdp_hdf5_sandbox_extend(pid_t child, int64_t memory);
+
+#endif
