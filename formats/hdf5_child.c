@@ -73,18 +73,18 @@ void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size)
     }
 }
 
-void fsdp_h5_put_u8(fsdp_h5_child *child, unsigned value)
+void fsdp_h5_tell_u8(fsdp_h5_child *child, unsigned value)
 {
     unsigned char byte = (unsigned char)value;
     fsdp_h5_put(child, &byte, 1);
 }
 
-void fsdp_h5_put_i64(fsdp_h5_child *child, int64_t value)
+void fsdp_h5_tell_i64(fsdp_h5_child *child, int64_t value)
 {
     fsdp_h5_put(child, &value, sizeof value);
 }
 
-void fsdp_h5_put_string(fsdp_h5_child *child, const char *data, size_t size)
+void fsdp_h5_tell_string(fsdp_h5_child *child, const char *data, size_t size)
 {
     uint32_t shown = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
     fsdp_h5_put(child, &shown, sizeof shown);
