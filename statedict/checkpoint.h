@@ -215,6 +215,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *
                                                                int64_t memory, fsdp_slab_visit visit,
                                                                void *user, fsdp_error *err);
 
+/* Compares what the format of another program keeps checksums of with them: reading tensors does not. Our own
+ * checkpoints are checked as they are read. FSDP_ERR_DAMAGED names the first that differs. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
+
 /* A member of listings that is neither tensor nor value, as JSON ("metadata" of safetensors, "attributes" of
  * HDF5 files); NULL when there is none. */
 FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);

@@ -11,6 +11,7 @@
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
 #include "statedict/export.h"
+#include "statedict/foreign.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
@@ -418,6 +419,8 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     FSDP_TRY(check_before(job, to, &plan, err));
     FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
                                 &job->staging, err));
+    if (!job->opts->no_verify)
+        FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     FSDP_TRY(create_files(job, err));
     FSDP_TRY(move_tensors(job, plan.bytes_read, err));
     FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));

@@ -14,6 +14,7 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit_internal.h"
 #include "statedict/export_commit.h"
+#include "statedict/foreign.h"
 #include "statedict/relayout.h"
 #include "statedict/selection.h"
 
@@ -424,6 +425,8 @@ static fsdp_status plan_all(export_job *job, const char *from, const char *to,
 static fsdp_status write_target(export_job *job, const char *to, fsdp_error *err)
 {
     FSDP_TRY(number_slabs(job, err));
+    if (!job->opts->no_verify)
+        FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     FSDP_TRY(fsdp_export_begin(&job->place, to, err));
     fsdp_target_opts opts = target_opts(job);
     FSDP_TRY(job->format->ops->create(&opts, &job->target, err));

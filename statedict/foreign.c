@@ -4,6 +4,7 @@
  */
 #include "statedict/foreign.h"
 
+#include "base/pool.h"
 #include "formats/source.h"
 
 #include <stdio.h>
@@ -223,4 +224,120 @@ fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *checkpoint, uint64_t t
 const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member)
 {
     return checkpoint->source ? fsdp_source_extra(checkpoint->source, member) : NULL;
+}
+
+/* --- checksums -------------------------------------------------------------------------------- */
+
+typedef struct check_job {
+    fsdp_source *source;
+    atomic_llong next;
+} check_job;
+
+static fsdp_status check_worker(void *user, size_t worker, fsdp_error *err)
+{
+    check_job *job = user;
+    fsdp_source_reader reader = {0};
+    int64_t count = (int64_t)fsdp_source_check_count(job->source);
+    fsdp_status st = FSDP_OK;
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
+        st = fsdp_source_check(job->source, (size_t)i, &reader, err);
+    if (st != FSDP_OK)
+        atomic_store(&job->next, count);
+    fsdp_source_reader_release(&reader);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err)
+{
+    if (!checkpoint->source)
+        return FSDP_OK;
+    check_job job = {.source = checkpoint->source};
+    threads = threads > 0 ? threads : fsdp_pool_cores();
+    return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
+}
+
+/* --- is it whole? ----------------------------------------------------------------------------- */
+
+typedef struct verify_job {
+    const fsdp_verify_opts *opts;
+    fsdp_verify_summary summary;
+    fsdp_meter meter;
+} verify_job;
+
+/* Damage becomes a finding, what stops the work stays an error. */
+static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *found,
+                         const char *tensor, fsdp_error *err)
+{
+    bool unreadable = status == FSDP_ERR_IO;
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (status != FSDP_ERR_DAMAGED && status != FSDP_ERR_REFUSED && !unreadable) {
+        if (err)
+            *err = *found;
+        return status;
+    }
+    job->summary.findings++;
+    job->summary.unreadable += unreadable;
+    fsdp_finding finding = {"", tensor, -1, found->text, unreadable};
+    if (job->opts->finding)
+        job->opts->finding(job->opts->finding_user, &finding);
+    return FSDP_OK;
+}
+
+static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err)
+{
+    verify_job *job = user;
+    int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
+    (void)first;
+    (void)data;
+    job->summary.blocks++;
+    job->summary.bytes += bytes;
+    return fsdp_meter_add(&job->meter, bytes, entry->name, entry->name_size, err);
+}
+
+static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    fsdp_meter_init(&job->meter, &job->opts->watch, checkpoint->info.tensor_bytes);
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        fsdp_error found = {0};
+        char name[160];
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        job->summary.tensors++;
+        fsdp_status st =
+            fsdp_checkpoint_stream(checkpoint, i, job->opts->memory, count_slab, job, &found);
+        fsdp_printable(entry->name, entry->name_size, name, sizeof name);
+        FSDP_TRY(judge(job, st, &found, name, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
+                                fsdp_verify_summary *summary_out, fsdp_error *err)
+{
+    verify_job job = {.opts = opts};
+    fsdp_checkpoint *checkpoint = NULL;
+    fsdp_error found = {0};
+    FSDP_TRY(fsdp_foreign_open(io, path, &checkpoint, err));
+    job.summary.files = checkpoint->info.file_count;
+    fsdp_status st = FSDP_OK;
+    if (opts->level >= FSDP_VERIFY_DATA)
+        st = judge(&job, fsdp_checkpoint_check(checkpoint, opts->threads, &found), &found, "", err);
+    if (st == FSDP_OK && opts->level >= FSDP_VERIFY_DATA)
+        st = read_all(&job, checkpoint, err);
+    fsdp_checkpoint_close(checkpoint);
+    if (summary_out)
+        *summary_out = job.summary;
+    if (st != FSDP_OK)
+        return st;
+    if (job.summary.unreadable > 0)
+        return fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read", path);
+    if (job.summary.findings > 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
+                         (long long)job.summary.findings);
+    return FSDP_OK;
 }

@@ -18,4 +18,8 @@ void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_ch
 fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
                              size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
 
+/* As fsdp_checkpoint_verify, which calls it: checksums where the format has some, and every tensor read. */
+fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
+                                fsdp_verify_summary *summary_out, fsdp_error *err);
+
 #endif

@@ -4,6 +4,7 @@
  * view as well. Every fault is reported; verifying goes on to find the others.
  */
 #include "statedict/checkpoint_internal.h"
+#include "statedict/foreign.h"
 #include "statedict/view.h"
 
 #include "base/pool.h"
@@ -302,6 +303,8 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     if (summary_out)
         *summary_out = summary;
     FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));
+    if (fsdp_path_is_foreign(io, path))
+        return fsdp_foreign_verify(io, path, job.opts, summary_out, err);
     fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
     if (st != FSDP_OK)
         st = bad_manifest(&job, st, &found, err);

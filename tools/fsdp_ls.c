@@ -275,6 +275,8 @@ static fsdp_status list(ls_listing *listing, fsdp_error *err)
     FSDP_TRY(select_entries(listing, err));
     if (listing->count == 0 && fsdp_sd_count(listing->sd) > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", listing->info->path);
+    if (listing->options->digest)
+        FSDP_TRY(fsdp_checkpoint_check(listing->checkpoint, listing->options->common.jobs, err));
     fsdp_status st = print_entries(listing, &text, err);
     if (st != FSDP_OK)
         cli_drop(&text);
