@@ -17,6 +17,7 @@ typedef struct torch_storage {
     int file;                  /* -1: there are no bytes (location "meta") */
     int stream;                /* FSDP_NO_STREAM: plain bytes of the file */
     int64_t offset, size;      /* in the file or stream, in bytes */
+    uint32_t crc;              /* of those bytes; 0: none */
     fsdp_dtype dtype;          /* of its class; FSDP_DTYPE_NONE: quantized ones; FSDP_U8: untyped */
 } torch_storage;
 
@@ -52,7 +53,9 @@ typedef struct torch_opening {
     fsdp_source *source;
     torch_memory *memory;      /* of that source */
     int file;
+    int stream;                /* FSDP_NO_STREAM, or the stream that decodes to the zip */
     const char *where;         /* "'PATH'"; must outlive the archive */
+    bool is_sealed;            /* the source is in use: nothing may be added to it */
 } torch_opening;
 
 /* The range of the file is a torch.save zip. checks: its checksums are added to those of the source.

@@ -261,7 +261,8 @@ static fsdp_status named(walk *at, fsdp_status status)
 {
     char shown[200];
     if (status != FSDP_OK)
-        fsdp_error_prefix(at->err, "'%s'", fsdp_printable(name_of(at), at->name.size, shown, sizeof shown));
+        fsdp_error_prefix(at->err, "'%s'",
+                          fsdp_printable(name_of(at), at->name.size, shown, sizeof shown));
     return status;
 }
 

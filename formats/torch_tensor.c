@@ -118,8 +118,8 @@ fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const
     return FSDP_OK;
 }
 
-fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape, fsdp_dtype dtype,
-                              fsdp_error *err)
+fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape,
+                              fsdp_dtype dtype, fsdp_error *err)
 {
     fsdp_error why = {0};
     if (fsdp_shape_check(ndim, shape, fsdp_dtype_size(dtype), &why) == FSDP_OK)
