@@ -39,7 +39,7 @@ const char *fsdp_target_format_name(const fsdp_target_format *format);
 /* What a format can hold: asked before work starts. */
 bool fsdp_target_holds_dtype(const fsdp_target_format *format, fsdp_dtype dtype);
 bool fsdp_target_holds_values(const fsdp_target_format *format);
-/* A name that the format cannot spell: the caller escapes it. */
+/* False for a name that stands escaped in the file, with the true one beside it. */
 bool fsdp_target_holds_name(const fsdp_target_format *format, const char *name, size_t size);
 
 /* path: a file or directory that does not exist; nothing is created before the layout. */
@@ -49,7 +49,7 @@ fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_targ
 /* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
 fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const char *text, fsdp_error *err);
 
-/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype or name, or has the name already. */
+/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype, or the name is there already. */
 fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor *tensor, size_t *number_out,
                                    fsdp_error *err);
 /* Tensors in it (FSDP_VALUE_TENSOR) are numbers of this target. */
