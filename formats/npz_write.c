@@ -3,7 +3,7 @@
  * one .npy. A zip keeps the CRC of each member twice: in front of it, where it is put in the end, and in the
  * directory behind all members. The mirror of npz_read.c.
  */
-#include "formats/target_internal.h"
+#include "formats/packed_internal.h"
 #include "formats/zip.h"
 #include "formats/zip_emit.h"
 
@@ -44,7 +44,7 @@ static int digits_of(int64_t number)
     return snprintf(text, sizeof text, "%" PRId64, number);
 }
 
-static void add_header(fsdp_text *out, const fsdp_target_tensor *what)
+static void add_header(fsdp_text *out, const fsdp_packed_tensor *what)
 {
     fsdp_text dict = {0};
     fsdp_text_addf(&dict, "{'descr': '%s', 'fortran_order': False, 'shape': (",
@@ -70,7 +70,7 @@ static void add_header(fsdp_text *out, const fsdp_target_tensor *what)
 /* --- the archive ------------------------------------------------------------------------------ */
 
 /* What stands before the data of a tensor whose local header is at `header`: that, and the array's own. */
-static fsdp_status make_head(const fsdp_target *target, const target_tensor *tensor, int64_t header,
+static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor, int64_t header,
                              uint32_t crc, fsdp_text *head, fsdp_zip_member *member,
                              fsdp_error *err)
 {
@@ -98,7 +98,7 @@ static fsdp_status make_head(const fsdp_target *target, const target_tensor *ten
 }
 
 /* Only where everything comes to lie. */
-static fsdp_status place_members(fsdp_target *target, int64_t *size_out, fsdp_error *err)
+static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_error *err)
 {
     fsdp_text head = {0};
     fsdp_status status = FSDP_OK;
@@ -118,17 +118,17 @@ static fsdp_status place_members(fsdp_target *target, int64_t *size_out, fsdp_er
 }
 
 /* The true names are an array of the archive like the others. */
-static fsdp_status add_names(fsdp_target *target, size_t *number_out, fsdp_error *err)
+static fsdp_status add_names(fsdp_packed *target, size_t *number_out, fsdp_error *err)
 {
     int64_t size = (int64_t)target->spelling.size;
-    fsdp_target_tensor what = {.dtype = FSDP_U8, .ndim = 1, .shape = &size};
-    FSDP_TRY(fsdp_target_add_tensor(target, &what, number_out, err));
+    fsdp_packed_tensor what = {.dtype = FSDP_U8, .ndim = 1, .shape = &size};
+    FSDP_TRY(fsdp_packed_add_tensor(target, &what, number_out, err));
     target->tensors[*number_out].spelled = names_array;
     target->tensors[*number_out].spelled_size = strlen(names_array);
     return FSDP_OK;
 }
 
-static fsdp_status lay_out_npz(fsdp_target *target, fsdp_error *err)
+static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
 {
     bool has_names = target->spelling.size > 0;
     int64_t size;
@@ -137,22 +137,22 @@ static fsdp_status lay_out_npz(fsdp_target *target, fsdp_error *err)
     if (has_names)
         FSDP_TRY(add_names(target, &names, err));
     FSDP_TRY(place_members(target, &size, err));
-    FSDP_TRY(fsdp_target_add_file(target, NULL, size, &file, err));
-    return has_names ? fsdp_target_write(target, names, 0, (int64_t)target->spelling.size,
+    FSDP_TRY(fsdp_packed_add_file(target, NULL, size, &file, err));
+    return has_names ? fsdp_packed_write(target, names, 0, (int64_t)target->spelling.size,
                                          target->spelling.data, err)
                      : FSDP_OK;
 }
 
 /* Writes what stands before each tensor, and what stands behind them all. */
-static fsdp_status put_members(fsdp_target *target, fsdp_text *head, fsdp_text *directory,
+static fsdp_status put_members(fsdp_packed *target, fsdp_text *head, fsdp_text *directory,
                                fsdp_error *err)
 {
     int64_t at = 0;
     for (size_t i = 0; i < target->tensor_count; i++) {
         const target_tensor *tensor = &target->tensors[i];
         fsdp_zip_member member;
-        FSDP_TRY(make_head(target, tensor, at, fsdp_target_crc(tensor), head, &member, err));
-        FSDP_TRY(fsdp_target_put(target, 0, head->data, head->size, at, err));
+        FSDP_TRY(make_head(target, tensor, at, fsdp_packed_crc(tensor), head, &member, err));
+        FSDP_TRY(fsdp_packed_put(target, 0, head->data, head->size, at, err));
         at = tensor->offset + tensor->size;
         member.name = head->data + FSDP_ZIP_NAME_AT;
         fsdp_zip_emit_central(directory, &member);
@@ -161,10 +161,10 @@ static fsdp_status put_members(fsdp_target *target, fsdp_text *head, fsdp_text *
     fsdp_zip_emit_end(directory, (int64_t)target->tensor_count, at, size);
     if (directory->failed)
         return fsdp_fail_memory(err, target->path);
-    return fsdp_target_put(target, 0, directory->data, directory->size, at, err);
+    return fsdp_packed_put(target, 0, directory->data, directory->size, at, err);
 }
 
-static fsdp_status finish_npz(fsdp_target *target, fsdp_error *err)
+static fsdp_status finish_npz(fsdp_packed *target, fsdp_error *err)
 {
     fsdp_text head = {0}, directory = {0};
     fsdp_status status = put_members(target, &head, &directory, err);
@@ -175,7 +175,7 @@ static fsdp_status finish_npz(fsdp_target *target, fsdp_error *err)
 
 /* --- one array -------------------------------------------------------------------------------- */
 
-static fsdp_status lay_out_npy(fsdp_target *target, fsdp_error *err)
+static fsdp_status lay_out_npy(fsdp_packed *target, fsdp_error *err)
 {
     if (target->tensor_count != 1)
         return fsdp_fail(err, FSDP_ERR_USAGE, "an .npy file holds one tensor, not %zu",
@@ -188,19 +188,19 @@ static fsdp_status lay_out_npy(fsdp_target *target, fsdp_error *err)
     if (status == FSDP_OK && fsdp_add_overflow(tensor->size, (int64_t)head.size, &size))
         status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
     if (status == FSDP_OK)
-        status = fsdp_target_add_file(target, NULL, size, &tensor->file, err);
+        status = fsdp_packed_add_file(target, NULL, size, &tensor->file, err);
     if (status == FSDP_OK)
-        status = fsdp_target_put(target, tensor->file, head.data, head.size, 0, err);
+        status = fsdp_packed_put(target, tensor->file, head.data, head.size, 0, err);
     tensor->offset = (int64_t)head.size;
     fsdp_text_release(&head);
     return status;
 }
 
-const fsdp_target_format fsdp_target_npz = {.name = "npz",
+const fsdp_packed_format fsdp_packed_npz = {.name = "npz",
                                             .has_crc = true,
                                             .holds_dtype = holds_dtype,
                                             .holds_name = holds_name,
                                             .lay_out = lay_out_npz,
                                             .finish = finish_npz};
-const fsdp_target_format fsdp_target_npy = {
+const fsdp_packed_format fsdp_packed_npy = {
     .name = "npy", .holds_dtype = holds_dtype, .lay_out = lay_out_npy};

@@ -2,7 +2,7 @@
  * Safetensors as a target: one file, or a Hugging Face directory of files with an index. Byte for byte
  * what the format's own library and huggingface_hub write. The mirror of safetensors_read.c.
  */
-#include "formats/target_internal.h"
+#include "formats/packed_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -67,7 +67,7 @@ static int compare_by_name(const void *a, const void *b)
 /* --- one header ------------------------------------------------------------------------------- */
 
 /* Values of less than a byte are counted by themselves in the file. */
-static int64_t length_in_file(const fsdp_target_tensor *what, int dim)
+static int64_t length_in_file(const fsdp_packed_tensor *what, int dim)
 {
     int64_t len = what->shape[dim];
     if (dim < what->ndim - 1)
@@ -80,7 +80,7 @@ static int64_t length_in_file(const fsdp_target_tensor *what, int dim)
 
 static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
 {
-    const fsdp_target_tensor *what = &tensor->what;
+    const fsdp_packed_tensor *what = &tensor->what;
     bool is_six = what->dtype == FSDP_F6_E2M3 || what->dtype == FSDP_F6_E3M2;
     bool is_four = what->dtype == FSDP_F4_E2M1FN_X2;
     bool is_whole = what->ndim > 0 && (!is_six || what->shape[what->ndim - 1] % 3 == 0);
@@ -93,7 +93,7 @@ static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void add_metadata(fsdp_text *text, const fsdp_target *target)
+static void add_metadata(fsdp_text *text, const fsdp_packed *target)
 {
     bool has_format = false;
     fsdp_text_addf(text, "{\"__metadata__\":{");
@@ -127,7 +127,7 @@ static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t beg
 }
 
 /* The length, the JSON, and spaces up to a multiple of eight bytes. */
-static fsdp_status make_header(const fsdp_target *target, target_tensor *const *tensors, size_t n,
+static fsdp_status make_header(const fsdp_packed *target, target_tensor *const *tensors, size_t n,
                                fsdp_text *text, int64_t *data_size_out, fsdp_error *err)
 {
     uint8_t length[LENGTH_BYTES] = {0};
@@ -149,7 +149,7 @@ static fsdp_status make_header(const fsdp_target *target, target_tensor *const *
     return FSDP_OK;
 }
 
-static fsdp_status write_file(fsdp_target *target, const char *name, target_tensor **tensors,
+static fsdp_status write_file(fsdp_packed *target, const char *name, target_tensor **tensors,
                               size_t n, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -159,9 +159,9 @@ static fsdp_status write_file(fsdp_target *target, const char *name, target_tens
     if (status == FSDP_OK && fsdp_add_overflow(data_size, (int64_t)text.size, &size))
         status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
     if (status == FSDP_OK)
-        status = fsdp_target_add_file(target, name, size, &file, err);
+        status = fsdp_packed_add_file(target, name, size, &file, err);
     if (status == FSDP_OK)
-        status = fsdp_target_put(target, file, text.data, text.size, 0, err);
+        status = fsdp_packed_put(target, file, text.data, text.size, 0, err);
     int64_t at = (int64_t)text.size;
     for (size_t i = 0; i < n && status == FSDP_OK; i++) {
         tensors[i]->file = file;
@@ -174,7 +174,7 @@ static fsdp_status write_file(fsdp_target *target, const char *name, target_tens
 
 /* --- all files -------------------------------------------------------------------------------- */
 
-static target_tensor **list_tensors(fsdp_target *target)
+static target_tensor **list_tensors(fsdp_packed *target)
 {
     target_tensor **list = fsdp_alloc(target->tensor_count, sizeof(target_tensor *));
     for (size_t i = 0; list && i < target->tensor_count; i++)
@@ -182,7 +182,7 @@ static target_tensor **list_tensors(fsdp_target *target)
     return list;
 }
 
-static fsdp_status lay_out_file(fsdp_target *target, fsdp_error *err)
+static fsdp_status lay_out_file(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++)
         FSDP_TRY(check_packed(&target->tensors[i], err));
@@ -198,7 +198,7 @@ static fsdp_status lay_out_file(fsdp_target *target, fsdp_error *err)
 
 /* As huggingface_hub cuts: in the order of the tensors, one that is too large alone; files are numbered as
  * they become full. Sets tensor->file to the number of the file; false when there is no memory. */
-static bool assign_shards(fsdp_target *target, int *count_out)
+static bool assign_shards(fsdp_packed *target, int *count_out)
 {
     int64_t most = target->opts.max_shard_size > 0 ? target->opts.max_shard_size : USUAL_SHARD;
     int *numbers = fsdp_alloc(target->tensor_count + 1, sizeof *numbers); /* by order of opening */
@@ -241,7 +241,7 @@ static void name_file(char *out, size_t room, int number, int count)
         snprintf(out, room, "model-%05d-of-%05d.safetensors", number + 1, count);
 }
 
-static fsdp_status write_index(fsdp_target *target, target_tensor **list, int count,
+static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int count,
                                fsdp_error *err)
 {
     int64_t total = 0;
@@ -262,14 +262,14 @@ static fsdp_status write_index(fsdp_target *target, target_tensor **list, int co
     int file;
     fsdp_status status = text.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
     if (status == FSDP_OK)
-        status = fsdp_target_add_file(target, "model.safetensors.index.json", 0, &file, err);
+        status = fsdp_packed_add_file(target, "model.safetensors.index.json", 0, &file, err);
     if (status == FSDP_OK)
-        status = fsdp_target_put(target, file, text.data, text.size, 0, err);
+        status = fsdp_packed_put(target, file, text.data, text.size, 0, err);
     fsdp_text_release(&text);
     return status;
 }
 
-static fsdp_status write_shards(fsdp_target *target, target_tensor **list, int count,
+static fsdp_status write_shards(fsdp_packed *target, target_tensor **list, int count,
                                 fsdp_error *err)
 {
     size_t first = 0;
@@ -285,7 +285,15 @@ static fsdp_status write_shards(fsdp_target *target, target_tensor **list, int c
     return count > 1 ? write_index(target, list, count, err) : FSDP_OK;
 }
 
-static fsdp_status lay_out_directory(fsdp_target *target, fsdp_error *err)
+static fsdp_status count_shards(fsdp_packed *target, int *count_out, fsdp_error *err)
+{
+    if (!assign_shards(target, count_out))
+        return fsdp_fail_memory(err, target->path);
+    *count_out += *count_out > 1; /* the index */
+    return FSDP_OK;
+}
+
+static fsdp_status lay_out_directory(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++)
         FSDP_TRY(check_packed(&target->tensors[i], err));
@@ -300,12 +308,13 @@ static fsdp_status lay_out_directory(fsdp_target *target, fsdp_error *err)
     return status;
 }
 
-const fsdp_target_format fsdp_target_safetensors = {.name = "safetensors",
+const fsdp_packed_format fsdp_packed_safetensors = {.name = "safetensors",
                                                     .holds_dtype = holds_dtype,
                                                     .holds_name = holds_name,
                                                     .lay_out = lay_out_file};
-const fsdp_target_format fsdp_target_hf = {.name = "hf",
+const fsdp_packed_format fsdp_packed_hf = {.name = "hf",
                                            .is_directory = true,
                                            .holds_dtype = holds_dtype,
                                            .holds_name = holds_name,
+                                           .count_files = count_shards,
                                            .lay_out = lay_out_directory};

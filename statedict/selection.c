@@ -172,7 +172,7 @@ static const char *excess_of(const selecting *work, const fsdp_entry *entry, cha
         return limits->values || (limits->opaque && is_opaque(&entry->value)) ? NULL : "values";
     }
     fsdp_dtype needed = dtype_of(work->sd, entry);
-    if (limits->dtypes >> needed & 1)
+    if (limits->holds_dtype(needed))
         return NULL;
     strcpy(dtype, "dtype:");
     strncat(dtype, fsdp_dtype_name(needed), 32);

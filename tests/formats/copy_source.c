@@ -5,7 +5,7 @@
  * usage: copy_source FORMAT SOURCE TARGET [--drop] [--max-shard-size N]
  */
 #include "formats/source.h"
-#include "formats/target.h"
+#include "formats/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +13,12 @@
 
 enum { PIECES = 7 };
 
-static const fsdp_target_format *format_of(const char *name)
+static const fsdp_packed_format *format_of(const char *name)
 {
-    const fsdp_target_format *formats[] = {&fsdp_target_safetensors, &fsdp_target_hf,
-                                           &fsdp_target_npz, &fsdp_target_npy};
+    const fsdp_packed_format *formats[] = {&fsdp_packed_safetensors, &fsdp_packed_hf,
+                                           &fsdp_packed_npz, &fsdp_packed_npy};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        if (strcmp(fsdp_target_format_name(formats[i]), name) == 0)
+        if (strcmp(fsdp_packed_format_name(formats[i]), name) == 0)
             return formats[i];
     }
     return NULL;
@@ -26,8 +26,8 @@ static const fsdp_target_format *format_of(const char *name)
 
 typedef struct copying {
     fsdp_source *source;
-    fsdp_target *target;
-    const fsdp_target_format *format;
+    fsdp_packed *target;
+    const fsdp_packed_format *format;
     bool drops;
     size_t *numbers; /* of the source's tensors, by those of the target */
     size_t count;
@@ -42,15 +42,15 @@ static fsdp_status declare(copying *copy, fsdp_error *err)
         if (!entry->is_tensor)
             return fsdp_fail(err, FSDP_ERR_USAGE, "a value");
         const fsdp_source_tensor *from = fsdp_source_tensor_at(copy->source, entry->tensor);
-        if (copy->drops && !fsdp_target_holds_dtype(copy->format, from->dtype))
+        if (copy->drops && !fsdp_packed_holds_dtype(copy->format, from->dtype))
             continue;
-        fsdp_target_tensor to = {.name = from->name,
+        fsdp_packed_tensor to = {.name = from->name,
                                  .name_size = from->name_size,
                                  .dtype = from->dtype,
                                  .ndim = from->ndim,
                                  .shape = from->shape};
         size_t number;
-        FSDP_TRY(fsdp_target_add_tensor(copy->target, &to, &number, err));
+        FSDP_TRY(fsdp_packed_add_tensor(copy->target, &to, &number, err));
         copy->numbers[copy->count++] = entry->tensor;
     }
     return FSDP_OK;
@@ -66,7 +66,7 @@ static fsdp_status copy_tensor(copying *copy, size_t number, const uint8_t *data
         int64_t piece = i * 3 % PIECES, first = count * piece / PIECES;
         int64_t end = count * (piece + 1) / PIECES;
         FSDP_TRY(
-            fsdp_target_write(copy->target, number, first, end - first, data + first * size, err));
+            fsdp_packed_write(copy->target, number, first, end - first, data + first * size, err));
     }
     return FSDP_OK;
 }
@@ -74,7 +74,7 @@ static fsdp_status copy_tensor(copying *copy, size_t number, const uint8_t *data
 static fsdp_status copy_all(copying *copy, fsdp_error *err)
 {
     fsdp_source_reader reader = {0};
-    fsdp_status status = fsdp_target_lay_out(copy->target, err);
+    fsdp_status status = fsdp_packed_lay_out(copy->target, err);
     for (size_t i = copy->count; i-- > 0 && status == FSDP_OK;) {
         const fsdp_source_tensor *tensor = fsdp_source_tensor_at(copy->source, copy->numbers[i]);
         fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
@@ -89,23 +89,23 @@ static fsdp_status copy_all(copying *copy, fsdp_error *err)
 }
 
 static fsdp_status run(copying *copy, const char *from, const char *to,
-                       const fsdp_target_opts *opts, fsdp_error *err)
+                       const fsdp_packed_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(fsdp_source_open(NULL, from, &copy->source, err));
     copy->numbers = calloc(fsdp_source_entry_count(copy->source) + 1, sizeof *copy->numbers);
-    FSDP_TRY(fsdp_target_create(copy->format, opts, to, &copy->target, err));
+    FSDP_TRY(fsdp_packed_create(copy->format, opts, to, &copy->target, err));
     fsdp_status status = declare(copy, err);
     if (status == FSDP_OK)
         status = copy_all(copy, err);
     if (status == FSDP_OK)
-        return fsdp_target_finish(copy->target, err);
-    fsdp_target_discard(copy->target);
+        return fsdp_packed_finish(copy->target, err);
+    fsdp_packed_discard(copy->target);
     return status;
 }
 
 int main(int argc, char **argv)
 {
-    fsdp_target_opts opts = {.sync = true};
+    fsdp_packed_opts opts = {.sync = true};
     copying copy = {.format = argc > 3 ? format_of(argv[1]) : NULL};
     for (int i = 4; i < argc; i++) {
         copy.drops = copy.drops || strcmp(argv[i], "--drop") == 0;

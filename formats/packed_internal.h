@@ -1,10 +1,10 @@
-/* What a format that is written sees of its target; see target.h. */
-#ifndef FSDP_TARGET_INTERNAL_H
-#define FSDP_TARGET_INTERNAL_H
+/* What a format that is written sees of its target; see packed.h. */
+#ifndef FSDP_PACKED_INTERNAL_H
+#define FSDP_PACKED_INTERNAL_H
 
 #include "base/mem.h"
 #include "formats/name_table.h"
-#include "formats/target.h"
+#include "formats/packed.h"
 #include <fsdp/box.h>
 #include <fsdp/text.h>
 
@@ -17,7 +17,7 @@ typedef struct target_range {
 } target_range;
 
 typedef struct target_tensor {
-    fsdp_target_tensor what;
+    fsdp_packed_tensor what;
     const char *spelled;       /* its name in the file, set before lay_out */
     size_t spelled_size;
     int64_t count, size;       /* elements, bytes */
@@ -40,22 +40,24 @@ typedef struct target_value {
 
 typedef struct target_pair { const char *key, *text; } target_pair;
 
-struct fsdp_target_format {
+struct fsdp_packed_format {
     const char *name;
     bool is_directory;
     bool has_crc;              /* range.crc is wanted */
     bool holds_values;
     bool (*holds_dtype)(fsdp_dtype dtype);
     bool (*holds_name)(const char *name, size_t size);   /* NULL: any */
+    /* Files that the tensors fill. NULL: one. */
+    fsdp_status (*count_files)(fsdp_packed *target, int *count_out, fsdp_error *err);
     /* Adds files, gives every tensor its file and offset, writes headers. */
-    fsdp_status (*lay_out)(fsdp_target *target, fsdp_error *err);
+    fsdp_status (*lay_out)(fsdp_packed *target, fsdp_error *err);
     /* All elements are written: trailers, checksums. NULL: nothing. */
-    fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
+    fsdp_status (*finish)(fsdp_packed *target, fsdp_error *err);
 };
 
-struct fsdp_target {
-    const fsdp_target_format *format;
-    fsdp_target_opts opts;
+struct fsdp_packed {
+    const fsdp_packed_format *format;
+    fsdp_packed_opts opts;
     fsdp_io *io;
     char *path;
     bool has_directory;        /* it was created */
@@ -74,11 +76,11 @@ struct fsdp_target {
 };
 
 /* Creates a file of this size: the target's path, or name in it when it is a directory. */
-fsdp_status fsdp_target_add_file(fsdp_target *target, const char *name, int64_t size, int *number_out,
+fsdp_status fsdp_packed_add_file(fsdp_packed *target, const char *name, int64_t size, int *number_out,
                                  fsdp_error *err);
-fsdp_status fsdp_target_put(fsdp_target *target, int file, const void *data, size_t size, int64_t offset,
+fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, size_t size, int64_t offset,
                             fsdp_error *err);
 /* CRC-32 of all bytes of a tensor that is complete. */
-uint32_t fsdp_target_crc(const target_tensor *tensor);
+uint32_t fsdp_packed_crc(const target_tensor *tensor);
 
 #endif

@@ -2,7 +2,7 @@
  * What all formats that are written have in common: names are unique, every element is written exactly
  * once, checksums of pieces in any order become one, and nothing stays behind when something fails.
  */
-#include "formats/target_internal.h"
+#include "formats/packed_internal.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
@@ -12,38 +12,45 @@
 
 /* --- what a format holds ---------------------------------------------------------------------- */
 
-const char *fsdp_target_format_name(const fsdp_target_format *format)
+const char *fsdp_packed_format_name(const fsdp_packed_format *format)
 {
     return format->name;
 }
 
-bool fsdp_target_holds_dtype(const fsdp_target_format *format, fsdp_dtype dtype)
+bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
 {
     return format->holds_dtype(dtype);
 }
 
-bool fsdp_target_holds_values(const fsdp_target_format *format)
+bool fsdp_packed_holds_values(const fsdp_packed_format *format)
 {
     return format->holds_values;
 }
 
-bool fsdp_target_holds_name(const fsdp_target_format *format, const char *name, size_t size)
+bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size)
 {
     return !format->holds_name || format->holds_name(name, size);
 }
 
-bool fsdp_target_takes_copies(const fsdp_target *target)
+bool fsdp_packed_takes_copies(const fsdp_packed *target)
 {
     return !target->format->has_crc;
 }
 
+fsdp_status fsdp_packed_count_files(fsdp_packed *target, int *count_out, fsdp_error *err)
+{
+    *count_out = 1;
+    return target->format->count_files ? target->format->count_files(target, count_out, err)
+                                       : FSDP_OK;
+}
+
 /* --- declaring -------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_target_opts *opts,
-                               const char *path, fsdp_target **target_out, fsdp_error *err)
+fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
+                               const char *path, fsdp_packed **target_out, fsdp_error *err)
 {
     *target_out = NULL;
-    fsdp_target *target = fsdp_alloc(1, sizeof *target);
+    fsdp_packed *target = fsdp_alloc(1, sizeof *target);
     char *copy = fsdp_strndup(path, strlen(path));
     if (!target || !copy) {
         fsdp_free(target);
@@ -59,7 +66,7 @@ fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_targ
     return FSDP_OK;
 }
 
-static void release(fsdp_target *target)
+static void release(fsdp_packed *target)
 {
     for (size_t i = 0; i < target->tensor_count; i++)
         fsdp_free(target->tensors[i].ranges);
@@ -77,7 +84,7 @@ static void release(fsdp_target *target)
     fsdp_free(target);
 }
 
-fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const char *text,
+fsdp_status fsdp_packed_add_metadata(fsdp_packed *target, const char *key, const char *text,
                                      fsdp_error *err)
 {
     target_pair pair = {.key = fsdp_arena_strndup(&target->arena, key, strlen(key)),
@@ -91,7 +98,7 @@ fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const
 }
 
 /* Copies a name that must be new. */
-static fsdp_status take_name(fsdp_target *target, const char **name, size_t size, fsdp_error *err)
+static fsdp_status take_name(fsdp_packed *target, const char **name, size_t size, fsdp_error *err)
 {
     char shown[200];
     fsdp_printable(*name, size, shown, sizeof shown);
@@ -103,7 +110,7 @@ static fsdp_status take_name(fsdp_target *target, const char **name, size_t size
     return FSDP_OK;
 }
 
-fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor *what,
+fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor *what,
                                    size_t *number_out, fsdp_error *err)
 {
     if (!target->format->holds_dtype(what->dtype))
@@ -129,7 +136,7 @@ fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor
     return FSDP_OK;
 }
 
-fsdp_status fsdp_target_add_value(fsdp_target *target, const char *name, size_t name_size,
+fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t name_size,
                                   const fsdp_value *value, fsdp_error *err)
 {
     char shown[200];
@@ -151,7 +158,7 @@ fsdp_status fsdp_target_add_value(fsdp_target *target, const char *name, size_t 
 /* --- names that the format cannot spell ------------------------------------------------------- */
 
 /* '%' and NUL escaped, then the first character, and at last a hash of the name. */
-static void escape(const fsdp_target_format *format, const char *name, size_t size, fsdp_text *out)
+static void escape(const fsdp_packed_format *format, const char *name, size_t size, fsdp_text *out)
 {
     for (size_t i = 0; i < size; i++) {
         if (name[i] == '%' || name[i] == '\0')
@@ -172,7 +179,7 @@ static void escape(const fsdp_target_format *format, const char *name, size_t si
     fsdp_text_add_hex(out, hash.bytes, sizeof hash.bytes);
 }
 
-static fsdp_status spell(fsdp_target *target, target_tensor *tensor, fsdp_error *err)
+static fsdp_status spell(fsdp_packed *target, target_tensor *tensor, fsdp_error *err)
 {
     fsdp_text text = {0};
     escape(target->format, tensor->what.name, tensor->what.name_size, &text);
@@ -191,14 +198,14 @@ static fsdp_status spell(fsdp_target *target, target_tensor *tensor, fsdp_error 
     return FSDP_OK;
 }
 
-static fsdp_status spell_names(fsdp_target *target, fsdp_error *err)
+static fsdp_status spell_names(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++) {
         target_tensor *tensor = &target->tensors[i];
         tensor->spelled = tensor->what.name;
         tensor->spelled_size = tensor->what.name_size;
         if (tensor->what.name &&
-            !fsdp_target_holds_name(target->format, tensor->spelled, tensor->spelled_size))
+            !fsdp_packed_holds_name(target->format, tensor->spelled, tensor->spelled_size))
             FSDP_TRY(spell(target, tensor, err));
     }
     if (target->spelling.size > 0)
@@ -208,7 +215,7 @@ static fsdp_status spell_names(fsdp_target *target, fsdp_error *err)
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-fsdp_status fsdp_target_add_file(fsdp_target *target, const char *name, int64_t size,
+fsdp_status fsdp_packed_add_file(fsdp_packed *target, const char *name, int64_t size,
                                  int *number_out, fsdp_error *err)
 {
     if (!fsdp_grow(&target->files, &target->file_room, target->file_count + 1,
@@ -227,28 +234,29 @@ fsdp_status fsdp_target_add_file(fsdp_target *target, const char *name, int64_t 
     return size > 0 ? fsdp_io_reserve(file.file, file.path, size, err) : FSDP_OK;
 }
 
-fsdp_status fsdp_target_put(fsdp_target *target, int file, const void *data, size_t size,
+fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, size_t size,
                             int64_t offset, fsdp_error *err)
 {
     return fsdp_io_write(target->files[file].file, target->files[file].path, data, size, offset,
                          err);
 }
 
-fsdp_status fsdp_target_lay_out(fsdp_target *target, fsdp_error *err)
+fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
 {
     FSDP_TRY(spell_names(target, err));
     if (target->format->is_directory) {
-        FSDP_TRY(fsdp_io_mkdir(target->io, target->path, err));
-        target->has_directory = true;
+        target->has_directory = !fsdp_io_exists(target->io, target->path);
+        if (target->has_directory)
+            FSDP_TRY(fsdp_io_mkdir(target->io, target->path, err));
     }
     return target->format->lay_out(target, err);
 }
 
-fsdp_target_place fsdp_target_place_of(const fsdp_target *target, size_t number)
+fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
 {
     const target_tensor *tensor = &target->tensors[number];
     const target_file *file = &target->files[tensor->file];
-    return (fsdp_target_place){
+    return (fsdp_packed_place){
         .file = file->file, .path = file->path, .offset = tensor->offset, .size = tensor->size};
 }
 
@@ -302,7 +310,7 @@ static fsdp_status insert_range(target_tensor *tensor, target_range range, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status keep_range(fsdp_target *target, size_t number, target_range range,
+static fsdp_status keep_range(fsdp_packed *target, size_t number, target_range range,
                               fsdp_error *err)
 {
     pthread_mutex_lock(&target->lock);
@@ -311,7 +319,7 @@ static fsdp_status keep_range(fsdp_target *target, size_t number, target_range r
     return status;
 }
 
-static fsdp_status check_range(const fsdp_target *target, size_t number, int64_t first,
+static fsdp_status check_range(const fsdp_packed *target, size_t number, int64_t first,
                                int64_t count, fsdp_error *err)
 {
     bool is_inside = number < target->tensor_count && first >= 0 && count >= 0 &&
@@ -320,7 +328,7 @@ static fsdp_status check_range(const fsdp_target *target, size_t number, int64_t
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "elements of no tensor were written");
 }
 
-fsdp_status fsdp_target_note(fsdp_target *target, size_t number, int64_t first, int64_t count,
+fsdp_status fsdp_packed_note(fsdp_packed *target, size_t number, int64_t first, int64_t count,
                              fsdp_error *err)
 {
     FSDP_TRY(check_range(target, number, first, count, err));
@@ -333,7 +341,7 @@ static uint32_t crc_of(const uint8_t *data, size_t size)
     return (uint32_t)crc32_z(0, data, size);
 }
 
-fsdp_status fsdp_target_write(fsdp_target *target, size_t number, int64_t first, int64_t count,
+fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first, int64_t count,
                               const void *data, fsdp_error *err)
 {
     FSDP_TRY(check_range(target, number, first, count, err));
@@ -342,21 +350,21 @@ fsdp_status fsdp_target_write(fsdp_target *target, size_t number, int64_t first,
     const target_tensor *tensor = &target->tensors[number];
     int64_t element_size = (int64_t)fsdp_dtype_size(tensor->what.dtype);
     size_t size = (size_t)(count * element_size);
-    FSDP_TRY(fsdp_target_put(target, tensor->file, data, size,
+    FSDP_TRY(fsdp_packed_put(target, tensor->file, data, size,
                              tensor->offset + first * element_size, err));
     target_range range = {
         .first = first, .count = count, .crc = target->format->has_crc ? crc_of(data, size) : 0};
     return keep_range(target, number, range, err);
 }
 
-uint32_t fsdp_target_crc(const target_tensor *tensor)
+uint32_t fsdp_packed_crc(const target_tensor *tensor)
 {
     return tensor->range_count > 0 ? tensor->ranges[0].crc : 0;
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static fsdp_status check_complete(const fsdp_target *target, fsdp_error *err)
+static fsdp_status check_complete(const fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++) {
         const target_tensor *tensor = &target->tensors[i];
@@ -370,7 +378,7 @@ static fsdp_status check_complete(const fsdp_target *target, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status close_files(fsdp_target *target, fsdp_error *err)
+static fsdp_status close_files(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->file_count; i++) {
         target_file *file = &target->files[i];
@@ -383,7 +391,7 @@ static fsdp_status close_files(fsdp_target *target, fsdp_error *err)
                : FSDP_OK;
 }
 
-fsdp_status fsdp_target_finish(fsdp_target *target, fsdp_error *err)
+fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err)
 {
     fsdp_status status = check_complete(target, err);
     if (status == FSDP_OK && target->format->finish)
@@ -393,11 +401,11 @@ fsdp_status fsdp_target_finish(fsdp_target *target, fsdp_error *err)
     if (status == FSDP_OK)
         release(target);
     else
-        fsdp_target_discard(target);
+        fsdp_packed_discard(target);
     return status;
 }
 
-void fsdp_target_discard(fsdp_target *target)
+void fsdp_packed_discard(fsdp_packed *target)
 {
     if (!target)
         return;

@@ -1,0 +1,20 @@
+/* The formats that can be written: see target.h. */
+#include "formats/targets.h"
+
+#include <string.h>
+
+static const fsdp_target_format *const formats[] = {&fsdp_target_hf, &fsdp_target_safetensors,
+                                                    &fsdp_target_npz};
+
+const fsdp_target_format *fsdp_target_at(size_t i)
+{
+    return i < sizeof formats / sizeof *formats ? formats[i] : NULL;
+}
+
+const fsdp_target_format *fsdp_target_find(const char *name)
+{
+    for (size_t i = 0; fsdp_target_at(i); i++)
+        if (strcmp(formats[i]->limits.format, name) == 0)
+            return formats[i];
+    return NULL;
+}
