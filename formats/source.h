@@ -110,15 +110,16 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
 
 /*
  * Memory for decoded streams together. Of a stream over a quarter of it only the last part is kept, which
- * is enough for reading onwards; a stream that is read to and fro all the same is spooled into an unnamed
- * file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
+ * is enough for reading onwards; a stream that is read back and forth all the same is spooled into an
+ * unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
 
 /* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
  * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */
 size_t fsdp_source_check_count(const fsdp_source *source);
-fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader, fsdp_error *err);
+fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err);
 
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 

@@ -1,92 +1,85 @@
 /*
- * A checkpoint written for another program: the mirror of source.h. Everything that it will hold is known
- * before the first byte, so that every element has its place from the beginning, and threads write
- * wherever they are.
+ * A checkpoint of another program being written: the mirror of source.h.
  *
- *   measure (how many files and bytes)  ->  create (all entries declared)  ->  write, from several
- *   threads at once  ->  finish, or discard
+ *   create  ->  add metadata, tensors and values, in order  ->  lay out: every file exists, every tensor has
+ *   its place  ->  write elements, from any thread and in any order  ->  finish, or discard
  *
- * The path is a staging name beside the real one: a target that was not finished is removed by the
- * caller, and the caller renames a finished one.
+ * The path is a staging name of the caller's, who renames it when everything is done.
  */
 #ifndef FSDP_TARGET_H
 #define FSDP_TARGET_H
 
 #include "base/io.h"
-#include <fsdp/box.h>
 #include <fsdp/dtype.h>
 #include <fsdp/value.h>
 
-/* What a format can hold. */
-typedef struct fsdp_limits {
-    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
-    bool is_directory;
-    bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool opaque;               /* objects of classes, tensors inside values: as blobs */
-    bool model_only;           /* optimizer states only when they are asked for */
-    bool sharded;              /* cut over ranks: tensors have boxes */
-    uint64_t dtypes;           /* bits by fsdp_dtype */
-} fsdp_limits;
+typedef struct fsdp_target fsdp_target;
+typedef struct fsdp_target_format fsdp_target_format;
 
-/* A box of a tensor that one rank stores. */
-typedef struct fsdp_target_box {
-    int rank;
-    fsdp_box box;
-} fsdp_target_box;
+extern const fsdp_target_format fsdp_target_safetensors;    /* one file */
+extern const fsdp_target_format fsdp_target_hf;             /* a directory of them, with an index */
+extern const fsdp_target_format fsdp_target_npz, fsdp_target_npy;
 
-typedef struct fsdp_target_entry {
-    const char *name;
+typedef struct fsdp_target_opts {
+    fsdp_io *io;               /* NULL: the file system */
+    int64_t max_shard_size;    /* hf: bytes of tensors in a file; 0: 5 * 10^9 */
+    bool sync;                 /* finish makes everything durable, the caller's directory excepted */
+} fsdp_target_opts;
+
+typedef struct fsdp_target_tensor {
+    const char *name;          /* NULL: only inside a value */
     size_t name_size;
-    /* a tensor, when value is NULL */
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
-    const fsdp_target_box *boxes;      /* in the order of ranks; targets that are not sharded: the whole */
-    size_t box_count;
-    /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
-    const fsdp_value *value;
-} fsdp_target_entry;
+} fsdp_target_tensor;
 
-typedef struct fsdp_target_opts {
-    fsdp_io *io;
-    const char *path;          /* a file to be created, or an empty directory that exists */
-    const fsdp_target_entry *entries;  /* borrowed until finish or discard */
-    size_t entry_count;
-    int world;                 /* sharded: number of ranks */
-    int64_t max_file_bytes;    /* hf: tensors of a file; 0: the format's default */
-    const char *metadata;      /* safetensors: further "__metadata__" as a JSON object, or NULL */
-    bool sync;
-} fsdp_target_opts;
+/* The name of the format: "safetensors", "hf", "npz", "npy", ... */
+const char *fsdp_target_format_name(const fsdp_target_format *format);
+/* What a format can hold: asked before work starts. */
+bool fsdp_target_holds_dtype(const fsdp_target_format *format, fsdp_dtype dtype);
+bool fsdp_target_holds_values(const fsdp_target_format *format);
+/* False for a name that stands escaped in the file, with the true one beside it. */
+bool fsdp_target_holds_name(const fsdp_target_format *format, const char *name, size_t size);
 
-/* Its state is the format's own. */
-typedef struct fsdp_target fsdp_target;
+/* path: a file or directory that does not exist; nothing is created before the layout. */
+fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_target_opts *opts,
+                               const char *path, fsdp_target **target_out, fsdp_error *err);
 
-typedef struct fsdp_target_ops {
-    /* Files and bytes that create and write would make. io and path are not used. */
-    fsdp_status (*measure)(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
-                           fsdp_error *err);
-    fsdp_status (*create)(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err);
-    /* Elements [first, first + count) of the row-major order of one box of a tensor entry. Every element is
-     * written once, in any order, by any thread. */
-    fsdp_status (*write)(fsdp_target *target, size_t entry, size_t box, int64_t first, int64_t count,
-                         const void *data, fsdp_error *err);
-    /* Completes, syncs when asked for, closes and frees, also when it fails. */
-    fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
-    /* Closes and frees; what was written stays for the caller to remove. */
-    void (*discard)(fsdp_target *target);
-} fsdp_target_ops;
+/* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
+fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const char *text, fsdp_error *err);
 
-typedef struct fsdp_target_format {
-    fsdp_limits limits;
-    /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
-     * formats of one file. */
-    bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;
-} fsdp_target_format;
+/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype, or the name is there already. */
+fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor *tensor, size_t *number_out,
+                                   fsdp_error *err);
+/* Tensors in it (FSDP_VALUE_TENSOR) are numbers of this target. */
+fsdp_status fsdp_target_add_value(fsdp_target *target, const char *name, size_t name_size,
+                                  const fsdp_value *value, fsdp_error *err);
 
-/* By the name that --to takes; NULL when there is none. */
-const fsdp_target_format *fsdp_target_find(const char *name);
-/* The i-th of them, NULL behind the last. */
-const fsdp_target_format *fsdp_target_at(size_t i);
+/* Creates the files at their full size and writes what stands before the tensors. */
+fsdp_status fsdp_target_lay_out(fsdp_target *target, fsdp_error *err);
+
+/* Where the bytes of a tensor lie, packed row-major and little-endian. */
+typedef struct fsdp_target_place {
+    fsdp_file *file;
+    const char *path;          /* of the file */
+    int64_t offset, size;
+} fsdp_target_place;
+fsdp_target_place fsdp_target_place_of(const fsdp_target *target, size_t tensor);
+
+/* Elements [first, first + count) of a tensor; each is written once. Any thread. */
+fsdp_status fsdp_target_write(fsdp_target *target, size_t tensor, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err);
+
+/* True when the format keeps no checksum of the bytes: the caller may then put elements into their place by
+ * itself (copy_file_range) and only report them. */
+bool fsdp_target_takes_copies(const fsdp_target *target);
+fsdp_status fsdp_target_note(fsdp_target *target, size_t tensor, int64_t first, int64_t count,
+                             fsdp_error *err);
+
+/* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
+fsdp_status fsdp_target_finish(fsdp_target *target, fsdp_error *err);
+/* Removes what was created, and frees. Accepts NULL. */
+void fsdp_target_discard(fsdp_target *target);
 
 #endif
