@@ -12,10 +12,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { METADATA_LIMIT = 2000 << 20, KEY_BYTES = FSDP_MAX_DIMS * 8 + 2 };
+enum { METADATA_LIMIT = 2000 << 20 };
 
+enum { NO_RANGE = UINT32_MAX, NO_BOX = -1 };
+
+/* What is stored of a name: a box, or (ndim NO_BOX) a value. */
 typedef struct stored_range {
     dcp_item item;
+    uint32_t next; /* of the same name; NO_RANGE: none */
+    int ndim;
+    const int64_t *lo;
     bool was_used;
 } stored_range;
 
@@ -26,25 +32,33 @@ typedef struct item_file {
     fsdp_safetensors *header; /* NULL: a row of zip archives */
 } item_file;
 
+/* A name: what is stored of it, then what it is. */
 typedef struct listed {
-    size_t tensor;
+    uint32_t first, last;   /* ranges, a list in the order of the file */
+    uint32_t count, cursor; /* cursor: where the next box is looked for */
+    bool is_indexed;        /* its boxes are in the table of places */
+    bool was_met;           /* by the list of names */
+    bool is_tensor;
     fsdp_dtype dtype;
     int ndim;
+    size_t tensor;
     int64_t bytes, stored; /* for the check of what they are to each other */
-    bool is_tensor;
 } listed;
 
 typedef struct metadata {
     dcp_state *state;
     fsdp_source *source;
+    bool has_several; /* metadata files */
     fsdp_arena arena;
     fsdp_name_table files; /* relative path -> number in item_files */
     item_file *item_files;
     size_t file_count, file_room;
-    fsdp_name_table places; /* name, 0, offsets -> number in ranges */
+    fsdp_name_table
+        places; /* number of a name, offsets -> number in ranges: for long lists out of order */
     stored_range *ranges;
     size_t range_count, range_room;
-    fsdp_name_table names; /* -> number in entries */
+    fsdp_name_table names;   /* -> number in entries */
+    uint32_t *entry_of_node; /* number in entries plus 1: names are shared nodes */
     listed *entries;
     size_t entry_count, entry_room;
     fsdp_text key;         /* scratch */
@@ -84,24 +98,125 @@ static fsdp_status damaged_entry(const metadata *meta, const fsdp_pickle_node *n
 
 /* --- storage_data ------------------------------------------------------------------------------- */
 
-/* The key of a box; count -1: that of a value, which has none. */
-static bool make_key(metadata *meta, const fsdp_pickle_node *name, int count, const int64_t *lo)
+/* The number of the name's entry, which is made when it is new. */
+static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out, fsdp_error *err)
 {
+    const fsdp_pickle_node *name = node_at(meta, node);
+    *number_out = 0;
+    if (name->kind != FSDP_NODE_STR)
+        return damaged(meta, "a name is no text", err);
+    if (meta->entry_of_node[node] != 0) {
+        *number_out = meta->entry_of_node[node] - 1;
+        return FSDP_OK;
+    }
+    const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
+    size_t number = known ? (size_t)*known : meta->entry_count;
+    if (!known) {
+        char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
+        if (!copy || number >= NO_RANGE - 1 ||
+            !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
+            !fsdp_name_table_put(&meta->names, copy, name->count, number))
+            return fsdp_fail_memory(err, "the names of a checkpoint");
+        meta->entries[meta->entry_count++] =
+            (listed){.first = NO_RANGE, .last = NO_RANGE, .cursor = NO_RANGE};
+    }
+    meta->entry_of_node[node] = (uint32_t)number + 1;
+    *number_out = number;
+    return FSDP_OK;
+}
+
+static bool is_at(const stored_range *range, int ndim, const int64_t *lo)
+{
+    return range->ndim == ndim &&
+           (ndim <= 0 || memcmp(range->lo, lo, (size_t)ndim * sizeof *lo) == 0);
+}
+
+static bool make_key(metadata *meta, size_t number, int ndim, const int64_t *lo)
+{
+    uint64_t name = number;
     meta->key.size = 0;
-    fsdp_text_add(&meta->key, name->as.text, name->count);
-    fsdp_text_add(&meta->key, count < 0 ? "\0v" : "\0t", 2);
-    if (count > 0)
-        fsdp_text_add(&meta->key, (const char *)lo, (size_t)count * sizeof *lo);
+    fsdp_text_add(&meta->key, (const char *)&name, sizeof name);
+    fsdp_text_add(&meta->key, ndim < 0 ? "v" : "t", 1);
+    if (ndim > 0)
+        fsdp_text_add(&meta->key, (const char *)lo, (size_t)ndim * sizeof *lo);
     return !meta->key.failed;
 }
 
-static stored_range *find_range(metadata *meta, const fsdp_pickle_node *name, int count,
-                                const int64_t *lo)
+static bool put_place(metadata *meta, size_t number, uint32_t at)
 {
-    if (!make_key(meta, name, count, lo))
-        return NULL;
-    const uint64_t *number = fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size);
-    return number ? &meta->ranges[*number] : NULL;
+    const stored_range *range = &meta->ranges[at];
+    if (!make_key(meta, number, range->ndim, range->lo))
+        return false;
+    if (fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size))
+        return true;
+    const char *key = fsdp_arena_strndup(&meta->arena, meta->key.data, meta->key.size);
+    return key && fsdp_name_table_put(&meta->places, key, meta->key.size, at);
+}
+
+/* In a table when the list is long and was not in the order of the questions. */
+static fsdp_status find_indexed(metadata *meta, size_t number, int ndim, const int64_t *lo,
+                                uint32_t *at_out, fsdp_error *err)
+{
+    listed *entry = &meta->entries[number];
+    for (uint32_t at = entry->first; !entry->is_indexed && at != NO_RANGE;
+         at = meta->ranges[at].next)
+        if (!put_place(meta, number, at))
+            return fsdp_fail_memory(err, "the items of a checkpoint");
+    entry->is_indexed = true;
+    if (!make_key(meta, number, ndim, lo))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    const uint64_t *found = fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size);
+    *at_out = found ? (uint32_t)*found : NO_RANGE;
+    return FSDP_OK;
+}
+
+/* The range of a box (ndim NO_BOX: of a value), NO_RANGE when there is none. Boxes are mostly asked for in
+ * the order in which they are stored. */
+static fsdp_status find_range(metadata *meta, size_t number, int ndim, const int64_t *lo,
+                              uint32_t *at_out, fsdp_error *err)
+{
+    enum { SHORT_LIST = 16 };
+    listed *entry = &meta->entries[number];
+    uint32_t at = entry->cursor != NO_RANGE ? meta->ranges[entry->cursor].next : entry->first;
+    if (at == NO_RANGE || !is_at(&meta->ranges[at], ndim, lo)) {
+        if (entry->count > SHORT_LIST) {
+            FSDP_TRY(find_indexed(meta, number, ndim, lo, &at, err));
+        } else {
+            at = entry->first;
+            while (at != NO_RANGE && !is_at(&meta->ranges[at], ndim, lo))
+                at = meta->ranges[at].next;
+        }
+    }
+    if (at != NO_RANGE)
+        entry->cursor = at;
+    *at_out = at;
+    return FSDP_OK;
+}
+
+static fsdp_status put_range(metadata *meta, size_t number, stored_range *range, const int64_t *lo,
+                             fsdp_error *err)
+{
+    listed *entry = &meta->entries[number];
+    uint32_t at = (uint32_t)meta->range_count;
+    int64_t *kept =
+        fsdp_arena_alloc(&meta->arena, range->ndim > 0 ? (size_t)range->ndim : 0, sizeof *lo);
+    if (!kept || at >= NO_RANGE - 1 ||
+        !fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + 1, sizeof *range))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    if (range->ndim > 0)
+        memcpy(kept, lo, (size_t)range->ndim * sizeof *lo);
+    range->lo = kept;
+    range->next = NO_RANGE;
+    meta->ranges[meta->range_count++] = *range;
+    if (entry->last == NO_RANGE)
+        entry->first = at;
+    else
+        meta->ranges[entry->last].next = at;
+    entry->last = at;
+    entry->count++;
+    if (entry->is_indexed && !put_place(meta, number, at))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    return FSDP_OK;
 }
 
 /* Safetensors begin with the size of their header and '{'. */
@@ -201,28 +316,25 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_item *item, fs
 
 static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, fsdp_error *err)
 {
-    const fsdp_pickle_node *name = node_at(meta, attribute(meta, index, "fqn"));
     if (!is_object(meta, index, FSDP_KNOWN_DCP_INDEX) ||
-        !is_object(meta, info, FSDP_KNOWN_DCP_STORAGE) || name->kind != FSDP_NODE_STR)
+        !is_object(meta, info, FSDP_KNOWN_DCP_STORAGE))
         return damaged(meta, "storage_data holds something else than items", err);
+    size_t number;
+    FSDP_TRY(find_entry(meta, attribute(meta, index, "fqn"), &number, err));
     fsdp_node place = attribute(meta, index, "offset");
     uint8_t kind = node_at(meta, place)->kind;
-    int count = -1;
+    stored_range range = {.ndim = NO_BOX};
     int64_t lo[FSDP_MAX_DIMS];
     if (kind != FSDP_NODE_ABSENT && kind != FSDP_NODE_NONE)
-        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &count, lo, err));
-    if (!make_key(meta, name, count, lo))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    if (fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size))
-        return FSDP_OK; /* a replica, which another rank has stored, too */
-    stored_range range = {0};
+        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &range.ndim, lo, err));
+    if (meta->has_several) { /* a replica, which another rank has stored, too */
+        uint32_t known;
+        FSDP_TRY(find_range(meta, number, range.ndim, lo, &known, err));
+        if (known != NO_RANGE)
+            return FSDP_OK;
+    }
     FSDP_TRY(read_range(meta, info, &range.item, err));
-    char *key = fsdp_arena_strndup(&meta->arena, meta->key.data, meta->key.size);
-    if (!key || !fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + 1, sizeof range) ||
-        !fsdp_name_table_put(&meta->places, key, meta->key.size, meta->range_count))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    meta->ranges[meta->range_count++] = range;
-    return FSDP_OK;
+    return put_range(meta, number, &range, lo, err);
 }
 
 static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
@@ -271,16 +383,19 @@ static bool is_empty(const dcp_piece *piece)
     return false;
 }
 
-static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, listed *entry,
+static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_t number,
                              fsdp_node chunk, fsdp_error *err)
 {
     dcp_piece piece;
+    listed *entry = &meta->entries[number];
     FSDP_TRY(read_box(meta, chunk, name, entry->ndim, &piece, err));
     if (is_empty(&piece))
         return FSDP_OK;
-    stored_range *range = find_range(meta, name, piece.ndim, piece.lo);
-    if (!range)
+    uint32_t at;
+    FSDP_TRY(find_range(meta, number, piece.ndim, piece.lo, &at, err));
+    if (at == NO_RANGE)
         return damaged_entry(meta, name, "has a box that is in no file", err);
+    stored_range *range = &meta->ranges[at];
     if (range->was_used)
         return FSDP_OK; /* listed by several ranks */
     range->was_used = true;
@@ -300,8 +415,9 @@ static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsd
 }
 
 static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsdp_node node,
-                               bool is_new, listed *entry, fsdp_error *err)
+                               bool is_new, size_t number, fsdp_error *err)
 {
+    listed *entry = &meta->entries[number];
     int64_t shape[FSDP_MAX_DIMS];
     int ndim;
     fsdp_dtype dtype = read_dtype(meta, attribute(meta, node, "properties"));
@@ -312,7 +428,9 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
     if (is_new) {
         FSDP_TRY(torch_check_shape(&meta->archive, ndim, shape, dtype, err));
         fsdp_box whole = fsdp_box_whole(ndim, shape);
-        *entry = (listed){.is_tensor = true, .dtype = dtype, .ndim = ndim};
+        entry->is_tensor = true;
+        entry->dtype = dtype;
+        entry->ndim = ndim;
         entry->bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(dtype);
         FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
                                         shape, &entry->tensor, err));
@@ -327,16 +445,19 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
     if (list->kind != FSDP_NODE_LIST && list->kind != FSDP_NODE_TUPLE)
         return damaged_entry(meta, name, "has no list of boxes", err);
     for (uint32_t i = 0; i < list->count; i++)
-        FSDP_TRY(add_chunk(meta, name, entry, list->as.items[i], err));
+        FSDP_TRY(add_chunk(meta, name, number, list->as.items[i], err));
     return FSDP_OK;
 }
 
-static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size_t number,
+                              fsdp_error *err)
 {
-    const stored_range *range = find_range(meta, name, -1, NULL);
-    if (!range)
+    uint32_t at;
+    FSDP_TRY(find_range(meta, number, NO_BOX, NULL, &at, err));
+    if (at == NO_RANGE)
         return damaged_entry(meta, name, "is in no file", err);
-    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, &range->item, err);
+    const dcp_item *item = &meta->ranges[at].item;
+    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, item, err);
     if (st != FSDP_OK) {
         char shown[200];
         fsdp_error_prefix(err, "value '%s'",
@@ -347,24 +468,15 @@ static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, fsdp
 
 static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsdp_error *err)
 {
+    size_t number;
+    FSDP_TRY(find_entry(meta, key, &number, err));
     const fsdp_pickle_node *name = node_at(meta, key);
-    if (name->kind != FSDP_NODE_STR)
-        return damaged(meta, "a name is no text", err);
-    const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
-    bool is_new = !known;
-    size_t number = known ? (size_t)*known : meta->entry_count;
-    if (is_new) {
-        char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
-        if (!copy ||
-            !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
-            !fsdp_name_table_put(&meta->names, copy, name->count, number))
-            return fsdp_fail_memory(err, "the names of a checkpoint");
-        meta->entries[meta->entry_count++] = (listed){0};
-    }
+    bool is_new = !meta->entries[number].was_met;
+    meta->entries[number].was_met = true;
     if (is_object(meta, node, FSDP_KNOWN_DCP_TENSOR))
-        return read_tensor(meta, name, node, is_new, &meta->entries[number], err);
+        return read_tensor(meta, name, node, is_new, number, err);
     if (is_object(meta, node, FSDP_KNOWN_DCP_BYTES))
-        return is_new ? read_value(meta, name, err) : FSDP_OK;
+        return is_new ? read_value(meta, name, number, err) : FSDP_OK;
     return damaged_entry(meta, name, "is neither a tensor nor a value", err);
 }
 
@@ -410,6 +522,9 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node root = meta->archive.pickle.root;
     if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
         return damaged(meta, "it holds no metadata of a checkpoint", err);
+    meta->entry_of_node = fsdp_alloc(meta->archive.pickle.count, sizeof *meta->entry_of_node);
+    if (!meta->entry_of_node)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
     FSDP_TRY(read_places(meta, attribute(meta, root, "storage_data"), err));
     return read_entries(meta, attribute(meta, root, "state_dict_metadata"), err);
 }
@@ -426,6 +541,8 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
     if (st == FSDP_OK)
         st = read_root(meta, size, err);
     torch_archive_release(&meta->archive);
+    fsdp_free(meta->entry_of_node);
+    meta->entry_of_node = NULL;
     fsdp_free(path);
     return st;
 }
@@ -484,6 +601,7 @@ static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_erro
             names[count++] = probe->names[i];
     qsort(names, count, sizeof *names, compare_ranks);
     fsdp_status st = FSDP_OK;
+    meta->has_several = count > 1;
     for (size_t i = 0; st == FSDP_OK && i < count; i++)
         st = read_file(meta, probe, names[i], err);
     fsdp_free(names);

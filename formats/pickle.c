@@ -139,8 +139,11 @@ static fsdp_status take_number(pickle_vm *vm, size_t width, uint64_t *number_out
     const uint8_t *data;
     *number_out = 0;
     FSDP_TRY(take(vm, width, &data));
-    for (size_t i = width; i-- > 0;)
-        *number_out = *number_out << 8 | data[i];
+    if (width == 1)
+        *number_out = data[0];
+    else
+        for (size_t i = width; i-- > 0;)
+            *number_out = *number_out << 8 | data[i];
     return FSDP_OK;
 }
 

@@ -55,7 +55,7 @@ static fsdp_node *take_nodes(pickle_vm *vm, size_t count)
 
 /* --- making nodes ------------------------------------------------------------------------------- */
 
-fsdp_status pickle_push(pickle_vm *vm, fsdp_node node)
+fsdp_status pickle_push_grown(pickle_vm *vm, fsdp_node node)
 {
     if (!fsdp_grow(&vm->stack, &vm->stack_capacity, vm->height + 1, sizeof *vm->stack))
         return pickle_no_memory(vm);
@@ -63,22 +63,15 @@ fsdp_status pickle_push(pickle_vm *vm, fsdp_node node)
     return FSDP_OK;
 }
 
-fsdp_status pickle_new_node(pickle_vm *vm, fsdp_pickle_node node, fsdp_node *node_out)
+fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, fsdp_node *node_out)
 {
-    if (vm->node_count == NODE_LIMIT)
+    if (vm->node_count >= NODE_LIMIT)
         return pickle_fail(vm, FSDP_ERR_LIMIT, "it holds over 2^26 objects");
     if (!fsdp_grow(&vm->nodes, &vm->node_capacity, vm->node_count + 1, sizeof *vm->nodes))
         return pickle_no_memory(vm);
     *node_out = (fsdp_node)vm->node_count;
-    vm->nodes[vm->node_count++] = node;
+    vm->nodes[vm->node_count++] = *node;
     return FSDP_OK;
-}
-
-fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node)
-{
-    fsdp_node made;
-    FSDP_TRY(pickle_new_node(vm, node, &made));
-    return pickle_push(vm, made);
 }
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)

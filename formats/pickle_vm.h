@@ -48,9 +48,34 @@ fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why);
 fsdp_status pickle_no_memory(pickle_vm *vm);
 
 /* --- pickle_nodes.c: nodes are pushed on the stack --- */
-fsdp_status pickle_push(pickle_vm *vm, fsdp_node node);
-fsdp_status pickle_new_node(pickle_vm *vm, fsdp_pickle_node node, fsdp_node *node_out);
-fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node);
+fsdp_status pickle_push_grown(pickle_vm *vm, fsdp_node node);
+fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, fsdp_node *node_out);
+
+/* Inline, since a large pickle is millions of these. */
+static inline fsdp_status pickle_push(pickle_vm *vm, fsdp_node node)
+{
+    if (vm->height == vm->stack_capacity)
+        return pickle_push_grown(vm, node);
+    vm->stack[vm->height++] = node;
+    return FSDP_OK;
+}
+
+static inline fsdp_status pickle_new_node(pickle_vm *vm, fsdp_pickle_node node, fsdp_node *node_out)
+{
+    if (vm->node_count == vm->node_capacity)
+        return pickle_new_node_grown(vm, &node, node_out);
+    *node_out = (fsdp_node)vm->node_count;
+    vm->nodes[vm->node_count++] = node;
+    return FSDP_OK;
+}
+
+static inline fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node)
+{
+    fsdp_node made = 0;
+    FSDP_TRY(pickle_new_node(vm, node, &made));
+    return pickle_push(vm, made);
+}
+
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);
 fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size);
 fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size);

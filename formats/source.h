@@ -110,8 +110,8 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
 
 /*
  * Memory for decoded streams together. Of a stream over a quarter of it only the last part is kept, which
- * is enough for reading onwards; a stream that is read back and forth all the same is spooled into an unnamed
- * file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
+ * is enough for reading onwards; a stream that is read back and forth all the same is spooled into an
+ * unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
 int64_t fsdp_source_memory(const fsdp_source *source);

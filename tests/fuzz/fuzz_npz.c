@@ -1,6 +1,6 @@
 /* Fuzz target: NumPy's files. An input that begins with "PK" is an archive, any other the header of an array
  * (its text) in front of some data. */
-#include "memory_file.h"
+#include "tests/fuzz/memory_file.h"
 
 #include <stdlib.h>
 #include <string.h>

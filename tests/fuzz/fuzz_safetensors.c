@@ -1,6 +1,6 @@
 /* Fuzz target: a safetensors file, opened and read through. The length of the header is filled in, so that
  * most inputs get to the JSON: the first byte says whether it is. */
-#include "memory_file.h"
+#include "tests/fuzz/memory_file.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* One file in memory, and what every source must stand: being read through. */
-#include "memory_file.h"
+#include "tests/fuzz/memory_file.h"
 
 #include "formats/source.h"
 

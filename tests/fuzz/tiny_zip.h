@@ -1,0 +1,17 @@
+/* A zip archive of stored records, built in memory. */
+#ifndef FSDP_FUZZ_TINY_ZIP_H
+#define FSDP_FUZZ_TINY_ZIP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct tiny_record {
+    const char *name;
+    const void *data;
+    size_t size;
+} tiny_record;
+
+/* NULL when there is no memory; freed with free. Checksums are left out. */
+uint8_t *tiny_zip(const tiny_record *records, size_t count, size_t *size_out);
+
+#endif
