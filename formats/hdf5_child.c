@@ -128,10 +128,12 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     if (why.is_memory)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text, why.text);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text,
+                         why.text);
     if (strstr(why.text, "version"))
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: made by a newer HDF5 than our libhdf5 %s reads (%s)",
-                         text, library_version(), why.text);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "%s: it is damaged or needs a newer HDF5 than our libhdf5 %s (%s)", text,
+                         library_version(), why.text);
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: libhdf5: %s", text, why.text);
 }
 
@@ -191,7 +193,8 @@ static size_t wanted_cache(hid_t dataset, int64_t most)
     return row > one ? row : one;
 }
 
-static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept, fsdp_error *err)
+static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept,
+                                fsdp_error *err)
 {
     for (int round = 0; round < 2; round++) {
         if (child->open >= 0 && child->open_number == number)
@@ -245,8 +248,8 @@ static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
 }
 
 /* The bits as they are: the type in memory is the type in the file. */
-static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes, hid_t type,
-                                 hid_t space, fsdp_error *err)
+static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes,
+                                 hid_t type, hid_t space, fsdp_error *err)
 {
     hsize_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
     for (int d = 0; d < box->ndim; d++) {
@@ -256,9 +259,10 @@ static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size
     hid_t memory = H5Screate_simple(box->ndim, len, NULL);
     /* what has no fill value is not touched by libhdf5 */
     memset(child->said, 0, bytes);
-    bool ok = memory >= 0 &&
-              (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
-              H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
+    bool ok =
+        memory >= 0 &&
+        (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
+        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
     fsdp_status status = ok ? FSDP_OK : fail_read(child->open, err);
     H5Sclose(memory);
     return status;

@@ -69,7 +69,7 @@ fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *p
 /* --- hdf5_child_type.c --- */
 
 typedef enum fsdp_h5_kind {
-    FSDP_H5_OTHER, FSDP_H5_INTEGER, FSDP_H5_FLOAT, FSDP_H5_BOOLEAN, FSDP_H5_COMPLEX,
+    FSDP_H5_OTHER, FSDP_H5_INTEGER, FSDP_H5_FLOAT, FSDP_H5_BOOLEAN, FSDP_H5_ENUM, FSDP_H5_COMPLEX,
     FSDP_H5_TEXT,              /* of variable length */
     FSDP_H5_FIXED_TEXT
 } fsdp_h5_kind;

@@ -39,7 +39,8 @@ static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_ou
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "it has %d dims", whole_out->ndim);
     for (int d = 0; d < whole_out->ndim; d++) {
         if (dims[d] > INT64_MAX)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu", (unsigned long long)dims[d]);
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu",
+                             (unsigned long long)dims[d]);
         whole_out->len[d] = (int64_t)dims[d];
     }
     return fsdp_shape_check(whole_out->ndim, whole_out->len, 1, err) == FSDP_OK
@@ -144,6 +145,7 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     *kind_out = '\0';
     switch (meaning->kind) {
     case FSDP_H5_INTEGER:
+    case FSDP_H5_ENUM:
         if (!is_number)
             break;
         *kind_out = meaning->is_signed ? 'i' : 'u';
@@ -162,8 +164,8 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     return H5I_INVALID_HID;
 }
 
-static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory, hid_t space,
-                         void *data, size_t count)
+static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory,
+                         hid_t space, void *data, size_t count)
 {
     size_t size = H5Tget_size(memory);
     if (meaning->kind == FSDP_H5_TEXT) {
@@ -258,7 +260,8 @@ static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
             return fsdp_h5_child_fail(err, "its virtual sources");
         if (strcmp(file, ".") != 0) {
             char name[NAME_SHOWN];
-            return fsdp_fail(err, FSDP_ERR_REFUSED, "it is virtual, and its source is another file, '%s'",
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "it is virtual, and its source is another file, '%s'",
                              fsdp_printable(file, strlen(file), name, sizeof name));
         }
     }
@@ -276,10 +279,11 @@ static fsdp_status check_filters(hid_t creation, fsdp_error *err)
         H5Z_filter_t filter = H5Pget_filter2(creation, (unsigned)i, &flags, &values, NULL,
                                              sizeof name - 1, name, NULL);
         if (filter >= 0 && !(flags & H5Z_FLAG_OPTIONAL) && H5Zfilter_avail(filter) <= 0)
-            return fsdp_fail(err, FSDP_ERR_REFUSED,
-                             "it needs filter %d (%s), which is not known; no plugin is loaded to read "
-                             "files of other programs",
-                             (int)filter, name[0] ? name : "without a name");
+            return fsdp_fail(
+                err, FSDP_ERR_REFUSED,
+                "it needs filter %d (%s), which is not known; no plugin is loaded to read "
+                "files of other programs",
+                (int)filter, name[0] ? name : "without a name");
     }
     return FSDP_OK;
 }
@@ -330,7 +334,8 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning 
 }
 
 /* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
-static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole, size_t element_size)
+static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
+                            size_t element_size)
 {
     int64_t bytes;
     haddr_t offset = H5Dget_offset(dataset);
@@ -345,12 +350,13 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
                       size_t element_size)
 {
     H5D_layout_t layout = H5Pget_layout(creation);
-    hsize_t stored = layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
+    hsize_t stored =
+        layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
     hsize_t chunk[H5S_MAX_RANK];
     fsdp_h5_put_i64(child, plain_offset(dataset, creation, whole, element_size));
     fsdp_h5_put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
-    bool is_chunked = layout == H5D_CHUNKED &&
-                      H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
+    bool is_chunked =
+        layout == H5D_CHUNKED && H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
     fsdp_h5_put_u8(child, is_chunked);
     for (int d = 0; is_chunked && d < whole->ndim; d++)
         fsdp_h5_put_i64(child, (int64_t)chunk[d]);
@@ -375,8 +381,8 @@ static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hi
     return FSDP_OK;
 }
 
-static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset, hid_t creation,
-                        hid_t type, hid_t space, haddr_t address, fsdp_error *err)
+static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                        hid_t creation, hid_t type, hid_t space, haddr_t address, fsdp_error *err)
 {
     fsdp_h5_meaning meaning;
     fsdp_h5_understand(type, &meaning);
