@@ -336,9 +336,14 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
     if (is_metadata)
         return read_metadata(reader, metadata, err);
     tensor_text tensor = {0};
-    FSDP_TRY(read_tensor(reader, &tensor, err));
-    FSDP_TRY(check_size(reader, &tensor, err));
-    return keep_tensor(reader, name, size, &tensor, err);
+    fsdp_status status = read_tensor(reader, &tensor, err);
+    if (status == FSDP_OK)
+        status = check_size(reader, &tensor, err);
+    if (status == FSDP_OK)
+        return keep_tensor(reader, name, size, &tensor, err);
+    char shown[200];
+    fsdp_error_prefix(err, "tensor '%s'", fsdp_printable(name, size, shown, sizeof shown));
+    return status;
 }
 
 static fsdp_status read_members(header_reader *reader, metadata_reader *metadata, fsdp_error *err)

@@ -1,0 +1,164 @@
+/*
+ * Pickles (protocols 0 to 5) as a graph of plain nodes. Nothing is executed: a class or function is a
+ * name, a call of one is a node that keeps the name and the arguments.
+ *
+ *   bytes -> pickle.c (opcodes, stack, memo) -> pickle_nodes.c (nodes) -> pickle_policy.c (may this call
+ *   stand in a checkpoint?) -> the readers, which walk the graph
+ *
+ * A call that the policy does not know refuses the whole file, wherever it stands, since a program that
+ * loads the file with Python would run it.
+ *
+ * Nodes are numbers. Containers may be shared and may be inside themselves: whoever walks the graph
+ * bounds depth (FSDP_PICKLE_DEPTH) and work (FSDP_PICKLE_WORK).
+ */
+#ifndef FSDP_PICKLE_H
+#define FSDP_PICKLE_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FSDP_PICKLE_DEPTH = 1000,
+    FSDP_PICKLE_WORK = 10000000     /* nodes visited, shared ones each time */
+};
+
+typedef uint32_t fsdp_node;    /* 0: none */
+
+typedef enum fsdp_node_kind {
+    FSDP_NODE_ABSENT = 0,
+    FSDP_NODE_NONE,
+    FSDP_NODE_BOOL,            /* as.i64 */
+    FSDP_NODE_INT,             /* as.i64 */
+    FSDP_NODE_BIGINT,          /* as.text: two's complement, little-endian, count bytes */
+    FSDP_NODE_FLOAT,
+    FSDP_NODE_STR,             /* as.text: UTF-8, surrogates allowed as Python's surrogatepass writes them */
+    FSDP_NODE_BYTES,           /* as.text: also bytes of Python 2 that are no text */
+    FSDP_NODE_BYTEARRAY,
+    FSDP_NODE_TUPLE,           /* as.items: count nodes */
+    FSDP_NODE_LIST,
+    FSDP_NODE_SET,
+    FSDP_NODE_FROZENSET,
+    FSDP_NODE_DICT,            /* as.items: key, value, key, value, ...; count of both */
+    FSDP_NODE_GLOBAL,          /* as.global */
+    FSDP_NODE_CALL,            /* as.call: a call, or an object of a class */
+    FSDP_NODE_PERSISTENT       /* as.child: the persistent id */
+} fsdp_node_kind;
+
+/* The globals that mean something to a reader. */
+typedef enum fsdp_known {
+    FSDP_KNOWN_FOREIGN = 0,    /* of a package that is none of Python's, numpy's or torch's */
+    FSDP_KNOWN_STANDARD,       /* something else of Python's library or of numpy */
+    FSDP_KNOWN_TORCH,          /* something else of torch */
+    FSDP_KNOWN_SET, FSDP_KNOWN_FROZENSET, FSDP_KNOWN_BYTES, FSDP_KNOWN_BYTEARRAY, FSDP_KNOWN_COMPLEX,
+    FSDP_KNOWN_SLICE, FSDP_KNOWN_RANGE, FSDP_KNOWN_GETATTR, FSDP_KNOWN_PARTIAL, FSDP_KNOWN_CODECS_ENCODE,
+    FSDP_KNOWN_ORDERED_DICT, FSDP_KNOWN_DEFAULTDICT, FSDP_KNOWN_COUNTER, FSDP_KNOWN_DEQUE,
+    FSDP_KNOWN_DATETIME, FSDP_KNOWN_DECIMAL, FSDP_KNOWN_FRACTION, FSDP_KNOWN_UUID, FSDP_KNOWN_PATHLIB,
+    FSDP_KNOWN_NAMESPACE,      /* argparse.Namespace, types.SimpleNamespace */
+    FSDP_KNOWN_RECONSTRUCTOR,
+    FSDP_KNOWN_NUMPY_DTYPE, FSDP_KNOWN_NUMPY_ARRAY, FSDP_KNOWN_NUMPY_RECONSTRUCT, FSDP_KNOWN_NUMPY_SCALAR,
+    FSDP_KNOWN_NUMPY_FROMBUFFER,
+    FSDP_KNOWN_TORCH_SIZE, FSDP_KNOWN_TORCH_DEVICE, FSDP_KNOWN_TORCH_LAYOUT, FSDP_KNOWN_MEMORY_FORMAT,
+    FSDP_KNOWN_TENSOR, FSDP_KNOWN_TENSOR_V2, FSDP_KNOWN_TENSOR_V3, FSDP_KNOWN_PARAMETER,
+    FSDP_KNOWN_PARAMETER_STATE, FSDP_KNOWN_WRAPPER_SUBCLASS, FSDP_KNOWN_DEVICE_TENSOR,
+    FSDP_KNOWN_DEVICE_TENSOR_NUMPY,
+    FSDP_KNOWN_REBUILD_OTHER,  /* another torch._utils._rebuild_*: sparse, quantized, meta, nested */
+    FSDP_KNOWN_FROM_TYPE,      /* _rebuild_from_type_v2 */
+    FSDP_KNOWN_TORCH_DTYPE,    /* torch.float32: its dtype is in node.count */
+    FSDP_KNOWN_TORCH_STORAGE,  /* torch.FloatStorage: its dtype is in node.count */
+    FSDP_KNOWN_UNTYPED_STORAGE,
+    FSDP_KNOWN_PARAMETER_CLASS, FSDP_KNOWN_TENSOR_CLASS,
+    FSDP_KNOWN_DTENSOR, FSDP_KNOWN_SHARDED_TENSOR,
+    FSDP_KNOWN_DCP_METADATA, FSDP_KNOWN_DCP_TENSOR, FSDP_KNOWN_DCP_BYTES, FSDP_KNOWN_DCP_PROPERTIES,
+    FSDP_KNOWN_DCP_CHUNK, FSDP_KNOWN_DCP_INDEX, FSDP_KNOWN_DCP_STORAGE, FSDP_KNOWN_DCP_ENUM,
+    FSDP_KNOWN_DCP_OTHER,      /* another class of torch.distributed.checkpoint or ._shard */
+    FSDP_KNOWN_COUNT
+} fsdp_known;
+
+typedef struct fsdp_pickle_global {
+    const char *module, *name;     /* zero-terminated */
+    size_t module_size, name_size;
+} fsdp_pickle_global;
+
+/* callable(*args, **kwargs), then state and items as BUILD, SETITEMS, APPENDS brought them. */
+typedef struct fsdp_pickle_call {
+    fsdp_node callable;        /* a global, or one of the two shapes that the policy knows */
+    fsdp_node args;            /* a tuple; 0: called by NEWOBJ_EX without positional ones */
+    fsdp_node state;
+    fsdp_node more;            /* a tuple (kwargs, list of items, dict of items, set) with 0 for none; or 0 */
+} fsdp_pickle_call;
+
+enum {
+    FSDP_NODE_HASHABLE = 1,
+    FSDP_NODE_OPAQUE = 2,      /* a call of a class that is not on the list */
+    FSDP_NODE_OBJECT = 4,      /* made by NEWOBJ or NEWOBJ_EX */
+    FSDP_NODE_PENDING = 8      /* half of a shape that must still be completed */
+};
+
+typedef struct fsdp_pickle_node {
+    uint8_t kind, flags;
+    uint16_t known;            /* GLOBAL, CALL: an fsdp_known (of a call: of its class or function) */
+    uint32_t count;
+    union {
+        int64_t i64;
+        double f64;
+        const char *text;
+        const fsdp_node *items;
+        const fsdp_pickle_global *global;
+        fsdp_pickle_call *call;
+        fsdp_node child;
+    } as;
+} fsdp_pickle_node;
+
+typedef struct fsdp_pickle {
+    const fsdp_pickle_node *nodes;
+    size_t count;
+    fsdp_node root;
+    struct fsdp_pickle_store *store;
+} fsdp_pickle;
+
+typedef struct fsdp_pickle_options {
+    const char *where;         /* "'PATH': record 'NAME'", for messages */
+    int64_t offset;            /* of the first byte there, added to offsets in messages */
+    bool is_metadata;          /* only what the metadata of DCP needs; no persistent ids */
+} fsdp_pickle_options;
+
+/*
+ * data must outlive the pickle. *used_out (may be NULL) is how many bytes it took, its STOP included.
+ * FSDP_ERR_REFUSED: a call that is not allowed, FSDP_ERR_DAMAGED: no pickle, FSDP_ERR_LIMIT: beyond the
+ * caps. *pickle_out is empty on failure.
+ */
+fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
+                              fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err);
+void fsdp_pickle_release(fsdp_pickle *pickle);
+
+static inline const fsdp_pickle_node *fsdp_pickle_at(const fsdp_pickle *pickle, fsdp_node node)
+{
+    return &pickle->nodes[node];
+}
+
+/* Parts of the node's call, 0 for none. */
+fsdp_node fsdp_pickle_kwargs(const fsdp_pickle *pickle, const fsdp_pickle_node *node);
+fsdp_node fsdp_pickle_list_items(const fsdp_pickle *pickle, const fsdp_pickle_node *node);
+fsdp_node fsdp_pickle_dict_items(const fsdp_pickle *pickle, const fsdp_pickle_node *node);
+
+/* The argument of a call or the element of a tuple or list; 0 when there are fewer. */
+fsdp_node fsdp_pickle_argument(const fsdp_pickle *pickle, const fsdp_pickle_node *call, size_t number);
+fsdp_node fsdp_pickle_element(const fsdp_pickle *pickle, fsdp_node tuple, size_t number);
+/* The value of a text key in a dict (the last one), 0 when there is none. */
+fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key);
+
+/* True when the node is a str with exactly this text. */
+bool fsdp_pickle_is_text(const fsdp_pickle *pickle, fsdp_node node, const char *text);
+/* An int (no bool); false otherwise. */
+bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_out);
+
+/* "module.name" of a global, or of the class or function of a call, in a fresh string; NULL when there is
+ * no memory. */
+char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node);
+
+/* Decimal text of a BIGINT in a fresh string. NULL: no memory, or more than Python itself would print. */
+char *fsdp_pickle_decimal(const fsdp_pickle_node *node);
+
+#endif

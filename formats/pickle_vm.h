@@ -1,0 +1,91 @@
+/* What the files of the pickle machine share: pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c. */
+#ifndef FSDP_PICKLE_VM_H
+#define FSDP_PICKLE_VM_H
+
+#include "base/mem.h"
+#include "formats/pickle.h"
+
+/* Memory that lives as long as the pickle: small blocks, 8-byte aligned, not zeroed. */
+typedef struct fsdp_pickle_store {
+    struct pickle_block *blocks;
+    char *next, *end;
+} fsdp_pickle_store;
+
+void *pickle_store_take(fsdp_pickle_store *store, size_t size);
+void pickle_store_release(fsdp_pickle_store *store);
+
+/* Nodes that are the same in every pickle. */
+enum {
+    NODE_OF_NONE = 1,
+    NODE_OF_FALSE,
+    NODE_OF_TRUE,
+    NODE_OF_EMPTY_TUPLE,
+    NODE_OF_INT_0,                      /* and 255 more behind it */
+    NODE_FIRST_FREE = NODE_OF_INT_0 + 256
+};
+
+typedef struct pickle_vm {
+    const fsdp_pickle_options *options;
+    const uint8_t *data, *at, *limit, *end;   /* limit: the end of the frame */
+    const uint8_t *opcode;                    /* where the current one stands, for messages */
+    fsdp_pickle_node *nodes;
+    size_t node_count, node_capacity;
+    fsdp_node *stack;
+    size_t height, stack_capacity;
+    size_t *marks;
+    size_t mark_count, mark_capacity;
+    size_t floor;                             /* height at the last mark: nothing below is popped */
+    fsdp_node *memo;
+    size_t memo_count, memo_capacity, memo_used;
+    fsdp_node *pending;                       /* halves of shapes, to be checked at the end */
+    size_t pending_count, pending_capacity;
+    fsdp_pickle_store *store;
+    fsdp_error *err;
+} pickle_vm;
+
+/* Fails with the place of the current opcode. */
+fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why);
+fsdp_status pickle_no_memory(pickle_vm *vm);
+
+/* --- pickle_nodes.c: nodes are pushed on the stack --- */
+fsdp_status pickle_push(pickle_vm *vm, fsdp_node node);
+fsdp_status pickle_new_node(pickle_vm *vm, fsdp_pickle_node node, fsdp_node *node_out);
+fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node);
+fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);
+fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size);
+fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size);
+/* A container of the nodes on the stack from `from` on, which it replaces. */
+fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
+/* Appends the nodes on the stack from `from` on to the list, dict, set or object below. */
+fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from);
+fsdp_status pickle_build(pickle_vm *vm, fsdp_node target, fsdp_node state);
+fsdp_status pickle_set_kwargs(pickle_vm *vm, fsdp_node call, fsdp_node kwargs);
+/* module and name are copied. */
+fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_size, const char *name,
+                               size_t name_size);
+
+/* --- pickle_text.c: arguments of the text opcodes of protocol 0, a line without its end --- */
+fsdp_status pickle_int_line(pickle_vm *vm, const char *line, size_t size);
+fsdp_status pickle_long_line(pickle_vm *vm, const char *line, size_t size);
+fsdp_status pickle_float_line(pickle_vm *vm, const char *line, size_t size);
+fsdp_status pickle_string_line(pickle_vm *vm, const char *line, size_t size);
+fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size);
+/* UTF-8 as Python writes it with surrogatepass. */
+bool pickle_text_valid(const char *data, size_t size);
+
+/* --- pickle_policy.c --- */
+typedef enum pickle_how { PICKLE_REDUCE, PICKLE_NEWOBJ, PICKLE_NEWOBJ_EX } pickle_how;
+
+/* Which global it is; *dtype_out for those that stand for a dtype. */
+fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
+/* Replaces callable and args (kwargs 0: none) by the node of the call, or refuses the file. */
+fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args, fsdp_node kwargs);
+/* What may be given items (LIST, DICT or SET) or a state. */
+bool pickle_takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind);
+bool pickle_takes_state(const fsdp_pickle_node *node);
+/* When a state was given to half of a shape. */
+fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node state);
+/* At the end: no half of a shape is left. */
+fsdp_status pickle_check_pending(pickle_vm *vm);
+
+#endif

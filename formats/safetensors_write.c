@@ -1,0 +1,307 @@
+/*
+ * Safetensors as a target: one file, or a Hugging Face directory of files with an index. Byte for byte
+ * what the format's own library and huggingface_hub write. The mirror of safetensors_read.c.
+ */
+#include "formats/target_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LENGTH_BYTES = 8 };
+#define USUAL_SHARD ((int64_t)5000000000)
+
+static bool holds_dtype(fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return info && info->safetensors;
+}
+
+/* The one key that is no tensor. */
+static bool holds_name(const char *name, size_t size)
+{
+    return size != strlen("__metadata__") || memcmp(name, "__metadata__", size) != 0;
+}
+
+/* --- the order within a file ------------------------------------------------------------------ */
+
+/* Tensors of larger elements first, so that all are aligned: the library's list of dtypes, backwards. */
+static int rank_of(fsdp_dtype dtype)
+{
+    static const fsdp_dtype order[] = {
+        FSDP_U64,          FSDP_I64,         FSDP_F64,         FSDP_C64,        FSDP_F32,
+        FSDP_U32,          FSDP_I32,         FSDP_BF16,        FSDP_F16,        FSDP_U16,
+        FSDP_I16,          FSDP_F8_E5M2FNUZ, FSDP_F8_E4M3FNUZ, FSDP_F8_E8M0FNU, FSDP_F8_E4M3FN,
+        FSDP_F8_E5M2,      FSDP_I8,          FSDP_U8,          FSDP_F6_E3M2,    FSDP_F6_E2M3,
+        FSDP_F4_E2M1FN_X2, FSDP_BOOL};
+    int rank = 0;
+    while (rank < (int)(sizeof order / sizeof *order) && order[rank] != dtype)
+        rank++;
+    return rank;
+}
+
+static int compare_names(const target_tensor *a, const target_tensor *b)
+{
+    size_t size = a->what.name_size < b->what.name_size ? a->what.name_size : b->what.name_size;
+    int order = size > 0 ? memcmp(a->what.name, b->what.name, size) : 0;
+    if (order != 0)
+        return order;
+    return (a->what.name_size > b->what.name_size) - (a->what.name_size < b->what.name_size);
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+    const target_tensor *x = *(target_tensor *const *)a, *y = *(target_tensor *const *)b;
+    if (x->file != y->file)
+        return x->file < y->file ? -1 : 1;
+    int p = rank_of(x->what.dtype), q = rank_of(y->what.dtype);
+    return p != q ? p - q : compare_names(x, y);
+}
+
+static int compare_by_name(const void *a, const void *b)
+{
+    return compare_names(*(target_tensor *const *)a, *(target_tensor *const *)b);
+}
+
+/* --- one header ------------------------------------------------------------------------------- */
+
+/* Values of less than a byte are counted by themselves in the file. */
+static int64_t length_in_file(const fsdp_target_tensor *what, int dim)
+{
+    int64_t len = what->shape[dim];
+    if (dim < what->ndim - 1)
+        return len;
+    if (what->dtype == FSDP_F4_E2M1FN_X2)
+        return 2 * len;
+    bool is_six = what->dtype == FSDP_F6_E2M3 || what->dtype == FSDP_F6_E3M2;
+    return is_six ? len / 3 * 4 : len;
+}
+
+static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
+{
+    const fsdp_target_tensor *what = &tensor->what;
+    bool is_six = what->dtype == FSDP_F6_E2M3 || what->dtype == FSDP_F6_E3M2;
+    bool is_four = what->dtype == FSDP_F4_E2M1FN_X2;
+    bool is_whole = what->ndim > 0 && (!is_six || what->shape[what->ndim - 1] % 3 == 0);
+    char shown[200];
+    if ((is_six || is_four) && !is_whole)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "safetensors cannot spell the shape of tensor '%s' of %s",
+                         fsdp_printable(what->name, what->name_size, shown, sizeof shown),
+                         fsdp_dtype_name(what->dtype));
+    return FSDP_OK;
+}
+
+static void add_metadata(fsdp_text *text, const fsdp_target *target)
+{
+    bool has_format = false;
+    fsdp_text_addf(text, "{\"__metadata__\":{");
+    for (size_t i = 0; i < target->metadata_count; i++) {
+        const target_pair *pair = &target->metadata[i];
+        has_format = has_format || strcmp(pair->key, "format") == 0;
+        fsdp_text_addf(text, i > 0 ? "," : "");
+        fsdp_text_add_json_string(text, pair->key, strlen(pair->key));
+        fsdp_text_addf(text, ":");
+        fsdp_text_add_json_string(text, pair->text, strlen(pair->text));
+    }
+    if (!has_format) /* transformers looks for it */
+        fsdp_text_addf(text, "%s\"format\":\"pt\"", target->metadata_count > 0 ? "," : "");
+    fsdp_text_addf(text, "}");
+}
+
+static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t begin)
+{
+    fsdp_text_addf(text, ",");
+    fsdp_text_add_json_string(text, tensor->what.name, tensor->what.name_size);
+    fsdp_text_addf(text, ":{\"dtype\":\"%s\",\"shape\":[",
+                   fsdp_dtype_describe(tensor->what.dtype)->safetensors);
+    for (int dim = 0; dim < tensor->what.ndim; dim++)
+        fsdp_text_addf(text, "%s%" PRId64, dim > 0 ? "," : "", length_in_file(&tensor->what, dim));
+    fsdp_text_addf(text, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", begin,
+                   begin + tensor->size);
+}
+
+/* The length, the JSON, and spaces up to a multiple of eight bytes. */
+static fsdp_status make_header(const fsdp_target *target, target_tensor *const *tensors, size_t n,
+                               fsdp_text *text, int64_t *data_size_out, fsdp_error *err)
+{
+    uint8_t length[LENGTH_BYTES] = {0};
+    *data_size_out = 0;
+    fsdp_text_add(text, (const char *)length, sizeof length);
+    add_metadata(text, target);
+    for (size_t i = 0; i < n; i++) {
+        add_tensor(text, tensors[i], *data_size_out);
+        if (fsdp_add_overflow(*data_size_out, tensors[i]->size, data_size_out))
+            return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
+    }
+    fsdp_text_addf(text, "}");
+    while (!text->failed && text->size % 8 != 0)
+        fsdp_text_addf(text, " ");
+    if (text->failed)
+        return fsdp_fail_memory(err, target->path);
+    for (size_t i = 0, size = text->size - LENGTH_BYTES; i < LENGTH_BYTES; i++, size >>= 8)
+        text->data[i] = (char)(size & 0xFF);
+    return FSDP_OK;
+}
+
+static fsdp_status write_file(fsdp_target *target, const char *name, target_tensor **tensors,
+                              size_t n, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    int64_t data_size = 0, size;
+    int file;
+    fsdp_status status = make_header(target, tensors, n, &text, &data_size, err);
+    if (status == FSDP_OK && fsdp_add_overflow(data_size, (int64_t)text.size, &size))
+        status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
+    if (status == FSDP_OK)
+        status = fsdp_target_add_file(target, name, size, &file, err);
+    if (status == FSDP_OK)
+        status = fsdp_target_put(target, file, text.data, text.size, 0, err);
+    int64_t at = (int64_t)text.size;
+    for (size_t i = 0; i < n && status == FSDP_OK; i++) {
+        tensors[i]->file = file;
+        tensors[i]->offset = at;
+        at += tensors[i]->size;
+    }
+    fsdp_text_release(&text);
+    return status;
+}
+
+/* --- all files -------------------------------------------------------------------------------- */
+
+static target_tensor **list_tensors(fsdp_target *target)
+{
+    target_tensor **list = fsdp_alloc(target->tensor_count, sizeof(target_tensor *));
+    for (size_t i = 0; list && i < target->tensor_count; i++)
+        list[i] = &target->tensors[i];
+    return list;
+}
+
+static fsdp_status lay_out_file(fsdp_target *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->tensor_count; i++)
+        FSDP_TRY(check_packed(&target->tensors[i], err));
+    target_tensor **list = list_tensors(target);
+    if (!list)
+        return fsdp_fail_memory(err, target->path);
+    if (target->tensor_count > 0)
+        qsort(list, target->tensor_count, sizeof *list, compare_tensors);
+    fsdp_status status = write_file(target, NULL, list, target->tensor_count, err);
+    fsdp_free(list);
+    return status;
+}
+
+/* As huggingface_hub cuts: in the order of the tensors, one that is too large alone; files are numbered as
+ * they become full. Sets tensor->file to the number of the file; false when there is no memory. */
+static bool assign_shards(fsdp_target *target, int *count_out)
+{
+    int64_t most = target->opts.max_shard_size > 0 ? target->opts.max_shard_size : USUAL_SHARD;
+    int *numbers = fsdp_alloc(target->tensor_count + 1, sizeof *numbers); /* by order of opening */
+    int64_t filled = 0;
+    int opened = 0, full = 0, open = -1;
+    for (size_t i = 0; numbers && i < target->tensor_count; i++) {
+        target_tensor *tensor = &target->tensors[i];
+        bool is_alone = tensor->size > most;
+        if (!is_alone && open >= 0 && filled + tensor->size > most) {
+            numbers[open] = full++;
+            open = -1;
+        }
+        if (is_alone || open < 0) {
+            tensor->file = opened++;
+            filled = is_alone ? filled : 0;
+        }
+        if (is_alone) {
+            numbers[tensor->file] = full++;
+            continue;
+        }
+        open = open < 0 ? tensor->file : open;
+        tensor->file = open;
+        filled += tensor->size;
+    }
+    if (numbers && open >= 0)
+        numbers[open] = full++;
+    for (size_t i = 0; numbers && i < target->tensor_count; i++)
+        target->tensors[i].file = numbers[target->tensors[i].file];
+    *count_out = full > 0 ? full : 1;
+    bool is_done = numbers != NULL;
+    fsdp_free(numbers);
+    return is_done;
+}
+
+static void name_file(char *out, size_t room, int number, int count)
+{
+    if (count == 1)
+        snprintf(out, room, "model.safetensors");
+    else
+        snprintf(out, room, "model-%05d-of-%05d.safetensors", number + 1, count);
+}
+
+static fsdp_status write_index(fsdp_target *target, target_tensor **list, int count,
+                               fsdp_error *err)
+{
+    int64_t total = 0;
+    for (size_t i = 0; i < target->tensor_count; i++)
+        total += target->tensors[i].size;
+    qsort(list, target->tensor_count, sizeof *list, compare_by_name);
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "{\n  \"metadata\": {\n    \"total_size\": %" PRId64 "\n  },\n", total);
+    fsdp_text_addf(&text, "  \"weight_map\": {");
+    for (size_t i = 0; i < target->tensor_count; i++) {
+        char name[64];
+        name_file(name, sizeof name, list[i]->file, count);
+        fsdp_text_addf(&text, "%s\n    ", i > 0 ? "," : "");
+        fsdp_text_add_json_string(&text, list[i]->what.name, list[i]->what.name_size);
+        fsdp_text_addf(&text, ": \"%s\"", name);
+    }
+    fsdp_text_addf(&text, "\n  }\n}\n");
+    int file;
+    fsdp_status status = text.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
+    if (status == FSDP_OK)
+        status = fsdp_target_add_file(target, "model.safetensors.index.json", 0, &file, err);
+    if (status == FSDP_OK)
+        status = fsdp_target_put(target, file, text.data, text.size, 0, err);
+    fsdp_text_release(&text);
+    return status;
+}
+
+static fsdp_status write_shards(fsdp_target *target, target_tensor **list, int count,
+                                fsdp_error *err)
+{
+    size_t first = 0;
+    for (int shard = 0; shard < count; shard++) {
+        char name[64];
+        size_t end = first;
+        while (end < target->tensor_count && list[end]->file == shard)
+            end++;
+        name_file(name, sizeof name, shard, count);
+        FSDP_TRY(write_file(target, name, list + first, end - first, err));
+        first = end;
+    }
+    return count > 1 ? write_index(target, list, count, err) : FSDP_OK;
+}
+
+static fsdp_status lay_out_directory(fsdp_target *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->tensor_count; i++)
+        FSDP_TRY(check_packed(&target->tensors[i], err));
+    int count;
+    target_tensor **list = assign_shards(target, &count) ? list_tensors(target) : NULL;
+    if (!list)
+        return fsdp_fail_memory(err, target->path);
+    if (target->tensor_count > 0)
+        qsort(list, target->tensor_count, sizeof *list, compare_tensors);
+    fsdp_status status = write_shards(target, list, count, err);
+    fsdp_free(list);
+    return status;
+}
+
+const fsdp_target_format fsdp_target_safetensors = {.name = "safetensors",
+                                                    .holds_dtype = holds_dtype,
+                                                    .holds_name = holds_name,
+                                                    .lay_out = lay_out_file};
+const fsdp_target_format fsdp_target_hf = {.name = "hf",
+                                           .is_directory = true,
+                                           .holds_dtype = holds_dtype,
+                                           .holds_name = holds_name,
+                                           .lay_out = lay_out_directory};

@@ -1,0 +1,84 @@
+/*
+ * A checkpoint of another program being written: the mirror of source.h.
+ *
+ *   create  ->  add metadata, tensors and values, in order  ->  lay out: every file exists, every tensor has
+ *   its place  ->  write elements, from any thread and in any order  ->  finish, or discard
+ *
+ * The path is a staging name of the caller's, who renames it when everything is done.
+ */
+#ifndef FSDP_TARGET_H
+#define FSDP_TARGET_H
+
+#include "base/io.h"
+#include <fsdp/dtype.h>
+#include <fsdp/value.h>
+
+typedef struct fsdp_target fsdp_target;
+typedef struct fsdp_target_format fsdp_target_format;
+
+extern const fsdp_target_format fsdp_target_safetensors;    /* one file */
+extern const fsdp_target_format fsdp_target_hf;             /* a directory of them, with an index */
+extern const fsdp_target_format fsdp_target_npz, fsdp_target_npy;
+
+typedef struct fsdp_target_opts {
+    fsdp_io *io;               /* NULL: the file system */
+    int64_t max_shard_size;    /* hf: bytes of tensors in a file; 0: 5 * 10^9 */
+    bool sync;                 /* finish makes everything durable, the caller's directory excepted */
+} fsdp_target_opts;
+
+typedef struct fsdp_target_tensor {
+    const char *name;          /* NULL: only inside a value */
+    size_t name_size;
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+} fsdp_target_tensor;
+
+/* The name of the format: "safetensors", "hf", "npz", "npy", ... */
+const char *fsdp_target_format_name(const fsdp_target_format *format);
+/* What a format can hold: asked before work starts. */
+bool fsdp_target_holds_dtype(const fsdp_target_format *format, fsdp_dtype dtype);
+bool fsdp_target_holds_values(const fsdp_target_format *format);
+/* A name that the format cannot spell: the caller escapes it. */
+bool fsdp_target_holds_name(const fsdp_target_format *format, const char *name, size_t size);
+
+/* path: a file or directory that does not exist; nothing is created before the layout. */
+fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_target_opts *opts, const char *path,
+                               fsdp_target **target_out, fsdp_error *err);
+
+/* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
+fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const char *text, fsdp_error *err);
+
+/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype or name, or has the name already. */
+fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor *tensor, size_t *number_out,
+                                   fsdp_error *err);
+/* Tensors in it (FSDP_VALUE_TENSOR) are numbers of this target. */
+fsdp_status fsdp_target_add_value(fsdp_target *target, const char *name, size_t name_size,
+                                  const fsdp_value *value, fsdp_error *err);
+
+/* Creates the files at their full size and writes what stands before the tensors. */
+fsdp_status fsdp_target_lay_out(fsdp_target *target, fsdp_error *err);
+
+/* Where the bytes of a tensor lie, packed row-major and little-endian. */
+typedef struct fsdp_target_place {
+    fsdp_file *file;
+    const char *path;          /* of the file */
+    int64_t offset, size;
+} fsdp_target_place;
+fsdp_target_place fsdp_target_place_of(const fsdp_target *target, size_t tensor);
+
+/* Elements [first, first + count) of a tensor; each is written once. Any thread. */
+fsdp_status fsdp_target_write(fsdp_target *target, size_t tensor, int64_t first, int64_t count, const void *data,
+                              fsdp_error *err);
+
+/* True when the format keeps no checksum of the bytes: the caller may then put elements into their place by
+ * itself (copy_file_range) and only report them. */
+bool fsdp_target_takes_copies(const fsdp_target *target);
+fsdp_status fsdp_target_note(fsdp_target *target, size_t tensor, int64_t first, int64_t count, fsdp_error *err);
+
+/* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
+fsdp_status fsdp_target_finish(fsdp_target *target, fsdp_error *err);
+/* Removes what was created, and frees. Accepts NULL. */
+void fsdp_target_discard(fsdp_target *target);
+
+#endif

@@ -1,0 +1,135 @@
+"""Real files are copied into every format that is written, and hold the same afterwards.
+
+usage: round_trip.py LIST_SOURCE COPY_SOURCE GOLDEN
+Files that the library of a format wrote itself come out byte for byte; NumPy reads what is written.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy
+
+LIST, COPY, GOLDEN = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+NOT_IN = {
+    "safetensors": {"c128", "complex32", "bcomplex32"},
+    "hf": {"c128", "complex32", "bcomplex32"},
+    "npz": {"bf16", "complex32", "bcomplex32"},
+}
+SMALL_SHARDS = 3000
+problems = []
+
+
+def run(*words):
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
+def listing(path):
+    return json.loads(run(LIST, path))
+
+
+def data_of(case):
+    entries = list((case / "data").iterdir())
+    return entries[0] if len(entries) == 1 and entries[0].is_file() else case / "data"
+
+
+def held(tensors, target):
+    """What the target can hold."""
+    absent = NOT_IN[target]
+    return {
+        name: {key: tensor[key] for key in ("dtype", "shape", "sha256")}
+        for name, tensor in tensors.items()
+        if tensor["dtype"] not in absent
+        and not (target == "npz" and (tensor["dtype"].startswith(("f8_", "f6_", "f4_")) or "\0" in name))
+    }
+
+
+def check(truth, told):
+    if not truth:
+        problems.append(told)
+
+
+def check_hf(path, expected):
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        check((path / "model.safetensors").exists(), f"{path}: neither index nor model.safetensors")
+        return
+    said = json.loads(index.read_text())
+    files = sorted(set(said["weight_map"].values()))
+    wanted = [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    check(files == wanted, f"{path}: files are {files}")
+    check(set(said["weight_map"]) == set(expected), f"{path}: weight_map has other names")
+    sizes = sum((path / name).stat().st_size for name in files)
+    check(0 < said["metadata"]["total_size"] <= sizes, f"{path}: total_size {said['metadata']}")
+
+
+def check_numpy(path, expected):
+    with zipfile.ZipFile(path) as archive:
+        check(archive.testzip() is None, f"{path}: zipfile finds a wrong CRC")
+        for member in archive.infolist():
+            with path.open("rb") as file:
+                file.seek(member.header_offset + 26)
+                sizes = file.read(4)
+            data = member.header_offset + 30 + sizes[0] + 256 * sizes[1] + sizes[2] + 256 * sizes[3]
+            check(data % 64 == 0, f"{path}: {member.filename} begins at {data}")
+    arrays = numpy.load(path)
+    for name, tensor in expected.items():
+        check(list(arrays[name].shape) == tensor["shape"], f"{path}: {name} has another shape")
+
+
+def check_copy(case, source, target, folder):
+    path = folder / f"copy.{target}"
+    run(COPY, target, source, path, "--drop", "--max-shard-size", str(SMALL_SHARDS))
+    before, after = held(listing(source)["tensors"], target), listing(path)["tensors"]
+    check(before == after, f"{case.name} -> {target}: the tensors differ")
+    if target == "hf":
+        check_hf(path, before)
+    if target == "npz":
+        check_numpy(path, before)
+
+
+def is_canonical(path):
+    """The library's own order: the file can be told again from its tensors and metadata."""
+    head = path.read_bytes()
+    size = int.from_bytes(head[:8], "little")
+    return json.loads(head[8 : 8 + size]).get("__metadata__") == {"format": "pt"}
+
+
+def same_bytes(folder):
+    """How many of the library's own files come out as they were."""
+    count = 0
+    for number, path in enumerate(sorted(GOLDEN.glob("*/*/data/**/*.safetensors"))):
+        if "hostile" not in path.parts and is_canonical(path):
+            copy = folder / f"{number}.safetensors"
+            run(COPY, "safetensors", path, copy)
+            check(path.read_bytes() == copy.read_bytes(), f"{path}: other bytes than the library's")
+            count += 1
+    return count
+
+
+def main():
+    copied = 0
+    for expected in sorted(GOLDEN.glob("*/*/expected.json")):
+        case = expected.parent
+        source = data_of(case)
+        is_cut = case.parent.name == "dcp" and list(source.glob("*.safetensors"))
+        if case.parent.name not in ("safetensors", "hf", "npz") and not is_cut:
+            continue
+        if json.loads(expected.read_text()).get("refuse_or_read"):
+            continue
+        for target in NOT_IN:
+            with tempfile.TemporaryDirectory() as folder:
+                check_copy(case, source, target, Path(folder))
+                copied += 1
+    with tempfile.TemporaryDirectory() as folder:
+        same = same_bytes(Path(folder))
+    check(copied > 40 and same > 5, "too little was compared")
+    print(f"{copied} copies, {same} files compared byte for byte")
+
+
+main()
+print("\n".join(problems) or "all as before")
+sys.exit(1 if problems else 0)
