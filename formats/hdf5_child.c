@@ -53,7 +53,7 @@ static void say_failure(const fsdp_h5_child *child, fsdp_status status, const fs
 
 /* --- the listing ------------------------------------------------------------------------------ */
 
-void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size)
+void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size)
 {
     const char *from = data;
     while (size > 0) {
@@ -73,22 +73,22 @@ void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size)
     }
 }
 
-void fsdp_h5_put_u8(fsdp_h5_child *child, unsigned value)
+void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value)
 {
     unsigned char byte = (unsigned char)value;
-    fsdp_h5_put(child, &byte, 1);
+    fsdp_h5_child_put(child, &byte, 1);
 }
 
-void fsdp_h5_put_i64(fsdp_h5_child *child, int64_t value)
+void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value)
 {
-    fsdp_h5_put(child, &value, sizeof value);
+    fsdp_h5_child_put(child, &value, sizeof value);
 }
 
-void fsdp_h5_put_string(fsdp_h5_child *child, const char *data, size_t size)
+void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size)
 {
     uint32_t shown = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
-    fsdp_h5_put(child, &shown, sizeof shown);
-    fsdp_h5_put(child, data, shown);
+    fsdp_h5_child_put(child, &shown, sizeof shown);
+    fsdp_h5_child_put(child, data, shown);
 }
 
 /* --- errors ----------------------------------------------------------------------------------- */

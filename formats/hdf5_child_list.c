@@ -60,9 +60,9 @@ static void put_soft_link(group_walk *walk, hid_t group, const char *name, size_
     set_path(walk, walk->frames[walk->depth - 1].path_size, name);
     if (walk->path.failed)
         return;
-    fsdp_h5_put_u8(walk->child, 'S');
-    fsdp_h5_put_string(walk->child, walk->path.data, walk->path.size);
-    fsdp_h5_put_string(walk->child, target, strnlen(target, sizeof target));
+    fsdp_h5_child_put_u8(walk->child, 'S');
+    fsdp_h5_child_put_string(walk->child, walk->path.data, walk->path.size);
+    fsdp_h5_child_put_string(walk->child, target, strnlen(target, sizeof target));
 }
 
 static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type_t type)
@@ -201,6 +201,6 @@ fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err)
     fsdp_free(walk.frames);
     fsdp_text_release(&walk.path);
     if (status == FSDP_OK)
-        fsdp_h5_put_u8(child, 'E');
+        fsdp_h5_child_put_u8(child, 'E');
     return status;
 }

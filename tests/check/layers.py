@@ -30,13 +30,8 @@ THIRD_PARTY = {
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-<<<<<<< HEAD
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_(library|session)\.c|"
-    r"formats/source_internal\.h|statedict/(ctl_threads|lease)\.c|tests/.*",
-=======
-    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_library\.c|"
     r"formats/(source|target)_internal\.h|statedict/(ctl_threads|lease)\.c|tests/.*",
->>>>>>> w-files
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }
