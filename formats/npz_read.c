@@ -5,11 +5,15 @@
 #include "formats/bytes.h"
 #include "formats/foreign.h"
 #include "formats/npy_header.h"
+#include "formats/spelling.h"
 #include "formats/zip.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+static const char names_member[] = "%names.npy";
+enum { LONGEST_SPELLING = 64 << 20 };
 
 /* The bytes of one array, header included. */
 typedef struct array_place {
@@ -174,16 +178,41 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
 }
 
 static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
-                              fsdp_error *err)
+                              const fsdp_spelling *spelling, fsdp_error *err)
 {
     array_place place;
     uint8_t head[6] = {0};
     FSDP_TRY(place_member(source, file, entry, &place, err));
+    fsdp_spelling_resolve(spelling, &place.name, &place.name_size);
     size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
     FSDP_TRY(read_at(&place, head, size, 0, err));
     if (!fsdp_npy_is_magic(head, size))
         return add_opaque(&place, "member of a zip that is no array", err);
     return add_one(&place, err);
+}
+
+/* The array of the true names of others. */
+static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                                 fsdp_spelling *spelling, fsdp_error *err)
+{
+    array_place place;
+    fsdp_npy npy;
+    int64_t data;
+    FSDP_TRY(place_member(source, file, entry, &place, err));
+    FSDP_TRY(read_header(&place, &npy, &data, err));
+    FSDP_TRY(check_size(&place, &npy, data, err));
+    size_t size = (size_t)(place.size - data);
+    if (size > LONGEST_SPELLING)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': the list of names is too long",
+                         fsdp_source_path(source));
+    char *text = fsdp_realloc(NULL, size + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, fsdp_source_path(source));
+    fsdp_status status = read_at(&place, text, size, data, err);
+    if (status == FSDP_OK)
+        status = fsdp_spelling_parse(spelling, fsdp_source_path(source), text, size, err);
+    fsdp_free(text);
+    return status;
 }
 
 static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
@@ -196,14 +225,21 @@ static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
     fsdp_zip *zip = NULL;
     FSDP_TRY(fsdp_zip_open(&input, FSDP_ZIP_NAMES_ARE_DATA, &zip, err));
     fsdp_status status = FSDP_OK;
+    fsdp_spelling spelling = {0};
+    const fsdp_zip_entry *names = fsdp_zip_find(zip, names_member, strlen(names_member));
+    if (names)
+        status = read_spelling(source, file, names, &spelling, err);
     for (size_t i = 0; i < fsdp_zip_count(zip) && status == FSDP_OK; i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip, i);
-        status = add_member(source, file, entry, err);
+        if (entry == names)
+            continue;
+        status = add_member(source, file, entry, &spelling, err);
         char shown[200];
         if (status != FSDP_OK)
             fsdp_error_prefix(err, "member '%s'",
                               fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
+    fsdp_spelling_release(&spelling);
     fsdp_zip_close(zip);
     return status;
 }

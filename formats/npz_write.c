@@ -26,10 +26,14 @@ static bool holds_dtype(fsdp_dtype dtype)
     return info && info->numpy;
 }
 
+static const char names_array[] = "%names";
+
 /* Python ends a member's name at a NUL. */
 static bool holds_name(const char *name, size_t size)
 {
-    return size <= LONGEST_NAME - SUFFIX && (size == 0 || memchr(name, '\0', size) == NULL);
+    bool is_ours = size == strlen(names_array) && memcmp(name, names_array, size) == 0;
+    return !is_ours && size <= LONGEST_NAME - SUFFIX &&
+           (size == 0 || memchr(name, '\0', size) == NULL);
 }
 
 /* --- the header of an array ------------------------------------------------------------------- */
@@ -72,7 +76,7 @@ static fsdp_status make_head(const fsdp_target *target, const target_tensor *ten
 {
     fsdp_text own = {0}, name = {0};
     add_header(&own, &tensor->what);
-    fsdp_text_add(&name, tensor->what.name, tensor->what.name_size);
+    fsdp_text_add(&name, tensor->spelled, tensor->spelled_size);
     fsdp_text_add(&name, ".npy", SUFFIX);
     *member = (fsdp_zip_member){.name = name.data, .name_size = name.size, .header = header};
     fsdp_status status = own.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
@@ -113,12 +117,30 @@ static fsdp_status place_members(fsdp_target *target, int64_t *size_out, fsdp_er
     return status;
 }
 
+/* The true names are an array of the archive like the others. */
+static fsdp_status add_names(fsdp_target *target, size_t *number_out, fsdp_error *err)
+{
+    int64_t size = (int64_t)target->spelling.size;
+    fsdp_target_tensor what = {.dtype = FSDP_U8, .ndim = 1, .shape = &size};
+    FSDP_TRY(fsdp_target_add_tensor(target, &what, number_out, err));
+    target->tensors[*number_out].spelled = names_array;
+    target->tensors[*number_out].spelled_size = strlen(names_array);
+    return FSDP_OK;
+}
+
 static fsdp_status lay_out_npz(fsdp_target *target, fsdp_error *err)
 {
+    bool has_names = target->spelling.size > 0;
     int64_t size;
+    size_t names = 0;
     int file;
+    if (has_names)
+        FSDP_TRY(add_names(target, &names, err));
     FSDP_TRY(place_members(target, &size, err));
-    return fsdp_target_add_file(target, NULL, size, &file, err);
+    FSDP_TRY(fsdp_target_add_file(target, NULL, size, &file, err));
+    return has_names ? fsdp_target_write(target, names, 0, (int64_t)target->spelling.size,
+                                         target->spelling.data, err)
+                     : FSDP_OK;
 }
 
 /* Writes what stands before each tensor, and what stands behind them all. */

@@ -102,13 +102,21 @@ static fsdp_status damaged(pickle_vm *vm, const char *why)
     return pickle_fail(vm, FSDP_ERR_DAMAGED, why);
 }
 
+/* With more data it could have gone on. */
+static fsdp_status run_out(pickle_vm *vm, const char *why)
+{
+    if (vm->options->ran_out)
+        *vm->options->ran_out = true;
+    return damaged(vm, why);
+}
+
 /* --- input -------------------------------------------------------------------------------------- */
 
 static fsdp_status take(pickle_vm *vm, uint64_t size, const uint8_t **data_out)
 {
     *data_out = vm->at;
     if (size > (uint64_t)(vm->limit - vm->at))
-        return damaged(vm, "it ends inside an argument, or a frame does");
+        return run_out(vm, "it ends inside an argument, or a frame does");
     vm->at += size;
     return FSDP_OK;
 }
@@ -119,7 +127,7 @@ static fsdp_status take_line(pickle_vm *vm, const char **line_out, size_t *size_
     *size_out = 0;
     const uint8_t *line_end = memchr(vm->at, '\n', (size_t)(vm->limit - vm->at));
     if (!line_end)
-        return damaged(vm, "it ends inside a line");
+        return run_out(vm, "it ends inside a line");
     *size_out = (size_t)(line_end - vm->at);
     vm->at = line_end + 1;
     return FSDP_OK;
@@ -480,7 +488,7 @@ static fsdp_status begin_frame(pickle_vm *vm)
         return damaged(vm, "a frame begins inside another one");
     FSDP_TRY(take_number(vm, 8, &size));
     if (size > (uint64_t)(vm->end - vm->at))
-        return damaged(vm, "a frame is longer than the pickle");
+        return run_out(vm, "a frame is longer than the pickle");
     vm->limit = vm->at + size;
     return FSDP_OK;
 }
@@ -606,7 +614,7 @@ static fsdp_status run(pickle_vm *vm)
             vm->limit = vm->end;
         vm->opcode = vm->at;
         if (vm->at == vm->end)
-            return damaged(vm, "it ends without STOP");
+            return run_out(vm, "it ends without STOP");
         uint8_t opcode = *vm->at++;
         if (opcode == OP_STOP)
             break;

@@ -121,6 +121,7 @@ typedef struct fsdp_pickle {
 typedef struct fsdp_pickle_options {
     const char *where;         /* "'PATH': record 'NAME'", for messages */
     int64_t offset;            /* of the first byte there, added to offsets in messages */
+    bool *ran_out;             /* set when it fails because the data ends too early; may be NULL */
     bool is_metadata;          /* only what the metadata of DCP needs; no persistent ids */
 } fsdp_pickle_options;
 

@@ -346,14 +346,18 @@ char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
 {
     const fsdp_pickle_node *at = &pickle->nodes[node];
     for (int hops = 0; at->kind == FSDP_NODE_CALL && hops < 4; hops++) {
-        /* getattr(C, name) and what functools.partial made of it are named after C */
-        bool is_shape = at->known == FSDP_KNOWN_GETATTR;
+        /* getattr(C, name) and copyreg._reconstructor(C, ...) are named after C */
+        bool is_shape = at->known == FSDP_KNOWN_GETATTR || at->known == FSDP_KNOWN_RECONSTRUCTOR;
         node = is_shape ? fsdp_pickle_argument(pickle, at, 0) : at->as.call->callable;
         at = &pickle->nodes[node];
     }
     if (at->kind != FSDP_NODE_GLOBAL)
         return fsdp_strndup("object", 6);
-    const fsdp_pickle_global *global = at->as.global;
+    fsdp_pickle_global old = *at->as.global, *global = &old;
+    if (strcmp(old.module, "__builtin__") == 0) { /* as Python 2 called it */
+        old.module = "builtins";
+        old.module_size = strlen(old.module);
+    }
     char *text = fsdp_alloc(global->module_size + global->name_size + 2, 1);
     if (!text)
         return NULL;

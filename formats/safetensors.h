@@ -8,10 +8,13 @@
 
 #include "formats/name_table.h"
 #include "formats/source.h"
+#include "formats/spelling.h"
 
 typedef struct fsdp_safetensors_entry {
-    const char *name;
+    const char *name;          /* as the file spells it */
     size_t name_size;
+    const char *true_name;     /* the same, unless it was escaped */
+    size_t true_size;
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;      /* ours: the last dim of F4 and F6 counts bytes */
@@ -27,6 +30,7 @@ typedef struct fsdp_safetensors {
     fsdp_name_table names;     /* -> number of the entry */
     bool has_metadata, is_sharded;     /* sharded: it has a DCP_SHARDING_INFO */
     fsdp_text metadata;        /* as a JSON object */
+    fsdp_spelling spelling;
 } fsdp_safetensors;
 
 /* Reads the header of a file of the source, which is nothing but safetensors. */

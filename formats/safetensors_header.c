@@ -25,6 +25,7 @@ void fsdp_safetensors_release(fsdp_safetensors *header)
     fsdp_free(header->entries);
     fsdp_name_table_release(&header->names);
     fsdp_text_release(&header->metadata);
+    fsdp_spelling_release(&header->spelling);
     fsdp_arena_release(&header->arena);
     *header = (fsdp_safetensors){0};
 }
@@ -189,6 +190,8 @@ static fsdp_status keep_tensor(header_reader *reader, const char *name, size_t s
     fsdp_safetensors_entry *entry = &header->entries[header->count++];
     *entry = (fsdp_safetensors_entry){.name = name,
                                       .name_size = size,
+                                      .true_name = name,
+                                      .true_size = size,
                                       .dtype = tensor->dtype,
                                       .ndim = tensor->ndim,
                                       .shape = shape,
@@ -270,9 +273,14 @@ static fsdp_status read_sharding(header_reader *reader, const char *text, size_t
 typedef struct metadata_reader {
     fsdp_arena arena; /* of the keys */
     fsdp_name_table keys;
-    char *sharding; /* NULL: none */
-    size_t sharding_size;
+    char *sharding, *spelling; /* texts of their own; NULL: none */
+    size_t sharding_size, spelling_size;
 } metadata_reader;
+
+static bool is_key(const char *key, size_t size, const char *wanted)
+{
+    return size == strlen(wanted) && memcmp(key, wanted, size) == 0;
+}
 
 static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, const char *key,
                              size_t key_size, fsdp_error *err)
@@ -286,11 +294,14 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
     const char *data;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &data, &size, err));
-    if (key_size == strlen("DCP_SHARDING_INFO") &&
-        memcmp(kept, "DCP_SHARDING_INFO", key_size) == 0) {
-        metadata->sharding = fsdp_arena_strndup(&metadata->arena, data, size);
-        metadata->sharding_size = size;
-        if (!metadata->sharding)
+    bool is_sharding = is_key(kept, key_size, "DCP_SHARDING_INFO");
+    char **place = is_sharding                            ? &metadata->sharding
+                   : is_key(kept, key_size, "fsdp.names") ? &metadata->spelling
+                                                          : NULL;
+    if (place) {
+        *place = fsdp_arena_strndup(&metadata->arena, data, size);
+        *(is_sharding ? &metadata->sharding_size : &metadata->spelling_size) = size;
+        if (!*place)
             return fsdp_fail_memory(err, reader->path);
     }
     fsdp_text *text = &reader->header->metadata;
@@ -346,6 +357,18 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
     return status;
 }
 
+static fsdp_status resolve_names(header_reader *reader, const metadata_reader *metadata,
+                                 fsdp_error *err)
+{
+    fsdp_safetensors *header = reader->header;
+    FSDP_TRY(fsdp_spelling_parse(&header->spelling, reader->path, metadata->spelling,
+                                 metadata->spelling_size, err));
+    for (size_t i = 0; i < header->count; i++)
+        fsdp_spelling_resolve(&header->spelling, &header->entries[i].true_name,
+                              &header->entries[i].true_size);
+    return FSDP_OK;
+}
+
 static fsdp_status read_members(header_reader *reader, metadata_reader *metadata, fsdp_error *err)
 {
     FSDP_TRY(fsdp_json_enter_object(&reader->json, err));
@@ -360,6 +383,8 @@ static fsdp_status read_members(header_reader *reader, metadata_reader *metadata
     }
     FSDP_TRY(fsdp_json_finish(&reader->json, err));
     reader->header->is_sharded = metadata->sharding != NULL;
+    if (metadata->spelling)
+        FSDP_TRY(resolve_names(reader, metadata, err));
     return metadata->sharding
                ? read_sharding(reader, metadata->sharding, metadata->sharding_size, err)
                : FSDP_OK;

@@ -82,7 +82,7 @@ static fsdp_status add_whole(fsdp_source *source, const fsdp_safetensors_entry *
                              fsdp_error *err)
 {
     size_t tensor;
-    FSDP_TRY(fsdp_source_add_tensor(source, entry->name, entry->name_size, entry->dtype,
+    FSDP_TRY(fsdp_source_add_tensor(source, entry->true_name, entry->true_size, entry->dtype,
                                     entry->ndim, entry->shape, &tensor, err));
     return add_part(source, tensor, entry, NULL, file, err);
 }
@@ -136,8 +136,8 @@ static fsdp_status add_cut(model_folder *folder, cut_tensor *tensor, fsdp_error 
 {
     size_t number;
     const fsdp_safetensors_entry *first = tensor->first;
-    FSDP_TRY(fsdp_source_add_tensor(folder->source, first->name, first->name_size, first->dtype,
-                                    first->ndim, tensor->shape, &number, err));
+    FSDP_TRY(fsdp_source_add_tensor(folder->source, first->true_name, first->true_size,
+                                    first->dtype, first->ndim, tensor->shape, &number, err));
     for (size_t i = tensor->first_part; i != SIZE_MAX; i = folder->parts[i].next) {
         const cut_part *part = &folder->parts[i];
         FSDP_TRY(add_part(folder->source, number, part->entry, part->entry->lo, part->file, err));

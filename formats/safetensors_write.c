@@ -43,11 +43,11 @@ static int rank_of(fsdp_dtype dtype)
 
 static int compare_names(const target_tensor *a, const target_tensor *b)
 {
-    size_t size = a->what.name_size < b->what.name_size ? a->what.name_size : b->what.name_size;
-    int order = size > 0 ? memcmp(a->what.name, b->what.name, size) : 0;
+    size_t size = a->spelled_size < b->spelled_size ? a->spelled_size : b->spelled_size;
+    int order = size > 0 ? memcmp(a->spelled, b->spelled, size) : 0;
     if (order != 0)
         return order;
-    return (a->what.name_size > b->what.name_size) - (a->what.name_size < b->what.name_size);
+    return (a->spelled_size > b->spelled_size) - (a->spelled_size < b->spelled_size);
 }
 
 static int compare_tensors(const void *a, const void *b)
@@ -107,13 +107,17 @@ static void add_metadata(fsdp_text *text, const fsdp_target *target)
     }
     if (!has_format) /* transformers looks for it */
         fsdp_text_addf(text, "%s\"format\":\"pt\"", target->metadata_count > 0 ? "," : "");
+    if (target->spelling.size > 0) {
+        fsdp_text_addf(text, ",\"fsdp.names\":");
+        fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);
+    }
     fsdp_text_addf(text, "}");
 }
 
 static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t begin)
 {
     fsdp_text_addf(text, ",");
-    fsdp_text_add_json_string(text, tensor->what.name, tensor->what.name_size);
+    fsdp_text_add_json_string(text, tensor->spelled, tensor->spelled_size);
     fsdp_text_addf(text, ":{\"dtype\":\"%s\",\"shape\":[",
                    fsdp_dtype_describe(tensor->what.dtype)->safetensors);
     for (int dim = 0; dim < tensor->what.ndim; dim++)
@@ -251,7 +255,7 @@ static fsdp_status write_index(fsdp_target *target, target_tensor **list, int co
         char name[64];
         name_file(name, sizeof name, list[i]->file, count);
         fsdp_text_addf(&text, "%s\n    ", i > 0 ? "," : "");
-        fsdp_text_add_json_string(&text, list[i]->what.name, list[i]->what.name_size);
+        fsdp_text_add_json_string(&text, list[i]->spelled, list[i]->spelled_size);
         fsdp_text_addf(&text, ": \"%s\"", name);
     }
     fsdp_text_addf(&text, "\n  }\n}\n");

@@ -110,8 +110,8 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
 
 /*
  * Memory for decoded streams together. Of a stream over a quarter of it only the last part is kept, which
- * is enough for reading onwards; a stream that is read to and fro all the same is spooled into an unnamed
- * file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
+ * is enough for reading onwards; a stream that is read back and forth all the same is spooled into an
+ * unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
 int64_t fsdp_source_memory(const fsdp_source *source);
@@ -119,7 +119,8 @@ int64_t fsdp_source_memory(const fsdp_source *source);
 /* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
  * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */
 size_t fsdp_source_check_count(const fsdp_source *source);
-fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader, fsdp_error *err);
+fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err);
 
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
@@ -129,6 +130,15 @@ void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 typedef struct fsdp_source_ops {
     /* As fsdp_source_read, for tensors of which a chunk has file -1. NULL when there are none. */
     fsdp_status (*read)(void *state, size_t tensor, const fsdp_box *box, void *data, fsdp_error *err);
+    /* For chunks with file -1 whose bytes are plain after all, but whose place takes reading to find out:
+     * fills in file, stream, offset, fix and strides (room for the tensor's dims) of a copy of the chunk; its
+     * offset is what add_chunk was given. Called again and again, and by several threads. NULL: read brings
+     * them. The format answers for the place. */
+    fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
+                         fsdp_error *err);
+    /* Checks of the format's own, counted behind those of the source. Both NULL: none. */
+    size_t (*check_count)(void *state);
+    fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
     void (*close)(void *state);    /* may be NULL */
 } fsdp_source_ops;
 

@@ -3,6 +3,7 @@
  * once, checksums of pieces in any order become one, and nothing stays behind when something fails.
  */
 #include "formats/target_internal.h"
+#include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -68,6 +69,7 @@ static void release(fsdp_target *target)
     fsdp_free(target->values);
     fsdp_free(target->metadata);
     fsdp_free(target->files);
+    fsdp_text_release(&target->spelling);
     fsdp_name_table_release(&target->names);
     fsdp_arena_release(&target->arena);
     pthread_mutex_destroy(&target->lock);
@@ -93,9 +95,6 @@ static fsdp_status take_name(fsdp_target *target, const char **name, size_t size
 {
     char shown[200];
     fsdp_printable(*name, size, shown, sizeof shown);
-    if (!fsdp_target_holds_name(target->format, *name, size))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot spell the name '%s'", target->format->name,
-                         shown);
     if (fsdp_name_table_find(&target->names, *name, size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "the name '%s' is there twice", shown);
     *name = fsdp_arena_strndup(&target->arena, *name, size);
@@ -149,6 +148,64 @@ fsdp_status fsdp_target_add_value(fsdp_target *target, const char *name, size_t 
     return FSDP_OK;
 }
 
+/* --- names that the format cannot spell ------------------------------------------------------- */
+
+/* '%' and NUL escaped, then the first character, and at last a hash of the name. */
+static void escape(const fsdp_target_format *format, const char *name, size_t size, fsdp_text *out)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (name[i] == '%' || name[i] == '\0')
+            fsdp_text_addf(out, name[i] ? "%%25" : "%%00");
+        else
+            fsdp_text_add(out, name + i, 1);
+    }
+    if (out->failed || out->size == 0 || format->holds_name(out->data, out->size))
+        return;
+    out->size = 0;
+    fsdp_text_addf(out, "%%%02X", (unsigned char)name[0]);
+    fsdp_text_add(out, name + 1, size - 1);
+    if (out->failed || format->holds_name(out->data, out->size))
+        return;
+    fsdp_hash hash = fsdp_kernels_get()->hash(name, size);
+    out->size = 0;
+    fsdp_text_addf(out, "%%h");
+    fsdp_text_add_hex(out, hash.bytes, sizeof hash.bytes);
+}
+
+static fsdp_status spell(fsdp_target *target, target_tensor *tensor, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    escape(target->format, tensor->what.name, tensor->what.name_size, &text);
+    while (!text.failed && fsdp_name_table_find(&target->names, text.data, text.size))
+        fsdp_text_addf(&text, "%%");
+    tensor->spelled = text.failed ? NULL : fsdp_arena_strndup(&target->arena, text.data, text.size);
+    tensor->spelled_size = text.size;
+    fsdp_text_release(&text);
+    if (!tensor->spelled ||
+        !fsdp_name_table_put(&target->names, tensor->spelled, tensor->spelled_size, 0))
+        return fsdp_fail_memory(err, target->path);
+    fsdp_text_addf(&target->spelling, target->spelling.size > 0 ? "," : "{");
+    fsdp_text_add_json_string(&target->spelling, tensor->spelled, tensor->spelled_size);
+    fsdp_text_addf(&target->spelling, ":");
+    fsdp_text_add_json_string(&target->spelling, tensor->what.name, tensor->what.name_size);
+    return FSDP_OK;
+}
+
+static fsdp_status spell_names(fsdp_target *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->tensor_count; i++) {
+        target_tensor *tensor = &target->tensors[i];
+        tensor->spelled = tensor->what.name;
+        tensor->spelled_size = tensor->what.name_size;
+        if (tensor->what.name &&
+            !fsdp_target_holds_name(target->format, tensor->spelled, tensor->spelled_size))
+            FSDP_TRY(spell(target, tensor, err));
+    }
+    if (target->spelling.size > 0)
+        fsdp_text_addf(&target->spelling, "}");
+    return target->spelling.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
+}
+
 /* --- files ------------------------------------------------------------------------------------ */
 
 fsdp_status fsdp_target_add_file(fsdp_target *target, const char *name, int64_t size,
@@ -179,6 +236,7 @@ fsdp_status fsdp_target_put(fsdp_target *target, int file, const void *data, siz
 
 fsdp_status fsdp_target_lay_out(fsdp_target *target, fsdp_error *err)
 {
+    FSDP_TRY(spell_names(target, err));
     if (target->format->is_directory) {
         FSDP_TRY(fsdp_io_mkdir(target->io, target->path, err));
         target->has_directory = true;

@@ -39,17 +39,17 @@ const char *fsdp_target_format_name(const fsdp_target_format *format);
 /* What a format can hold: asked before work starts. */
 bool fsdp_target_holds_dtype(const fsdp_target_format *format, fsdp_dtype dtype);
 bool fsdp_target_holds_values(const fsdp_target_format *format);
-/* A name that the format cannot spell: the caller escapes it. */
+/* False for a name that stands escaped in the file, with the true one beside it. */
 bool fsdp_target_holds_name(const fsdp_target_format *format, const char *name, size_t size);
 
 /* path: a file or directory that does not exist; nothing is created before the layout. */
-fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_target_opts *opts, const char *path,
-                               fsdp_target **target_out, fsdp_error *err);
+fsdp_status fsdp_target_create(const fsdp_target_format *format, const fsdp_target_opts *opts,
+                               const char *path, fsdp_target **target_out, fsdp_error *err);
 
 /* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
 fsdp_status fsdp_target_add_metadata(fsdp_target *target, const char *key, const char *text, fsdp_error *err);
 
-/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype or name, or has the name already. */
+/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype, or the name is there already. */
 fsdp_status fsdp_target_add_tensor(fsdp_target *target, const fsdp_target_tensor *tensor, size_t *number_out,
                                    fsdp_error *err);
 /* Tensors in it (FSDP_VALUE_TENSOR) are numbers of this target. */
@@ -68,13 +68,14 @@ typedef struct fsdp_target_place {
 fsdp_target_place fsdp_target_place_of(const fsdp_target *target, size_t tensor);
 
 /* Elements [first, first + count) of a tensor; each is written once. Any thread. */
-fsdp_status fsdp_target_write(fsdp_target *target, size_t tensor, int64_t first, int64_t count, const void *data,
-                              fsdp_error *err);
+fsdp_status fsdp_target_write(fsdp_target *target, size_t tensor, int64_t first, int64_t count,
+                              const void *data, fsdp_error *err);
 
 /* True when the format keeps no checksum of the bytes: the caller may then put elements into their place by
  * itself (copy_file_range) and only report them. */
 bool fsdp_target_takes_copies(const fsdp_target *target);
-fsdp_status fsdp_target_note(fsdp_target *target, size_t tensor, int64_t first, int64_t count, fsdp_error *err);
+fsdp_status fsdp_target_note(fsdp_target *target, size_t tensor, int64_t first, int64_t count,
+                             fsdp_error *err);
 
 /* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
 fsdp_status fsdp_target_finish(fsdp_target *target, fsdp_error *err);

@@ -18,6 +18,8 @@ typedef struct target_range {
 
 typedef struct target_tensor {
     fsdp_target_tensor what;
+    const char *spelled;       /* its name in the file, set before lay_out */
+    size_t spelled_size;
     int64_t count, size;       /* elements, bytes */
     int file;                  /* set by lay_out */
     int64_t offset;
@@ -63,6 +65,7 @@ struct fsdp_target {
     size_t tensor_count, tensor_room;
     target_value *values;
     size_t value_count, value_room;
+    fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
     target_pair *metadata;
     size_t metadata_count, metadata_room;
     target_file *files;

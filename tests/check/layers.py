@@ -31,7 +31,7 @@ THIRD_PARTY = {
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_(library|session)\.c|"
-    r"formats/(source|target)_internal\.h|statedict/(ctl_threads|lease)\.c|tests/.*",
+    r"formats/((source|target)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease)\.c|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

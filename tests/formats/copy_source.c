@@ -42,8 +42,7 @@ static fsdp_status declare(copying *copy, fsdp_error *err)
         if (!entry->is_tensor)
             return fsdp_fail(err, FSDP_ERR_USAGE, "a value");
         const fsdp_source_tensor *from = fsdp_source_tensor_at(copy->source, entry->tensor);
-        if (copy->drops && (!fsdp_target_holds_dtype(copy->format, from->dtype) ||
-                            !fsdp_target_holds_name(copy->format, from->name, from->name_size)))
+        if (copy->drops && !fsdp_target_holds_dtype(copy->format, from->dtype))
             continue;
         fsdp_target_tensor to = {.name = from->name,
                                  .name_size = from->name_size,

@@ -432,7 +432,7 @@ static void compare_range(int stream, int64_t offset, size_t size)
     free(got);
 }
 
-static void read_to_and_fro(fsdp_packing packing, int64_t memory)
+static void read_back_and_forth(fsdp_packing packing, int64_t memory)
 {
     fsdp_source_stream where = put_packed(packing, 0);
     int stream;
@@ -449,17 +449,17 @@ static void read_to_and_fro(fsdp_packing packing, int64_t memory)
 
 Test(source, packed_bytes_in_memory_are_what_went_in)
 {
-    read_to_and_fro(FSDP_PACKING_DEFLATE, (int64_t)1 << 30);
+    read_back_and_forth(FSDP_PACKING_DEFLATE, (int64_t)1 << 30);
 }
 
 Test(source, packed_bytes_are_spooled_when_memory_is_small)
 {
-    read_to_and_fro(FSDP_PACKING_DEFLATE, 1000);
+    read_back_and_forth(FSDP_PACKING_DEFLATE, 1000);
 }
 
 Test(source, zstd_does_the_same)
 {
-    read_to_and_fro(FSDP_PACKING_ZSTD, 1000);
+    read_back_and_forth(FSDP_PACKING_ZSTD, 1000);
 }
 
 Test(source, a_stream_of_unknown_size_is_measured)

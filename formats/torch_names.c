@@ -1,0 +1,482 @@
+/*
+ * The walk through a pickle that gives everything its name: path elements joined by dots.
+ *
+ * Dicts and namespaces are gone into, lists and tuples when something with a name of its own is in them,
+ * and objects of unknown classes, which are themselves listed as opaque. The rest are values.
+ */
+#include "formats/torch_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct walk {
+    torch_archive *archive;
+    const torch_visitor *visitor;
+    fsdp_text name;
+    int depth; /* path elements */
+    fsdp_error *err;
+} walk;
+
+static fsdp_status visit(walk *at, fsdp_node node);
+
+static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
+{
+    return fsdp_pickle_at(&archive->pickle, node);
+}
+
+/* --- str(key) ----------------------------------------------------------------------------------- */
+
+/* Python's repr of a float: the shortest digits that come back, plain between 1e-4 and 1e16. */
+static void add_float(double value, fsdp_text *text)
+{
+    char digits[40];
+    if (!isfinite(value)) {
+        fsdp_text_addf(text, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        return;
+    }
+    int precision = 0;
+    do {
+        snprintf(digits, sizeof digits, "%.*e", precision, value);
+    } while (strtod(digits, NULL) != value && ++precision < 17);
+    char *mark = strchr(digits, 'e');
+    int exponent = atoi(mark + 1);
+    if (exponent < -4 || exponent >= 16) {
+        fsdp_text_addf(text, "%s", digits);
+        return;
+    }
+    fsdp_text_addf(text, "%.*f", precision > exponent ? precision - exponent : 1, value);
+}
+
+static void add_quoted(const char *data, size_t size, fsdp_text *text)
+{
+    char quote = memchr(data, '\'', size) && !memchr(data, '"', size) ? '"' : '\'';
+    fsdp_text_add(text, &quote, 1);
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)data[i];
+        if (c == (unsigned char)quote || c == '\\')
+            fsdp_text_addf(text, "\\%c", c);
+        else if (c == '\n' || c == '\r' || c == '\t')
+            fsdp_text_addf(text, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+        else if (c < 0x20 || c == 0x7F)
+            fsdp_text_addf(text, "\\x%02x", c);
+        else
+            fsdp_text_add(text, &data[i], 1);
+    }
+    fsdp_text_add(text, &quote, 1);
+}
+
+static void add_repr(const torch_archive *archive, fsdp_node key, int depth, fsdp_text *text);
+
+static void add_tuple(const torch_archive *archive, const fsdp_pickle_node *tuple, int depth,
+                      fsdp_text *text)
+{
+    enum { DEEPEST = 16, LONGEST = 4096 };
+    fsdp_text_add(text, "(", 1);
+    for (uint32_t i = 0; i < tuple->count; i++) {
+        if (depth == DEEPEST || text->size > LONGEST) {
+            fsdp_text_addf(text, "...");
+            break;
+        }
+        if (i > 0)
+            fsdp_text_addf(text, ", ");
+        add_repr(archive, tuple->as.items[i], depth + 1, text);
+    }
+    fsdp_text_addf(text, tuple->count == 1 ? ",)" : ")");
+}
+
+static void add_spelled(const torch_archive *archive, fsdp_node key, fsdp_text *text)
+{
+    char *spelled = fsdp_pickle_spell(&archive->pickle, key);
+    text->failed |= !spelled;
+    if (spelled)
+        fsdp_text_addf(text, "%s", spelled);
+    fsdp_free(spelled);
+}
+
+static void add_scalar(const torch_archive *archive, fsdp_node key, fsdp_text *text)
+{
+    fsdp_value value = {0};
+    const fsdp_pickle_node *at = node_at(archive, key);
+    if (torch_numpy_scalar(archive, key, &value)) {
+        if (value.kind == FSDP_VALUE_I64)
+            fsdp_text_addf(text, "%lld", (long long)value.as.i64);
+        else if (value.kind == FSDP_VALUE_U64)
+            fsdp_text_addf(text, "%llu", (unsigned long long)value.as.u64);
+        else if (value.kind == FSDP_VALUE_F64)
+            add_float(value.as.f64, text);
+        else
+            fsdp_text_addf(text, "%s", value.as.boolean ? "True" : "False");
+    } else if (at->known == FSDP_KNOWN_TORCH_SIZE) {
+        fsdp_text_addf(text, "torch.Size(");
+        add_repr(archive, fsdp_pickle_argument(&archive->pickle, at, 0), 1, text);
+        fsdp_text_addf(text, ")");
+    } else {
+        add_spelled(archive, key, text);
+    }
+}
+
+static void add_bigint(const fsdp_pickle_node *node, fsdp_text *text)
+{
+    char *decimal = fsdp_pickle_decimal(node);
+    fsdp_text_addf(text, "%s", decimal ? decimal : "int");
+    fsdp_free(decimal);
+}
+
+static void add_repr(const torch_archive *archive, fsdp_node key, int depth, fsdp_text *text)
+{
+    const fsdp_pickle_node *at = node_at(archive, key);
+    switch (at->kind) {
+    case FSDP_NODE_NONE: fsdp_text_addf(text, "None"); break;
+    case FSDP_NODE_BOOL: fsdp_text_addf(text, "%s", at->as.i64 ? "True" : "False"); break;
+    case FSDP_NODE_INT: fsdp_text_addf(text, "%lld", (long long)at->as.i64); break;
+    case FSDP_NODE_BIGINT: add_bigint(at, text); break;
+    case FSDP_NODE_FLOAT: add_float(at->as.f64, text); break;
+    case FSDP_NODE_STR: add_quoted(at->as.text, at->count, text); break;
+    case FSDP_NODE_BYTES:
+        fsdp_text_add(text, "b", 1);
+        add_quoted(at->as.text, at->count, text);
+        break;
+    case FSDP_NODE_TUPLE: add_tuple(archive, at, depth, text); break;
+    case FSDP_NODE_CALL: add_scalar(archive, key, text); break;
+    default: add_spelled(archive, key, text);
+    }
+}
+
+void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text)
+{
+    const fsdp_pickle_node *at = node_at(archive, key);
+    if (at->kind == FSDP_NODE_STR)
+        fsdp_text_add(text, at->as.text, at->count);
+    else
+        add_repr(archive, key, 0, text);
+}
+
+/* --- path elements ------------------------------------------------------------------------------ */
+
+static size_t begin_element(walk *at)
+{
+    size_t before = at->name.size;
+    if (at->depth++ > 0)
+        fsdp_text_add(&at->name, ".", 1);
+    return before;
+}
+
+static fsdp_status visit_element(walk *at, size_t before, fsdp_node node)
+{
+    if (at->name.failed)
+        return fsdp_fail_memory(at->err, "a name");
+    fsdp_status st = visit(at, node);
+    at->name.size = before;
+    at->depth--;
+    return st;
+}
+
+static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
+{
+    size_t before = begin_element(at);
+    fsdp_text_addf(&at->name, "%zu", number);
+    return visit_element(at, before, node);
+}
+
+static fsdp_status visit_items(walk *at, fsdp_node list)
+{
+    for (uint32_t i = 0; i < node_at(at->archive, list)->count; i++)
+        FSDP_TRY(visit_number(at, i, node_at(at->archive, list)->as.items[i]));
+    return FSDP_OK;
+}
+
+static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
+{
+    size_t before = begin_element(at);
+    torch_add_key(at->archive, key, &at->name);
+    return visit_element(at, before, value);
+}
+
+static fsdp_status visit_pairs(walk *at, fsdp_node dict)
+{
+    const fsdp_pickle_node *pairs = node_at(at->archive, dict);
+    for (uint32_t i = 0; i + 1 < pairs->count; i += 2)
+        FSDP_TRY(visit_pair(at, pairs->as.items[i], pairs->as.items[i + 1]));
+    return FSDP_OK;
+}
+
+/* --- leaves ------------------------------------------------------------------------------------- */
+
+static const char *name_of(const walk *at)
+{
+    return at->name.data ? at->name.data : "";
+}
+
+static fsdp_status add_value(walk *at, fsdp_value *value)
+{
+    fsdp_status st = fsdp_source_add_value(at->archive->source, name_of(at), at->name.size, value,
+                                           NULL, at->err);
+    fsdp_value_release(value);
+    return st;
+}
+
+static fsdp_status offer(walk *at, fsdp_node node, bool *taken_out)
+{
+    *taken_out = false;
+    if (!at->visitor)
+        return FSDP_OK;
+    return at->visitor->visit(at->visitor->user, at->archive, name_of(at), at->name.size, node,
+                              taken_out, at->err);
+}
+
+static fsdp_status leaf(walk *at, fsdp_node node)
+{
+    fsdp_value value;
+    bool is_taken;
+    FSDP_TRY(offer(at, node, &is_taken));
+    if (is_taken)
+        return FSDP_OK;
+    FSDP_TRY(torch_value_read(at->archive, node, &value, at->err));
+    return add_value(at, &value);
+}
+
+static fsdp_status class_leaf(walk *at, fsdp_node node)
+{
+    fsdp_value value = {0};
+    char *text = fsdp_pickle_spell(&at->archive->pickle, node);
+    if (!text)
+        return fsdp_fail_memory(at->err, "a value");
+    fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, strlen(text), at->err);
+    fsdp_free(text);
+    return st == FSDP_OK ? add_value(at, &value) : st;
+}
+
+static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
+{
+    fsdp_value value = {0};
+    FSDP_TRY(text ? fsdp_value_set_bytes(&value, kind, text, strlen(text), at->err)
+                  : fsdp_value_set_items(&value, kind, 0, at->err));
+    return add_value(at, &value);
+}
+
+/* Says which tensor it was. */
+static fsdp_status named(walk *at, fsdp_status status)
+{
+    char shown[200];
+    if (status != FSDP_OK)
+        fsdp_error_prefix(at->err, "'%s'",
+                          fsdp_printable(name_of(at), at->name.size, shown, sizeof shown));
+    return status;
+}
+
+static fsdp_status array(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    size_t number;
+    bool is_taken;
+    FSDP_TRY(offer(at, node, &is_taken));
+    if (is_taken)
+        return FSDP_OK;
+    FSDP_TRY(named(at, torch_numpy_read(at->archive, node, &tensor, at->err)));
+    fsdp_status st =
+        torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
+    torch_tensor_release(&tensor);
+    return st;
+}
+
+/* --- containers --------------------------------------------------------------------------------- */
+
+static bool is_namespace(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = node_at(archive, node);
+    return at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_NAMESPACE;
+}
+
+static bool is_list(const torch_archive *archive, fsdp_node node)
+{
+    uint8_t kind = node_at(archive, node)->kind;
+    return kind == FSDP_NODE_LIST || kind == FSDP_NODE_TUPLE;
+}
+
+static bool is_object(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = node_at(archive, node);
+    return at->kind == FSDP_NODE_CALL && at->flags & FSDP_NODE_OPAQUE;
+}
+
+static bool has_own_name(const torch_archive *archive, fsdp_node node)
+{
+    return torch_is_dict(archive, node) || is_namespace(archive, node) ||
+           is_object(archive, node) || torch_tensor_kind(archive, node) != TORCH_KIND_NONE ||
+           torch_numpy_is_numeric(archive, node);
+}
+
+/* Whether a list holds something with a name of its own, at any depth of lists; each list is looked at
+ * once, and one inside itself adds nothing. */
+static bool list_is_full(torch_archive *archive, fsdp_node node, int depth)
+{
+    uint8_t *mark = &archive->marks[node];
+    if (*mark & (TORCH_MARK_PLAIN | TORCH_MARK_FULL | TORCH_MARK_SEEN))
+        return *mark & TORCH_MARK_FULL;
+    if (depth > FSDP_PICKLE_DEPTH)
+        return true; /* going into it tells that it is too deep */
+    *mark |= TORCH_MARK_SEEN;
+    bool is_full = false;
+    const fsdp_pickle_node *list = node_at(archive, node);
+    for (uint32_t i = 0; i < list->count && !is_full; i++) {
+        fsdp_node item = list->as.items[i];
+        is_full = is_list(archive, item) ? list_is_full(archive, item, depth + 1)
+                                         : has_own_name(archive, item);
+    }
+    *mark &= (uint8_t)~TORCH_MARK_SEEN;
+    *mark |= is_full ? TORCH_MARK_FULL : TORCH_MARK_PLAIN;
+    return is_full;
+}
+
+static fsdp_status go_into_dict(walk *at, fsdp_node node)
+{
+    fsdp_node runs[2] = {0, 0};
+    if (is_namespace(at->archive, node))
+        runs[0] = node_at(at->archive, node)->as.call->state;
+    else
+        torch_dict_runs(at->archive, node, runs);
+    if (node_at(at->archive, runs[0])->kind != FSDP_NODE_DICT)
+        runs[0] = 0;
+    if (node_at(at->archive, runs[0])->count + node_at(at->archive, runs[1])->count == 0)
+        return fixed_leaf(at, FSDP_VALUE_DICT, NULL);
+    FSDP_TRY(visit_pairs(at, runs[0]));
+    return visit_pairs(at, runs[1]);
+}
+
+/* (attributes or None, slots), attributes alone, or whatever the class makes of it. */
+static fsdp_status go_into_state(walk *at, fsdp_node state)
+{
+    const fsdp_pickle_node *node = node_at(at->archive, state);
+    if (node->kind == FSDP_NODE_DICT)
+        return visit_pairs(at, state);
+    if (node->kind == FSDP_NODE_ABSENT || node->kind == FSDP_NODE_NONE)
+        return FSDP_OK;
+    fsdp_node first = fsdp_pickle_element(&at->archive->pickle, state, 0);
+    fsdp_node second = fsdp_pickle_element(&at->archive->pickle, state, 1);
+    uint8_t kind = node_at(at->archive, first)->kind;
+    if (node->kind == FSDP_NODE_TUPLE && node->count == 2 &&
+        (kind == FSDP_NODE_NONE || kind == FSDP_NODE_DICT) &&
+        node_at(at->archive, second)->kind == FSDP_NODE_DICT) {
+        if (kind == FSDP_NODE_DICT)
+            FSDP_TRY(visit_pairs(at, first));
+        return visit_pairs(at, second);
+    }
+    size_t before = begin_element(at);
+    fsdp_text_addf(&at->name, "state");
+    return visit_element(at, before, state);
+}
+
+/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
+static bool is_attribute(const walk *at, const fsdp_pickle_node *object, fsdp_node value)
+{
+    const fsdp_pickle_node *state = node_at(at->archive, object->as.call->state);
+    for (uint32_t i = 1; state->kind == FSDP_NODE_DICT && i < state->count; i += 2)
+        if (state->as.items[i] == value)
+            return true;
+    return false;
+}
+
+static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
+{
+    const fsdp_pickle_node *args = node_at(at->archive, object->as.call->args);
+    const fsdp_pickle_node *named =
+        node_at(at->archive, fsdp_pickle_kwargs(&at->archive->pickle, object));
+    for (uint32_t i = 0; i < args->count; i++)
+        if (!is_attribute(at, object, args->as.items[i]))
+            FSDP_TRY(visit_number(at, i, args->as.items[i]));
+    for (uint32_t i = 0; i + 1 < named->count; i += 2)
+        if (!is_attribute(at, object, named->as.items[i + 1]))
+            FSDP_TRY(visit_pair(at, named->as.items[i], named->as.items[i + 1]));
+    return FSDP_OK;
+}
+
+static fsdp_status go_into_object(walk *at, fsdp_node node)
+{
+    const fsdp_pickle *pickle = &at->archive->pickle;
+    const fsdp_pickle_node *object = node_at(at->archive, node);
+    FSDP_TRY(class_leaf(at, node));
+    if (object->known != FSDP_KNOWN_RECONSTRUCTOR)
+        FSDP_TRY(go_into_arguments(at, object));
+    FSDP_TRY(go_into_state(at, object->as.call->state));
+    FSDP_TRY(visit_items(at, fsdp_pickle_list_items(pickle, object)));
+    return visit_pairs(at, fsdp_pickle_dict_items(pickle, object));
+}
+
+/* A subclass that has no bytes of its own: distributed tensors, or one that we do not know. */
+static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    bool is_taken;
+    FSDP_TRY(offer(at, node, &is_taken));
+    if (is_taken)
+        return FSDP_OK;
+    FSDP_TRY(torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err));
+    if (wrapper.known == FSDP_KNOWN_DTENSOR || wrapper.known == FSDP_KNOWN_SHARDED_TENSOR)
+        return torch_dist_add(at->archive, name_of(at), at->name.size, &wrapper, at->err);
+    FSDP_TRY(class_leaf(at, wrapper.type != 0 ? wrapper.type : node));
+    return go_into_state(at, wrapper.state);
+}
+
+static fsdp_status go_into(walk *at, fsdp_node node,
+                           fsdp_status (*inside)(walk *at, fsdp_node node))
+{
+    bool is_cycle;
+    FSDP_TRY(torch_enter(at->archive, node, at->depth, &is_cycle, at->err));
+    if (is_cycle)
+        return fixed_leaf(at, FSDP_VALUE_CLASS, "cycle");
+    fsdp_status st = inside(at, node);
+    torch_leave(at->archive, node);
+    return st;
+}
+
+static fsdp_status add_tensor(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    size_t number;
+    bool is_taken;
+    FSDP_TRY(offer(at, node, &is_taken));
+    if (is_taken)
+        return FSDP_OK;
+    FSDP_TRY(named(at, torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err)));
+    fsdp_status st =
+        torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
+    torch_tensor_release(&tensor);
+    return st;
+}
+
+static fsdp_status visit(walk *at, fsdp_node node)
+{
+    torch_archive *archive = at->archive;
+    if (++archive->work > FSDP_PICKLE_WORK || !archive->marks) {
+        bool is_cycle;
+        FSDP_TRY(torch_enter(archive, node, at->depth, &is_cycle, at->err));
+        torch_leave(archive, node);
+    }
+    switch (torch_tensor_kind(archive, node)) {
+    case TORCH_KIND_TENSOR: return add_tensor(at, node);
+    case TORCH_KIND_WRAPPER: return go_into(at, node, go_into_wrapper);
+    case TORCH_KIND_OPAQUE: return leaf(at, node);
+    case TORCH_KIND_NONE: break;
+    }
+    if (torch_numpy_is_numeric(archive, node))
+        return array(at, node);
+    if (torch_is_dict(archive, node) || is_namespace(archive, node))
+        return go_into(at, node, go_into_dict);
+    if (is_list(archive, node) && list_is_full(archive, node, 0))
+        return go_into(at, node, visit_items);
+    return is_object(archive, node) ? go_into(at, node, go_into_object) : leaf(at, node);
+}
+
+fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsdp_error *err)
+{
+    walk at = {.archive = archive, .visitor = visitor, .err = err};
+    fsdp_status st = visit(&at, archive->pickle.root);
+    fsdp_text_release(&at.name);
+    return st;
+}
