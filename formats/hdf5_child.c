@@ -53,7 +53,7 @@ static void say_failure(const fsdp_h5_child *child, fsdp_status status, const fs
 
 /* --- the listing ------------------------------------------------------------------------------ */
 
-void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size)
+void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size)
 {
     const char *from = data;
     while (size > 0) {
@@ -73,22 +73,22 @@ void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size)
     }
 }
 
-void fsdp_h5_tell_u8(fsdp_h5_child *child, unsigned value)
+void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value)
 {
     unsigned char byte = (unsigned char)value;
-    fsdp_h5_put(child, &byte, 1);
+    fsdp_h5_child_put(child, &byte, 1);
 }
 
-void fsdp_h5_tell_i64(fsdp_h5_child *child, int64_t value)
+void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value)
 {
-    fsdp_h5_put(child, &value, sizeof value);
+    fsdp_h5_child_put(child, &value, sizeof value);
 }
 
-void fsdp_h5_tell_string(fsdp_h5_child *child, const char *data, size_t size)
+void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size)
 {
     uint32_t shown = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
-    fsdp_h5_put(child, &shown, sizeof shown);
-    fsdp_h5_put(child, data, shown);
+    fsdp_h5_child_put(child, &shown, sizeof shown);
+    fsdp_h5_child_put(child, data, shown);
 }
 
 /* --- errors ----------------------------------------------------------------------------------- */
@@ -128,10 +128,12 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
     vsnprintf(text, sizeof text, what, args);
     va_end(args);
     if (why.is_memory)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text, why.text);
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text,
+                         why.text);
     if (strstr(why.text, "version"))
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: made by a newer HDF5 than our libhdf5 %s reads (%s)",
-                         text, library_version(), why.text);
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "%s: it is damaged or needs a newer HDF5 than our libhdf5 %s (%s)", text,
+                         library_version(), why.text);
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: libhdf5: %s", text, why.text);
 }
 
@@ -191,7 +193,8 @@ static size_t wanted_cache(hid_t dataset, int64_t most)
     return row > one ? row : one;
 }
 
-static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept, fsdp_error *err)
+static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept,
+                                fsdp_error *err)
 {
     for (int round = 0; round < 2; round++) {
         if (child->open >= 0 && child->open_number == number)
@@ -245,8 +248,8 @@ static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
 }
 
 /* The bits as they are: the type in memory is the type in the file. */
-static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes, hid_t type,
-                                 hid_t space, fsdp_error *err)
+static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes,
+                                 hid_t type, hid_t space, fsdp_error *err)
 {
     hsize_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
     for (int d = 0; d < box->ndim; d++) {
@@ -256,9 +259,10 @@ static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size
     hid_t memory = H5Screate_simple(box->ndim, len, NULL);
     /* what has no fill value is not touched by libhdf5 */
     memset(child->said, 0, bytes);
-    bool ok = memory >= 0 &&
-              (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
-              H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
+    bool ok =
+        memory >= 0 &&
+        (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
+        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
     fsdp_status status = ok ? FSDP_OK : fail_read(child->open, err);
     H5Sclose(memory);
     return status;

@@ -38,10 +38,10 @@ void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, 
 void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out);
 
 /* The listing goes to the parent in parts. */
-void fsdp_h5_put(fsdp_h5_child *child, const void *data, size_t size);
-void fsdp_h5_tell_u8(fsdp_h5_child *child, unsigned value);
-void fsdp_h5_tell_i64(fsdp_h5_child *child, int64_t value);
-void fsdp_h5_tell_string(fsdp_h5_child *child, const char *data, size_t size);
+void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);
+void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value);
+void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value);
+void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size);
 
 /* "WHAT: libhdf5: ..." with the innermost reason that libhdf5 gives. */
 fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...) FSDP_PRINTF(2, 3);
@@ -69,7 +69,7 @@ fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *p
 /* --- hdf5_child_type.c --- */
 
 typedef enum fsdp_h5_kind {
-    FSDP_H5_OTHER, FSDP_H5_INTEGER, FSDP_H5_FLOAT, FSDP_H5_BOOLEAN, FSDP_H5_COMPLEX,
+    FSDP_H5_OTHER, FSDP_H5_INTEGER, FSDP_H5_FLOAT, FSDP_H5_BOOLEAN, FSDP_H5_ENUM, FSDP_H5_COMPLEX,
     FSDP_H5_TEXT,              /* of variable length */
     FSDP_H5_FIXED_TEXT
 } fsdp_h5_kind;

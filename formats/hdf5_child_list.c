@@ -22,7 +22,7 @@ typedef struct group_frame {
     haddr_t address;
     group_link *links;
     size_t count, room, next;
-    size_t path_size;          /* of the group's own path */
+    size_t path_size; /* of the group's own path */
     fsdp_arena names;
 } group_frame;
 
@@ -31,9 +31,9 @@ typedef struct group_walk {
     group_frame *frames;
     size_t depth, room;
     fsdp_text path;
-    size_t links;              /* so far */
+    size_t links; /* so far */
     fsdp_error *err;
-    fsdp_status status;        /* of the callback */
+    fsdp_status status; /* of the callback */
 } group_walk;
 
 static const char *shown(const group_walk *walk, char out[NAME_SHOWN])
@@ -54,14 +54,15 @@ static void set_path(group_walk *walk, size_t parent_size, const char *name)
 static void put_soft_link(group_walk *walk, hid_t group, const char *name, size_t size)
 {
     char target[4096] = "";
-    if (size == 0 || size >= sizeof target || H5Lget_val(group, name, target, size, H5P_DEFAULT) < 0)
+    if (size == 0 || size >= sizeof target ||
+        H5Lget_val(group, name, target, size, H5P_DEFAULT) < 0)
         target[0] = '\0';
     set_path(walk, walk->frames[walk->depth - 1].path_size, name);
     if (walk->path.failed)
         return;
-    fsdp_h5_tell_u8(walk->child, 'S');
-    fsdp_h5_tell_string(walk->child, walk->path.data, walk->path.size);
-    fsdp_h5_tell_string(walk->child, target, strnlen(target, sizeof target));
+    fsdp_h5_child_put_u8(walk->child, 'S');
+    fsdp_h5_child_put_string(walk->child, walk->path.data, walk->path.size);
+    fsdp_h5_child_put_string(walk->child, target, strnlen(target, sizeof target));
 }
 
 static fsdp_status check_link(const group_walk *walk, const char *name, H5L_type_t type)
@@ -200,6 +201,6 @@ fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err)
     fsdp_free(walk.frames);
     fsdp_text_release(&walk.path);
     if (status == FSDP_OK)
-        fsdp_h5_tell_u8(child, 'E');
+        fsdp_h5_child_put_u8(child, 'E');
     return status;
 }

@@ -18,15 +18,15 @@ static const char *shown(const fsdp_h5_path *path, char out[NAME_SHOWN])
 
 static void put_class(fsdp_h5_child *child, char kind, const char *text)
 {
-    fsdp_h5_tell_u8(child, (unsigned char)kind);
-    fsdp_h5_tell_string(child, text, strlen(text));
+    fsdp_h5_child_put_u8(child, (unsigned char)kind);
+    fsdp_h5_child_put_string(child, text, strlen(text));
 }
 
 static void put_shape(fsdp_h5_child *child, char kind, const fsdp_box *whole)
 {
-    fsdp_h5_tell_u8(child, (unsigned char)kind);
-    fsdp_h5_tell_u8(child, (unsigned)whole->ndim);
-    fsdp_h5_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
+    fsdp_h5_child_put_u8(child, (unsigned char)kind);
+    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
+    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
 }
 
 /* The extent as a box; false for a null dataspace. */
@@ -39,7 +39,8 @@ static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_ou
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "it has %d dims", whole_out->ndim);
     for (int d = 0; d < whole_out->ndim; d++) {
         if (dims[d] > INT64_MAX)
-            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu", (unsigned long long)dims[d]);
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu",
+                             (unsigned long long)dims[d]);
         whole_out->len[d] = (int64_t)dims[d];
     }
     return fsdp_shape_check(whole_out->ndim, whole_out->len, 1, err) == FSDP_OK
@@ -50,7 +51,7 @@ static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_ou
 static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
 {
     for (size_t i = 0; i < count; i++)
-        fsdp_h5_tell_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
+        fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
 }
 
 /* Text of fixed size ends at a zero byte, or at its last byte that is none. */
@@ -61,7 +62,7 @@ static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count
         size_t n = padding == H5T_STR_NULLTERM ? strnlen(data, size) : size;
         while (n > 0 && data[n - 1] == '\0')
             n--;
-        fsdp_h5_tell_string(child, data, n);
+        fsdp_h5_child_put_string(child, data, n);
     }
 }
 
@@ -144,6 +145,7 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     *kind_out = '\0';
     switch (meaning->kind) {
     case FSDP_H5_INTEGER:
+    case FSDP_H5_ENUM:
         if (!is_number)
             break;
         *kind_out = meaning->is_signed ? 'i' : 'u';
@@ -162,8 +164,8 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     return H5I_INVALID_HID;
 }
 
-static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory, hid_t space,
-                         void *data, size_t count)
+static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory,
+                         hid_t space, void *data, size_t count)
 {
     size_t size = H5Tget_size(memory);
     if (meaning->kind == FSDP_H5_TEXT) {
@@ -172,7 +174,7 @@ static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, h
     } else if (meaning->kind == FSDP_H5_FIXED_TEXT) {
         put_fixed_texts(child, data, count, size, H5Tget_strpad(memory));
     } else {
-        fsdp_h5_put(child, data, count * size);
+        fsdp_h5_child_put(child, data, count * size);
     }
 }
 
@@ -223,9 +225,9 @@ static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *in
         return -1;
     hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
     if (type >= 0 && space >= 0) {
-        fsdp_h5_tell_u8(walk->child, 'A');
-        fsdp_h5_tell_string(walk->child, walk->path->data, walk->path->size);
-        fsdp_h5_tell_string(walk->child, name, strlen(name));
+        fsdp_h5_child_put_u8(walk->child, 'A');
+        fsdp_h5_child_put_string(walk->child, walk->path->data, walk->path->size);
+        fsdp_h5_child_put_string(walk->child, name, strlen(name));
         put_attribute_value(walk->child, attribute, type, space);
     }
     H5Sclose(space);
@@ -258,7 +260,8 @@ static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
             return fsdp_h5_child_fail(err, "its virtual sources");
         if (strcmp(file, ".") != 0) {
             char name[NAME_SHOWN];
-            return fsdp_fail(err, FSDP_ERR_REFUSED, "it is virtual, and its source is another file, '%s'",
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "it is virtual, and its source is another file, '%s'",
                              fsdp_printable(file, strlen(file), name, sizeof name));
         }
     }
@@ -276,10 +279,11 @@ static fsdp_status check_filters(hid_t creation, fsdp_error *err)
         H5Z_filter_t filter = H5Pget_filter2(creation, (unsigned)i, &flags, &values, NULL,
                                              sizeof name - 1, name, NULL);
         if (filter >= 0 && !(flags & H5Z_FLAG_OPTIONAL) && H5Zfilter_avail(filter) <= 0)
-            return fsdp_fail(err, FSDP_ERR_REFUSED,
-                             "it needs filter %d (%s), which is not known; no plugin is loaded to read "
-                             "files of other programs",
-                             (int)filter, name[0] ? name : "without a name");
+            return fsdp_fail(
+                err, FSDP_ERR_REFUSED,
+                "it needs filter %d (%s), which is not known; no plugin is loaded to read "
+                "files of other programs",
+                (int)filter, name[0] ? name : "without a name");
     }
     return FSDP_OK;
 }
@@ -330,7 +334,8 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning 
 }
 
 /* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
-static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole, size_t element_size)
+static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
+                            size_t element_size)
 {
     int64_t bytes;
     haddr_t offset = H5Dget_offset(dataset);
@@ -345,15 +350,16 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
                       size_t element_size)
 {
     H5D_layout_t layout = H5Pget_layout(creation);
-    hsize_t stored = layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
+    hsize_t stored =
+        layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
     hsize_t chunk[H5S_MAX_RANK];
-    fsdp_h5_tell_i64(child, plain_offset(dataset, creation, whole, element_size));
-    fsdp_h5_tell_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
-    bool is_chunked = layout == H5D_CHUNKED &&
-                      H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
-    fsdp_h5_tell_u8(child, is_chunked);
+    fsdp_h5_child_put_i64(child, plain_offset(dataset, creation, whole, element_size));
+    fsdp_h5_child_put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
+    bool is_chunked =
+        layout == H5D_CHUNKED && H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
+    fsdp_h5_child_put_u8(child, is_chunked);
     for (int d = 0; is_chunked && d < whole->ndim; d++)
-        fsdp_h5_tell_i64(child, (int64_t)chunk[d]);
+        fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);
 }
 
 static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
@@ -364,19 +370,19 @@ static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hi
         return fsdp_fail_memory(err, "a list of datasets");
     child->datasets[child->count++] = address;
     fsdp_dtype stored = meaning->dtype != FSDP_DTYPE_NONE ? meaning->dtype : mark;
-    fsdp_h5_tell_u8(child, 'D');
-    fsdp_h5_tell_string(child, path->data, path->size);
-    fsdp_h5_tell_u8(child, meaning->dtype);
-    fsdp_h5_tell_u8(child, mark);
-    fsdp_h5_tell_u8(child, meaning->is_swapped);
-    fsdp_h5_tell_u8(child, (unsigned)whole->ndim);
-    fsdp_h5_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
+    fsdp_h5_child_put_u8(child, 'D');
+    fsdp_h5_child_put_string(child, path->data, path->size);
+    fsdp_h5_child_put_u8(child, meaning->dtype);
+    fsdp_h5_child_put_u8(child, mark);
+    fsdp_h5_child_put_u8(child, meaning->is_swapped);
+    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
+    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
     put_place(child, dataset, creation, whole, fsdp_dtype_size(stored));
     return FSDP_OK;
 }
 
-static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset, hid_t creation,
-                        hid_t type, hid_t space, haddr_t address, fsdp_error *err)
+static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                        hid_t creation, hid_t type, hid_t space, haddr_t address, fsdp_error *err)
 {
     fsdp_h5_meaning meaning;
     fsdp_h5_understand(type, &meaning);
@@ -386,8 +392,8 @@ static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t da
     fsdp_dtype mark = marked_dtype(dataset, type, &meaning);
     if (!is_null && (meaning.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
         return put_tensor(child, path, dataset, creation, &meaning, mark, &whole, address, err);
-    fsdp_h5_tell_u8(child, 'V');
-    fsdp_h5_tell_string(child, path->data, path->size);
+    fsdp_h5_child_put_u8(child, 'V');
+    fsdp_h5_child_put_string(child, path->data, path->size);
     if (!is_null && meaning.kind == FSDP_H5_TEXT)
         return put_text_dataset(child, dataset, type, space, &whole, err);
     put_class(child, 'c', is_null ? "null dataspace" : meaning.text);

@@ -38,7 +38,10 @@ static void understand_integer(hid_t type, fsdp_h5_meaning *out)
     if (is_plain(type, out))
         out->dtype = integer_dtype(size, out->is_signed);
     snprintf(out->text, sizeof out->text, "integer of %zu bytes", size);
-    snprintf(out->numpy, sizeof out->numpy, "%c%c%zu", out->is_swapped ? '>' : size > 1 ? '<' : '|',
+    snprintf(out->numpy, sizeof out->numpy, "%c%c%zu",
+             out->is_swapped ? '>'
+             : size > 1      ? '<'
+                             : '|',
              out->is_signed ? 'i' : 'u', size);
 }
 
@@ -48,9 +51,9 @@ static const struct float_layout {
     fsdp_dtype dtype;
     size_t size, exponent_bits, bias;
 } float_layouts[] = {
-    {FSDP_F64, 8, 11, 1023},      {FSDP_F32, 4, 8, 127},        {FSDP_F16, 2, 5, 15},
-    {FSDP_BF16, 2, 8, 127},       {FSDP_F8_E4M3FN, 1, 4, 7},    {FSDP_F8_E5M2, 1, 5, 15},
-    {FSDP_F8_E4M3FNUZ, 1, 4, 8},  {FSDP_F8_E5M2FNUZ, 1, 5, 16},
+    {FSDP_F64, 8, 11, 1023},     {FSDP_F32, 4, 8, 127},        {FSDP_F16, 2, 5, 15},
+    {FSDP_BF16, 2, 8, 127},      {FSDP_F8_E4M3FN, 1, 4, 7},    {FSDP_F8_E5M2, 1, 5, 15},
+    {FSDP_F8_E4M3FNUZ, 1, 4, 8}, {FSDP_F8_E5M2FNUZ, 1, 5, 16},
 };
 
 static fsdp_dtype float_dtype(hid_t type)
@@ -79,7 +82,11 @@ static void understand_float(hid_t type, fsdp_h5_meaning *out)
         out->dtype = float_dtype(type);
     snprintf(out->text, sizeof out->text, "floating type of %zu bits in %zu bytes",
              H5Tget_precision(type), size);
-    snprintf(out->numpy, sizeof out->numpy, "%cf%zu", out->is_swapped ? '>' : size > 1 ? '<' : '|', size);
+    snprintf(out->numpy, sizeof out->numpy, "%cf%zu",
+             out->is_swapped ? '>'
+             : size > 1      ? '<'
+                             : '|',
+             size);
 }
 
 /* --- h5py's booleans and complex numbers ------------------------------------------------------ */
@@ -104,10 +111,15 @@ static void understand_enum(hid_t type, fsdp_h5_meaning *out)
 {
     snprintf(out->text, sizeof out->text, "enum of %zu bytes", H5Tget_size(type));
     snprintf(out->numpy, sizeof out->numpy, "|i%zu", H5Tget_size(type));
-    if (!is_boolean(type))
+    if (is_boolean(type)) {
+        out->kind = FSDP_H5_BOOLEAN;
+        out->dtype = FSDP_BOOL;
         return;
-    out->kind = FSDP_H5_BOOLEAN;
-    out->dtype = FSDP_BOOL;
+    }
+    hid_t base = H5Tget_super(type);
+    out->kind = FSDP_H5_ENUM;
+    out->is_signed = H5Tget_sign(base) == H5T_SGN_2;
+    H5Tclose(base);
 }
 
 static fsdp_dtype complex_of(fsdp_dtype part)

@@ -1,7 +1,7 @@
 /*
  * The file driver of the child: libhdf5 sees one read-only file, whose bytes the parent brings. The child
  * itself has no file at all. Small reads go through a few pages, since libhdf5 fetches its structures
- * piece by piece and every fetch is a message to and fro.
+ * piece by piece and every fetch is a message and its answer.
  */
 #include "formats/hdf5_child.h"
 
@@ -17,7 +17,7 @@ typedef struct child_info {
 } child_info;
 
 typedef struct child_file {
-    H5FD_t base;               /* libhdf5's part comes first */
+    H5FD_t base; /* libhdf5's part comes first */
     fsdp_h5_child *child;
     haddr_t allocated;
 } child_file;
@@ -142,8 +142,8 @@ static bool read_large(const fsdp_h5_child *child, unsigned char *data, size_t s
 }
 
 /* What libhdf5 expects behind the end of the file reads as zeros, as in its own driver. */
-static herr_t read_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t size,
-                         void *data)
+static herr_t read_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address,
+                         size_t size, void *data)
 {
     (void)type;
     (void)transfer;
@@ -160,8 +160,8 @@ static herr_t read_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t 
     return ok ? 0 : -1;
 }
 
-static herr_t write_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t size,
-                          const void *data)
+static herr_t write_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address,
+                          size_t size, const void *data)
 {
     (void)file;
     (void)type;

@@ -16,19 +16,22 @@ enum { NAME_SHOWN = 200, RATIO = 1000 };
 #define LARGE ((int64_t)4 << 30)
 #define LARGEST_CHUNK ((int64_t)4 << 30)
 
-typedef struct text_view { const char *data; size_t size; } text_view;
+typedef struct text_view {
+    const char *data;
+    size_t size;
+} text_view;
 
 typedef struct listing {
     const char *at, *end;
     fsdp_source *source;
     int file;
     fsdp_h5_tensors *tensors;
-    int64_t dataset;           /* number of the next one */
-    bool is_native;            /* a shard file of ours: names are escaped, types are marked */
+    int64_t dataset; /* number of the next one */
+    bool is_native;  /* a shard file of ours: names are escaped, types are marked */
     fsdp_text attributes, links;
-    fsdp_name_table seen;      /* paths that have attributes */
-    text_view object;          /* whose attributes are being written */
-    bool is_open;              /* its bracket is */
+    fsdp_name_table seen; /* paths that have attributes */
+    text_view object;     /* whose attributes are being written */
+    bool is_open;         /* its bracket is */
     fsdp_error *err;
 } listing;
 
@@ -298,7 +301,7 @@ typedef struct dataset {
     int64_t offset, stored;
     unsigned is_chunked;
     int64_t chunk[FSDP_MAX_DIMS];
-    fsdp_dtype meaning;        /* of dtype and mark */
+    fsdp_dtype meaning; /* of dtype and mark */
 } dataset;
 
 static bool is_dtype(unsigned number)
@@ -313,8 +316,9 @@ static bool choose_dtype(const listing *list, dataset *out)
     if (is_dtype(out->mark) && (list->is_native || out->dtype == FSDP_DTYPE_NONE))
         out->meaning = (fsdp_dtype)out->mark;
     return out->meaning != FSDP_DTYPE_NONE &&
-           (out->dtype == FSDP_DTYPE_NONE || (is_dtype(out->dtype) &&
-            fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->meaning)));
+           (out->dtype == FSDP_DTYPE_NONE ||
+            (is_dtype(out->dtype) &&
+             fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->meaning)));
 }
 
 static bool take_dataset(listing *list, dataset *out)
@@ -348,10 +352,11 @@ static fsdp_status check_ratio(const listing *list, const dataset *set)
     if (size <= LARGE || size / RATIO <= stored)
         return FSDP_OK;
     char shown[NAME_SHOWN];
-    return fsdp_fail(list->err, FSDP_ERR_REFUSED,
-                     "'%s': dataset '%s' has %" PRId64 " bytes, of which only %" PRId64 " are stored",
-                     fsdp_source_path(list->source),
-                     fsdp_printable(set->path.data, set->path.size, shown, sizeof shown), size, stored);
+    return fsdp_fail(
+        list->err, FSDP_ERR_REFUSED,
+        "'%s': dataset '%s' has %" PRId64 " bytes, of which only %" PRId64 " are stored",
+        fsdp_source_path(list->source),
+        fsdp_printable(set->path.data, set->path.size, shown, sizeof shown), size, stored);
 }
 
 static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
@@ -361,7 +366,7 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
     if (!fsdp_grow(&tensors->items, &tensors->room, number + 1, sizeof *tensors->items))
         return fsdp_fail_memory(list->err, "the tensors of an HDF5 file");
     tensor = &tensors->items[number];
-    *tensor = (fsdp_h5_tensor){.dataset = list->dataset};
+    *tensor = (fsdp_h5_tensor){.dataset = list->dataset, .is_plain = set->offset >= 0};
     tensors->count = number + 1;
     if (!set->is_chunked)
         return FSDP_OK;
@@ -376,7 +381,8 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
 }
 
 /* The name that a link of ours spells; other names are as they are. */
-static text_view plain_name(const listing *list, text_view path, char room[FSDP_NATIVE_NAME_PLAIN + 1])
+static text_view plain_name(const listing *list, text_view path,
+                            char room[FSDP_NATIVE_NAME_PLAIN + 1])
 {
     char link[FSDP_NATIVE_LINK_ROOM];
     size_t size;
@@ -396,8 +402,8 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
     char room[FSDP_NATIVE_NAME_PLAIN + 1];
     size_t number;
     text_view name = plain_name(list, set->path, room);
-    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->meaning, set->whole.ndim,
-                                    set->whole.len, &number, list->err));
+    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->meaning,
+                                    set->whole.ndim, set->whole.len, &number, list->err));
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
     fsdp_source_chunk chunk = {.lo = origin,
@@ -461,7 +467,9 @@ static fsdp_status take_records(listing *list)
         case 'V': FSDP_TRY(take_other(list)); break;
         case 'A': FSDP_TRY(take_attribute(list)); break;
         case 'S': FSDP_TRY(take_soft_link(list)); break;
-        case 'E': return list->at == list->end ? FSDP_OK : fail_listing(list, "it goes on behind its end");
+        case 'E':
+            return list->at == list->end ? FSDP_OK
+                                         : fail_listing(list, "it goes on behind its end");
         default: return fail_listing(list, "a record of no kind");
         }
     }
@@ -479,8 +487,10 @@ static bool looks_native(const listing *list)
 static fsdp_status add_members(listing *list)
 {
     close_object(list);
-    struct { const char *name; fsdp_text *text; } members[] = {{"attributes", &list->attributes},
-                                                               {"soft_links", &list->links}};
+    struct {
+        const char *name;
+        fsdp_text *text;
+    } members[] = {{"attributes", &list->attributes}, {"soft_links", &list->links}};
     for (size_t i = 0; i < 2; i++) {
         fsdp_text *text = members[i].text;
         if (text->size == 0 && !text->failed)
@@ -488,7 +498,8 @@ static fsdp_status add_members(listing *list)
         fsdp_text_add(text, "}", 1);
         if (text->failed)
             return fsdp_fail_memory(list->err, "attributes");
-        FSDP_TRY(fsdp_source_add_extra(list->source, members[i].name, text->data, text->size, list->err));
+        FSDP_TRY(fsdp_source_add_extra(list->source, members[i].name, text->data, text->size,
+                                       list->err));
     }
     return FSDP_OK;
 }

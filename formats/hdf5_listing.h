@@ -9,6 +9,7 @@
 /* A tensor of the catalog, by its number there. */
 typedef struct fsdp_h5_tensor {
     int64_t dataset;           /* the child's number */
+    bool is_plain;             /* its bytes lie in the file as they are */
     int64_t *chunk;            /* shape of its chunks; NULL when it has none */
     int64_t chunk_bytes;
 } fsdp_h5_tensor;

@@ -50,15 +50,16 @@ static fsdp_lzf_result take_copy(lzf_reader *reader, unsigned control)
     return FSDP_LZF_OK;
 }
 
-fsdp_lzf_result fsdp_lzf_decode(const unsigned char *data, size_t size, unsigned char *out, size_t room,
-                                size_t *size_out)
+fsdp_lzf_result fsdp_lzf_decode(const unsigned char *data, size_t size, unsigned char *out,
+                                size_t room, size_t *size_out)
 {
     enum { LITERALS = 32 };
     lzf_reader reader = {.at = data, .end = data + size, .out = out, .room = room};
     fsdp_lzf_result result = FSDP_LZF_OK;
     while (result == FSDP_LZF_OK && reader.at < reader.end) {
         unsigned control = *reader.at++;
-        result = control < LITERALS ? take_literals(&reader, control + 1) : take_copy(&reader, control);
+        result =
+            control < LITERALS ? take_literals(&reader, control + 1) : take_copy(&reader, control);
     }
     *size_out = reader.size;
     return result;

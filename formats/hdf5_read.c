@@ -51,7 +51,8 @@ static int bid(const fsdp_probe *probe)
 {
     if (probe->is_directory || probe->size < (int64_t)sizeof signature)
         return 0;
-    if (probe->head_size >= sizeof signature && memcmp(probe->head, signature, sizeof signature) == 0)
+    if (probe->head_size >= sizeof signature &&
+        memcmp(probe->head, signature, sizeof signature) == 0)
         return SIGNATURE_BITS;
     return is_behind_user_block(probe) ? USER_BLOCK_BITS : 0;
 }
@@ -95,7 +96,8 @@ static fsdp_status fetch_piece(const cell_walk *walk, const fsdp_box *piece)
                                      .box = piece,
                                      .size = (size_t)(fsdp_box_count(piece) * size),
                                      .chunk = walk->stored->chunk_bytes,
-                                     .cache = fsdp_source_memory(walk->state->source) / CACHE_SHARE};
+                                     .cache =
+                                         fsdp_source_memory(walk->state->source) / CACHE_SHARE};
     FSDP_TRY(fsdp_h5_session_read(walk->state->session, &request, walk->piece, walk->err));
     fsdp_box_strides(box->ndim, box->len, to);
     fsdp_box_strides(box->ndim, piece->len, from);
@@ -158,7 +160,8 @@ static fsdp_status check_memory(const cell_walk *walk)
                      needed, mebibytes);
 }
 
-static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void *data, fsdp_error *err)
+static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void *data,
+                            fsdp_error *err)
 {
     hdf5_state *state = user;
     if (number >= state->tensors.count)
@@ -214,6 +217,15 @@ static size_t most_listed(int64_t file_size)
     return (uint64_t)file_size > limit / ratio ? limit : base + (size_t)file_size * ratio;
 }
 
+/* The bytes of most files are plain, and then libhdf5 has done its work. */
+static bool needs_child(const hdf5_state *state)
+{
+    for (size_t i = 0; i < state->tensors.count; i++)
+        if (!state->tensors.items[i].is_plain)
+            return true;
+    return false;
+}
+
 static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
 {
     const fsdp_h5_file_view view = {
@@ -230,6 +242,10 @@ static fsdp_status list_file(hdf5_state *state, fsdp_error *err)
         status = fsdp_h5_listing_take(listing.data, listing.size, state->source, state->file,
                                       &state->tensors, err);
     fsdp_text_release(&listing);
+    if (status == FSDP_OK && !needs_child(state)) {
+        fsdp_h5_session_stop(state->session);
+        state->session = NULL;
+    }
     return status;
 }
 

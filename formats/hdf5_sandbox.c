@@ -150,23 +150,44 @@ static const uint32_t arch = 0;
 #endif
 
 /* What computing and talking need. */
-static const int allowed[] = {
-    SYS_read, SYS_write, SYS_sendto, SYS_recvfrom, SYS_sendmsg, SYS_recvmsg, SYS_munmap, SYS_mremap,
-    SYS_brk, SYS_madvise, SYS_futex, SYS_clock_gettime, SYS_clock_getres, SYS_gettimeofday,
-    SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_rt_sigprocmask, SYS_rt_sigaction,
-    SYS_sigaltstack, SYS_restart_syscall, SYS_sched_yield, SYS_getpid, SYS_gettid, SYS_getrandom,
-    SYS_sysinfo, SYS_close,
-};
+static const int allowed[] = {SYS_read,         SYS_write,        SYS_sendto,
+                              SYS_recvfrom,     SYS_sendmsg,      SYS_recvmsg,
+                              SYS_munmap,       SYS_mremap,       SYS_brk,
+                              SYS_madvise,      SYS_futex,        SYS_clock_gettime,
+                              SYS_clock_getres, SYS_gettimeofday, SYS_exit,
+                              SYS_exit_group,   SYS_rt_sigreturn, SYS_rt_sigprocmask,
+                              SYS_rt_sigaction, SYS_sigaltstack,  SYS_restart_syscall,
+                              SYS_sched_yield,  SYS_getpid,       SYS_gettid,
+                              SYS_getrandom,    SYS_sysinfo,      SYS_close};
 
-/* What libraries try and can do without. */
+/* What libraries try and can do without: they open this and that, and libhdf5 sleeps before it reads a
+ * checksum again. */
 static const int denied[] = {
-    SYS_openat, SYS_getcwd, SYS_fcntl, SYS_fstat, SYS_newfstatat, SYS_statx, SYS_lseek, SYS_ioctl,
-    SYS_faccessat, SYS_readlinkat, SYS_uname, SYS_getuid, SYS_geteuid, SYS_sched_getaffinity,
-    SYS_prlimit64, SYS_tgkill,
 #ifdef SYS_open
-    SYS_open, SYS_stat, SYS_lstat, SYS_access, SYS_readlink,
+    SYS_open,
+    SYS_stat,
+    SYS_lstat,
+    SYS_access,
+    SYS_readlink,
 #endif
-};
+    SYS_clock_nanosleep,
+    SYS_nanosleep,
+    SYS_openat,
+    SYS_getcwd,
+    SYS_fcntl,
+    SYS_fstat,
+    SYS_newfstatat,
+    SYS_statx,
+    SYS_lseek,
+    SYS_ioctl,
+    SYS_faccessat,
+    SYS_readlinkat,
+    SYS_uname,
+    SYS_getuid,
+    SYS_geteuid,
+    SYS_sched_getaffinity,
+    SYS_prlimit64,
+    SYS_tgkill};
 
 /* Memory that can be run is not to be had. */
 static const int without_exec[] = {SYS_mmap, SYS_mprotect};
@@ -239,9 +260,10 @@ static fsdp_status forbid_calls(fsdp_error *err)
             return FSDP_OK;
         reason = errno;
     }
-    (void)fsdp_fail_errno(err, reason,
-                          "this kernel refuses seccomp, behind which HDF5 files of other programs are "
-                          "read; --sandbox=rlimit reads them behind resource limits only");
+    (void)fsdp_fail_errno(
+        err, reason,
+        "this kernel refuses seccomp, behind which HDF5 files of other programs are "
+        "read; --sandbox=rlimit reads them behind resource limits only");
     if (err)
         err->status = FSDP_ERR_REFUSED;
     return FSDP_ERR_REFUSED;

@@ -26,11 +26,11 @@ struct fsdp_h5_session {
     fsdp_h5_file_view view;
     int channel;
     unsigned char *shared;
-    pid_t child;               /* 0 when adopted */
-    int handle;                /* of the process, -1 where there is none */
-    bool is_over;              /* it failed once: nothing more is said */
+    pid_t child;  /* 0 when adopted */
+    int handle;   /* of the process, -1 where there is none */
+    bool is_over; /* it failed once: nothing more is said */
     int64_t deadline_ms;
-    int64_t granted;           /* memory beyond the usual */
+    int64_t granted; /* memory beyond the usual */
     pthread_mutex_t lock;
 };
 
@@ -39,7 +39,8 @@ struct fsdp_h5_session {
 static fsdp_status fail_child(fsdp_h5_session *session, const char *why, fsdp_error *err)
 {
     session->is_over = true;
-    return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the HDF5 library failed on this file: its process %s",
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "'%s': the HDF5 library failed on this file: its process %s",
                      session->view.path, why);
 }
 
@@ -110,7 +111,8 @@ static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_mes
 /* --- what the child may say ------------------------------------------------------------------- */
 
 /* Brings bytes of the file. The child is not told of an I/O error, whose report is ours. */
-static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *need, fsdp_error *err)
+static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *need,
+                               fsdp_error *err)
 {
     int64_t offset = need->number, size = need->size;
     if (size <= 0 || size > FSDP_H5_FILE_ROOM || offset < 0 || offset > session->view.size ||
@@ -165,7 +167,7 @@ static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message 
 }
 
 typedef struct part_taker {
-    fsdp_text *listing;        /* NULL: parts are not expected */
+    fsdp_text *listing; /* NULL: parts are not expected */
     size_t most;
 } part_taker;
 
@@ -239,8 +241,8 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
     return status;
 }
 
-fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted, void *data,
-                                 fsdp_error *err)
+fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted,
+                                 void *data, fsdp_error *err)
 {
     const fsdp_h5_message message = {.word = FSDP_H5_READ,
                                      .number = wanted->dataset,
@@ -345,7 +347,8 @@ fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session
     *session_out = NULL;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channels) < 0)
         return fsdp_fail_errno(err, errno, "cannot start a process that reads '%s'", view->path);
-    void *shared = mmap(NULL, FSDP_H5_SHARED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *shared =
+        mmap(NULL, FSDP_H5_SHARED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     fsdp_h5_session *session = NULL;
     fsdp_status status = FSDP_OK;
     if (shared == MAP_FAILED)

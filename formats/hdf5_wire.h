@@ -50,7 +50,7 @@ typedef struct fsdp_h5_message {
     uint32_t word;
     uint32_t status;           /* FAILED: an fsdp_status */
     int64_t number;            /* READ: the dataset; NEED: the offset in the file */
-    int64_t size;              /* NEED, BYTES, PART, DONE, FAILED: bytes in the shared memory; READ: to keep */
+    int64_t size;              /* NEED, BYTES, PART, DONE, FAILED: bytes in shared memory; READ: to keep */
     fsdp_box box;              /* READ */
 } fsdp_h5_message;
 

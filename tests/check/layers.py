@@ -22,7 +22,7 @@ ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
-    "H5FDdevelop.h": r"formats/hdf5_vfd\.c",
+    "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
     "mpi.h": r"runtime/ctl_mpi\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source_stream|zip_read|target|npz_write)\.c|tests/unit/test_source\.c",

@@ -124,7 +124,7 @@ static fsdp_status bring(void *user, void *data, size_t size, int64_t offset, fs
 /* Sends the messages, each cut to a length that an input chooses, and returns what is left of it. */
 static void send_messages(int channel, const uint8_t **data, size_t *size)
 {
-    for (int i = 0; i < MOST_MESSAGES && *size > 25; i++) {
+    for (int i = 0; i<MOST_MESSAGES && * size> 25; i++) {
         fsdp_h5_message message = {.word = (*data)[0]};
         memcpy(&message.status, *data + 1, 4);
         memcpy(&message.number, *data + 5, 8);

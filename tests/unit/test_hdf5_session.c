@@ -57,14 +57,16 @@ TestSuite(hdf5_session, .init = start, .fini = stop);
 
 static void child_says(fsdp_h5_word word, uint32_t status, int64_t number, int64_t size)
 {
-    const fsdp_h5_message message = {.word = word, .status = status, .number = number, .size = size};
+    const fsdp_h5_message message = {
+        .word = word, .status = status, .number = number, .size = size};
     cr_assert_eq(send(channels[1], &message, sizeof message, 0), (ssize_t)sizeof message);
 }
 
 static fsdp_h5_message child_hears(void)
 {
     fsdp_h5_message message = {.word = 0};
-    cr_assert_eq(recv(channels[1], &message, sizeof message, MSG_DONTWAIT), (ssize_t)sizeof message);
+    cr_assert_eq(recv(channels[1], &message, sizeof message, MSG_DONTWAIT),
+                 (ssize_t)sizeof message);
     return message;
 }
 
@@ -121,8 +123,10 @@ Test(hdf5_session, bytes_of_the_file_are_brought)
 
 Test(hdf5_session, bytes_beyond_the_file_are_not_brought)
 {
-    const struct { int64_t offset, size; } wrong[] = {
-        {8, 3}, {-1, 1}, {11, 1}, {0, 0}, {0, -5}, {INT64_MAX, 1}, {1, INT64_MAX}, {0, FSDP_H5_FILE_ROOM + 1}};
+    const struct {
+        int64_t offset, size;
+    } wrong[] = {{8, 3},  {-1, 1},        {11, 1},        {0, 0},
+                 {0, -5}, {INT64_MAX, 1}, {1, INT64_MAX}, {0, FSDP_H5_FILE_ROOM + 1}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         stop();
         start();
@@ -150,7 +154,8 @@ Test(hdf5_session, a_box_comes_as_a_whole)
     ASSERT_OK(read_four(data, &err));
     cr_assert_eq(memcmp(data, "abcd", 4), 0);
     fsdp_h5_message asked = child_hears();
-    cr_assert(asked.word == FSDP_H5_READ && asked.number == 7 && asked.box.len[0] == 4 && asked.size == 99);
+    cr_assert(asked.word == FSDP_H5_READ && asked.number == 7 && asked.box.len[0] == 4 &&
+              asked.size == 99);
 }
 
 Test(hdf5_session, a_box_of_another_size_is_not_taken)
@@ -168,9 +173,17 @@ Test(hdf5_session, a_box_of_another_size_is_not_taken)
 
 Test(hdf5_session, nonsense_is_refused)
 {
-    const struct { unsigned word; int64_t size; } wrong[] = {
-        {0, 0}, {FSDP_H5_LIST, 0}, {FSDP_H5_READY, 0}, {99, 0}, {FSDP_H5_DONE, -1},
-        {FSDP_H5_DONE, FSDP_H5_SAID_ROOM + 1}, {FSDP_H5_PART, INT64_MAX}, {FSDP_H5_FAILED, INT64_MIN}};
+    const struct {
+        unsigned word;
+        int64_t size;
+    } wrong[] = {{0, 0},
+                 {FSDP_H5_LIST, 0},
+                 {FSDP_H5_READY, 0},
+                 {99, 0},
+                 {FSDP_H5_DONE, -1},
+                 {FSDP_H5_DONE, FSDP_H5_SAID_ROOM + 1},
+                 {FSDP_H5_PART, INT64_MAX},
+                 {FSDP_H5_FAILED, INT64_MIN}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         stop();
         start();
@@ -225,11 +238,13 @@ Test(hdf5_session, a_child_that_is_gone_is_noticed_and_never_asked_again)
 
 Test(hdf5_session, the_child_chooses_among_few_errors)
 {
-    const struct { uint32_t said; fsdp_status taken; } table[] = {
-        {FSDP_ERR_DAMAGED, FSDP_ERR_DAMAGED}, {FSDP_ERR_LIMIT, FSDP_ERR_LIMIT},
-        {FSDP_ERR_REFUSED, FSDP_ERR_REFUSED}, {FSDP_OK, FSDP_ERR_REFUSED},
-        {FSDP_DIFFERS, FSDP_ERR_REFUSED},     {FSDP_ERR_INTERNAL, FSDP_ERR_REFUSED},
-        {0xFFFFFFFF, FSDP_ERR_REFUSED}};
+    const struct {
+        uint32_t said;
+        fsdp_status taken;
+    } table[] = {{FSDP_ERR_DAMAGED, FSDP_ERR_DAMAGED}, {FSDP_ERR_LIMIT, FSDP_ERR_LIMIT},
+                 {FSDP_ERR_REFUSED, FSDP_ERR_REFUSED}, {FSDP_OK, FSDP_ERR_REFUSED},
+                 {FSDP_DIFFERS, FSDP_ERR_REFUSED},     {FSDP_ERR_INTERNAL, FSDP_ERR_REFUSED},
+                 {0xFFFFFFFF, FSDP_ERR_REFUSED}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         memcpy(shared + FSDP_H5_FILE_ROOM, "a\33[2Jb\0\xff", 8);
         child_says(FSDP_H5_FAILED, table[i].said, 0, 8);
@@ -288,7 +303,8 @@ static void say_string(const char *text)
     fsdp_text_add(&said, text, size);
 }
 
-static void say_dataset(const char *name, unsigned dtype, unsigned mark, int64_t count, int64_t offset)
+static void say_dataset(const char *name, unsigned dtype, unsigned mark, int64_t count,
+                        int64_t offset)
 {
     say_u8('D');
     say_string(name);
@@ -547,7 +563,8 @@ Test(hdf5_lzf, literals_and_copies)
 
 Test(hdf5_lzf, what_is_cut_or_leads_before_the_beginning_is_damaged)
 {
-    const unsigned char cut[] = {2, 'a', 'b'}, early[] = {0, 'a', 1 << 5, 1}, half[] = {0, 'a', 1 << 5};
+    const unsigned char cut[] = {2, 'a', 'b'}, early[] = {0, 'a', 1 << 5, 1},
+                        half[] = {0, 'a', 1 << 5};
     const unsigned char longer[] = {0, 'a', 7 << 5, 1};
     unsigned char out[300];
     size_t size;
