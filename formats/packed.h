@@ -43,9 +43,10 @@ bool fsdp_packed_holds_values(const fsdp_packed_format *format);
 /* False for a name that stands escaped in the file, with the true one beside it. */
 bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size);
 
-/* path: a file that does not exist, or a directory that is created when it does not; nothing is created before
- * the layout. */
-fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts, const char *path,
+/* path: a file that does not exist, or a directory that is created when it does not;
+ * nothing is created before the layout. */
+fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
+                               const char *path,
                                fsdp_packed **target_out, fsdp_error *err);
 
 /* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
@@ -70,13 +71,15 @@ typedef struct fsdp_packed_place {
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 
 /* Elements [first, first + count) of a tensor; each is written once. Any thread. */
-fsdp_status fsdp_packed_write(fsdp_packed *target, size_t tensor, int64_t first, int64_t count, const void *data,
+fsdp_status fsdp_packed_write(fsdp_packed *target, size_t tensor, int64_t first, int64_t count,
+                              const void *data,
                               fsdp_error *err);
 
 /* True when the format keeps no checksum of the bytes: the caller may then put elements into their place by
  * itself (copy_file_range) and only report them. */
 bool fsdp_packed_takes_copies(const fsdp_packed *target);
-fsdp_status fsdp_packed_note(fsdp_packed *target, size_t tensor, int64_t first, int64_t count, fsdp_error *err);
+fsdp_status fsdp_packed_note(fsdp_packed *target, size_t tensor, int64_t first, int64_t count,
+                             fsdp_error *err);
 
 /* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
 fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err);

@@ -217,7 +217,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *
 
 /* Compares what the format of another program keeps checksums of with them: reading tensors does not. Our own
  * checkpoints are checked as they are read. FSDP_ERR_DAMAGED names the first that differs. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads,
+                                                        fsdp_error *err);
 
 /* A member of listings that is neither tensor nor value, as JSON ("metadata" of safetensors, "attributes" of
  * HDF5 files); NULL when there is none. */
