@@ -181,3 +181,19 @@ void fsdp_value_release(fsdp_value *value)
     }
     *value = (fsdp_value){0};
 }
+
+bool fsdp_value_is_opaque(const fsdp_value *value)
+{
+    switch (value->kind) {
+    case FSDP_VALUE_OPAQUE:
+    case FSDP_VALUE_CLASS:
+    case FSDP_VALUE_TENSOR: return true;
+    case FSDP_VALUE_LIST:
+    case FSDP_VALUE_DICT:
+        for (size_t i = 0; i < value->as.list.count; i++)
+            if (fsdp_value_is_opaque(&value->as.list.items[i]))
+                return true;
+        return false;
+    default: return false;
+    }
+}

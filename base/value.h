@@ -63,6 +63,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,
                                                   fsdp_error *err);
 
+/* Is it, or holds it, something that only its writer understands: OPAQUE, CLASS or TENSOR? */
+FSDP_API bool fsdp_value_is_opaque(const fsdp_value *value);
+
 /* The same kinds and bits (NaN equals the same NaN). */
 FSDP_API bool fsdp_value_equal(const fsdp_value *a, const fsdp_value *b);
 

@@ -124,6 +124,10 @@ fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_re
 
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
+/* A value as its writer stored it (the bytes of a blob: a torch.save file), in memory: one value, whose name
+ * is empty, and the tensors in it. data is borrowed until the source is closed. */
+fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out, fsdp_error *err);
+
 /* --- the builder, for formats ----------------------------------------------------------------- */
 
 /* A format that keeps elements in a way of its own. */

@@ -220,6 +220,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_stream_inner(fsdp_checkpoint *
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads,
                                                         fsdp_error *err);
 
+/* An OPAQUE value that PyTorch stored (a torch.save file) as a checkpoint of one value, whose name is empty.
+ * FSDP_ERR_NOT_FOUND for other bytes. The value must live as long as the checkpoint. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value,
+                                                             fsdp_checkpoint **checkpoint_out,
+                                                             fsdp_error *err);
+
 /* A member of listings that is neither tensor nor value, as JSON ("metadata" of safetensors, "attributes" of
  * HDF5 files); NULL when there is none. */
 FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, const char *member);

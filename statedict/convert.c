@@ -82,6 +82,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
     FSDP_TRY(st);
+    FSDP_TRY(fsdp_foreign_carry_values(job->from, job->sd, job->source, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");

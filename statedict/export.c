@@ -173,6 +173,8 @@ static fsdp_status describe_target(export_job *job, fsdp_convert_plan *plan, fsd
                        job->opts->shard_dim, selection, &job->sd, &job->source, err);
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
+    if (st == FSDP_OK)
+        st = fsdp_foreign_carry_values(job->from, job->sd, job->source, err);
     return st == FSDP_OK ? declare_entries(job, err) : st;
 }
 

@@ -341,3 +341,69 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
                          (long long)job.summary.findings);
     return FSDP_OK;
 }
+
+/* --- carrying on ------------------------------------------------------------------------------ */
+
+enum { BLOB_MOST = 64 << 20 };
+
+static fsdp_status carry_value(const fsdp_source *source, const fsdp_source_blob *blob,
+                               const fsdp_entry *entry, fsdp_value *out, fsdp_error *err)
+{
+    char name[160];
+    if (blob->size > BLOB_MOST)
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s' is an object of %lld bytes, at most %d are carried on: drop it",
+                         fsdp_printable(entry->name, entry->name_size, name, sizeof name),
+                         (long long)blob->size, BLOB_MOST);
+    char *data = fsdp_alloc((size_t)blob->size, 1);
+    if (!data)
+        return fsdp_fail_memory(err, "a value");
+    fsdp_status st =
+        fsdp_source_pread(source, blob->file, data, (size_t)blob->size, blob->offset, err);
+    if (st == FSDP_OK)
+        st = fsdp_value_set_bytes(out, FSDP_VALUE_OPAQUE, data, (size_t)blob->size, err);
+    fsdp_free(data);
+    return st;
+}
+
+fsdp_status fsdp_foreign_carry_values(const fsdp_checkpoint *checkpoint, fsdp_sd *sd,
+                                      const size_t *source, fsdp_error *err)
+{
+    if (!checkpoint->source)
+        return FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind != FSDP_ENTRY_VALUE || !fsdp_value_is_opaque(&entry->value))
+            continue;
+        fsdp_value value = {0};
+        const fsdp_source_entry *from = fsdp_source_entry_at(checkpoint->source, source[i]);
+        if (from->blob.file < 0)
+            continue;
+        FSDP_TRY(carry_value(checkpoint->source, &from->blob, entry, &value, err));
+        fsdp_sd_set_value(sd, i, &value);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint **checkpoint_out,
+                                       fsdp_error *err)
+{
+    static const char zip_start[] = "PK\003\004";
+    if (value->kind != FSDP_VALUE_OPAQUE || value->as.bytes.size < 4 ||
+        memcmp(value->as.bytes.data, zip_start, 4) != 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the value is not in a form that is known");
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return fsdp_fail_memory(err, "a value");
+    checkpoint->path = fsdp_strndup("", 0);
+    fsdp_status st =
+        fsdp_source_open_blob(value->as.bytes.data, value->as.bytes.size, &checkpoint->source, err);
+    if (st == FSDP_OK)
+        st = describe(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}

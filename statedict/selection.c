@@ -68,22 +68,6 @@ static bool is_optim(const selecting *work, const fsdp_entry *entry)
 
 /* --- dropping --------------------------------------------------------------------------------- */
 
-static bool is_opaque(const fsdp_value *value)
-{
-    switch (value->kind) {
-    case FSDP_VALUE_OPAQUE:
-    case FSDP_VALUE_CLASS:
-    case FSDP_VALUE_TENSOR: return true;
-    case FSDP_VALUE_LIST:
-    case FSDP_VALUE_DICT:
-        for (size_t i = 0; i < value->as.list.count; i++)
-            if (is_opaque(&value->as.list.items[i]))
-                return true;
-        return false;
-    default: return false;
-    }
-}
-
 static fsdp_dtype dtype_of(const fsdp_sd *sd, const fsdp_entry *entry)
 {
     if (entry->kind == FSDP_ENTRY_VALUE)
@@ -122,7 +106,7 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry)
                 return true;
             break;
         case DROP_OPAQUE:
-            if (is_value && is_opaque(&entry->value))
+            if (is_value && fsdp_value_is_opaque(&entry->value))
                 return true;
             break;
         case DROP_OPTIM:
@@ -167,9 +151,10 @@ static const char *excess_of(const selecting *work, const fsdp_entry *entry, cha
 {
     const fsdp_limits *limits = work->limits;
     if (entry->kind == FSDP_ENTRY_VALUE) {
-        if (!limits->opaque && is_opaque(&entry->value))
+        if (!limits->opaque && fsdp_value_is_opaque(&entry->value))
             return limits->values ? "opaque" : "values";
-        return limits->values || (limits->opaque && is_opaque(&entry->value)) ? NULL : "values";
+        return limits->values || (limits->opaque && fsdp_value_is_opaque(&entry->value)) ? NULL
+                                                                                         : "values";
     }
     fsdp_dtype needed = dtype_of(work->sd, entry);
     if (limits->holds_dtype(needed))

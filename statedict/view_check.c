@@ -4,60 +4,14 @@
  */
 #include "statedict/view.h"
 
+#include "base/io_memory.h"
 #include "base/mem.h"
 
-#include <errno.h>
 #include <string.h>
 
 enum { PIECE_BYTES = 64 << 10 };
 
-/* A file system of one file, which lies in memory. */
-typedef struct memory_io {
-    fsdp_io io;
-    char *data;
-    size_t size, room;
-} memory_io;
-
-typedef struct memory_file {
-    fsdp_file file;
-    memory_io *memory;
-} memory_file;
-
-static ssize_t memory_pwrite(fsdp_file *file, const void *data, size_t size, int64_t offset)
-{
-    memory_io *memory = ((memory_file *)file)->memory;
-    size_t at = (size_t)offset, end = at + size;
-    if (end > memory->size) {
-        if (!fsdp_grow(&memory->data, &memory->room, end, 1))
-            return -ENOMEM;
-        if (at > memory->size)
-            memset(memory->data + memory->size, 0, at - memory->size);
-        memory->size = end;
-    }
-    memcpy(memory->data + at, data, size);
-    return (ssize_t)size;
-}
-
-static int memory_close(fsdp_file *file)
-{
-    fsdp_free(file);
-    return 0;
-}
-
-static int memory_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
-{
-    static const fsdp_io_ops ops = {.pwrite = memory_pwrite, .close = memory_close};
-    memory_file *file = fsdp_alloc(1, sizeof *file);
-    (void)path;
-    (void)flags;
-    if (!file)
-        return -ENOMEM;
-    *file = (memory_file){{&ops}, (memory_io *)io};
-    *file_out = &file->file;
-    return 0;
-}
-
-static fsdp_status compare_bytes(fsdp_file *file, const char *path, const memory_io *expected,
+static fsdp_status compare_bytes(fsdp_file *file, const char *path, const fsdp_memory_io *expected,
                                  bool *same_out, fsdp_error *err)
 {
     char piece[PIECE_BYTES];
@@ -70,7 +24,7 @@ static fsdp_status compare_bytes(fsdp_file *file, const char *path, const memory
     return FSDP_OK;
 }
 
-static fsdp_status compare_file(fsdp_io *io, const char *path, const memory_io *expected,
+static fsdp_status compare_file(fsdp_io *io, const char *path, const fsdp_memory_io *expected,
                                 bool *same_out, fsdp_error *err)
 {
     fsdp_file *file = NULL;
@@ -87,8 +41,8 @@ static fsdp_status compare_file(fsdp_io *io, const char *path, const memory_io *
 fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
                             const int *owners, bool *same_out, fsdp_error *err)
 {
-    static const fsdp_io_ops ops = {.name = "memory", .open = memory_open};
-    memory_io expected = {.io.ops = &ops};
+    fsdp_memory_io expected;
+    fsdp_memory_io_init(&expected);
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
     fsdp_status status = path ? FSDP_OK : fsdp_fail_memory(err, "a path");
     *same_out = false;
@@ -97,6 +51,6 @@ fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *m
     if (status == FSDP_OK)
         status = compare_file(io, path, &expected, same_out, err);
     fsdp_free(path);
-    fsdp_free(expected.data);
+    fsdp_memory_io_release(&expected);
     return status;
 }

@@ -69,8 +69,24 @@ static void add_bytes(fsdp_text *text, const fsdp_value *value)
     fsdp_text_addf(text, "\"}");
 }
 
-static void add_opaque(fsdp_text *text, const fsdp_value *value)
+/* What PyTorch stored is shown as it is shown there. */
+static bool add_opened(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 {
+    ls_listing inner = {.options = listing->options};
+    fsdp_error err = {0};
+    if (fsdp_checkpoint_open_value(value, &inner.checkpoint, &err) != FSDP_OK)
+        return false;
+    ls_add_value(&inner, text, &fsdp_sd_at(fsdp_checkpoint_sd(inner.checkpoint), 0)->value);
+    if (listing->failure.status == FSDP_OK)
+        listing->failure = inner.failure;
+    fsdp_checkpoint_close(inner.checkpoint);
+    return true;
+}
+
+static void add_opaque(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
+{
+    if (add_opened(listing, text, value))
+        return;
     fsdp_text_addf(text, "{\"opaque\": ");
     if (fsdp_utf8_valid(value->as.bytes.data, value->as.bytes.size))
         fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
@@ -154,7 +170,7 @@ void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
     case FSDP_VALUE_LIST: add_list(listing, text, value); break;
     case FSDP_VALUE_DICT: add_dict(listing, text, value); break;
     case FSDP_VALUE_OPAQUE:
-    case FSDP_VALUE_CLASS: add_opaque(text, value); break;
+    case FSDP_VALUE_CLASS: add_opaque(listing, text, value); break;
     case FSDP_VALUE_INTEGER: add_integer(text, value); break;
     case FSDP_VALUE_COMPLEX: add_complex(text, value->as.complex_parts); break;
     case FSDP_VALUE_TENSOR: add_inner(listing, text, value->as.tensor); break;
