@@ -9,11 +9,8 @@
 #include <string.h>
 
 static const fsdp_foreign_format *const formats[] = {
-    &fsdp_format_safetensors,
-    &fsdp_format_torch,
-    &fsdp_format_dcp,
-    &fsdp_format_npy,
-    &fsdp_format_npz,
+    &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
+    &fsdp_format_npy,         &fsdp_format_npz,
 };
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };

@@ -245,9 +245,36 @@ static fsdp_status read_box(header_reader *reader, fsdp_json *json, const uint64
     }
 }
 
-/* DCP_SHARDING_INFO, a JSON text of its own: where the tensors of this file lie in the whole ones. */
-static fsdp_status read_sharding(header_reader *reader, const char *text, size_t text_size,
-                                 fsdp_error *err)
+/* The true shape of a tensor that is flat in the file because its rows are no whole bytes. */
+static fsdp_status read_true_shape(header_reader *reader, fsdp_json *json, const uint64_t *number,
+                                   fsdp_error *err)
+{
+    int64_t shape[FSDP_MAX_DIMS], size = 1;
+    int ndim;
+    bool is_over = false;
+    FSDP_TRY(read_numbers(json, shape, FSDP_MAX_DIMS, &ndim, err));
+    if (!number || *number >= reader->header->count)
+        return FSDP_OK;
+    fsdp_safetensors_entry *entry = &reader->header->entries[*number];
+    for (int dim = 0; dim < ndim; dim++)
+        is_over = fsdp_mul_overflow(size, shape[dim], &size) || is_over;
+    if (is_over || bits_of(entry->dtype) >= 8 || size != entry->end - entry->begin)
+        return fsdp_json_fail(json, err, "a shape that is not the tensor's");
+    int64_t *kept = fsdp_arena_alloc(&reader->header->arena, (size_t)ndim, sizeof *kept);
+    if (!kept)
+        return fsdp_fail_memory(err, reader->path);
+    memcpy(kept, shape, (size_t)ndim * sizeof *kept);
+    entry->ndim = ndim;
+    entry->shape = kept;
+    return FSDP_OK;
+}
+
+typedef fsdp_status (*read_item)(header_reader *reader, fsdp_json *json, const uint64_t *number,
+                                 fsdp_error *err);
+
+/* An object with a member per tensor, which is a text in the metadata. */
+static fsdp_status read_own_text(header_reader *reader, const char *key_of_text, const char *text,
+                                 size_t text_size, read_item read, fsdp_error *err)
 {
     fsdp_json json;
     fsdp_json_init(&json, text, text_size, reader->path);
@@ -259,22 +286,28 @@ static fsdp_status read_sharding(header_reader *reader, const char *text, size_t
         status = fsdp_json_next_key(&json, &key, &size, &more, err);
         if (status != FSDP_OK || !more)
             break;
-        status =
-            read_box(reader, &json, fsdp_name_table_find(&reader->header->names, key, size), err);
+        status = read(reader, &json, fsdp_name_table_find(&reader->header->names, key, size), err);
     }
     if (status == FSDP_OK)
         status = fsdp_json_finish(&json, err);
     fsdp_json_release(&json);
     if (status != FSDP_OK)
-        fsdp_error_prefix(err, "DCP_SHARDING_INFO");
+        fsdp_error_prefix(err, "%s", key_of_text);
     return status;
 }
+
+/* Keys of the metadata whose texts are JSON of their own. */
+enum { SHARDING, NAMES, SHAPES, METADATA_TEXTS };
+static const char *const metadata_keys[METADATA_TEXTS] = {"DCP_SHARDING_INFO", "fsdp.names",
+                                                          "fsdp.shapes"};
 
 typedef struct metadata_reader {
     fsdp_arena arena; /* of the keys */
     fsdp_name_table keys;
-    char *sharding, *spelling; /* texts of their own; NULL: none */
-    size_t sharding_size, spelling_size;
+    struct {
+        char *text;
+        size_t size;
+    } own[METADATA_TEXTS]; /* text NULL: none */
 } metadata_reader;
 
 static bool is_key(const char *key, size_t size, const char *wanted)
@@ -294,14 +327,12 @@ static fsdp_status read_pair(header_reader *reader, metadata_reader *metadata, c
     const char *data;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &data, &size, err));
-    bool is_sharding = is_key(kept, key_size, "DCP_SHARDING_INFO");
-    char **place = is_sharding                            ? &metadata->sharding
-                   : is_key(kept, key_size, "fsdp.names") ? &metadata->spelling
-                                                          : NULL;
-    if (place) {
-        *place = fsdp_arena_strndup(&metadata->arena, data, size);
-        *(is_sharding ? &metadata->sharding_size : &metadata->spelling_size) = size;
-        if (!*place)
+    for (int i = 0; i < METADATA_TEXTS; i++) {
+        if (!is_key(kept, key_size, metadata_keys[i]))
+            continue;
+        metadata->own[i].text = fsdp_arena_strndup(&metadata->arena, data, size);
+        metadata->own[i].size = size;
+        if (!metadata->own[i].text)
             return fsdp_fail_memory(err, reader->path);
     }
     fsdp_text *text = &reader->header->metadata;
@@ -357,16 +388,32 @@ static fsdp_status read_member(header_reader *reader, metadata_reader *metadata,
     return status;
 }
 
-static fsdp_status resolve_names(header_reader *reader, const metadata_reader *metadata,
+static fsdp_status resolve_names(header_reader *reader, const char *text, size_t size,
                                  fsdp_error *err)
 {
     fsdp_safetensors *header = reader->header;
-    FSDP_TRY(fsdp_spelling_parse(&header->spelling, reader->path, metadata->spelling,
-                                 metadata->spelling_size, err));
+    FSDP_TRY(fsdp_spelling_parse(&header->spelling, reader->path, text, size, err));
     for (size_t i = 0; i < header->count; i++)
         fsdp_spelling_resolve(&header->spelling, &header->entries[i].true_name,
                               &header->entries[i].true_size);
     return FSDP_OK;
+}
+
+/* Shapes come first: offsets have as many dims as they. */
+static fsdp_status read_own_texts(header_reader *reader, const metadata_reader *metadata,
+                                  fsdp_error *err)
+{
+    const char *shapes = metadata->own[SHAPES].text, *names = metadata->own[NAMES].text;
+    const char *sharding = metadata->own[SHARDING].text;
+    reader->header->is_sharded = sharding != NULL;
+    if (shapes)
+        FSDP_TRY(read_own_text(reader, metadata_keys[SHAPES], shapes, metadata->own[SHAPES].size,
+                               read_true_shape, err));
+    if (names)
+        FSDP_TRY(resolve_names(reader, names, metadata->own[NAMES].size, err));
+    return sharding ? read_own_text(reader, metadata_keys[SHARDING], sharding,
+                                    metadata->own[SHARDING].size, read_box, err)
+                    : FSDP_OK;
 }
 
 static fsdp_status read_members(header_reader *reader, metadata_reader *metadata, fsdp_error *err)
@@ -382,12 +429,7 @@ static fsdp_status read_members(header_reader *reader, metadata_reader *metadata
         FSDP_TRY(read_member(reader, metadata, key, size, err));
     }
     FSDP_TRY(fsdp_json_finish(&reader->json, err));
-    reader->header->is_sharded = metadata->sharding != NULL;
-    if (metadata->spelling)
-        FSDP_TRY(resolve_names(reader, metadata, err));
-    return metadata->sharding
-               ? read_sharding(reader, metadata->sharding, metadata->sharding_size, err)
-               : FSDP_OK;
+    return read_own_texts(reader, metadata, err);
 }
 
 static int compare_places(const void *a, const void *b)

@@ -66,31 +66,65 @@ static int compare_by_name(const void *a, const void *b)
 
 /* --- one header ------------------------------------------------------------------------------- */
 
-/* Values of less than a byte are counted by themselves in the file. */
-static int64_t length_in_file(const fsdp_target_tensor *what, int dim)
+static bool is_four(fsdp_dtype dtype)
 {
-    int64_t len = what->shape[dim];
-    if (dim < what->ndim - 1)
-        return len;
-    if (what->dtype == FSDP_F4_E2M1FN_X2)
-        return 2 * len;
-    bool is_six = what->dtype == FSDP_F6_E2M3 || what->dtype == FSDP_F6_E3M2;
-    return is_six ? len / 3 * 4 : len;
+    return dtype == FSDP_F4_E2M1FN_X2;
+}
+
+static bool is_six(fsdp_dtype dtype)
+{
+    return dtype == FSDP_F6_E2M3 || dtype == FSDP_F6_E3M2;
+}
+
+/* Values of less than a byte are counted by themselves in the file. */
+static int64_t values_in(fsdp_dtype dtype, int64_t bytes)
+{
+    return is_four(dtype) ? 2 * bytes : is_six(dtype) ? bytes / 3 * 4 : bytes;
+}
+
+/* False when the last dim cannot be counted in values: then the tensor is flat in the file, and its true
+ * shape stands in the metadata. */
+static bool has_true_shape(const target_tensor *tensor)
+{
+    const fsdp_target_tensor *what = &tensor->what;
+    if (!is_four(what->dtype) && !is_six(what->dtype))
+        return true;
+    return what->ndim > 0 && (!is_six(what->dtype) || what->shape[what->ndim - 1] % 3 == 0);
 }
 
 static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
 {
-    const fsdp_target_tensor *what = &tensor->what;
-    bool is_six = what->dtype == FSDP_F6_E2M3 || what->dtype == FSDP_F6_E3M2;
-    bool is_four = what->dtype == FSDP_F4_E2M1FN_X2;
-    bool is_whole = what->ndim > 0 && (!is_six || what->shape[what->ndim - 1] % 3 == 0);
     char shown[200];
-    if ((is_six || is_four) && !is_whole)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "safetensors cannot spell the shape of tensor '%s' of %s",
-                         fsdp_printable(what->name, what->name_size, shown, sizeof shown),
-                         fsdp_dtype_name(what->dtype));
+    if (is_six(tensor->what.dtype) && tensor->size % 3 != 0)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "safetensors cannot hold tensor '%s': %s come in threes of bytes",
+            fsdp_printable(tensor->what.name, tensor->what.name_size, shown, sizeof shown),
+            fsdp_dtype_name(tensor->what.dtype));
     return FSDP_OK;
+}
+
+/* {"name": [shape in bytes]} of the tensors that are flat in the file. */
+static void add_true_shapes(fsdp_text *text, const fsdp_target *target)
+{
+    fsdp_text shapes = {0};
+    for (size_t i = 0; i < target->tensor_count; i++) {
+        const target_tensor *tensor = &target->tensors[i];
+        if (has_true_shape(tensor))
+            continue;
+        fsdp_text_addf(&shapes, shapes.size > 0 ? "," : "{");
+        fsdp_text_add_json_string(&shapes, tensor->spelled, tensor->spelled_size);
+        fsdp_text_addf(&shapes, ":[");
+        for (int dim = 0; dim < tensor->what.ndim; dim++)
+            fsdp_text_addf(&shapes, "%s%" PRId64, dim > 0 ? "," : "", tensor->what.shape[dim]);
+        fsdp_text_addf(&shapes, "]");
+    }
+    if (shapes.size > 0) {
+        fsdp_text_addf(&shapes, "}");
+        fsdp_text_addf(text, ",\"fsdp.shapes\":");
+        fsdp_text_add_json_string(text, shapes.data, shapes.size);
+    }
+    text->failed = text->failed || shapes.failed;
+    fsdp_text_release(&shapes);
 }
 
 static void add_metadata(fsdp_text *text, const fsdp_target *target)
@@ -111,6 +145,7 @@ static void add_metadata(fsdp_text *text, const fsdp_target *target)
         fsdp_text_addf(text, ",\"fsdp.names\":");
         fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);
     }
+    add_true_shapes(text, target);
     fsdp_text_addf(text, "}");
 }
 
@@ -120,8 +155,14 @@ static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t beg
     fsdp_text_add_json_string(text, tensor->spelled, tensor->spelled_size);
     fsdp_text_addf(text, ":{\"dtype\":\"%s\",\"shape\":[",
                    fsdp_dtype_describe(tensor->what.dtype)->safetensors);
-    for (int dim = 0; dim < tensor->what.ndim; dim++)
-        fsdp_text_addf(text, "%s%" PRId64, dim > 0 ? "," : "", length_in_file(&tensor->what, dim));
+    const fsdp_target_tensor *what = &tensor->what;
+    if (!has_true_shape(tensor))
+        fsdp_text_addf(text, "%" PRId64, values_in(what->dtype, tensor->size));
+    for (int dim = 0; dim < what->ndim && has_true_shape(tensor); dim++) {
+        bool is_last = dim == what->ndim - 1;
+        fsdp_text_addf(text, "%s%" PRId64, dim > 0 ? "," : "",
+                       is_last ? values_in(what->dtype, what->shape[dim]) : what->shape[dim]);
+    }
     fsdp_text_addf(text, "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}", begin,
                    begin + tensor->size);
 }

@@ -63,7 +63,8 @@ def differences(expected, got):
     for tensor in +inside:
         yield f"a tensor {tensor} inside an unknown object is missing"
     values = without_heads(expected["values"])
-    if "inside_unknown" in expected or "state_dict_names" in expected:  # the state of unknown objects is listed below their names
+    # the state of unknown objects is listed below their names
+    if "inside_unknown" in expected or "state_dict_names" in expected:
         got_values = {name: item for name, item in got["values"].items() if name in values}
     else:
         got_values = got["values"]
