@@ -29,7 +29,8 @@ typedef struct dcp_tensor {
 } dcp_tensor;
 
 /* --- dcp_metadata.c --- */
-fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source, fsdp_error *err);
+fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source,
+                              fsdp_error *err);
 
 /* --- dcp_read.c --- */
 fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t number, const dcp_piece *piece,

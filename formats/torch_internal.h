@@ -84,8 +84,8 @@ typedef struct torch_storage_id {
 } torch_storage_id;
 
 /* Reads ("storage", class, key, location, elements): refused when it is anything else. */
-fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persistent, torch_storage_id *id_out,
-                                  fsdp_error *err);
+fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persistent,
+                                  torch_storage_id *id_out, fsdp_error *err);
 /* Makes the table of links, place fills in where each storage is. */
 fsdp_status torch_resolve_links(torch_archive *archive,
                                 fsdp_status (*place)(void *user, const torch_storage_id *id,

@@ -80,6 +80,7 @@ Test(pickle, text_of_protocol_0)
     cr_expect(fsdp_pickle_is_text(&pickle, pickle.root, "aA\n'\\"));
     cr_assert_eq(PARSE("Vx\\u00e9\xe9\\U0001F600\n."), FSDP_OK, "%s", err.text);
     cr_expect(fsdp_pickle_is_text(&pickle, pickle.root, "x\xc3\xa9\xc3\xa9\xf0\x9f\x98\x80"));
+    cr_assert_eq(PARSE("V\n."), FSDP_OK, "an empty text: %s", err.text);
     cr_assert_eq(PARSE("F-1.5e3\n."), FSDP_OK, "%s", err.text);
     cr_expect_eq(root()->as.f64, -1500.0);
     cr_assert_eq(PARSE("(dS'k'\nI01\ns."), FSDP_OK, "%s", err.text);
