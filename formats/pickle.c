@@ -637,6 +637,8 @@ static fsdp_status set_up(pickle_vm *vm)
         {.kind = FSDP_NODE_BOOL, .flags = FSDP_NODE_HASHABLE, .as.i64 = 1},
         {.kind = FSDP_NODE_TUPLE, .flags = FSDP_NODE_HASHABLE},
     };
+    if (!fsdp_grow(&vm->stack, &vm->stack_capacity, 1, sizeof *vm->stack))
+        return pickle_no_memory(vm);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         FSDP_TRY(pickle_new_node(vm, fixed[i], &made));
     for (int64_t i = 0; i < 256; i++) {

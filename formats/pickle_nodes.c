@@ -21,7 +21,7 @@ void *pickle_store_take(fsdp_pickle_store *store, size_t size)
 {
     if (size > SIZE_MAX / 2)
         return NULL;
-    size = (size + 7) & ~(size_t)7;
+    size = size == 0 ? 8 : (size + 7) & ~(size_t)7;
     if ((size_t)(store->end - store->next) < size) {
         size_t room = size > BLOCK_BYTES / 4 ? size : BLOCK_BYTES;
         struct pickle_block *block = fsdp_realloc(NULL, sizeof *block + room, 1);

@@ -45,6 +45,7 @@ typedef struct torch_archive {
     torch_memory *memory;
     int64_t work;              /* nodes visited so far */
     uint8_t *marks;            /* per node, of the walk */
+    uint32_t *sizes;           /* per node: objects in it, shared ones each time; 0: not counted yet */
 } torch_archive;
 
 /* --- torch_zip.c, torch_legacy.c --- */
@@ -84,8 +85,7 @@ typedef struct torch_storage_id {
 
 /* Reads ("storage", class, key, location, elements): refused when it is anything else. */
 fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persistent,
-                                  torch_storage_id *id_out,
-                                  fsdp_error *err);
+                                  torch_storage_id *id_out, fsdp_error *err);
 /* Makes the table of links, place fills in where each storage is. */
 fsdp_status torch_resolve_links(torch_archive *archive,
                                 fsdp_status (*place)(void *user, const torch_storage_id *id,
@@ -163,6 +163,9 @@ bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data
 /* --- torch_value.c --- */
 
 enum { TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8 };
+
+/* FSDP_ERR_LIMIT when there is too much in the node once shared containers are expanded. */
+fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err);
 
 /* Any node as a value; tensors in it become inner ones of the source. */
 fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);

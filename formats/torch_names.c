@@ -476,6 +476,7 @@ static fsdp_status visit(walk *at, fsdp_node node)
 fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsdp_error *err)
 {
     walk at = {.archive = archive, .visitor = visitor, .err = err};
+    FSDP_TRY(torch_measure(archive, archive->pickle.root, err));
     fsdp_status st = visit(&at, archive->pickle.root);
     fsdp_text_release(&at.name);
     return st;

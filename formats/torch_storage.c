@@ -106,6 +106,7 @@ void torch_archive_release(torch_archive *archive)
     fsdp_free(archive->data);
     fsdp_free(archive->links);
     fsdp_free(archive->marks);
+    fsdp_free(archive->sizes);
     *archive = (torch_archive){0};
 }
 

@@ -16,6 +16,13 @@ static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node n
 
 /* --- walking ------------------------------------------------------------------------------------ */
 
+static fsdp_status fail_work(const torch_archive *archive, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "%s: with shared containers expanded it holds over 10 million objects",
+                     archive->where);
+}
+
 fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out,
                         fsdp_error *err)
 {
@@ -30,9 +37,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
                          archive->where, FSDP_PICKLE_DEPTH);
     archive->work += 1 + node_at(archive, node)->count;
     if (archive->work > FSDP_PICKLE_WORK)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "%s: with shared containers expanded it holds over 10 million objects",
-                         archive->where);
+        return fail_work(archive, err);
     *cycle_out = archive->marks[node] & TORCH_MARK_PATH;
     archive->marks[node] |= TORCH_MARK_PATH;
     return FSDP_OK;
@@ -41,6 +46,45 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
 void torch_leave(torch_archive *archive, fsdp_node node)
 {
     archive->marks[node] &= (uint8_t)~TORCH_MARK_PATH;
+}
+
+static uint32_t size_of(torch_archive *archive, fsdp_node node, int depth);
+
+static uint32_t size_of_items(torch_archive *archive, fsdp_node node, int depth)
+{
+    const fsdp_pickle_node *at = node_at(archive, node);
+    uint64_t size = 0;
+    bool has_items =
+        at->kind == FSDP_NODE_TUPLE || at->kind == FSDP_NODE_LIST || at->kind == FSDP_NODE_DICT;
+    for (uint32_t i = 0; has_items && i < at->count && size <= FSDP_PICKLE_WORK; i++)
+        size += size_of(archive, at->as.items[i], depth + 1);
+    return size > FSDP_PICKLE_WORK ? FSDP_PICKLE_WORK + 1 : (uint32_t)size;
+}
+
+/* A tensor counts as one, an object with all that it was made of. What is inside itself counts once. */
+static uint32_t size_of(torch_archive *archive, fsdp_node node, int depth)
+{
+    if (archive->sizes[node] != 0 || depth > FSDP_PICKLE_DEPTH)
+        return archive->sizes[node] + (archive->sizes[node] == 0);
+    archive->sizes[node] = 1;
+    const fsdp_pickle_node *at = node_at(archive, node);
+    uint64_t size = 1 + (uint64_t)size_of_items(archive, node, depth);
+    if (at->kind == FSDP_NODE_CALL && torch_tensor_kind(archive, node) == TORCH_KIND_NONE) {
+        size += size_of(archive, at->as.call->args, depth + 1);
+        size += size_of(archive, at->as.call->state, depth + 1);
+        size += size_of(archive, at->as.call->more, depth + 1);
+    }
+    archive->sizes[node] = size > FSDP_PICKLE_WORK ? FSDP_PICKLE_WORK + 1 : (uint32_t)size;
+    return archive->sizes[node];
+}
+
+fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err)
+{
+    if (!archive->sizes)
+        archive->sizes = fsdp_alloc(archive->pickle.count, sizeof *archive->sizes);
+    if (!archive->sizes)
+        return fsdp_fail_memory(err, "a walk through a pickle");
+    return size_of(archive, node, 0) <= FSDP_PICKLE_WORK ? FSDP_OK : fail_work(archive, err);
 }
 
 /* --- parts of objects --------------------------------------------------------------------------- */
@@ -290,6 +334,7 @@ fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value 
                              fsdp_error *err)
 {
     *value_out = (fsdp_value){0};
+    FSDP_TRY(torch_measure(archive, node, err));
     fsdp_status st = read_value(archive, node, 0, value_out, err);
     if (st != FSDP_OK)
         fsdp_value_release(value_out);

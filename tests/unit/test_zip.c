@@ -1,0 +1,187 @@
+/* Zip directories: what is read, and that an archive is refused as soon as two readers could differ. */
+#include "base/mem.h"
+#include "formats/zip.h"
+#include "tests/fuzz/tiny_zip.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BEFORE = 100, FIRST_LOCAL = 0, FIRST_NAME = 30 };
+
+static const tiny_record records[] = {
+    {"a/one", "first", 5}, {"a/two", "second!", 7}, {"a/none", "", 0}};
+
+typedef struct memory {
+    uint8_t *data;
+    size_t size;
+} memory;
+
+static memory file; /* the archive begins at byte BEFORE of it */
+static fsdp_zip *zip;
+static fsdp_error err;
+
+static fsdp_status read_memory(void *user, void *data, size_t size, int64_t offset,
+                               fsdp_error *error)
+{
+    (void)user;
+    (void)error;
+    cr_assert(offset >= BEFORE && (size_t)offset + size <= file.size);
+    memcpy(data, file.data + offset, size);
+    return FSDP_OK;
+}
+
+static void begin(void)
+{
+    size_t size;
+    uint8_t *bytes = tiny_zip(records, 3, &size);
+    file.size = BEFORE + size;
+    file.data = calloc(1, file.size + 1000);
+    memcpy(file.data + BEFORE, bytes, size);
+    free(bytes);
+}
+
+static void end(void)
+{
+    fsdp_zip_close(zip);
+    zip = NULL;
+    free(file.data);
+}
+
+TestSuite(zip, .init = begin, .fini = end);
+
+static fsdp_status open_zip(unsigned flags)
+{
+    fsdp_zip_input input = {read_memory, NULL, "test", BEFORE, (int64_t)file.size - BEFORE};
+    fsdp_zip_close(zip);
+    err = (fsdp_error){0};
+    return fsdp_zip_open(&input, flags, &zip, &err);
+}
+
+static uint8_t *archive(size_t place)
+{
+    return file.data + BEFORE + place;
+}
+
+static size_t directory(void)
+{
+    size_t size = 0;
+    for (size_t i = 0; i < 3; i++)
+        size += 30 + strlen(records[i].name) + records[i].size;
+    return size;
+}
+
+static size_t end_record(void)
+{
+    return file.size - BEFORE - 22;
+}
+
+Test(zip, records_are_found_and_read_at_an_offset_of_a_file)
+{
+    cr_assert_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_zip_count(zip), 3);
+    for (size_t i = 0; i < 3; i++) {
+        char *data;
+        const fsdp_zip_entry *entry = fsdp_zip_find(zip, records[i].name, strlen(records[i].name));
+        cr_assert_eq(entry, fsdp_zip_at(zip, i));
+        cr_assert_eq(fsdp_zip_read(zip, entry, 100, &data, &err), FSDP_OK, "%s", err.text);
+        cr_expect_eq(memcmp(data, records[i].data, records[i].size), 0);
+        cr_expect_eq(memcmp(file.data + entry->offset, records[i].data, records[i].size), 0);
+        fsdp_free(data);
+    }
+    cr_expect_null(fsdp_zip_find(zip, "a/thr", 5));
+    char *data;
+    cr_expect_eq(fsdp_zip_read(zip, fsdp_zip_at(zip, 1), 6, &data, &err), FSDP_ERR_LIMIT);
+}
+
+Test(zip, a_checksum_that_is_there_is_held_against_the_bytes)
+{
+    uint32_t crc = fsdp_crc32(0, "first", 5);
+    for (size_t i = 0; i < 4; i++)
+        *archive(FIRST_LOCAL + 14 + i) = *archive(directory() + 16 + i) = (uint8_t)(crc >> 8 * i);
+    cr_assert_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_zip_check(zip, fsdp_zip_at(zip, 0), &err), FSDP_OK);
+    *archive(FIRST_NAME + 5) ^= 1;
+    cr_expect_eq(fsdp_zip_check(zip, fsdp_zip_at(zip, 0), &err), FSDP_ERR_DAMAGED);
+}
+
+Test(zip, every_disagreement_of_the_two_headers_is_refused)
+{
+    static const size_t places[] = {8, 14, 18, 22, 26, 28, FIRST_NAME};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        *archive(FIRST_LOCAL + places[i]) ^= 1;
+        cr_expect_neq(open_zip(0), FSDP_OK, "byte %zu of the local header", places[i]);
+        *archive(FIRST_LOCAL + places[i]) ^= 1;
+    }
+    cr_expect_eq(open_zip(0), FSDP_OK, "%s", err.text);
+}
+
+Test(zip, a_cut_or_lengthened_archive_is_refused)
+{
+    size_t whole = file.size;
+    for (file.size = BEFORE; file.size < whole; file.size++)
+        cr_expect_neq(open_zip(0), FSDP_OK, "%zu bytes", file.size - BEFORE);
+    file.size = whole + 1;
+    cr_expect_neq(open_zip(0), FSDP_OK);
+}
+
+Test(zip, counts_and_places_of_the_end_record_must_hold)
+{
+    static const size_t places[] = {4, 8, 10, 12, 16};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        *archive(end_record() + places[i]) ^= 1;
+        cr_expect_neq(open_zip(0), FSDP_OK, "byte %zu of the end record", places[i]);
+        *archive(end_record() + places[i]) ^= 1;
+    }
+}
+
+Test(zip, a_comment_may_follow_but_no_second_end)
+{
+    file.size += 30;
+    *archive(end_record() + 20 - 30) = 30;
+    cr_expect_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    memcpy(archive(end_record()), "PK\5\6", 4);
+    cr_expect_neq(open_zip(0), FSDP_OK);
+}
+
+Test(zip, names_are_paths_unless_they_are_data)
+{
+    static const char *const names[] = {"../up", "/root", "a\\up", "a/../", "a//bc"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        memcpy(archive(FIRST_NAME), names[i], 5);
+        memcpy(archive(directory() + 46), names[i], 5);
+        cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED, "%s", names[i]);
+        cr_expect_eq(open_zip(FSDP_ZIP_NAMES_ARE_DATA), FSDP_OK, "%s: %s", names[i], err.text);
+    }
+}
+
+Test(zip, links_and_encrypted_records_are_refused)
+{
+    *archive(directory() + 41) = 0xA1;
+    cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED);
+    *archive(directory() + 41) = 0x81;
+    cr_expect_eq(open_zip(0), FSDP_OK, "%s", err.text);
+    *archive(directory() + 8) = 1;
+    cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED);
+}
+
+Test(zip, the_same_name_twice_is_refused)
+{
+    size_t second = FIRST_NAME + 5 + 5 + 30;
+    memcpy(archive(second), "a/one", 5);
+    memcpy(archive(directory() + 46 + 5 + 46), "a/one", 5);
+    cr_expect_eq(open_zip(0), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "twice"), "%s", err.text);
+}
+
+Test(zip, running_out_of_memory_is_an_error)
+{
+    for (int64_t n = 0;; n++) {
+        fsdp_mem_fail_after(n, false);
+        fsdp_status st = open_zip(0);
+        fsdp_mem_fail_after(-1, false);
+        if (st == FSDP_OK)
+            break;
+        cr_assert_eq(st, FSDP_ERR_LIMIT, "allocation %lld: %s", (long long)n, err.text);
+    }
+}
