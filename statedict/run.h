@@ -26,7 +26,7 @@ typedef enum fsdp_step_state {
     FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
     FSDP_STEP_DELETING,        /* step-N.deleting-UUID: a delete that did not finish */
     FSDP_STEP_NEWER,           /* of a format version that this library does not know */
-    FSDP_STEP_REPLACED         /* step-N.old-UUID: set aside by an overwrite that was cut short */
+    FSDP_STEP_REPLACED         /* step-N.old-UUID: set aside by an overwrite */
 } fsdp_step_state;
 
 typedef struct fsdp_run_step {
