@@ -71,7 +71,8 @@ typedef struct fsdp_retain_action {
 
 /*
  * Applies a policy to a run and finishes interrupted deletes, overwrites and abandoned saves; what a
- * process that is at work stages is left alone. Never fewer than the newest two that verify stay. dry_run: only reports. Takes the run's lease unless dry_run.
+ * process that is at work stages is left alone. Never fewer than the newest two that verify stay.
+ * dry_run: only reports. Takes the run's lease unless dry_run.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                                                   bool dry_run,
