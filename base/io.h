@@ -65,6 +65,8 @@ typedef struct fsdp_io_ops {
     int (*lock)(fsdp_file *file);
     /* replace false: -EEXIST when `to` exists; -EINVAL where the file system cannot promise that. */
     int (*rename)(fsdp_io *io, const char *from, const char *to, bool replace);
+    /* What two paths lead to changes places in one step. -EINVAL where the file system cannot. */
+    int (*exchange)(fsdp_io *io, const char *a, const char *b);
     int (*unlink)(fsdp_io *io, const char *path);
     int (*mkdir)(fsdp_io *io, const char *path);
     int (*rmdir)(fsdp_io *io, const char *path);

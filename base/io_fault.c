@@ -37,6 +37,7 @@ static const char *const call_names[FSDP_CALL_COUNT] = {
     [FSDP_CALL_MKDIR] = "mkdir",       [FSDP_CALL_RMDIR] = "rmdir",
     [FSDP_CALL_SYNC_DIR] = "sync_dir", [FSDP_CALL_LIST] = "list",
     [FSDP_CALL_INFO] = "info",         [FSDP_CALL_SPACE] = "space",
+    [FSDP_CALL_EXCHANGE] = "exchange",
 };
 
 const char *fsdp_io_call_name(fsdp_io_call call)
@@ -207,6 +208,13 @@ static int fault_rename(fsdp_io *io, const char *from, const char *to, bool repl
     return result < 0 ? result : inner->ops->rename(inner, from, to, replace);
 }
 
+static int fault_exchange(fsdp_io *io, const char *a, const char *b)
+{
+    fsdp_io *inner = fault_of(io)->inner;
+    int result = before_call(fault_of(io), FSDP_CALL_EXCHANGE, a);
+    return result < 0 ? result : inner->ops->exchange(inner, a, b);
+}
+
 static int fault_unlink(fsdp_io *io, const char *path)
 {
     fsdp_io *inner = fault_of(io)->inner;
@@ -269,6 +277,7 @@ static const fsdp_io_ops fault_ops = {
     .close = fault_close,
     .lock = fault_lock,
     .rename = fault_rename,
+    .exchange = fault_exchange,
     .unlink = fault_unlink,
     .mkdir = fault_mkdir,
     .rmdir = fault_rmdir,

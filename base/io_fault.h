@@ -29,6 +29,7 @@ typedef enum fsdp_io_call {
     FSDP_CALL_LIST,
     FSDP_CALL_INFO,
     FSDP_CALL_SPACE,
+    FSDP_CALL_EXCHANGE,
     FSDP_CALL_COUNT
 } fsdp_io_call;
 
@@ -38,7 +39,7 @@ enum {
     FSDP_CALLS_WRITES = 1 << FSDP_CALL_CREATE | 1 << FSDP_CALL_PWRITE | 1 << FSDP_CALL_RESIZE |
                         1 << FSDP_CALL_ALLOCATE | 1 << FSDP_CALL_SYNC | 1 << FSDP_CALL_CLOSE |
                         1 << FSDP_CALL_RENAME | 1 << FSDP_CALL_UNLINK | 1 << FSDP_CALL_MKDIR |
-                        1 << FSDP_CALL_RMDIR | 1 << FSDP_CALL_SYNC_DIR
+                        1 << FSDP_CALL_RMDIR | 1 << FSDP_CALL_SYNC_DIR | 1 << FSDP_CALL_EXCHANGE
 };
 
 typedef enum fsdp_fault_action {

@@ -189,6 +189,13 @@ static int posix_rename(fsdp_io *io, const char *from, const char *to, bool repl
     return result == -ENOSYS ? -EINVAL : result;
 }
 
+static int posix_exchange(fsdp_io *io, const char *a, const char *b)
+{
+    (void)io;
+    int result = zero_or_errno(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE));
+    return result == -ENOSYS ? -EINVAL : result;
+}
+
 static int posix_unlink(fsdp_io *io, const char *path)
 {
     (void)io;
@@ -365,6 +372,7 @@ static const fsdp_io_ops posix_ops = {
     .close = posix_close,
     .lock = posix_lock,
     .rename = posix_rename,
+    .exchange = posix_exchange,
     .unlink = posix_unlink,
     .mkdir = posix_mkdir,
     .rmdir = posix_rmdir,

@@ -382,6 +382,31 @@ static int sim_rename(fsdp_io *io, const char *from, const char *to, bool replac
     return unlock_disk(disk, rename_locked(disk, from, to, replace));
 }
 
+static int exchange_locked(sim_disk *disk, const char *a, const char *b)
+{
+    sim_step step = {0};
+    int result = find_parent(disk, a, &step.from_dir, step.from_name);
+    if (result == 0)
+        result = find_parent(disk, b, &step.to_dir, step.to_name);
+    if (result < 0)
+        return result;
+    if (step.from_name[0] == '\0' || step.to_name[0] == '\0')
+        return -EBUSY;
+    step.node = fsdp_sim_lookup(&step.from_dir->live_entries, step.from_name);
+    step.back = fsdp_sim_lookup(&step.to_dir->live_entries, step.to_name);
+    if (!step.node || !step.back)
+        return -ENOENT;
+    if (lies_within(step.to_dir, step.node) || lies_within(step.from_dir, step.back))
+        return -EINVAL;
+    return step.node == step.back ? 0 : make_step(disk, &step);
+}
+
+static int sim_exchange(fsdp_io *io, const char *a, const char *b)
+{
+    sim_disk *disk = lock_disk(io);
+    return unlock_disk(disk, exchange_locked(disk, a, b));
+}
+
 static int remove_locked(sim_disk *disk, const char *path, bool directory)
 {
     sim_step step = {0};
@@ -422,12 +447,9 @@ static int sim_rmdir(fsdp_io *io, const char *path)
 
 static bool apply_to_durable(const sim_step *step)
 {
-    if (step->to_dir &&
-        !fsdp_sim_set_entry(&step->to_dir->durable_entries, step->to_name, step->node))
-        return false;
-    if (step->from_dir)
-        fsdp_sim_remove_entry(&step->from_dir->durable_entries, step->from_name);
-    return true;
+    return fsdp_sim_apply(step, step->from_dir ? &step->from_dir->durable_entries : NULL,
+                          step->to_dir ? &step->to_dir->durable_entries : NULL, step->node,
+                          step->back);
 }
 
 static int sync_dir_locked(sim_disk *disk, const char *path)
@@ -533,6 +555,7 @@ static const fsdp_io_ops sim_ops = {
     .close = sim_close,
     .lock = sim_lock,
     .rename = sim_rename,
+    .exchange = sim_exchange,
     .unlink = sim_unlink,
     .mkdir = sim_mkdir,
     .rmdir = sim_rmdir,

@@ -186,11 +186,10 @@ static bool apply_chosen_steps(const sim_disk *from)
         const sim_step *step = &from->steps[i];
         if (!step->chosen)
             continue;
-        if (step->to_dir && !fsdp_sim_set_entry(&step->to_dir->copy->durable_entries, step->to_name,
-                                                step->node->copy))
+        if (!fsdp_sim_apply(step, step->from_dir ? &step->from_dir->copy->durable_entries : NULL,
+                            step->to_dir ? &step->to_dir->copy->durable_entries : NULL,
+                            step->node->copy, step->back ? step->back->copy : NULL))
             return false;
-        if (step->from_dir)
-            fsdp_sim_remove_entry(&step->from_dir->copy->durable_entries, step->from_name);
     }
     return true;
 }

@@ -82,6 +82,7 @@ void fsdp_sim_collect(sim_disk *disk)
     for (size_t i = 0; i < disk->n_steps; i++) {
         reach(disk->steps[i].node);
         reach(disk->steps[i].gone);
+        reach(disk->steps[i].back);
         reach(disk->steps[i].from_dir);
         reach(disk->steps[i].to_dir);
     }
@@ -152,12 +153,23 @@ bool fsdp_sim_reserve_step(sim_disk *disk)
     return fsdp_grow(&disk->steps, &disk->step_capacity, disk->n_steps + 1, sizeof *disk->steps);
 }
 
+bool fsdp_sim_apply(const sim_step *step, sim_entries *from, sim_entries *to, sim_node *node,
+                    sim_node *back)
+{
+    if (to && !fsdp_sim_set_entry(to, step->to_name, node))
+        return false;
+    if (from && back)
+        return fsdp_sim_set_entry(from, step->from_name, back);
+    if (from)
+        fsdp_sim_remove_entry(from, step->from_name);
+    return true;
+}
+
 bool fsdp_sim_make_step(sim_disk *disk, const sim_step *step)
 {
-    if (step->to_dir && !fsdp_sim_set_entry(&step->to_dir->live_entries, step->to_name, step->node))
+    if (!fsdp_sim_apply(step, step->from_dir ? &step->from_dir->live_entries : NULL,
+                        step->to_dir ? &step->to_dir->live_entries : NULL, step->node, step->back))
         return false;
-    if (step->from_dir)
-        fsdp_sim_remove_entry(&step->from_dir->live_entries, step->from_name);
     if (step->gone)
         step->gone->named = false;
     if (step->to_dir)
@@ -183,6 +195,9 @@ static bool uses_name(const sim_step *step, const sim_node *dir, const char *nam
 static bool stands_on(const sim_step *later, const sim_step *earlier)
 {
     if (later->node == earlier->node || later->gone == earlier->node)
+        return true;
+    if ((later->back && later->back == earlier->node) ||
+        (earlier->back && (earlier->back == later->node || earlier->back == later->gone)))
         return true;
     if (uses_name(earlier, later->from_dir, later->from_name) ||
         uses_name(earlier, later->to_dir, later->to_name))

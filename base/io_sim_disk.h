@@ -54,12 +54,13 @@ struct sim_node {
     fsdp_file *lock_owner;
 };
 
-/* A creation (no from), a removal (no to) or a rename that is not durable yet. */
+/* A creation (no from), a removal (no to), a rename or an exchange that is not durable yet. */
 typedef struct sim_step {
     sim_node *from_dir, *to_dir;
     char from_name[SIM_NAME_BYTES], to_name[SIM_NAME_BYTES];
     sim_node *node;
     sim_node *gone;            /* what has no name afterwards: removed, or replaced by the rename */
+    sim_node *back;            /* what an exchange puts in the place of node */
     bool from_synced, to_synced;
     bool chosen;               /* to be applied to the durable tree, or to survive */
     bool needs_path;           /* the directories above must be chosen as well */
@@ -91,6 +92,11 @@ void fsdp_sim_remove_entry(sim_entries *entries, const char *name);
 
 /* Sets the size; new bytes are zero. False when there is no memory. */
 bool fsdp_sim_resize(sim_bytes *bytes, size_t size);
+
+/* Names node as the step says in entries of its directories: live, durable, or those of copies, whose
+ * nodes then are copies, too. NULL where the step has no such directory. */
+bool fsdp_sim_apply(const sim_step *step, sim_entries *from, sim_entries *to, sim_node *node,
+                    sim_node *back);
 
 /* Room for one more step; false when there is no memory. */
 bool fsdp_sim_reserve_step(sim_disk *disk);

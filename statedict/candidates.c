@@ -2,7 +2,6 @@
 #include "statedict/candidates.h"
 
 #include "base/mem.h"
-#include "statedict/checkpoint_internal.h"
 #include "statedict/run_internal.h"
 
 #include <string.h>

@@ -58,8 +58,4 @@ void fsdp_turns_stop(fsdp_turns *turns);
 fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
                                 size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
 
-/* A path that is a run directory becomes its newest good checkpoint; else a copy of path. */
-fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out,
-                                    fsdp_error *err);
-
 #endif

@@ -6,10 +6,14 @@
 
 #include "base/flow.h"
 #include "base/mem.h"
+#include "statedict/ctl_backend.h"
 #include "statedict/manifest.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
@@ -20,8 +24,8 @@ static bool finish_delete(void *user, const char *path)
 }
 
 /* Renames `path` to a name that says what is to happen to it, then removes it. */
-static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
-                             fsdp_error *err)
+fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
+                           fsdp_error *err)
 {
     char *aside;
     FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
@@ -37,6 +41,19 @@ static fsdp_status delete_as(fsdp_io *io, const char *path, const char *parent, 
     return status;
 }
 
+/*
+ * An overwrite was killed after it exchanged the two: the old one stands under the staging's name. A
+ * staging keeps its marker until it is DIR, so a manifest without one says so.
+ */
+static bool is_exchanged(const fsdp_staging *staging, const char *path)
+{
+    fsdp_io *io = staging->io;
+    return fsdp_marker_look(io, path, FSDP_MARKER_SAVING) == FSDP_MARKER_MISSING &&
+           fsdp_marker_look(io, path, FSDP_MARKER_PUBLISHING) == FSDP_MARKER_MISSING &&
+           fsdp_has_manifest(io, path) && fsdp_has_manifest(io, staging->target) &&
+           fsdp_io_sync_dir(io, staging->parent, NULL) == FSDP_OK;
+}
+
 /* The staging of a save whose process is dead. Under another name first, so that a half of it that
  * stays needs no marker to be known for what it is. */
 static bool remove_abandoned(void *user, const char *path)
@@ -44,8 +61,9 @@ static bool remove_abandoned(void *user, const char *path)
     const fsdp_staging *staging = user;
     fsdp_file *marker;
     if (fsdp_marker_take_over(staging->io, path, FSDP_MARKER_SAVING, &marker) ||
-        fsdp_marker_take_over(staging->io, path, FSDP_MARKER_PUBLISHING, &marker))
-        (void)delete_as(staging->io, path, staging->parent, staging->target, NULL);
+        fsdp_marker_take_over(staging->io, path, FSDP_MARKER_PUBLISHING, &marker) ||
+        is_exchanged(staging, path))
+        (void)fsdp_delete_as(staging->io, path, staging->parent, staging->target, NULL);
     (void)fsdp_io_close(&marker, path, NULL);
     return true;
 }
@@ -73,24 +91,77 @@ static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
-static fsdp_status prepare(fsdp_staging *staging, const char *dir, fsdp_error *err)
+static fsdp_status enter_run(fsdp_staging *staging, fsdp_error *err)
+{
+    int64_t step;
+    if (!fsdp_dir_is_step(staging->target, &step))
+        return FSDP_OK;
+    staging->refresh_ms = fsdp_now_ms() + REFRESH_MS;
+    return fsdp_lease_take(staging->io, staging->parent, &staging->lease, err);
+}
+
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, bool held, fsdp_error *err)
 {
     FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
+    if (!held)
+        FSDP_TRY(enter_run(staging, err));
     FSDP_TRY(fsdp_place_recover(staging->io, staging->target, err));
     FSDP_TRY(fsdp_place_check(staging->io, dir, staging->overwrite, err));
     remove_leftovers(staging);
     return make_staging(staging, err);
 }
 
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               fsdp_staging *staging_out, fsdp_error *err)
+static fsdp_status begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, bool held,
+                         fsdp_staging *staging_out, fsdp_error *err)
 {
     *staging_out =
         (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-    fsdp_status status = prepare(staging_out, dir, err);
+    fsdp_status status = prepare(staging_out, dir, held, err);
     if (status != FSDP_OK)
         fsdp_staging_release(staging_out);
     return status;
+}
+
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               fsdp_staging *staging_out, fsdp_error *err)
+{
+    return begin(io, dir, durable, overwrite, false, staging_out, err);
+}
+
+fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                                    fsdp_staging *staging_out, fsdp_error *err)
+{
+    return begin(io, dir, durable, overwrite, true, staging_out, err);
+}
+
+/* --- at work ---------------------------------------------------------------------------------- */
+
+/* A lease that is lost is reported when it matters: publishing asks again. */
+static int keep_lease(void *user, int64_t done, int64_t total, const char *what)
+{
+    fsdp_staging *staging = user;
+    const fsdp_watch *watch = &staging->watch;
+    int64_t now = fsdp_now_ms();
+    if (now >= staging->refresh_ms) {
+        staging->refresh_ms = now + REFRESH_MS;
+        (void)!fsdp_lease_refresh(staging->lease, NULL);
+    }
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
+static void pass_notice(void *user, const char *text)
+{
+    const fsdp_staging *staging = user;
+    if (staging->watch.notice)
+        staging->watch.notice(staging->watch.user, text);
+}
+
+fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch)
+{
+    staging->watch = *watch;
+    if (!staging->lease)
+        return *watch;
+    return (fsdp_watch){.user = staging, .progress = keep_lease, .notice = pass_notice};
 }
 
 void fsdp_staging_abandon(fsdp_staging *staging)
@@ -105,6 +176,7 @@ void fsdp_staging_abandon(fsdp_staging *staging)
 void fsdp_staging_release(fsdp_staging *staging)
 {
     (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_lease_release(staging->lease);
     fsdp_free(staging->target);
     fsdp_free(staging->parent);
     fsdp_free(staging->path);
@@ -118,7 +190,7 @@ fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err
     char *path = NULL, *parent = NULL;
     fsdp_status status = fsdp_path_split(dir, &path, &parent, err);
     if (status == FSDP_OK)
-        status = delete_as(io ? io : fsdp_io_posix(), path, parent, path, err);
+        status = fsdp_delete_as(io ? io : fsdp_io_posix(), path, parent, path, err);
     fsdp_free(path);
     fsdp_free(parent);
     return status;
@@ -138,20 +210,6 @@ static fsdp_status write_text(const fsdp_staging *staging, const char *path, con
     return status == FSDP_OK ? closed : status;
 }
 
-/* The lock stays until the end. From here on the name of the staging directory is all that tells
- * what it is; not before, and before its last sync: no file of another kind may be published. */
-static fsdp_status remove_marker(const fsdp_staging *staging, fsdp_error *err)
-{
-    char *path = fsdp_path_join(staging->path, FSDP_MARKER_SAVING);
-    if (!path)
-        return fsdp_fail_memory(err, staging->path);
-    int result = staging->io->ops->unlink(staging->io, path);
-    fsdp_status status =
-        result < 0 ? fsdp_fail_errno(err, -result, "cannot remove '%s'", path) : FSDP_OK;
-    fsdp_free(path);
-    return status;
-}
-
 /* After this the staging directory is a whole checkpoint under another name. */
 static fsdp_status write_manifest(const fsdp_staging *staging, const char *text, size_t size,
                                   fsdp_error *err)
@@ -163,8 +221,6 @@ static fsdp_status write_manifest(const fsdp_staging *staging, const char *text,
                                            : fsdp_fail_memory(err, staging->path);
     if (status == FSDP_OK)
         status = fsdp_io_rename(staging->io, temporary, path, true, err);
-    if (status == FSDP_OK)
-        status = remove_marker(staging, err);
     if (status == FSDP_OK && staging->durable)
         status = fsdp_io_sync_dir(staging->io, staging->path, err);
     fsdp_free(temporary);
@@ -185,7 +241,8 @@ static bool forget_one(void *user, const char *path)
     /* DIR must be durable before what it replaced is gone */
     work->status = fsdp_io_sync_dir(staging->io, staging->parent, work->err);
     if (work->status == FSDP_OK)
-        work->status = delete_as(staging->io, path, staging->parent, staging->target, work->err);
+        work->status =
+            fsdp_delete_as(staging->io, path, staging->parent, staging->target, work->err);
     return work->status == FSDP_OK;
 }
 
@@ -201,23 +258,6 @@ static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
     return work.status;
 }
 
-/* Renames the checkpoint that is to be replaced out of the way; *old_out stays NULL without one. */
-static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
-{
-    if (!staging->overwrite || !fsdp_io_exists(staging->io, staging->target))
-        return FSDP_OK;
-    FSDP_TRY(fsdp_place_check(staging->io, staging->target, true, err)); /* it may have changed */
-    FSDP_TRY(forget_replaced(staging, err));
-    char *old;
-    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
-    fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
-    if (status == FSDP_OK)
-        *old_out = old;
-    else
-        fsdp_free(old);
-    return status;
-}
-
 static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
 {
     fsdp_flow("statedict/commit.c", "publish: rename to '%s'", staging->target);
@@ -227,6 +267,9 @@ static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
         return FSDP_OK;
     if (fsdp_moves_needed(result))
         return fsdp_moves_publish(io, staging->path, staging->target, staging->durable, err);
+    if (result == -EEXIST || result == -ENOTEMPTY)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile",
+                         staging->target);
     return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", staging->path,
                            staging->target);
 }
@@ -249,21 +292,85 @@ static fsdp_status take_place(const fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
+/* Where the two cannot be exchanged: the old one is renamed out of the way first. */
+static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
+{
+    char *old;
+    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
+    if (status == FSDP_OK)
+        *old_out = old;
+    else
+        fsdp_free(old);
+    return status;
+}
+
+static fsdp_status replace_in_turn(const fsdp_staging *staging, fsdp_error *err)
+{
+    char *old = NULL;
+    FSDP_TRY(set_aside(staging, &old, err));
+    fsdp_status status = take_place(staging, err);
+    if (status == FSDP_OK)
+        (void)fsdp_delete_as(staging->io, old, staging->parent, staging->target, NULL);
+    else
+        staging->io->ops->rename(staging->io, old, staging->target, true);
+    fsdp_free(old);
+    return status;
+}
+
+/* The exchange could not be made durable. When it cannot be undone either, both must stay. */
+static void exchange_back(fsdp_staging *staging)
+{
+    if (staging->io->ops->exchange(staging->io, staging->path, staging->target) == 0)
+        return;
+    fsdp_free(staging->path);
+    staging->path = NULL;
+}
+
+/* Afterwards the old one stands under the staging's name, and there was no moment without DIR. */
+static fsdp_status exchange(fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_io *io = staging->io;
+    int result = io->ops->exchange(io, staging->path, staging->target);
+    if (fsdp_moves_needed(result))
+        return replace_in_turn(staging, err);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot exchange '%s' and '%s'", staging->path,
+                               staging->target);
+    fsdp_status status = staging->durable ? fsdp_io_sync_dir(io, staging->parent, err) : FSDP_OK;
+    if (status == FSDP_OK)
+        (void)fsdp_delete_as(io, staging->path, staging->parent, staging->target, NULL);
+    else
+        exchange_back(staging);
+    return status;
+}
+
+static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_place_check(staging->io, staging->target, true, err)); /* it may have changed */
+    FSDP_TRY(forget_replaced(staging, err));
+    /* the old one must not be taken for a staging when it stands under such a name */
+    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
+    return exchange(staging, err);
+}
+
+/* Closed first: there are mounts where an open file that is removed stays under another name. */
+static void end_marker(fsdp_staging *staging)
+{
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
+}
+
 fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size,
                                  fsdp_error *err)
 {
     FSDP_TRY(write_manifest(staging, manifest, size, err));
-    char *old = NULL;
-    FSDP_TRY(set_aside(staging, &old, err));
-    fsdp_status status = take_place(staging, err);
-    if (status == FSDP_OK) {
-        fsdp_free(staging->path);
-        staging->path = NULL;
-        if (old)
-            (void)delete_as(staging->io, old, staging->parent, staging->target, NULL);
-    } else if (old) {
-        staging->io->ops->rename(staging->io, old, staging->target, true);
-    }
-    fsdp_free(old);
-    return status;
+    if (staging->lease)
+        FSDP_TRY(fsdp_lease_refresh(staging->lease, err));
+    bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);
+    FSDP_TRY(replaces ? replace(staging, err) : take_place(staging, err));
+    end_marker(staging);
+    fsdp_free(staging->path);
+    staging->path = NULL;
+    return FSDP_OK;
 }

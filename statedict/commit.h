@@ -4,7 +4,7 @@
  *
  *   begin   -> DIR.tmp-UUID exists and holds only the locked file .saving
  *   (every rank creates, writes and syncs its own file there)
- *   publish -> manifest durable, staging renamed to DIR, parent synced: now it is saved
+ *   publish -> manifest durable, staging renamed to DIR, parent synced: now it is saved; .saving goes
  *   abandon -> staging removed
  */
 #ifndef FSDP_COMMIT_H
@@ -19,13 +19,24 @@ typedef struct fsdp_staging {
     char *parent;              /* the directory that holds DIR */
     char *path;                /* DIR.tmp-UUID, or DIR itself when renames cannot be trusted */
     fsdp_file *marker;         /* .saving in it, locked: this process is at work */
+    struct fsdp_lease *lease;  /* of the run that DIR is a step of, when it was taken here */
+    int64_t refresh_ms;        /* when the lease is to be refreshed again */
+    fsdp_watch watch;          /* the caller's, see fsdp_staging_watch */
     bool durable;
     bool overwrite;
 } fsdp_staging;
 
-/* FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not. */
+/*
+ * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not.
+ * The name of a step makes the parent a run: its lease is taken, and kept until release.
+ */
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                fsdp_staging *staging_out, fsdp_error *err);
+/* The same for a caller that holds the run's lease. */
+fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                                    fsdp_staging *staging_out, fsdp_error *err);
+/* For long work: the caller's watch, whose progress also refreshes the lease. Until release. */
+fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch);
 /* The manifest's text is the last thing written. On failure the staging is left for abandon. */
 fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size, fsdp_error *err);
 /* Removes what is left of a staging that was not published; best effort. */
@@ -39,9 +50,9 @@ fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err
 /* 32 hex digits of randomness; names only, never stored in a checkpoint. */
 void fsdp_random_hex(char out[33]);
 
-/* --- names in a run: step-%08d, .tmp-UUID, .deleting-UUID --- */
+/* --- names in a run: step-%08d, .tmp-UUID, .deleting-UUID, .old-UUID --- */
 typedef enum fsdp_step_name_kind {
-    FSDP_NAME_OTHER, FSDP_NAME_STEP, FSDP_NAME_STAGING, FSDP_NAME_DELETING
+    FSDP_NAME_OTHER, FSDP_NAME_STEP, FSDP_NAME_STAGING, FSDP_NAME_DELETING, FSDP_NAME_REPLACED
 } fsdp_step_name_kind;
 enum { FSDP_STEP_NAME_SIZE = 64 };
 void fsdp_step_name(int64_t step, char name_out[FSDP_STEP_NAME_SIZE]);

@@ -11,7 +11,7 @@
 #define FSDP_SUFFIX_DELETING ".deleting-"
 #define FSDP_SUFFIX_REPLACED ".old-"   /* a whole checkpoint that an overwrite set aside */
 
-#define FSDP_MARKER_SAVING ".saving"         /* in a staging directory, from begin to publish */
+#define FSDP_MARKER_SAVING ".saving"         /* in a staging directory, from begin until it is DIR */
 #define FSDP_MARKER_PUBLISHING ".publishing" /* in one whose files move one by one */
 
 /*
@@ -22,10 +22,21 @@ fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name, f
                                fsdp_error *err);
 bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out);
 
+/* HELD: its maker is at work. FREE: nobody of this machine holds it. */
+typedef enum fsdp_marker_state {
+    FSDP_MARKER_MISSING, FSDP_MARKER_FREE, FSDP_MARKER_HELD, FSDP_MARKER_UNKNOWN
+} fsdp_marker_state;
+fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name);
+void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name);
+
 /* "DIR" + suffix + 32 random digits, in fresh memory. */
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
 /* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
+/* Is DIR's name that of a step of a run? */
+bool fsdp_dir_is_step(const char *dir, int64_t *step_out);
+/* FSDP_ERR_USAGE when DIR's name is that of another step than the one it is to hold. */
+fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err);
 /* "DIR" without trailing slashes and the directory that holds it; both in fresh memory, or NULL. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
@@ -47,6 +58,10 @@ bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
 
 /* True when DIR.old-UUID holds a manifest: then *path_out is its path (fresh memory). */
 bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out);
+
+/* Deletes what is at `path` as NAME.deleting-UUID; `parent` holds both. */
+fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
+                           fsdp_error *err);
 
 bool fsdp_has_manifest(fsdp_io *io, const char *dir);
 /* It is known that there is none. Both are false when nobody can tell. */

@@ -86,6 +86,31 @@ static bool is_abandoned(fsdp_file *marker)
     return n > 0 && is_of_this_machine(text);
 }
 
+fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name)
+{
+    fsdp_file *marker = NULL;
+    char *path = fsdp_path_join(dir, name);
+    if (!path)
+        return FSDP_MARKER_UNKNOWN;
+    fsdp_marker_state state = FSDP_MARKER_UNKNOWN;
+    int result = io->ops->open(io, path, FSDP_IO_WRITE, &marker);
+    if (result == 0)
+        state = marker->ops->lock(marker) == -EWOULDBLOCK ? FSDP_MARKER_HELD : FSDP_MARKER_FREE;
+    else if (result == -ENOENT || result == -ENOTDIR)
+        state = FSDP_MARKER_MISSING;
+    (void)fsdp_io_close(&marker, path, NULL);
+    fsdp_free(path);
+    return state;
+}
+
+void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name)
+{
+    char *path = fsdp_path_join(dir, name);
+    if (path)
+        io->ops->unlink(io, path);
+    fsdp_free(path);
+}
+
 bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out)
 {
     char *path = fsdp_path_join(dir, name);

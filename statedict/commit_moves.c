@@ -59,11 +59,12 @@ static fsdp_status move_file(fsdp_io *io, const char *from, const char *to, cons
     return status;
 }
 
-/* Everything but the manifest, which comes last, and the marker, which stays. */
+/* Everything but the manifest, which comes last, and the markers, which stay. */
 static bool is_moved(void *user, const char *name)
 {
     (void)user;
-    return strcmp(name, FSDP_MANIFEST_NAME) != 0 && strcmp(name, FSDP_MARKER_PUBLISHING) != 0;
+    return strcmp(name, FSDP_MANIFEST_NAME) != 0 && strcmp(name, FSDP_MARKER_PUBLISHING) != 0 &&
+           strcmp(name, FSDP_MARKER_SAVING) != 0;
 }
 
 static fsdp_status move_files(fsdp_io *io, const char *from, const char *to, fsdp_error *err)
@@ -117,7 +118,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
                                fsdp_error *err)
 {
     if (fsdp_io_exists(io, to))
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile", to);
     fsdp_file *marker = NULL;
     fsdp_status status = create_marker(io, from, durable, &marker, err);
     if (status == FSDP_OK)
@@ -128,7 +129,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
             (void)remove_manifest_and_rest(io, to, NULL);
     }
     if (status == FSDP_OK)
-        (void)fsdp_io_remove_tree(io, from, NULL); /* only the marker is left in it */
+        (void)fsdp_io_remove_tree(io, from, NULL); /* only the markers are left in it */
     (void)fsdp_io_close(&marker, from, NULL);      /* it held nothing */
     return status;
 }
@@ -154,15 +155,9 @@ typedef struct leftover_search {
 static bool look_at_staging(void *user, const char *path)
 {
     leftover_search *search = user;
-    char *marker_path = fsdp_path_join(path, FSDP_MARKER_PUBLISHING);
-    fsdp_file *marker = NULL;
-    if (marker_path &&
-        fsdp_io_open(search->io, marker_path, FSDP_IO_WRITE, &marker, NULL) == FSDP_OK) {
-        search->proven = true;
-        search->busy = marker->ops->lock(marker) == -EWOULDBLOCK;
-        (void)fsdp_io_close(&marker, marker_path, NULL);
-    }
-    fsdp_free(marker_path);
+    fsdp_marker_state state = fsdp_marker_look(search->io, path, FSDP_MARKER_PUBLISHING);
+    search->busy = state == FSDP_MARKER_HELD;
+    search->proven = search->proven || search->busy || state == FSDP_MARKER_FREE;
     return !search->busy;
 }
 

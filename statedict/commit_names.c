@@ -31,13 +31,16 @@ static bool is_uuid(const char *text)
 /* What follows "step-N": nothing, or one of our suffixes. */
 static fsdp_step_name_kind kind_of_suffix(const char *suffix)
 {
-    size_t staging = strlen(FSDP_SUFFIX_STAGING), deleting = strlen(FSDP_SUFFIX_DELETING);
+    size_t staging = strlen(FSDP_SUFFIX_STAGING), deleting = strlen(FSDP_SUFFIX_DELETING),
+           replaced = strlen(FSDP_SUFFIX_REPLACED);
     if (*suffix == '\0')
         return FSDP_NAME_STEP;
     if (strncmp(suffix, FSDP_SUFFIX_STAGING, staging) == 0 && is_uuid(suffix + staging))
         return FSDP_NAME_STAGING;
     if (strncmp(suffix, FSDP_SUFFIX_DELETING, deleting) == 0 && is_uuid(suffix + deleting))
         return FSDP_NAME_DELETING;
+    if (strncmp(suffix, FSDP_SUFFIX_REPLACED, replaced) == 0 && is_uuid(suffix + replaced))
+        return FSDP_NAME_REPLACED;
     return FSDP_NAME_OTHER;
 }
 
@@ -154,6 +157,31 @@ fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out,
         *path_out = NULL;
     }
     return status;
+}
+
+bool fsdp_dir_is_step(const char *dir, int64_t *step_out)
+{
+    char *path, *parent;
+    if (fsdp_path_split(dir, &path, &parent, NULL) != FSDP_OK)
+        return false;
+    bool is_step = fsdp_step_parse(last_element(path), step_out) == FSDP_NAME_STEP;
+    fsdp_free(path);
+    fsdp_free(parent);
+    return is_step;
+}
+
+/* A run goes by the names; one that says something else would be taken for damage ever after. */
+fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err)
+{
+    char right[FSDP_STEP_NAME_SIZE];
+    int64_t named;
+    if (step == FSDP_STEP_NONE || !fsdp_dir_is_step(dir, &named) || named == step)
+        return FSDP_OK;
+    fsdp_step_name(step, right);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' names another step than the checkpoint holds: name it '%s', or give it "
+                     "a name that is no step's",
+                     dir, right);
 }
 
 typedef struct beside_search {

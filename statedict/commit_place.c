@@ -87,13 +87,18 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     return FSDP_ERR_EXISTS;
 }
 
+static bool is_link(fsdp_io *io, const char *path)
+{
+    fsdp_file *file = NULL;
+    int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
+    (void)fsdp_io_close(&file, path, NULL);
+    return result == -ELOOP;
+}
+
 /* Nothing is there for who follows links; but a link that leads nowhere has the name. */
 static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error *err)
 {
-    fsdp_file *file = NULL;
-    int result = io->ops->open(io, dir, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
-    (void)fsdp_io_close(&file, dir, NULL);
-    if (result != -ELOOP)
+    if (!is_link(io, dir))
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' is a symbolic link that leads nowhere: remove it, or save to where it "
@@ -101,19 +106,53 @@ static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error
                      dir);
 }
 
+/* What a save would bring back before it looks at DIR. */
+static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
+{
+    char *old;
+    if (!fsdp_replaced_find(io, dir, &old))
+        return FSDP_OK;
+    fsdp_status status =
+        overwrite ? require_only_ours(io, old, err)
+                  : fsdp_fail(err, FSDP_ERR_EXISTS,
+                              "'%s' was being overwritten when that was cut short, '%s' is what "
+                              "it was; say overwrite to replace it",
+                              dir, old);
+    fsdp_free(old);
+    return status;
+}
+
+static fsdp_status check_overwrite(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(dir, &step))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' is a step of a run, and those are never overwritten: save under "
+                         "another name, or remove it first",
+                         dir);
+    if (is_link(io, dir))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' is a symbolic link, which is not followed to overwrite: name what "
+                         "it leads to, or remove it",
+                         dir);
+    return require_only_ours(io, dir, err);
+}
+
 static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
 {
     fsdp_file_info info;
     int result = io->ops->info(io, dir, &info);
     if (result == -ENOENT)
-        return refuse_dangling_link(io, dir, err);
+        FSDP_TRY(refuse_dangling_link(io, dir, err));
+    if (result == -ENOENT)
+        return check_set_aside(io, dir, overwrite, err);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot look at '%s'", dir);
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", dir);
     if (!overwrite)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists; say overwrite to replace it", dir);
-    return require_only_ours(io, dir, err);
+    return check_overwrite(io, dir, err);
 }
 
 fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err)

@@ -38,6 +38,7 @@ typedef struct convert_job {
     fsdp_shard_seal *seals;
     fsdp_encoder *encoder;
     fsdp_staging staging;
+    fsdp_watch watch; /* the caller's, which also keeps the lease of a run */
     fsdp_meter meter;
 } convert_job;
 
@@ -158,6 +159,7 @@ static fsdp_status check_target(const convert_job *job, const char *to, fsdp_err
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
                          job->from->path, to);
+    FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
     return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }
 
@@ -356,7 +358,7 @@ static fsdp_status move_tensors(convert_job *job, int64_t bytes, fsdp_error *err
     convert_work work = {.job = job};
     int workers = job->opts->compress ? 1 : job->threads;
     /* what is read back counts as well */
-    fsdp_meter_init(&job->meter, &job->opts->watch, job->opts->no_verify ? bytes : 2 * bytes);
+    fsdp_meter_init(&job->meter, &job->watch, job->opts->no_verify ? bytes : 2 * bytes);
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
@@ -402,7 +404,7 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
                                     .seals = job->seals,
                                     .owners = job->owners,
                                     .with_view = !job->opts->no_view,
-                                    .watch = &job->opts->watch};
+                                    .watch = &job->watch};
     publication.manifest.kind = job->opts->kind;
     publication.manifest.world = job->world;
     publication.manifest.owners = FSDP_OWNERS_BALANCED;
@@ -422,6 +424,7 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
                                 &job->staging, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
+    job->watch = fsdp_staging_watch(&job->staging, &job->opts->watch);
     FSDP_TRY(create_files(job, err));
     FSDP_TRY(move_tensors(job, plan.bytes_read, err));
     FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));

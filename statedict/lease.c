@@ -246,6 +246,10 @@ static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, 
 {
     char who[200];
     describe_holder(holder, who, sizeof who);
+    if (fsdp_process_is_here(&holder->process))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' is in use by %s, which is at work: the run is free when it ends",
+                         lease->run, who);
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' is in use by %s; if that process is gone, its lease ends in %" PRId64
                      " s",

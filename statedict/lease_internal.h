@@ -16,6 +16,8 @@ typedef struct fsdp_process {
 
 /* The caller, as the system (or fsdp_lease_pretend) has it. */
 void fsdp_process_self(fsdp_process *process_out);
+/* Is it one of this host, start of the system and pid name space, so that its end would be seen? */
+bool fsdp_process_is_here(const fsdp_process *process);
 /* False when it is known to have ended: same host and start of the system, and no such process. */
 bool fsdp_process_may_live(const fsdp_process *process);
 

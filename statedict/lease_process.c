@@ -93,12 +93,24 @@ static bool pid_is_used(int64_t pid)
     return kill((pid_t)pid, 0) == 0 || errno == EPERM;
 }
 
+static bool is_where(const fsdp_process *process, const fsdp_process *self)
+{
+    return strcmp(process->host, self->host) == 0 && strcmp(process->boot, self->boot) == 0 &&
+           strcmp(process->pid_space, self->pid_space) == 0;
+}
+
+bool fsdp_process_is_here(const fsdp_process *process)
+{
+    fsdp_process self;
+    fsdp_process_self(&self);
+    return is_where(process, &self);
+}
+
 bool fsdp_process_may_live(const fsdp_process *process)
 {
     fsdp_process self;
     fsdp_process_self(&self);
-    if (strcmp(process->host, self.host) != 0 || strcmp(process->boot, self.boot) != 0 ||
-        strcmp(process->pid_space, self.pid_space) != 0)
+    if (!is_where(process, &self))
         return true;
     if (process->pid == self.pid && process->start == self.start)
         return true;

@@ -46,6 +46,7 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
                                     char **path_out, fsdp_error *err)
 {
     fsdp_file_info info;
+    io = io ? io : fsdp_io_posix();
     int errnum = io->ops->info(io, path, &info);
     if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
         return FSDP_OK;

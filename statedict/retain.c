@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
 #include "statedict/lease_internal.h"
+#include "statedict/manifest.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -96,6 +97,25 @@ static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step
     return status;
 }
 
+/* Only what is of no use without a manifest and shard files may be there. */
+static int stop_at_value(void *user, const char *name)
+{
+    bool *has_value = user;
+    *has_value = strcmp(name, FSDP_MARKER_SAVING) != 0 && strcmp(name, FSDP_VIEW_NAME) != 0 &&
+                 strcmp(name, FSDP_MANIFEST_TEMPORARY) != 0;
+    return *has_value;
+}
+
+/* Is it a directory with nothing in it that anybody could miss? */
+static bool is_hollow(const retention *retain, const fsdp_run_step *step)
+{
+    bool has_value = false;
+    char *path = fsdp_path_join(retain->run, step->name);
+    bool listed = path && retain->io->ops->list(retain->io, path, stop_at_value, &has_value) == 0;
+    fsdp_free(path);
+    return listed && !has_value;
+}
+
 /* Decides about a plain step directory. Old ones that a rule keeps are not even read. */
 static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *remove_out,
                           char *reason, fsdp_error *err)
@@ -120,7 +140,11 @@ static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *re
         return status;
     }
     if (status != FSDP_OK) {
-        snprintf(reason, REASON_SIZE, "does not verify: %s", fault.text);
+        *remove_out = retain->policy && is_hollow(retain, step);
+        if (*remove_out)
+            snprintf(reason, REASON_SIZE, "holds neither a manifest nor a shard file");
+        else
+            snprintf(reason, REASON_SIZE, "does not verify: %s", fault.text);
         return FSDP_OK;
     }
     retain->good++;
@@ -142,18 +166,36 @@ static void tell(const retention *retain, const char *name, bool remove, const c
         retain->report(retain->user, &action);
 }
 
-/* An interrupted save or delete, and the half of it that may stand at the step's own name. */
-static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step *step,
-                                   const char *path, fsdp_error *err)
+/* The path of the step itself, whatever stands in its name now. */
+static char *whole_path(const retention *retain, const fsdp_run_step *step)
 {
     char name[FSDP_STEP_NAME_SIZE];
     fsdp_step_name(step->step, name);
-    char *whole = fsdp_path_join(retain->run, name);
+    return fsdp_path_join(retain->run, name);
+}
+
+/* Under another name first: then no publisher can rename it into place while it is emptied. */
+static fsdp_status remove_as_deleting(const retention *retain, const char *path, const char *whole,
+                                      fsdp_error *err)
+{
+    fsdp_status status = fsdp_delete_as(retain->io, path, retain->run, whole, err);
+    bool gone = status == FSDP_ERR_NOT_FOUND && !fsdp_io_exists(retain->io, path);
+    return gone ? FSDP_OK : status;
+}
+
+/* An interrupted save, overwrite or delete, and the half that may stand at the step's own name. */
+static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step *step,
+                                   const char *path, fsdp_error *err)
+{
+    char *whole = whole_path(retain, step);
     if (!whole)
         return fsdp_fail_memory(err, retain->run);
     fsdp_status status = fsdp_moves_clear(retain->io, whole, err);
+    if (status == FSDP_OK)
+        status = step->state == FSDP_STEP_DELETING ? fsdp_io_remove_tree(retain->io, path, err)
+                                                   : remove_as_deleting(retain, path, whole, err);
     fsdp_free(whole);
-    return status == FSDP_OK ? fsdp_io_remove_tree(retain->io, path, err) : status;
+    return status;
 }
 
 static fsdp_status remove_step(const retention *retain, const fsdp_run_step *step, fsdp_error *err)
@@ -171,17 +213,75 @@ static fsdp_status remove_step(const retention *retain, const fsdp_run_step *ste
     return status;
 }
 
+/* --- what was interrupted --------------------------------------------------------------------- */
+
+static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, const char *marker)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    fsdp_marker_state state =
+        path ? fsdp_marker_look(retain->io, path, marker) : FSDP_MARKER_UNKNOWN;
+    fsdp_free(path);
+    return state == FSDP_MARKER_HELD || state == FSDP_MARKER_UNKNOWN;
+}
+
+/*
+ * Every staging of a step is made under the run's lease. Who made one whose marker is free, or of
+ * another machine, has lost the lease to us: it is dead, or will not publish.
+ */
+static void decide_staging(const retention *retain, const fsdp_run_step *step, bool *remove_out,
+                           char *reason)
+{
+    *remove_out = !retain->save_in_progress && !may_be_at_work(retain, step, FSDP_MARKER_SAVING) &&
+                  !may_be_at_work(retain, step, FSDP_MARKER_PUBLISHING);
+    snprintf(reason, REASON_SIZE, *remove_out ? "interrupted save" : "a save in progress");
+}
+
+static fsdp_status bring_back(const retention *retain, const fsdp_run_step *step, const char *whole,
+                              fsdp_error *err)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_io_rename(retain->io, path, whole, false, err);
+    fsdp_free(path);
+    return status == FSDP_OK ? fsdp_io_sync_dir(retain->io, retain->run, err) : status;
+}
+
+/* The one that took its place must be good, or nobody knows which of the two is of use. */
+static fsdp_status decide_replaced(const retention *retain, const fsdp_run_step *step,
+                                   bool *remove_out, char *reason, fsdp_error *err)
+{
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step->step, name);
+    fsdp_run_step whole = {.step = step->step, .name = name};
+    char *path = whole_path(retain, step);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = FSDP_OK;
+    *remove_out = false;
+    if (fsdp_io_exists(retain->io, path)) {
+        *remove_out = fsdp_run_check(retain->run, &whole, FSDP_VERIFY_DATA, NULL, retain->io,
+                                     NULL) == FSDP_OK;
+        snprintf(reason, REASON_SIZE,
+                 *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
+    } else {
+        snprintf(reason, REASON_SIZE, "brought back: an overwrite was cut short");
+        status = retain->dry_run ? FSDP_OK : bring_back(retain, step, path, err);
+    }
+    fsdp_free(path);
+    return status;
+}
+
 static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
-    bool busy = step->state == FSDP_STEP_STAGING && retain->save_in_progress;
-    bool remove = !busy;
-    char reason[REASON_SIZE];
-    snprintf(reason, sizeof reason, "%s",
-             busy                                ? "a save in progress"
-             : step->state == FSDP_STEP_DELETING ? "interrupted delete"
-                                                 : "interrupted save");
+    bool remove = true;
+    char reason[REASON_SIZE] = "interrupted delete";
     if (step->state == FSDP_STEP_GOOD)
         FSDP_TRY(decide(retain, step, &remove, reason, err));
+    else if (step->state == FSDP_STEP_STAGING)
+        decide_staging(retain, step, &remove, reason);
+    else if (step->state == FSDP_STEP_REPLACED)
+        FSDP_TRY(decide_replaced(retain, step, &remove, reason, err));
     if (remove)
         FSDP_TRY(remove_step(retain, step, err));
     tell(retain, step->name, remove, reason);

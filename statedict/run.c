@@ -44,6 +44,7 @@ static bool state_of_name(fsdp_step_name_kind kind, fsdp_step_state *state_out)
     case FSDP_NAME_STEP: *state_out = FSDP_STEP_GOOD; return true;
     case FSDP_NAME_STAGING: *state_out = FSDP_STEP_STAGING; return true;
     case FSDP_NAME_DELETING: *state_out = FSDP_STEP_DELETING; return true;
+    case FSDP_NAME_REPLACED: *state_out = FSDP_STEP_REPLACED; return true;
     case FSDP_NAME_OTHER: break;
     }
     return false;
@@ -237,12 +238,26 @@ static void tell_skipped(const fsdp_watch *watch, const char *run, const char *n
     watch->notice(watch->user, text);
 }
 
+/* A step that is missing for an overwrite that was cut short is not passed over in silence. */
+static void tell_set_aside(const fsdp_watch *watch, const char *run, const fsdp_run_step *step,
+                           fsdp_io *io)
+{
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step->step, name);
+    char *path = step->state == FSDP_STEP_REPLACED ? fsdp_path_join(run, name) : NULL;
+    if (path && !fsdp_io_exists(io, path))
+        tell_skipped(watch, run, step->name,
+                     "set aside by an overwrite that was cut short; fsdp-gc --yes brings it back");
+    fsdp_free(path);
+}
+
 static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_verify_level level,
                              const fsdp_watch *watch, fsdp_io *io, char **path_out, fsdp_error *err)
 {
     size_t skipped = 0;
     for (size_t i = 0; i < steps->count; i++) {
         const fsdp_run_step *step = &steps->items[i];
+        tell_set_aside(watch, run, step, io);
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};

@@ -25,7 +25,8 @@ typedef enum fsdp_step_state {
     FSDP_STEP_BROKEN,          /* a step directory that does not verify */
     FSDP_STEP_STAGING,         /* step-N.tmp-UUID: a save that did not finish, or is under way */
     FSDP_STEP_DELETING,        /* step-N.deleting-UUID: a delete that did not finish */
-    FSDP_STEP_NEWER            /* of a format version that this library does not know */
+    FSDP_STEP_NEWER,           /* of a format version that this library does not know */
+    FSDP_STEP_REPLACED         /* step-N.old-UUID: set aside by an overwrite */
 } fsdp_step_state;
 
 typedef struct fsdp_run_step {
@@ -56,6 +57,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_l
                                                   char **path_out, fsdp_error *err);
 FSDP_API void fsdp_string_free(char *text);
 
+/* The checkpoint that opening a path takes: of a run its newest good one; what an overwrite that was
+ * cut short set aside, told through watch.notice; else the path itself. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_resolve(const char *path, struct fsdp_io *io,
+                                                          const fsdp_watch *watch, char **path_out,
+                                                          fsdp_error *err);
+
 typedef struct fsdp_retain_action {
     const char *name;          /* directory in the run */
     bool remove;
@@ -63,8 +70,9 @@ typedef struct fsdp_retain_action {
 } fsdp_retain_action;
 
 /*
- * Applies a policy to a run and finishes interrupted deletes and abandoned saves. Never fewer than
- * the newest two that verify stay. dry_run: only reports. Takes the run's lease unless dry_run.
+ * Applies a policy to a run and finishes interrupted deletes, overwrites and abandoned saves; what a
+ * process that is at work stages is left alone. Never fewer than the newest two that verify stay.
+ * dry_run: only reports. Takes the run's lease unless dry_run.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                                                   bool dry_run,

@@ -6,6 +6,7 @@
  * leaves with the same status.
  */
 #include "statedict/commit.h"
+#include "statedict/commit_internal.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/describe.h"
 #include "statedict/manifest.h"
@@ -39,6 +40,7 @@ typedef struct save_job {
     fsdp_shard_seal seal;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
+    fsdp_watch watch;             /* the caller's, which also keeps the lease of a run */
     const fsdp_save_guard *guard; /* may be NULL */
 } save_job;
 
@@ -111,8 +113,15 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
 
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !job->opts->no_sync, job->opts->overwrite,
-                                &job->staging, err));
+    FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
+    const fsdp_save_opts *opts = job->opts;
+    bool durable = !opts->no_sync;
+    if (job->guard) /* who guards it holds the lease */
+        FSDP_TRY(
+            fsdp_staging_begin_held(job->io, dir, durable, opts->overwrite, &job->staging, err));
+    else
+        FSDP_TRY(fsdp_staging_begin(job->io, dir, durable, opts->overwrite, &job->staging, err));
+    job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
     strcpy(job->staged, job->staging.path);
@@ -398,7 +407,7 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
                                     .seals = seals,
                                     .owners = job->owners,
                                     .with_view = !opts->no_view,
-                                    .watch = &opts->watch};
+                                    .watch = &job->watch};
     publication.manifest =
         (fsdp_manifest){.kind = opts->kind,
                         .step = opts->step,
@@ -439,7 +448,7 @@ static void tell_waiting(void *user)
 static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 {
     fsdp_status st;
-    fsdp_meter_init(&job->meter, &job->opts->watch, job->plan.bytes);
+    fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
     job->meter.ctl = job->ctl;
     fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     if (rank0_writes_all(job))
@@ -486,6 +495,7 @@ fsdp_status fsdp_sd_save_guarded(const fsdp_sd *sd, fsdp_ctl *ctl, const char *d
                     .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
     job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    job.watch = job.opts->watch;
     fsdp_status st = save(&job, dir, err ? err : &local);
     fsdp_staging_release(&job.staging);
     fsdp_save_plan_release(&job.plan);

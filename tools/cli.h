@@ -116,7 +116,8 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-/* Opens PATH, or the newest good checkpoint when it is a run directory; skipped ones are named. */
+/* Opens PATH, or the newest good checkpoint when it is a run directory. Skipped ones are named, and so is
+ * what an interrupted overwrite set aside, when that is taken. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                                 fsdp_error *err);
 /* The run that was opened in this way, or NULL. */

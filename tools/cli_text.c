@@ -158,22 +158,15 @@ const char *cli_opened_run(void)
     return opened_run;
 }
 
-static fsdp_status open_newest(const char *run, const fsdp_watch *watch,
-                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
-{
-    char *path = NULL;
-    opened_run = run;
-    FSDP_TRY(fsdp_run_latest(run, FSDP_VERIFY_QUICK, watch, NULL, &path, err));
-    fsdp_status st = fsdp_checkpoint_open(path, NULL, checkpoint_out, err);
-    fsdp_string_free(path);
-    return st;
-}
-
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     FSDP_TRY(cli_check_not_inside(path, err));
     if (cli_is_run(path))
-        return open_newest(path, watch, checkpoint_out, err);
-    return fsdp_checkpoint_open(path, NULL, checkpoint_out, err);
+        opened_run = path;
+    char *resolved = NULL;
+    FSDP_TRY(fsdp_checkpoint_resolve(path, NULL, watch, &resolved, err));
+    fsdp_status st = fsdp_checkpoint_open(resolved, NULL, checkpoint_out, err);
+    fsdp_string_free(resolved);
+    return st;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@ typedef struct gc_options {
     cli_common common;
     fsdp_retention policy;
     int64_t *pins;
+    bool *pin_met; /* per pin: the run has that step */
     bool yes;
     const char *run;
 } gc_options;
@@ -41,8 +43,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         opts->pins = calloc((size_t)state->argc + 1, sizeof *opts->pins);
         policy->pins = opts->pins;
+        opts->pin_met = calloc((size_t)state->argc + 1, sizeof *opts->pin_met);
         state->child_inputs[0] = &opts->common;
-        return opts->pins ? 0 : ENOMEM;
+        return opts->pins && opts->pin_met ? 0 : ENOMEM;
     case KEY_YES: opts->yes = true; return 0;
     case KEY_LAST:
         policy->keep_last = (int)cli_parse_integer("--keep-last", arg, LEAST_KEPT, INT32_MAX);
@@ -100,9 +103,30 @@ static void add_action(gc_report *report, const fsdp_retain_action *action)
     fsdp_text_addf(text, ")\n");
 }
 
+static void note_pins(const gc_report *report, const char *name)
+{
+    const fsdp_retention *policy = &report->options->policy;
+    char pinned[CLI_NUMBER];
+    for (size_t i = 0; i < policy->pin_count; i++) {
+        snprintf(pinned, sizeof pinned, "step-%08" PRId64, policy->pins[i]);
+        report->options->pin_met[i] = report->options->pin_met[i] || strcmp(pinned, name) == 0;
+    }
+}
+
+/* Most likely a step was meant that is there, and that now goes. */
+static void warn_about_pins(const gc_report *report)
+{
+    const fsdp_retention *policy = &report->options->policy;
+    for (size_t i = 0; i < policy->pin_count; i++) {
+        if (!report->options->pin_met[i])
+            cli_say("warn", "--pin %" PRId64 ": the run has no such step", policy->pins[i]);
+    }
+}
+
 static void on_action(void *user, const fsdp_retain_action *action)
 {
     gc_report *report = user;
+    note_pins(report, action->name);
     if (report->options->common.json)
         add_action_json(report, action);
     else if (!report->options->common.quiet)
@@ -160,6 +184,8 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
                    : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", opts->run);
     }
     fsdp_status put = print_end(&report, st, err);
+    if (st == FSDP_OK && !opts->common.quiet)
+        warn_about_pins(&report);
     return st != FSDP_OK ? st : put;
 }
 
@@ -170,5 +196,6 @@ int main(int argc, char **argv)
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = collect(&opts, &err);
     free(opts.pins);
+    free(opts.pin_met);
     return cli_end(st, &err);
 }

@@ -201,6 +201,19 @@ static fsdp_status worse(fsdp_status a, fsdp_status b)
     return a > b ? a : b;
 }
 
+/* The checkpoint that other tools would open; what fails there fails again, and is told then. */
+static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opts,
+                                   fsdp_verify_summary *summary_out, fsdp_error *err)
+{
+    char *resolved = NULL;
+    FSDP_TRY(cli_check_not_inside(path, err));
+    if (fsdp_checkpoint_resolve(path, NULL, &opts->watch, &resolved, NULL) != FSDP_OK)
+        return fsdp_checkpoint_verify(path, opts, summary_out, err);
+    fsdp_status status = fsdp_checkpoint_verify(resolved, opts, summary_out, err);
+    fsdp_string_free(resolved);
+    return status;
+}
+
 static fsdp_status verify_checkpoint(verify_report *report, const char *path, bool in_run)
 {
     const cli_common *common = &report->options->common;
@@ -214,9 +227,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
                              .watch = cli_watch(common)};
     double began = cli_now();
     begin_path(report, path);
-    fsdp_status status = cli_check_not_inside(path, &err);
-    if (status == FSDP_OK)
-        status = fsdp_checkpoint_verify(path, &opts, &summary, &err);
+    fsdp_status status = verify_resolved(path, &opts, &summary, &err);
     if (in_run && status == FSDP_ERR_NOT_FOUND) { /* a step of a run that is no whole checkpoint */
         on_finding(report, &(fsdp_finding){"", "", -1, err.text, false});
         summary.findings++;
@@ -235,13 +246,28 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
 
 /* --- runs ------------------------------------------------------------------------------------- */
 
+/* NULL for what is a step. */
+static const char *leftover_of(fsdp_step_state state)
+{
+    switch (state) {
+    case FSDP_STEP_STAGING: return "an interrupted or running save; fsdp-gc removes it";
+    case FSDP_STEP_DELETING: return "an interrupted delete; fsdp-gc removes it";
+    case FSDP_STEP_REPLACED:
+        return "set aside by an overwrite; fsdp-gc brings it back or removes it";
+    case FSDP_STEP_GOOD:
+    case FSDP_STEP_BROKEN:
+    case FSDP_STEP_NEWER: break;
+    }
+    return NULL;
+}
+
 static fsdp_status verify_step(verify_report *report, const char *run, const fsdp_run_step *step)
 {
     fsdp_text path = {0};
-    if (step->state == FSDP_STEP_STAGING || step->state == FSDP_STEP_DELETING) {
+    const char *leftover = leftover_of(step->state);
+    if (leftover) {
         if (!report->options->common.quiet)
-            cli_say("warn", "%s: an interrupted %s; fsdp-gc removes it", step->name,
-                    step->state == FSDP_STEP_STAGING ? "or running save" : "delete");
+            cli_say("warn", "%s: %s", step->name, leftover);
         return FSDP_OK;
     }
     fsdp_text_addf(&path, "%s/%s", run, step->name);

@@ -29,6 +29,7 @@ Test(commit, only_the_exact_grammar_is_ours)
     expect_name("step-9223372036854775807", FSDP_NAME_STEP, INT64_MAX);
     expect_name("step-00001200.tmp-" UUID, FSDP_NAME_STAGING, 1200);
     expect_name("step-00001200.deleting-" UUID, FSDP_NAME_DELETING, 1200);
+    expect_name("step-00001200.old-" UUID, FSDP_NAME_REPLACED, 1200);
     const char *const others[] = {"",
                                   "step-",
                                   "step-900.bak",
@@ -44,7 +45,7 @@ Test(commit, only_the_exact_grammar_is_ours)
                                   "step-00000900.tmp-" UUID "0",
                                   "step-00000900.tmp-0123456789ABCDEF0123456789abcdef",
                                   "step-00000900.tmp",
-                                  "step-00000900.old-" UUID,
+                                  "step-00000900.old",
                                   "step-00000900.deleting",
                                   "xstep-00000900",
                                   "step-00000900.tmp-" UUID ".deleting-" UUID,
@@ -178,6 +179,114 @@ Test(commit, a_link_that_leads_nowhere_is_refused_at_once)
         expect_refusal(fsdp_io_posix(), path, overwrite, FSDP_ERR_EXISTS, "leads nowhere");
     cr_assert_eq(names_in(fsdp_io_posix(), dir), 1);
     cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
+Test(commit, a_link_to_a_checkpoint_is_not_followed_to_overwrite_it)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[100], link[100];
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/c", dir);
+    snprintf(link, sizeof link, "%s/link", dir);
+    tiny_must_save(fsdp_io_posix(), path, 1, false);
+    cr_assert_eq(symlink("c", link), 0);
+    expect_refusal(fsdp_io_posix(), link, true, FSDP_ERR_EXISTS, "is a symbolic link");
+    expect_refusal(fsdp_io_posix(), link, false, FSDP_ERR_EXISTS, "exists");
+    cr_assert_eq(tiny_read(fsdp_io_posix(), link), 1);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
+Test(commit, what_an_overwrite_set_aside_counts_as_there)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_error err = {0};
+    tiny_must_save(io, "/run/c", 1, false);
+    cr_assert_eq(io->ops->rename(io, "/run/c", "/run/c.old-" UUID, false), 0);
+    cr_assert_eq(fsdp_place_check(io, "/run/c", false, &err), FSDP_ERR_EXISTS);
+    cr_assert(strstr(err.text, "/run/c.old-" UUID), "%s", err.text);
+    cr_assert_eq(fsdp_place_check(io, "/run/c", true, &err), FSDP_OK);
+    expect_refusal(io, "/run/c", false, FSDP_ERR_EXISTS, "exists");
+    cr_assert_eq(tiny_read(io, "/run/c"), 1);
+    fsdp_sim_free(io);
+}
+
+/* --- steps of a run --- */
+
+#define STEP "/run/step-00000005"
+
+Test(commit, a_step_is_staged_under_the_lease_of_its_run)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_staging staging;
+    cr_assert_eq(fsdp_staging_begin(io, STEP "/", true, false, &staging, NULL), FSDP_OK);
+    cr_assert(fsdp_lease_is_held(io, "/run"));
+    expect_refusal(io, "/run/step-00000006", false, FSDP_ERR_EXISTS, "in use by process");
+    tiny_must_save(io, "/run/other", 1, false);
+    cr_assert_eq(tiny_save_staged(&staging, 5, NULL), FSDP_OK);
+    cr_assert_not(fsdp_lease_is_held(io, "/run"));
+    cr_assert_eq(tiny_read(io, STEP), 5);
+    fsdp_sim_free(io);
+}
+
+Test(commit, a_step_whose_lease_is_lost_is_not_published)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_staging staging;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, &staging, NULL), FSDP_OK);
+    cr_assert_eq(io->ops->unlink(io, "/run/.lock"), 0);
+    cr_assert_eq(tiny_save_staged(&staging, 5, &err), FSDP_ERR_EXISTS);
+    cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
+    cr_assert_eq(names_in(io, "/run"), 0);
+    fsdp_sim_free(io);
+}
+
+static int count_progress(void *user, int64_t done, int64_t total, const char *what)
+{
+    (void)done, (void)total, (void)what;
+    return ++*(int *)user;
+}
+
+Test(commit, long_work_on_a_step_refreshes_the_lease)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_staging staging;
+    fsdp_file_info before, after;
+    int called = 0;
+    fsdp_watch callers = {.user = &called, .progress = count_progress};
+    cr_assert_eq(fsdp_staging_begin(io, STEP, true, false, &staging, NULL), FSDP_OK);
+    fsdp_watch watch = fsdp_staging_watch(&staging, &callers);
+    cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
+    staging.refresh_ms = 0; /* it is time */
+    cr_assert_eq(watch.progress(watch.user, 1, 2, "x"), 1);
+    cr_assert_eq(io->ops->info(io, "/run/.lock", &after), 0);
+    cr_assert_neq(before.node, after.node);
+    cr_assert_eq(watch.progress(watch.user, 2, 2, "x"), 2);
+    cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
+    cr_assert_eq(before.node, after.node, "not at every call");
+    fsdp_staging_abandon(&staging);
+    fsdp_staging_release(&staging);
+    fsdp_sim_free(io);
+}
+
+Test(commit, a_step_is_never_overwritten)
+{
+    fsdp_io *io = tiny_disk();
+    tiny_must_save(io, STEP, 5, true);
+    expect_refusal(io, STEP, true, FSDP_ERR_EXISTS, "never overwritten");
+    cr_assert_eq(tiny_read(io, STEP), 5);
+    cr_assert_eq(names_in(io, "/run"), 1);
+    fsdp_sim_free(io);
+}
+
+Test(commit, the_name_of_another_step_is_refused)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_name_check_step(STEP, 4, &err), FSDP_ERR_USAGE);
+    cr_assert(strstr(err.text, "'step-00000004'"), "%s", err.text);
+    cr_assert_eq(fsdp_name_check_step(STEP "//", 4, NULL), FSDP_ERR_USAGE);
+    cr_assert_eq(fsdp_name_check_step(STEP, 5, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_name_check_step(STEP, FSDP_STEP_NONE, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_name_check_step("/run/c", 4, NULL), FSDP_OK);
 }
 
 Test(commit, an_abandoned_staging_leaves_nothing)
@@ -325,8 +434,10 @@ Test(commit, of_two_publishers_the_first_wins)
         for (int i = 0; i < 2; i++) {
             fsdp_text text = {0};
             cr_assert_eq(tiny_manifest(i, &text, NULL), FSDP_OK);
-            status[i] = fsdp_staging_publish(&staging[i], text.data, text.size, NULL);
+            fsdp_error err = {0};
+            status[i] = fsdp_staging_publish(&staging[i], text.data, text.size, &err);
             fsdp_text_release(&text);
+            cr_assert(i == 0 || strstr(err.text, "another job made it meanwhile"), "%s", err.text);
         }
         cr_assert_eq(status[0], FSDP_OK);
         cr_assert_eq(status[1], FSDP_ERR_EXISTS);
@@ -369,13 +480,21 @@ typedef struct expectation {
     int64_t old; /* step that /run/c may still hold; -1: it may be missing */
     int64_t new; /* step that it may hold already; -1: it may be missing */
     int errnum;  /* disks on which directories cannot be renamed: what that gives */
+    bool no_exchange;
 } expectation;
+
+static fsdp_io *disk_of(tiny_stiff *stiff, fsdp_io *sim, const expectation *expected)
+{
+    if (expected->errnum)
+        return tiny_stiff_io(stiff, sim, expected->errnum);
+    return expected->no_exchange ? tiny_no_exchange(sim) : sim;
+}
 
 static void check_alternative(fsdp_io *disk, const expectation *expected)
 {
     int64_t found = tiny_read(disk, "/run/c");
     char *old = NULL;
-    if (found == -1 && expected->old >= 0 && expected->new >= 0) {
+    if (found == -1 && expected->no_exchange) {
         /* between the two renames of an overwrite: what was set aside is whole and is named */
         cr_assert(fsdp_replaced_find(disk, "/run/c", &old));
         cr_assert_eq(tiny_read(disk, old), expected->old);
@@ -394,7 +513,7 @@ static void check_next_save(fsdp_io *disk, const expectation *expected)
     if (expected->errnum)
         io = tiny_stiff_io(&stiff, disk, expected->errnum);
     int64_t found = tiny_read(disk, "/run/c");
-    if (found >= 0 || (expected->old >= 0 && expected->new >= 0)) {
+    if (found >= 0 || expected->no_exchange) {
         cr_assert_eq(tiny_save(io, "/run/c", 50, false, NULL), FSDP_ERR_EXISTS);
         cr_assert_eq(tiny_read(disk, "/run/c"), found >= 0 ? found : expected->old);
     }
@@ -432,12 +551,11 @@ static void work_delete(fsdp_io *io, const expectation *expected)
 /* A kill leaves the disk as it is: the same checks on a copy that lost nothing. */
 static void crash_everywhere(work run, expectation expected)
 {
-    fsdp_io *sim = tiny_disk(), *inner = sim;
+    fsdp_io *sim = tiny_disk(), *inner;
     tiny_stiff stiff;
     if (expected.old >= 0)
         tiny_must_save(sim, "/run/c", expected.old, false);
-    if (expected.errnum)
-        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    inner = disk_of(&stiff, sim, &expected);
     tiny_crashes crashes = {.seeds = SEEDS, .check = check_after_crash, .user = &expected};
     fsdp_io *io = tiny_crash_io(&crashes, sim, inner);
     run(io, &expected);
@@ -451,32 +569,33 @@ static void crash_everywhere(work run, expectation expected)
     printf("%lld crash points, %lld states\n", (long long)crashes.points,
            (long long)crashes.states);
     fsdp_io_fault_free(io);
-    if (expected.errnum)
+    if (inner != sim)
         fsdp_io_fault_free(inner);
     fsdp_sim_free(sim);
 }
 
 Test(commit, a_power_cut_in_a_save_leaves_nothing_or_the_new_one)
 {
-    crash_everywhere(work_save, (expectation){-1, 5, 0});
+    crash_everywhere(work_save, (expectation){-1, 5, 0, false});
 }
 
 Test(commit, a_power_cut_in_an_overwrite_leaves_the_old_or_the_new_one)
 {
-    crash_everywhere(work_save, (expectation){4, 5, 0});
+    crash_everywhere(work_save, (expectation){4, 5, 0, false});
+    crash_everywhere(work_save, (expectation){4, 5, 0, true});
 }
 
 Test(commit, a_power_cut_in_a_delete_leaves_all_or_nothing)
 {
-    crash_everywhere(work_delete, (expectation){4, -1, 0});
+    crash_everywhere(work_delete, (expectation){4, -1, 0, false});
 }
 
 Test(commit, a_power_cut_while_files_move_one_by_one_is_the_same)
 {
     const int errnums[] = {EXDEV, EINVAL, ENOSYS};
     for (size_t i = 0; i < sizeof errnums / sizeof *errnums; i++) {
-        crash_everywhere(work_save, (expectation){-1, 5, errnums[i]});
-        crash_everywhere(work_delete, (expectation){4, -1, errnums[i]});
+        crash_everywhere(work_save, (expectation){-1, 5, errnums[i], false});
+        crash_everywhere(work_delete, (expectation){4, -1, errnums[i], false});
     }
 }
 
@@ -487,6 +606,23 @@ static int stop_at(void *user, fsdp_io_call call, const char *path)
     (void)call;
     (void)path;
     return -*(int *)user;
+}
+
+static int count_data(void *user, const char *name)
+{
+    *(int *)user +=
+        strcmp(name, FSDP_MARKER_SAVING) != 0 && strcmp(name, FSDP_MARKER_PUBLISHING) != 0;
+    return 0;
+}
+
+/* What nobody may judge is a kill between the making of a directory and the text of its marker. */
+static bool holds_no_data(void *user, const char *path)
+{
+    fsdp_io *io = user;
+    int data = 0;
+    cr_assert_eq(io->ops->list(io, path, count_data, &data), 0);
+    cr_assert_eq(data, 0, "'%s' was left with %d files", path, data);
+    return true;
 }
 
 static bool has_no_judgeable_marker(void *user, const char *path)
@@ -502,12 +638,11 @@ static bool has_no_judgeable_marker(void *user, const char *path)
 /* From the n-th call on nothing works any more, as for a process that is gone; then a new one comes. */
 static bool killed_at(work run, expectation expected, int64_t n)
 {
-    fsdp_io *sim = tiny_disk(), *inner = sim, *io;
+    fsdp_io *sim = tiny_disk(), *inner, *io;
     tiny_stiff stiff;
     if (expected.old >= 0)
         tiny_must_save(sim, "/run/c", expected.old, false);
-    if (expected.errnum)
-        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    inner = disk_of(&stiff, sim, &expected);
     int errnum = EIO;
     fsdp_fault_plan plan = {
         .at = n, .forever = true, .action = FSDP_FAULT_CALL, .call = stop_at, .user = &errnum};
@@ -518,9 +653,12 @@ static bool killed_at(work run, expectation expected, int64_t n)
         (void)!tiny_save(io, "/run/c", expected.new, expected.old >= 0, NULL);
     bool reached = fsdp_io_fault_calls(io) >= n;
     check_after_crash(sim, &expected);
-    cr_assert(fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, has_no_judgeable_marker, sim));
+    cr_assert(fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, holds_no_data, sim));
+    if (!expected.errnum) /* there nothing is overwritten, and so no save comes by */
+        cr_assert(
+            fsdp_beside_each(sim, "/run/c", FSDP_SUFFIX_STAGING, has_no_judgeable_marker, sim));
     fsdp_io_fault_free(io);
-    if (expected.errnum)
+    if (inner != sim)
         fsdp_io_fault_free(inner);
     fsdp_sim_free(sim);
     return reached;
@@ -528,8 +666,9 @@ static bool killed_at(work run, expectation expected, int64_t n)
 
 Test(commit, a_kill_at_every_call_leaves_the_old_or_the_new_one)
 {
-    const expectation saves[] = {{-1, 5, 0}, {4, 5, 0}, {-1, 5, EXDEV}};
-    const expectation deletes[] = {{4, -1, 0}, {4, -1, EINVAL}};
+    const expectation saves[] = {
+        {-1, 5, 0, false}, {4, 5, 0, false}, {4, 5, 0, true}, {-1, 5, EXDEV, false}};
+    const expectation deletes[] = {{4, -1, 0, false}, {4, -1, EINVAL, false}};
     int64_t points = 0;
     for (size_t i = 0; i < sizeof saves / sizeof *saves; i++) {
         for (int64_t n = 1; killed_at(work_save, saves[i], n); n++)
@@ -548,12 +687,11 @@ Test(commit, a_kill_at_every_call_leaves_the_old_or_the_new_one)
 /* One call fails, the process lives: success means saved, failure means untouched. */
 static bool fails_at(expectation expected, int errnum, int64_t n)
 {
-    fsdp_io *sim = tiny_disk(), *inner = sim, *io;
+    fsdp_io *sim = tiny_disk(), *inner, *io;
     tiny_stiff stiff;
     if (expected.old >= 0)
         tiny_must_save(sim, "/run/c", expected.old, false);
-    if (expected.errnum)
-        inner = tiny_stiff_io(&stiff, sim, expected.errnum);
+    inner = disk_of(&stiff, sim, &expected);
     fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
     cr_assert_eq(fsdp_io_fault_create(inner, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
@@ -564,7 +702,7 @@ static bool fails_at(expectation expected, int errnum, int64_t n)
     cr_assert(status == FSDP_OK || err.text[0]);
     check_next_save(sim, &expected);
     fsdp_io_fault_free(io);
-    if (expected.errnum)
+    if (inner != sim)
         fsdp_io_fault_free(inner);
     fsdp_sim_free(sim);
     return reached;
@@ -574,7 +712,8 @@ Test(commit, an_error_at_every_call_leaves_what_was_there)
 {
     const int errnums[] = {EIO,    ENOSPC, EDQUOT, EACCES, EROFS,
                            EMFILE, ENOENT, EXDEV,  EINVAL, ENOSYS};
-    const expectation expected[] = {{-1, 5, 0}, {4, 5, 0}, {-1, 5, EXDEV}};
+    const expectation expected[] = {
+        {-1, 5, 0, false}, {4, 5, 0, false}, {4, 5, 0, true}, {-1, 5, EXDEV, false}};
     int64_t cases = 0;
     for (size_t e = 0; e < sizeof errnums / sizeof *errnums; e++) {
         for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {

@@ -62,6 +62,7 @@ static void call_everything(fsdp_io *io)
     cr_assert_eq(io->ops->open(io, "d/a", FSDP_IO_READ, &file), 0);
     cr_assert_eq(file->ops->close(file), 0);
     cr_assert_eq(io->ops->rename(io, "d/a", "d/b", false), 0);
+    cr_assert_eq(io->ops->exchange(io, "d/b", "d/b"), 0);
     cr_assert_eq(io->ops->sync_dir(io, "d"), 0);
     cr_assert_eq(io->ops->list(io, "d", visit_nothing, NULL), 0);
     cr_assert_eq(io->ops->info(io, "d/b", &info), 0);
@@ -82,12 +83,12 @@ Test(io_fault, every_call_is_counted_and_traced)
     fsdp_text log = {0};
     fsdp_io_fault_set_trace(io, record_call, &log);
     call_everything(io);
-    cr_assert_eq(fsdp_io_fault_calls(io), 19);
+    cr_assert_eq(fsdp_io_fault_calls(io), 20);
     cr_assert_str_eq(log.data, "1 mkdir d\n2 create d/a\n3 pwrite d/a\n4 pread d/a\n5 size d/a\n"
                                "6 resize d/a\n7 allocate d/a\n8 lock d/a\n9 sync d/a\n"
                                "10 close d/a\n11 open d/a\n12 close d/a\n13 rename d/a\n"
-                               "14 sync_dir d\n15 list d\n16 info d/b\n17 space d\n"
-                               "18 unlink d/b\n19 rmdir d\n");
+                               "14 exchange d/b\n15 sync_dir d\n16 list d\n17 info d/b\n"
+                               "18 space d\n19 unlink d/b\n20 rmdir d\n");
     fsdp_text_release(&log);
     fsdp_io_fault_free(io);
     fsdp_io_fault_free(NULL);
@@ -99,7 +100,7 @@ Test(io_fault, a_mask_counts_only_what_changes_the_disk)
     fsdp_io *disk = make_disk();
     fsdp_io *io = wrap(disk, (fsdp_fault_plan){.calls = FSDP_CALLS_WRITES});
     call_everything(io);
-    cr_assert_eq(fsdp_io_fault_calls(io), 12);
+    cr_assert_eq(fsdp_io_fault_calls(io), 13);
     fsdp_io_fault_free(io);
     fsdp_sim_free(disk);
 }
@@ -165,6 +166,7 @@ Test(io_fault, each_kind_of_call_can_fail)
         failures += io->ops->list(io, "/", visit_nothing, NULL) == -EDQUOT;
         failures += io->ops->info(io, "a", &info) == -EDQUOT;
         failures += io->ops->space(io, "/", &space) == -EDQUOT;
+        failures += io->ops->exchange(io, "a", "a") == -EDQUOT;
         failures += io->ops->rename(io, "a", "b", true) == -EDQUOT;
         failures += io->ops->unlink(io, "b") == -EDQUOT;
         failures += io->ops->rmdir(io, "d") == -EDQUOT;

@@ -455,6 +455,38 @@ Test(io_sim, a_rename_over_a_file_leaves_the_old_or_the_new_one)
     cr_assert(old > 0 && new > 0);
 }
 
+Test(io_sim, an_exchange_leaves_both_in_their_old_places_or_both_in_their_new_ones)
+{
+    int old = 0, new = 0;
+    for (uint64_t seed = 0; seed < SEEDS; seed++) {
+        fsdp_io *io = make_disk(0);
+        cr_assert_eq(io->ops->mkdir(io, "/a"), 0);
+        make_durable_file(io, "/a/f", "old");
+        cr_assert_eq(io->ops->mkdir(io, "/t"), 0);
+        make_durable_file(io, "/t/f", "new");
+        cr_assert_eq(io->ops->sync_dir(io, "/a"), 0);
+        cr_assert_eq(io->ops->sync_dir(io, "/t"), 0);
+        cr_assert_eq(io->ops->sync_dir(io, "/"), 0);
+        cr_assert_eq(io->ops->exchange(io, "/t", "/none"), -ENOENT);
+        cr_assert_eq(io->ops->exchange(io, "/t", "/a"), 0);
+        cr_assert(has_content(io, "/a/f", "new") && has_content(io, "/t/f", "old"));
+        bool synced = seed % 4 == 0;
+        if (synced)
+            cr_assert_eq(io->ops->sync_dir(io, "/"), 0);
+        if (seed % 4 == 1)
+            cr_assert_eq(io->ops->rename(io, "/t", "/u", false), 0);
+        cut_power(&io, seed);
+        bool is_new = has_content(io, "/a/f", "new") &&
+                      (has_content(io, "/t/f", "old") || has_content(io, "/u/f", "old"));
+        old += has_content(io, "/a/f", "old") && has_content(io, "/t/f", "new");
+        new += is_new;
+        cr_assert(is_new || !synced);
+        fsdp_sim_free(io);
+    }
+    cr_assert_eq(old + new, SEEDS);
+    cr_assert(old > 0 && new > SEEDS / 4);
+}
+
 /* --- protocols -------------------------------------------------------------------------------- */
 
 typedef struct write_protocol {

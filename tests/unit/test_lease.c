@@ -164,6 +164,7 @@ Test(lease, of_a_living_process_is_kept_even_with_an_old_clock)
     char words[40];
     snprintf(words, sizeof words, "process %d ", (int)child);
     must_be_held(words);
+    must_be_held("the run is free when it ends");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     fsdp_lease_release(must_take());

@@ -22,6 +22,7 @@ static void save_steps(fsdp_io *io, const int64_t *steps, int n)
 {
     for (int i = 0; i < n; i++)
         tiny_must_save(io, step_path(steps[i]), steps[i], false);
+    cr_assert_eq(fsdp_io_sync_dir(io, "/run", NULL), FSDP_OK); /* the lease is gone for good */
 }
 
 static void write_small(fsdp_io *io, const char *path)
@@ -207,6 +208,18 @@ static void must_retain(fsdp_io *io, const fsdp_retention *policy)
                  err.text);
 }
 
+typedef struct report {
+    char text[2000];
+} report;
+
+static void take_action(void *user, const fsdp_retain_action *action)
+{
+    report *all = user;
+    size_t used = strlen(all->text);
+    snprintf(all->text + used, sizeof all->text - used, "%s %s: %s\n", action->remove ? "-" : "+",
+             action->name, action->reason);
+}
+
 Test(run, retention_keeps_the_union_of_its_rules)
 {
     fsdp_io *io = tiny_disk();
@@ -260,6 +273,113 @@ Test(run, retention_finishes_what_was_interrupted)
     fsdp_sim_free(io);
 }
 
+/* A save from outside the run's own, which lost the lease and goes on: convert, say. */
+Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_staging alive;
+    save_steps(io, (int64_t[]){10}, 1);
+    cr_assert_eq(fsdp_staging_begin_held(io, step_path(20), true, false, &alive, NULL), FSDP_OK);
+    report dry = {{0}}, real = {{0}};
+    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert(fsdp_io_exists(io, alive.path));
+    cr_assert(strstr(real.text, ": a save in progress"), "%s", real.text);
+    cr_assert_str_eq(dry.text, real.text);
+    cr_assert_eq(tiny_save_staged(&alive, 20, NULL), FSDP_OK);
+    expect_good(io, "20 10");
+    cr_assert_eq(fsdp_staging_begin_held(io, step_path(30), true, false, &alive, NULL), FSDP_OK);
+    char *path = alive.path;
+    alive.path = NULL;
+    fsdp_staging_release(&alive); /* as the end of its process does */
+    must_retain(io, NULL);
+    cr_assert_not(fsdp_io_exists(io, path));
+    free(path);
+    fsdp_sim_free(io);
+}
+
+#define STAGING_30 "/run/step-00000030.tmp-" UUID
+
+static int publish_late(void *user, fsdp_io_call call, const char *path)
+{
+    fsdp_io *disk = user;
+    (void)call;
+    if (strstr(path, "step-00000030"))
+        cr_assert_lt(disk->ops->rename(disk, STAGING_30, step_path(30), false), 0,
+                     "published while it is emptied, at '%s'", path);
+    return 0;
+}
+
+Test(run, what_retention_empties_cannot_be_published)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    cr_assert_eq(fsdp_io_mkdir(sim, STAGING_30, NULL), FSDP_OK);
+    write_small(sim, STAGING_30 "/shard-00000-of-00001.h5");
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_UNLINK | 1 << FSDP_CALL_RMDIR,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = publish_late,
+                            .user = sim};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    must_retain(io, NULL);
+    cr_assert_geq(fsdp_io_fault_calls(io), 2);
+    cr_assert_not(fsdp_io_exists(sim, STAGING_30));
+    cr_assert_not(fsdp_io_exists(sim, step_path(30)));
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+}
+
+Test(run, a_step_that_an_overwrite_set_aside_is_brought_back_or_removed)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20, 30, 40}, 4);
+    cr_assert_eq(io->ops->rename(io, step_path(40), "/run/step-00000040.old-" UUID, false), 0);
+    tiny_must_save(io, "/run/other", 30, false);
+    cr_assert_eq(io->ops->rename(io, "/run/other", "/run/step-00000030.old-" UUID, false), 0);
+    tiny_must_save(io, "/run/other", 20, false);
+    cr_assert_eq(io->ops->rename(io, "/run/other", "/run/step-00000020.old-" UUID, false), 0);
+    flip_manifest(io, 20);
+    expect_latest(io, 30, 1, "set aside");
+    report dry = {{0}}, real = {{0}};
+    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert(fsdp_io_exists(io, "/run/step-00000040.old-" UUID));
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert_str_eq(dry.text, real.text);
+    cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": brought back"), "%s", real.text);
+    cr_assert(strstr(real.text, "- step-00000030.old-" UUID ": overwritten"), "%s", real.text);
+    cr_assert(strstr(real.text, "+ step-00000020.old-" UUID ": set aside"), "%s", real.text);
+    expect_good(io, "40 30 10");
+    cr_assert_not(fsdp_io_exists(io, "/run/step-00000030.old-" UUID));
+    cr_assert_eq(tiny_read(io, "/run/step-00000020.old-" UUID), 20);
+    fsdp_sim_free(io);
+}
+
+Test(run, retention_removes_a_step_that_holds_nothing_and_none_that_holds_anything)
+{
+    fsdp_io *io = tiny_disk();
+    save_steps(io, (int64_t[]){10, 20}, 2);
+    const int64_t steps[] = {30, 40, 50, 60, 70};
+    const char *const names[] = {NULL, "index.h5", "shard-00000-of-00001.h5", "notes", ".pin"};
+    for (int i = 0; i < 5; i++) {
+        char path[200];
+        cr_assert_eq(fsdp_io_mkdir(io, step_path(steps[i]), NULL), FSDP_OK);
+        in_step(steps[i], names[i] ? names[i] : "", path);
+        if (names[i])
+            write_small(io, path);
+    }
+    must_retain(io, NULL);
+    for (int i = 0; i < 5; i++)
+        cr_assert(fsdp_io_exists(io, step_path(steps[i])));
+    report all = {{0}};
+    fsdp_retention policy = {.keep_last = 2};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, io, NULL), FSDP_OK);
+    for (int i = 0; i < 5; i++)
+        cr_assert_eq(fsdp_io_exists(io, step_path(steps[i])), i >= 2, "step %d", (int)steps[i]);
+    cr_assert(strstr(all.text, "- step-00000030: holds neither"), "%s", all.text);
+    fsdp_sim_free(io);
+}
+
 Test(run, retention_that_would_keep_fewer_than_two_is_refused)
 {
     fsdp_io *io = tiny_disk();
@@ -272,18 +392,6 @@ Test(run, retention_that_would_keep_fewer_than_two_is_refused)
     }
     expect_good(io, "20 10");
     fsdp_sim_free(io);
-}
-
-typedef struct report {
-    char text[2000];
-} report;
-
-static void take_action(void *user, const fsdp_retain_action *action)
-{
-    report *all = user;
-    size_t used = strlen(all->text);
-    snprintf(all->text + used, sizeof all->text - used, "%s %s: %s\n", action->remove ? "-" : "+",
-             action->name, action->reason);
 }
 
 Test(run, a_dry_run_reports_what_a_real_one_does)
@@ -434,7 +542,7 @@ static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
     fsdp_lease *lease;
     fsdp_retention policy = {.keep_last = 2};
     FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
-    fsdp_status status = tiny_save(io, step_path(step), step, false, err);
+    fsdp_status status = tiny_save_held(io, step_path(step), step, err);
     if (status == FSDP_OK)
         status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, io, err);
     fsdp_lease_release(lease);

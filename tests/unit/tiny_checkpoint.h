@@ -58,23 +58,36 @@ static inline fsdp_status tiny_manifest(int64_t step, fsdp_text *text, fsdp_erro
     return status;
 }
 
+static inline fsdp_status tiny_save_staged(fsdp_staging *staging, int64_t step, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_status status = tiny_write_shard(staging->io, staging->path, step, err);
+    if (status == FSDP_OK)
+        status = tiny_manifest(step, &text, err);
+    if (status == FSDP_OK)
+        status = fsdp_staging_publish(staging, text.data, text.size, err);
+    if (status != FSDP_OK)
+        fsdp_staging_abandon(staging);
+    fsdp_staging_release(staging);
+    fsdp_text_release(&text);
+    return status;
+}
+
 /* As save.c does it, on one rank. */
 static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, bool overwrite,
                                     fsdp_error *err)
 {
     fsdp_staging staging;
-    fsdp_text text = {0};
     FSDP_TRY(fsdp_staging_begin(io, dir, true, overwrite, &staging, err));
-    fsdp_status status = tiny_write_shard(io, staging.path, step, err);
-    if (status == FSDP_OK)
-        status = tiny_manifest(step, &text, err);
-    if (status == FSDP_OK)
-        status = fsdp_staging_publish(&staging, text.data, text.size, err);
-    if (status != FSDP_OK)
-        fsdp_staging_abandon(&staging);
-    fsdp_staging_release(&staging);
-    fsdp_text_release(&text);
-    return status;
+    return tiny_save_staged(&staging, step, err);
+}
+
+/* As run_save.c does it, which holds the lease. */
+static inline fsdp_status tiny_save_held(fsdp_io *io, const char *dir, int64_t step, fsdp_error *err)
+{
+    fsdp_staging staging;
+    FSDP_TRY(fsdp_staging_begin_held(io, dir, true, false, &staging, err));
+    return tiny_save_staged(&staging, step, err);
 }
 
 /* The step of a checkpoint that a reader would accept, -1 when it would not. Bytes that are not
@@ -134,7 +147,7 @@ static inline int tiny_refuse_directories(void *user, fsdp_io_call call, const c
 static inline fsdp_io *tiny_stiff_io(tiny_stiff *stiff, fsdp_io *sim, int errnum)
 {
     *stiff = (tiny_stiff){.sim = sim, .errnum = errnum};
-    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_RENAME,
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_RENAME | 1 << FSDP_CALL_EXCHANGE,
                             .at = 1,
                             .forever = true,
                             .action = FSDP_FAULT_CALL,
@@ -142,6 +155,19 @@ static inline fsdp_io *tiny_stiff_io(tiny_stiff *stiff, fsdp_io *sim, int errnum
                             .user = stiff};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &stiff->io, NULL), FSDP_OK);
     return stiff->io;
+}
+
+/* A disk where two directories cannot change places. */
+static inline fsdp_io *tiny_no_exchange(fsdp_io *sim)
+{
+    fsdp_io *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_EXCHANGE,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_ERRNO,
+                            .errnum = EINVAL};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    return io;
 }
 
 /* --- a crash before every call --- */
