@@ -14,7 +14,7 @@ int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_sh
     uint64_t dims = 0, blocks = 0, names = 0;
     for (size_t i = 0; i < box_count; i++) {
         const fsdp_shard_dataset *dataset = &datasets[boxes[i].dataset];
-        const fsdp_box *box = &boxes[i].box;
+        const fsdp_shard_box *box = &boxes[i];
         dims += 3 * (uint64_t)box->ndim;
         blocks += (uint64_t)fsdp_native_blocks(box->ndim, box->len, NULL,
                                                fsdp_dtype_size(dataset->dtype));
@@ -32,7 +32,7 @@ static index_sizes measure_index(const fsdp_shard_writer *w)
 {
     index_sizes sizes = {0};
     for (size_t i = 0; i < w->box_count; i++) {
-        sizes.dims += 3 * (uint64_t)w->boxes[i].box.ndim;
+        sizes.dims += 3 * (uint64_t)w->boxes[i].ndim;
         sizes.blocks += (uint64_t)w->states[i].block_count;
         sizes.frames += w->states[i].encode ? (uint64_t)w->states[i].block_count : 0;
         sizes.name_bytes += w->boxes[i].name_size;
@@ -71,7 +71,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
         index_record record = {.tensor = box->tensor,
                                .part = box->part,
                                .dtype = (uint16_t)dataset->dtype,
-                               .ndim = (uint16_t)box->box.ndim,
+                               .ndim = (uint16_t)box->ndim,
                                .flags = (state->encode ? FSDP_INDEX_ENCODED : 0) |
                                         (box->packed ? FSDP_INDEX_PACKED : 0),
                                .offset = state->encode ? 0 : fsdp_writer_offset(w, i),
@@ -82,7 +82,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
                                .name = at.name_bytes,
                                .name_size = box->name_size};
         fsdp_text_add(text, (const char *)&record, sizeof record);
-        at.dims += 3 * (uint64_t)box->box.ndim;
+        at.dims += 3 * (uint64_t)box->ndim;
         at.blocks += (uint64_t)state->block_count;
         at.frames += state->encode ? (uint64_t)state->block_count : 0;
         at.name_bytes += box->name_size;
@@ -92,7 +92,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
 static void add_dims(const fsdp_shard_writer *w, fsdp_text *text)
 {
     for (size_t i = 0; i < w->box_count; i++) {
-        const fsdp_box *box = &w->boxes[i].box;
+        const fsdp_shard_box *box = &w->boxes[i];
         size_t size = (size_t)box->ndim * sizeof(int64_t);
         int64_t strides[FSDP_MAX_DIMS];
         fsdp_writer_strides(w, i, strides);

@@ -93,8 +93,9 @@ static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *pl
         const fsdp_shard_box *box = &plan->boxes[i];
         if (!plan->data[i])
             continue;
-        fsdp_flow_box("statedict/pipeline.c", "put", box->name, box->name_size, &box->box);
-        pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&box->box), plan->data[i]};
+        fsdp_box whole = fsdp_shard_box_box(box);
+        fsdp_flow_box("statedict/pipeline.c", "put", box->name, box->name_size, &whole);
+        pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&whole), plan->data[i]};
     }
     return fsdp_shard_write(writer, pieces, count, err);
 }
@@ -103,7 +104,8 @@ static int64_t planned_bytes(const fsdp_save_plan *plan, size_t i)
 {
     const fsdp_shard_box *box = &plan->boxes[i];
     size_t size = fsdp_dtype_size(plan->datasets[box->dataset].dtype);
-    return plan->data[i] ? fsdp_box_count(&box->box) * (int64_t)size : 0;
+    fsdp_box whole = fsdp_shard_box_box(box);
+    return plan->data[i] ? fsdp_box_count(&whole) * (int64_t)size : 0;
 }
 
 fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
