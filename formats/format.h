@@ -83,6 +83,10 @@ typedef struct fsdp_shard_opts {
     int64_t index_room;        /* bytes for the index; 0: what the own boxes need */
     int threads;
     bool sync;
+    /* Called whenever some bytes are done (true: before a wait that nothing can be said in), by every
+     * thread that works for the writer. NULL: nothing. */
+    void (*alive)(void *user, bool long_wait);
+    void *alive_user;
 } fsdp_shard_opts;
 
 /* What the manifest keeps of a finished file. */
@@ -96,7 +100,7 @@ typedef struct fsdp_shard_writer fsdp_shard_writer;
 
 /* About how many bytes a writer of that many boxes keeps, the layout in libhdf5 left aside. */
 int64_t fsdp_shard_writer_room(size_t box_count);
-enum { FSDP_OPEN_LAYOUT_BYTES = 512 << 10 };   /* measured: of an encoded file, open in libhdf5 */
+enum { FSDP_OPEN_LAYOUT_BYTES = 3 << 19 };   /* measured: of an encoded file, open in libhdf5 */
 
 /* Bytes of the index segment for these raw boxes. */
 int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_shard_box *boxes,

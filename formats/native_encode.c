@@ -137,6 +137,7 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
                                  &frame->offset, err));
     if (w->sync)
         fsdp_io_begin_sync(w->file, frame->offset, frame->size);
+    fsdp_writer_alive(w, false);
     return FSDP_OK;
 }
 

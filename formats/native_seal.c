@@ -163,6 +163,18 @@ static fsdp_status put_own_index(fsdp_shard_writer *w, fsdp_error *err)
     return st;
 }
 
+/* A large file takes long to reach the disk: part after part, so that others see it go on. */
+static fsdp_status sync_in_parts(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
+{
+    const int64_t part = 16 << 20;
+    for (int64_t at = 0; w->alive && at < size; at += part) {
+        w->alive(w->alive_user, false);
+        fsdp_io_await_sync(w->file, at, size - at < part ? size - at : part);
+    }
+    fsdp_writer_alive(w, true);
+    return fsdp_io_sync(w->file, w->path, err);
+}
+
 fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fsdp_error *err)
 {
     if (!w->joined && w->index_done == 0)
@@ -176,7 +188,7 @@ fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fs
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", w->path);
     if (w->sync)
-        FSDP_TRY(fsdp_io_sync(w->file, w->path, err));
+        FSDP_TRY(sync_in_parts(w, seal.size, err));
     FSDP_TRY(fsdp_io_close(&w->file, w->path, err));
     if (seal_out)
         *seal_out = seal;

@@ -56,6 +56,12 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
     return FSDP_OK;
 }
 
+void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
+{
+    if (w->alive)
+        w->alive(w->alive_user, long_wait);
+}
+
 int64_t fsdp_shard_writer_room(size_t box_count)
 {
     enum { FILE_BYTES = 4096 }; /* the writer itself, its path, hash state and file */
@@ -76,6 +82,8 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     w->encode = opts->encode;
     w->level = opts->level;
     w->sync = opts->sync;
+    w->alive = opts->alive;
+    w->alive_user = opts->alive_user;
     w->encoder = opts->encoder;
     w->threads = opts->threads > 0 ? opts->threads : 1;
     w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_CHUNK_BYTES;
@@ -250,6 +258,7 @@ static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first,
         int64_t n = count - done < step ? count - done : step;
         fsdp_hasher_add(hasher, data, (size_t)(n * element_size));
         FSDP_TRY(write_raw(w, i, first + done, n, data, err));
+        fsdp_writer_alive(w, false);
         data += n * element_size;
     }
     return FSDP_OK;
@@ -269,6 +278,7 @@ static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, 
 {
     size_t size = (size_t)count * w->states[i].element_size;
     if (size <= FSDP_PIECE_BYTES) {
+        fsdp_writer_alive(w, false);
         w->states[i].hashes[block] = fsdp_kernels_get()->hash(data, size);
         return write_raw(w, i, first, count, data, err);
     }

@@ -14,6 +14,7 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
+#include "statedict/layout_internal.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
@@ -21,9 +22,15 @@
 #include "base/pool.h"
 #include <fsdp/convert.h>
 
+#include <inttypes.h>
 #include <string.h>
 
-enum { SLAB_MOST = 32 << 20, SLAB_LEAST = FSDP_BLOCK_BYTES, CHUNK_LEAST = 64 << 10 };
+enum {
+    SLAB_MOST = 32 << 20,
+    SLAB_LEAST = FSDP_BLOCK_BYTES,
+    CHUNK_LEAST = 64 << 10,
+    BUFFERS_LEAST = 8 << 20
+};
 
 typedef struct convert_job {
     const fsdp_convert_opts *opts;
@@ -98,16 +105,44 @@ static int64_t file_room(const convert_job *job)
     return job->opts->compress ? room + FSDP_OPEN_LAYOUT_BYTES + CHUNK_LEAST : room;
 }
 
+/* Bytes that a thread needs to put a file's index together, or to read it back. */
+static int64_t finish_room(const convert_job *job)
+{
+    return 2 * fsdp_save_plan_room(job->sd, job->opts->kind, 0);
+}
+
+/*
+ * Bytes that do not depend on the budget: both descriptions, the indexes of the source, and either
+ * two indexes of the target at once (finished or read back by each thread) or its manifest's text.
+ */
+static int64_t fixed_room(const convert_job *job)
+{
+    enum { TEXT_BYTES = 300 }; /* of an entry in the manifest, in a buffer that doubles */
+    const fsdp_manifest *source = &job->from->manifest;
+    int64_t indexes = 0, count = (int64_t)fsdp_sd_count(job->sd);
+    for (int i = 0; i < source->file_count; i++)
+        indexes += source->files[i].index_size;
+    int64_t finishing = finish_room(job) * job->threads, publishing = 2 * TEXT_BYTES * count;
+    return fsdp_sd_room(source->sd) + fsdp_sd_room(job->sd) + indexes * 8 / 5 +
+           (finishing > publishing ? finishing : publishing);
+}
+
 /* Raw: half for slabs, a quarter for the records of files; the rest is for finishing and checking
  * them. Encoded: a quarter for slabs, a quarter for records, half for chunks. */
 static void divide_memory(convert_job *job)
 {
     int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
+    bool encoded = job->from->info.compressed;
+    job->threads = fsdp_getters_within(job->opts->threads, memory / 4, encoded);
+    int64_t finishing = memory / 4 / finish_room(job);
+    if (finishing < job->threads)
+        job->threads = finishing < 1 ? 1 : (int)finishing;
+    memory -= fixed_room(job);
+    if (memory < BUFFERS_LEAST)
+        memory = BUFFERS_LEAST;
     int64_t for_slabs = job->opts->compress ? memory / 4 : memory / 2;
     int64_t files = memory / 4 / file_room(job);
-    bool encoded = job->from->info.compressed;
     job->group_files = files < 1 ? 1 : files > job->file_count ? job->file_count : (int)files;
-    job->threads = fsdp_getters_within(job->opts->threads, for_slabs, encoded);
     int64_t slab = (for_slabs - fsdp_getter_bytes(encoded) * job->threads) / job->threads;
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
     /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
@@ -126,6 +161,15 @@ static fsdp_status open_source(convert_job *job, const char *from, fsdp_error *e
     return FSDP_OK;
 }
 
+static int64_t peak_memory(const convert_job *job)
+{
+    int64_t buffers = (job->slab_bytes + fsdp_getter_bytes(job->from->info.compressed)) *
+                      (job->opts->compress ? 1 : job->threads);
+    if (job->opts->compress)
+        buffers += job->chunk_bytes * (8 * job->threads + job->group_files);
+    return fixed_room(job) + buffers + file_room(job) * job->group_files;
+}
+
 /* --- planning --------------------------------------------------------------------------------- */
 
 static void count_work(const convert_job *job, fsdp_convert_plan *plan)
@@ -140,10 +184,7 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
             plan->bytes_read += fsdp_entry_bytes(entry);
     }
     plan->bytes_written = plan->bytes_read;
-    plan->peak_memory = job->slab_bytes * job->threads;
-    if (job->opts->compress)
-        plan->peak_memory =
-            job->slab_bytes + job->chunk_bytes * (8 * job->threads + job->group_files);
+    plan->peak_memory = peak_memory(job);
 }
 
 /* What is to be written must fit before work starts. */
@@ -173,10 +214,26 @@ static fsdp_status check_target(const convert_job *job, const char *to, fsdp_err
     return fsdp_target_check(job->io, to, job->opts->overwrite, err);
 }
 
+/* Records of many tensors take memory that no budget makes smaller. */
+static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
+                                fsdp_error *err)
+{
+    const int64_t beside = 32 << 20, unit = 1 << 20;
+    int64_t wanted = plan->peak_memory - beside;
+    if (job->opts->memory <= 0 || wanted <= job->opts->memory)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "converting %zu entries into %d files takes %" PRId64
+                     " MiB of memory: allow %" PRId64 "M or more",
+                     fsdp_sd_count(job->sd), job->file_count, (plan->peak_memory + unit - 1) / unit,
+                     (wanted + unit - 1) / unit);
+}
+
 static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,
                                 fsdp_error *err)
 {
     FSDP_TRY(check_target(job, to, err));
+    FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, to, plan, err);
 }
 

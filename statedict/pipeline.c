@@ -55,17 +55,27 @@ fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err)
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err)
 {
-    if (!meter || !meter->watch || !meter->watch->progress)
+    if (!meter)
+        return FSDP_OK;
+    if (bytes > 0)
+        fsdp_meter_alive(meter, false);
+    if (!meter->watch || !meter->watch->progress)
         return FSDP_OK;
     tell(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
     return fsdp_meter_check(meter, err);
 }
 
-void fsdp_meter_tell_ranks(fsdp_meter *meter, int64_t bytes)
+void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
 {
-    enum { LEAST_BYTES_PER_MS = 16 << 10 }; /* what is slower than 16 MB/s does not work */
-    if (meter && meter->ctl)
-        fsdp_ctl_tell_working(meter->ctl, bytes / LEAST_BYTES_PER_MS);
+    meter->ctl = ctl;
+    meter->teller = pthread_self();
+}
+
+void fsdp_meter_alive(void *user, bool long_wait)
+{
+    const fsdp_meter *meter = user;
+    if (meter->ctl && pthread_equal(meter->teller, pthread_self()))
+        fsdp_ctl_tell_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }
 
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
@@ -119,7 +129,6 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
         int64_t bytes = 0;
         for (end = first; end < plan->box_count && (end == first || bytes < GROUP_BYTES); end++)
             bytes += planned_bytes(plan, end);
-        fsdp_meter_tell_ranks(meter, bytes);
         st = put_group(writer, plan, first, end, pieces, err);
         const fsdp_shard_dataset *dataset = &plan->datasets[plan->boxes[first].dataset];
         if (st == FSDP_OK)

@@ -339,7 +339,7 @@ static void work_for(fsdp_ctl *ctl, int64_t milliseconds)
 {
     int64_t until_ms = fsdp_now_ms() + milliseconds;
     while (fsdp_now_ms() < until_ms) {
-        fsdp_ctl_tell_working(ctl, 0);
+        fsdp_ctl_tell_working(ctl, PATIENT_MS / 2);
         usleep(20000);
     }
 }
@@ -404,7 +404,7 @@ static fsdp_status break_word(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (fsdp_ctl_rank(ctl) == group->special) {
-        fsdp_ctl_tell_working(ctl, SHORT_MS);
+        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
         for (int i = 0; i < 1000 && atomic_load(&group->reached) < fsdp_ctl_size(ctl) - 1; i++)
             usleep(10000);
@@ -441,7 +441,7 @@ static fsdp_status one_silent_one_at_work(fsdp_ctl *ctl, void *user, fsdp_error 
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (rank == 2) {
-        fsdp_ctl_tell_working(ctl, SHORT_MS);
+        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
     }
     for (int i = 0; rank != 0 && i < 1000 && atomic_load(&group->reached) < 1; i++)
