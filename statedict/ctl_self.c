@@ -20,9 +20,9 @@ fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *b
                      .size = size,
                      .deadline_ms = FSDP_CTL_DEADLINE_MS,
                      .backend = backend};
-    made.peers = fsdp_alloc(rank == 0 ? (size_t)size : 0, sizeof *made.peers);
+    made.peers = rank == 0 ? fsdp_alloc((size_t)size, sizeof *made.peers) : NULL;
     fsdp_ctl *ctl = fsdp_alloc(1, sizeof *ctl);
-    if (!ctl || !made.peers) {
+    if (!ctl || (rank == 0 && !made.peers)) {
         ops->close(&made);
         fsdp_free(made.peers);
         fsdp_free(ctl);

@@ -349,6 +349,41 @@ Test(native_shard, boxes_of_any_shape_dtype_and_chunk_come_back)
         round_trip(i);
 }
 
+/* --- signs of life --- */
+
+static void count_sign(void *user, bool long_wait)
+{
+    int *counts = user;
+    counts[long_wait]++;
+}
+
+/* Others wait for a rank as long as it gives signs: with every piece, and before the fsync. */
+Test(native_shard, a_writer_gives_signs_of_life_while_it_gets_on)
+{
+    for (int encode = 0; encode < 2; encode++) {
+        sample s;
+        int counts[2] = {0};
+        describe(&s, encode ? "signs-encoded" : "signs", encode, 1 << 20, 1);
+        s.opts.alive = count_sign;
+        s.opts.alive_user = counts;
+        s.opts.sync = true;
+        fsdp_shard_writer *writer;
+        ASSERT_OK(
+            fsdp_shard_create(&s.opts, s.datasets, BOXES, NULL, 0, s.boxes, BOXES, &writer, &err));
+        for (size_t i = 0; i < BOXES; i++) {
+            fsdp_box box = fsdp_shard_box_box(&s.boxes[i]);
+            fsdp_shard_piece piece = {i, 0, fsdp_box_count(&box), s.data[i]};
+            ASSERT_OK(fsdp_shard_write(writer, &piece, 1, &err));
+        }
+        int64_t largest = 1100 * 1001 * 3 * 4;
+        cr_expect_geq(counts[0], largest / (encode ? 1 << 20 : FSDP_PIECE_BYTES));
+        cr_expect_eq(counts[1], 0);
+        ASSERT_OK(fsdp_shard_finish(writer, &s.seal, &err));
+        cr_expect_eq(counts[1], 1);
+        drop(&s);
+    }
+}
+
 /* --- a full file: several writers, boxes inside one dataset ----------------------------------- */
 
 enum { ROWS = 37, COLUMNS = 23, WRITERS = 3 };
