@@ -103,6 +103,12 @@ fsdp_status fsdp_io_reserve(fsdp_file *file, const char *path, int64_t size, fsd
     return fsdp_fail_errno(err, -result, "cannot reserve %" PRId64 " bytes for '%s'", size, path);
 }
 
+void fsdp_io_await_sync(fsdp_file *file, int64_t offset, int64_t size)
+{
+    if (file->ops->await_sync)
+        file->ops->await_sync(file, offset, size);
+}
+
 void fsdp_io_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
 {
     if (file->ops->begin_sync)

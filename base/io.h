@@ -59,6 +59,9 @@ typedef struct fsdp_io_ops {
     /* A hint: begins to write these bytes to the disk, so that sync has less to wait for. May be
      * NULL. What fails here, sync reports. */
     void (*begin_sync)(fsdp_file *file, int64_t offset, int64_t size);
+    /* Waits until these bytes are written, as far as the file system does that for a part: sync then
+     * waits for little. May be NULL. What fails here, sync reports. */
+    void (*await_sync)(fsdp_file *file, int64_t offset, int64_t size);
     /* Frees file in any case; a negative errno means that data may be lost. */
     int (*close)(fsdp_file *file);
     /* Exclusive advisory lock until close, without waiting: -EWOULDBLOCK when another has it. */
@@ -98,6 +101,7 @@ fsdp_status fsdp_io_write(fsdp_file *file, const char *path, const void *data, s
 /* allocate, falling back to resize. */
 fsdp_status fsdp_io_reserve(fsdp_file *file, const char *path, int64_t size, fsdp_error *err);
 void fsdp_io_begin_sync(fsdp_file *file, int64_t offset, int64_t size);
+void fsdp_io_await_sync(fsdp_file *file, int64_t offset, int64_t size);
 fsdp_status fsdp_io_sync(fsdp_file *file, const char *path, fsdp_error *err);
 /* Sets *file to NULL. Accepts a NULL *file. */
 fsdp_status fsdp_io_close(fsdp_file **file, const char *path, fsdp_error *err);

@@ -158,6 +158,13 @@ static void posix_begin_sync(fsdp_file *file, int64_t offset, int64_t size)
     (void)sync_file_range(descriptor(file), offset, size, SYNC_FILE_RANGE_WRITE);
 }
 
+static void posix_await_sync(fsdp_file *file, int64_t offset, int64_t size)
+{
+    (void)sync_file_range(descriptor(file), offset, size,
+                          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                              SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
 static int posix_sync(fsdp_file *file)
 {
     return sync_descriptor(descriptor(file));
@@ -369,6 +376,7 @@ static const fsdp_io_ops posix_ops = {
     .allocate = posix_allocate,
     .sync = posix_sync,
     .begin_sync = posix_begin_sync,
+    .await_sync = posix_await_sync,
     .close = posix_close,
     .lock = posix_lock,
     .rename = posix_rename,

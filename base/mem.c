@@ -53,6 +53,14 @@ void *fsdp_alloc_pages(size_t size)
     return aligned_alloc(PAGE_BYTES, pages * PAGE_BYTES);
 }
 
+bool fsdp_mem_available(size_t size)
+{
+    /* volatile: a compiler may leave out an allocation that nothing looks at */
+    void *volatile data = injected_failure() ? NULL : malloc(size);
+    free(data);
+    return data != NULL;
+}
+
 void fsdp_free(void *data)
 {
     free(data);

@@ -21,6 +21,9 @@ FSDP_API void fsdp_free(void *data);
 /* A copy of size bytes with a zero byte behind them. */
 char *fsdp_strndup(const char *data, size_t size);
 
+/* Could that many bytes in one piece be had now? For libraries that do not survive a refusal. */
+bool fsdp_mem_available(size_t size);
+
 /* "cannot allocate memory for WHAT" */
 FSDP_API fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what);
 

@@ -59,9 +59,12 @@ typedef struct fsdp_shard_box {
     uint32_t part;             /* number among this rank's boxes of the tensor */
     uint32_t dataset;
     bool packed;               /* its bytes are one run; else it is a box of a tensor-shaped dataset */
+    int ndim;
     int64_t first;             /* element of the dataset at which it begins */
-    fsdp_box box;
+    const int64_t *lo, *len;   /* in the tensor; borrowed */
 } fsdp_shard_box;
+
+fsdp_box fsdp_shard_box_box(const fsdp_shard_box *box);
 
 /* The threads and buffers that encode blocks; writers that take turns may share one. */
 typedef struct fsdp_encoder fsdp_encoder;
@@ -80,6 +83,10 @@ typedef struct fsdp_shard_opts {
     int64_t index_room;        /* bytes for the index; 0: what the own boxes need */
     int threads;
     bool sync;
+    /* Called whenever some bytes are done (true: before a wait that nothing can be said in), by every
+     * thread that works for the writer. NULL: nothing. */
+    void (*alive)(void *user, bool long_wait);
+    void *alive_user;
 } fsdp_shard_opts;
 
 /* What the manifest keeps of a finished file. */
@@ -90,6 +97,10 @@ typedef struct fsdp_shard_seal {
 } fsdp_shard_seal;
 
 typedef struct fsdp_shard_writer fsdp_shard_writer;
+
+/* About how many bytes a writer of that many boxes keeps, the layout in libhdf5 left aside. */
+int64_t fsdp_shard_writer_room(size_t box_count);
+enum { FSDP_OPEN_LAYOUT_BYTES = 3 << 19 };   /* measured: of an encoded file, open in libhdf5 */
 
 /* Bytes of the index segment for these raw boxes. */
 int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_shard_box *boxes,

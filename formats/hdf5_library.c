@@ -159,6 +159,10 @@ herr_t fsdp_h5_set_extent(fsdp_h5_base *base, int ndim, const int64_t *shape)
 
 /* --- one file --- */
 
+/* libhdf5 1.10 crashes when its own allocations fail (in H5AC_create, for one), so a file is begun
+ * only when several times what it takes is there. */
+enum { LAYOUT_BYTES = 8 << 20 };
+
 static void base_reset(fsdp_h5_base *base)
 {
     *base = (fsdp_h5_base){.file = H5I_INVALID_HID, .space = H5I_INVALID_HID};
@@ -186,6 +190,8 @@ fsdp_status fsdp_h5_base_create(fsdp_h5_base *base, fsdp_io *io, const char *pat
                                 const fsdp_h5_plan *plan, fsdp_error *err)
 {
     base_reset(base);
+    if (!fsdp_mem_available(LAYOUT_BYTES + plan->metadata_bytes))
+        return fsdp_fail_memory(err, "the layout of an HDF5 file");
     FSDP_TRY(fsdp_h5_disk_create(io, path, &base->disk, err));
     fsdp_status status = create_in_library(base, plan, err);
     if (status != FSDP_OK)

@@ -33,7 +33,7 @@ struct fsdp_encoder {
 static int64_t chunk_elements(const fsdp_shard_writer *w, size_t i)
 {
     int64_t count = 1;
-    for (int d = 0; d < w->boxes[i].box.ndim; d++)
+    for (int d = 0; d < w->boxes[i].ndim; d++)
         count *= w->states[i].chunk[d];
     return count;
 }
@@ -124,11 +124,11 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     const fsdp_shard_box *box = &w->boxes[slot->box];
     box_state *state = &w->states[slot->box];
     int64_t first, count, coord[FSDP_MAX_DIMS];
-    fsdp_native_block_range(box->box.ndim, box->box.len, state->chunk, state->element_size,
-                            slot->block, &first, &count);
-    for (int d = box->box.ndim - 1; d >= 0; d--) {
-        coord[d] = first % box->box.len[d];
-        first /= box->box.len[d];
+    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, slot->block,
+                            &first, &count);
+    for (int d = box->ndim - 1; d >= 0; d--) {
+        coord[d] = first % box->len[d];
+        first /= box->len[d];
     }
     fsdp_frame *frame = &state->frames[slot->block];
     fsdp_flow("formats/native_encode.c", "block %lld: frame", (long long)slot->block);
@@ -137,6 +137,7 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
                                  &frame->offset, err));
     if (w->sync)
         fsdp_io_begin_sync(w->file, frame->offset, frame->size);
+    fsdp_writer_alive(w, false);
     return FSDP_OK;
 }
 
@@ -195,7 +196,7 @@ fsdp_status fsdp_encode_begin(fsdp_shard_writer *w, encode_queue *queue, fsdp_er
 static fsdp_status keep_part(fsdp_shard_writer *w, const block_span *s, fsdp_error *err)
 {
     box_state *state = &w->states[s->box];
-    const fsdp_box *box = &w->boxes[s->box].box;
+    const fsdp_shard_box *box = &w->boxes[s->box];
     int64_t first, count;
     fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
                             &first, &count);
@@ -216,7 +217,7 @@ fsdp_status fsdp_encode_span(encode_queue *queue, const block_span *s, fsdp_erro
     if (!s->ends)
         return FSDP_OK;
     int64_t first, count;
-    const fsdp_box *box = &w->boxes[s->box].box;
+    const fsdp_shard_box *box = &w->boxes[s->box];
     box_state *state = &w->states[s->box];
     fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
                             &first, &count);

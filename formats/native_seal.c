@@ -14,7 +14,7 @@ int64_t fsdp_shard_index_bytes(const fsdp_shard_dataset *datasets, const fsdp_sh
     uint64_t dims = 0, blocks = 0, names = 0;
     for (size_t i = 0; i < box_count; i++) {
         const fsdp_shard_dataset *dataset = &datasets[boxes[i].dataset];
-        const fsdp_box *box = &boxes[i].box;
+        const fsdp_shard_box *box = &boxes[i];
         dims += 3 * (uint64_t)box->ndim;
         blocks += (uint64_t)fsdp_native_blocks(box->ndim, box->len, NULL,
                                                fsdp_dtype_size(dataset->dtype));
@@ -32,7 +32,7 @@ static index_sizes measure_index(const fsdp_shard_writer *w)
 {
     index_sizes sizes = {0};
     for (size_t i = 0; i < w->box_count; i++) {
-        sizes.dims += 3 * (uint64_t)w->boxes[i].box.ndim;
+        sizes.dims += 3 * (uint64_t)w->boxes[i].ndim;
         sizes.blocks += (uint64_t)w->states[i].block_count;
         sizes.frames += w->states[i].encode ? (uint64_t)w->states[i].block_count : 0;
         sizes.name_bytes += w->boxes[i].name_size;
@@ -71,7 +71,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
         index_record record = {.tensor = box->tensor,
                                .part = box->part,
                                .dtype = (uint16_t)dataset->dtype,
-                               .ndim = (uint16_t)box->box.ndim,
+                               .ndim = (uint16_t)box->ndim,
                                .flags = (state->encode ? FSDP_INDEX_ENCODED : 0) |
                                         (box->packed ? FSDP_INDEX_PACKED : 0),
                                .offset = state->encode ? 0 : fsdp_writer_offset(w, i),
@@ -82,7 +82,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
                                .name = at.name_bytes,
                                .name_size = box->name_size};
         fsdp_text_add(text, (const char *)&record, sizeof record);
-        at.dims += 3 * (uint64_t)box->box.ndim;
+        at.dims += 3 * (uint64_t)box->ndim;
         at.blocks += (uint64_t)state->block_count;
         at.frames += state->encode ? (uint64_t)state->block_count : 0;
         at.name_bytes += box->name_size;
@@ -92,7 +92,7 @@ static void add_records(const fsdp_shard_writer *w, fsdp_text *text)
 static void add_dims(const fsdp_shard_writer *w, fsdp_text *text)
 {
     for (size_t i = 0; i < w->box_count; i++) {
-        const fsdp_box *box = &w->boxes[i].box;
+        const fsdp_shard_box *box = &w->boxes[i];
         size_t size = (size_t)box->ndim * sizeof(int64_t);
         int64_t strides[FSDP_MAX_DIMS];
         fsdp_writer_strides(w, i, strides);
@@ -163,6 +163,18 @@ static fsdp_status put_own_index(fsdp_shard_writer *w, fsdp_error *err)
     return st;
 }
 
+/* A large file takes long to reach the disk: part after part, so that others see it go on. */
+static fsdp_status sync_in_parts(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
+{
+    const int64_t part = 16 << 20;
+    for (int64_t at = 0; w->alive && at < size; at += part) {
+        w->alive(w->alive_user, false);
+        fsdp_io_await_sync(w->file, at, size - at < part ? size - at : part);
+    }
+    fsdp_writer_alive(w, true);
+    return fsdp_io_sync(w->file, w->path, err);
+}
+
 fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fsdp_error *err)
 {
     if (!w->joined && w->index_done == 0)
@@ -176,7 +188,7 @@ fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fs
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", w->path);
     if (w->sync)
-        FSDP_TRY(fsdp_io_sync(w->file, w->path, err));
+        FSDP_TRY(sync_in_parts(w, seal.size, err));
     FSDP_TRY(fsdp_io_close(&w->file, w->path, err));
     if (seal_out)
         *seal_out = seal;

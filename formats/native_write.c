@@ -14,6 +14,17 @@
 
 #include <string.h>
 
+fsdp_box fsdp_shard_box_box(const fsdp_shard_box *box)
+{
+    fsdp_box whole = {.ndim = box->ndim};
+    size_t size = (size_t)box->ndim * sizeof(int64_t);
+    if (size > 0) {
+        memcpy(whole.lo, box->lo, size);
+        memcpy(whole.len, box->len, size);
+    }
+    return whole;
+}
+
 /* --- set-up ----------------------------------------------------------------------------------- */
 
 const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box)
@@ -26,18 +37,16 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
     const fsdp_shard_box *box = &w->boxes[i];
     box_state *state = &w->states[i];
     state->element_size = fsdp_dtype_size(fsdp_writer_dataset(w, i)->dtype);
-    state->count = fsdp_box_count(&box->box);
-    state->encode =
-        w->encode && fsdp_native_encodes(box->box.ndim, box->box.len, state->element_size);
+    fsdp_box whole = fsdp_shard_box_box(box);
+    state->count = fsdp_box_count(&whole);
+    state->encode = w->encode && fsdp_native_encodes(box->ndim, box->len, state->element_size);
     if (state->encode) {
-        state->chunk = fsdp_arena_alloc(&w->arena, (size_t)box->box.ndim, sizeof *state->chunk);
+        state->chunk = fsdp_arena_alloc(&w->arena, (size_t)box->ndim, sizeof *state->chunk);
         if (!state->chunk)
             return fsdp_fail_memory(err, "a chunk shape");
-        fsdp_native_chunk(box->box.ndim, box->box.len, state->element_size, w->chunk_bytes,
-                          state->chunk);
+        fsdp_native_chunk(box->ndim, box->len, state->element_size, w->chunk_bytes, state->chunk);
     }
-    state->block_count =
-        fsdp_native_blocks(box->box.ndim, box->box.len, state->chunk, state->element_size);
+    state->block_count = fsdp_native_blocks(box->ndim, box->len, state->chunk, state->element_size);
     state->hashes = fsdp_arena_alloc(&w->arena, (size_t)state->block_count, sizeof *state->hashes);
     if (state->encode)
         state->frames =
@@ -45,6 +54,19 @@ static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
     if (!state->hashes || (state->encode && !state->frames))
         return fsdp_fail_memory(err, "block hashes");
     return FSDP_OK;
+}
+
+void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
+{
+    if (w->alive)
+        w->alive(w->alive_user, long_wait);
+}
+
+int64_t fsdp_shard_writer_room(size_t box_count)
+{
+    enum { FILE_BYTES = 4096 }; /* the writer itself, its path, hash state and file */
+    size_t box_bytes = sizeof(box_state) + 2 * sizeof(fsdp_hash);
+    return FILE_BYTES + (int64_t)(box_count * box_bytes);
 }
 
 static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_dataset *datasets,
@@ -60,6 +82,8 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     w->encode = opts->encode;
     w->level = opts->level;
     w->sync = opts->sync;
+    w->alive = opts->alive;
+    w->alive_user = opts->alive_user;
     w->encoder = opts->encoder;
     w->threads = opts->threads > 0 ? opts->threads : 1;
     w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_CHUNK_BYTES;
@@ -187,8 +211,8 @@ void fsdp_writer_strides(const fsdp_shard_writer *w, size_t i, int64_t *strides_
 {
     const fsdp_shard_box *box = &w->boxes[i];
     const fsdp_shard_dataset *dataset = fsdp_writer_dataset(w, i);
-    fsdp_box_strides(box->box.ndim, box->packed ? box->box.len : dataset->shape, strides_out);
-    for (int d = 0; d < box->box.ndim; d++)
+    fsdp_box_strides(box->ndim, box->packed ? box->len : dataset->shape, strides_out);
+    for (int d = 0; d < box->ndim; d++)
         strides_out[d] *= (int64_t)w->states[i].element_size;
 }
 
@@ -205,7 +229,7 @@ static fsdp_status write_strided(fsdp_shard_writer *w, size_t i, int64_t first, 
     fsdp_file_runs runs;
     int64_t strides[FSDP_MAX_DIMS], offset, size;
     fsdp_writer_strides(w, i, strides);
-    fsdp_file_runs_begin(&runs, w->boxes[i].box.ndim, w->boxes[i].box.len, strides,
+    fsdp_file_runs_begin(&runs, w->boxes[i].ndim, w->boxes[i].len, strides,
                          fsdp_writer_offset(w, i), element_size, first, count);
     while (fsdp_file_runs_next(&runs, &offset, &size)) {
         FSDP_TRY(fsdp_io_write(w->file, w->path, data, (size_t)size, offset, err));
@@ -234,6 +258,7 @@ static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first,
         int64_t n = count - done < step ? count - done : step;
         fsdp_hasher_add(hasher, data, (size_t)(n * element_size));
         FSDP_TRY(write_raw(w, i, first + done, n, data, err));
+        fsdp_writer_alive(w, false);
         data += n * element_size;
     }
     return FSDP_OK;
@@ -253,6 +278,7 @@ static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, 
 {
     size_t size = (size_t)count * w->states[i].element_size;
     if (size <= FSDP_PIECE_BYTES) {
+        fsdp_writer_alive(w, false);
         w->states[i].hashes[block] = fsdp_kernels_get()->hash(data, size);
         return write_raw(w, i, first, count, data, err);
     }
@@ -289,7 +315,7 @@ static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, b
 /* The span of a piece that begins at element `at`. */
 static block_span next_span(const fsdp_shard_writer *w, const fsdp_shard_piece *piece, int64_t at)
 {
-    const fsdp_box *box = &w->boxes[piece->box].box;
+    const fsdp_shard_box *box = &w->boxes[piece->box];
     const box_state *state = &w->states[piece->box];
     int64_t first, count;
     block_span s = {.box = piece->box, .first = at};

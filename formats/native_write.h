@@ -40,7 +40,12 @@ struct fsdp_shard_writer {
     fsdp_hasher *index_hasher;
     fsdp_encoder *encoder;
     bool owns_encoder;
+    void (*alive)(void *user, bool long_wait);
+    void *alive_user;
 };
+
+/* Some bytes are done; see fsdp_shard_opts. */
+void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait);
 
 const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box);
 /* Where a raw box begins in the file, and its byte strides there. */

@@ -6,12 +6,17 @@
  * A slab is a run of every target box, so nothing is written twice or out of order. Raw targets:
  * workers take whole tensors. Encoded targets: tensor after tensor, with all workers on each slab,
  * because the order of frames in a file must not depend on the number of workers.
+ *
+ * Many files have many records, so files are written in groups whose records fit the budget: each
+ * group is created, filled, finished and read back before the next. A block of the source that two
+ * groups want is read twice.
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
 #include "statedict/export.h"
 #include "statedict/foreign.h"
+#include "statedict/layout_internal.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
@@ -19,9 +24,15 @@
 #include "base/pool.h"
 #include <fsdp/convert.h>
 
+#include <inttypes.h>
 #include <string.h>
 
-enum { SLAB_MOST = 32 << 20, SLAB_LEAST = FSDP_BLOCK_BYTES, CHUNK_LEAST = 64 << 10 };
+enum {
+    SLAB_MOST = 32 << 20,
+    SLAB_LEAST = FSDP_BLOCK_BYTES,
+    CHUNK_LEAST = 64 << 10,
+    BUFFERS_LEAST = 8 << 20
+};
 
 typedef struct convert_job {
     const fsdp_convert_opts *opts;
@@ -33,7 +44,8 @@ typedef struct convert_job {
     fsdp_sd *sd;    /* the target's description */
     size_t *source; /* per target entry: entry of the source */
     int *owners;
-    fsdp_save_plan *plans; /* per file */
+    int first_file, end_file, group_files; /* the group at work, and the most files of one */
+    fsdp_save_plan *plans;                 /* per file */
     fsdp_shard_writer **writers;
     fsdp_shard_seal *seals;
     fsdp_encoder *encoder;
@@ -92,15 +104,55 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                : fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err);
 }
 
+/* Bytes that one file takes while it is written. */
+static int64_t file_room(const convert_job *job)
+{
+    int64_t room = fsdp_save_plan_room(job->sd, job->opts->kind, 0);
+    return job->opts->compress ? room + FSDP_OPEN_LAYOUT_BYTES + CHUNK_LEAST : room;
+}
+
+/* Bytes that a thread needs to put a file's index together, or to read it back. */
+static int64_t finish_room(const convert_job *job)
+{
+    return 2 * fsdp_save_plan_room(job->sd, job->opts->kind, 0);
+}
+
+/*
+ * Bytes that do not depend on the budget: both descriptions, the indexes of the source, and either
+ * two indexes of the target at once (finished or read back by each thread) or its manifest's text.
+ */
+static int64_t fixed_room(const convert_job *job)
+{
+    enum { TEXT_BYTES = 300 }; /* of an entry in the manifest, in a buffer that doubles */
+    const fsdp_manifest *source = &job->from->manifest;
+    int64_t indexes = 0, count = (int64_t)fsdp_sd_count(job->sd);
+    for (int i = 0; i < source->file_count; i++)
+        indexes += source->files[i].index_size;
+    int64_t finishing = finish_room(job) * job->threads, publishing = 2 * TEXT_BYTES * count;
+    return fsdp_sd_room(source->sd) + fsdp_sd_room(job->sd) + indexes * 8 / 5 +
+           (finishing > publishing ? finishing : publishing);
+}
+
+/* Raw: half for slabs, a quarter for the records of files; the rest is for finishing and checking
+ * them. Encoded: a quarter for slabs, a quarter for records, half for chunks. */
 static void divide_memory(convert_job *job)
 {
     int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
     bool encoded = job->from->info.compressed;
-    job->threads = fsdp_getters_within(job->opts->threads, memory / 2, encoded);
-    int64_t slab = (memory / 2 - fsdp_getter_bytes(encoded) * job->threads) / job->threads;
+    job->threads = fsdp_getters_within(job->opts->threads, memory / 4, encoded);
+    int64_t finishing = memory / 4 / finish_room(job);
+    if (finishing < job->threads)
+        job->threads = finishing < 1 ? 1 : (int)finishing;
+    memory -= fixed_room(job);
+    if (memory < BUFFERS_LEAST)
+        memory = BUFFERS_LEAST;
+    int64_t for_slabs = job->opts->compress ? memory / 4 : memory / 2;
+    int64_t files = memory / 4 / file_room(job);
+    job->group_files = files < 1 ? 1 : files > job->file_count ? job->file_count : (int)files;
+    int64_t slab = (for_slabs - fsdp_getter_bytes(encoded) * job->threads) / job->threads;
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
     /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
-    int64_t chunk = memory / 2 / (8 * job->threads + job->world);
+    int64_t chunk = memory / 2 / (8 * job->threads + job->group_files);
     job->chunk_bytes = FSDP_CHUNK_BYTES;
     while (job->chunk_bytes > chunk && job->chunk_bytes > CHUNK_LEAST)
         job->chunk_bytes /= 2;
@@ -114,6 +166,15 @@ static fsdp_status open_source(convert_job *job, const char *from, fsdp_convert_
     FSDP_TRY(describe_target(job, plan, err));
     divide_memory(job);
     return FSDP_OK;
+}
+
+static int64_t peak_memory(const convert_job *job)
+{
+    int64_t buffers = (job->slab_bytes + fsdp_getter_bytes(job->from->info.compressed)) *
+                      (job->opts->compress ? 1 : job->threads);
+    if (job->opts->compress)
+        buffers += job->chunk_bytes * (8 * job->threads + job->group_files);
+    return fixed_room(job) + buffers + file_room(job) * job->group_files;
 }
 
 /* --- planning --------------------------------------------------------------------------------- */
@@ -131,9 +192,7 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
             plan->bytes_read += fsdp_entry_bytes(entry);
     }
     plan->bytes_written = plan->bytes_read;
-    plan->peak_memory = job->slab_bytes * job->threads;
-    if (job->opts->compress)
-        plan->peak_memory = job->slab_bytes + job->chunk_bytes * (8 * job->threads + job->world);
+    plan->peak_memory = peak_memory(job);
 }
 
 /* What is to be written must fit before work starts. */
@@ -163,10 +222,26 @@ static fsdp_status check_target(const convert_job *job, const char *to, fsdp_err
     return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }
 
+/* Records of many tensors take memory that no budget makes smaller. */
+static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
+                                fsdp_error *err)
+{
+    const int64_t beside = 32 << 20, unit = 1 << 20;
+    int64_t wanted = plan->peak_memory - beside;
+    if (job->opts->memory <= 0 || wanted <= job->opts->memory)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "converting %zu entries into %d files takes %" PRId64
+                     " MiB of memory: allow %" PRId64 "M or more",
+                     fsdp_sd_count(job->sd), job->file_count, (plan->peak_memory + unit - 1) / unit,
+                     (wanted + unit - 1) / unit);
+}
+
 static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,
                                 fsdp_error *err)
 {
     FSDP_TRY(check_target(job, to, err));
+    FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, to, plan, err);
 }
 
@@ -211,7 +286,7 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
     return st == FSDP_OK ? fsdp_put_plan(job->writers[file], plan, NULL, err) : st;
 }
 
-static fsdp_status create_files(convert_job *job, fsdp_error *err)
+static fsdp_status prepare_files(convert_job *job, fsdp_error *err)
 {
     size_t n = (size_t)job->file_count;
     job->plans = fsdp_alloc(n, sizeof *job->plans);
@@ -220,19 +295,20 @@ static fsdp_status create_files(convert_job *job, fsdp_error *err)
     if (!job->plans || !job->writers || !job->seals)
         return fsdp_fail_memory(err, "a conversion");
     if (job->opts->compress)
-        FSDP_TRY(fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes,
-                                     &job->encoder, err));
-    for (int file = 0; file < job->file_count; file++)
-        FSDP_TRY(create_file(job, file, err));
+        return fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes, &job->encoder,
+                                   err);
     return FSDP_OK;
 }
 
-static fsdp_status finish_file(void *user, size_t file, fsdp_error *err)
+static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
 {
     convert_job *job = user;
+    size_t file = (size_t)job->first_file + number;
     fsdp_shard_writer *writer = job->writers[file];
     job->writers[file] = NULL;
-    return fsdp_shard_finish(writer, &job->seals[file], err);
+    fsdp_status st = fsdp_shard_finish(writer, &job->seals[file], err);
+    fsdp_save_plan_release(&job->plans[file]);
+    return st;
 }
 
 /* --- one slab --------------------------------------------------------------------------------- */
@@ -257,7 +333,8 @@ static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box 
 {
     slab_work *work = user;
     fsdp_box shared;
-    if (!fsdp_box_intersect(box, &work->slab, &shared))
+    if (rank < work->job->first_file || rank >= work->job->end_file ||
+        !fsdp_box_intersect(box, &work->slab, &shared))
         return FSDP_OK;
     size_t n = work->count;
     if (!fsdp_grow(&work->wants, &work->want_room, n + 1, sizeof *work->wants) ||
@@ -308,6 +385,8 @@ static fsdp_status convert_slab(slab_work *work, fsdp_error *err)
     work->count = 0;
     work->used = 0;
     FSDP_TRY(fsdp_plan_stored(entry, job->owners[work->entry], &work->slab, add_target, work, err));
+    if (work->count == 0)
+        return FSDP_OK; /* all of it belongs to other groups */
     FSDP_TRY(fill_slab(work, err));
     for (size_t i = 0; i < work->count; i++)
         FSDP_TRY(fsdp_shard_write(job->writers[work->files[i]], &work->pieces[i], 1, err));
@@ -353,12 +432,10 @@ static fsdp_status convert_worker(void *user, size_t worker, fsdp_error *err)
     return st;
 }
 
-static fsdp_status move_tensors(convert_job *job, int64_t bytes, fsdp_error *err)
+static fsdp_status move_tensors(convert_job *job, fsdp_error *err)
 {
     convert_work work = {.job = job};
     int workers = job->opts->compress ? 1 : job->threads;
-    /* what is read back counts as well */
-    fsdp_meter_init(&job->meter, &job->watch, job->opts->no_verify ? bytes : 2 * bytes);
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
@@ -374,9 +451,10 @@ static fsdp_status check_block(convert_job *job, fsdp_getter *getter, fsdp_shard
                           box->name_size, err);
 }
 
-static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
+static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
 {
     convert_job *job = user;
+    size_t file = (size_t)job->first_file + number;
     fsdp_shard_reader *reader = NULL;
     fsdp_getter getter = {0};
     fsdp_shard_id id = file_id(job, (int)file);
@@ -396,6 +474,32 @@ static fsdp_status check_file(void *user, size_t file, fsdp_error *err)
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
+
+static fsdp_status convert_group(convert_job *job, fsdp_error *err)
+{
+    size_t count = (size_t)(job->end_file - job->first_file);
+    for (int file = job->first_file; file < job->end_file; file++)
+        FSDP_TRY(create_file(job, file, err));
+    FSDP_TRY(move_tensors(job, err));
+    FSDP_TRY(fsdp_parallel(job->threads, count, finish_file, job, err));
+    if (job->opts->no_verify)
+        return FSDP_OK;
+    return fsdp_parallel(job->threads, count, check_file, job, err);
+}
+
+static fsdp_status convert_files(convert_job *job, int64_t bytes, fsdp_error *err)
+{
+    /* what is read back counts as well */
+    fsdp_meter_init(&job->meter, &job->watch, job->opts->no_verify ? bytes : 2 * bytes);
+    FSDP_TRY(prepare_files(job, err));
+    for (int first = 0; first < job->file_count; first = job->end_file) {
+        int left = job->file_count - first;
+        job->first_file = first;
+        job->end_file = first + (left < job->group_files ? left : job->group_files);
+        FSDP_TRY(convert_group(job, err));
+    }
+    return FSDP_OK;
+}
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
@@ -425,11 +529,7 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     job->watch = fsdp_staging_watch(&job->staging, &job->opts->watch);
-    FSDP_TRY(create_files(job, err));
-    FSDP_TRY(move_tensors(job, plan.bytes_read, err));
-    FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, finish_file, job, err));
-    if (!job->opts->no_verify)
-        FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, check_file, job, err));
+    FSDP_TRY(convert_files(job, plan.bytes_read, err));
     return publish(job, err);
 }
 

@@ -5,8 +5,9 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
- * A rank that works for long before its next call says so meanwhile, and is waited for: the others
- * read that in front of its call, and rank 0 passes on how long it now waits.
+ * A rank that works for long before its next call says so again and again, and is waited for as long
+ * as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so that one
+ * rank at work does not hide that another is gone; and tells those who are here that it waits.
  *
  * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
@@ -25,7 +26,8 @@ enum {
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
     FAREWELL_DEPTH = 4,
-    WAKE_MS = 5000 /* while rank 0 waits it looks around this often */
+    LOOK_MS = 250, /* while rank 0 waits for one rank it listens to the others this often */
+    WAKE_MS = 5000 /* and does other things this often */
 };
 
 typedef enum frame_kind {
@@ -63,14 +65,10 @@ typedef struct ctl_call {
     const void *mine; /* allgather: this rank's part */
     void *data;       /* where data lies or goes */
     int64_t until_ms;
-    int64_t head_until_ms; /* the same, or earlier while rank 0 has not announced itself */
-    bool timed_out;        /* how the last wait failed */
-    bool was_told;         /* it failed because the other rank said farewell */
-    bool leads;            /* rank 0 collects the calls of the others */
-    bool is_late;          /* and somebody is missing: the others are only looked at */
-    bool saw_work;         /* the other rank is at work */
-    int64_t announced_ms;  /* until when the others know that rank 0 waits */
-    fsdp_error outcome;    /* in: this rank's own; after the verdict: everybody's */
+    int64_t heard_ms;   /* the last sign of the rank that is waited for */
+    bool timed_out;     /* how the last wait failed */
+    bool was_told;      /* it failed because the other rank said farewell */
+    fsdp_error outcome; /* in: this rank's own; after the verdict: everybody's */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
 } ctl_call;
 
@@ -121,8 +119,8 @@ static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
     if (err->text[0] == '\0') {
         call->timed_out = true;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not answer within %d ms in %s", peer,
-                         ctl->deadline_ms, name);
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not answer within %lld ms in %s", peer,
+                         (long long)(fsdp_now_ms() - call->heard_ms), name);
     }
     size_t used = strlen(err->text);
     snprintf(err->text + used, sizeof err->text - used, " during %s", name);
@@ -170,23 +168,6 @@ static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, siz
     return FSDP_OK;
 }
 
-/* Heads are what a rank waits for. Rank 0 keeps an eye on other things meanwhile. */
-static fsdp_status take_head(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
-                             fsdp_error *err)
-{
-    for (;;) {
-        int64_t until_ms = call->head_until_ms, wake_ms = fsdp_now_ms() + WAKE_MS;
-        if (!call->leads || !ctl->waiting || until_ms <= wake_ms)
-            return take(ctl, call, from, head_out, sizeof *head_out, until_ms, err);
-        if (ctl->ops->recv(ctl, from, head_out, sizeof *head_out, wake_ms, err) == FSDP_OK)
-            return FSDP_OK;
-        if (err->text[0] != '\0')
-            return fail_wait(ctl, call, from, err);
-        *err = (fsdp_error){0};
-        ctl->waiting(ctl->waiting_user);
-    }
-}
-
 /* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
 static int64_t grace_ms(const fsdp_ctl *ctl)
 {
@@ -194,22 +175,18 @@ static int64_t grace_ms(const fsdp_ctl *ctl)
     return fifth > 2000 ? fifth : 2000;
 }
 
-static void announce_call(fsdp_ctl *ctl, ctl_call *call);
-
-/* The other rank is at work: whoever waits for it waits longer, and rank 0 tells those who wait for
- * rank 0. Once somebody is missing nothing is waited for any more. */
-static void note_work(fsdp_ctl *ctl, ctl_call *call, const frame *head)
+/* The other rank is at work: this one waits longer. */
+static void note_work(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    bool whole_wait = call->head_until_ms == call->until_ms;
-    int64_t until_ms = fsdp_now_ms() + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
-    call->saw_work = true;
-    if (call->is_late || until_ms <= call->until_ms)
-        return;
-    call->until_ms = until_ms;
-    if (whole_wait)
-        call->head_until_ms = until_ms;
-    if (call->leads && until_ms - call->announced_ms > grace_ms(ctl) / 2)
-        announce_call(ctl, call);
+    call->heard_ms = fsdp_now_ms();
+    int64_t until_ms = call->heard_ms + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
+    if (until_ms > call->until_ms)
+        call->until_ms = until_ms;
+}
+
+static bool is_work(const frame *head)
+{
+    return head->magic == FRAME_MAGIC && head->kind == FRAME_WORKING;
 }
 
 /* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
@@ -235,32 +212,39 @@ static fsdp_status put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind 
     return put(ctl, call, to, report->text, sizeof report->text, err);
 }
 
-static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
-                               fsdp_error *report_out, fsdp_error *err)
+/* What follows a head. */
+static fsdp_status take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
+                             fsdp_error *report_out, fsdp_error *err)
 {
-    do {
-        FSDP_TRY(take_head(ctl, call, from, head_out, err));
-        if (head_out->magic == FRAME_MAGIC && head_out->kind == FRAME_WORKING)
-            note_work(ctl, call, head_out);
-    } while (head_out->magic == FRAME_MAGIC && head_out->kind == FRAME_WORKING);
-    if (head_out->magic != FRAME_MAGIC) {
+    if (head->magic != FRAME_MAGIC) {
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
                          from, call_name(call->head.call));
     }
-    report_out->status = (fsdp_status)head_out->status;
-    report_out->rank = head_out->rank;
-    report_out->errnum = head_out->errnum;
-    if (head_out->status != FSDP_OK)
+    report_out->status = (fsdp_status)head->status;
+    report_out->rank = head->rank;
+    report_out->errnum = head->errnum;
+    if (head->status != FSDP_OK)
         FSDP_TRY(
             take(ctl, call, from, report_out->text, sizeof report_out->text, call->until_ms, err));
     report_out->text[sizeof report_out->text - 1] = '\0';
-    if (head_out->kind != FRAME_FAREWELL)
+    if (head->kind != FRAME_FAREWELL)
         return FSDP_OK;
     call->was_told = true;
     *err = *report_out;
     err->status = FSDP_ERR_PEER;
     return FSDP_ERR_PEER;
+}
+
+static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
+                               fsdp_error *report_out, fsdp_error *err)
+{
+    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
+    while (is_work(head_out)) {
+        note_work(ctl, call, head_out);
+        FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
+    }
+    return take_rest(ctl, call, from, head_out, report_out, err);
 }
 
 static bool is_same_call(const frame *a, const frame *b)
@@ -361,8 +345,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
     missing_list missing = {0};
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error one = {0};
-        call->timed_out = call->saw_work = false;
-        call->is_late = missing.count > 0;
+        call->timed_out = false;
         fsdp_status status = step(ctl, call, peer, &one);
         if (status == FSDP_OK)
             continue;
@@ -376,38 +359,107 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
     return missing.count ? fail_missing(&missing, err) : FSDP_OK;
 }
 
-/* Tells everybody that rank 0 is in this call. Best effort: nobody is waited for. */
-static void announce_call(fsdp_ctl *ctl, ctl_call *call)
+/* Tells everybody that rank 0 is in this call and waits on. Best effort: nobody is waited for. */
+static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
 {
     static const fsdp_error fine;
     frame head = report_head(call, FRAME_WAITING, &fine);
-    call->announced_ms = call->until_ms;
+    head.left_ms = (int32_t)((int64_t)ctl->deadline_ms * 3 / 4);
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error ignored = {0};
         (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
     }
 }
 
-static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const frame *head,
+                             fsdp_error *err)
 {
-    frame head = {0};
     fsdp_error theirs = {0};
-    fsdp_status status = take_report(ctl, call, peer, &head, &theirs, err);
-    if (status != FSDP_OK && call->timed_out && call->head_until_ms < call->until_ms) {
-        announce_call(ctl, call);
-        call->head_until_ms = call->until_ms;
-        call->timed_out = false;
-        *err = (fsdp_error){0};
-        status = take_report(ctl, call, peer, &head, &theirs, err);
-    }
-    if (status != FSDP_OK && call->timed_out && call->is_late && call->saw_work)
-        return FSDP_OK; /* not here, but not missing either; the call has failed anyway */
-    FSDP_TRY(status);
-    if (head.kind != FRAME_CALL || !is_same_call(&head, &call->head))
-        return fail_mismatch(ctl, &call->head, peer, &head, err);
-    if (call->outcome.status == FSDP_OK && theirs.status != FSDP_OK) {
+    call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    call->heard_ms = fsdp_now_ms();
+    FSDP_TRY(take_rest(ctl, call, peer, head, &theirs, err));
+    if (head->kind != FRAME_CALL || !is_same_call(head, &call->head))
+        return fail_mismatch(ctl, &call->head, peer, head, err);
+    if (theirs.status != FSDP_OK &&
+        (call->outcome.status == FSDP_OK || peer < call->outcome.rank)) {
         call->outcome = theirs;
         call->outcome.rank = peer;
+    }
+    ctl->peers[peer].here = true;
+    return FSDP_OK;
+}
+
+/* Reads what a rank that is not here yet has sent, and waits for more until then. Its silence is no
+ * failure. */
+static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
+                             fsdp_error *err)
+{
+    fsdp_ctl_peer *waited = &ctl->peers[peer];
+    while (!waited->here) {
+        frame head = {0};
+        fsdp_error failed = {0};
+        if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &failed) != FSDP_OK) {
+            if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
+                return FSDP_OK;
+            *err = failed;
+            return fail_wait(ctl, call, peer, err);
+        }
+        if (!is_work(&head))
+            return take_call(ctl, call, peer, &head, err);
+        waited->heard_ms = fsdp_now_ms();
+        if (waited->heard_ms + head.left_ms > waited->until_ms)
+            waited->until_ms = waited->heard_ms + head.left_ms;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    missing_list missing = {0};
+    int64_t now_ms = fsdp_now_ms();
+    for (int peer = 1; peer < ctl->size; peer++) {
+        if (ctl->peers[peer].here || now_ms < ctl->peers[peer].until_ms)
+            continue;
+        if (missing.count == 0) {
+            err->status = FSDP_ERR_PEER;
+            call->heard_ms = ctl->peers[peer].heard_ms;
+            (void)fail_wait(ctl, call, peer, err);
+        }
+        add_missing(&missing, peer);
+    }
+    return missing.count > 0 ? fail_missing(&missing, err) : FSDP_OK;
+}
+
+/* One rank lets us wait: a look at all who are not here. */
+static fsdp_status look_around(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    for (int peer = 1; peer < ctl->size; peer++)
+        FSDP_TRY(listen_to(ctl, call, peer, 0, err));
+    return check_missing(ctl, call, err);
+}
+
+/* In the quick case every rank is waited for once, in order. */
+static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    const int64_t deadline_ms = ctl->deadline_ms, look_ms = deadline_ms / 16 + 1;
+    int64_t now_ms = fsdp_now_ms(), wake_ms = now_ms + WAKE_MS;
+    int64_t announce_ms = now_ms + (deadline_ms / 4 < SOON_MS ? deadline_ms / 4 : SOON_MS);
+    for (int peer = 1; peer < ctl->size; peer++)
+        ctl->peers[peer] = (fsdp_ctl_peer){false, now_ms, now_ms + deadline_ms};
+    for (int peer = 1; peer < ctl->size; peer += ctl->peers[peer].here) {
+        now_ms = fsdp_now_ms();
+        FSDP_TRY(listen_to(ctl, call, peer, now_ms + (look_ms < LOOK_MS ? look_ms : LOOK_MS), err));
+        if (ctl->peers[peer].here)
+            continue;
+        FSDP_TRY(look_around(ctl, call, err));
+        if (now_ms >= announce_ms) {
+            announce_call(ctl, call);
+            announce_ms = now_ms + deadline_ms / 4;
+        }
+        if (ctl->waiting && now_ms >= wake_ms) {
+            ctl->waiting(ctl->waiting_user);
+            wake_ms = fsdp_now_ms() + WAKE_MS;
+        }
     }
     return FSDP_OK;
 }
@@ -419,21 +471,16 @@ static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
 
 static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
-    int64_t soon_ms = ctl->deadline_ms / 4 < SOON_MS ? ctl->deadline_ms / 4 : SOON_MS;
-    call->head_until_ms = fsdp_now_ms() + soon_ms;
-    call->announced_ms = call->until_ms;
-    call->leads = true;
-    fsdp_status status = each_peer(ctl, call, take_call, err);
-    call->leads = false;
-    FSDP_TRY(status);
-    call->head_until_ms = call->until_ms;
+    FSDP_TRY(collect_calls(ctl, call, err));
+    call->heard_ms = fsdp_now_ms();
+    call->until_ms = call->heard_ms + ctl->deadline_ms;
     return each_peer(ctl, call, put_verdict, err);
 }
 
 static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    call->until_ms = fsdp_now_ms() + head->left_ms + grace_ms(ctl);
-    call->head_until_ms = call->until_ms;
+    call->heard_ms = fsdp_now_ms();
+    call->until_ms = call->heard_ms + head->left_ms + grace_ms(ctl);
 }
 
 static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
@@ -452,16 +499,16 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 /* --- at work, outside calls ------------------------------------------------------------------- */
 
-void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t more_ms)
+void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms)
 {
-    int64_t most_ms = INT32_MAX - (int64_t)ctl->deadline_ms;
-    int64_t left_ms = ctl->deadline_ms + (more_ms < most_ms ? more_ms : most_ms);
-    int64_t until_ms = fsdp_now_ms() + left_ms;
+    int64_t until_ms = fsdp_now_ms() + (left_ms < INT32_MAX ? left_ms : INT32_MAX);
     int last = ctl->rank == 0 ? ctl->size - 1 : 0;
     if (ctl->poison.status != FSDP_OK || until_ms - ctl->told_until_ms < ctl->deadline_ms / 8)
         return;
     ctl->told_until_ms = until_ms;
-    frame head = {.magic = FRAME_MAGIC, .kind = FRAME_WORKING, .left_ms = (int32_t)left_ms};
+    frame head = {.magic = FRAME_MAGIC,
+                  .kind = FRAME_WORKING,
+                  .left_ms = (int32_t)(until_ms - fsdp_now_ms())};
     for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
         fsdp_error ignored = {0};
         (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
@@ -499,7 +546,8 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
 static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
 {
     ctl_call call = {.head = {.magic = FRAME_MAGIC, .call = kind, .size = size}};
-    call.until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    call.heard_ms = fsdp_now_ms();
+    call.until_ms = call.heard_ms + ctl->deadline_ms;
     return call;
 }
 
@@ -525,7 +573,6 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
         call->head.calls = ++ctl->calls;
         if (ctl->rank != 0)
             call->until_ms += grace_ms(ctl);
-        call->head_until_ms = call->until_ms;
         status = ctl->rank == 0 ? lead(ctl, call, &broken) : follow(ctl, call, &broken);
         bool has_data = call->transfer && call->head.size > 0;
         if (status == FSDP_OK && call->outcome.status == FSDP_OK && has_data)
@@ -660,7 +707,6 @@ static ctl_call begin_message(fsdp_ctl *ctl, call_kind kind, size_t size)
 {
     ctl_call call = begin_call(ctl, kind, size);
     call.head.calls = ctl->calls;
-    call.head_until_ms = call.until_ms;
     return call;
 }
 

@@ -28,6 +28,12 @@ typedef struct fsdp_ctl_ops {
     void (*close)(fsdp_ctl *ctl);    /* frees the back end's own part, not ctl */
 } fsdp_ctl_ops;
 
+/* What rank 0 knows of another rank while it waits for its call. */
+typedef struct fsdp_ctl_peer {
+    bool here;
+    int64_t heard_ms, until_ms;    /* its last sign of life; without another it is missing from then on */
+} fsdp_ctl_peer;
+
 struct fsdp_ctl {
     const fsdp_ctl_ops *ops;
     int rank, size;
@@ -36,16 +42,18 @@ struct fsdp_ctl {
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
     int64_t told_until_ms;     /* how long the others wait for this rank without a sign of it */
+    fsdp_ctl_peer *peers;      /* rank 0: one per rank */
     void (*waiting)(void *user);
     void *waiting_user;
 };
 
 /*
- * Local. This rank is at work and comes to the next call later: the others wait `more_ms` longer
- * than the deadline from now on. Sends something only when that is news to them, and never waits. To
- * be followed by a collective. What is silent beyond its word is missing, as ever.
+ * Local. This rank is at work and comes to the next call later: the others wait for it `left_ms` from
+ * now on at least. To be said again and again while work goes on, with a short time each, so that a
+ * rank that is killed meanwhile is soon missed. Sends something only when that is news to them, and
+ * never waits. To be followed by a collective.
  */
-void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t more_ms);
+void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms);
 
 /* Rank 0 calls this every few seconds while it waits for others; NULL: nothing. */
 void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);

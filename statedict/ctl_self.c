@@ -20,9 +20,12 @@ fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *b
                      .size = size,
                      .deadline_ms = FSDP_CTL_DEADLINE_MS,
                      .backend = backend};
+    made.peers = rank == 0 ? fsdp_alloc((size_t)size, sizeof *made.peers) : NULL;
     fsdp_ctl *ctl = fsdp_alloc(1, sizeof *ctl);
-    if (!ctl) {
+    if (!ctl || (rank == 0 && !made.peers)) {
         ops->close(&made);
+        fsdp_free(made.peers);
+        fsdp_free(ctl);
         return fsdp_fail_memory(err, "the control plane");
     }
     *ctl = made;
@@ -35,6 +38,7 @@ void fsdp_ctl_free(fsdp_ctl *ctl)
     if (!ctl)
         return;
     ctl->ops->close(ctl);
+    fsdp_free(ctl->peers);
     fsdp_free(ctl);
 }
 

@@ -3,6 +3,7 @@
 #define FSDP_LAYOUT_INTERNAL_H
 
 #include <fsdp/layout.h>
+#include <fsdp/sd.h>
 
 fsdp_status fsdp_mesh_copy(const fsdp_mesh *mesh, fsdp_mesh **copy_out, fsdp_error *err);
 
@@ -23,5 +24,8 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
 /* BOXES: fills copies_out, one per box of a checked layout. */
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,
                                      fsdp_error *err);
+
+/* About how many bytes a state dict takes; the memory of tensors and large values left aside. */
+int64_t fsdp_sd_room(const fsdp_sd *sd);
 
 #endif

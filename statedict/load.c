@@ -162,6 +162,13 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     return st;
 }
 
+static fsdp_status fail_no_memory(const fsdp_entry *entry, int rank, fsdp_error *err)
+{
+    char name[160];
+    return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
+                     fsdp_printable(entry->name, entry->name_size, name, sizeof name), rank);
+}
+
 /* --- planning --------------------------------------------------------------------------------- */
 
 /* What the ranks of the group want of one entry. */
@@ -183,8 +190,7 @@ static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank
         want->dtype = entry->dtype;
         want->data = data;
         if (!data)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
-                             entry->name, rank);
+            return fail_no_memory(entry, rank, err);
         data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
         wants->count++;
     }
@@ -478,6 +484,7 @@ static fsdp_status fill_tensors(load_job *job, fsdp_error *err)
 static fsdp_status move_data(load_job *job, fsdp_error *err)
 {
     fsdp_meter_init(&job->meter, &job->opts->watch, expected_bytes(job));
+    fsdp_meter_join(&job->meter, job->ctl);
     fsdp_status st = fill_tensors(job, err);
     return fsdp_ctl_agree(job->ctl, st, err);
 }

@@ -55,17 +55,27 @@ fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err)
 fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
                            fsdp_error *err)
 {
-    if (!meter || !meter->watch || !meter->watch->progress)
+    if (!meter)
+        return FSDP_OK;
+    if (bytes > 0)
+        fsdp_meter_alive(meter, false);
+    if (!meter->watch || !meter->watch->progress)
         return FSDP_OK;
     tell(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
     return fsdp_meter_check(meter, err);
 }
 
-void fsdp_meter_tell_ranks(fsdp_meter *meter, int64_t bytes)
+void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
 {
-    enum { LEAST_BYTES_PER_MS = 16 << 10 }; /* what is slower than 16 MB/s does not work */
-    if (meter && meter->ctl)
-        fsdp_ctl_tell_working(meter->ctl, bytes / LEAST_BYTES_PER_MS);
+    meter->ctl = ctl;
+    meter->teller = pthread_self();
+}
+
+void fsdp_meter_alive(void *user, bool long_wait)
+{
+    const fsdp_meter *meter = user;
+    if (meter->ctl && pthread_equal(meter->teller, pthread_self()))
+        fsdp_ctl_tell_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }
 
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
@@ -93,8 +103,9 @@ static fsdp_status put_group(fsdp_shard_writer *writer, const fsdp_save_plan *pl
         const fsdp_shard_box *box = &plan->boxes[i];
         if (!plan->data[i])
             continue;
-        fsdp_flow_box("statedict/pipeline.c", "put", box->name, box->name_size, &box->box);
-        pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&box->box), plan->data[i]};
+        fsdp_box whole = fsdp_shard_box_box(box);
+        fsdp_flow_box("statedict/pipeline.c", "put", box->name, box->name_size, &whole);
+        pieces[count++] = (fsdp_shard_piece){i, 0, fsdp_box_count(&whole), plan->data[i]};
     }
     return fsdp_shard_write(writer, pieces, count, err);
 }
@@ -103,7 +114,8 @@ static int64_t planned_bytes(const fsdp_save_plan *plan, size_t i)
 {
     const fsdp_shard_box *box = &plan->boxes[i];
     size_t size = fsdp_dtype_size(plan->datasets[box->dataset].dtype);
-    return plan->data[i] ? fsdp_box_count(&box->box) * (int64_t)size : 0;
+    fsdp_box whole = fsdp_shard_box_box(box);
+    return plan->data[i] ? fsdp_box_count(&whole) * (int64_t)size : 0;
 }
 
 fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
@@ -117,7 +129,6 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
         int64_t bytes = 0;
         for (end = first; end < plan->box_count && (end == first || bytes < GROUP_BYTES); end++)
             bytes += planned_bytes(plan, end);
-        fsdp_meter_tell_ranks(meter, bytes);
         st = put_group(writer, plan, first, end, pieces, err);
         const fsdp_shard_dataset *dataset = &plan->datasets[plan->boxes[first].dataset];
         if (st == FSDP_OK)

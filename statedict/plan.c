@@ -168,6 +168,14 @@ static fsdp_shard_dataset *add_dataset(fsdp_save_plan *plan, const fsdp_entry *e
     return dataset;
 }
 
+static const int64_t *keep_dims(fsdp_save_plan *plan, int ndim, const int64_t *numbers)
+{
+    int64_t *kept = plan->dims + plan->dim_count;
+    memcpy(kept, numbers, (size_t)ndim * sizeof *kept);
+    plan->dim_count += (size_t)ndim;
+    return kept;
+}
+
 static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
                                size_t part, const fsdp_box *box, const char *data)
 {
@@ -178,7 +186,9 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
     stored->name_size = entry->name_size;
     stored->tensor = (uint32_t)tensor;
     stored->part = (uint32_t)part;
-    stored->box = *box;
+    stored->ndim = box->ndim;
+    stored->lo = keep_dims(plan, box->ndim, box->lo);
+    stored->len = keep_dims(plan, box->ndim, box->len);
     return stored;
 }
 
@@ -190,7 +200,7 @@ static void plan_own_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size
     stored->dataset = (uint32_t)plan->dataset_count;
     stored->packed = true;
     stored->first = 0;
-    add_dataset(plan, entry, part, stored->box.ndim, stored->box.len);
+    add_dataset(plan, entry, part, stored->ndim, stored->len);
 }
 
 /* Is a box of a row-major tensor one run of it: whole trailing dims, single leading indexes? */
@@ -283,28 +293,49 @@ static fsdp_status plan_value(fsdp_save_plan *plan, const fsdp_entry *entry, siz
     return st;
 }
 
-static size_t count_boxes(const fsdp_sd *sd, int rank)
+typedef struct plan_size {
+    size_t boxes, dims, datasets, links;
+} plan_size;
+
+/* At most; a box that another copy stores is counted, too. */
+static plan_size measure_plan(const fsdp_sd *sd, fsdp_kind kind, int rank)
 {
-    size_t boxes = 0;
+    plan_size size = {.datasets = fsdp_sd_flat_count(sd)};
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            boxes += fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
-        else if (entry->kind == FSDP_ENTRY_VALUE)
-            boxes++;
+        size_t boxes = entry->kind == FSDP_ENTRY_VALUE && fsdp_value_is_large(&entry->value);
+        size_t ndim = 1;
+        if (entry->kind == FSDP_ENTRY_TENSOR) {
+            boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+            ndim = (size_t)entry->ndim;
+        }
+        size.boxes += boxes;
+        size.dims += 2 * boxes * ndim;
+        size.datasets += kind == FSDP_FULL ? entry->kind != FSDP_ENTRY_ALIAS : boxes;
+        size.links += kind == FSDP_FULL && entry->kind == FSDP_ENTRY_ALIAS;
     }
-    return boxes;
+    return size;
 }
 
-static fsdp_status make_room(const fsdp_sd *sd, int rank, fsdp_save_plan *plan, fsdp_error *err)
+int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank)
 {
-    size_t boxes = count_boxes(sd, rank);
-    size_t datasets = boxes + fsdp_sd_count(sd) + fsdp_sd_flat_count(sd);
-    plan->boxes = fsdp_alloc(boxes, sizeof *plan->boxes);
-    plan->data = fsdp_alloc(boxes, sizeof *plan->data);
-    plan->datasets = fsdp_alloc(datasets, sizeof *plan->datasets);
-    plan->links = fsdp_alloc(fsdp_sd_count(sd), sizeof *plan->links);
-    if (!plan->boxes || !plan->data || !plan->datasets || !plan->links)
+    plan_size size = measure_plan(sd, kind, rank);
+    return (int64_t)(size.boxes * (sizeof(fsdp_shard_box) + sizeof(void *)) +
+                     size.dims * sizeof(int64_t) + size.datasets * sizeof(fsdp_shard_dataset) +
+                     size.links * sizeof(fsdp_shard_link)) +
+           fsdp_shard_writer_room(size.boxes);
+}
+
+static fsdp_status make_room(const fsdp_sd *sd, fsdp_kind kind, int rank, fsdp_save_plan *plan,
+                             fsdp_error *err)
+{
+    plan_size size = measure_plan(sd, kind, rank);
+    plan->boxes = fsdp_alloc(size.boxes, sizeof *plan->boxes);
+    plan->dims = fsdp_alloc(size.dims, sizeof *plan->dims);
+    plan->data = fsdp_alloc(size.boxes, sizeof *plan->data);
+    plan->datasets = fsdp_alloc(size.datasets, sizeof *plan->datasets);
+    plan->links = fsdp_alloc(size.links, sizeof *plan->links);
+    if (!plan->boxes || !plan->dims || !plan->data || !plan->datasets || !plan->links)
         return fsdp_fail_memory(err, "a save plan");
     return FSDP_OK;
 }
@@ -363,7 +394,7 @@ static fsdp_status plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, con
 {
     size_t *dataset_of = NULL;
     bool flats = kind == FSDP_LOCAL && !encode;
-    FSDP_TRY(make_room(sd, rank, plan, err));
+    FSDP_TRY(make_room(sd, kind, rank, plan, err));
     if (flats)
         FSDP_TRY(plan_flats(sd, rank, plan, err));
     if (kind == FSDP_FULL)
@@ -425,6 +456,7 @@ void fsdp_save_plan_release(fsdp_save_plan *plan)
     fsdp_free(plan->datasets);
     fsdp_free(plan->links);
     fsdp_free(plan->boxes);
+    fsdp_free(plan->dims);
     fsdp_free(plan->data);
     fsdp_arena_release(&plan->arena);
     *plan = (fsdp_save_plan){0};

@@ -29,6 +29,8 @@ typedef struct fsdp_save_plan {
     size_t link_count;
     fsdp_shard_box *boxes;     /* sorted by (tensor, part) */
     size_t box_count;
+    int64_t *dims;             /* what the boxes point to: lo and len of each */
+    size_t dim_count;
     const void **data;         /* per box: its bytes in the rank's memory, NULL in a description */
     int64_t bytes;
     fsdp_arena arena;
@@ -41,6 +43,8 @@ typedef struct fsdp_save_plan {
  */
 fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                            fsdp_save_plan *plan_out, fsdp_error *err);
+/* About how many bytes such a plan takes, with a writer for it. */
+int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
 /* Number of a box in the plan; it must be there. */
 size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part);
 void fsdp_save_plan_release(fsdp_save_plan *plan);

@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define PIN_NAME ".pin"
 #define LEASE_TEMPORARY ".lock" FSDP_SUFFIX_STAGING
 
 enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
@@ -54,7 +53,7 @@ static bool is_pinned(const retention *retain, const fsdp_run_step *step, bool *
             return true;
     }
     char *dir = fsdp_path_join(retain->run, step->name);
-    char *path = dir ? fsdp_path_join(dir, PIN_NAME) : NULL;
+    char *path = dir ? fsdp_path_join(dir, FSDP_PIN_NAME) : NULL;
     fsdp_file_info info;
     /* a pin that cannot be looked at is taken for one: to keep too much is the safe mistake */
     *by_file_out = !path || retain->io->ops->info(retain->io, path, &info) != -ENOENT;

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PIN_NAME ".pin"
 
 void fsdp_string_free(char *text)
 {
@@ -181,7 +180,7 @@ static fsdp_status refuse_newer_step(const char *run, const fsdp_run_step *step,
 static bool has_pin(const char *run, const char *name, fsdp_io *io)
 {
     char *dir = fsdp_path_join(run, name);
-    char *path = dir ? fsdp_path_join(dir, PIN_NAME) : NULL;
+    char *path = dir ? fsdp_path_join(dir, FSDP_PIN_NAME) : NULL;
     bool has = path && fsdp_io_exists(io, path);
     fsdp_free(path);
     fsdp_free(dir);

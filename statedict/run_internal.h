@@ -7,6 +7,9 @@
 #include <fsdp/checkpoint.h>
 #include <fsdp/run.h>
 
+/* A step directory with this file in it is kept by retention. */
+#define FSDP_PIN_NAME ".pin"
+
 /* The names of our grammar in a run, newest step first; every plain step counts as good until
  * fsdp_run_check says otherwise. */
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);

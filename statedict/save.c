@@ -201,8 +201,8 @@ static int threads_of(const save_job *job)
 }
 
 /* Options of file `number`; the path is freed by the caller. */
-static fsdp_status file_options(const save_job *job, int number, int count,
-                                fsdp_shard_opts *opts_out, char **path_out, fsdp_error *err)
+static fsdp_status file_options(save_job *job, int number, int count, fsdp_shard_opts *opts_out,
+                                char **path_out, fsdp_error *err)
 {
     char name[FSDP_SHARD_NAME_SIZE];
     fsdp_shard_name(number, count, name);
@@ -214,7 +214,9 @@ static fsdp_status file_options(const save_job *job, int number, int count,
                                   .encode = job->opts->compress,
                                   .level = job->opts->level,
                                   .threads = threads_of(job),
-                                  .sync = !job->opts->no_sync};
+                                  .sync = !job->opts->no_sync,
+                                  .alive = fsdp_meter_alive,
+                                  .alive_user = &job->meter};
     opts_out->id = (fsdp_shard_id){.step = job->opts->step,
                                    .rank = (uint32_t)job->rank,
                                    .world = (uint32_t)(job->whole ? 1 : job->world)};
@@ -254,7 +256,6 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save.c", "finish the file");
     job->writer = NULL;
-    fsdp_meter_tell_ranks(&job->meter, job->plan.bytes);
     return fsdp_shard_finish(writer, &job->seal, err);
 }
 
@@ -449,7 +450,7 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 {
     fsdp_status st;
     fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
-    job->meter.ctl = job->ctl;
+    fsdp_meter_join(&job->meter, job->ctl);
     fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     if (rank0_writes_all(job))
         st = write_gathered_file(job, err);

@@ -34,6 +34,13 @@ struct fsdp_sd {
     size_t owned_count, owned_capacity;
 };
 
+int64_t fsdp_sd_room(const fsdp_sd *sd)
+{
+    enum { RECORD_BYTES = 160 }; /* a name, a shape and how it is cut; small values take as much */
+    return (int64_t)(sd->capacity * sizeof *sd->entries + sd->slot_count * sizeof *sd->slots +
+                     sd->count * RECORD_BYTES);
+}
+
 enum { NAME_TEXT = 200 };
 
 /* Meshes are found by comparing: real models have a handful, a hostile file may have millions. */

@@ -28,16 +28,16 @@ static void note_signal(int number)
     stop_signal = number;
 }
 
-/* The first signal asks, a second one ends the program at once. Who started us with nohup wants no
- * stop when the terminal closes. */
+/* The first signal asks, a second one ends the program at once. A signal that whoever started us had
+ * us ignore (nohup, a job in the background) stays ignored. */
 static void set_up_signals(void)
 {
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, before;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-        sigaction(SIGHUP, &action, NULL);
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
+        if (sigaction(asking[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(asking[i], &action, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
     signal(SIGPIPE, SIG_IGN);
 }

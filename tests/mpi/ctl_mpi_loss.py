@@ -7,6 +7,7 @@ name the lost rank. Nothing that was started stays behind.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def check_rank(folder, how, special, rank):
         named = f"rank {special} is in broadcast of 4 bytes" in text
         named = named and "in allgather of 4 bytes" in text
     else:
-        named = lost == str(special) and f"rank {special} did not answer within 1000 ms" in text
+        named = lost == str(special) and re.search(rf"rank {special} did not answer within \d{{4}} ms", text)
     if not named:
         return f"rank {rank} does not name rank {special}"
     if status != PEER_FAILED or may_return != "0":

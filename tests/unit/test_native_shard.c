@@ -57,6 +57,7 @@ enum { BOXES = 4 };
 typedef struct sample {
     fsdp_shard_dataset datasets[BOXES];
     fsdp_shard_box boxes[BOXES];
+    int64_t lo[BOXES][3];
     char *data[BOXES];
     fsdp_shard_opts opts;
     fsdp_shard_seal seal;
@@ -86,7 +87,7 @@ static void describe(sample *s, const char *name, bool encode, int64_t chunk_byt
     for (uint32_t i = 0; i < BOXES; i++) {
         fsdp_box box = fsdp_box_whole(dims[i], shapes[i]);
         for (int d = 0; d < dims[i]; d++)
-            box.lo[d] = 10 * (int64_t)i + d;
+            s->lo[i][d] = 10 * (int64_t)i + d;
         s->datasets[i] = (fsdp_shard_dataset){.name = names[i],
                                               .name_size = strlen(names[i]),
                                               .dtype = dtypes[i],
@@ -98,7 +99,9 @@ static void describe(sample *s, const char *name, bool encode, int64_t chunk_byt
                                        .part = i,
                                        .dataset = i,
                                        .packed = true,
-                                       .box = box};
+                                       .ndim = dims[i],
+                                       .lo = s->lo[i],
+                                       .len = shapes[i]};
         s->data[i] = make_data((size_t)fsdp_box_count(&box) * fsdp_dtype_size(dtypes[i]), i + 1);
     }
 }
@@ -127,7 +130,8 @@ static void write_sample(sample *s, int64_t most, bool in_turns)
         size_t count = 0;
         left = 0;
         for (size_t i = 0; i < BOXES; i++) {
-            int64_t rest = fsdp_box_count(&s->boxes[i].box) - done[i];
+            fsdp_box box = fsdp_shard_box_box(&s->boxes[i]);
+            int64_t rest = fsdp_box_count(&box) - done[i];
             bool waits = !in_turns && left > 0;
             int64_t n = most == 0 || rest == 0 ? rest : 1 + below(rest < most ? rest : most);
             n = waits ? 0 : n;
@@ -203,8 +207,8 @@ static void check_sample(const sample *s)
     for (uint32_t i = 0; i < BOXES; i++) {
         const fsdp_stored_box *box = fsdp_shard_find(reader, 1, 2 * i + 1, i);
         cr_assert_eq(box, fsdp_shard_box_at(reader, i));
-        fsdp_box stored = fsdp_stored_box_box(box);
-        cr_assert(fsdp_box_equal(&stored, &s->boxes[i].box));
+        fsdp_box stored = fsdp_stored_box_box(box), given = fsdp_shard_box_box(&s->boxes[i]);
+        cr_assert(fsdp_box_equal(&stored, &given));
         cr_assert_eq(box->dtype, dtypes[i]);
         cr_assert_eq(box->name_size, strlen(names[i]));
         cr_assert_eq(memcmp(box->name, names[i], box->name_size), 0);
@@ -301,10 +305,15 @@ static void round_trip(int number)
     fsdp_dtype dtype = (fsdp_dtype)(1 + below(FSDP_DTYPE_COUNT - 1));
     fsdp_shard_dataset dataset = {
         .name = "t", .name_size = 1, .dtype = dtype, .ndim = ndim, .shape = shape};
-    fsdp_shard_box box = {
-        .name = "t", .name_size = 1, .packed = true, .box = fsdp_box_whole(ndim, shape)};
+    fsdp_box whole = fsdp_box_whole(ndim, shape);
+    fsdp_shard_box box = {.name = "t",
+                          .name_size = 1,
+                          .packed = true,
+                          .ndim = ndim,
+                          .lo = whole.lo,
+                          .len = whole.len};
     size_t size = fsdp_dtype_size(dtype);
-    int64_t count = fsdp_box_count(&box.box);
+    int64_t count = fsdp_box_count(&whole);
     char path[100];
     snprintf(path, sizeof path, "%s/%d.h5", folder, number);
     fsdp_shard_opts opts = {.io = fsdp_io_posix(),
@@ -340,6 +349,41 @@ Test(native_shard, boxes_of_any_shape_dtype_and_chunk_come_back)
         round_trip(i);
 }
 
+/* --- signs of life --- */
+
+static void count_sign(void *user, bool long_wait)
+{
+    int *counts = user;
+    counts[long_wait]++;
+}
+
+/* Others wait for a rank as long as it gives signs: with every piece, and before the fsync. */
+Test(native_shard, a_writer_gives_signs_of_life_while_it_gets_on)
+{
+    for (int encode = 0; encode < 2; encode++) {
+        sample s;
+        int counts[2] = {0};
+        describe(&s, encode ? "signs-encoded" : "signs", encode, 1 << 20, 1);
+        s.opts.alive = count_sign;
+        s.opts.alive_user = counts;
+        s.opts.sync = true;
+        fsdp_shard_writer *writer;
+        ASSERT_OK(
+            fsdp_shard_create(&s.opts, s.datasets, BOXES, NULL, 0, s.boxes, BOXES, &writer, &err));
+        for (size_t i = 0; i < BOXES; i++) {
+            fsdp_box box = fsdp_shard_box_box(&s.boxes[i]);
+            fsdp_shard_piece piece = {i, 0, fsdp_box_count(&box), s.data[i]};
+            ASSERT_OK(fsdp_shard_write(writer, &piece, 1, &err));
+        }
+        int64_t largest = 1100 * 1001 * 3 * 4;
+        cr_expect_geq(counts[0], largest / (encode ? 1 << 20 : FSDP_PIECE_BYTES));
+        cr_expect_eq(counts[1], 0);
+        ASSERT_OK(fsdp_shard_finish(writer, &s.seal, &err));
+        cr_expect_eq(counts[1], 1);
+        drop(&s);
+    }
+}
+
 /* --- a full file: several writers, boxes inside one dataset ----------------------------------- */
 
 enum { ROWS = 37, COLUMNS = 23, WRITERS = 3 };
@@ -353,7 +397,9 @@ static fsdp_shard_box full_box(int rank)
     return (fsdp_shard_box){.name = "w",
                             .name_size = 1,
                             .packed = rank == 0,
-                            .box = parts[rank],
+                            .ndim = 2,
+                            .lo = parts[rank].lo,
+                            .len = parts[rank].len,
                             .first = fsdp_box_position(2, full_shape, parts[rank].lo)};
 }
 
@@ -384,7 +430,8 @@ static void check_part(fsdp_shard_reader *reader, int rank, const int32_t *whole
     cr_assert_not_null(stored);
     cr_assert_eq(fsdp_shard_box_rank(reader, (size_t)rank), (uint32_t)rank);
     cr_assert_eq(stored->packed, rank == 0);
-    pack_box(&box.box, whole, expected);
+    fsdp_box part = fsdp_shard_box_box(&box);
+    pack_box(&part, whole, expected);
     for (int64_t first = 0; first < stored->count; first += 5)
         for (int64_t count = 1; count <= stored->count - first; count += 11) {
             ASSERT_OK(fsdp_shard_read(reader, stored, first, count, found, &err));
@@ -417,7 +464,8 @@ Test(native_shard, boxes_of_several_writers_lie_inside_one_dataset)
                 fsdp_shard_create(&opts, &dataset, 1, &link, 1, &boxes[r], 1, &writers[r], &err));
         else
             ASSERT_OK(fsdp_shard_join(&opts, &dataset, &boxes[r], 1, &writers[r], &err));
-        write_part(writers[r], &boxes[r].box, whole);
+        fsdp_box part = fsdp_shard_box_box(&boxes[r]);
+        write_part(writers[r], &part, whole);
     }
     for (int r = 0; r < WRITERS; r++) {
         fsdp_text segment = {0};

@@ -56,8 +56,10 @@ static void check_stored_once(const fsdp_sd *sd, fsdp_kind kind, fsdp_owner_poli
     for (int rank = 0; rank < world; rank++) {
         fsdp_save_plan plan;
         cr_assert_eq(fsdp_plan_save(sd, kind, false, &owner, rank, &plan, NULL), FSDP_OK);
-        for (size_t i = 0; i < plan.box_count; i++)
-            mark(marks, entry->shape, &plan.boxes[i].box);
+        for (size_t i = 0; i < plan.box_count; i++) {
+            fsdp_box box = fsdp_shard_box_box(&plan.boxes[i]);
+            mark(marks, entry->shape, &box);
+        }
         fsdp_save_plan_release(&plan);
     }
     for (int64_t i = 0; i < fsdp_box_count(&whole); i++)
