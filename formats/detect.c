@@ -12,6 +12,7 @@ static const fsdp_foreign_format *const formats[] = {
     &fsdp_format_hdf5,
     &fsdp_format_safetensors,
     &fsdp_format_torch,
+    &fsdp_format_dcp,
     &fsdp_format_npy,
     &fsdp_format_npz,
 };

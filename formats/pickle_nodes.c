@@ -353,7 +353,11 @@ char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
     }
     if (at->kind != FSDP_NODE_GLOBAL)
         return fsdp_strndup("object", 6);
-    const fsdp_pickle_global *global = at->as.global;
+    fsdp_pickle_global old = *at->as.global, *global = &old;
+    if (strcmp(old.module, "__builtin__") == 0) { /* as Python 2 called it */
+        old.module = "builtins";
+        old.module_size = strlen(old.module);
+    }
     char *text = fsdp_alloc(global->module_size + global->name_size + 2, 1);
     if (!text)
         return NULL;

@@ -417,7 +417,8 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file,
 
 size_t fsdp_source_check_count(const fsdp_source *source)
 {
-    return source->check_count + source->stream_count;
+    size_t own = source->ops.check_count ? source->ops.check_count(source->state) : 0;
+    return source->check_count + source->stream_count + own;
 }
 
 fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
@@ -425,5 +426,8 @@ fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_re
 {
     if (number < source->check_count)
         return fsdp_crc_check(source, &source->checks[number], reader, err);
-    return fsdp_packed_check(source, (int)(number - source->check_count), err);
+    number -= source->check_count;
+    if (number < source->stream_count)
+        return fsdp_packed_check(source, (int)number, err);
+    return source->ops.check(source->state, number - source->stream_count, reader, err);
 }

@@ -130,6 +130,15 @@ void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 typedef struct fsdp_source_ops {
     /* As fsdp_source_read, for tensors of which a chunk has file -1. NULL when there are none. */
     fsdp_status (*read)(void *state, size_t tensor, const fsdp_box *box, void *data, fsdp_error *err);
+    /* For chunks with file -1 whose bytes are plain after all, but whose place takes reading to find out:
+     * fills in file, stream, offset, fix and strides (room for the tensor's dims) of a copy of the chunk; its
+     * offset is what add_chunk was given. Called again and again, and by several threads. NULL: read brings
+     * them. The format answers for the place. */
+    fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
+                         fsdp_error *err);
+    /* Checks of the format's own, counted behind those of the source. Both NULL: none. */
+    size_t (*check_count)(void *state);
+    fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
     void (*close)(void *state);    /* may be NULL */
 } fsdp_source_ops;
 

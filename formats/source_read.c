@@ -301,12 +301,19 @@ static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *ten
                               const fsdp_source_chunk *chunk, const fsdp_box *box, void *data,
                               fsdp_source_reader *reader, fsdp_error *err)
 {
+    fsdp_source_chunk placed = *chunk;
+    int64_t strides[FSDP_MAX_DIMS];
     fsdp_box own = {.ndim = tensor->ndim}, shared;
     size_t dims = (size_t)tensor->ndim * sizeof(int64_t);
     memcpy(own.lo, chunk->lo, dims);
     memcpy(own.len, chunk->len, dims);
     if (!fsdp_box_intersect(&own, box, &shared))
         return FSDP_OK;
+    if (chunk->file < 0 && chunk->stream < 0) {
+        size_t number = (size_t)(tensor - source->tensors);
+        FSDP_TRY(source->ops.place(source->state, number, &placed, strides, err));
+        chunk = &placed;
+    }
     strided_part part = {.source = source,
                          .reader = reader,
                          .chunk = chunk,
@@ -359,7 +366,7 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box 
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read of a box outside of its tensor");
     if (fsdp_box_count(box) == 0)
         return FSDP_OK;
-    if (source->ops.read && is_own_storage(tensor))
+    if (source->ops.read && !source->ops.place && is_own_storage(tensor))
         return source->ops.read(source->state, number, box, data, err);
     FSDP_TRY(fsdp_reader_prepare(reader, err));
     for (size_t i = first_chunk(tensor, order, box); i < tensor->chunk_count; i++) {

@@ -17,6 +17,7 @@ typedef struct torch_storage {
     int file;                  /* -1: there are no bytes (location "meta") */
     int stream;                /* FSDP_NO_STREAM: plain bytes of the file */
     int64_t offset, size;      /* in the file or stream, in bytes */
+    uint32_t crc;              /* of those bytes; 0: none */
     fsdp_dtype dtype;          /* of its class; FSDP_DTYPE_NONE: quantized ones; FSDP_U8: untyped */
 } torch_storage;
 
@@ -38,6 +39,7 @@ typedef struct torch_archive {
     int file;
     int64_t data_offset;       /* of them in the file; -1: they are packed there */
     bool is_swapped;           /* storages are big-endian */
+    bool is_legacy;
     torch_link *links;         /* sorted by node */
     size_t link_count;
     torch_memory *memory;
@@ -51,7 +53,9 @@ typedef struct torch_opening {
     fsdp_source *source;
     torch_memory *memory;      /* of that source */
     int file;
+    int stream;                /* FSDP_NO_STREAM, or the stream that decodes to the zip */
     const char *where;         /* "'PATH'"; must outlive the archive */
+    bool is_sealed;            /* the source is in use: nothing may be added to it */
 } torch_opening;
 
 /* The range of the file is a torch.save zip. checks: its checksums are added to those of the source.
@@ -134,6 +138,9 @@ void torch_tensor_chunk(const torch_tensor *tensor, const int64_t *lo, fsdp_sour
 fsdp_status torch_tensor_add(torch_archive *archive, const char *name, size_t name_size, torch_tensor *tensor,
                              size_t *number_out, fsdp_error *err);
 
+/* fsdp_shape_check for a shape out of a file: FSDP_ERR_DAMAGED. */
+fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape, fsdp_dtype dtype,
+                              fsdp_error *err);
 /* A tuple, list or torch.Size of ints. FSDP_ERR_DAMAGED "... NAME is no list of numbers" */
 fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const char *what, int *count_out,
                              int64_t *sizes_out, fsdp_error *err);

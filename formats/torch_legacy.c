@@ -260,6 +260,7 @@ fsdp_status torch_legacy_open(const torch_opening *opening, torch_archive *archi
                               fsdp_error *err)
 {
     *archive_out = (torch_archive){.source = opening->source,
+                                   .is_legacy = true,
                                    .where = opening->where,
                                    .file = opening->file,
                                    .memory = opening->memory};

@@ -187,14 +187,18 @@ static fsdp_status visit_items(walk *at, fsdp_node list)
     return FSDP_OK;
 }
 
+static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
+{
+    size_t before = begin_element(at);
+    torch_add_key(at->archive, key, &at->name);
+    return visit_element(at, before, value);
+}
+
 static fsdp_status visit_pairs(walk *at, fsdp_node dict)
 {
     const fsdp_pickle_node *pairs = node_at(at->archive, dict);
-    for (uint32_t i = 0; i + 1 < pairs->count; i += 2) {
-        size_t before = begin_element(at);
-        torch_add_key(at->archive, pairs->as.items[i], &at->name);
-        FSDP_TRY(visit_element(at, before, pairs->as.items[i + 1]));
-    }
+    for (uint32_t i = 0; i + 1 < pairs->count; i += 2)
+        FSDP_TRY(visit_pair(at, pairs->as.items[i], pairs->as.items[i + 1]));
     return FSDP_OK;
 }
 
@@ -252,6 +256,16 @@ static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
     return add_value(at, &value);
 }
 
+/* Says which tensor it was. */
+static fsdp_status named(walk *at, fsdp_status status)
+{
+    char shown[200];
+    if (status != FSDP_OK)
+        fsdp_error_prefix(at->err, "'%s'",
+                          fsdp_printable(name_of(at), at->name.size, shown, sizeof shown));
+    return status;
+}
+
 static fsdp_status array(walk *at, fsdp_node node)
 {
     torch_tensor tensor;
@@ -260,7 +274,7 @@ static fsdp_status array(walk *at, fsdp_node node)
     FSDP_TRY(offer(at, node, &is_taken));
     if (is_taken)
         return FSDP_OK;
-    FSDP_TRY(torch_numpy_read(at->archive, node, &tensor, at->err));
+    FSDP_TRY(named(at, torch_numpy_read(at->archive, node, &tensor, at->err)));
     fsdp_status st =
         torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
     torch_tensor_release(&tensor);
@@ -354,14 +368,37 @@ static fsdp_status go_into_state(walk *at, fsdp_node state)
     return visit_element(at, before, state);
 }
 
+/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
+static bool is_attribute(const walk *at, const fsdp_pickle_node *object, fsdp_node value)
+{
+    const fsdp_pickle_node *state = node_at(at->archive, object->as.call->state);
+    for (uint32_t i = 1; state->kind == FSDP_NODE_DICT && i < state->count; i += 2)
+        if (state->as.items[i] == value)
+            return true;
+    return false;
+}
+
+static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
+{
+    const fsdp_pickle_node *args = node_at(at->archive, object->as.call->args);
+    const fsdp_pickle_node *named =
+        node_at(at->archive, fsdp_pickle_kwargs(&at->archive->pickle, object));
+    for (uint32_t i = 0; i < args->count; i++)
+        if (!is_attribute(at, object, args->as.items[i]))
+            FSDP_TRY(visit_number(at, i, args->as.items[i]));
+    for (uint32_t i = 0; i + 1 < named->count; i += 2)
+        if (!is_attribute(at, object, named->as.items[i + 1]))
+            FSDP_TRY(visit_pair(at, named->as.items[i], named->as.items[i + 1]));
+    return FSDP_OK;
+}
+
 static fsdp_status go_into_object(walk *at, fsdp_node node)
 {
     const fsdp_pickle *pickle = &at->archive->pickle;
     const fsdp_pickle_node *object = node_at(at->archive, node);
     FSDP_TRY(class_leaf(at, node));
     if (object->known != FSDP_KNOWN_RECONSTRUCTOR)
-        FSDP_TRY(visit_items(at, object->as.call->args));
-    FSDP_TRY(visit_pairs(at, fsdp_pickle_kwargs(pickle, object)));
+        FSDP_TRY(go_into_arguments(at, object));
     FSDP_TRY(go_into_state(at, object->as.call->state));
     FSDP_TRY(visit_items(at, fsdp_pickle_list_items(pickle, object)));
     return visit_pairs(at, fsdp_pickle_dict_items(pickle, object));
@@ -406,7 +443,7 @@ static fsdp_status add_tensor(walk *at, fsdp_node node)
     FSDP_TRY(offer(at, node, &is_taken));
     if (is_taken)
         return FSDP_OK;
-    FSDP_TRY(torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err));
+    FSDP_TRY(named(at, torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err)));
     fsdp_status st =
         torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
     torch_tensor_release(&tensor);

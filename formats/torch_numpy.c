@@ -251,8 +251,8 @@ fsdp_status torch_numpy_read(const torch_archive *archive, fsdp_node node, torch
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: an array has no numbers", archive->where);
     FSDP_TRY(
         torch_read_sizes(archive, parts.shape, "sizes", &tensor_out->ndim, tensor_out->shape, err));
-    FSDP_TRY(fsdp_shape_check(tensor_out->ndim, tensor_out->shape,
-                              fsdp_dtype_size(tensor_out->dtype), err));
+    FSDP_TRY(
+        torch_check_shape(archive, tensor_out->ndim, tensor_out->shape, tensor_out->dtype, err));
     set_strides(tensor_out, parts.is_fortran);
     if (is_swapped && fsdp_dtype_size(tensor_out->dtype) > 1)
         tensor_out->fix = FSDP_FIX_SWAP;

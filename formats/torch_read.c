@@ -85,7 +85,8 @@ static fsdp_status add_contents(fsdp_source *source, torch_memory *memory, int f
     if (!where)
         return fsdp_fail_memory(err, path);
     snprintf(where, room, "'%s'", path);
-    torch_opening opening = {source, memory, file, where};
+    torch_opening opening = {
+        .source = source, .memory = memory, .file = file, .stream = FSDP_NO_STREAM, .where = where};
     fsdp_status st = torch_file_open(&opening, &archive, err);
     if (st == FSDP_OK)
         st = torch_walk(&archive, NULL, err);

@@ -46,7 +46,7 @@ fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persis
     fsdp_node kind = fsdp_pickle_element(pickle, parts, 0);
     if (fsdp_pickle_at(pickle, parts)->kind != FSDP_NODE_TUPLE)
         return bad_id(archive, "is no tuple", err);
-    if (fsdp_pickle_is_text(pickle, kind, "module")) {
+    if (archive->is_legacy && fsdp_pickle_is_text(pickle, kind, "module")) {
         id_out->is_module = true;
         return FSDP_OK;
     }

@@ -118,6 +118,15 @@ fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const
     return FSDP_OK;
 }
 
+fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape,
+                              fsdp_dtype dtype, fsdp_error *err)
+{
+    fsdp_error why = {0};
+    if (fsdp_shape_check(ndim, shape, fsdp_dtype_size(dtype), &why) == FSDP_OK)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: %s", archive->where, why.text);
+}
+
 static int compare_links(const void *key, const void *link)
 {
     fsdp_node node = *(const fsdp_node *)key, other = ((const torch_link *)link)->node;
@@ -232,7 +241,7 @@ static fsdp_status read_plain(const torch_archive *archive, const rebuild *at, t
         return bad_tensor(archive, "has no place in its storage", err);
     FSDP_TRY(torch_read_sizes(archive, item(archive, at->args, 2), "sizes", &tensor->ndim,
                               tensor->shape, err));
-    FSDP_TRY(fsdp_shape_check(tensor->ndim, tensor->shape, fsdp_dtype_size(tensor->dtype), err));
+    FSDP_TRY(torch_check_shape(archive, tensor->ndim, tensor->shape, tensor->dtype, err));
     FSDP_TRY(read_strides(archive, item(archive, at->args, 3), tensor, err));
     FSDP_TRY(check_reach(archive, tensor, first, err));
     tensor->offset = tensor->storage.offset + (is_empty(tensor) ? 0 : first);

@@ -223,6 +223,10 @@ static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value
     torch_kind kind;
     size_t number;
     FSDP_TRY(torch_tensor_read(archive, node, &kind, &tensor, &wrapper, err));
+    if (tensor.data && !archive->memory) { /* there is nowhere to keep it */
+        torch_tensor_release(&tensor);
+        kind = TORCH_KIND_OPAQUE;
+    }
     if (kind != TORCH_KIND_TENSOR)
         return set_class(archive, wrapper.type != 0 ? wrapper.type : node, value, err);
     fsdp_status st = torch_tensor_add(archive, NULL, 0, &tensor, &number, err);

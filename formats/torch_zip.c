@@ -12,7 +12,8 @@ enum { PICKLE_LIMIT = 1 << 30, SMALL_RECORD = 64 };
 
 typedef struct zip_reader {
     fsdp_source *source;
-    int file;
+    int file, stream;
+    bool is_sealed;
 } zip_reader;
 
 typedef struct packed_record {
@@ -34,6 +35,8 @@ typedef struct torch_zip {
 static fsdp_status read_bytes(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
 {
     const zip_reader *reader = user;
+    if (reader->stream >= 0)
+        return fsdp_source_stream_pread(reader->source, reader->stream, data, size, offset, err);
     return fsdp_source_pread(reader->source, reader->file, data, size, offset, err);
 }
 
@@ -102,7 +105,7 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s: the zip archive has no data.pkl",
                          archive->where);
     FSDP_TRY(fsdp_zip_read(zip->zip, entry, PICKLE_LIMIT, &archive->data, err));
-    archive->data_offset = entry->is_deflated ? -1 : entry->offset;
+    archive->data_offset = entry->is_deflated || zip->reader.stream >= 0 ? -1 : entry->offset;
     fsdp_pickle_options options = {.where = archive->where,
                                    .offset = entry->is_deflated ? 0 : entry->offset};
     return fsdp_pickle_parse(&options, archive->data, (size_t)entry->size, &archive->pickle, NULL,
@@ -153,11 +156,16 @@ static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_s
             err, FSDP_ERR_DAMAGED, "%s: record 'data/%s' has %lld bytes, the pickle speaks of %lld",
             zip->archive->where, shown, (long long)entry->size, (long long)storage->size);
     storage->file = zip->reader.file;
+    storage->stream = zip->reader.stream;
     storage->size = entry->size;
     if (!entry->is_deflated) {
         storage->offset = entry->offset;
+        storage->crc = entry->crc;
         return FSDP_OK;
     }
+    if (zip->reader.is_sealed || zip->reader.stream >= 0)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: record 'data/%s' is packed inside an item",
+                         zip->archive->where, shown);
     storage->offset = 0;
     return find_stream(zip, entry, &storage->stream, err);
 }
@@ -187,7 +195,7 @@ static fsdp_status load(torch_zip *zip, int64_t offset, int64_t size, bool check
     FSDP_TRY(read_byteorder(zip, err));
     FSDP_TRY(read_pickle(zip, err));
     FSDP_TRY(torch_resolve_links(zip->archive, place_storage, zip, err));
-    return checks ? add_checksums(zip, err) : FSDP_OK;
+    return checks && zip->reader.stream < 0 ? add_checksums(zip, err) : FSDP_OK;
 }
 
 fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t size, bool checks,
@@ -197,7 +205,9 @@ fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t
                                    .where = opening->where,
                                    .file = opening->file,
                                    .memory = opening->memory};
-    torch_zip zip = {.reader = {opening->source, opening->file}, .archive = archive_out};
+    torch_zip zip = {
+        .reader = {opening->source, opening->file, opening->stream, opening->is_sealed},
+        .archive = archive_out};
     fsdp_status st = load(&zip, offset, size, checks, err);
     fsdp_zip_close(zip.zip);
     fsdp_text_release(&zip.name);

@@ -14,10 +14,10 @@ def same_value(expected, got):
     if type(expected) is not type(got):
         return False
     if isinstance(expected, dict):
+        if "opaque" in expected and set(got) == {"opaque"}:  # what else is told of it is for people
+            return (expected["opaque"] == "cycle") == (got["opaque"] == "cycle")
         if set(expected) != set(got):
             return False
-        if set(expected) == {"opaque"}:
-            return (expected["opaque"] == "cycle") == (got["opaque"] == "cycle")
         if set(expected) >= {"dtype", "shape", "sha256"}:
             return digest(expected) == digest(got)
         return all(same_value(expected[key], got[key]) for key in expected)
@@ -63,7 +63,7 @@ def differences(expected, got):
     for tensor in +inside:
         yield f"a tensor {tensor} inside an unknown object is missing"
     values = without_heads(expected["values"])
-    if "inside_unknown" in expected:  # the state of unknown objects is listed below their names
+    if "inside_unknown" in expected or "state_dict_names" in expected:  # the state of unknown objects is listed below their names
         got_values = {name: item for name, item in got["values"].items() if name in values}
     else:
         got_values = got["values"]

@@ -1,0 +1,503 @@
+/*
+ * `.metadata` of a DCP directory: names, boxes and the ranges of files where they are. See dcp_read.c.
+ *
+ *   Metadata.storage_data         (name, offsets of a box) -> range of a file
+ *   Metadata.state_dict_metadata  name -> dtype, shape, boxes; or that it is a pickled value
+ *
+ * Without collectives every rank has a metadata file of its own; then they are put together here.
+ */
+#include "formats/bytes.h"
+#include "formats/dcp.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { METADATA_LIMIT = 2000 << 20, KEY_BYTES = FSDP_MAX_DIMS * 8 + 2 };
+
+typedef struct stored_range {
+    dcp_item item;
+    bool was_used;
+} stored_range;
+
+/* A file that items lie in. */
+typedef struct item_file {
+    int number;
+    bool is_known;
+    fsdp_safetensors *header; /* NULL: a row of zip archives */
+} item_file;
+
+typedef struct listed {
+    size_t tensor;
+    fsdp_dtype dtype;
+    int ndim;
+    int64_t bytes, stored; /* for the check of what they are to each other */
+    bool is_tensor;
+} listed;
+
+typedef struct metadata {
+    dcp_state *state;
+    fsdp_source *source;
+    fsdp_arena arena;
+    fsdp_name_table files; /* relative path -> number in item_files */
+    item_file *item_files;
+    size_t file_count, file_room;
+    fsdp_name_table places; /* name, 0, offsets -> number in ranges */
+    stored_range *ranges;
+    size_t range_count, range_room;
+    fsdp_name_table names; /* -> number in entries */
+    listed *entries;
+    size_t entry_count, entry_room;
+    fsdp_text key;         /* scratch */
+    torch_archive archive; /* of which only the pickle is used, and where */
+} metadata;
+
+/* --- nodes -------------------------------------------------------------------------------------- */
+
+static const fsdp_pickle_node *node_at(const metadata *meta, fsdp_node node)
+{
+    return fsdp_pickle_at(&meta->archive.pickle, node);
+}
+
+static fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
+{
+    return torch_attribute(&meta->archive, object, name);
+}
+
+static bool is_object(const metadata *meta, fsdp_node node, fsdp_known known)
+{
+    const fsdp_pickle_node *at = node_at(meta, node);
+    return at->kind == FSDP_NODE_CALL && at->known == known;
+}
+
+static fsdp_status damaged(const metadata *meta, const char *why, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: %s", meta->archive.where, why);
+}
+
+static fsdp_status damaged_entry(const metadata *meta, const fsdp_pickle_node *name,
+                                 const char *why, fsdp_error *err)
+{
+    char shown[200];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: '%s' %s", meta->archive.where,
+                     fsdp_printable(name->as.text, name->count, shown, sizeof shown), why);
+}
+
+/* --- storage_data ------------------------------------------------------------------------------- */
+
+/* The key of a box; count -1: that of a value, which has none. */
+static bool make_key(metadata *meta, const fsdp_pickle_node *name, int count, const int64_t *lo)
+{
+    meta->key.size = 0;
+    fsdp_text_add(&meta->key, name->as.text, name->count);
+    fsdp_text_add(&meta->key, count < 0 ? "\0v" : "\0t", 2);
+    if (count > 0)
+        fsdp_text_add(&meta->key, (const char *)lo, (size_t)count * sizeof *lo);
+    return !meta->key.failed;
+}
+
+static stored_range *find_range(metadata *meta, const fsdp_pickle_node *name, int count,
+                                const int64_t *lo)
+{
+    if (!make_key(meta, name, count, lo))
+        return NULL;
+    const uint64_t *number = fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size);
+    return number ? &meta->ranges[*number] : NULL;
+}
+
+/* Safetensors begin with the size of their header and '{'. */
+static fsdp_status look_at_file(metadata *meta, item_file *file, fsdp_error *err)
+{
+    uint8_t head[9];
+    int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
+    if (size < (int64_t)sizeof head)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_source_pread(meta->source, file->number, head, sizeof head, 0, err));
+    if (head[8] != '{' || memcmp(head, "PK\3\4", 4) == 0 || fsdp_load_u64(head) > (uint64_t)size)
+        return FSDP_OK;
+    file->header = fsdp_alloc(1, sizeof *file->header);
+    if (!file->header)
+        return fsdp_fail_memory(err, "a safetensors header");
+    return fsdp_safetensors_read(meta->source, file->number, file->header, err);
+}
+
+static fsdp_status open_item_file(metadata *meta, item_file *file, const char *name,
+                                  fsdp_error *err)
+{
+    char *path = fsdp_path_join(fsdp_source_path(meta->source), name);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = fsdp_source_add_file(meta->source, path, true, &file->number, err);
+    if (st == FSDP_ERR_NOT_FOUND) {
+        fsdp_fail(err, FSDP_ERR_DAMAGED,
+                  "'%s' is not there, and %s says that it belongs to the checkpoint", path,
+                  meta->archive.where);
+        st = FSDP_ERR_DAMAGED;
+    }
+    fsdp_free(path);
+    return st == FSDP_OK ? look_at_file(meta, file, err) : st;
+}
+
+static fsdp_status find_file(metadata *meta, fsdp_node node, const item_file **file_out,
+                             fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, node);
+    if (name->kind != FSDP_NODE_STR || memchr(name->as.text, '\0', name->count))
+        return damaged(meta, "an item has no file", err);
+    const uint64_t *known = fsdp_name_table_find(&meta->files, name->as.text, name->count);
+    if (known) {
+        *file_out = &meta->item_files[*known];
+        return FSDP_OK;
+    }
+    char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
+    if (!copy ||
+        !fsdp_grow(&meta->item_files, &meta->file_room, meta->file_count + 1, sizeof **file_out) ||
+        !fsdp_name_table_put(&meta->files, copy, name->count, meta->file_count))
+        return fsdp_fail_memory(err, "the files of a checkpoint");
+    item_file *file = &meta->item_files[meta->file_count++];
+    *file = (item_file){0};
+    *file_out = file;
+    return open_item_file(meta, file, copy, err);
+}
+
+/* ["stream.zstd/1"]: what the bytes went through, the last first. */
+static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_item *item, fsdp_error *err)
+{
+    const fsdp_pickle_node *list = node_at(meta, node);
+    if (list->kind == FSDP_NODE_ABSENT || list->kind == FSDP_NODE_NONE ||
+        (list->kind == FSDP_NODE_LIST && list->count == 0))
+        return FSDP_OK;
+    const fsdp_pickle_node *only =
+        node_at(meta, fsdp_pickle_element(&meta->archive.pickle, node, 0));
+    static const char zstd[] = "stream.zstd";
+    size_t size = sizeof zstd - 1;
+    if (list->count != 1 || only->kind != FSDP_NODE_STR || only->count < size ||
+        memcmp(only->as.text, zstd, size) != 0 ||
+        (only->count > size && only->as.text[size] != '/'))
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: items are packed in a way that is not known",
+                         meta->archive.where);
+    item->is_packed = true;
+    return FSDP_OK;
+}
+
+static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_item *item, fsdp_error *err)
+{
+    const fsdp_pickle *pickle = &meta->archive.pickle;
+    const item_file *file = NULL;
+    FSDP_TRY(find_file(meta, attribute(meta, info, "relative_path"), &file, err));
+    *item = (dcp_item){.file = file->number, .header = file->header};
+    FSDP_TRY(read_transforms(meta, attribute(meta, info, "transform_descriptors"), item, err));
+    int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
+    if (!fsdp_pickle_int(pickle, attribute(meta, info, "offset"), &item->offset) ||
+        !fsdp_pickle_int(pickle, attribute(meta, info, "length"), &item->length) ||
+        item->offset < 0 || item->length < 0)
+        return damaged(meta, "an item has no range of bytes", err);
+    if (!file->header && (item->offset > size || item->length > size - item->offset))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' has %lld bytes, and an item should end at byte %lld",
+                         fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
+                         (long long)item->offset + (long long)item->length);
+    return FSDP_OK;
+}
+
+static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, attribute(meta, index, "fqn"));
+    if (!is_object(meta, index, FSDP_KNOWN_DCP_INDEX) ||
+        !is_object(meta, info, FSDP_KNOWN_DCP_STORAGE) || name->kind != FSDP_NODE_STR)
+        return damaged(meta, "storage_data holds something else than items", err);
+    fsdp_node place = attribute(meta, index, "offset");
+    uint8_t kind = node_at(meta, place)->kind;
+    int count = -1;
+    int64_t lo[FSDP_MAX_DIMS];
+    if (kind != FSDP_NODE_ABSENT && kind != FSDP_NODE_NONE)
+        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &count, lo, err));
+    if (!make_key(meta, name, count, lo))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    if (fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size))
+        return FSDP_OK; /* a replica, which another rank has stored, too */
+    stored_range range = {0};
+    FSDP_TRY(read_range(meta, info, &range.item, err));
+    char *key = fsdp_arena_strndup(&meta->arena, meta->key.data, meta->key.size);
+    if (!key || !fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + 1, sizeof range) ||
+        !fsdp_name_table_put(&meta->places, key, meta->key.size, meta->range_count))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    meta->ranges[meta->range_count++] = range;
+    return FSDP_OK;
+}
+
+static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    if (dict->kind != FSDP_NODE_DICT)
+        return damaged(meta, "there is no storage_data", err);
+    for (uint32_t i = 0; i + 1 < dict->count; i += 2)
+        FSDP_TRY(read_place(meta, dict->as.items[i], dict->as.items[i + 1], err));
+    return FSDP_OK;
+}
+
+/* --- state_dict_metadata ------------------------------------------------------------------------ */
+
+/* The properties are a tuple whose first member is the dtype; what follows differs between versions. */
+static fsdp_dtype read_dtype(const metadata *meta, fsdp_node properties)
+{
+    const fsdp_pickle_node *object = node_at(meta, properties);
+    fsdp_node state = object->kind == FSDP_NODE_CALL ? object->as.call->state : 0;
+    fsdp_node dtype = node_at(meta, state)->kind == FSDP_NODE_DICT
+                          ? attribute(meta, properties, "dtype")
+                          : fsdp_pickle_element(&meta->archive.pickle, state, 0);
+    const fsdp_pickle_node *global = node_at(meta, dtype);
+    bool is_dtype = global->kind == FSDP_NODE_GLOBAL && global->known == FSDP_KNOWN_TORCH_DTYPE;
+    return is_dtype ? (fsdp_dtype)global->count : FSDP_DTYPE_NONE;
+}
+
+static fsdp_status read_box(metadata *meta, fsdp_node chunk, const fsdp_pickle_node *name, int ndim,
+                            dcp_piece *piece, fsdp_error *err)
+{
+    int lengths;
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, chunk, "offsets"), "offsets",
+                              &piece->ndim, piece->lo, err));
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, chunk, "sizes"), "sizes", &lengths,
+                              piece->len, err));
+    if (piece->ndim != ndim || lengths != ndim)
+        return damaged_entry(meta, name, "has a box of another number of dimensions", err);
+    return FSDP_OK;
+}
+
+static bool is_empty(const dcp_piece *piece)
+{
+    for (int dim = 0; dim < piece->ndim; dim++)
+        if (piece->len[dim] == 0)
+            return true;
+    return false;
+}
+
+static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, listed *entry,
+                             fsdp_node chunk, fsdp_error *err)
+{
+    dcp_piece piece;
+    FSDP_TRY(read_box(meta, chunk, name, entry->ndim, &piece, err));
+    if (is_empty(&piece))
+        return FSDP_OK;
+    stored_range *range = find_range(meta, name, piece.ndim, piece.lo);
+    if (!range)
+        return damaged_entry(meta, name, "has a box that is in no file", err);
+    if (range->was_used)
+        return FSDP_OK; /* listed by several ranks */
+    range->was_used = true;
+    piece.item = range->item;
+    entry->stored += piece.item.length;
+    dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
+    return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
+}
+
+/* A value that tells what kind of tensor it would be. */
+static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+{
+    static const char text[] = "torch.Tensor";
+    fsdp_value value = {0};
+    FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, sizeof text - 1, err));
+    return fsdp_source_add_value(meta->source, name->as.text, name->count, &value, NULL, err);
+}
+
+static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsdp_node node,
+                               bool is_new, listed *entry, fsdp_error *err)
+{
+    int64_t shape[FSDP_MAX_DIMS];
+    int ndim;
+    fsdp_dtype dtype = read_dtype(meta, attribute(meta, node, "properties"));
+    if (dtype == FSDP_DTYPE_NONE)
+        return is_new ? add_strange(meta, name, err) : FSDP_OK;
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, node, "size"), "sizes", &ndim, shape,
+                              err));
+    if (is_new) {
+        FSDP_TRY(torch_check_shape(&meta->archive, ndim, shape, dtype, err));
+        fsdp_box whole = fsdp_box_whole(ndim, shape);
+        *entry = (listed){.is_tensor = true, .dtype = dtype, .ndim = ndim};
+        entry->bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(dtype);
+        FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
+                                        shape, &entry->tensor, err));
+    }
+    const fsdp_source_tensor *tensor =
+        entry->is_tensor ? fsdp_source_tensor_at(meta->source, entry->tensor) : NULL;
+    if (!tensor || tensor->dtype != dtype || tensor->ndim != ndim ||
+        memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) != 0)
+        return damaged_entry(meta, name, "is another tensor to another rank", err);
+    fsdp_node chunks = attribute(meta, node, "chunks");
+    const fsdp_pickle_node *list = node_at(meta, chunks);
+    if (list->kind != FSDP_NODE_LIST && list->kind != FSDP_NODE_TUPLE)
+        return damaged_entry(meta, name, "has no list of boxes", err);
+    for (uint32_t i = 0; i < list->count; i++)
+        FSDP_TRY(add_chunk(meta, name, entry, list->as.items[i], err));
+    return FSDP_OK;
+}
+
+static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+{
+    const stored_range *range = find_range(meta, name, -1, NULL);
+    if (!range)
+        return damaged_entry(meta, name, "is in no file", err);
+    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, &range->item, err);
+    if (st != FSDP_OK) {
+        char shown[200];
+        fsdp_error_prefix(err, "value '%s'",
+                          fsdp_printable(name->as.text, name->count, shown, sizeof shown));
+    }
+    return st;
+}
+
+static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, key);
+    if (name->kind != FSDP_NODE_STR)
+        return damaged(meta, "a name is no text", err);
+    const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
+    bool is_new = !known;
+    size_t number = known ? (size_t)*known : meta->entry_count;
+    if (is_new) {
+        char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
+        if (!copy ||
+            !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
+            !fsdp_name_table_put(&meta->names, copy, name->count, number))
+            return fsdp_fail_memory(err, "the names of a checkpoint");
+        meta->entries[meta->entry_count++] = (listed){0};
+    }
+    if (is_object(meta, node, FSDP_KNOWN_DCP_TENSOR))
+        return read_tensor(meta, name, node, is_new, &meta->entries[number], err);
+    if (is_object(meta, node, FSDP_KNOWN_DCP_BYTES))
+        return is_new ? read_value(meta, name, err) : FSDP_OK;
+    return damaged_entry(meta, name, "is neither a tensor nor a value", err);
+}
+
+static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    if (dict->kind != FSDP_NODE_DICT)
+        return damaged(meta, "there is no state_dict_metadata", err);
+    for (uint32_t i = 0; i + 1 < dict->count; i += 2)
+        FSDP_TRY(read_entry(meta, dict->as.items[i], dict->as.items[i + 1], err));
+    return FSDP_OK;
+}
+
+/* --- files -------------------------------------------------------------------------------------- */
+
+static fsdp_status read_bytes(metadata *meta, fsdp_io *io, const char *path, size_t *size_out,
+                              fsdp_error *err)
+{
+    fsdp_file *file = NULL;
+    int64_t size = 0;
+    *size_out = 0;
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
+    fsdp_status st = FSDP_OK;
+    int result = file->ops->size(file, &size);
+    if (result < 0)
+        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+    else if (size > METADATA_LIMIT)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than metadata can be", path);
+    else if (!(meta->archive.data = fsdp_realloc(NULL, (size_t)size + 1, 1)))
+        st = fsdp_fail_memory(err, path);
+    else
+        st = fsdp_io_read(file, path, meta->archive.data, (size_t)size, 0, err);
+    *size_out = (size_t)size;
+    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    return st;
+}
+
+static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
+{
+    fsdp_pickle_options options = {.where = meta->archive.where, .is_metadata = true};
+    FSDP_TRY(
+        fsdp_pickle_parse(&options, meta->archive.data, size, &meta->archive.pickle, NULL, err));
+    fsdp_node root = meta->archive.pickle.root;
+    if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
+        return damaged(meta, "it holds no metadata of a checkpoint", err);
+    FSDP_TRY(read_places(meta, attribute(meta, root, "storage_data"), err));
+    return read_entries(meta, attribute(meta, root, "state_dict_metadata"), err);
+}
+
+static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char *name,
+                             fsdp_error *err)
+{
+    char *path = fsdp_path_join(probe->path, name);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t size;
+    meta->archive = (torch_archive){.source = meta->source, .where = path};
+    fsdp_status st = read_bytes(meta, probe->io, path, &size, err);
+    if (st == FSDP_OK)
+        st = read_root(meta, size, err);
+    torch_archive_release(&meta->archive);
+    fsdp_free(path);
+    return st;
+}
+
+/* A few bytes that stand for gigabytes: the source cannot know, since items are opened later. */
+static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
+{
+    static const int64_t large = INT64_C(4) << 30;
+    for (size_t i = 0; i < meta->entry_count; i++) {
+        const listed *entry = &meta->entries[i];
+        if (entry->bytes > large && entry->bytes / 1000 > entry->stored) {
+            const fsdp_source_tensor *tensor = fsdp_source_tensor_at(meta->source, entry->tensor);
+            char shown[200];
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "'%s': tensor '%s' has %lld bytes, of which only %lld are stored",
+                             fsdp_source_path(meta->source),
+                             fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown),
+                             (long long)entry->bytes, (long long)entry->stored);
+        }
+    }
+    return FSDP_OK;
+}
+
+static void release(metadata *meta)
+{
+    for (size_t i = 0; i < meta->file_count; i++)
+        if (meta->item_files[i].header) {
+            fsdp_safetensors_release(meta->item_files[i].header);
+            fsdp_free(meta->item_files[i].header);
+        }
+    fsdp_free(meta->item_files);
+    fsdp_free(meta->ranges);
+    fsdp_free(meta->entries);
+    fsdp_name_table_release(&meta->files);
+    fsdp_name_table_release(&meta->places);
+    fsdp_name_table_release(&meta->names);
+    fsdp_text_release(&meta->key);
+    fsdp_arena_release(&meta->arena);
+}
+
+static int compare_ranks(const void *a, const void *b)
+{
+    const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+    unsigned long long left = strtoull(x + 2, NULL, 10), right = strtoull(y + 2, NULL, 10);
+    return (left > right) - (left < right);
+}
+
+static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_error *err)
+{
+    const char **names = fsdp_alloc(probe->name_count, sizeof *names);
+    size_t count = 0;
+    if (!names)
+        return fsdp_fail_memory(err, "the metadata of ranks");
+    for (size_t i = 0; i < probe->name_count; i++)
+        if (dcp_is_rank_metadata(probe->names[i]))
+            names[count++] = probe->names[i];
+    qsort(names, count, sizeof *names, compare_ranks);
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        st = read_file(meta, probe, names[i], err);
+    fsdp_free(names);
+    return st;
+}
+
+fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source,
+                              fsdp_error *err)
+{
+    metadata meta = {.state = state, .source = source};
+    fsdp_status st = fsdp_probe_has(probe, ".metadata") ? read_file(&meta, probe, ".metadata", err)
+                                                        : read_ranks(&meta, probe, err);
+    if (st == FSDP_OK)
+        st = check_sizes(&meta, err);
+    release(&meta);
+    return st;
+}

@@ -1,0 +1,343 @@
+/*
+ * Directories of torch.distributed.checkpoint: a pickled `.metadata` (or one `__R.metadata` per rank) says
+ * which boxes of which tensors are which ranges of the files beside it. Every range ("item") is a whole
+ * torch.save zip.
+ *
+ *   .metadata -> dcp_metadata.c (names, boxes, items) -> here: tensors whose chunks are items, and values
+ *
+ * There may be hundreds of thousands of items, so an item of a tensor is looked into when it is first read.
+ */
+#include "formats/dcp.h"
+#include "formats/foreign.h"
+#include "formats/zip.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 20 };
+
+/* Where the elements of an item lie. */
+typedef struct placed_item {
+    int64_t offset;
+    unsigned fix;
+    torch_storage storage;
+    int64_t strides[FSDP_MAX_DIMS];
+} placed_item;
+
+typedef struct tensor_item {
+    int file;
+    int ndim;
+    fsdp_dtype dtype;
+    int64_t offset, length;
+    int64_t *shape;
+    placed_item *placed; /* NULL until it is first needed */
+} tensor_item;
+
+typedef struct dcp_state {
+    fsdp_source *source;
+    fsdp_arena arena;
+    tensor_item *items;
+    size_t count, room;
+    pthread_mutex_t lock; /* of items' places */
+} dcp_state;
+
+/* --- items of tensors, when they are read ------------------------------------------------------- */
+
+static fsdp_status read_place(const dcp_state *state, const tensor_item *item,
+                              const torch_opening *opening, placed_item *place, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    (void)state;
+    FSDP_TRY(torch_zip_open(opening, item->offset, item->length, false, &archive, err));
+    fsdp_status st =
+        torch_tensor_read(&archive, archive.pickle.root, &kind, &tensor, &wrapper, err);
+    if (st == FSDP_OK &&
+        (kind != TORCH_KIND_TENSOR || tensor.data || tensor.dtype != item->dtype ||
+         tensor.ndim != item->ndim ||
+         memcmp(tensor.shape, item->shape, (size_t)item->ndim * sizeof(int64_t)) != 0))
+        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                       "%s: the item at byte %lld is not the tensor that the metadata speaks of",
+                       opening->where, (long long)item->offset);
+    torch_archive_release(&archive);
+    if (st != FSDP_OK)
+        return st;
+    place->offset = tensor.offset;
+    place->fix = tensor.fix;
+    place->storage = tensor.storage;
+    memcpy(place->strides, tensor.strides, sizeof place->strides);
+    return FSDP_OK;
+}
+
+/* Two threads may find out the same place: the first one's is kept. */
+static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_item **place_out,
+                              fsdp_error *err)
+{
+    pthread_mutex_lock(&state->lock);
+    *place_out = item->placed;
+    pthread_mutex_unlock(&state->lock);
+    if (*place_out)
+        return FSDP_OK;
+    torch_opening opening = {.source = state->source,
+                             .file = item->file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = fsdp_source_file_path(state->source, (size_t)item->file),
+                             .is_sealed = true};
+    placed_item place;
+    FSDP_TRY(read_place(state, item, &opening, &place, err));
+    size_t size = offsetof(placed_item, strides) + (size_t)item->ndim * sizeof(int64_t);
+    pthread_mutex_lock(&state->lock);
+    if (!item->placed) {
+        item->placed = fsdp_arena_alloc(&state->arena, 1, size);
+        if (item->placed)
+            memcpy(item->placed, &place, size);
+    }
+    *place_out = item->placed;
+    pthread_mutex_unlock(&state->lock);
+    return *place_out ? FSDP_OK : fsdp_fail_memory(err, "the place of an item");
+}
+
+static fsdp_status place_chunk(void *user, size_t tensor, fsdp_source_chunk *chunk,
+                               int64_t *strides, fsdp_error *err)
+{
+    dcp_state *state = user;
+    tensor_item *item = &state->items[chunk->offset];
+    const placed_item *place;
+    (void)tensor;
+    FSDP_TRY(find_place(state, item, &place, err));
+    memcpy(strides, place->strides, (size_t)item->ndim * sizeof *strides);
+    chunk->strides = strides;
+    chunk->offset = place->offset;
+    chunk->file = place->storage.file;
+    chunk->stream = place->storage.stream;
+    chunk->fix = place->fix;
+    return FSDP_OK;
+}
+
+static size_t count_checks(void *user)
+{
+    return ((const dcp_state *)user)->count;
+}
+
+/* The checksum of one item's storage. */
+static fsdp_status check_item(void *user, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err)
+{
+    enum { PIECE = 256 << 10 };
+    dcp_state *state = user;
+    const placed_item *place;
+    FSDP_TRY(find_place(state, &state->items[number], &place, err));
+    const torch_storage *storage = &place->storage;
+    if (storage->crc == 0)
+        return FSDP_OK;
+    uint8_t *data = fsdp_realloc(NULL, PIECE, 1);
+    uint32_t crc = 0;
+    fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "checking an item");
+    for (int64_t at = 0; st == FSDP_OK && at < storage->size; at += PIECE) {
+        size_t piece = storage->size - at < PIECE ? (size_t)(storage->size - at) : PIECE;
+        st =
+            fsdp_source_pread(state->source, storage->file, data, piece, storage->offset + at, err);
+        if (st == FSDP_OK)
+            crc = fsdp_crc32(crc, data, piece);
+        reader->bytes_read += (int64_t)piece;
+    }
+    fsdp_free(data);
+    if (st == FSDP_OK && crc != storage->crc)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': bytes %lld to %lld do not have the checksum of their item",
+                         fsdp_source_file_path(state->source, (size_t)storage->file),
+                         (long long)storage->offset, (long long)(storage->offset + storage->size));
+    return st;
+}
+
+static void close_state(void *user)
+{
+    dcp_state *state = user;
+    fsdp_arena_release(&state->arena);
+    fsdp_free(state->items);
+    pthread_mutex_destroy(&state->lock);
+    fsdp_free(state);
+}
+
+static const fsdp_source_ops dcp_ops = {
+    .place = place_chunk, .check_count = count_checks, .check = check_item, .close = close_state};
+
+/* --- tensors ------------------------------------------------------------------------------------ */
+
+static fsdp_status add_item(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
+                            fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    if (!fsdp_grow(&state->items, &state->room, state->count + 1, sizeof *state->items))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    size_t dims = (size_t)piece->ndim;
+    tensor_item item = {.file = piece->item.file,
+                        .ndim = piece->ndim,
+                        .dtype = dtype,
+                        .offset = piece->item.offset,
+                        .length = piece->item.length,
+                        .shape = fsdp_arena_alloc(&state->arena, dims, sizeof(int64_t))};
+    if (!item.shape)
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    memcpy(item.shape, piece->len, dims * sizeof *item.shape);
+    chunk->offset = (int64_t)state->count;
+    state->items[state->count++] = item;
+    return FSDP_OK;
+}
+
+/* A packed item is looked into at once: its stream must be known before the source is read. */
+static fsdp_status add_packed(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
+                              size_t number, fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    fsdp_source_stream stream = {.file = piece->item.file,
+                                 .packing = FSDP_PACKING_ZSTD,
+                                 .offset = piece->item.offset,
+                                 .stored = piece->item.length,
+                                 .size = -1};
+    torch_opening opening = {.source = state->source,
+                             .file = piece->item.file,
+                             .where =
+                                 fsdp_source_file_path(state->source, (size_t)piece->item.file)};
+    FSDP_TRY(fsdp_source_add_stream(state->source, &stream, &opening.stream, err));
+    tensor_item item = {.file = piece->item.file,
+                        .ndim = piece->ndim,
+                        .dtype = dtype,
+                        .length = fsdp_source_stream_size(state->source, opening.stream),
+                        .shape = (int64_t *)(uintptr_t)piece->len};
+    placed_item place;
+    FSDP_TRY(read_place(state, &item, &opening, &place, err));
+    chunk->strides = place.strides;
+    chunk->offset = place.offset;
+    chunk->file = place.storage.file;
+    chunk->stream = place.storage.stream;
+    chunk->fix = place.fix;
+    return fsdp_source_add_chunk(state->source, number, chunk, err);
+}
+
+static fsdp_status add_from_safetensors(dcp_state *state, const dcp_tensor *tensor,
+                                        const dcp_piece *piece, size_t number,
+                                        fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    const fsdp_safetensors *header = piece->item.header;
+    const uint64_t *found = fsdp_name_table_find(&header->names, tensor->name, tensor->name_size);
+    const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
+    if (!entry || entry->dtype != tensor->dtype || entry->ndim != piece->ndim ||
+        memcmp(entry->shape, piece->len, (size_t)piece->ndim * sizeof *piece->len) != 0) {
+        char shown[200];
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' does not hold tensor '%s' as the metadata says",
+                         fsdp_source_file_path(state->source, (size_t)piece->item.file),
+                         fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown));
+    }
+    chunk->file = piece->item.file;
+    chunk->offset = entry->begin;
+    return fsdp_source_add_chunk(state->source, number, chunk, err);
+}
+
+fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t number,
+                          const dcp_piece *piece, fsdp_error *err)
+{
+    fsdp_source_chunk chunk = {
+        .lo = piece->lo, .len = piece->len, .file = -1, .stream = FSDP_NO_STREAM};
+    if (piece->item.header)
+        return add_from_safetensors(state, tensor, piece, number, &chunk, err);
+    if (piece->item.is_packed)
+        return add_packed(state, piece, tensor->dtype, number, &chunk, err);
+    FSDP_TRY(add_item(state, piece, tensor->dtype, &chunk, err));
+    return fsdp_source_add_chunk(state->source, number, &chunk, err);
+}
+
+/* --- values ------------------------------------------------------------------------------------- */
+
+fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size,
+                          const dcp_item *item, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_opening opening = {.source = state->source,
+                             .file = item->file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = fsdp_source_file_path(state->source, (size_t)item->file)};
+    int64_t offset = item->offset, length = item->length;
+    if (item->is_packed) {
+        fsdp_source_stream stream = {.file = item->file,
+                                     .packing = FSDP_PACKING_ZSTD,
+                                     .offset = offset,
+                                     .stored = length,
+                                     .size = -1};
+        FSDP_TRY(fsdp_source_add_stream(state->source, &stream, &opening.stream, err));
+        offset = 0;
+        length = fsdp_source_stream_size(state->source, opening.stream);
+    }
+    FSDP_TRY(torch_zip_open(&opening, offset, length, true, &archive, err));
+    fsdp_value value = {0};
+    fsdp_source_blob blob = {item->file, item->offset, item->length};
+    fsdp_status st = torch_value_read(&archive, archive.pickle.root, &value, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_add_value(state->source, name, name_size, &value,
+                                   item->is_packed ? NULL : &blob, err);
+    fsdp_value_release(&value);
+    torch_archive_release(&archive);
+    return st;
+}
+
+/* --- the format --------------------------------------------------------------------------------- */
+
+/* "__12.metadata" */
+bool dcp_is_rank_metadata(const char *name)
+{
+    size_t digits = strncmp(name, "__", 2) == 0 ? strspn(name + 2, "0123456789") : 0;
+    return digits > 0 && strcmp(name + 2 + digits, ".metadata") == 0;
+}
+
+static int bid(const fsdp_probe *probe)
+{
+    if (!probe->is_directory)
+        return 0;
+    if (fsdp_probe_has(probe, ".metadata"))
+        return BITS_OF_METADATA;
+    for (size_t i = 0; i < probe->name_count; i++)
+        if (dcp_is_rank_metadata(probe->names[i]))
+            return BITS_OF_RANKS;
+    return fsdp_probe_has(probe, ".metadata.tmp") ? BITS_OF_REMAINS : 0;
+}
+
+static fsdp_status create(const fsdp_probe *probe, dcp_state **state_out, fsdp_source **source_out,
+                          fsdp_error *err)
+{
+    *state_out = fsdp_alloc(1, sizeof **state_out);
+    if (!*state_out)
+        return fsdp_fail_memory(err, probe->path);
+    pthread_mutex_init(&(*state_out)->lock, NULL);
+    fsdp_status st = fsdp_source_create(probe->io, probe->path, "dcp", source_out, err);
+    if (st != FSDP_OK) {
+        close_state(*state_out);
+        return st;
+    }
+    (*state_out)->source = *source_out;
+    fsdp_source_set_ops(*source_out, &dcp_ops, *state_out);
+    return FSDP_OK;
+}
+
+static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+{
+    dcp_state *state;
+    *source_out = NULL;
+    if (bid(probe) == BITS_OF_REMAINS)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' holds what an interrupted save left behind: there is no .metadata",
+                         probe->path);
+    FSDP_TRY(create(probe, &state, source_out, err));
+    fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_seal(*source_out, err);
+    if (st != FSDP_OK) {
+        fsdp_source_close(*source_out);
+        *source_out = NULL;
+    }
+    return st;
+}
+
+const fsdp_foreign_format fsdp_format_dcp = {.name = "dcp", .bid = bid, .open = open_dcp};
