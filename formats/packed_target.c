@@ -181,14 +181,14 @@ static bool npz_holds(fsdp_dtype dtype)
     return fsdp_packed_holds_dtype(&fsdp_packed_npz, dtype);
 }
 
-const fsdp_target_format fsdp_target_safetensors = {
+const fsdp_target_format fsdp_safetensors_target = {
     .limits = {.format = "safetensors", .model_only = true, .holds_dtype = safetensors_holds},
     .ops = &safetensors_ops};
-const fsdp_target_format fsdp_target_hf = {.limits = {.format = "hf",
+const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                                       .is_directory = true,
                                                       .model_only = true,
                                                       .holds_dtype = safetensors_holds},
                                            .owns = hf_owns,
                                            .ops = &hf_ops};
-const fsdp_target_format fsdp_target_npz = {.limits = {.format = "npz", .holds_dtype = npz_holds},
+const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
                                             .ops = &npz_ops};

@@ -3,8 +3,10 @@
 
 #include <string.h>
 
-static const fsdp_target_format *const formats[] = {&fsdp_target_hf, &fsdp_target_safetensors,
-                                                    &fsdp_target_npz};
+static const fsdp_target_format *const formats[] = {
+    &fsdp_hf_target,    &fsdp_safetensors_target, &fsdp_dcp_target,
+    &fsdp_torch_target, &fsdp_npz_target,
+};
 
 const fsdp_target_format *fsdp_target_at(size_t i)
 {

@@ -4,6 +4,8 @@
 
 #include "formats/target.h"
 
-extern const fsdp_target_format fsdp_target_hf, fsdp_target_safetensors, fsdp_target_npz;
+extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target;   /* packed_target.c */
+extern const fsdp_target_format fsdp_dcp_target;     /* dcp_write.c */
+extern const fsdp_target_format fsdp_torch_target;   /* torch_write.c */
 
 #endif

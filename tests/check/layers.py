@@ -25,7 +25,7 @@ THIRD_PARTY = {
     "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
     "mpi.h": r"runtime/ctl_mpi\.[ch]|tests/mpi/.*",
-    "zlib.h": r"formats/(source_stream|zip_read|packed|npz_write)\.c|tests/unit/test_source\.c",
+    "zlib.h": r"formats/(source_stream|zip_read|packed|npz_write|zip_write)\.c|tests/unit/test_source\.c",
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",

@@ -1,0 +1,238 @@
+/*
+ * Writing a torch.save file: see target.h; read back by torch_read.c. It holds one dict, flat, from
+ * names to tensors and values: the keys of a state dict are dotted names in torch, too.
+ *
+ *   pickle and places (plan) -> leading records (create) -> storages, by many threads (write)
+ *   -> closing records with the checksums (finish)
+ */
+#include "base/mem.h"
+#include "formats/targets.h"
+#include "formats/torch_emit.h"
+
+#include <string.h>
+
+struct fsdp_target {
+    fsdp_target_opts opts;
+    char *path;
+    fsdp_file *file;
+    fsdp_pickler pickler;
+    fsdp_zip_record *records; /* TORCH_FIXED + storages */
+    torch_part *parts;        /* per storage */
+    size_t *storage_of;       /* per entry that is a tensor */
+    size_t storages;
+    int64_t size;
+};
+
+/* --- planning --------------------------------------------------------------------------------- */
+
+static void release(fsdp_target *target)
+{
+    fsdp_pickler_release(&target->pickler);
+    fsdp_free(target->records);
+    fsdp_free(target->parts);
+    fsdp_free(target->storage_of);
+    fsdp_free(target->path);
+    fsdp_free(target);
+}
+
+static fsdp_status allocate(fsdp_target *target, fsdp_error *err)
+{
+    const fsdp_target_opts *opts = &target->opts;
+    for (size_t i = 0; i < opts->entry_count; i++)
+        target->storages += opts->entries[i].value == NULL;
+    target->records = fsdp_alloc(target->storages + TORCH_FIXED, sizeof *target->records);
+    target->parts = fsdp_alloc(target->storages, sizeof *target->parts);
+    target->storage_of = fsdp_alloc(opts->entry_count, sizeof *target->storage_of);
+    if (!target->records || !target->parts || !target->storage_of)
+        return fsdp_fail_memory(err, "a torch.save file");
+    return FSDP_OK;
+}
+
+static fsdp_status pickle_entry(fsdp_target *target, size_t i, size_t *next, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &target->opts.entries[i];
+    fsdp_pickler_text(&target->pickler, entry->name, entry->name_size);
+    if (entry->value)
+        return fsdp_pickler_value(&target->pickler, entry->value, err);
+    size_t storage = (*next)++;
+    int64_t size = torch_bytes_of(entry->dtype, entry->ndim, entry->shape);
+    target->storage_of[i] = storage;
+    target->records[TORCH_LEADING + storage].size = size;
+    atomic_store(&target->parts[storage].left, size);
+    return torch_emit_tensor(&target->pickler, entry->dtype, entry->ndim, entry->shape, storage,
+                             err);
+}
+
+static fsdp_status pickle_all(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_pickler *pickler = &target->pickler;
+    size_t next = 0;
+    pickler->weights_only = true;
+    fsdp_pickler_begin(pickler);
+    fsdp_pickler_op(pickler, FSDP_OP_EMPTY_DICT);
+    fsdp_pickler_op(pickler, FSDP_OP_MARK);
+    for (size_t i = 0; i < target->opts.entry_count; i++)
+        FSDP_TRY(
+            torch_blame_entry(&target->opts.entries[i], pickle_entry(target, i, &next, err), err));
+    fsdp_pickler_op(pickler, FSDP_OP_SETITEMS);
+    fsdp_pickler_op(pickler, FSDP_OP_STOP);
+    return pickler->text.failed ? fsdp_fail_memory(err, "a pickle") : FSDP_OK;
+}
+
+static fsdp_status plan(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target = fsdp_alloc(1, sizeof *target);
+    if (!target)
+        return fsdp_fail_memory(err, "a torch.save file");
+    target->opts = *opts;
+    fsdp_status st = allocate(target, err);
+    if (st == FSDP_OK)
+        st = pickle_all(target, err);
+    if (st == FSDP_OK)
+        st = torch_place_archive(target->records, target->storages, &target->pickler.text,
+                                 &target->size, err);
+    if (st == FSDP_OK)
+        *target_out = target;
+    else
+        release(target);
+    return st;
+}
+
+static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                           fsdp_error *err)
+{
+    fsdp_target *target;
+    FSDP_TRY(plan(opts, &target, err));
+    *files_out = 1;
+    *bytes_out = target->size;
+    release(target);
+    return FSDP_OK;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static void discard(fsdp_target *target)
+{
+    (void)fsdp_io_close(&target->file, target->path, NULL);
+    release(target);
+}
+
+static fsdp_status write_leading(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    torch_emit_leading(&text, target->records, &target->pickler.text);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a pickle")
+                                 : fsdp_io_write(target->file, target->path, text.data, text.size,
+                                                 target->records[0].header, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status open_file(fsdp_target *target, fsdp_error *err)
+{
+    target->path = fsdp_strndup(target->opts.path, strlen(target->opts.path));
+    if (!target->path)
+        return fsdp_fail_memory(err, "a path");
+    FSDP_TRY(fsdp_io_open(target->opts.io, target->path, FSDP_IO_CREATE, &target->file, err));
+    FSDP_TRY(fsdp_io_reserve(target->file, target->path, target->size, err));
+    return write_leading(target, err);
+}
+
+static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target;
+    FSDP_TRY(plan(opts, &target, err));
+    fsdp_status st = open_file(target, err);
+    if (st == FSDP_OK)
+        *target_out = target;
+    else
+        discard(target);
+    return st;
+}
+
+static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
+                         int64_t count, const void *data, fsdp_error *err)
+{
+    size_t number = target->storage_of[entry];
+    int64_t element = (int64_t)fsdp_dtype_size(target->opts.entries[entry].dtype);
+    fsdp_zip_record *record = &target->records[TORCH_LEADING + number];
+    torch_part *part = &target->parts[number];
+    size_t size = (size_t)(count * element);
+    fsdp_text before = {0}, behind = {0};
+    (void)box; /* there is one, the whole */
+    if (size == 0)
+        return FSDP_OK;
+    if (first == 0)
+        fsdp_zip_add_header(&before, record);
+    if (torch_part_take(part, data, size, record->size - (first + count) * element)) {
+        record->crc = atomic_load(&part->crc);
+        fsdp_zip_add_trailer(&behind, record);
+    }
+    int64_t offset = record->data + first * element;
+    fsdp_status st = before.failed || behind.failed
+                         ? fsdp_fail_memory(err, "a record")
+                         : torch_write_piece(target->file, target->path, offset, &before, data,
+                                             size, &behind, err);
+    if (st == FSDP_OK && target->opts.sync)
+        fsdp_io_begin_sync(target->file, offset, (int64_t)size);
+    fsdp_text_release(&before);
+    fsdp_text_release(&behind);
+    return st;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static fsdp_status write_empty(fsdp_target *target, const fsdp_zip_record *record, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_zip_add_header(&text, record);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a record")
+                                 : fsdp_io_write(target->file, target->path, text.data, text.size,
+                                                 record->header, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status check_complete(fsdp_target *target, fsdp_error *err)
+{
+    for (size_t i = 0; i < target->storages; i++) {
+        if (atomic_load(&target->parts[i].left) != 0)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': storage %zu is not complete",
+                             target->path, i);
+        if (target->records[TORCH_LEADING + i].size == 0)
+            FSDP_TRY(write_empty(target, &target->records[TORCH_LEADING + i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status write_closing(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    torch_emit_closing(&text, target->records, target->storages);
+    fsdp_status st =
+        text.failed ? fsdp_fail_memory(err, "a zip directory")
+                    : fsdp_io_write(target->file, target->path, text.data, text.size,
+                                    target->records[TORCH_LEADING + target->storages].header, err);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status finish(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_status st = check_complete(target, err);
+    if (st == FSDP_OK)
+        st = write_closing(target, err);
+    if (st == FSDP_OK && target->opts.sync)
+        st = fsdp_io_sync(target->file, target->path, err);
+    if (st == FSDP_OK)
+        st = fsdp_io_close(&target->file, target->path, err);
+    discard(target);
+    return st;
+}
+
+static const fsdp_target_ops ops = {measure, create, write, finish, discard};
+
+const fsdp_target_format fsdp_torch_target = {
+    .limits = {.format = "torch", .values = true, .holds_dtype = torch_holds_dtype},
+    .ops = &ops,
+};

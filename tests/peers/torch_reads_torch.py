@@ -1,0 +1,67 @@
+"""torch.load(weights_only=True) gives what we wrote as torch.save files.
+
+usage: torch_reads_torch.py FSDP_CONVERT GOLDEN
+"""
+
+import os
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+os.environ["TORCH_SERIALIZATION_DEBUG"] = "1"  # torch compares its computed places with the real ones
+
+import torch
+from safetensors.torch import load_file
+from states import check, golden, run, tensors, values
+
+CONVERT, GOLDEN = sys.argv[1], Path(sys.argv[2])
+
+
+def converted(source, folder):
+    path = folder / "written.pt"
+    run(CONVERT, source, path, "--overwrite")
+    assert zipfile.ZipFile(path).testzip() is None
+    return path
+
+
+def load(path, **options):
+    return torch.load(path, weights_only=True, **options)
+
+
+def everything(folder):
+    state = {**tensors(), **values()}
+    torch.save(state, folder / "source.pt")
+    path = converted(folder / "source.pt", folder)
+    check(state, load(path), "everything")
+    check(state, load(path, mmap=True), "everything, mapped")
+
+
+def records(folder):
+    """Our archive has the records of torch's own, at the same places."""
+    state = {f"t{i}": torch.arange(i * 7, dtype=torch.int16) for i in range(12)}
+    torch.save(state, folder / "archive.pt")
+    ours = zipfile.ZipFile(converted(folder / "archive.pt", folder)).infolist()
+    theirs = zipfile.ZipFile(folder / "archive.pt").infolist()
+    for mine, torchs in zip(ours, theirs, strict=True):
+        assert mine.filename == torchs.filename
+        assert mine.flag_bits == torchs.flag_bits, mine.filename
+        if mine.filename.startswith("archive/data/"):
+            assert mine.CRC == torchs.CRC and mine.file_size == torchs.file_size, mine.filename
+
+
+def fixtures(folder):
+    for name, path in golden(GOLDEN, "safetensors"):
+        if path.suffix == ".safetensors" and "f6" not in name:
+            try:
+                expected = load_file(path)
+            except Exception as error:  # a dtype or a form that safetensors itself does not read
+                print(f"{name}: {error}")
+                continue
+            check(expected, load(converted(path, folder)), name)
+
+
+with tempfile.TemporaryDirectory() as place:
+    for test in (everything, records, fixtures):
+        test(Path(place))
+        print(f"{test.__name__}: as it should be")

@@ -1,0 +1,22 @@
+"""Runs a script with the Python of the peers (PyTorch and friends).
+
+usage: with_peers.py REPOSITORY SCRIPT [ARGUMENT...]    exit 77: there are no peers, and this is no CI
+"""
+
+import os
+import sys
+from pathlib import Path
+
+SKIPPED = 77
+repository, arguments = Path(sys.argv[1]), sys.argv[2:]
+peers = Path(os.environ.get("FSDP_PEERS", repository / ".peers"))
+python = peers / "bin" / "python"
+if not (peers / "complete").is_file():
+    print(f"{peers} holds no peers: ./dev peers installs them")
+    sys.exit(1 if os.environ.get("CI") else SKIPPED)
+environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+toolkit = Path("/usr/local/cuda/lib64")
+if toolkit.is_dir():
+    paths = [str(toolkit), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, paths))
+os.execve(python, [str(python), *arguments], environment)
