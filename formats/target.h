@@ -22,7 +22,7 @@ typedef struct fsdp_limits {
     const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool opaque;               /* objects of classes, tensors inside values: as blobs */
+    bool opaque;               /* objects of classes, tensors inside values: as blobs (OPAQUE) */
     bool model_only;           /* optimizer states only when they are asked for */
     bool sharded;              /* cut over ranks: tensors have boxes */
     bool (*holds_dtype)(fsdp_dtype dtype);

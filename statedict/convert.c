@@ -95,7 +95,6 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
     FSDP_TRY(st);
-    FSDP_TRY(fsdp_foreign_carry_values(job->from, job->sd, job->source, err));
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
         return fsdp_fail_memory(err, "a conversion");
@@ -163,6 +162,7 @@ static fsdp_status open_source(convert_job *job, const char *from, fsdp_convert_
 {
     FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
+    FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
     FSDP_TRY(describe_target(job, plan, err));
     divide_memory(job);
     return FSDP_OK;

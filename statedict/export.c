@@ -173,8 +173,6 @@ static fsdp_status describe_target(export_job *job, fsdp_convert_plan *plan, fsd
                        job->opts->shard_dim, selection, &job->sd, &job->source, err);
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
-    if (st == FSDP_OK)
-        st = fsdp_foreign_carry_values(job->from, job->sd, job->source, err);
     return st == FSDP_OK ? declare_entries(job, err) : st;
 }
 
@@ -331,11 +329,24 @@ static fsdp_status fail_differs(const export_job *job, size_t i, const char *wha
                      job->place.path, what);
 }
 
+/* A dict may come back as names of its own. */
+static bool may_spread(const fsdp_value *value)
+{
+    if (value->kind == FSDP_VALUE_DICT)
+        return true;
+    for (size_t i = 0; value->kind == FSDP_VALUE_LIST && i < value->as.list.count; i++)
+        if (may_spread(&value->as.list.items[i]))
+            return true;
+    return false;
+}
+
 static fsdp_status pair_entry(export_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &job->entries[i];
     const fsdp_sd *sd = job->written->manifest.sd;
     int64_t found = fsdp_sd_find(sd, entry->name, entry->name_size);
+    if (found < 0 && entry->value && may_spread(entry->value))
+        return FSDP_OK;
     if (found < 0)
         return fail_differs(job, i, "and is not found there", err);
     const fsdp_entry *back = fsdp_sd_at(sd, (size_t)found);
@@ -417,6 +428,7 @@ static fsdp_status plan_all(export_job *job, const char *from, const char *to,
                             fsdp_convert_plan *plan, fsdp_error *err)
 {
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
+    FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
     FSDP_TRY(describe_target(job, plan, err));
     divide_memory(job);
     FSDP_TRY(count_work(job, plan, err));

@@ -347,14 +347,8 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
 enum { BLOB_MOST = 64 << 20 };
 
 static fsdp_status carry_value(const fsdp_source *source, const fsdp_source_blob *blob,
-                               const fsdp_entry *entry, fsdp_value *out, fsdp_error *err)
+                               fsdp_value *out, fsdp_error *err)
 {
-    char name[160];
-    if (blob->size > BLOB_MOST)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s' is an object of %lld bytes, at most %d are carried on: drop it",
-                         fsdp_printable(entry->name, entry->name_size, name, sizeof name),
-                         (long long)blob->size, BLOB_MOST);
     char *data = fsdp_alloc((size_t)blob->size, 1);
     if (!data)
         return fsdp_fail_memory(err, "a value");
@@ -366,20 +360,17 @@ static fsdp_status carry_value(const fsdp_source *source, const fsdp_source_blob
     return st;
 }
 
-fsdp_status fsdp_foreign_carry_values(const fsdp_checkpoint *checkpoint, fsdp_sd *sd,
-                                      const size_t *source, fsdp_error *err)
+fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
-    if (!checkpoint->source)
-        return FSDP_OK;
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+    fsdp_sd *sd = checkpoint->manifest.sd;
+    for (size_t i = 0; checkpoint->source && i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        if (entry->kind != FSDP_ENTRY_VALUE || !fsdp_value_is_opaque(&entry->value))
-            continue;
+        const fsdp_source_blob *blob = &fsdp_source_entry_at(checkpoint->source, i)->blob;
         fsdp_value value = {0};
-        const fsdp_source_entry *from = fsdp_source_entry_at(checkpoint->source, source[i]);
-        if (from->blob.file < 0)
+        if (entry->kind != FSDP_ENTRY_VALUE || !fsdp_value_is_opaque(&entry->value) ||
+            blob->file < 0 || blob->size > BLOB_MOST)
             continue;
-        FSDP_TRY(carry_value(checkpoint->source, &from->blob, entry, &value, err));
+        FSDP_TRY(carry_value(checkpoint->source, blob, &value, err));
         fsdp_sd_set_value(sd, i, &value);
     }
     return FSDP_OK;

@@ -22,9 +22,8 @@ fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fs
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary_out, fsdp_error *err);
 
-/* Values of sd that only their writer understands become the bytes that it stored, where it stored them as a
- * blob. source: per entry of sd its number in the checkpoint. Nothing for a checkpoint of our own. */
-fsdp_status fsdp_foreign_carry_values(const fsdp_checkpoint *checkpoint, fsdp_sd *sd, const size_t *source,
-                                      fsdp_error *err);
+/* Values that only their writer understands become the bytes that it stored, where it stored them as blobs
+ * that fit into memory. Nothing for a checkpoint of our own. */
+fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 #endif

@@ -151,10 +151,11 @@ static const char *excess_of(const selecting *work, const fsdp_entry *entry, cha
 {
     const fsdp_limits *limits = work->limits;
     if (entry->kind == FSDP_ENTRY_VALUE) {
-        if (!limits->opaque && fsdp_value_is_opaque(&entry->value))
-            return limits->values ? "opaque" : "values";
-        return limits->values || (limits->opaque && fsdp_value_is_opaque(&entry->value)) ? NULL
-                                                                                         : "values";
+        if (!limits->values)
+            return "values";
+        bool is_blob = entry->value.kind == FSDP_VALUE_OPAQUE;
+        return fsdp_value_is_opaque(&entry->value) && !(limits->opaque && is_blob) ? "opaque"
+                                                                                   : NULL;
     }
     fsdp_dtype needed = dtype_of(work->sd, entry);
     if (limits->holds_dtype(needed))
