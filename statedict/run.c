@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 void fsdp_string_free(char *text)
 {
     fsdp_free(text);
