@@ -323,6 +323,11 @@ static int cores_by_cgroup(void)
     }
 }
 
+uintptr_t fsdp_thread_number(void)
+{
+    return (uintptr_t)pthread_self();
+}
+
 int fsdp_pool_cores(void)
 {
     int affinity = cores_by_affinity();

@@ -7,6 +7,7 @@
 
 #include <fsdp/status.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct fsdp_pool fsdp_pool;
 
@@ -24,6 +25,9 @@ fsdp_status fsdp_pool_wait(fsdp_pool *pool, fsdp_error *err);
 
 /* Waits and ends the threads. Accepts NULL. */
 void fsdp_pool_free(fsdp_pool *pool);
+
+/* A number of the calling thread, different from those of all other threads alive. */
+uintptr_t fsdp_thread_number(void);
 
 /* Cores this process may use (affinity and cgroup quota respected), at least 1. */
 int fsdp_pool_cores(void);

@@ -14,6 +14,7 @@
  * rank 0 to everybody), so that all ranks fail soon and with the same text.
  */
 #include "statedict/ctl_backend.h"
+#include "statedict/ctl_frame.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +22,6 @@
 #include "base/flow.h"
 
 enum {
-    FRAME_MAGIC = 0x66734331,
     FAREWELL_MS = 200,
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
@@ -29,35 +29,6 @@ enum {
     LOOK_MS = 250, /* while rank 0 waits for one rank it listens to the others this often */
     WAKE_MS = 5000 /* and does other things this often */
 };
-
-typedef enum frame_kind {
-    FRAME_CALL = 1, /* to rank 0: my call, and the outcome of my own work */
-    FRAME_WAITING,  /* from rank 0: my call too, but others are late */
-    FRAME_VERDICT,  /* from rank 0: all made this call, and this is the one outcome */
-    FRAME_DATA,     /* one piece of the call's data follows */
-    FRAME_FAREWELL, /* the sender's control plane is broken, and this is why */
-    FRAME_WORKING   /* the sender is not in a call, and will be later: left_ms from now on */
-} frame_kind;
-
-typedef enum call_kind {
-    CALL_ALLGATHER = 1,
-    CALL_BROADCAST,
-    CALL_AGREE,
-    CALL_BARRIER,
-    CALL_SEND,
-    CALL_RECV
-} call_kind;
-
-/* In front of everything that is sent. A status that is not FSDP_OK is followed by its text. */
-typedef struct frame {
-    uint32_t magic, kind, call;
-    int32_t root;
-    uint64_t size, at, calls;
-    int32_t status, rank, errnum;
-    int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on; WORKING */
-} frame;
-
-_Static_assert(sizeof(frame) == 56, "frames have no padding");
 
 /* One call in progress on this rank. */
 typedef struct ctl_call {
@@ -74,36 +45,14 @@ typedef struct ctl_call {
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
-/* --- names of calls, for messages ------------------------------------------------------------- */
-
-static const char *call_name(uint32_t kind)
-{
-    static const char *const names[] = {"?",       "allgather", "broadcast", "agree",
-                                        "barrier", "send",      "recv"};
-    return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
-}
-
-static void describe_call(const frame *head, char *out, size_t out_size)
-{
-    const char *name = call_name(head->call);
-    unsigned long long size = head->size, calls = head->calls;
-    if (head->call == CALL_ALLGATHER)
-        snprintf(out, out_size, "%s of %llu bytes (call %llu)", name, size, calls);
-    else if (head->call == CALL_BROADCAST)
-        snprintf(out, out_size, "%s of %llu bytes from rank %d (call %llu)", name, size,
-                 (int)head->root, calls);
-    else if (head->call == CALL_SEND || head->call == CALL_RECV)
-        snprintf(out, out_size, "%s of %llu bytes (after call %llu)", name, size, calls);
-    else
-        snprintf(out, out_size, "%s (call %llu)", name, calls);
-}
+/* --- failures ----------------------------------------------------------------------------------- */
 
 static fsdp_status fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer,
                                  const frame *theirs, fsdp_error *err)
 {
     char my_call[96], their_call[96];
-    describe_call(mine, my_call, sizeof my_call);
-    describe_call(theirs, their_call, sizeof their_call);
+    fsdp_call_describe(mine, my_call, sizeof my_call);
+    fsdp_call_describe(theirs, their_call, sizeof their_call);
     err->rank = peer;
     return fsdp_fail(err, FSDP_ERR_PEER,
                      "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
@@ -115,7 +64,7 @@ static fsdp_status fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int pee
 
 static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    const char *name = call_name(call->head.call);
+    const char *name = fsdp_call_name(call->head.call);
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
     if (err->text[0] == '\0') {
         call->timed_out = true;
@@ -219,7 +168,7 @@ static fsdp_status take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fram
     if (head->magic != FRAME_MAGIC) {
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
-                         from, call_name(call->head.call));
+                         from, fsdp_call_name(call->head.call));
     }
     report_out->status = (fsdp_status)head->status;
     report_out->rank = head->rank;
@@ -568,7 +517,7 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
 {
     fsdp_error mine = call->outcome, broken = ctl->poison;
     fsdp_status status = broken.status;
-    fsdp_flow("statedict/ctl.c", "%s", call_name(call->head.call));
+    fsdp_flow("statedict/ctl.c", "%s", fsdp_call_name(call->head.call));
     if (status == FSDP_OK) {
         call->head.calls = ++ctl->calls;
         if (ctl->rank != 0)

@@ -68,13 +68,13 @@ fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, s
 void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
 {
     meter->ctl = ctl;
-    meter->teller = pthread_self();
+    meter->teller = fsdp_thread_number();
 }
 
 void fsdp_meter_alive(void *user, bool long_wait)
 {
     const fsdp_meter *meter = user;
-    if (meter->ctl && pthread_equal(meter->teller, pthread_self()))
+    if (meter->ctl && meter->teller == fsdp_thread_number())
         fsdp_ctl_tell_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }
 

@@ -10,7 +10,6 @@
 #include "formats/source.h"
 #include "statedict/plan.h"
 #include <fsdp/checkpoint.h>
-#include <pthread.h>
 #include <stdatomic.h>
 
 /* --- watching: progress counted by workers, told by one of them --- */
@@ -23,7 +22,7 @@ typedef struct fsdp_meter {
     atomic_bool cancelled;
     atomic_flag telling;
     fsdp_ctl *ctl;             /* the other ranks are told that this one is at work; may be NULL */
-    pthread_t teller;          /* the one thread that may use ctl */
+    uintptr_t teller;          /* the one thread that may use ctl */
 } fsdp_meter;
 
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);
