@@ -27,8 +27,8 @@ FSDP_CHECKED fsdp_status torch_emit_tensor(fsdp_pickler *pickler, fsdp_dtype dty
                                            const int64_t *shape, size_t key, fsdp_error *err);
 
 /*
- * Places an archive: records has TORCH_FIXED + storages members, of which those from TORCH_LEADING on have the
- * sizes of the storages; all else is filled in, but for checksums of storages.
+ * Places an archive: records has TORCH_FIXED + storages members, of which those from TORCH_LEADING on have
+ * the sizes of the storages; all else is filled in, but for checksums of storages.
  */
 FSDP_CHECKED fsdp_status torch_place_archive(fsdp_zip_record *records, size_t storages,
                                              const fsdp_text *pickle, int64_t *size_out, fsdp_error *err);
