@@ -358,29 +358,23 @@ typedef struct item_piece {
 } item_piece;
 
 static fsdp_status write_in(const fsdp_target *target, dcp_written *item, box_archive *archive,
-                            const item_piece *piece, fsdp_error *err)
+                            const item_piece *from, fsdp_error *err)
 {
     const fsdp_zip_record *storage = &archive->records[TORCH_LEADING];
-    int64_t rest = storage->size - piece->first - (int64_t)piece->size;
-    int64_t offset = item->offset + storage->data + piece->first;
-    fsdp_text before = {0}, behind = {0};
-    if (piece->first == 0)
-        add_before(&before, archive);
-    if (torch_part_take(&item->part, piece->data, piece->size, rest))
-        add_behind(&behind, archive, atomic_load(&item->part.crc));
+    int64_t place = item->offset + storage->data;
+    torch_piece piece = {.data = from->data,
+                         .size = from->size,
+                         .offset = place + from->first,
+                         .end = place + storage->size};
     rank_file file;
-    fsdp_status st = before.failed || behind.failed ? fsdp_fail_memory(err, "an item")
-                                                    : borrow_file(target, item->rank, &file, err);
-    if (st == FSDP_OK) {
-        st = torch_write_piece(file.file, file.path, offset, &before, piece->data, piece->size,
-                               &behind, err);
-        if (st == FSDP_OK && target->opts.sync)
-            fsdp_io_begin_sync(file.file, offset, (int64_t)piece->size);
-        st = return_file(&file, st, err);
-    }
-    fsdp_text_release(&before);
-    fsdp_text_release(&behind);
-    return st;
+    FSDP_TRY(borrow_file(target, item->rank, &file, err));
+    if (from->first == 0)
+        add_before(&piece.before, archive);
+    if (torch_part_take(&item->part, from->data, from->size,
+                        storage->size - from->first - (int64_t)from->size))
+        add_behind(&piece.behind, archive, atomic_load(&item->part.crc));
+    fsdp_status st = torch_write_piece(file.file, file.path, &piece, target->opts.sync, err);
+    return return_file(&file, st, err);
 }
 
 static fsdp_status write_piece(const fsdp_target *target, size_t entry, size_t box,

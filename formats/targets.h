@@ -4,7 +4,8 @@
 
 #include "formats/target.h"
 
-extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target;   /* packed_target.c */
+/* packed_target.c */
+extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target;
 extern const fsdp_target_format fsdp_dcp_target;     /* dcp_write.c */
 extern const fsdp_target_format fsdp_torch_target;   /* torch_write.c */
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TOGETHER = 64 << 10, IDENTITY_SIZE = 40 };
+enum { TOGETHER = 64 << 10, SYNCED_EARLY = 1 << 20, IDENTITY_SIZE = 40 };
 
 static const struct {
     const char *name, *text;
@@ -184,23 +184,51 @@ bool torch_part_take(torch_part *part, const void *data, size_t size, int64_t be
     return atomic_fetch_sub(&part->left, (int64_t)size) == (int64_t)size;
 }
 
-fsdp_status torch_write_piece(fsdp_file *file, const char *path, int64_t offset, fsdp_text *before,
-                              const void *data, size_t size, const fsdp_text *behind,
+static fsdp_status write_text(fsdp_file *file, const char *path, const fsdp_text *text,
+                              int64_t offset, fsdp_error *err)
+{
+    return text->size > 0 ? fsdp_io_write(file, path, text->data, text->size, offset, err)
+                          : FSDP_OK;
+}
+
+/* Small neighbours are one write. */
+static fsdp_status write_together(fsdp_file *file, const char *path, torch_piece *piece,
+                                  fsdp_error *err)
+{
+    fsdp_text *text = &piece->before;
+    int64_t offset = piece->offset - (int64_t)text->size;
+    fsdp_text_add(text, piece->data, piece->size);
+    if (piece->behind.size > 0 && piece->end == piece->offset + (int64_t)piece->size) {
+        fsdp_text_add(text, piece->behind.data, piece->behind.size);
+        piece->behind.size = 0;
+    }
+    return text->failed ? fsdp_fail_memory(err, "a record")
+                        : write_text(file, path, text, offset, err);
+}
+
+static fsdp_status write_in_order(fsdp_file *file, const char *path, const torch_piece *piece,
+                                  fsdp_error *err)
+{
+    FSDP_TRY(
+        write_text(file, path, &piece->before, piece->offset - (int64_t)piece->before.size, err));
+    return fsdp_io_write(file, path, piece->data, piece->size, piece->offset, err);
+}
+
+fsdp_status torch_write_piece(fsdp_file *file, const char *path, torch_piece *piece, bool sync,
                               fsdp_error *err)
 {
-    offset -= (int64_t)before->size;
-    if (before->size > 0 && size <= TOGETHER && behind->size <= TOGETHER) {
-        fsdp_text_add(before, data, size);
-        fsdp_text_add(before, behind->data ? behind->data : "", behind->size);
-        if (before->failed)
-            return fsdp_fail_memory(err, "a record");
-        return fsdp_io_write(file, path, before->data, before->size, offset, err);
-    }
-    if (before->size > 0)
-        FSDP_TRY(fsdp_io_write(file, path, before->data, before->size, offset, err));
-    offset += (int64_t)before->size;
-    FSDP_TRY(fsdp_io_write(file, path, data, size, offset, err));
-    if (behind->size == 0)
-        return FSDP_OK;
-    return fsdp_io_write(file, path, behind->data, behind->size, offset + (int64_t)size, err);
+    fsdp_status st = FSDP_OK;
+    if (piece->before.failed || piece->behind.failed)
+        st = fsdp_fail_memory(err, "a record");
+    else if (piece->size <= TOGETHER)
+        st = write_together(file, path, piece, err);
+    else
+        st = write_in_order(file, path, piece, err);
+    if (st == FSDP_OK)
+        st = write_text(file, path, &piece->behind, piece->end, err);
+    if (st == FSDP_OK && sync && piece->size >= SYNCED_EARLY)
+        fsdp_io_begin_sync(file, piece->offset, (int64_t)piece->size);
+    fsdp_text_release(&piece->before);
+    fsdp_text_release(&piece->behind);
+    return st;
 }

@@ -26,8 +26,8 @@ FSDP_CHECKED fsdp_status torch_emit_tensor(fsdp_pickler *pickler, fsdp_dtype dty
                                            const int64_t *shape, size_t key, fsdp_error *err);
 
 /*
- * Places an archive: records has TORCH_FIXED + storages members, of which those from TORCH_LEADING on have the
- * sizes of the storages; all else is filled in, but for checksums of storages.
+ * Places an archive: records has TORCH_FIXED + storages members, of which those from TORCH_LEADING on have
+ * the sizes of the storages; all else is filled in, but for checksums of storages.
  */
 FSDP_CHECKED fsdp_status torch_place_archive(fsdp_zip_record *records, size_t storages,
                                              const fsdp_text *pickle, int64_t *size_out, fsdp_error *err);
@@ -49,9 +49,18 @@ typedef struct torch_part {
 /* Takes a piece into account, with `behind` bytes after it; true: it was the last one, crc is complete. */
 bool torch_part_take(torch_part *part, const void *data, size_t size, int64_t behind);
 
-/* Bytes at an offset with others before and behind them, in few calls. before may be changed. */
-FSDP_CHECKED fsdp_status torch_write_piece(fsdp_file *file, const char *path, int64_t offset, fsdp_text *before,
-                                           const void *data, size_t size, const fsdp_text *behind,
+/* A piece of a storage, and what is written with it. */
+typedef struct torch_piece {
+    const void *data;
+    size_t size;
+    int64_t offset;            /* in the file */
+    fsdp_text before;          /* goes directly before it, when it is the first one in place */
+    fsdp_text behind;          /* goes behind the storage, when it is the last one in time */
+    int64_t end;               /* of the storage in the file */
+} torch_piece;
+
+/* Writes all of it in few calls, and releases the texts. sync: large pieces begin to reach the disk. */
+FSDP_CHECKED fsdp_status torch_write_piece(fsdp_file *file, const char *path, torch_piece *piece, bool sync,
                                            fsdp_error *err);
 
 /* The bytes of elements; shapes are checked. */

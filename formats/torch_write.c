@@ -157,27 +157,20 @@ static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t 
     int64_t element = (int64_t)fsdp_dtype_size(target->opts.entries[entry].dtype);
     fsdp_zip_record *record = &target->records[TORCH_LEADING + number];
     torch_part *part = &target->parts[number];
-    size_t size = (size_t)(count * element);
-    fsdp_text before = {0}, behind = {0};
+    torch_piece piece = {.data = data,
+                         .size = (size_t)(count * element),
+                         .offset = record->data + first * element,
+                         .end = record->data + record->size};
     (void)box; /* there is one, the whole */
-    if (size == 0)
+    if (count == 0)
         return FSDP_OK;
     if (first == 0)
-        fsdp_zip_add_header(&before, record);
-    if (torch_part_take(part, data, size, record->size - (first + count) * element)) {
+        fsdp_zip_add_header(&piece.before, record);
+    if (torch_part_take(part, data, piece.size, record->size - (first + count) * element)) {
         record->crc = atomic_load(&part->crc);
-        fsdp_zip_add_trailer(&behind, record);
+        fsdp_zip_add_trailer(&piece.behind, record);
     }
-    int64_t offset = record->data + first * element;
-    fsdp_status st = before.failed || behind.failed
-                         ? fsdp_fail_memory(err, "a record")
-                         : torch_write_piece(target->file, target->path, offset, &before, data,
-                                             size, &behind, err);
-    if (st == FSDP_OK && target->opts.sync)
-        fsdp_io_begin_sync(target->file, offset, (int64_t)size);
-    fsdp_text_release(&before);
-    fsdp_text_release(&behind);
-    return st;
+    return torch_write_piece(target->file, target->path, &piece, target->opts.sync, err);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */

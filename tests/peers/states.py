@@ -22,10 +22,11 @@ def raw(tensor):
 
 
 def random_tensor(dtype, shape, seed):
-    """Any bits, but for bool and NaN: torch compares bytes below."""
+    """Any bits, NaNs too: what is compared are bytes."""
     generator = torch.Generator().manual_seed(seed)
     size = torch.empty((), dtype=dtype).element_size() * math.prod(shape)
-    data = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8, generator=generator)
+    most = 2 if dtype == torch.bool else 256
+    data = torch.randint(0, most, (size,), dtype=torch.uint8, generator=generator)
     if size == 0:
         return torch.empty(shape, dtype=dtype)
     return data.view(dtype).reshape(shape)

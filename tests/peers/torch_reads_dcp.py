@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from states import check, golden, run, tensors, values
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 CONVERT, GOLDEN = sys.argv[1], Path(sys.argv[2])
 
@@ -115,10 +115,10 @@ def load_as_rank(rank, world, path, rendezvous, source):
     wanted = {}
     for number, (name, tensor) in enumerate(state.items()):
         placement = Shard(number % tensor.dim()) if tensor.dim() and number % 4 else Replicate()
-        local = torch.distributed.tensor.distribute_tensor(torch.zeros_like(tensor), mesh, [placement])
+        local = distribute_tensor(torch.zeros_like(tensor), mesh, [placement])
         wanted[name] = local
     dcp.load(wanted, checkpoint_id=path)
-    got = {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in wanted.items()}
+    got = {name: value.full_tensor() for name, value in wanted.items()}
     check(state, got, f"rank {rank} of {world}")
     dist.destroy_process_group()
 

@@ -1,0 +1,84 @@
+"""Real files of other programs, converted by fsdp-convert: the listing stays the same.
+
+usage: write_formats.py BIN GOLDEN FORMAT GROUP...
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from check_listing import differences
+
+BIN, GOLDEN, FORMAT, GROUPS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+OPTIONS = {"torch": [], "dcp": ["--world-size", "3"]}[FORMAT]
+DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
+
+
+def run(program, *arguments):
+    command = [str(BIN / program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def listing(path):
+    ran = run("fsdp-ls", "--json", "--digest", "sha256", path)
+    return json.loads(ran.stdout) if ran.returncode == 0 else None
+
+
+def is_opaque(value):
+    if isinstance(value, dict):
+        return "opaque" in value or "tensor" in value or any(map(is_opaque, value.values()))
+    return isinstance(value, list) and any(map(is_opaque, value))
+
+
+def has_dict(value):
+    if isinstance(value, dict):
+        return "dict" in value
+    return isinstance(value, list) and any(map(has_dict, value))
+
+
+def one_by_one(values):
+    """In a torch.save file a dict inside a value would be listed item by item."""
+    return [name for name, value in values.items() if FORMAT == "torch" and has_dict(value)]
+
+
+def without_dropped(listed):
+    tensors = {k: v for k, v in listed["tensors"].items() if not v["dtype"].startswith("f6_")}
+    values = {k: v for k, v in listed["values"].items() if not is_opaque(v)}
+    return {"tensors": tensors, "values": values}
+
+
+def problems(source, target):
+    before = listing(source)
+    if before is None:
+        return None  # a file that is refused
+    expected = without_dropped(before)
+    if not expected["tensors"] and not expected["values"]:
+        return None
+    drops = []
+    for name in one_by_one(expected["values"]):
+        drops += ["--drop", f"^{name}$"]
+        del expected["values"][name]
+    ran = run("fsdp-convert", source, target, "--to", FORMAT, *OPTIONS, *DROPS, *drops)
+    if ran.returncode != 0:
+        return [f"status {ran.returncode}: {ran.stderr}"]
+    after = listing(target)
+    return ["it cannot be listed"] if after is None else list(differences(expected, after))
+
+
+def main():
+    count, found = 0, []
+    with tempfile.TemporaryDirectory() as place:
+        cases = [case for group in GROUPS for case in sorted((GOLDEN / group).glob("*/data"))]
+        for number, data in enumerate(cases):
+            entries = list(data.iterdir())
+            source = entries[0] if len(entries) == 1 and entries[0].is_file() else data
+            wrong = problems(source, Path(place) / str(number))
+            count += wrong is not None
+            found += [f"{data.parent.name}: {line}" for line in wrong or []]
+    print("\n".join(found) or f"{count} real files are the same as {FORMAT}")
+    return 1 if found or count == 0 else 0
+
+
+sys.exit(main())
