@@ -3,6 +3,7 @@
  * opens it. A new format is one more line in the table.
  */
 #include "formats/foreign.h"
+#include "formats/hdf5_sandbox.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -155,6 +156,11 @@ static fsdp_status open_best(const fsdp_probe *probe, fsdp_source **source_out, 
         }
     }
     return best ? best->open(probe, source_out, err) : fail_unknown(probe, err);
+}
+
+void fsdp_source_limit_only(void)
+{
+    fsdp_hdf5_set_sandbox(FSDP_HDF5_RLIMIT);
 }
 
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out,

@@ -204,9 +204,9 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
                           .world = job->file_count,
                           .compress = job->opts->compress,
                           .with_view = !job->opts->no_view};
-    FSDP_TRY(fsdp_require_space(job->io, to, job->sd, &volume, &space, err));
+    fsdp_status st = fsdp_require_space(job->io, to, job->sd, &volume, &space, err);
     plan->free_bytes = space.free_bytes;
-    return FSDP_OK;
+    return st;
 }
 
 static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)

@@ -54,6 +54,10 @@ typedef struct fsdp_convert_plan {
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
 } fsdp_convert_plan;
 
+/* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
+ * the kernel cannot hold it to that, opening fails (FSDP_ERR_REFUSED) unless this was called before. */
+FSDP_API void fsdp_sandbox_by_limits_only(void);
+
 /* Names of the formats that can be written, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_convert_format(size_t i);
 /* The format that the suffix of a path asks for, "hf" for any other. */

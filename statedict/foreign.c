@@ -6,6 +6,7 @@
 
 #include "base/pool.h"
 #include "formats/source.h"
+#include <fsdp/convert.h>
 
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,11 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
     if (info.kind != FSDP_FILE_DIRECTORY)
         return true;
     return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;
+}
+
+void fsdp_sandbox_by_limits_only(void)
+{
+    fsdp_source_limit_only();
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */

@@ -97,7 +97,7 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_sd *sd,
 {
     char *path = NULL, *parent = NULL;
     int files = volume->kind == FSDP_FULL ? 1 : volume->world;
-    *space_out = (fsdp_space){.free_bytes = 0};
+    *space_out = (fsdp_space){.free_bytes = -1, .free_files = -1};
     FSDP_TRY(fsdp_path_split(dir, &path, &parent, err));
     int result = io->ops->space(io, parent, space_out);
     fsdp_free(path);

@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_JSON, KEY_MEM };
+enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_MEM };
 
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
@@ -199,6 +199,14 @@ static cli_progress_mode parse_progress(const char *text)
     cli_usage_error("--progress '%s' is none of auto, json, off", text);
 }
 
+static void choose_sandbox(const char *text)
+{
+    if (strcmp(text, "rlimit") == 0)
+        fsdp_sandbox_by_limits_only();
+    else if (strcmp(text, "seccomp") != 0)
+        cli_usage_error("--sandbox '%s' is none of seccomp, rlimit", text);
+}
+
 static error_t parse_work(int key, char *arg, struct argp_state *state)
 {
     cli_common *common = state->input;
@@ -206,6 +214,7 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
     case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
     case KEY_PROGRESS: common->progress = parse_progress(arg); return 0;
+    case KEY_SANDBOX: choose_sandbox(arg); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
@@ -214,6 +223,7 @@ static const struct argp_option work_options[] = {
     {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
     {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
     {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+    {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit", 0},
     {0}};
 const struct argp cli_work_argp = {.options = work_options, .parser = parse_work};
 

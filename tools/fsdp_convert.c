@@ -60,16 +60,21 @@ static const struct argp_option options[] = {
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
-static const char *parse_format(const char *text)
+_Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
-    for (size_t i = 0; fsdp_convert_format(i); i++) {
-        if (strcmp(text, fsdp_convert_format(i)) == 0)
-            return fsdp_convert_format(i);
+    for (size_t i = 0; fsdp_convert_format(i); i++)
         fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
-    }
     cli_usage_error("--to '%s' cannot be written; known formats: %.*s", text, (int)known.size,
                     known.data);
+}
+
+static const char *parse_format(const char *text)
+{
+    for (size_t i = 0; fsdp_convert_format(i); i++)
+        if (strcmp(text, fsdp_convert_format(i)) == 0)
+            return fsdp_convert_format(i);
+    refuse_format(text);
 }
 
 static fsdp_only parse_only(const char *text)
