@@ -143,10 +143,11 @@ static size_t room_for(size_t count)
     return count == 0 ? 0 : room;
 }
 
-static bool all_hashable(const pickle_vm *vm, const fsdp_node *items, size_t count, size_t step)
+/* Of the stack from `from` on, every step-th node. */
+static bool all_hashable(const pickle_vm *vm, size_t from, size_t step)
 {
-    for (size_t i = 0; i < count; i += step)
-        if (!(vm->nodes[items[i]].flags & FSDP_NODE_HASHABLE))
+    for (size_t i = from; i < vm->height; i += step)
+        if (!(vm->nodes[vm->stack[i]].flags & FSDP_NODE_HASHABLE))
             return false;
     return true;
 }
@@ -159,7 +160,7 @@ static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
         return pickle_fail(vm, FSDP_ERR_DAMAGED, "a dict is given a key without a value");
     size_t step = kind == FSDP_NODE_DICT ? 2 : 1;
     bool has_keys = kind == FSDP_NODE_DICT || kind == FSDP_NODE_SET || kind == FSDP_NODE_FROZENSET;
-    if (has_keys && !all_hashable(vm, vm->stack + from, count, step))
+    if (has_keys && !all_hashable(vm, from, step))
         return pickle_fail(vm, FSDP_ERR_REFUSED, "a key of a dict or set can change");
     return FSDP_OK;
 }
@@ -170,7 +171,7 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     size_t count = vm->height - from;
     fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)count};
     if (kind == FSDP_NODE_FROZENSET ||
-        (kind == FSDP_NODE_TUPLE && all_hashable(vm, vm->stack + from, count, 1)))
+        (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
         node.flags = FSDP_NODE_HASHABLE;
     if (count > 0) {
         bool is_fixed = kind == FSDP_NODE_TUPLE || kind == FSDP_NODE_FROZENSET;

@@ -12,7 +12,7 @@ from pathlib import Path
 from check_listing import differences
 
 BIN, GOLDEN, FORMAT, GROUPS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
-OPTIONS = {"torch": [], "dcp": ["--world-size", "3"]}[FORMAT]
+SUFFIX, OPTIONS = {"torch": (".pt", []), "dcp": (".dcp", ["--world-size", "3"])}[FORMAT]
 DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
 
 
@@ -60,7 +60,7 @@ def problems(source, target):
     for name in one_by_one(expected["values"]):
         drops += ["--drop", f"^{name}$"]
         del expected["values"][name]
-    ran = run("fsdp-convert", source, target, "--to", FORMAT, *OPTIONS, *DROPS, *drops)
+    ran = run("fsdp-convert", source, target, *OPTIONS, *DROPS, *drops)
     if ran.returncode != 0:
         return [f"status {ran.returncode}: {ran.stderr}"]
     after = listing(target)
@@ -74,7 +74,7 @@ def main():
         for number, data in enumerate(cases):
             entries = list(data.iterdir())
             source = entries[0] if len(entries) == 1 and entries[0].is_file() else data
-            wrong = problems(source, Path(place) / str(number))
+            wrong = problems(source, Path(place) / f"{number}{SUFFIX}")
             count += wrong is not None
             found += [f"{data.parent.name}: {line}" for line in wrong or []]
     print("\n".join(found) or f"{count} real files are the same as {FORMAT}")
