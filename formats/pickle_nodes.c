@@ -170,8 +170,7 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     FSDP_TRY(check_items(vm, kind, from));
     size_t count = vm->height - from;
     fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)count};
-    if (kind == FSDP_NODE_FROZENSET ||
-        (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
+    if (kind == FSDP_NODE_FROZENSET || (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
         node.flags = FSDP_NODE_HASHABLE;
     if (count > 0) {
         bool is_fixed = kind == FSDP_NODE_TUPLE || kind == FSDP_NODE_FROZENSET;

@@ -236,7 +236,7 @@ typedef struct fsdp_foreign_format {
 /* True when the directory of the probe holds the name. */
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 
-/* Formats that read in a child process hold it back by resource limits only, where the kernel has no better. */
+/* Formats that read in a child process hold it back by resource limits only: for kernels without better. */
 void fsdp_source_limit_only(void);
 
 /* Opens a path in the format that bids most. FSDP_ERR_NOT_FOUND "... is in no format that is known: ..." */
