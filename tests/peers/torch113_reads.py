@@ -1,7 +1,7 @@
 """PyTorch 1.13, the oldest that we write for, loads our torch.save files with the dtypes that it has, and
 items of our DCP directories. Debian's python3-torch is one.
 
-usage: torch113_reads.py FSDP_CONVERT     exit 77: there is no PyTorch 1.13, and FSDP_PEERS_REQUIRED is not set
+usage: torch113_reads.py FSDP_CONVERT     exit 77: no PyTorch 1.13, not required
 """
 
 import io

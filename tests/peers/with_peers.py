@@ -1,6 +1,6 @@
 """Runs a script with the Python of the peers (PyTorch and friends).
 
-usage: with_peers.py REPOSITORY SCRIPT [ARGUMENT...]    exit 77: there are no peers, and FSDP_PEERS_REQUIRED is not set
+usage: with_peers.py REPOSITORY SCRIPT [ARGUMENT...]    exit 77: no peers, not required
 """
 
 import os
