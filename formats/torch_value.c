@@ -3,7 +3,8 @@
  */
 #include "formats/torch_internal.h"
 
-#include <stdio.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static fsdp_status read_value(torch_archive *archive, fsdp_node node, int depth,
@@ -160,13 +161,26 @@ static fsdp_status set_class(torch_archive *archive, fsdp_node node, fsdp_value 
     return st;
 }
 
+/* Numbers between 2^63 and 2^64 have a kind of their own. */
+static bool parse_u64(const char *text, uint64_t *number_out)
+{
+    char *end;
+    errno = 0;
+    *number_out = strtoull(text, &end, 10);
+    return text[0] != '-' && *end == '\0' && errno == 0;
+}
+
 static fsdp_status set_bigint(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
     char *text = fsdp_pickle_decimal(node_at(archive, node));
     if (!text)
         return set_class(archive, node, value, err);
-    fsdp_status st = set_text(value, FSDP_VALUE_INTEGER, text, err);
+    fsdp_status st = FSDP_OK;
+    if (!parse_u64(text, &value->as.u64))
+        st = set_text(value, FSDP_VALUE_INTEGER, text, err);
+    else
+        value->kind = FSDP_VALUE_U64;
     fsdp_free(text);
     return st;
 }
@@ -201,20 +215,14 @@ static fsdp_status set_bytes(torch_archive *archive, fsdp_node node, fsdp_value 
     return st;
 }
 
-/* 64-bit unsigned numbers of NumPy are told as integers beyond ours. */
 static fsdp_status set_scalar(torch_archive *archive, fsdp_node node, fsdp_value *value,
                               fsdp_error *err)
 {
     fsdp_value scalar = {0};
     if (!torch_numpy_scalar(archive, node, &scalar))
         return set_class(archive, node, value, err);
-    if (scalar.kind != FSDP_VALUE_U64) {
-        *value = scalar;
-        return FSDP_OK;
-    }
-    char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)scalar.as.u64);
-    return set_text(value, FSDP_VALUE_INTEGER, text, err);
+    *value = scalar;
+    return FSDP_OK;
 }
 
 /* --- containers --------------------------------------------------------------------------------- */

@@ -289,8 +289,9 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
     if (plan->renamed > 0)
         fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
     if (plan->left_out > 0)
-        fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only)\n", plan->left_out,
-                       plan->left_out == 1 ? "entry" : "entries", "other part");
+        fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only all takes everything)\n",
+                       plan->left_out, plan->left_out == 1 ? "entry" : "entries",
+                       opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
     if (plan->prefix[0] && !is_ours(opts)) {
