@@ -7,6 +7,12 @@
 
 enum { BLOCK = 1024 };
 
+static int bin_of(double number)
+{
+    int bin = (ilogb(number) - FSDP_STATS_LOWEST) / FSDP_STATS_STEP;
+    return bin < 0 ? 0 : bin < FSDP_STATS_BINS ? bin : FSDP_STATS_BINS - 1;
+}
+
 static void add_number(fsdp_stats *stats, double number)
 {
     if (isnan(number)) {
@@ -22,8 +28,11 @@ static void add_number(fsdp_stats *stats, double number)
     if (stats->finite == 0 || number > stats->max)
         stats->max = number;
     stats->finite++;
-    stats->zeros += number == 0;
     stats->sum += number;
+    if (number == 0)
+        stats->zeros++;
+    else
+        stats->magnitudes[bin_of(number)]++;
 }
 
 void fsdp_stats_add(fsdp_stats *stats, fsdp_dtype dtype, const void *data, int64_t count)

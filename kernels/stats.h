@@ -10,10 +10,13 @@
 extern "C" {
 #endif
 
+enum { FSDP_STATS_BINS = 16, FSDP_STATS_LOWEST = -40, FSDP_STATS_STEP = 4 };
+
 /* Zero-initialise. Of finite elements: min, max, sum; min and max count only when finite > 0. */
 typedef struct fsdp_stats {
     int64_t finite, nans, infinities, zeros;
     double min, max, sum;
+    int64_t magnitudes[FSDP_STATS_BINS];   /* |x| from 2^-40 on, 2^4 to a bin; the outer ones hold the rest */
 } fsdp_stats;
 
 /* Adds count elements of a real floating type (fsdp_dtype_info.is_float); other types add nothing. */

@@ -7,6 +7,7 @@
 #include "base/pool.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/diff_internal.h"
+#include "statedict/rename.h"
 #include <fsdp/filter.h>
 
 #include <string.h>
@@ -31,6 +32,8 @@ typedef struct diff_state {
     const fsdp_sd *sd_a, *sd_b;
     fsdp_diff_opts opts;
     fsdp_filter *filter;
+    fsdp_rename **renames;
+    bool *paired; /* per entry of b */
     diff_pair *pairs;
     size_t pair_count;
     diff_task *tasks;
@@ -108,6 +111,34 @@ static fsdp_status add_tasks(diff_state *state, size_t number, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* The entry of b that an entry of a is compared with, -1 for none. */
+static fsdp_status find_partner(diff_state *state, const fsdp_entry *a, int64_t *found_out,
+                                fsdp_error *err)
+{
+    fsdp_text name = {0};
+    fsdp_status st = FSDP_OK;
+    fsdp_text_add(&name, a->name, a->name_size);
+    for (size_t i = 0; i < state->opts.rename_count && st == FSDP_OK; i++)
+        st = fsdp_rename_apply(state->renames[i], &name, err);
+    if (st == FSDP_OK && name.failed)
+        st = fsdp_fail_memory(err, "a name");
+    if (st == FSDP_OK)
+        *found_out = fsdp_sd_find(state->sd_b, name.size ? name.data : "", name.size);
+    fsdp_text_release(&name);
+    if (st != FSDP_OK || *found_out < 0)
+        return st;
+    if (state->paired[*found_out]) {
+        char shown[160];
+        return fsdp_fail(err, FSDP_ERR_USAGE, "two names of '%s' are mapped to '%s'",
+                         state->a->path,
+                         fsdp_printable(fsdp_sd_at(state->sd_b, (size_t)*found_out)->name,
+                                        fsdp_sd_at(state->sd_b, (size_t)*found_out)->name_size,
+                                        shown, sizeof shown));
+    }
+    state->paired[*found_out] = true;
+    return FSDP_OK;
+}
+
 static fsdp_status pair_entry(diff_state *state, size_t index, fsdp_error *err)
 {
     const fsdp_entry *a = fsdp_sd_at(state->sd_a, index);
@@ -115,8 +146,9 @@ static fsdp_status pair_entry(diff_state *state, size_t index, fsdp_error *err)
         return FSDP_OK;
     size_t number = state->pair_count++;
     diff_pair *pair = &state->pairs[number];
-    int64_t found = fsdp_sd_find(state->sd_b, a->name, a->name_size);
+    int64_t found = -1;
     *pair = (diff_pair){.a = a};
+    FSDP_TRY(find_partner(state, a, &found, err));
     if (found < 0)
         return FSDP_OK;
     pair->b = fsdp_sd_at(state->sd_b, (size_t)found);
@@ -131,7 +163,12 @@ static fsdp_status pair_all(diff_state *state, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(state->sd_a);
     state->pairs = fsdp_alloc(count, sizeof *state->pairs);
-    if (!state->pairs)
+    state->paired = fsdp_alloc(fsdp_sd_count(state->sd_b), sizeof *state->paired);
+    state->renames = fsdp_alloc(state->opts.rename_count, sizeof(fsdp_rename *));
+    if (state->renames)
+        for (size_t i = 0; i < state->opts.rename_count; i++)
+            FSDP_TRY(fsdp_rename_create(state->opts.renames[i], &state->renames[i], err));
+    if (!state->pairs || !state->paired || !state->renames)
         return fsdp_fail_memory(err, "a list of names");
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(pair_entry(state, i, err));
@@ -253,8 +290,7 @@ static void visit_all(diff_state *state)
         visit_pair(state, &state->pairs[i]);
     for (size_t i = 0; i < fsdp_sd_count(state->sd_b); i++) {
         const fsdp_entry *b = fsdp_sd_at(state->sd_b, i);
-        if (fsdp_filter_selects(state->filter, b->name, b->name_size) &&
-            fsdp_sd_find(state->sd_a, b->name, b->name_size) < 0)
+        if (fsdp_filter_selects(state->filter, b->name, b->name_size) && !state->paired[i])
             visit(state, &(fsdp_diff_item){.state = FSDP_DIFF_ONLY_B, .b = b});
     }
     state->summary.bytes = state->meter.total;
@@ -318,6 +354,10 @@ fsdp_status fsdp_checkpoint_diff(fsdp_checkpoint *a, fsdp_checkpoint *b, const f
     if (summary_out)
         *summary_out = state.summary;
     fsdp_filter_free(state.filter);
+    for (size_t i = 0; state.renames && i < state.opts.rename_count; i++)
+        fsdp_rename_free(state.renames[i]);
+    fsdp_free(state.renames);
+    fsdp_free(state.paired);
     fsdp_free(state.pairs);
     fsdp_free(state.tasks);
     return st;

@@ -44,6 +44,8 @@ typedef struct fsdp_diff_opts {
     int64_t ulp;               /* ... or at most so many steps of their dtype apart */
     bool keys_only;            /* names, kinds, dtypes and shapes; no data, no values */
     const char *include, *exclude;     /* see fsdp_filter_create */
+    const char *const *renames;        /* "s/REGEX/NEW/" in order: what the names of a are called in b */
+    size_t rename_count;
     int threads;
     int64_t memory;
     void (*visit)(void *user, const fsdp_diff_item *item);     /* once per name, after all is compared */

@@ -3,6 +3,7 @@
 
 #include <fsdp/diff.h>
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +18,11 @@ typedef struct diff_options {
     int64_t ulp;
     bool keys_only;
     int64_t top; /* 0: all */
+    const char *map_path, *plot_path;
+    enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
+    char *map_text; /* of the file; rules point into it */
+    const char **rules;
+    size_t rule_count;
     const char *paths[2];
 } diff_options;
 
@@ -29,7 +35,7 @@ typedef struct diff_list {
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_ATOL = 0x2000, KEY_RTOL, KEY_ULP, KEY_KEYS, KEY_TOP };
+enum { KEY_ATOL = 0x2000, KEY_RTOL, KEY_ULP, KEY_KEYS, KEY_TOP, KEY_MAP, KEY_COLOR, KEY_PLOT };
 
 static const struct argp_option options[] = {
     {"atol", KEY_ATOL, "X", 0, "equal when |a - b| <= X ...", 0},
@@ -37,7 +43,21 @@ static const struct argp_option options[] = {
     {"ulp", KEY_ULP, "N", 0, "equal when at most N steps of their dtype apart", 0},
     {"keys-only", KEY_KEYS, NULL, 0, "names, dtypes and shapes; reads no data", 0},
     {"top", KEY_TOP, "N", 0, "show the N largest differences (default 20; 0: all)", 0},
+    {"map", KEY_MAP, "FILE", 0, "rules s/REGEX/NEW/, one per line: names of A in B", 0},
+    {"color", KEY_COLOR, "WHEN", 0, "auto (default), always or never", 0},
+    {"plot", KEY_PLOT, "FILE", 0, "write the largest differences as a picture (SVG)", 0},
     {0}};
+
+static void parse_color(diff_options *opts, const char *text)
+{
+    static const char *const words[] = {"auto", "always", "never"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(text, words[i]) == 0) {
+            opts->color = i == 0 ? COLOR_AUTO : i == 1 ? COLOR_ALWAYS : COLOR_NEVER;
+            return;
+        }
+    cli_usage_error("--color '%s' is none of auto, always, never", text);
+}
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -52,6 +72,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_ULP: opts->ulp = cli_parse_integer("--ulp", arg, 0, INT32_MAX); return 0;
     case KEY_KEYS: opts->keys_only = true; return 0;
     case KEY_TOP: opts->top = cli_parse_integer("--top", arg, 0, INT32_MAX); return 0;
+    case KEY_MAP: opts->map_path = arg; return 0;
+    case KEY_COLOR: parse_color(opts, arg); return 0;
+    case KEY_PLOT: opts->plot_path = arg; return 0;
     case ARGP_KEY_ARG:
         if (state->arg_num > 1)
             cli_usage_error("two checkpoints are expected, '%s' is too many", arg);
@@ -122,6 +145,106 @@ static int largest_first(const void *left, const void *right)
     return order ? order : (entry_a->name_size > entry_b->name_size) * 2 - 1;
 }
 
+/* --- the map of names ------------------------------------------------------------------------- */
+
+enum { MAP_MOST = 1 << 20 };
+
+static char *read_text(const char *path, fsdp_error *err)
+{
+    FILE *file = fopen(path, "r");
+    char *text = file ? calloc(1, MAP_MOST + 1) : NULL;
+    if (!file)
+        fsdp_fail_errno(err, errno, "cannot open '%s'", path);
+    else if (!text)
+        fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
+    else if (fread(text, 1, MAP_MOST, file) == MAP_MOST)
+        fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than a map of names is: %d bytes", path,
+                  MAP_MOST);
+    if (file)
+        fclose(file);
+    if (err->status == FSDP_OK)
+        return text;
+    free(text);
+    return NULL;
+}
+
+/* One rule a line; empty lines and those that begin with # are none. */
+static fsdp_status read_map(diff_options *opts, fsdp_error *err)
+{
+    if (!opts->map_path)
+        return FSDP_OK;
+    opts->map_text = read_text(opts->map_path, err);
+    opts->rules = opts->map_text ? calloc(strlen(opts->map_text) + 1, sizeof *opts->rules) : NULL;
+    if (!opts->map_text)
+        return err->status;
+    if (!opts->rules)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", opts->map_path);
+    char *rest = opts->map_text;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;)
+        if (line[0] && line[0] != '#')
+            opts->rules[opts->rule_count++] = line;
+    return FSDP_OK;
+}
+
+/* --- the picture ------------------------------------------------------------------------------ */
+
+enum {
+    PLOT_ROWS = 40,
+    PLOT_ROW = 18,
+    PLOT_NAMES = 420,
+    PLOT_BARS = 420,
+    PLOT_LEAST = -12,
+    PLOT_MOST = 4
+};
+
+static void add_escaped(fsdp_text *svg, const char *text)
+{
+    for (; *text; text++) {
+        const char *entity = *text == '<' ? "&lt;" : *text == '&' ? "&amp;" : NULL;
+        fsdp_text_add(svg, entity ? entity : text, entity ? strlen(entity) : 1);
+    }
+}
+
+/* A bar on a logarithmic scale from 10^PLOT_LEAST to 10^PLOT_MOST. */
+static void add_bar(fsdp_text *svg, const fsdp_diff_item *item, int row)
+{
+    char name[60];
+    double decades =
+        item->max_abs > 0 && isfinite(item->max_abs) ? log10(item->max_abs) : PLOT_MOST;
+    double part =
+        (fmin(fmax(decades, PLOT_LEAST), PLOT_MOST) - PLOT_LEAST) / (PLOT_MOST - PLOT_LEAST);
+    int y = (row + 2) * PLOT_ROW;
+    fsdp_text_addf(svg, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\">", PLOT_NAMES - 8, y);
+    add_escaped(svg, fsdp_printable(item->a->name, item->a->name_size, name, sizeof name));
+    fsdp_text_addf(svg,
+                   "</text><rect x=\"%d\" y=\"%d\" width=\"%.0f\" height=\"%d\" "
+                   "fill=\"#4477aa\"/><text x=\"%.0f\" y=\"%d\">%.3g</text>\n",
+                   PLOT_NAMES, y - 11, part * PLOT_BARS + 1, PLOT_ROW - 5,
+                   PLOT_NAMES + part * PLOT_BARS + 8, y, item->max_abs);
+}
+
+static fsdp_status write_plot(const char *path, const diff_list *list, fsdp_error *err)
+{
+    fsdp_text svg = {0};
+    int rows = 0;
+    fsdp_text_addf(&svg,
+                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+                   "font-family=\"sans-serif\" font-size=\"12\">\n<text x=\"%d\" y=\"14\">largest "
+                   "absolute difference (logarithmic, 1e%d to 1e%d)</text>\n",
+                   PLOT_NAMES + PLOT_BARS + 100, (PLOT_ROWS + 3) * PLOT_ROW, PLOT_NAMES, PLOT_LEAST,
+                   PLOT_MOST);
+    for (size_t i = 0; i < list->count && rows < PLOT_ROWS; i++)
+        if (list->items[i].state == FSDP_DIFF_DIFFERS && !list->items[i].why)
+            add_bar(&svg, &list->items[i], rows++);
+    fsdp_text_addf(&svg, "</svg>\n");
+    FILE *file = svg.failed ? NULL : fopen(path, "w");
+    bool written = file && fwrite(svg.data, 1, svg.size, file) == svg.size;
+    int problem = errno;
+    written = (!file || fclose(file) == 0) && written;
+    fsdp_text_release(&svg);
+    return written ? FSDP_OK : fsdp_fail_errno(err, problem, "cannot write '%s'", path);
+}
+
 /* --- for people ------------------------------------------------------------------------------- */
 
 static void add_summary(fsdp_text *text, const fsdp_diff_summary *summary,
@@ -169,10 +292,21 @@ static const fsdp_entry *tensor_of(const fsdp_checkpoint *checkpoint, const fsdp
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
 }
 
+static bool in_color;
+
+static void add_mark(fsdp_text *text, char mark)
+{
+    int color = mark == '*' ? 33 : mark == '+' ? 32 : 31;
+    if (in_color)
+        fsdp_text_addf(text, "\x1b[%dm%c\x1b[0m ", color, mark);
+    else
+        fsdp_text_addf(text, "%c ", mark);
+}
+
 static void add_difference(fsdp_text *text, const fsdp_diff_item *item,
                            fsdp_checkpoint *const sides[2])
 {
-    fsdp_text_addf(text, "* ");
+    add_mark(text, '*');
     cli_add_name(text, item->a->name, item->a->name_size);
     fsdp_text_addf(text, "  ");
     if (item->why && strcmp(item->why, "value") == 0) {
@@ -194,7 +328,7 @@ static void add_difference(fsdp_text *text, const fsdp_diff_item *item,
 static void add_one_sided(fsdp_text *text, const fsdp_diff_item *item)
 {
     const fsdp_entry *entry = item->a ? item->a : item->b;
-    fsdp_text_addf(text, item->a ? "- " : "+ ");
+    add_mark(text, item->a ? '-' : '+');
     cli_add_name(text, entry->name, entry->name_size);
     fsdp_text_addf(text, "  ");
     add_entry(text, entry);
@@ -292,6 +426,8 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
                            .rtol = opts->rtol,
                            .ulp = opts->ulp,
                            .keys_only = opts->keys_only,
+                           .renames = opts->rules,
+                           .rename_count = opts->rule_count,
                            .include = opts->common.include,
                            .exclude = opts->common.exclude,
                            .threads = opts->common.jobs,
@@ -306,6 +442,8 @@ static fsdp_status compare(const diff_options *opts, fsdp_checkpoint *const side
     if (st != FSDP_OK && (st != FSDP_DIFFERS || !compared))
         return st;
     FSDP_TRY(print_result(opts, list, &summary, sides));
+    if (opts->plot_path)
+        FSDP_TRY(write_plot(opts->plot_path, list, err));
     return st;
 }
 
@@ -330,6 +468,11 @@ int main(int argc, char **argv)
     diff_options opts = {.top = TOP_DEFAULT};
     fsdp_error err = {0};
     cli_begin(&tool, argc, argv, &opts);
-    fsdp_status st = diff_paths(&opts, &err);
+    in_color = opts.color == COLOR_ALWAYS || (opts.color == COLOR_AUTO && cli_colors_out());
+    fsdp_status st = read_map(&opts, &err);
+    if (st == FSDP_OK)
+        st = diff_paths(&opts, &err);
+    free(opts.rules);
+    free(opts.map_text);
     return cli_end(st, &err);
 }

@@ -14,7 +14,7 @@
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_DIGEST, KEY_SORT };
+enum { KEY_SHARDS = 0x2000, KEY_TREE, KEY_CONFIG, KEY_STATS, KEY_HIST, KEY_DIGEST, KEY_SORT };
 
 static const struct argp_option options[] = {
     {"long", 'l', NULL, 0, "one line per entry", 0},
@@ -22,6 +22,7 @@ static const struct argp_option options[] = {
     {"tree", KEY_TREE, NULL, 0, "names as a tree", 0},
     {"config", KEY_CONFIG, NULL, 0, "the values that are not tensors", 0},
     {"stats", KEY_STATS, NULL, 0, "reads the data: min, max, mean, NaN, Inf of float tensors", 0},
+    {"hist", KEY_HIST, NULL, 0, "reads the data: how large the numbers of float tensors are", 0},
     {"digest", KEY_DIGEST, "sha256", 0, "reads the data: digests of whole tensors", 0},
     {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
     {0}};
@@ -55,6 +56,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_TREE: set_mode(opts, LS_TREE); return 0;
     case KEY_CONFIG: set_mode(opts, LS_CONFIG); return 0;
     case KEY_STATS: set_mode(opts, LS_STATS); return 0;
+    case KEY_HIST: set_mode(opts, LS_HIST); return 0;
     case KEY_SORT:
         opts->sort = parse_sort(arg);
         opts->sort_given = true;
@@ -259,7 +261,8 @@ static fsdp_status print_entries(ls_listing *listing, fsdp_text *text, fsdp_erro
     case LS_SHARDS: return ls_print_shards(listing, text);
     case LS_TREE: return ls_print_tree(listing, text);
     case LS_CONFIG: return ls_print_config(listing, text);
-    case LS_STATS: return ls_print_stats(listing, text, err);
+    case LS_STATS:
+    case LS_HIST: return ls_print_stats(listing, text, err);
     }
     return FSDP_OK;
 }

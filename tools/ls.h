@@ -5,7 +5,7 @@
 #include "tools/cli.h"
 
 typedef enum ls_mode {
-    LS_SUMMARY, LS_LONG, LS_SHARDS, LS_TREE, LS_CONFIG, LS_STATS
+    LS_SUMMARY, LS_LONG, LS_SHARDS, LS_TREE, LS_CONFIG, LS_STATS, LS_HIST
 } ls_mode;
 
 typedef enum ls_sort { LS_SORT_ORDER, LS_SORT_NAME, LS_SORT_SIZE } ls_sort;
