@@ -235,8 +235,15 @@ FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, co
 typedef enum fsdp_verify_level {
     FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes, every element stored exactly once */
     FSDP_VERIFY_DATA,          /* and every block's hash */
-    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here */
+    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here; of what is
+                                  whole: NaN and Inf, and whether optimizer states fit the model */
 } fsdp_verify_level;
+
+typedef enum fsdp_finding_kind {
+    FSDP_FINDING_DAMAGE = 0,
+    FSDP_FINDING_VALUE,        /* a warning: the bytes are as saved, but what they say is doubtful */
+    FSDP_FINDING_FIXED         /* was damage or missing, and was written anew */
+} fsdp_finding_kind;
 
 typedef struct fsdp_finding {
     const char *file;          /* relative to the checkpoint */
@@ -244,10 +251,13 @@ typedef struct fsdp_finding {
     int64_t block;             /* -1: none */
     const char *text;
     bool unreadable;           /* it could not be looked at: says nothing about the bytes */
+    fsdp_finding_kind kind;
 } fsdp_finding;
 
 typedef struct fsdp_verify_opts {
     fsdp_verify_level level;
+    bool repair;               /* a missing or wrong view is written anew when the data is whole; never at
+                                  FSDP_VERIFY_QUICK and for checkpoints of other programs (FSDP_ERR_USAGE) */
     int threads;
     int64_t memory;
     void (*finding)(void *user, const fsdp_finding *finding);
@@ -258,10 +268,11 @@ typedef struct fsdp_verify_opts {
 
 typedef struct fsdp_verify_summary {
     int64_t files, tensors, blocks, bytes;
-    int64_t findings, unreadable;      /* unreadable: those of the findings */
+    int64_t findings, unreadable;      /* damage; unreadable: those of the findings */
+    int64_t warnings, fixed;           /* findings of the other kinds */
 } fsdp_verify_summary;
 
-/* FSDP_OK when good, FSDP_DIFFERS when damage was found (each reported as a finding), FSDP_ERR_IO when
+/* FSDP_OK when good (warnings, too), FSDP_DIFFERS when damage was found (each reported as a finding), FSDP_ERR_IO when
  * a part could not be read (findings, too). */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);

@@ -4,6 +4,8 @@
  */
 #include "statedict/foreign.h"
 
+#include "statedict/verify_values.h"
+
 #include "base/pool.h"
 #include "formats/source.h"
 #include <fsdp/convert.h>
@@ -268,6 +270,7 @@ fsdp_status fsdp_checkpoint_check(fsdp_checkpoint *checkpoint, int threads, fsdp
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_verify_summary summary;
+    fsdp_stats stats; /* of the tensor at hand, when deep */
     fsdp_meter meter;
 } verify_job;
 
@@ -285,7 +288,8 @@ static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *
     }
     job->summary.findings++;
     job->summary.unreadable += unreadable;
-    fsdp_finding finding = {"", tensor, -1, found->text, unreadable};
+    fsdp_finding finding = {
+        .file = "", .tensor = tensor, .block = -1, .text = found->text, .unreadable = unreadable};
     if (job->opts->finding)
         job->opts->finding(job->opts->finding_user, &finding);
     return FSDP_OK;
@@ -297,7 +301,8 @@ static fsdp_status count_slab(void *user, const fsdp_entry *entry, int64_t first
     verify_job *job = user;
     int64_t bytes = count * (int64_t)fsdp_dtype_size(entry->dtype);
     (void)first;
-    (void)data;
+    if (job->opts->level >= FSDP_VERIFY_DEEP)
+        fsdp_stats_add(&job->stats, entry->dtype, data, count);
     job->summary.blocks++;
     job->summary.bytes += bytes;
     return fsdp_meter_add(&job->meter, bytes, entry->name, entry->name_size, err);
@@ -314,11 +319,16 @@ static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_e
         if (entry->kind != FSDP_ENTRY_TENSOR)
             continue;
         job->summary.tensors++;
+        job->stats = (fsdp_stats){0};
         fsdp_status st =
             fsdp_checkpoint_stream(checkpoint, i, job->opts->memory, count_slab, job, &found);
         fsdp_printable(entry->name, entry->name_size, name, sizeof name);
         FSDP_TRY(judge(job, st, &found, name, err));
+        if (st == FSDP_OK)
+            fsdp_values_tell(job->opts, entry, &job->stats, &job->summary.warnings);
     }
+    if (job->opts->level >= FSDP_VERIFY_DEEP)
+        fsdp_values_match(sd, job->opts, &job->summary.warnings);
     return FSDP_OK;
 }
 

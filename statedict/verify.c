@@ -1,10 +1,12 @@
 /*
  * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
- * view as well. Every fault is reported; verifying goes on to find the others.
+ * view and the values (verify_values.c) as well. Every fault is reported; verifying goes on to find
+ * the others. The view alone can be written anew: everything in it follows from the manifest.
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/foreign.h"
+#include "statedict/verify_values.h"
 #include "statedict/view.h"
 
 #include "base/pool.h"
@@ -21,6 +23,7 @@ typedef struct verify_job {
     atomic_flag reporting; /* guards the callback and these two */
     int64_t unreadable;
     char reason[FSDP_ERROR_TEXT]; /* of the first that was unreadable */
+    int64_t warnings, fixed;
     fsdp_meter meter;
 } verify_job;
 
@@ -39,7 +42,7 @@ static void tell(verify_job *job, const fsdp_finding *finding)
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    tell(job, &(fsdp_finding){file, tensor, block, text, false});
+    tell(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text});
 }
 
 /* A disk or a permission that fails says nothing about the bytes behind it. */
@@ -47,7 +50,11 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
                            const fsdp_error *found)
 {
     bool unreadable = found->status == FSDP_ERR_IO;
-    tell(job, &(fsdp_finding){file, tensor, block, found->text, unreadable});
+    tell(job, &(fsdp_finding){.file = file,
+                              .tensor = tensor,
+                              .block = block,
+                              .text = found->text,
+                              .unreadable = unreadable});
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
@@ -171,30 +178,75 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
 }
 
 /* A checkpoint may do without a view. One that is there must show what the shards hold. */
-static fsdp_status verify_view(verify_job *job, fsdp_error *err)
+static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out, bool *same_out,
+                              fsdp_error *err)
 {
-    const fsdp_checkpoint *checkpoint = job->checkpoint;
-    fsdp_error found = {0};
-    bool same = true;
     char *path = fsdp_path_join(checkpoint->path, FSDP_VIEW_NAME);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_status st = FSDP_OK;
-    if (checkpoint->manifest.kind != FSDP_FULL && fsdp_io_exists(checkpoint->io, path))
-        st = fsdp_view_check(checkpoint->io, checkpoint->path, &checkpoint->manifest,
-                             checkpoint->owners, &same, &found);
+    *there_out = fsdp_io_exists(checkpoint->io, path);
     fsdp_free(path);
+    *same_out = true;
+    if (!*there_out)
+        return FSDP_OK;
+    return fsdp_view_check(checkpoint->io, checkpoint->path, &checkpoint->manifest,
+                           checkpoint->owners, same_out, err);
+}
+
+static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *err)
+{
+    const fsdp_checkpoint *checkpoint = job->checkpoint;
+    char text[FSDP_ERROR_TEXT];
+    FSDP_TRY(fsdp_view_replace(checkpoint->io, checkpoint->path, &checkpoint->manifest,
+                               checkpoint->owners, &job->opts->watch, written_out, err));
+    if (!*written_out)
+        return FSDP_OK;
+    snprintf(text, sizeof text, "%s/" FSDP_VIEW_NAME ": the view was written again",
+             checkpoint->path);
+    job->fixed++;
+    if (job->opts->finding)
+        job->opts->finding(job->opts->finding_user, &(fsdp_finding){.file = FSDP_VIEW_NAME,
+                                                                    .tensor = "",
+                                                                    .block = -1,
+                                                                    .text = text,
+                                                                    .kind = FSDP_FINDING_FIXED});
+    return FSDP_OK;
+}
+
+/* Data comes first: beside damage nothing is changed. */
+static fsdp_status verify_view(verify_job *job, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    bool there = true, same = true, fixed = false;
+    if (job->checkpoint->manifest.kind == FSDP_FULL)
+        return FSDP_OK;
+    fsdp_status st = check_view(job->checkpoint, &there, &same, &found);
     if (st != FSDP_OK && !is_fact(st)) {
         if (err)
             *err = found;
         return st;
     }
+    bool wrong = !there || !same || (st != FSDP_OK && st != FSDP_ERR_IO);
+    if (wrong && job->opts->repair && atomic_load(&job->findings) == 0)
+        FSDP_TRY(repair_view(job, &fixed, err));
+    if (fixed)
+        return FSDP_OK;
     if (st != FSDP_OK)
         report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
     else if (!same)
         report(job, FSDP_VIEW_NAME, "", -1,
                "the view is not the one that belongs to this checkpoint; the data is not affected, "
-               "fsdp-convert makes a new one");
+               "fsdp-verify --repair makes a new one");
+    return FSDP_OK;
+}
+
+/* Values are looked at in what is whole. */
+static fsdp_status verify_values(verify_job *job, fsdp_error *err)
+{
+    if (atomic_load(&job->findings) > 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_values_scan(job->checkpoint, job->opts, &job->meter, &job->warnings, err));
+    fsdp_values_match(job->checkpoint->manifest.sd, job->opts, &job->warnings);
     return FSDP_OK;
 }
 
@@ -251,12 +303,14 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
 {
     FSDP_TRY(open_files(job, err));
     FSDP_TRY(verify_coverage(job, err));
-    fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job));
+    bool deep = job->opts->level >= FSDP_VERIFY_DEEP;
+    int64_t values = deep ? fsdp_values_bytes(job->checkpoint->manifest.sd) : 0;
+    fsdp_meter_init(&job->meter, &job->opts->watch, bytes_to_read(job) + values);
     if (job->opts->level >= FSDP_VERIFY_DATA)
         FSDP_TRY(verify_data(job, err));
-    if (job->opts->level >= FSDP_VERIFY_DEEP)
-        FSDP_TRY(verify_view(job, err));
-    return FSDP_OK;
+    if (deep)
+        FSDP_TRY(verify_values(job, err));
+    return deep || job->opts->repair ? verify_view(job, err) : FSDP_OK;
 }
 
 static int64_t count_tensors(const fsdp_sd *sd)
@@ -292,6 +346,18 @@ static fsdp_status judge(const char *path, const verify_job *job,
     return FSDP_OK;
 }
 
+static fsdp_status check_repair(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
+                                fsdp_error *err)
+{
+    if (opts->repair && opts->level < FSDP_VERIFY_DATA)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "nothing is repaired before its data was read");
+    if (opts->repair && fsdp_path_is_foreign(io, path))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a checkpoint of another program: nothing in it can be repaired",
+                         path);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                    fsdp_verify_summary *summary_out, fsdp_error *err)
 {
@@ -303,6 +369,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     if (summary_out)
         *summary_out = summary;
     FSDP_TRY(fsdp_check_budget(job.opts->threads, job.opts->memory, err));
+    FSDP_TRY(check_repair(io, path, job.opts, err));
     if (fsdp_path_is_foreign(io, path))
         return fsdp_foreign_verify(io, path, job.opts, summary_out, err);
     fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
@@ -318,6 +385,8 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     summary.bytes = atomic_load(&job.bytes);
     summary.findings = atomic_load(&job.findings);
     summary.unreadable = job.unreadable;
+    summary.warnings = job.warnings;
+    summary.fixed = job.fixed;
     fsdp_checkpoint_close(job.checkpoint);
     if (summary_out)
         *summary_out = summary;

@@ -18,4 +18,9 @@ fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *m
 fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool *same_out, fsdp_error *err);
 
+/* Puts a new DIR/index.h5 in the place of what is there, in one step that lasts. *written_out is false when
+ * the view is left out (see fsdp_view_write) and nothing was changed. */
+fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
+                              const fsdp_watch *watch, bool *written_out, fsdp_error *err);
+
 #endif

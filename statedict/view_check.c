@@ -1,6 +1,6 @@
 /*
  * Is the view the one that its checkpoint would get today? It is written once more, into memory, and
- * compared with the file. See view.h. Memory: the size of the view, some hundred bytes per mapping.
+ * compared with the file, or put in its place. See view.h. Memory: the size of the view, some hundred bytes per mapping.
  */
 #include "statedict/view.h"
 
@@ -52,5 +52,32 @@ fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *m
         status = compare_file(io, path, &expected, same_out, err);
     fsdp_free(path);
     fsdp_memory_io_release(&expected);
+    return status;
+}
+
+static fsdp_status replace_file(fsdp_io *io, const char *dir, const fsdp_memory_io *view,
+                                fsdp_error *err)
+{
+    char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status status = fsdp_io_replace_file(io, path, view->data, view->size, err);
+    fsdp_free(path);
+    return status == FSDP_OK ? fsdp_io_sync_dir(io, dir, err) : status;
+}
+
+fsdp_status fsdp_view_replace(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
+                              const int *owners, const fsdp_watch *watch, bool *written_out,
+                              fsdp_error *err)
+{
+    fsdp_memory_io view;
+    fsdp_memory_io_init(&view);
+    *written_out = false;
+    fsdp_status status = fsdp_view_write(&view.io, dir, manifest, owners, false, watch, err);
+    if (status == FSDP_OK && view.size > 0) {
+        status = replace_file(io, dir, &view, err);
+        *written_out = status == FSDP_OK;
+    }
+    fsdp_memory_io_release(&view);
     return status;
 }

@@ -14,7 +14,7 @@
 typedef struct verify_options {
     cli_common common;
     fsdp_verify_level level;
-    bool quick, deep, latest;
+    bool quick, deep, repair, latest;
     const char **paths;
     int path_count;
 } verify_options;
@@ -29,11 +29,12 @@ typedef struct verify_report {
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_LATEST };
+enum { KEY_QUICK = 0x2000, KEY_DEEP, KEY_REPAIR, KEY_LATEST };
 
 static const struct argp_option options[] = {
     {"quick", KEY_QUICK, NULL, 0, "manifest, file sizes and shard indexes only", 0},
-    {"deep", KEY_DEEP, NULL, 0, "also: the view for other programs is the right one", 0},
+    {"deep", KEY_DEEP, NULL, 0, "also: the view, NaN and Inf, optimizer fits model", 0},
+    {"repair", KEY_REPAIR, NULL, 0, "write a lost or wrong index.h5 anew, if data is good", 0},
     {"latest", KEY_LATEST, NULL, 0, "print the newest good checkpoint of the run PATH", 0},
     {0}};
 
@@ -48,6 +49,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return opts->paths ? 0 : ENOMEM;
     case KEY_QUICK: opts->quick = true; return 0;
     case KEY_DEEP: opts->deep = true; return 0;
+    case KEY_REPAIR: opts->repair = true; return 0;
     case KEY_LATEST: opts->latest = true; return 0;
     case ARGP_KEY_ARG: opts->paths[opts->path_count++] = arg; return 0;
     case ARGP_KEY_END:
@@ -55,6 +57,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             cli_usage_error("PATH is missing");
         if (opts->quick && opts->deep)
             cli_usage_error("--quick and --deep contradict each other");
+        if (opts->repair && (opts->quick || opts->latest))
+            cli_usage_error("--repair reads all data of PATH: it does not go with --%s",
+                            opts->quick ? "quick" : "latest");
         if (opts->latest && opts->path_count > 1)
             cli_usage_error("--latest takes one run, '%s' is too many", opts->paths[1]);
         opts->level = opts->quick  ? FSDP_VERIFY_QUICK
@@ -76,7 +81,8 @@ static const cli_tool tool = {
     .examples = "  fsdp-verify step-00001200            every block against its checksum\n"
                 "  fsdp-verify --quick runs/*/step-*    sizes and indexes, no data\n"
                 "  fsdp-verify --latest runs/gpt2       newest good checkpoint, alone on stdout\n"
-                "  fsdp-verify --json step-00001200     findings for programs\n",
+                "  fsdp-verify --json step-00001200     findings for programs\n"
+                "  fsdp-verify --repair step-00001200   index.h5 anew from data that is good\n",
     .argp = &argp};
 
 static const char *level_name(fsdp_verify_level level)
@@ -97,6 +103,18 @@ static void add_text_member(fsdp_text *text, const char *name, const char *value
     fsdp_text_add_json_string(text, value, strlen(value));
 }
 
+static const char *const kind_names[] = {"damage", "value", "fixed"};
+
+static const char *mark_of(const fsdp_finding *finding)
+{
+    switch (finding->kind) {
+    case FSDP_FINDING_VALUE: return "warn  ";
+    case FSDP_FINDING_FIXED: return "fixed ";
+    case FSDP_FINDING_DAMAGE: break;
+    }
+    return finding->unreadable ? "error " : "bad   ";
+}
+
 static void add_finding_json(verify_report *report, const fsdp_finding *finding)
 {
     fsdp_text *text = &report->text;
@@ -109,6 +127,7 @@ static void add_finding_json(verify_report *report, const fsdp_finding *finding)
     else
         fsdp_text_addf(text, ", \"block\": null, ");
     add_text_member(text, "text", finding->text);
+    fsdp_text_addf(text, ", \"kind\": \"%s\"", kind_names[finding->kind]);
     fsdp_text_addf(text, "%s}", finding->unreadable ? ", \"unreadable\": true" : "");
     report->has_findings = true;
 }
@@ -121,7 +140,7 @@ static void on_finding(void *user, const fsdp_finding *finding)
         return;
     }
     cli_progress_clear();
-    fsdp_text_addf(&report->text, finding->unreadable ? "error " : "bad   ");
+    fsdp_text_addf(&report->text, "%s", mark_of(finding));
     cli_add_message(&report->text, finding->text);
     fsdp_text_addf(&report->text, "\n");
 }
@@ -170,6 +189,10 @@ static void add_good(verify_report *report, const char *path, const fsdp_verify_
     } else {
         fsdp_text_addf(text, ", sizes and indexes");
     }
+    if (summary->warnings > 0)
+        fsdp_text_addf(text, ", %s", cli_plural(summary->warnings, "warning", number));
+    if (report->options->repair && summary->fixed == 0)
+        fsdp_text_addf(text, ", nothing to repair");
     fsdp_text_addf(text, "\n");
 }
 
@@ -178,7 +201,8 @@ static void add_bad(verify_report *report, const char *path, const fsdp_verify_s
     char number[CLI_NUMBER];
     fsdp_text_addf(&report->text, "bad   ");
     cli_add_message(&report->text, path);
-    fsdp_text_addf(&report->text, ": %s\n", cli_plural(summary->findings, "finding", number));
+    fsdp_text_addf(&report->text, ": %s%s\n", cli_plural(summary->findings, "finding", number),
+                   report->options->repair ? ", nothing was repaired" : "");
 }
 
 static void end_path(verify_report *report, const char *path, const fsdp_verify_summary *summary,
@@ -220,6 +244,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
     fsdp_error err = {0};
     fsdp_verify_summary summary = {0};
     fsdp_verify_opts opts = {.level = report->options->level,
+                             .repair = report->options->repair,
                              .threads = common->jobs,
                              .memory = common->memory,
                              .finding = on_finding,
@@ -229,7 +254,8 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
     begin_path(report, path);
     fsdp_status status = verify_resolved(path, &opts, &summary, &err);
     if (in_run && status == FSDP_ERR_NOT_FOUND) { /* a step of a run that is no whole checkpoint */
-        on_finding(report, &(fsdp_finding){"", "", -1, err.text, false});
+        on_finding(report,
+                   &(fsdp_finding){.file = "", .tensor = "", .block = -1, .text = err.text});
         summary.findings++;
         status = FSDP_DIFFERS;
     }

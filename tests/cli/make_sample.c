@@ -4,7 +4,8 @@
  * usage: make_sample KIND RANKS PATH [OPTION]...
  *   KIND: sharded, full, local, or run (a run directory with steps 100, 200, 300)
  *   OPTION: compress; changed (one element and one value differ); bf16 (the layers as bf16);
- *           odd (only names that are hard to print); empty (no entries)
+ *           odd (only names that are hard to print); empty (no entries); nan (NaN and Inf in
+ *           model.wte.weight, and optimizer states that do not fit the model)
  */
 #include <fsdp/checkpoint.h>
 #include <fsdp/run.h>
@@ -16,7 +17,7 @@
 
 typedef struct sample {
     fsdp_kind kind;
-    bool is_run, compress, changed, bf16, odd, empty;
+    bool is_run, compress, changed, bf16, odd, empty, nan;
     const char *path;
 } sample;
 
@@ -81,6 +82,24 @@ static fsdp_status add_layers(state *st, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* What deep verification warns of. A factored state and a step fit any parameter. */
+static fsdp_status add_doubtful(state *st, fsdp_error *err)
+{
+    float *wte = st->memory[0];
+    if (st->rank == 0) {
+        wte[1] = wte[2] = wte[7] = NAN;
+        wte[3] = -INFINITY;
+    }
+    FSDP_TRY(add_tensor(st, FSDP_NAME("optim.state.wte.weight.exp_avg"), FSDP_F32, 2,
+                        (int64_t[]){12, 4}, shard_0, err));
+    FSDP_TRY(add_tensor(st, FSDP_NAME("optim.state.wte.weight.exp_avg_row"), FSDP_F32, 1,
+                        (int64_t[]){13}, shard_0, err));
+    FSDP_TRY(add_tensor(st, FSDP_NAME("optim.state.wte.weight.step"), FSDP_F32, 0, NULL, replicate,
+                        err));
+    return add_tensor(st, FSDP_NAME("optimizer.state.gone.weight.exp_avg"), FSDP_F32, 1,
+                      (int64_t[]){8}, shard_0, err);
+}
+
 static fsdp_status add_tensors(state *st, fsdp_error *err)
 {
     FSDP_TRY(add_tensor(st, FSDP_NAME("model.wte.weight"), FSDP_F32, 2, (int64_t[]){13, 4}, shard_0,
@@ -90,6 +109,8 @@ static fsdp_status add_tensors(state *st, fsdp_error *err)
             ((float *)st->memory[0])[5] += 0.5F;
     }
     FSDP_TRY(add_layers(st, err));
+    if (st->sample->nan)
+        FSDP_TRY(add_doubtful(st, err));
     FSDP_TRY(add_tensor(st, FSDP_NAME("model.norm.weight"), FSDP_F32, 1, (int64_t[]){8}, replicate,
                         err));
     FSDP_TRY(add_tensor(st, FSDP_NAME("model.scale"), FSDP_F64, 0, NULL, replicate, err));
@@ -236,11 +257,8 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         bool *flag;
-    } flags[] = {{"compress", &what.compress},
-                 {"changed", &what.changed},
-                 {"bf16", &what.bf16},
-                 {"odd", &what.odd},
-                 {"empty", &what.empty}};
+    } flags[] = {{"compress", &what.compress}, {"changed", &what.changed}, {"bf16", &what.bf16},
+                 {"odd", &what.odd},           {"empty", &what.empty},     {"nan", &what.nan}};
     if (argc < 4 || !read_kind(&what, argv[1]))
         return FSDP_ERR_USAGE;
     what.path = argv[3];
