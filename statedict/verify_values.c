@@ -191,6 +191,27 @@ static bool has_same_shape(const fsdp_entry *a, const fsdp_entry *b)
            (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
+/* Plain optimizers of PyTorch number their parameters: which one is meant, nobody can tell. */
+static bool is_numbered(const char *rest, size_t size)
+{
+    size_t digits = 0;
+    while (digits < size && rest[digits] >= '0' && rest[digits] <= '9')
+        digits++;
+    return digits > 0 && digits < size && rest[digits] == '.';
+}
+
+/* Optimizer states may be saved on their own. */
+static bool has_model(const fsdp_sd *sd)
+{
+    const char *rest;
+    size_t size;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR &&
+            !cut_prefix(fsdp_sd_at(sd, i), &rest, &size))
+            return true;
+    return false;
+}
+
 static void match_state(const fsdp_sd *sd, const fsdp_entry *state, const fsdp_verify_opts *opts,
                         int64_t *warnings)
 {
@@ -201,7 +222,8 @@ static void match_state(const fsdp_sd *sd, const fsdp_entry *state, const fsdp_v
         return;
     const fsdp_entry *parameter = find_owner(sd, rest, size, &key);
     if (!parameter) {
-        warn(opts, state, "belongs to no tensor of the model", warnings);
+        if (!is_numbered(rest, size))
+            warn(opts, state, "belongs to no tensor of the model", warnings);
         return;
     }
     if (state->ndim == 0 || !is_moment(rest + key, size - key) || has_same_shape(state, parameter))
@@ -215,7 +237,8 @@ static void match_state(const fsdp_sd *sd, const fsdp_entry *state, const fsdp_v
 
 void fsdp_values_match(const fsdp_sd *sd, const fsdp_verify_opts *opts, int64_t *warnings)
 {
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+    bool whole = has_model(sd);
+    for (size_t i = 0; i < fsdp_sd_count(sd) && whole; i++)
         if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
             match_state(sd, fsdp_sd_at(sd, i), opts, warnings);
 }

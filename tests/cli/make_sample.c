@@ -82,7 +82,7 @@ static fsdp_status add_layers(state *st, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* What deep verification warns of. A factored state and a step fit any parameter. */
+/* What deep verification warns of; of a factored state, a step and a numbered parameter it does not. */
 static fsdp_status add_doubtful(state *st, fsdp_error *err)
 {
     float *wte = st->memory[0];
@@ -96,6 +96,8 @@ static fsdp_status add_doubtful(state *st, fsdp_error *err)
                         (int64_t[]){13}, shard_0, err));
     FSDP_TRY(add_tensor(st, FSDP_NAME("optim.state.wte.weight.step"), FSDP_F32, 0, NULL, replicate,
                         err));
+    FSDP_TRY(add_tensor(st, FSDP_NAME("optimizer.state.0.exp_avg"), FSDP_F32, 1, (int64_t[]){8},
+                        shard_0, err));
     return add_tensor(st, FSDP_NAME("optimizer.state.gone.weight.exp_avg"), FSDP_F32, 1,
                       (int64_t[]){8}, shard_0, err);
 }
