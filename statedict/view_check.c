@@ -1,6 +1,7 @@
 /*
  * Is the view the one that its checkpoint would get today? It is written once more, into memory, and
- * compared with the file, or put in its place. See view.h. Memory: the size of the view, some hundred bytes per mapping.
+ * compared with the file, or put in its place. See view.h. Memory: the size of the view, some hundred
+ * bytes per mapping.
  */
 #include "statedict/view.h"
 
