@@ -272,8 +272,8 @@ typedef struct fsdp_verify_summary {
     int64_t warnings, fixed;           /* findings of the other kinds */
 } fsdp_verify_summary;
 
-/* FSDP_OK when good (warnings, too), FSDP_DIFFERS when damage was found (each reported as a finding), FSDP_ERR_IO when
- * a part could not be read (findings, too). */
+/* FSDP_OK when good (warnings, too), FSDP_DIFFERS when damage was found (each reported as a finding),
+ * FSDP_ERR_IO when a part could not be read (findings, too). */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opts,
                                                          fsdp_verify_summary *summary_out, fsdp_error *err);
 
