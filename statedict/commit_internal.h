@@ -46,6 +46,9 @@ fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err);
 /* May a checkpoint be saved as DIR? Its parent must be a directory that can be written and is no
  * checkpoint itself, and DIR must not exist; with overwrite it may be a checkpoint and nothing else. */
 fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
+/* Do the two paths lead to the same file or directory? */
+bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b);
+
 /* The half of it that is the same for every format: may anything of that name be created there? */
 fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err);
 

@@ -34,6 +34,13 @@ fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err)
     return result == -ENOENT ? restore_replaced(io, dir, err) : FSDP_OK;
 }
 
+bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b)
+{
+    fsdp_file_info left, right;
+    return io->ops->info(io, a, &left) == 0 && io->ops->info(io, b, &right) == 0 &&
+           left.device == right.device && left.node == right.node;
+}
+
 /* --- may the name be taken? ------------------------------------------------------------------- */
 
 static fsdp_status check_parent(fsdp_io *io, const char *dir, const char *parent, fsdp_error *err)

@@ -211,10 +211,7 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
 
 static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)
 {
-    fsdp_file_info source, target;
-    if (job->io->ops->info(job->io, job->from->path, &source) == 0 &&
-        job->io->ops->info(job->io, to, &target) == 0 && source.device == target.device &&
-        source.node == target.node)
+    if (fsdp_paths_are_same(job->io, job->from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
                          job->from->path, to);

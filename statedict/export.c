@@ -424,6 +424,26 @@ static fsdp_status check_space(const export_job *job, const char *to, fsdp_conve
                      (long long)plan->bytes_written, (long long)space.free_bytes);
 }
 
+/* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
+static fsdp_status check_target(const export_job *job, const char *to, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(to, &step))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is the name of a step of a run, and format %s is none of a run's: "
+                         "give it another name",
+                         to, job->format->limits.format);
+    if (fsdp_paths_are_same(job->io, job->from->path, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         job->from->path, to);
+    if (fsdp_foreign_lies_in(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' lies in '%s', which would be replaced: convert to another name",
+                         job->from->path, to);
+    return fsdp_export_check(&job->place, to, err);
+}
+
 static fsdp_status plan_all(export_job *job, const char *from, const char *to,
                             fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -432,7 +452,7 @@ static fsdp_status plan_all(export_job *job, const char *from, const char *to,
     FSDP_TRY(describe_target(job, plan, err));
     divide_memory(job);
     FSDP_TRY(count_work(job, plan, err));
-    FSDP_TRY(fsdp_export_check(&job->place, to, err));
+    FSDP_TRY(check_target(job, to, err));
     return check_space(job, to, plan, err);
 }
 

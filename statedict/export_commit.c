@@ -89,11 +89,26 @@ static fsdp_status rename_new(const fsdp_export_place *place, fsdp_error *err)
     return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", place->path, place->target);
 }
 
+/* Both at once, so that DST is never absent; false where the file system cannot. */
+static bool exchange(const fsdp_export_place *place)
+{
+    return place->io->ops->exchange &&
+           place->io->ops->exchange(place->io, place->path, place->target) == 0;
+}
+
 static fsdp_status replace_directory(const fsdp_export_place *place, fsdp_error *err)
 {
     char *old;
     fsdp_io *io = place->io;
     FSDP_TRY(fsdp_export_check(place, place->target, err)); /* it may have changed */
+    if (exchange(place)) {
+        fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+        if (synced == FSDP_OK)
+            (void)fsdp_io_remove_tree(io, place->path, NULL);
+        else
+            (void)exchange(place); /* what is not reported as written must not stay */
+        return synced;
+    }
     FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_REPLACED, &old, err));
     fsdp_status st = fsdp_io_rename(io, place->target, old, true, err);
     if (st == FSDP_OK) {

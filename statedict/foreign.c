@@ -8,6 +8,7 @@
 
 #include "base/pool.h"
 #include "formats/source.h"
+#include "statedict/commit_internal.h"
 #include <fsdp/convert.h>
 
 #include <stdio.h>
@@ -111,6 +112,27 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **c
     }
     *checkpoint_out = checkpoint;
     return FSDP_OK;
+}
+
+static bool lies_in(fsdp_io *io, const char *path, const char *dir)
+{
+    char *own = NULL, *parent = NULL;
+    bool inside = fsdp_path_split(path, &own, &parent, NULL) == FSDP_OK &&
+                  fsdp_paths_are_same(io, parent, dir);
+    fsdp_free(own);
+    fsdp_free(parent);
+    return inside;
+}
+
+bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
+{
+    const fsdp_source *source = checkpoint->source;
+    if (lies_in(checkpoint->io, checkpoint->path, dir))
+        return true;
+    for (size_t i = 0; source && i < fsdp_source_file_count(source); i++)
+        if (lies_in(checkpoint->io, fsdp_source_file_path(source, i), dir))
+            return true;
+    return false;
 }
 
 /* Paths of files begin with the path of the checkpoint, unless it is that file. */

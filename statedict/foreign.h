@@ -11,6 +11,9 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
 fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err);
 
+/* Is one of its files, or the checkpoint itself, in this directory? */
+bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
+
 /* As fsdp_checkpoint_file_at, which calls it. */
 void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
 

@@ -12,16 +12,11 @@ import subprocess
 import sys
 import tempfile
 
-EXIT_SKIPPED = 77
 plugin_dir = sys.argv[2]
 if plugin_dir != "none":
     os.environ["HDF5_PLUGIN_PATH"] = plugin_dir
-try:
-    import h5py
-    import numpy as np
-except ImportError:
-    print("skipped: no h5py for", sys.executable)
-    sys.exit(EXIT_SKIPPED)
+import h5py  # noqa: E402, after the path of its plugins
+import numpy as np  # noqa: E402
 
 FLOATS = np.array([(i - 2) * 0.5 for i in range(10)]).reshape(2, 5)
 WHOLE = np.arange(10).reshape(2, 5)
