@@ -77,16 +77,17 @@ static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp
 }
 
 /* A rank that takes nothing more may have said why: then that is the error. */
-static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
+                          fsdp_error *err)
 {
     frame head = {0};
     fsdp_error ignored = {0}, report = {0};
     for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL;
          i += head.kind != FRAME_WORKING) {
-        if (ctl->ops->recv(ctl, peer, &head, sizeof head, 0, &ignored) != FSDP_OK)
+        if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &ignored) != FSDP_OK)
             return;
-        if (head.status != FSDP_OK &&
-            ctl->ops->recv(ctl, peer, report.text, sizeof report.text, 0, &ignored) != FSDP_OK)
+        if (head.status != FSDP_OK && ctl->ops->recv(ctl, peer, report.text, sizeof report.text,
+                                                     until_ms, &ignored) != FSDP_OK)
             return;
     }
     if (head.kind != FRAME_FAREWELL)
@@ -105,7 +106,10 @@ static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, 
     if (ctl->ops->send(ctl, to, data, size, call->until_ms, err) == FSDP_OK)
         return FSDP_OK;
     (void)fail_wait(ctl, call, to, err);
-    find_farewell(ctl, call, to, err);
+    find_farewell(ctl, call, to, 0, err);
+    /* it told rank 0, which tells everybody */
+    if (!call->was_told && to != 0 && ctl->rank != 0)
+        find_farewell(ctl, call, 0, fsdp_now_ms() + FAREWELL_MS, err);
     return err->status;
 }
 
