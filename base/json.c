@@ -507,21 +507,36 @@ fsdp_status fsdp_json_finish(fsdp_json *json, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_json_object_once(fsdp_json *json, const char *key, size_t size,
-                                  const char *const *names, int n, uint64_t *seen, int *which_out,
+static int find_name(const fsdp_json_members *members, const char *key, size_t size)
+{
+    for (int i = 0; i < members->count; i++)
+        if (strlen(members->names[i]) == size && memcmp(members->names[i], key, size) == 0)
+            return i;
+    return -1;
+}
+
+fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, int *which_out,
                                   fsdp_error *err)
 {
     *which_out = -1;
-    for (int i = 0; i < n; i++) {
-        if (strlen(names[i]) != size || memcmp(names[i], key, size) != 0)
-            continue;
-        if (*seen >> i & 1)
-            return fsdp_json_fail(json, err, "the key '%s' stands here twice", names[i]);
-        *seen |= (uint64_t)1 << i;
-        *which_out = i;
-        break;
+    for (;;) {
+        const char *key;
+        size_t size;
+        bool more;
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        int which = find_name(members, key, size);
+        if (which >= 0 && (members->seen >> which & 1))
+            return fsdp_json_fail(json, err, "the key '%s' stands here twice",
+                                  members->names[which]);
+        if (which >= 0) {
+            members->seen |= (uint64_t)1 << which;
+            *which_out = which;
+            return FSDP_OK;
+        }
+        FSDP_TRY(fsdp_json_skip(json, err));
     }
-    return FSDP_OK;
 }
 
 static int base64_value(char c)

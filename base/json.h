@@ -4,7 +4,8 @@
  * Why not a DOM library: a manifest of 40,000 tensors must be read in milliseconds, names may hold
  * NUL, integers must come back exactly, and memory must stay bounded on hostile input.
  * The reader is strict RFC 8259 plus: valid UTF-8 only, depth at most 64, escapes incl. surrogate
- * pairs (a lone surrogate is an error). The user checks duplicate keys (fsdp_json_object_once).
+ * pairs (a lone surrogate is an error). fsdp_json_next_member refuses duplicate keys; who walks an
+ * object with fsdp_json_next_key looks for them himself.
  */
 #ifndef FSDP_JSON_H
 #define FSDP_JSON_H
@@ -49,6 +50,22 @@ fsdp_json_kind fsdp_json_peek(fsdp_json *json);
 fsdp_status fsdp_json_enter_object(fsdp_json *json, fsdp_error *err);
 fsdp_status fsdp_json_next_key(fsdp_json *json, const char **key_out, size_t *size_out, bool *more_out,
                                fsdp_error *err);
+
+/* The members that an object may have, at most 64, and those that were met (bit i: names[i]). */
+typedef struct fsdp_json_members {
+    const char *const *names;
+    int count;
+    uint64_t seen;
+} fsdp_json_members;
+
+/*
+ * Walks an entered object whose members are known: which of the names comes next, its value being
+ * the next to take, or -1 behind the last one. Others are skipped; a name that comes twice is
+ * FSDP_ERR_DAMAGED.
+ */
+fsdp_status fsdp_json_next_member(fsdp_json *json, fsdp_json_members *members, int *which_out,
+                                  fsdp_error *err);
+
 fsdp_status fsdp_json_enter_array(fsdp_json *json, fsdp_error *err);
 fsdp_status fsdp_json_next_item(fsdp_json *json, bool *more_out, fsdp_error *err);
 
@@ -66,13 +83,6 @@ fsdp_status fsdp_json_finish(fsdp_json *json, fsdp_error *err);
 /* FSDP_ERR_DAMAGED with the file's name, line and column of the reader's position. */
 fsdp_status fsdp_json_fail(const fsdp_json *json, fsdp_error *err, const char *format, ...)
     FSDP_PRINTF(3, 4);
-
-/*
- * For objects with known keys: finds key in names[0..n), FSDP_ERR_DAMAGED when *seen has its bit
- * already (a duplicate), and sets it. An unknown key gives *which_out = -1.
- */
-fsdp_status fsdp_json_object_once(fsdp_json *json, const char *key, size_t size, const char *const *names,
-                                  int n, uint64_t *seen, int *which_out, fsdp_error *err);
 
 /* Decodes strict base64 (padding required) into fresh memory. */
 fsdp_status fsdp_base64_decode(const char *text, size_t size, void **data_out, size_t *size_out,

@@ -131,29 +131,23 @@ static fsdp_status read_range(fsdp_json *json, tensor_text *tensor, fsdp_error *
 
 static fsdp_status read_tensor(header_reader *reader, tensor_text *tensor, fsdp_error *err)
 {
-    static const char *const members[] = {"dtype", "shape", "data_offsets"};
+    static const char *const names[] = {"dtype", "shape", "data_offsets"};
     fsdp_json *json = &reader->json;
-    uint64_t seen = 0;
+    fsdp_json_members members = {.names = names, .count = 3};
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, members, 3, &seen, &which, err));
         if (which == 0)
             FSDP_TRY(read_dtype(json, &tensor->dtype, err));
         else if (which == 1)
             FSDP_TRY(read_numbers(json, tensor->shape, FSDP_MAX_DIMS, &tensor->ndim, err));
-        else if (which == 2)
-            FSDP_TRY(read_range(json, tensor, err));
         else
-            FSDP_TRY(fsdp_json_skip(json, err));
+            FSDP_TRY(read_range(json, tensor, err));
     }
-    if (seen != 7)
+    if (members.seen != 7)
         return fsdp_json_fail(json, err, "a tensor without dtype, shape or data_offsets");
     return FSDP_OK;
 }
@@ -226,22 +220,15 @@ static fsdp_status read_offsets(header_reader *reader, fsdp_json *json, const ui
 static fsdp_status read_box(header_reader *reader, fsdp_json *json, const uint64_t *number,
                             fsdp_error *err)
 {
-    static const char *const members[] = {"saved_offsets"};
-    uint64_t seen = 0;
+    static const char *const names[] = {"saved_offsets"};
+    fsdp_json_members members = {.names = names, .count = 1};
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             return FSDP_OK;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, members, 1, &seen, &which, err));
-        if (which == 0)
-            FSDP_TRY(read_offsets(reader, json, number, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
+        FSDP_TRY(read_offsets(reader, json, number, err));
     }
 }
 

@@ -195,50 +195,37 @@ static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_e
 /* {"total_size": number, ...}: only its types are looked at, since many indexes in the world are wrong. */
 static fsdp_status read_index_metadata(fsdp_json *json, fsdp_error *err)
 {
-    static const char *const members[] = {"total_size"};
-    uint64_t seen = 0;
+    static const char *const names[] = {"total_size"};
+    fsdp_json_members members = {.names = names, .count = 1};
+    double total;
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        double total;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             return FSDP_OK;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, members, 1, &seen, &which, err));
-        if (which == 0)
-            FSDP_TRY(fsdp_json_f64(json, &total, err));
-        else
-            FSDP_TRY(fsdp_json_skip(json, err));
+        FSDP_TRY(fsdp_json_f64(json, &total, err));
     }
 }
 
 static fsdp_status read_index_members(model_folder *folder, fsdp_json *json, fsdp_error *err)
 {
-    static const char *const members[] = {"weight_map", "metadata"};
-    uint64_t seen = 0;
+    static const char *const names[] = {"weight_map", "metadata"};
+    fsdp_json_members members = {.names = names, .count = 2};
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, members, 2, &seen, &which, err));
         if (which == 0)
             FSDP_TRY(read_weight_map(folder, json, err));
-        else if (which == 1 && fsdp_json_peek(json) == FSDP_JSON_OBJECT)
+        else if (fsdp_json_peek(json) == FSDP_JSON_OBJECT)
             FSDP_TRY(read_index_metadata(json, err));
-        else if (which == 1)
-            FSDP_TRY(fsdp_json_null(json, err));
         else
-            FSDP_TRY(fsdp_json_skip(json, err));
+            FSDP_TRY(fsdp_json_null(json, err));
     }
-    if (!(seen & 1))
+    if (!(members.seen & 1))
         return fsdp_json_fail(json, err, "there is no weight_map");
     return fsdp_json_finish(json, err);
 }

@@ -135,8 +135,7 @@ static fsdp_status take_member(fsdp_json *json, int which, lease_text *lease)
     case 5: return fsdp_json_u64(json, &process->start, NULL);
     case 6: return fsdp_json_i64(json, &lease->since, NULL);
     case 7: return fsdp_json_i64(json, &lease->expires, NULL);
-    case 8: return fsdp_json_i64(json, &lease->serial, NULL);
-    default: return fsdp_json_skip(json, NULL);
+    default: return fsdp_json_i64(json, &lease->serial, NULL);
     }
 }
 
@@ -145,20 +144,16 @@ static fsdp_status decode_members(fsdp_json *json, lease_text *lease)
     static const char *const keys[] = {"host",  "boot",  "pid_space", "job",   "pid",
                                        "start", "since", "expires",   "serial"};
     enum { KEY_COUNT = sizeof keys / sizeof *keys };
-    uint64_t seen = 0;
+    fsdp_json_members members = {.names = keys, .count = KEY_COUNT};
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, NULL));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, NULL));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, NULL));
+        if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, keys, KEY_COUNT, &seen, &which, NULL));
         FSDP_TRY(take_member(json, which, lease));
     }
-    return seen == (1 << KEY_COUNT) - 1 ? fsdp_json_finish(json, NULL) : FSDP_ERR_DAMAGED;
+    return members.seen == (1 << KEY_COUNT) - 1 ? fsdp_json_finish(json, NULL) : FSDP_ERR_DAMAGED;
 }
 
 /* False for a text that is no lease. */

@@ -259,25 +259,21 @@ typedef struct manifest_reader {
     fsdp_manifest *manifest;
     fsdp_state_reader *state;
     size_t file_capacity;
-    uint64_t seen;
+    fsdp_json_members members;
 } manifest_reader;
 
 static fsdp_status take_version(fsdp_json *json, fsdp_error *err)
 {
-    static const char *const names[] = {"major", "minor", "writer"};
-    const char *key;
-    size_t size;
-    uint64_t seen = 0;
+    static const char *const names[] = {"major"};
+    fsdp_json_members members = {.names = names, .count = 1};
     int64_t major = 0;
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, names, 3, &seen, &which, err));
-        FSDP_TRY(which == 0 ? fsdp_json_i64(json, &major, err) : fsdp_json_skip(json, err));
+        FSDP_TRY(fsdp_json_i64(json, &major, err));
     }
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, json->name, err);
@@ -356,25 +352,21 @@ static fsdp_status take_index_place(fsdp_json *json, fsdp_manifest_file *file, f
 static fsdp_status take_file(fsdp_json *json, fsdp_manifest_file *file, fsdp_error *err)
 {
     static const char *const names[] = {"size", "index", "xxh3"};
-    const char *key;
-    size_t size;
-    uint64_t seen = 0;
+    fsdp_json_members members = {.names = names, .count = 3};
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, names, 3, &seen, &which, err));
-        switch (which) {
-        case 0: FSDP_TRY(fsdp_json_i64(json, &file->size, err)); break;
-        case 1: FSDP_TRY(take_index_place(json, file, err)); break;
-        case 2: FSDP_TRY(take_hex(json, file->index_hash.bytes, err)); break;
-        default: FSDP_TRY(fsdp_json_skip(json, err)); break;
-        }
+        if (which == 0)
+            FSDP_TRY(fsdp_json_i64(json, &file->size, err));
+        else if (which == 1)
+            FSDP_TRY(take_index_place(json, file, err));
+        else
+            FSDP_TRY(take_hex(json, file->index_hash.bytes, err));
     }
-    if (seen != 7)
+    if (members.seen != 7)
         return fsdp_json_fail(json, err, "a file without size, index or hash");
     const char *fault = file_fault(file);
     return fault ? fsdp_json_fail(json, err, "a file with %s", fault) : FSDP_OK;
@@ -407,7 +399,7 @@ static fsdp_status take_files(manifest_reader *reader, fsdp_error *err)
 static fsdp_status check_order(manifest_reader *reader, int which, fsdp_error *err)
 {
     uint64_t before = ((uint64_t)1 << which) - 1;
-    if ((reader->seen & before) != before)
+    if ((reader->members.seen & before) != before)
         return fsdp_json_fail(&reader->json, err, "'%s' stands before members it depends on",
                               keys[which]);
     return FSDP_OK;
@@ -445,26 +437,17 @@ static fsdp_status take_member(manifest_reader *reader, int which, fsdp_error *e
 static fsdp_status take_manifest(manifest_reader *reader, fsdp_error *err)
 {
     fsdp_json *json = &reader->json;
+    int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
+        FSDP_TRY(fsdp_json_next_member(json, &reader->members, &which, err));
+        if (which < 0)
             break;
-        FSDP_TRY(
-            fsdp_json_object_once(json, key, size, keys, KEY_COUNT, &reader->seen, &which, err));
-        if (which < 0) {
-            FSDP_TRY(fsdp_json_skip(json, err));
-            continue;
-        }
         FSDP_TRY(check_order(reader, which, err));
         FSDP_TRY(take_member(reader, which, err));
     }
     FSDP_TRY(fsdp_json_finish(json, err));
-    if (reader->seen != ((uint64_t)1 << KEY_COUNT) - 1)
+    if (reader->members.seen != ((uint64_t)1 << KEY_COUNT) - 1)
         return fsdp_json_fail(json, err, "members are missing");
     fsdp_state_reader_move(reader->state, reader->manifest);
     return FSDP_OK;
@@ -475,7 +458,8 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
 {
     *manifest_out = (fsdp_manifest){.step = FSDP_STEP_NONE};
     FSDP_TRY(check_whole(text, size, path, err));
-    manifest_reader reader = {.manifest = manifest_out};
+    manifest_reader reader = {.manifest = manifest_out,
+                              .members = {.names = keys, .count = KEY_COUNT}};
     fsdp_json_init(&reader.json, text, size, path);
     fsdp_status status = take_manifest(&reader, err);
     fsdp_state_reader_free(reader.state);

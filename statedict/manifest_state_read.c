@@ -206,22 +206,15 @@ static fsdp_status take_members(fsdp_state_reader *reader, const char *const *ke
                                                     int which, fsdp_error *err),
                                 void *record, uint64_t *seen_out, fsdp_error *err)
 {
-    fsdp_json *json = reader->json;
-    *seen_out = 0;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
+    fsdp_json_members members = {.names = keys, .count = n};
+    int which;
+    FSDP_TRY(fsdp_json_enter_object(reader->json, err));
     for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int which;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(fsdp_json_object_once(json, key, size, keys, n, seen_out, &which, err));
+        FSDP_TRY(fsdp_json_next_member(reader->json, &members, &which, err));
+        *seen_out = members.seen;
         if (which < 0)
-            FSDP_TRY(fsdp_json_skip(json, err));
-        else
-            FSDP_TRY(take(reader, record, which, err));
+            return FSDP_OK;
+        FSDP_TRY(take(reader, record, which, err));
     }
 }
 

@@ -285,21 +285,15 @@ static fsdp_status take_tagged(fsdp_json *json, int tag, fsdp_value *value_out, 
 
 static fsdp_status take_members(fsdp_json *json, fsdp_value *value_out, int depth, fsdp_error *err)
 {
-    uint64_t seen = 0;
+    fsdp_json_members members = {.names = tags, .count = TAG_COUNT};
+    int tag;
     FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        const char *key;
-        size_t size;
-        bool more;
-        int tag;
-        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-        if (!more)
-            return seen ? FSDP_OK : fsdp_json_fail(json, err, "a value without a type");
-        FSDP_TRY(fsdp_json_object_once(json, key, size, tags, TAG_COUNT, &seen, &tag, err));
-        if (tag < 0 || (seen & (seen - 1)) != 0)
-            return fsdp_json_fail(json, err, "a value of an unknown type or of two types");
-        FSDP_TRY(take_tagged(json, tag, value_out, depth, err));
-    }
+    FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
+    if (tag < 0)
+        return fsdp_json_fail(json, err, "a value of no known type");
+    FSDP_TRY(take_tagged(json, tag, value_out, depth, err));
+    FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
+    return tag < 0 ? FSDP_OK : fsdp_json_fail(json, err, "a value of two types");
 }
 
 static fsdp_status take_at(fsdp_json *json, fsdp_value *value_out, int depth, fsdp_error *err)
@@ -324,21 +318,16 @@ fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsd
 fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out, int64_t *size_out,
                                       fsdp_error *err)
 {
-    const char *key;
-    size_t size;
-    bool more;
-    int tag = -1;
-    uint64_t seen = 0;
+    fsdp_json_members members = {.names = tags, .count = TAG_COUNT};
+    int tag;
     FSDP_TRY(fsdp_json_enter_object(json, err));
-    FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-    if (more)
-        FSDP_TRY(fsdp_json_object_once(json, key, size, tags, TAG_COUNT, &seen, &tag, err));
+    FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
     if (tag < FSDP_VALUE_STRING)
         return fsdp_json_fail(json, err, "a stored value of an unknown type");
     *kind_out = (fsdp_value_kind)tag;
     FSDP_TRY(fsdp_json_i64(json, size_out, err));
-    FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
-    if (more || *size_out < 1)
+    FSDP_TRY(fsdp_json_next_member(json, &members, &tag, err));
+    if (tag >= 0 || *size_out < 1)
         return fsdp_json_fail(json, err, "a stored value with no size or with two");
     return FSDP_OK;
 }
