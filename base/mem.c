@@ -4,8 +4,14 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
-enum { PAGE_BYTES = 4096, ARENA_FIRST_BLOCK = 4096, ARENA_LARGEST_BLOCK = 1 << 20 };
+enum {
+    PAGE_BYTES = 4096,
+    LARGE_BYTES = 4 << 20, /* from here on a block is worth huge pages */
+    ARENA_FIRST_BLOCK = 4096,
+    ARENA_LARGEST_BLOCK = 16 << 20
+};
 
 static _Atomic int64_t allocations_made;
 static _Atomic int64_t first_failure = -1; /* counted like allocations_made; -1: none */
@@ -29,12 +35,27 @@ int64_t fsdp_mem_fail_after(int64_t n, bool forever)
     return made;
 }
 
+/*
+ * Touching a large block takes a fault for every 4 KiB, unless huge pages are asked for: whole pages
+ * around the block, since a mapping of which a part is advised can no longer be moved when it grows.
+ * Where the advice is refused, nothing changes.
+ */
+static void *in_huge_pages(void *data, size_t bytes)
+{
+    if (data && bytes >= LARGE_BYTES) {
+        uintptr_t first = (uintptr_t)data / PAGE_BYTES * PAGE_BYTES;
+        uintptr_t end = ((uintptr_t)data + bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
+    }
+    return data;
+}
+
 void *fsdp_alloc(size_t count, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || injected_failure())
         return NULL;
-    return calloc(1, bytes > 0 ? bytes : 1);
+    return in_huge_pages(calloc(1, bytes > 0 ? bytes : 1), bytes);
 }
 
 void *fsdp_realloc(void *old, size_t count, size_t size)
@@ -42,7 +63,7 @@ void *fsdp_realloc(void *old, size_t count, size_t size)
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || injected_failure())
         return NULL;
-    return realloc(old, bytes > 0 ? bytes : 1);
+    return in_huge_pages(realloc(old, bytes > 0 ? bytes : 1), bytes);
 }
 
 void *fsdp_alloc_pages(size_t size)
@@ -50,7 +71,7 @@ void *fsdp_alloc_pages(size_t size)
     if (size > SIZE_MAX - PAGE_BYTES || injected_failure())
         return NULL;
     size_t pages = size > 0 ? (size + PAGE_BYTES - 1) / PAGE_BYTES : 1;
-    return aligned_alloc(PAGE_BYTES, pages * PAGE_BYTES);
+    return in_huge_pages(aligned_alloc(PAGE_BYTES, pages * PAGE_BYTES), pages * PAGE_BYTES);
 }
 
 bool fsdp_mem_available(size_t size)

@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-enum { MEMO_LIMIT = 1 << 24, PROTOCOL_LIMIT = 5 };
+enum { MEMO_LIMIT = 1 << 24, PROTOCOL_LIMIT = 5, BYTES_PER_NODE = 4, NODES_AT_FIRST = 1 << 24 };
 
 enum {
     OP_MARK = '(',
@@ -637,7 +637,11 @@ static fsdp_status set_up(pickle_vm *vm)
         {.kind = FSDP_NODE_BOOL, .flags = FSDP_NODE_HASHABLE, .as.i64 = 1},
         {.kind = FSDP_NODE_TUPLE, .flags = FSDP_NODE_HASHABLE},
     };
-    if (!fsdp_grow(&vm->stack, &vm->stack_capacity, 1, sizeof *vm->stack))
+    /* room for the nodes of most pickles, so that those of large ones need not move */
+    size_t usual = NODE_FIRST_FREE + (size_t)(vm->end - vm->data) / BYTES_PER_NODE;
+    usual = usual < NODES_AT_FIRST ? usual : NODES_AT_FIRST;
+    if (!fsdp_grow(&vm->stack, &vm->stack_capacity, 1, sizeof *vm->stack) ||
+        !fsdp_grow(&vm->nodes, &vm->node_capacity, usual, sizeof *vm->nodes))
         return pickle_no_memory(vm);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         FSDP_TRY(pickle_new_node(vm, fixed[i], &made));

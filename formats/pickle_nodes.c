@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { BLOCK_BYTES = 256 << 10, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 4 };
+enum { FIRST_BLOCK = 64 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 4 };
 enum { MORE_KWARGS, MORE_LIST, MORE_DICT, MORE_SET, MORE_COUNT };
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -23,7 +23,10 @@ void *pickle_store_take(fsdp_pickle_store *store, size_t size)
         return NULL;
     size = size == 0 ? 8 : (size + 7) & ~(size_t)7;
     if ((size_t)(store->end - store->next) < size) {
-        size_t room = size > BLOCK_BYTES / 4 ? size : BLOCK_BYTES;
+        size_t usual = store->blocks ? store->block_bytes * 2 : FIRST_BLOCK;
+        if (usual > LARGEST_BLOCK)
+            usual = LARGEST_BLOCK;
+        size_t room = size > usual / 4 ? size : usual;
         struct pickle_block *block = fsdp_realloc(NULL, sizeof *block + room, 1);
         if (!block)
             return NULL;
@@ -31,6 +34,7 @@ void *pickle_store_take(fsdp_pickle_store *store, size_t size)
         store->blocks = block;
         if (room == size)
             return block->data;
+        store->block_bytes = room;
         store->next = (char *)block->data;
         store->end = store->next + room;
     }

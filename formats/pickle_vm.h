@@ -5,10 +5,11 @@
 #include "base/mem.h"
 #include "formats/pickle.h"
 
-/* Memory that lives as long as the pickle: small blocks, 8-byte aligned, not zeroed. */
+/* Memory that lives as long as the pickle: 8-byte aligned, not zeroed, in blocks that double. */
 typedef struct fsdp_pickle_store {
     struct pickle_block *blocks;
     char *next, *end;
+    size_t block_bytes; /* of the last block that is shared by several */
 } fsdp_pickle_store;
 
 void *pickle_store_take(fsdp_pickle_store *store, size_t size);
