@@ -219,6 +219,7 @@ fsdp_status bench_reshard_rows(const bench_options *opts, const char *dir, fsdp_
 fsdp_status bench_many_rows(const bench_options *opts, const char *dir, fsdp_error *err);
 fsdp_status bench_manifest_rows(const bench_options *opts, const char *dir, fsdp_error *err);
 fsdp_status bench_compress_rows(const bench_options *opts, const char *dir, fsdp_error *err);
+fsdp_status bench_convert_rows(const bench_options *opts, const char *dir, fsdp_error *err);
 
 /* Row many-save, for bench_many_rows. */
 fsdp_status bench_measure_many_save(const bench_options *opts, const bench_model *model, const char *dir,

@@ -64,7 +64,7 @@ static void add_row_json(fsdp_text *text, const bench_row *row)
 
 static void add_row(fsdp_text *text, const bench_row *row)
 {
-    fsdp_text_addf(text, "%-20s %7.3f s (cpu %7.3f)", row->work, bench_median(row->ours),
+    fsdp_text_addf(text, "%-26s %7.3f s (cpu %7.3f)", row->work, bench_median(row->ours),
                    bench_median_cpu(row->ours));
     if (row->plain)
         fsdp_text_addf(text, "  %7.3f s (cpu %7.3f)  ratio %5.2f", bench_median(row->plain),
@@ -151,7 +151,8 @@ static const struct {
     fsdp_status (*measure)(const bench_options *opts, const char *dir, fsdp_error *err);
 } groups[] = {{"save", bench_save_rows},         {"load", bench_load_rows},
               {"reshard", bench_reshard_rows},   {"many", bench_many_rows},
-              {"manifest", bench_manifest_rows}, {"compress", bench_compress_rows}};
+              {"manifest", bench_manifest_rows}, {"compress", bench_compress_rows},
+              {"convert", bench_convert_rows}};
 
 static fsdp_status measure_in(const bench_options *opts, const char *dir, fsdp_error *err)
 {

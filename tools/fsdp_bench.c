@@ -39,7 +39,7 @@ static const struct argp_option options[] = {
     {"size", KEY_SIZE, "SIZE", 0, "others: bytes of the state (default: 1G)", 0},
     {"dir", KEY_DIR, "DIR", 0, "others: where files are written (default: .)", 0},
     {"rounds", KEY_ROUNDS, "N", 0, "others: repetitions, at least 5 (default: 5)", 0},
-    {"peer", KEY_PEER, "PROGRAM", 0, "compress: hdf5_filter_peer", 0},
+    {"peer", KEY_PEER, "PROGRAM", 0, "compress, convert: whom to compare with", 0},
     {0}};
 
 typedef fsdp_status (*command_run)(const bench_options *opts, fsdp_error *err);
@@ -53,6 +53,7 @@ static const struct {
     {"save", bench_measure, false},     {"load", bench_measure, false},
     {"reshard", bench_measure, false},  {"many", bench_measure, false},
     {"compress", bench_measure, false}, {"manifest", bench_measure, false},
+    {"convert", bench_measure, false},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
@@ -62,17 +63,12 @@ static int find_command(const char *name)
         if (strcmp(commands[i].name, name) == 0)
             return i;
     cli_usage_error("there is no command '%s'; make, check, save, load, reshard, many, compress, "
-                    "manifest",
+                    "manifest, convert",
                     name);
 }
 
 /* Which commands heed an option; the names stand in the order of the keys. --seed is for all. */
-typedef enum command_set {
-    FOR_MAKE = 1,
-    FOR_MEASURE = 2,
-    FOR_COMPRESS = 4,
-    FOR_SAVE = 8
-} command_set;
+typedef enum command_set { FOR_MAKE = 1, FOR_MEASURE = 2, FOR_PEERS = 4, FOR_SAVE = 8 } command_set;
 
 static const struct {
     int key;
@@ -84,7 +80,7 @@ static const struct {
     {KEY_KIND, "kind", FOR_MAKE},        {KEY_COMPRESS, "compress", FOR_MAKE},
     {KEY_NO_SYNC, "no-sync", FOR_MAKE},  {KEY_DEADLINE, "deadline", FOR_MAKE | FOR_SAVE},
     {KEY_SIZE, "size", FOR_MEASURE},     {KEY_DIR, "dir", FOR_MEASURE},
-    {KEY_ROUNDS, "rounds", FOR_MEASURE}, {KEY_PEER, "peer", FOR_COMPRESS},
+    {KEY_ROUNDS, "rounds", FOR_MEASURE}, {KEY_PEER, "peer", FOR_PEERS},
 };
 
 static unsigned set_of(const char *command)
@@ -93,7 +89,8 @@ static unsigned set_of(const char *command)
         return FOR_MAKE;
     if (strcmp(command, "check") == 0)
         return 0;
-    return FOR_MEASURE | (strcmp(command, "compress") == 0 ? FOR_COMPRESS : 0U) |
+    bool has_peer = strcmp(command, "compress") == 0 || strcmp(command, "convert") == 0;
+    return FOR_MEASURE | (has_peer ? FOR_PEERS : 0U) |
            (strcmp(command, "save") == 0 ? FOR_SAVE : 0U);
 }
 
@@ -187,7 +184,7 @@ static const cli_tool tool = {
     .name = "fsdp-bench",
     .args = "COMMAND [DIR]",
     .summary = "Makes, proves and measures checkpoints: make, check, save, load, reshard, many, "
-               "compress, manifest.",
+               "compress, manifest, convert.",
     .examples = "  fsdp-bench make --model gpt2 --scale 0.1 --world-size 4 step-1\n"
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"

@@ -14,7 +14,8 @@ python = peers / "bin" / "python"
 if not (peers / "complete").is_file():
     print(f"{peers} holds no peers: ./dev peers installs them")
     sys.exit(1 if os.environ.get("CI") else SKIPPED)
-environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+environment = dict(os.environ, HF_HUB_OFFLINE="1")
+environment.setdefault("OMP_NUM_THREADS", "1")
 toolkit = Path("/usr/local/cuda/lib64")
 if toolkit.is_dir():
     paths = [str(toolkit), os.environ.get("LD_LIBRARY_PATH", "")]

@@ -1,0 +1,93 @@
+"""What people use today for the rows of fsdp-bench convert, timed without the start of Python.
+
+usage: convert_peer.py TASK FROM TO     prints the seconds and the processor seconds of the work
+
+`./dev bench convert` passes tests/peers/convert_peer, which runs this with the Python of ./dev peers.
+"""
+
+import json
+import os
+import pickle
+import resource
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import _consolidate_hf_safetensors, format_utils
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+warnings.filterwarnings("ignore")
+SHARDS = 4
+
+
+def dcp_to_torch_save(source, target):
+    format_utils.dcp_to_torch_save(source, target)
+
+
+def torch_to_safetensors(source, target):
+    save_file(torch.load(source, weights_only=True), target)
+
+
+def names_of(folder):
+    header = next(Path(folder).glob("*.safetensors")).open("rb")
+    size = int.from_bytes(header.read(8), "little")
+    return [name for name in json.loads(header.read(size)) if name != "__metadata__"]
+
+
+def consolidate(source, target):
+    """One output file, which no number of threads makes faster."""
+    os.mkdir(target)
+    mapping = {name: 1 for name in names_of(source)}
+    _consolidate_hf_safetensors.consolidate_safetensors_files(source, target, mapping, num_threads=4)
+
+
+def unpickle(source, _target):
+    with open(Path(source) / ".metadata", "rb") as file:
+        pickle.load(file)
+
+
+def load_and_save(source, target):
+    with open(Path(source) / ".metadata", "rb") as file:
+        entries = pickle.load(file).state_dict_metadata
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(state, checkpoint_id=source, no_dist=True)
+    dcp.save(state, checkpoint_id=target, no_dist=True)
+
+
+def make_columns(source, target):
+    """What HuggingFaceStorageWriter leaves of 4 ranks whose tensors are cut along dim 1; as large as source."""
+    size = sum(path.stat().st_size for path in Path(source).glob("shard-*"))
+    tensors, rows = 64, 1024
+    columns = max(size // tensors // rows // 4 // SHARDS, 1)
+    os.mkdir(target)
+    for shard in range(SHARDS):
+        generator = torch.Generator().manual_seed(shard)
+        state = {f"layers.{i}.weight": torch.randn(rows, columns, generator=generator) for i in range(tensors)}
+        info = {name: {"saved_offsets": [0, shard * columns]} for name in state}
+        metadata = {"DCP_SHARDING_INFO": json.dumps(info), "DCP_VERSION": "1.0", "format": "pt"}
+        name = f"shard-{shard + 1:05}-model-00001-of-00001.safetensors"
+        save_file(state, Path(target) / name, metadata=metadata)
+
+
+def processor_time():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main():
+    task, source, target = sys.argv[1:]
+    work = globals()[task.replace("-", "_")]
+    began, used = time.perf_counter(), processor_time()
+    work(source, target)
+    print(f"{time.perf_counter() - began:.6f} {processor_time() - used:.6f}")
+
+
+main()
