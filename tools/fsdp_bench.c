@@ -131,7 +131,7 @@ static void check_arguments(const bench_options *opts)
 {
     if (!opts->command)
         cli_usage_error("COMMAND is missing: make, check, save, load, reshard, many, compress, "
-                        "manifest");
+                        "manifest, convert");
     check_scopes(opts);
     bool takes_path = commands[find_command(opts->command)].takes_path;
     if (takes_path && !opts->path)

@@ -63,14 +63,16 @@ def load_and_save(source, target):
 
 
 def make_columns(source, target):
-    """What HuggingFaceStorageWriter leaves of 4 ranks whose tensors are cut along dim 1; as large as source."""
+    """What HuggingFaceStorageWriter leaves of 4 ranks, tensors cut along dim 1; as large as source."""
     size = sum(path.stat().st_size for path in Path(source).glob("shard-*"))
     tensors, rows = 64, 1024
     columns = max(size // tensors // rows // 4 // SHARDS, 1)
     os.mkdir(target)
     for shard in range(SHARDS):
         generator = torch.Generator().manual_seed(shard)
-        state = {f"layers.{i}.weight": torch.randn(rows, columns, generator=generator) for i in range(tensors)}
+        state = {}
+        for i in range(tensors):
+            state[f"layers.{i}.weight"] = torch.randn(rows, columns, generator=generator)
         info = {name: {"saved_offsets": [0, shard * columns]} for name in state}
         metadata = {"DCP_SHARDING_INFO": json.dumps(info), "DCP_VERSION": "1.0", "format": "pt"}
         name = f"shard-{shard + 1:05}-model-00001-of-00001.safetensors"
