@@ -10,6 +10,7 @@
 #include "formats/dcp.h"
 #include "formats/foreign.h"
 #include "formats/zip.h"
+#include "kernels/kernels.h"
 
 #include <pthread.h>
 #include <stdio.h>

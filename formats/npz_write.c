@@ -6,11 +6,11 @@
 #include "formats/packed_internal.h"
 #include "formats/zip.h"
 #include "formats/zip_emit.h"
+#include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <zlib.h>
 
 enum {
     ALIGNMENT = 64,
@@ -84,7 +84,7 @@ static fsdp_status make_head(const fsdp_packed *target, const target_tensor *ten
         status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
     if (status == FSDP_OK) {
         uint32_t own_crc = fsdp_crc32(0, own.data, own.size);
-        member->crc = (uint32_t)crc32_combine(own_crc, crc, tensor->size);
+        member->crc = fsdp_crc32_join(own_crc, crc, (uint64_t)tensor->size);
         head->size = 0;
         fsdp_zip_emit_local(head, member, ALIGNMENT);
         fsdp_text_add(head, own.data, own.size);

@@ -8,7 +8,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <zlib.h>
 
 /* --- what a format holds ---------------------------------------------------------------------- */
 
@@ -266,7 +265,7 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
 static void join(const target_tensor *tensor, target_range *first, const target_range *second)
 {
     int64_t size = second->count * (int64_t)fsdp_dtype_size(tensor->what.dtype);
-    first->crc = (uint32_t)crc32_combine(first->crc, second->crc, size);
+    first->crc = fsdp_crc32_join(first->crc, second->crc, (uint64_t)size);
     first->count += second->count;
 }
 
@@ -336,11 +335,6 @@ fsdp_status fsdp_packed_note(fsdp_packed *target, size_t number, int64_t first, 
     return count > 0 ? keep_range(target, number, range, err) : FSDP_OK;
 }
 
-static uint32_t crc_of(const uint8_t *data, size_t size)
-{
-    return (uint32_t)crc32_z(0, data, size);
-}
-
 fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first, int64_t count,
                               const void *data, fsdp_error *err)
 {
@@ -352,8 +346,9 @@ fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first,
     size_t size = (size_t)(count * element_size);
     FSDP_TRY(fsdp_packed_put(target, tensor->file, data, size,
                              tensor->offset + first * element_size, err));
-    target_range range = {
-        .first = first, .count = count, .crc = target->format->has_crc ? crc_of(data, size) : 0};
+    target_range range = {.first = first,
+                          .count = count,
+                          .crc = target->format->has_crc ? fsdp_crc32(0, data, size) : 0};
     return keep_range(target, number, range, err);
 }
 

@@ -4,6 +4,7 @@
  * goes back further makes the stream begin anew, and at last it is spooled into a file without a name.
  */
 #include "formats/source_internal.h"
+#include "kernels/kernels.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -276,7 +277,7 @@ static fsdp_status advance(fsdp_source *source, packed_stream *stream, fsdp_erro
     if (space > 0 && made == 0)
         return fail_stream(source, stream, "hold less than they say", err);
     if (stream->where.has_crc)
-        stream->crc = (uint32_t)crc32(stream->crc, stream->ring + at, (uInt)made);
+        stream->crc = fsdp_crc32(stream->crc, stream->ring + at, made);
     stream->decoded += (int64_t)made;
     return stream->decoded == stream->where.size ? check_end(source, stream, err) : FSDP_OK;
 }
@@ -411,23 +412,23 @@ fsdp_status fsdp_crc_check(fsdp_source *source, const source_check *check,
                            fsdp_source_reader *reader, fsdp_error *err)
 {
     FSDP_TRY(fsdp_reader_prepare(reader, err));
-    uLong crc = crc32(0, NULL, 0);
+    uint32_t crc = 0;
     for (int64_t done = 0; done < check->size;) {
         int64_t left = check->size - done;
         size_t size = left < FSDP_READER_BYTES ? (size_t)left : FSDP_READER_BYTES;
         FSDP_TRY(
             fsdp_source_pread(source, check->file, reader->buf, size, check->offset + done, err));
-        crc = crc32(crc, reader->buf, (uInt)size);
+        crc = fsdp_crc32(crc, reader->buf, size);
         reader->bytes_read += (int64_t)size;
         done += (int64_t)size;
     }
-    if ((uint32_t)crc == check->crc)
+    if (crc == check->crc)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s': %s, bytes %" PRId64 " to %" PRId64
                      ", has CRC-32 %08x, and %08x was stored",
                      source->files[check->file].path, check->what, check->offset,
-                     check->offset + check->size, (unsigned)crc, (unsigned)check->crc);
+                     check->offset + check->size, crc, check->crc);
 }
 
 /* --- for formats ------------------------------------------------------------------------------ */

@@ -5,6 +5,7 @@
 
 #include "base/mem.h"
 #include "formats/zip.h"
+#include "kernels/kernels.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -62,7 +62,4 @@ fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size
 /* Compares the CRC of an entry with its bytes, reading them through a small buffer; 0 needs no check. */
 fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err);
 
-/* The CRC-32 of zip and gzip, continued: begin with 0. */
-uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size);
-
 #endif

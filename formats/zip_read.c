@@ -4,16 +4,12 @@
 #include "formats/zip.h"
 
 #include "base/mem.h"
+#include "kernels/kernels.h"
 #include <fsdp/text.h>
 
 #include <zlib.h>
 
 enum { CHECK_BYTES = 256 << 10 };
-
-uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size)
-{
-    return (uint32_t)crc32_z(crc, data, size);
-}
 
 static fsdp_status fail_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, const char *why,
                               fsdp_error *err)

@@ -6,9 +6,9 @@
 
 #include "base/mem.h"
 #include "formats/zip.h"
+#include "kernels/kernels.h"
 
 #include <string.h>
-#include <zlib.h>
 
 enum {
     LOCAL_BYTES = 30,
@@ -237,5 +237,5 @@ void fsdp_zip_add_directory(fsdp_text *text, const fsdp_zip_record *records, siz
 uint32_t fsdp_zip_crc_part(const void *data, size_t size, int64_t behind)
 {
     uint32_t crc = fsdp_crc32(0, data, size);
-    return behind > 0 ? (uint32_t)crc32_combine(crc, 0, (z_off_t)behind) : crc;
+    return behind > 0 ? fsdp_crc32_join(crc, 0, (uint64_t)behind) : crc;
 }

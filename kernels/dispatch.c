@@ -115,6 +115,21 @@ fsdp_sha256_blocks *fsdp_sha256_blocks_get(void)
     return found;
 }
 
+fsdp_crc32_add *fsdp_crc32_add_get(void)
+{
+    static _Atomic(fsdp_crc32_add *) chosen;
+    fsdp_crc32_add *found = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (found)
+        return found;
+    found = fsdp_crc32_add_c;
+#if defined(__x86_64__)
+    if (!is_plain_forced() && __builtin_cpu_supports("pclmul"))
+        found = fsdp_crc32_add_clmul;
+#endif
+    atomic_store_explicit(&chosen, found, memory_order_relaxed);
+    return found;
+}
+
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room)
 {
     size_t count = 0;

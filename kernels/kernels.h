@@ -54,6 +54,11 @@ void fsdp_hasher_reset(fsdp_hasher *hasher);
 void fsdp_hasher_add(fsdp_hasher *hasher, const void *data, size_t size);
 fsdp_hash fsdp_hasher_value(const fsdp_hasher *hasher);
 
+/* --- CRC-32 as zip has it. crc 0 begins; a checksum goes on over further pieces. --- */
+uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size);
+/* Of two pieces as if they were one. */
+uint32_t fsdp_crc32_join(uint32_t first, uint32_t second, uint64_t second_size);
+
 /*
  * --- codec: byte shuffle and one zstd frame ---
  * level FSDP_CODEC_HUFFMAN: entropy coding only (fast, and on shuffled floats as small as level 1);

@@ -19,8 +19,12 @@ typedef struct fsdp_hash_stream {
 /* Runs whole 64-byte blocks through the SHA-256 state. */
 typedef void fsdp_sha256_blocks(uint32_t state[8], const uint8_t *data, size_t blocks);
 
+/* Carries a CRC-32 on, without the usual inversions before and behind. */
+typedef uint32_t fsdp_crc32_add(uint32_t state, const uint8_t *data, size_t size);
+
 const fsdp_hash_stream *fsdp_hash_stream_get(void);
 fsdp_sha256_blocks *fsdp_sha256_blocks_get(void);
+fsdp_crc32_add *fsdp_crc32_add_get(void);
 
 size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                    size_t count, fsdp_overflow overflow);
@@ -37,6 +41,7 @@ void fsdp_unshuffle_rest(uint8_t *to, const uint8_t *from, size_t first, size_t 
 fsdp_hash fsdp_hash_c(const void *data, size_t size);
 extern const fsdp_hash_stream fsdp_hash_stream_c;
 fsdp_sha256_blocks fsdp_sha256_blocks_c;
+fsdp_crc32_add fsdp_crc32_add_c;
 
 #if defined(__x86_64__)
 size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
@@ -46,6 +51,7 @@ void fsdp_unshuffle_avx2(void *to, const void *from, size_t size, size_t element
 fsdp_hash fsdp_hash_avx2(const void *data, size_t size);
 extern const fsdp_hash_stream fsdp_hash_stream_avx2;
 fsdp_sha256_blocks fsdp_sha256_blocks_ni;
+fsdp_crc32_add fsdp_crc32_add_clmul;
 #endif
 
 #endif

@@ -25,13 +25,14 @@ THIRD_PARTY = {
     "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
     "mpi.h": r"runtime/ctl_mpi\.[ch]|tests/mpi/.*",
-    "zlib.h": r"formats/(source_stream|zip_read|packed|npz_write|zip_write)\.c|tests/unit/test_source\.c",
+    "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|formats/hdf5_(library|session)\.c|"
+    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
+    r"formats/hdf5_(library|session)\.c|"
     r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease)\.c|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",

@@ -8,6 +8,7 @@
 #include "formats/target.h"
 #include "formats/zip.h"
 #include "formats/zip_write.h"
+#include "kernels/kernels.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
