@@ -107,12 +107,30 @@ int64_t cli_parse_size(const char *option, const char *text)
     return value;
 }
 
+int cli_parse_word(const char *option, const char *text, const char *const *words)
+{
+    fsdp_text known = {0};
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            fsdp_text_release(&known);
+            return i;
+        }
+        fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", words[i]);
+    }
+    cli_usage_error("%s '%s' is none of %.*s", option, text, (int)known.size, known.data);
+}
+
+static const char *const kinds[] = {
+    [FSDP_SHARDED] = "sharded", [FSDP_FULL] = "full", [FSDP_LOCAL] = "local", NULL};
+
+const char *cli_kind(fsdp_kind kind)
+{
+    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? kinds[kind] : "unknown";
+}
+
 fsdp_kind cli_parse_kind(const char *text)
 {
-    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
-        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
-            return (fsdp_kind)kind;
-    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
+    return (fsdp_kind)cli_parse_word("--kind", text, kinds);
 }
 
 int cli_parse_compress(const char *text)
@@ -124,31 +142,26 @@ int cli_parse_compress(const char *text)
 
 /* --- help ------------------------------------------------------------------------------------- */
 
-static void print_option(const struct argp_option *option)
+static bool print_option(const struct argp_option *option, void *user)
 {
     char names[80];
+    (void)user;
+    if (!option->doc)
+        return false;
     char letter[4] = "    ";
     if (option->key > 32 && option->key < 127)
         memcpy(letter, (char[]){'-', (char)option->key, ',', ' '}, 4);
     snprintf(names, sizeof names, "  %.4s--%s%s%s", letter, option->name, option->arg ? " " : "",
              option->arg ? option->arg : "");
     printf("%-27s %s\n", names, option->doc);
-}
-
-static void print_options(const struct argp *argp)
-{
-    for (const struct argp_option *option = argp->options; option && option->name; option++)
-        if (option->doc)
-            print_option(option);
-    for (const struct argp_child *child = argp->children; child && child->argp; child++)
-        print_options(child->argp);
+    return false;
 }
 
 static void print_help(void)
 {
     printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", running->name,
            running->args, running->summary, running->examples);
-    print_options(running->argp);
+    cli_find_option(running->argp, print_option, NULL);
     printf("\nexit codes are listed in %s(1)\n", running->name);
 }
 
@@ -190,22 +203,14 @@ static const struct argp_option general_options[] = {
     {0}};
 const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
 
-static cli_progress_mode parse_progress(const char *text)
-{
-    static const char *const modes[] = {"auto", "json", "off"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, modes[i]) == 0)
-            return (cli_progress_mode)i;
-    cli_usage_error("--progress '%s' is none of auto, json, off", text);
-}
+static const char *const progress_modes[] = {
+    [CLI_PROGRESS_AUTO] = "auto", [CLI_PROGRESS_JSON] = "json", [CLI_PROGRESS_OFF] = "off", NULL};
 
-static void choose_sandbox(const char *text)
-{
-    if (strcmp(text, "rlimit") == 0)
-        fsdp_sandbox_by_limits_only();
-    else if (strcmp(text, "seccomp") != 0)
-        cli_usage_error("--sandbox '%s' is none of seccomp, rlimit", text);
-}
+enum { BY_SECCOMP, BY_LIMITS };
+static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS] = "rlimit", NULL};
+
+const cli_words cli_shared_words[] = {
+    {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
 
 static error_t parse_work(int key, char *arg, struct argp_state *state)
 {
@@ -213,8 +218,13 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     switch (key) {
     case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
     case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
-    case KEY_PROGRESS: common->progress = parse_progress(arg); return 0;
-    case KEY_SANDBOX: choose_sandbox(arg); return 0;
+    case KEY_PROGRESS:
+        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
+        return 0;
+    case KEY_SANDBOX:
+        if (cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS)
+            fsdp_sandbox_by_limits_only();
+        return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
@@ -245,16 +255,13 @@ const struct argp cli_names_argp = {.options = names_options, .parser = parse_na
 
 /* --- looking for mistyped options ------------------------------------------------------------- */
 
-typedef bool (*option_test)(const struct argp_option *option, void *user);
-
-/* The first option in the tool's tables that passes the test. */
-static const struct argp_option *find_option(const struct argp *argp, option_test test, void *user)
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
 {
     for (const struct argp_option *option = argp->options; option && option->name; option++)
         if (test(option, user))
             return option;
     for (const struct argp_child *child = argp->children; child && child->argp; child++) {
-        const struct argp_option *found = find_option(child->argp, test, user);
+        const struct argp_option *found = cli_find_option(child->argp, test, user);
         if (found)
             return found;
     }
@@ -324,7 +331,7 @@ _Noreturn static void refuse_option(const struct argp *argp, typed_name *typed)
 {
     char name[80];
     typed->distance = 3;
-    find_option(argp, keep_nearest, typed);
+    cli_find_option(argp, keep_nearest, typed);
     fsdp_printable(typed->text, typed->size, name, sizeof name);
     if (typed->nearest)
         cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, typed->nearest);
@@ -336,7 +343,7 @@ static int check_long(const struct argp *argp, const char *text, bool is_last)
 {
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
     bool has_value = text[typed.size] == '=';
-    const struct argp_option *option = find_option(argp, begins_with_typed, &typed);
+    const struct argp_option *option = cli_find_option(argp, begins_with_typed, &typed);
     if (!option || ((option->flags & CLI_NEVER_GUESSED) && strlen(option->name) != typed.size))
         refuse_option(argp, &typed);
     if (option->arg && !has_value && is_last)
@@ -350,7 +357,7 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
 {
     for (; *letters; letters++) {
         char letter = *letters;
-        const struct argp_option *option = find_option(argp, has_letter, &letter);
+        const struct argp_option *option = cli_find_option(argp, has_letter, &letter);
         if (!option)
             cli_usage_error("there is no option '-%c'",
                             letter >= 32 && letter < 127 ? letter : '?');
@@ -408,6 +415,10 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     set_up_signals();
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
+    if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
+        cli_print_completion(tool, argv[2]);
+        exit(cli_end(FSDP_OK, NULL));
+    }
     check_options(tool->argp, argc, argv);
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
     refuse_ranks();

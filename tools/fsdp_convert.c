@@ -60,6 +60,18 @@ static const struct argp_option options[] = {
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
+/* The library knows the formats; see list_formats. */
+enum { MOST_FORMATS = 32 };
+static const char *formats[MOST_FORMATS + 1];
+static const char *const parts[] = {"all", "model", "optim", NULL};
+static const cli_words words[] = {{"to", formats}, {"only", parts}, {0}};
+
+static void list_formats(void)
+{
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
+        formats[i] = fsdp_convert_format(i);
+}
+
 _Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
@@ -75,15 +87,6 @@ static const char *parse_format(const char *text)
         if (strcmp(text, fsdp_convert_format(i)) == 0)
             return fsdp_convert_format(i);
     refuse_format(text);
-}
-
-static fsdp_only parse_only(const char *text)
-{
-    static const char *const words[] = {"all", "model", "optim"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, words[i]) == 0)
-            return (fsdp_only)(FSDP_ONLY_ALL + i);
-    cli_usage_error("--only '%s' is none of all, model, optim", text);
 }
 
 /* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
@@ -195,7 +198,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->select.renames = opts->renames;
         return opts->drops && opts->renames ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
-    case KEY_ONLY: convert->select.only = parse_only(arg); return 0;
+    case KEY_ONLY:
+        convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
+        return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_SHARD_SIZE:
@@ -246,7 +251,8 @@ static const cli_tool tool = {
                 "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n"
                 "  fsdp-convert pytorch_model.bin model.safetensors another format\n",
     .runs_alone = true,
-    .argp = &argp};
+    .argp = &argp,
+    .words = words};
 
 /* --- what is printed -------------------------------------------------------------------------- */
 
@@ -506,6 +512,7 @@ int main(int argc, char **argv)
 {
     convert_options opts = {0};
     fsdp_error err = {0};
+    list_formats();
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = run(&opts, &err);
     fsdp_mesh_free(opts.mesh);
