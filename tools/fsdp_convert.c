@@ -288,6 +288,15 @@ static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
     fsdp_text_addf(text, ") -> ");
 }
 
+/* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
+static void add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    bool one = plan->short_tensors == 1;
+    fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " tensors %s no dim %d and %s cut along dim 0",
+                   plan->short_tensors, plan->tensors, one ? "has" : "have",
+                   opts->convert.shard_dim, one ? "is" : "are");
+}
+
 /* What does not go over as it is. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
@@ -300,6 +309,11 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
                        opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
+    if (plan->short_tensors > 0) {
+        fsdp_text_addf(text, "  ");
+        add_short(text, opts, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (plan->prefix[0] && !is_ours(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);
@@ -356,6 +370,8 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_addf(text,
                    ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
                    plan->renamed, plan->left_out, plan->dropped);
+    if (opts->dim_given)
+        fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
@@ -458,6 +474,18 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
     return cli_put_all(&text);
 }
 
+/* An option that did not do what it says, for some tensors or for all. */
+static void tell_short(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (plan->short_tensors == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_short(&text, opts, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_info *info,
                            const fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -466,6 +494,8 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     if (opts->verbose && !opts->common.json) {
         add_plan(&text, opts, info, plan);
         FSDP_TRY(cli_put_all(&text));
+    } else {
+        tell_short(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     cli_progress_clear();
