@@ -123,7 +123,7 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
         overwrite ? require_only_ours(io, old, err)
                   : fsdp_fail(err, FSDP_ERR_EXISTS,
                               "'%s' was being overwritten when that was cut short, '%s' is what "
-                              "it was; say overwrite to replace it",
+                              "it was",
                               dir, old);
     fsdp_free(old);
     return status;
@@ -158,7 +158,7 @@ static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", dir);
     if (!overwrite)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists; say overwrite to replace it", dir);
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", dir);
     return check_overwrite(io, dir, err);
 }
 

@@ -506,6 +506,21 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     return cli_put_all(&text);
 }
 
+/* What DST is decides whether the option would help; where it would not, that is the better answer. */
+static void name_overwrite(const convert_options *opts, const char *from, fsdp_error *err)
+{
+    fsdp_convert_opts overwriting = opts->convert;
+    fsdp_convert_plan plan = {0};
+    fsdp_error found = *err, other = {0};
+    overwriting.overwrite = true;
+    overwriting.watch = (fsdp_watch){0}; /* notices were given */
+    fsdp_status st = fsdp_checkpoint_convert_plan(from, opts->to, &overwriting, &plan, &other);
+    if (st == FSDP_OK)
+        fsdp_fail(err, FSDP_ERR_EXISTS, "%s; --overwrite replaces it", found.text);
+    else if (st == FSDP_ERR_EXISTS)
+        *err = other;
+}
+
 /* A full checkpoint that is only compressed or filtered stays one. */
 static void choose_kind(convert_options *opts, const fsdp_checkpoint_info *info)
 {
@@ -521,6 +536,8 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     fsdp_convert_plan plan = {0};
     choose_kind(opts, info);
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
+    if (st == FSDP_ERR_EXISTS && !opts->convert.overwrite)
+        name_overwrite(opts, info->path, err);
     if (opts->plan && plan.files > 0) {
         fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
