@@ -20,6 +20,7 @@ enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
 static bool wants_json;
+static void print_json_error(fsdp_status status, const fsdp_error *err);
 
 /* --- signals ---------------------------------------------------------------------------------- */
 
@@ -52,6 +53,12 @@ fsdp_status cli_check_stop(fsdp_error *err)
     return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
 }
 
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
 /* --- values of options ------------------------------------------------------------------------ */
 
 _Noreturn void cli_usage_error(const char *format, ...)
@@ -61,6 +68,8 @@ _Noreturn void cli_usage_error(const char *format, ...)
     va_start(args, format);
     vsnprintf(err.text, sizeof err.text, format, args);
     va_end(args);
+    if (number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
+        print_json_error(FSDP_ERR_USAGE, &err);
     fsdp_error_report(&err);
     fprintf(stderr, "       try '%s --help'\n", running->name);
     exit(FSDP_ERR_USAGE);
@@ -273,12 +282,25 @@ typedef struct typed_name {
     size_t size;
     int distance; /* of the nearest option so far */
     const char *nearest;
+    const struct argp_option *first; /* that begins with it */
 } typed_name;
 
 static bool begins_with_typed(const struct argp_option *option, void *user)
 {
     const typed_name *typed = user;
     return strncmp(option->name, typed->text, typed->size) == 0;
+}
+
+static bool is_typed(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return begins_with_typed(option, user) && strlen(option->name) == typed->size;
+}
+
+static bool begins_alike(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return option != typed->first && begins_with_typed(option, user);
 }
 
 static bool has_letter(const struct argp_option *option, void *user)
@@ -338,14 +360,28 @@ _Noreturn static void refuse_option(const struct argp *argp, typed_name *typed)
     cli_usage_error("there is no option '--%s'", name);
 }
 
+/* The option that is spelled out, or the only one that begins like that. */
+static const struct argp_option *find_long(const struct argp *argp, typed_name *typed)
+{
+    const struct argp_option *option = cli_find_option(argp, is_typed, typed);
+    if (option)
+        return option;
+    typed->first = cli_find_option(argp, begins_with_typed, typed);
+    if (!typed->first || (typed->first->flags & CLI_NEVER_GUESSED))
+        refuse_option(argp, typed);
+    option = cli_find_option(argp, begins_alike, typed);
+    if (option)
+        cli_usage_error("'--%.*s' may be '--%s' or '--%s'", (int)typed->size, typed->text,
+                        typed->first->name, option->name);
+    return typed->first;
+}
+
 /* Returns 1 when the value of the option is the next argument. */
 static int check_long(const struct argp *argp, const char *text, bool is_last)
 {
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
     bool has_value = text[typed.size] == '=';
-    const struct argp_option *option = cli_find_option(argp, begins_with_typed, &typed);
-    if (!option || ((option->flags & CLI_NEVER_GUESSED) && strlen(option->name) != typed.size))
-        refuse_option(argp, &typed);
+    const struct argp_option *option = find_long(argp, &typed);
     if (option->arg && !has_value && is_last)
         cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
     if (!option->arg && has_value)
@@ -369,6 +405,15 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
     return 0;
 }
 
+/* It may stand behind an argument that is wrong. */
+static bool has_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--json") == 0)
+            return true;
+    return false;
+}
+
 static void check_options(const struct argp *argp, int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
@@ -388,12 +433,6 @@ static void raise_file_limit(void)
         limit.rlim_cur = limit.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &limit);
     }
-}
-
-static int number_in_environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
 }
 
 /* Under mpirun every rank would do the same work at once, and all would race for one result. */
@@ -419,6 +458,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         cli_print_completion(tool, argv[2]);
         exit(cli_end(FSDP_OK, NULL));
     }
+    wants_json = has_json(argc, argv);
     check_options(tool->argp, argc, argv);
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
     refuse_ranks();
@@ -450,6 +490,15 @@ fsdp_status cli_put(fsdp_text *text)
     return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
 }
 
+fsdp_status cli_put_end(fsdp_text *text)
+{
+    if (text->failed)
+        output_errnum = ENOMEM;
+    bool written = write_out(text->data, text->size);
+    fsdp_text_release(text);
+    return written ? FSDP_OK : FSDP_ERR_CANCELLED;
+}
+
 fsdp_status cli_put_all(fsdp_text *text)
 {
     fsdp_status st = cli_put(text);
@@ -468,9 +517,10 @@ void cli_drop(fsdp_text *text)
 void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
 {
     const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
+    bool stopped = stop_signal && status == FSDP_ERR_CANCELLED;
     fsdp_text_addf(text, "\"error\": ");
     fsdp_text_add_json_string(text, told, strlen(told));
-    fsdp_text_addf(text, ", \"exit\": %d", (int)status);
+    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + stop_signal : (int)status);
 }
 
 /* Programs that asked for JSON get an object, whatever happens. */
@@ -482,7 +532,7 @@ static void print_json_error(fsdp_status status, const fsdp_error *err)
     fsdp_text_addf(&text, "{\"schema\": 1, ");
     cli_add_json_error(&text, status, err);
     fsdp_text_addf(&text, "}\n");
-    (void)cli_put_all(&text);
+    (void)cli_put_end(&text);
 }
 
 /* A reader that has seen enough and gone needs no message, but scripts need the exit code. */

@@ -54,7 +54,7 @@ enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
 /* Sets up signals and parses. tool and input must live as long as the program. */
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);
 
-/* "error: TEXT", where to look, exit code 2. For argument parsers only. */
+/* "error: TEXT" (and as JSON), where to look, exit code 2. For argument parsers only. */
 _Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
 
 /* Values of options; option is its name for the message. Sizes: "4G", "256M", "64K", "1000". */
@@ -105,6 +105,8 @@ void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
 fsdp_status cli_put(fsdp_text *text);
 /* The same for all of it, and releases the text. */
 fsdp_status cli_put_all(fsdp_text *text);
+/* The same for the end of an object that was begun: a signal does not keep it back. */
+fsdp_status cli_put_end(fsdp_text *text);
 /* After a failure: empties JSON that will not become whole. */
 void cli_drop(fsdp_text *text);
 /* The members "error" and "exit" of an object. */
