@@ -26,6 +26,7 @@ static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *er
 fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     fsdp_file_info info;
+    (void)fsdp_marker_forget(io, dir);
     int result = io->ops->info(io, dir, &info);
     if (result == 0 && info.kind == FSDP_FILE_DIRECTORY && !fsdp_has_manifest(io, dir)) {
         FSDP_TRY(fsdp_moves_clear(io, dir, err));
