@@ -28,9 +28,14 @@ typedef enum fsdp_marker_state {
 } fsdp_marker_state;
 fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name);
 void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name);
+/* Removes what a save that was killed right after it published left in the checkpoint DIR, where it means
+ * nothing any more. True when there was one, nobody held it, and it is gone. */
+bool fsdp_marker_forget(fsdp_io *io, const char *dir);
 
 /* "DIR" + suffix + 32 random digits, in fresh memory. */
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
+/* Is it the name of a staging directory, which nobody but its maker has made a checkpoint of yet? */
+bool fsdp_dir_is_staging(const char *dir);
 /* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
 /* Is DIR's name that of a step of a run? */

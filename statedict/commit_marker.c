@@ -111,6 +111,17 @@ void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name)
     fsdp_free(path);
 }
 
+/* In a staging directory it says who is at work; a published checkpoint needs no judge. */
+bool fsdp_marker_forget(fsdp_io *io, const char *dir)
+{
+    if (fsdp_dir_is_staging(dir) ||
+        fsdp_marker_look(io, dir, FSDP_MARKER_SAVING) != FSDP_MARKER_FREE ||
+        !fsdp_has_manifest(io, dir))
+        return false;
+    fsdp_marker_remove(io, dir, FSDP_MARKER_SAVING);
+    return fsdp_marker_look(io, dir, FSDP_MARKER_SAVING) == FSDP_MARKER_MISSING;
+}
+
 bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out)
 {
     char *path = fsdp_path_join(dir, name);

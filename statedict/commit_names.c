@@ -170,6 +170,21 @@ bool fsdp_dir_is_step(const char *dir, int64_t *step_out)
     return is_step;
 }
 
+bool fsdp_dir_is_staging(const char *dir)
+{
+    enum { TAIL = sizeof FSDP_SUFFIX_STAGING - 1 + UUID_DIGITS };
+    char *path, *parent;
+    if (fsdp_path_split(dir, &path, &parent, NULL) != FSDP_OK)
+        return false;
+    size_t size = strlen(path);
+    const char *tail = path + (size > TAIL ? size - TAIL : 0);
+    bool is_staging = strncmp(tail, FSDP_SUFFIX_STAGING, sizeof FSDP_SUFFIX_STAGING - 1) == 0 &&
+                      is_uuid(tail + sizeof FSDP_SUFFIX_STAGING - 1);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return is_staging;
+}
+
 /* A run goes by the names; one that says something else would be taken for damage ever after. */
 fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err)
 {

@@ -26,6 +26,7 @@ static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *er
 fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     fsdp_file_info info;
+    (void)fsdp_marker_forget(io, dir);
     int result = io->ops->info(io, dir, &info);
     if (result == 0 && info.kind == FSDP_FILE_DIRECTORY && !fsdp_has_manifest(io, dir)) {
         FSDP_TRY(fsdp_moves_clear(io, dir, err));
@@ -123,7 +124,7 @@ static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite,
         overwrite ? require_only_ours(io, old, err)
                   : fsdp_fail(err, FSDP_ERR_EXISTS,
                               "'%s' was being overwritten when that was cut short, '%s' is what "
-                              "it was; say overwrite to replace it",
+                              "it was",
                               dir, old);
     fsdp_free(old);
     return status;
@@ -158,7 +159,7 @@ static fsdp_status check_name(fsdp_io *io, const char *dir, bool overwrite, fsdp
     if (info.kind != FSDP_FILE_DIRECTORY)
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a directory", dir);
     if (!overwrite)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists; say overwrite to replace it", dir);
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", dir);
     return check_overwrite(io, dir, err);
 }
 

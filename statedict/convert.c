@@ -191,6 +191,8 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
         if (entry->kind == FSDP_ENTRY_TENSOR)
             plan->bytes_read += fsdp_entry_bytes(entry);
     }
+    if (job->world > 1 && job->opts->kind == FSDP_SHARDED)
+        plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts->shard_dim);
     plan->bytes_written = plan->bytes_read;
     plan->peak_memory = peak_memory(job);
 }

@@ -51,6 +51,7 @@ typedef struct fsdp_convert_plan {
     int64_t renamed;           /* names that change */
     int64_t left_out;          /* entries that fsdp_only leaves out */
     int64_t dropped;           /* entries that drop rules leave out */
+    int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
 } fsdp_convert_plan;
 

@@ -59,8 +59,9 @@ static fsdp_status choose_mesh(export_job *job, fsdp_error *err)
 {
     const fsdp_convert_opts *opts = job->opts;
     bool sharded = job->format->limits.sharded;
-    if (!sharded && (opts->world > 1 || opts->mesh))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "format %s has no ranks: no world size, no mesh",
+    if (!sharded && (opts->world > 1 || opts->mesh || opts->shard_dim > 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "format %s has no ranks: no world size, no mesh, no sharding dim",
                          job->format->limits.format);
     if (opts->mesh) {
         job->world = (int)fsdp_mesh_size(opts->mesh);
@@ -391,6 +392,8 @@ static fsdp_status count_work(export_job *job, fsdp_convert_plan *plan, fsdp_err
     fsdp_target_opts opts = target_opts(job);
     int64_t files = 0;
     plan->world = job->world;
+    if (job->world > 1)
+        plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts->shard_dim);
     for (size_t i = 0; i < opts.entry_count; i++) {
         const fsdp_target_entry *entry = &job->entries[i];
         plan->values += entry->value != NULL;

@@ -54,7 +54,7 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
         return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a %s", to,
                          directory ? "directory" : "file");
     if (!place->overwrite)
-        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists; say overwrite to replace it", to);
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
     return directory ? require_no_strangers(place, to, err) : FSDP_OK;
 }
 

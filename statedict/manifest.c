@@ -41,7 +41,7 @@ bool fsdp_is_checkpoint_file(const char *name)
 {
     return strcmp(name, FSDP_MANIFEST_NAME) == 0 || strcmp(name, FSDP_VIEW_NAME) == 0 ||
            strcmp(name, FSDP_MANIFEST_TEMPORARY) == 0 || strcmp(name, FSDP_MARKER_SAVING) == 0 ||
-           is_shard_name(name);
+           strcmp(name, FSDP_VIEW_TEMPORARY) == 0 || is_shard_name(name);
 }
 
 void fsdp_manifest_release(fsdp_manifest *manifest)

@@ -18,6 +18,7 @@
 #define FSDP_MANIFEST_NAME "manifest.json"
 #define FSDP_MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
 #define FSDP_VIEW_NAME "index.h5"
+#define FSDP_VIEW_TEMPORARY FSDP_VIEW_NAME ".tmp"   /* while it is written anew */
 enum { FSDP_FORMAT_MAJOR = 1, FSDP_FORMAT_MINOR = 0 };
 enum { FSDP_MANIFEST_MAX = 1 << 30 };
 

@@ -176,6 +176,16 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
     return FSDP_OK;
 }
 
+int64_t fsdp_relayout_count_short(const fsdp_sd *sd, int shard_dim)
+{
+    int64_t count = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        count += entry->kind == FSDP_ENTRY_TENSOR && entry->ndim > 0 && entry->ndim <= shard_dim;
+    }
+    return count;
+}
+
 fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selection,
                                 fsdp_sd **sd_out, fsdp_error *err)
 {

@@ -18,6 +18,9 @@ fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *
                           const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err);
 
+/* Tensors in what fsdp_relayout made that are cut along dim 0 since they have no dim `shard_dim`. */
+int64_t fsdp_relayout_count_short(const fsdp_sd *sd, int shard_dim);
+
 /* One rank that holds everything. */
 fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selection, fsdp_sd **sd_out,
                                 fsdp_error *err);

@@ -271,6 +271,15 @@ static fsdp_status decide_replaced(const retention *retain, const fsdp_run_step 
     return status;
 }
 
+/* The step stays, and under the lease nobody is at work in it. */
+static void forget_marker(const retention *retain, const fsdp_run_step *step)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (path)
+        (void)fsdp_marker_forget(retain->io, path);
+    fsdp_free(path);
+}
+
 static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
     bool remove = true;
@@ -283,6 +292,8 @@ static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsd
         FSDP_TRY(decide_replaced(retain, step, &remove, reason, err));
     if (remove)
         FSDP_TRY(remove_step(retain, step, err));
+    else if (step->state == FSDP_STEP_GOOD && !retain->dry_run)
+        forget_marker(retain, step);
     tell(retain, step->name, remove, reason);
     return FSDP_OK;
 }

@@ -5,6 +5,7 @@
  * the others. The view alone can be written anew: everything in it follows from the manifest.
  */
 #include "statedict/checkpoint_internal.h"
+#include "statedict/commit_internal.h"
 #include "statedict/foreign.h"
 #include "statedict/verify_values.h"
 #include "statedict/view.h"
@@ -193,23 +194,26 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
                            checkpoint->owners, same_out, err);
 }
 
+static void tell_fixed(verify_job *job, const char *file, const char *what)
+{
+    char text[FSDP_ERROR_TEXT];
+    snprintf(text, sizeof text, "%s/%s: %s", job->checkpoint->path, file, what);
+    job->fixed++;
+    if (job->opts->finding)
+        job->opts->finding(
+            job->opts->finding_user,
+            &(fsdp_finding){
+                .file = file, .tensor = "", .block = -1, .text = text, .kind = FSDP_FINDING_FIXED});
+}
+
 static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *err)
 {
     const fsdp_checkpoint *checkpoint = job->checkpoint;
-    char text[FSDP_ERROR_TEXT];
     FSDP_TRY(fsdp_view_replace(checkpoint->io, checkpoint->path, &checkpoint->manifest,
                                checkpoint->owners, &job->opts->watch, written_out, err));
     if (!*written_out)
         return FSDP_OK;
-    snprintf(text, sizeof text, "%s/" FSDP_VIEW_NAME ": the view was written again",
-             checkpoint->path);
-    job->fixed++;
-    if (job->opts->finding)
-        job->opts->finding(job->opts->finding_user, &(fsdp_finding){.file = FSDP_VIEW_NAME,
-                                                                    .tensor = "",
-                                                                    .block = -1,
-                                                                    .text = text,
-                                                                    .kind = FSDP_FINDING_FIXED});
+    tell_fixed(job, FSDP_VIEW_NAME, "the view was written again");
     return FSDP_OK;
 }
 
@@ -310,7 +314,12 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_data(job, err));
     if (deep)
         FSDP_TRY(verify_values(job, err));
-    return deep || job->opts->repair ? verify_view(job, err) : FSDP_OK;
+    if (deep || job->opts->repair)
+        FSDP_TRY(verify_view(job, err));
+    if (job->opts->repair && atomic_load(&job->findings) == 0 &&
+        fsdp_marker_forget(job->checkpoint->io, job->checkpoint->path))
+        tell_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
+    return FSDP_OK;
 }
 
 static int64_t count_tensors(const fsdp_sd *sd)

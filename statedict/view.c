@@ -142,11 +142,13 @@ static fsdp_status write_view(fsdp_io *io, const char *path, const fsdp_manifest
     return fsdp_view_finish(view, sync, err);
 }
 
-fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
-                            const int *owners, bool sync, const fsdp_watch *watch, fsdp_error *err)
+fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
+                               const int *owners, bool sync, const fsdp_watch *watch,
+                               bool *written_out, fsdp_error *err)
 {
     int64_t mappings;
-    fsdp_flow("statedict/view.c", "view '%s/" FSDP_VIEW_NAME "'", dir);
+    *written_out = false;
+    fsdp_flow("statedict/view.c", "view '%s'", path);
     FSDP_TRY(count_mappings(manifest, owners, &mappings, err));
     if (mappings > FSDP_VIEW_MAPPINGS) {
         fsdp_notice(watch,
@@ -156,10 +158,19 @@ fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *m
                     (long long)mappings, FSDP_VIEW_MAPPINGS);
         return FSDP_OK;
     }
+    FSDP_TRY(write_view(io, path, manifest, owners, sync, err));
+    *written_out = true;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest,
+                            const int *owners, bool sync, const fsdp_watch *watch, fsdp_error *err)
+{
+    bool written;
     char *path = fsdp_path_join(dir, FSDP_VIEW_NAME);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_status st = write_view(io, path, manifest, owners, sync, err);
+    fsdp_status st = fsdp_view_write_as(io, path, manifest, owners, sync, watch, &written, err);
     fsdp_free(path);
     return st;
 }

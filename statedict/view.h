@@ -14,7 +14,13 @@ enum { FSDP_VIEW_MAPPINGS = 262144 };
 fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool sync, const fsdp_watch *watch, fsdp_error *err);
 
-/* Is DIR/index.h5, which must exist, byte for byte what fsdp_view_write would write? */
+/* The same as any new file. *written_out is false when the view was left out. */
+fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
+                               const int *owners, bool sync, const fsdp_watch *watch, bool *written_out,
+                               fsdp_error *err);
+
+/* Is DIR/index.h5, which must exist, byte for byte what fsdp_view_write would write? Neither is ever in
+ * memory as a whole. */
 fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool *same_out, fsdp_error *err);
 

@@ -71,6 +71,7 @@ typedef struct bench_model {
 } bench_model;
 
 /* FSDP_ERR_USAGE for a model that is not known. */
+extern const char *const bench_models[]; /* the names, up to a NULL */
 fsdp_status bench_model_init(bench_model *model, const char *name, double scale, fsdp_error *err);
 /* `count` equal f32 matrices with `bytes` in all. */
 fsdp_status bench_model_init_plain(bench_model *model, int count, int64_t bytes, fsdp_error *err);
@@ -114,6 +115,9 @@ typedef struct bench_proof {
     const fsdp_watch *watch;   /* may be NULL */
 } bench_proof;
 fsdp_status bench_prove(fsdp_checkpoint *checkpoint, bench_proof *proof, fsdp_error *err);
+
+/* Is the checkpoint one that `make` with these options would go on behind? Else FSDP_ERR_EXISTS. */
+fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsdp_error *err);
 
 /* --- ranks ------------------------------------------------------------------------------------ */
 

@@ -318,6 +318,57 @@ fsdp_status bench_prove(fsdp_checkpoint *checkpoint, bench_proof *proof, fsdp_er
     return st;
 }
 
+/* --- a run that is to go on ----------------------------------------------------------------------- */
+
+/* Structure and values tell the model and the seed apart; rng.cpu follows from the seed and the step. */
+static fsdp_status check_same_state(fsdp_checkpoint *checkpoint, const bench_options *opts,
+                                    fsdp_error *err)
+{
+    const fsdp_sd *found = fsdp_checkpoint_sd(checkpoint);
+    bench_proof proof = {.seed = opts->seed};
+    fsdp_sd *wanted = NULL;
+    FSDP_TRY(find_step(checkpoint, &proof, err));
+    FSDP_TRY(make_wanted(found, &proof, &wanted, err));
+    fsdp_status st = compare_structure(found, wanted, err);
+    if (st == FSDP_OK)
+        st = compare_values(found, wanted, err);
+    fsdp_sd_free(wanted);
+    return st;
+}
+
+static fsdp_status check_goes_on(fsdp_checkpoint *checkpoint, const bench_options *opts,
+                                 fsdp_error *err)
+{
+    static const char advice[] =
+        "all saves of a run are of one model and seed; name another directory";
+    const char *path = fsdp_checkpoint_describe(checkpoint)->path;
+    char name[32];
+    double scale;
+    fsdp_error found = {0};
+    if (!read_config(fsdp_checkpoint_sd(checkpoint), name, sizeof name, &scale))
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' was not made by fsdp-bench make: name another directory", path);
+    if (strcmp(name, opts->model) != 0 || scale != opts->scale)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' holds --model %s --scale %g: %s", path, name,
+                         scale, advice);
+    fsdp_status st = check_same_state(checkpoint, opts, &found);
+    if (st == FSDP_DIFFERS)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is not of --seed %" PRIu64 " (%s): %s", path,
+                         opts->seed, found.text, advice);
+    if (st != FSDP_OK)
+        *err = found;
+    return st;
+}
+
+fsdp_status bench_check_goes_on(const bench_options *opts, const char *path, fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    fsdp_status st = check_goes_on(checkpoint, opts, err);
+    fsdp_checkpoint_close(checkpoint);
+    return st;
+}
+
 /* --- the command --------------------------------------------------------------------------------------- */
 
 static void add_verdict_json(fsdp_text *text, const char *path, const bench_proof *proof,

@@ -32,24 +32,60 @@ static bool is_free(const fsdp_run_steps *steps, int64_t step)
     return true;
 }
 
+/* The newest step that a run goes on behind; NULL when there is none. */
+static fsdp_status find_newest(const fsdp_run_steps *steps, const fsdp_run_step **newest_out,
+                               fsdp_error *err)
+{
+    *newest_out = NULL;
+    for (size_t i = steps->count; i-- > 0;) {
+        const fsdp_run_step *step = &steps->items[i];
+        if (step->state == FSDP_STEP_NEWER) /* what it holds, nobody here can tell */
+            return fsdp_fail(err, FSDP_ERR_REFUSED, "%s", step->reason);
+        if (step->state == FSDP_STEP_GOOD)
+            *newest_out = step;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_newest(const bench_options *opts, const fsdp_run_step *newest,
+                                fsdp_error *err)
+{
+    fsdp_text path = {0};
+    fsdp_text_addf(&path, "%s/%s", opts->path, newest->name);
+    fsdp_status st = path.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for a path")
+                                 : bench_check_goes_on(opts, path.data, err);
+    fsdp_text_release(&path);
+    return st;
+}
+
 /* Behind the newest good step; what is broken stays for people to look at. */
-static fsdp_status find_next_step(const char *run, int64_t *step_out, fsdp_error *err)
+static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *steps,
+                               int64_t *step_out, fsdp_error *err)
+{
+    const fsdp_run_step *newest;
+    FSDP_TRY(find_newest(steps, &newest, err));
+    if (newest) {
+        FSDP_TRY(check_newest(opts, newest, err));
+        *step_out = newest->step + BENCH_STEP;
+    }
+    while (!is_free(steps, *step_out))
+        *step_out += BENCH_STEP;
+    return FSDP_OK;
+}
+
+static fsdp_status find_next_step(const bench_options *opts, int64_t *step_out, fsdp_error *err)
 {
     fsdp_run_steps steps = {0};
     fsdp_error missing = {0};
     *step_out = BENCH_STEP;
-    fsdp_status st = fsdp_run_list(run, NULL, &steps, &missing);
+    fsdp_status st = fsdp_run_list(opts->path, NULL, &steps, &missing);
     if (st == FSDP_ERR_NOT_FOUND)
         return FSDP_OK;
     if (st != FSDP_OK)
         return fsdp_fail(err, st, "%s", missing.text);
-    for (size_t i = steps.count; i-- > 0;)
-        if (steps.items[i].state == FSDP_STEP_GOOD)
-            *step_out = steps.items[i].step + BENCH_STEP;
-    while (!is_free(&steps, *step_out))
-        *step_out += BENCH_STEP;
+    st = choose_step(opts, &steps, step_out, err);
     fsdp_run_steps_release(&steps);
-    return FSDP_OK;
+    return st;
 }
 
 /* Before the state is made, which can take long. */
@@ -67,7 +103,7 @@ static fsdp_status agree_on_step(maker *m, fsdp_error *err)
     fsdp_status st = FSDP_OK;
     m->step = BENCH_STEP;
     if (fsdp_ctl_rank(m->ctl) == 0)
-        st = opts->saves > 0 ? find_next_step(opts->path, &m->step, err) : check_path(opts, err);
+        st = opts->saves > 0 ? find_next_step(opts, &m->step, err) : check_path(opts, err);
     FSDP_TRY(fsdp_ctl_agree(m->ctl, st, err));
     return fsdp_ctl_broadcast(m->ctl, 0, &m->step, sizeof m->step, err);
 }

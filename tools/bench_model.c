@@ -190,11 +190,11 @@ static void add_moe(bench_model *model)
 
 /* --- models ----------------------------------------------------------------------------------- */
 
-static const struct {
-    const char *name;
-    void (*add)(bench_model *model);
-} families[] = {
-    {"gpt2", add_gpt2}, {"llama-1b", add_llama_1b}, {"llama-8b", add_llama_8b}, {"moe", add_moe}};
+enum { GPT2, LLAMA_1B, LLAMA_8B, MOE, MODELS };
+const char *const bench_models[MODELS + 1] = {
+    [GPT2] = "gpt2", [LLAMA_1B] = "llama-1b", [LLAMA_8B] = "llama-8b", [MOE] = "moe"};
+static void (*const add_params[MODELS])(bench_model *model) = {
+    [GPT2] = add_gpt2, [LLAMA_1B] = add_llama_1b, [LLAMA_8B] = add_llama_8b, [MOE] = add_moe};
 
 static fsdp_status finish(bench_model *model, fsdp_error *err)
 {
@@ -206,10 +206,10 @@ static fsdp_status finish(bench_model *model, fsdp_error *err)
 
 fsdp_status bench_model_init(bench_model *model, const char *name, double scale, fsdp_error *err)
 {
-    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (strcmp(families[i].name, name) == 0) {
-            *model = (bench_model){.name = families[i].name, .scale = scale};
-            families[i].add(model);
+    for (int i = 0; i < MODELS; i++)
+        if (strcmp(bench_models[i], name) == 0) {
+            *model = (bench_model){.name = bench_models[i], .scale = scale};
+            add_params[i](model);
             return finish(model, err);
         }
     return fsdp_fail(err, FSDP_ERR_USAGE, "there is no model '%s'; gpt2, llama-1b, llama-8b, moe",

@@ -80,7 +80,7 @@ static void end_items(fsdp_status status, const fsdp_error *err)
         cli_add_json_error(&text, status, err);
     }
     fsdp_text_addf(&text, "}\n");
-    (void)cli_put_all(&text);
+    (void)cli_put_end(&text);
 }
 
 /* The other ranks fail as rank 0 does, which tells; only when ranks are lost each has its own story. */

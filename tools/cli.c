@@ -20,6 +20,7 @@ enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
 static bool wants_json;
+static void print_json_error(fsdp_status status, const fsdp_error *err);
 
 /* --- signals ---------------------------------------------------------------------------------- */
 
@@ -52,6 +53,12 @@ fsdp_status cli_check_stop(fsdp_error *err)
     return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
 }
 
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
 /* --- values of options ------------------------------------------------------------------------ */
 
 _Noreturn void cli_usage_error(const char *format, ...)
@@ -61,6 +68,8 @@ _Noreturn void cli_usage_error(const char *format, ...)
     va_start(args, format);
     vsnprintf(err.text, sizeof err.text, format, args);
     va_end(args);
+    if (number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
+        print_json_error(FSDP_ERR_USAGE, &err);
     fsdp_error_report(&err);
     fprintf(stderr, "       try '%s --help'\n", running->name);
     exit(FSDP_ERR_USAGE);
@@ -107,12 +116,30 @@ int64_t cli_parse_size(const char *option, const char *text)
     return value;
 }
 
+int cli_parse_word(const char *option, const char *text, const char *const *words)
+{
+    fsdp_text known = {0};
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            fsdp_text_release(&known);
+            return i;
+        }
+        fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", words[i]);
+    }
+    cli_usage_error("%s '%s' is none of %.*s", option, text, (int)known.size, known.data);
+}
+
+static const char *const kinds[] = {
+    [FSDP_SHARDED] = "sharded", [FSDP_FULL] = "full", [FSDP_LOCAL] = "local", NULL};
+
+const char *cli_kind(fsdp_kind kind)
+{
+    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? kinds[kind] : "unknown";
+}
+
 fsdp_kind cli_parse_kind(const char *text)
 {
-    for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
-        if (strcmp(text, cli_kind((fsdp_kind)kind)) == 0)
-            return (fsdp_kind)kind;
-    cli_usage_error("--kind '%s' is none of sharded, full, local", text);
+    return (fsdp_kind)cli_parse_word("--kind", text, kinds);
 }
 
 int cli_parse_compress(const char *text)
@@ -124,31 +151,26 @@ int cli_parse_compress(const char *text)
 
 /* --- help ------------------------------------------------------------------------------------- */
 
-static void print_option(const struct argp_option *option)
+static bool print_option(const struct argp_option *option, void *user)
 {
     char names[80];
+    (void)user;
+    if (!option->doc)
+        return false;
     char letter[4] = "    ";
     if (option->key > 32 && option->key < 127)
         memcpy(letter, (char[]){'-', (char)option->key, ',', ' '}, 4);
     snprintf(names, sizeof names, "  %.4s--%s%s%s", letter, option->name, option->arg ? " " : "",
              option->arg ? option->arg : "");
     printf("%-27s %s\n", names, option->doc);
-}
-
-static void print_options(const struct argp *argp)
-{
-    for (const struct argp_option *option = argp->options; option && option->name; option++)
-        if (option->doc)
-            print_option(option);
-    for (const struct argp_child *child = argp->children; child && child->argp; child++)
-        print_options(child->argp);
+    return false;
 }
 
 static void print_help(void)
 {
     printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", running->name,
            running->args, running->summary, running->examples);
-    print_options(running->argp);
+    cli_find_option(running->argp, print_option, NULL);
     printf("\nexit codes are listed in %s(1)\n", running->name);
 }
 
@@ -190,22 +212,14 @@ static const struct argp_option general_options[] = {
     {0}};
 const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
 
-static cli_progress_mode parse_progress(const char *text)
-{
-    static const char *const modes[] = {"auto", "json", "off"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, modes[i]) == 0)
-            return (cli_progress_mode)i;
-    cli_usage_error("--progress '%s' is none of auto, json, off", text);
-}
+static const char *const progress_modes[] = {
+    [CLI_PROGRESS_AUTO] = "auto", [CLI_PROGRESS_JSON] = "json", [CLI_PROGRESS_OFF] = "off", NULL};
 
-static void choose_sandbox(const char *text)
-{
-    if (strcmp(text, "rlimit") == 0)
-        fsdp_sandbox_by_limits_only();
-    else if (strcmp(text, "seccomp") != 0)
-        cli_usage_error("--sandbox '%s' is none of seccomp, rlimit", text);
-}
+enum { BY_SECCOMP, BY_LIMITS };
+static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS] = "rlimit", NULL};
+
+const cli_words cli_shared_words[] = {
+    {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
 
 static error_t parse_work(int key, char *arg, struct argp_state *state)
 {
@@ -213,8 +227,13 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
     switch (key) {
     case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
     case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
-    case KEY_PROGRESS: common->progress = parse_progress(arg); return 0;
-    case KEY_SANDBOX: choose_sandbox(arg); return 0;
+    case KEY_PROGRESS:
+        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
+        return 0;
+    case KEY_SANDBOX:
+        if (cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS)
+            fsdp_sandbox_by_limits_only();
+        return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
@@ -245,16 +264,13 @@ const struct argp cli_names_argp = {.options = names_options, .parser = parse_na
 
 /* --- looking for mistyped options ------------------------------------------------------------- */
 
-typedef bool (*option_test)(const struct argp_option *option, void *user);
-
-/* The first option in the tool's tables that passes the test. */
-static const struct argp_option *find_option(const struct argp *argp, option_test test, void *user)
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
 {
     for (const struct argp_option *option = argp->options; option && option->name; option++)
         if (test(option, user))
             return option;
     for (const struct argp_child *child = argp->children; child && child->argp; child++) {
-        const struct argp_option *found = find_option(child->argp, test, user);
+        const struct argp_option *found = cli_find_option(child->argp, test, user);
         if (found)
             return found;
     }
@@ -266,12 +282,25 @@ typedef struct typed_name {
     size_t size;
     int distance; /* of the nearest option so far */
     const char *nearest;
+    const struct argp_option *first; /* that begins with it */
 } typed_name;
 
 static bool begins_with_typed(const struct argp_option *option, void *user)
 {
     const typed_name *typed = user;
     return strncmp(option->name, typed->text, typed->size) == 0;
+}
+
+static bool is_typed(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return begins_with_typed(option, user) && strlen(option->name) == typed->size;
+}
+
+static bool begins_alike(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return option != typed->first && begins_with_typed(option, user);
 }
 
 static bool has_letter(const struct argp_option *option, void *user)
@@ -324,11 +353,27 @@ _Noreturn static void refuse_option(const struct argp *argp, typed_name *typed)
 {
     char name[80];
     typed->distance = 3;
-    find_option(argp, keep_nearest, typed);
+    cli_find_option(argp, keep_nearest, typed);
     fsdp_printable(typed->text, typed->size, name, sizeof name);
     if (typed->nearest)
         cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, typed->nearest);
     cli_usage_error("there is no option '--%s'", name);
+}
+
+/* The option that is spelled out, or the only one that begins like that. */
+static const struct argp_option *find_long(const struct argp *argp, typed_name *typed)
+{
+    const struct argp_option *option = cli_find_option(argp, is_typed, typed);
+    if (option)
+        return option;
+    typed->first = cli_find_option(argp, begins_with_typed, typed);
+    if (!typed->first || (typed->first->flags & CLI_NEVER_GUESSED))
+        refuse_option(argp, typed);
+    option = cli_find_option(argp, begins_alike, typed);
+    if (option)
+        cli_usage_error("'--%.*s' may be '--%s' or '--%s'", (int)typed->size, typed->text,
+                        typed->first->name, option->name);
+    return typed->first;
 }
 
 /* Returns 1 when the value of the option is the next argument. */
@@ -336,9 +381,7 @@ static int check_long(const struct argp *argp, const char *text, bool is_last)
 {
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
     bool has_value = text[typed.size] == '=';
-    const struct argp_option *option = find_option(argp, begins_with_typed, &typed);
-    if (!option || ((option->flags & CLI_NEVER_GUESSED) && strlen(option->name) != typed.size))
-        refuse_option(argp, &typed);
+    const struct argp_option *option = find_long(argp, &typed);
     if (option->arg && !has_value && is_last)
         cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
     if (!option->arg && has_value)
@@ -350,7 +393,7 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
 {
     for (; *letters; letters++) {
         char letter = *letters;
-        const struct argp_option *option = find_option(argp, has_letter, &letter);
+        const struct argp_option *option = cli_find_option(argp, has_letter, &letter);
         if (!option)
             cli_usage_error("there is no option '-%c'",
                             letter >= 32 && letter < 127 ? letter : '?');
@@ -360,6 +403,15 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
             return letters[1] == '\0';
     }
     return 0;
+}
+
+/* It may stand behind an argument that is wrong. */
+static bool has_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--json") == 0)
+            return true;
+    return false;
 }
 
 static void check_options(const struct argp *argp, int argc, char **argv)
@@ -383,12 +435,6 @@ static void raise_file_limit(void)
     }
 }
 
-static int number_in_environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
-
 /* Under mpirun every rank would do the same work at once, and all would race for one result. */
 static void refuse_ranks(void)
 {
@@ -408,6 +454,11 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     set_up_signals();
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
+    if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
+        cli_print_completion(tool, argv[2]);
+        exit(cli_end(FSDP_OK, NULL));
+    }
+    wants_json = has_json(argc, argv);
     check_options(tool->argp, argc, argv);
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
     refuse_ranks();
@@ -439,6 +490,15 @@ fsdp_status cli_put(fsdp_text *text)
     return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
 }
 
+fsdp_status cli_put_end(fsdp_text *text)
+{
+    if (text->failed)
+        output_errnum = ENOMEM;
+    bool written = write_out(text->data, text->size);
+    fsdp_text_release(text);
+    return written ? FSDP_OK : FSDP_ERR_CANCELLED;
+}
+
 fsdp_status cli_put_all(fsdp_text *text)
 {
     fsdp_status st = cli_put(text);
@@ -457,9 +517,10 @@ void cli_drop(fsdp_text *text)
 void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
 {
     const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
+    bool stopped = stop_signal && status == FSDP_ERR_CANCELLED;
     fsdp_text_addf(text, "\"error\": ");
     fsdp_text_add_json_string(text, told, strlen(told));
-    fsdp_text_addf(text, ", \"exit\": %d", (int)status);
+    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + stop_signal : (int)status);
 }
 
 /* Programs that asked for JSON get an object, whatever happens. */
@@ -471,7 +532,7 @@ static void print_json_error(fsdp_status status, const fsdp_error *err)
     fsdp_text_addf(&text, "{\"schema\": 1, ");
     cli_add_json_error(&text, status, err);
     fsdp_text_addf(&text, "}\n");
-    (void)cli_put_all(&text);
+    (void)cli_put_end(&text);
 }
 
 /* A reader that has seen enough and gone needs no message, but scripts need the exit code. */

@@ -30,12 +30,20 @@ typedef struct cli_common {
  * that select names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
 extern const struct argp cli_general_argp, cli_work_argp, cli_names_argp;
 
+/* The words that may stand for an option's value, up to a NULL; option is NULL for the first argument.
+ * Lists of them end with {0}. */
+typedef struct cli_words {
+    const char *option;        /* "sort" */
+    const char *const *words;
+} cli_words;
+
 typedef struct cli_tool {
     const char *name;          /* "fsdp-ls" */
     const char *args;          /* "PATH" */
     const char *summary;       /* one sentence */
     const char *examples;      /* lines that begin with two spaces */
     const struct argp *argp;
+    const cli_words *words;    /* for completion */
     bool runs_alone;           /* it writes: several at once, as mpirun starts them, would race */
 } cli_tool;
 
@@ -46,15 +54,25 @@ enum { CLI_NEVER_GUESSED = OPTION_NO_USAGE };
 /* Sets up signals and parses. tool and input must live as long as the program. */
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input);
 
-/* "error: TEXT", where to look, exit code 2. For argument parsers only. */
+/* "error: TEXT" (and as JSON), where to look, exit code 2. For argument parsers only. */
 _Noreturn void cli_usage_error(const char *format, ...) FSDP_PRINTF(1, 2);
 
 /* Values of options; option is its name for the message. Sizes: "4G", "256M", "64K", "1000". */
 int64_t cli_parse_size(const char *option, const char *text);
 int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most);
 double cli_parse_real(const char *option, const char *text);
+int cli_parse_word(const char *option, const char *text, const char *const *words); /* its number */
 fsdp_kind cli_parse_kind(const char *text);
 int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
+
+/* --- the tables, for completion (cli_complete.c) ------------------------------------------------- */
+
+/* The first option in the tables that passes the test; visits all when none does. */
+typedef bool (*cli_option_test)(const struct argp_option *option, void *user);
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user);
+
+extern const cli_words cli_shared_words[]; /* of options that several tools have */
+void cli_print_completion(const cli_tool *tool, const char *shell);
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
@@ -87,6 +105,8 @@ void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
 fsdp_status cli_put(fsdp_text *text);
 /* The same for all of it, and releases the text. */
 fsdp_status cli_put_all(fsdp_text *text);
+/* The same for the end of an object that was begun: a signal does not keep it back. */
+fsdp_status cli_put_end(fsdp_text *text);
 /* After a failure: empties JSON that will not become whole. */
 void cli_drop(fsdp_text *text);
 /* The members "error" and "exit" of an object. */

@@ -46,16 +46,6 @@ const char *cli_plural(int64_t count, const char *noun, char out[CLI_NUMBER])
     return out;
 }
 
-const char *cli_kind(fsdp_kind kind)
-{
-    switch (kind) {
-    case FSDP_SHARDED: return "sharded";
-    case FSDP_FULL: return "full";
-    case FSDP_LOCAL: return "local";
-    }
-    return "unknown";
-}
-
 double cli_now(void)
 {
     struct timespec now;

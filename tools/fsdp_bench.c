@@ -57,6 +57,9 @@ static const struct {
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
+static const char *command_names[COMMANDS + 1];
+static const cli_words words[] = {{NULL, command_names}, {"model", bench_models}, {0}};
+
 static int find_command(const char *name)
 {
     for (int i = 0; i < COMMANDS; i++)
@@ -189,12 +192,15 @@ static const cli_tool tool = {
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
                 "  fsdp-bench load --json --dir /scratch    beside the plain file system\n",
-    .argp = &argp};
+    .argp = &argp,
+    .words = words};
 
 int main(int argc, char **argv)
 {
     bench_options opts = {.scale = 1, .size = (int64_t)1 << 30, .rounds = 5, .dir = "."};
     fsdp_error err = {0};
+    for (int i = 0; i < COMMANDS; i++)
+        command_names[i] = commands[i].name;
     cli_begin(&tool, argc, argv, &opts);
     bench_exit(commands[find_command(opts.command)].run(&opts, &err), &err);
 }

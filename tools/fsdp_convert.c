@@ -60,6 +60,18 @@ static const struct argp_option options[] = {
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
+/* The library knows the formats; see list_formats. */
+enum { MOST_FORMATS = 32 };
+static const char *formats[MOST_FORMATS + 1];
+static const char *const parts[] = {"all", "model", "optim", NULL};
+static const cli_words words[] = {{"to", formats}, {"only", parts}, {0}};
+
+static void list_formats(void)
+{
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
+        formats[i] = fsdp_convert_format(i);
+}
+
 _Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
@@ -75,15 +87,6 @@ static const char *parse_format(const char *text)
         if (strcmp(text, fsdp_convert_format(i)) == 0)
             return fsdp_convert_format(i);
     refuse_format(text);
-}
-
-static fsdp_only parse_only(const char *text)
-{
-    static const char *const words[] = {"all", "model", "optim"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, words[i]) == 0)
-            return (fsdp_only)(FSDP_ONLY_ALL + i);
-    cli_usage_error("--only '%s' is none of all, model, optim", text);
 }
 
 /* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
@@ -195,7 +198,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->select.renames = opts->renames;
         return opts->drops && opts->renames ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
-    case KEY_ONLY: convert->select.only = parse_only(arg); return 0;
+    case KEY_ONLY:
+        convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
+        return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
     case KEY_SHARD_SIZE:
@@ -246,7 +251,8 @@ static const cli_tool tool = {
                 "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n"
                 "  fsdp-convert pytorch_model.bin model.safetensors another format\n",
     .runs_alone = true,
-    .argp = &argp};
+    .argp = &argp,
+    .words = words};
 
 /* --- what is printed -------------------------------------------------------------------------- */
 
@@ -282,6 +288,15 @@ static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
     fsdp_text_addf(text, ") -> ");
 }
 
+/* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
+static void add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    bool one = plan->short_tensors == 1;
+    fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " tensors %s no dim %d and %s cut along dim 0",
+                   plan->short_tensors, plan->tensors, one ? "has" : "have",
+                   opts->convert.shard_dim, one ? "is" : "are");
+}
+
 /* What does not go over as it is. */
 static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
 {
@@ -294,6 +309,11 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
                        opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
+    if (plan->short_tensors > 0) {
+        fsdp_text_addf(text, "  ");
+        add_short(text, opts, plan);
+        fsdp_text_addf(text, "\n");
+    }
     if (plan->prefix[0] && !is_ours(opts)) {
         fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
                        plan->prefix);
@@ -350,6 +370,8 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
     fsdp_text_addf(text,
                    ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
                    plan->renamed, plan->left_out, plan->dropped);
+    if (opts->dim_given)
+        fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
@@ -452,6 +474,18 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
     return cli_put_all(&text);
 }
 
+/* An option that did not do what it says, for some tensors or for all. */
+static void tell_short(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    if (plan->short_tensors == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_short(&text, opts, plan);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_info *info,
                            const fsdp_convert_plan *plan, fsdp_error *err)
 {
@@ -460,6 +494,8 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     if (opts->verbose && !opts->common.json) {
         add_plan(&text, opts, info, plan);
         FSDP_TRY(cli_put_all(&text));
+    } else {
+        tell_short(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     cli_progress_clear();
@@ -468,6 +504,21 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
     else if (!opts->common.quiet)
         add_done(&text, opts, info, plan, cli_now() - began);
     return cli_put_all(&text);
+}
+
+/* What DST is decides whether the option would help; where it would not, that is the better answer. */
+static void name_overwrite(const convert_options *opts, const char *from, fsdp_error *err)
+{
+    fsdp_convert_opts overwriting = opts->convert;
+    fsdp_convert_plan plan = {0};
+    fsdp_error found = *err, other = {0};
+    overwriting.overwrite = true;
+    overwriting.watch = (fsdp_watch){0}; /* notices were given */
+    fsdp_status st = fsdp_checkpoint_convert_plan(from, opts->to, &overwriting, &plan, &other);
+    if (st == FSDP_OK)
+        fsdp_fail(err, FSDP_ERR_EXISTS, "%s; --overwrite replaces it", found.text);
+    else if (st == FSDP_ERR_EXISTS)
+        *err = other;
 }
 
 /* A full checkpoint that is only compressed or filtered stays one. */
@@ -485,6 +536,8 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     fsdp_convert_plan plan = {0};
     choose_kind(opts, info);
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
+    if (st == FSDP_ERR_EXISTS && !opts->convert.overwrite)
+        name_overwrite(opts, info->path, err);
     if (opts->plan && plan.files > 0) {
         fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
@@ -506,6 +559,7 @@ int main(int argc, char **argv)
 {
     convert_options opts = {0};
     fsdp_error err = {0};
+    list_formats();
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = run(&opts, &err);
     fsdp_mesh_free(opts.mesh);

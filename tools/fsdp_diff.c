@@ -12,6 +12,8 @@
 
 enum { TOP_DEFAULT = 20 };
 
+typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
+
 typedef struct diff_options {
     cli_common common;
     double atol, rtol;
@@ -19,7 +21,7 @@ typedef struct diff_options {
     bool keys_only;
     int64_t top; /* 0: all */
     const char *map_path, *plot_path;
-    enum { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color;
+    color_mode color;
     char *map_text; /* of the file; rules point into it */
     const char **rules;
     size_t rule_count;
@@ -48,16 +50,9 @@ static const struct argp_option options[] = {
     {"plot", KEY_PLOT, "FILE", 0, "write the largest differences as a picture (SVG)", 0},
     {0}};
 
-static void parse_color(diff_options *opts, const char *text)
-{
-    static const char *const words[] = {"auto", "always", "never"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, words[i]) == 0) {
-            opts->color = i == 0 ? COLOR_AUTO : i == 1 ? COLOR_ALWAYS : COLOR_NEVER;
-            return;
-        }
-    cli_usage_error("--color '%s' is none of auto, always, never", text);
-}
+static const char *const colors[] = {
+    [COLOR_AUTO] = "auto", [COLOR_ALWAYS] = "always", [COLOR_NEVER] = "never", NULL};
+static const cli_words words[] = {{"color", colors}, {0}};
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -73,7 +68,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_KEYS: opts->keys_only = true; return 0;
     case KEY_TOP: opts->top = cli_parse_integer("--top", arg, 0, INT32_MAX); return 0;
     case KEY_MAP: opts->map_path = arg; return 0;
-    case KEY_COLOR: parse_color(opts, arg); return 0;
+    case KEY_COLOR: opts->color = (color_mode)cli_parse_word("--color", arg, colors); return 0;
     case KEY_PLOT: opts->plot_path = arg; return 0;
     case ARGP_KEY_ARG:
         if (state->arg_num > 1)
@@ -103,7 +98,8 @@ static const cli_tool tool = {
         "  fsdp-diff a b --rtol 4e-3 --top 5         what a bf16 cast explains is equal\n"
         "  fsdp-diff a b --keys-only                 names, dtypes and shapes\n"
         "  fsdp-diff a b --json -I '^model'          for programs\n",
-    .argp = &argp};
+    .argp = &argp,
+    .words = words};
 
 /* --- collecting ------------------------------------------------------------------------------- */
 

@@ -27,14 +27,10 @@ static const struct argp_option options[] = {
     {"sort", KEY_SORT, "KEY", 0, "order (as saved), name or size", 0},
     {0}};
 
-static ls_sort parse_sort(const char *text)
-{
-    static const char *const keys[] = {"order", "name", "size"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, keys[i]) == 0)
-            return (ls_sort)i;
-    cli_usage_error("--sort '%s' is none of order, name, size", text);
-}
+static const char *const sort_keys[] = {
+    [LS_SORT_ORDER] = "order", [LS_SORT_NAME] = "name", [LS_SORT_SIZE] = "size", NULL};
+static const char *const digests[] = {"sha256", NULL};
+static const cli_words words[] = {{"sort", sort_keys}, {"digest", digests}, {0}};
 
 static void set_mode(ls_options *opts, ls_mode mode)
 {
@@ -58,7 +54,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_STATS: set_mode(opts, LS_STATS); return 0;
     case KEY_HIST: set_mode(opts, LS_HIST); return 0;
     case KEY_SORT:
-        opts->sort = parse_sort(arg);
+        opts->sort = (ls_sort)cli_parse_word("--sort", arg, sort_keys);
         opts->sort_given = true;
         return 0;
     case KEY_DIGEST:
@@ -74,6 +70,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (!opts->path)
             cli_usage_error("PATH is missing");
+        if (opts->mode == LS_SUMMARY)
+            opts->mode = opts->usual;
         if (opts->mode == LS_TREE && !opts->sort_given)
             opts->sort = LS_SORT_NAME; /* so that every branch is printed once */
         return 0;
@@ -95,7 +93,25 @@ static const cli_tool tool = {
                 "  fsdp-ls --long --sort size step-00001200 every tensor, largest first\n"
                 "  fsdp-ls --shards -I 'attn' step-00001200 which rank holds which rows\n"
                 "  fsdp-ls --json --digest sha256 step-00001200 > listing.json\n",
-    .argp = &argp};
+    .argp = &argp,
+    .words = words};
+
+/* The same program under its other name. */
+static const cli_tool inspect_tool = {
+    .name = "fsdp-inspect",
+    .args = "PATH",
+    .summary = "Every entry of a checkpoint, one a line: fsdp-ls --long by a shorter name.",
+    .examples = "  fsdp-inspect step-00001200               names, dtypes, shapes, layouts\n"
+                "  fsdp-inspect runs/gpt2 -I 'attn'         of the newest good one of a run\n"
+                "  fsdp-inspect --shards step-00001200      all that fsdp-ls can show\n",
+    .argp = &argp,
+    .words = words};
+
+static bool is_inspect(const char *program)
+{
+    const char *slash = strrchr(program, '/');
+    return strcmp(slash ? slash + 1 : program, inspect_tool.name) == 0;
+}
 
 /* --- entries ---------------------------------------------------------------------------------- */
 
@@ -292,7 +308,9 @@ int main(int argc, char **argv)
     ls_options opts = {0};
     ls_listing listing = {.options = &opts};
     fsdp_error err = {0};
-    cli_begin(&tool, argc, argv, &opts);
+    bool inspect = argc > 0 && is_inspect(argv[0]);
+    opts.usual = inspect ? LS_LONG : LS_SUMMARY;
+    cli_begin(inspect ? &inspect_tool : &tool, argc, argv, &opts);
     fsdp_status st = list(&listing, &err);
     fsdp_checkpoint_close(listing.checkpoint);
     free(listing.order);

@@ -238,7 +238,9 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
     return status;
 }
 
-static fsdp_status verify_checkpoint(verify_report *report, const char *path, bool in_run)
+/* step: of a run, or NULL. */
+static fsdp_status verify_checkpoint(verify_report *report, const char *path,
+                                     const fsdp_run_step *step)
 {
     const cli_common *common = &report->options->common;
     fsdp_error err = {0};
@@ -253,7 +255,8 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path, bo
     double began = cli_now();
     begin_path(report, path);
     fsdp_status status = verify_resolved(path, &opts, &summary, &err);
-    if (in_run && status == FSDP_ERR_NOT_FOUND) { /* a step of a run that is no whole checkpoint */
+    if (step && step->state != FSDP_STEP_NEWER && status == FSDP_ERR_NOT_FOUND) {
+        /* a step of a run that is no whole checkpoint; one of a newer format is nothing we can judge */
         on_finding(report,
                    &(fsdp_finding){.file = "", .tensor = "", .block = -1, .text = err.text});
         summary.findings++;
@@ -297,7 +300,7 @@ static fsdp_status verify_step(verify_report *report, const char *run, const fsd
         return FSDP_OK;
     }
     fsdp_text_addf(&path, "%s/%s", run, step->name);
-    fsdp_status st = path.failed ? FSDP_ERR_LIMIT : verify_checkpoint(report, path.data, true);
+    fsdp_status st = path.failed ? FSDP_ERR_LIMIT : verify_checkpoint(report, path.data, step);
     fsdp_text_release(&path);
     return st;
 }
@@ -328,7 +331,7 @@ static fsdp_status verify_paths(const verify_options *opts)
         fsdp_text_addf(&report.text, "{\"schema\": 1, \"paths\": [");
     for (int i = 0; i < opts->path_count && st == FSDP_OK; i++)
         st = cli_is_run(opts->paths[i]) ? verify_run(&report, opts->paths[i])
-                                        : verify_checkpoint(&report, opts->paths[i], false);
+                                        : verify_checkpoint(&report, opts->paths[i], NULL);
     if (opts->common.json)
         fsdp_text_addf(&report.text, "]}\n");
     fsdp_status put = cli_put_all(&report.text);

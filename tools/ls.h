@@ -13,7 +13,7 @@ typedef enum ls_sort { LS_SORT_ORDER, LS_SORT_NAME, LS_SORT_SIZE } ls_sort;
 typedef struct ls_options {
     cli_common common;
     const char *path;
-    ls_mode mode;
+    ls_mode mode, usual;       /* what is shown, and what when no option asks */
     ls_sort sort;
     bool digest, sort_given;
 } ls_options;

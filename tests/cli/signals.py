@@ -1,11 +1,12 @@
 """Ctrl-C, SIGTERM and a closed terminal stop every tool that works long: exit code 130, 143 or 129, nothing
-left half-written. Under nohup a closed terminal stops nothing.
+left half-written. Under nohup a closed terminal stops nothing. With --json there is one object all the same.
 
 The tool reports its progress into a pipe that is full, so it cannot finish before the signal comes,
 however fast it is. usage: signals.py BUILD
 """
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -55,8 +56,20 @@ def stop(command, number, directory, prefix=()):
     process.send_signal(number)
     time.sleep(0.1)
     talk = drain(reader)
-    process.communicate()
-    return process.returncode, talk
+    printed, _ = process.communicate()
+    return process.returncode, talk, printed
+
+
+def stop_between_saves(directory):
+    """What fsdp-bench make prints as it goes is ended, too."""
+    process = subprocess.Popen([BUILD / "bin/fsdp-bench", "make", "--model", "gpt2", "--scale", "0.001",
+                                "--saves", "100000", "--json", "--progress=off", "run"],
+                               cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    begun = process.stdout.readline() + process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    printed = json.loads(begun + process.communicate()[0])
+    ok = process.returncode == printed["exit"] == 130 and printed["schema"] == 1 and len(printed["saves"]) > 0
+    return "" if ok else f"fsdp-bench make: {process.returncode}, {printed}"
 
 
 def main():
@@ -70,14 +83,21 @@ def main():
         before = sorted(os.listdir(directory))
         for command in commands:
             for number in SIGNALS:
-                code, talk = stop(command, number, directory)
+                code, talk, _ = stop(command, number, directory)
                 if code != 128 + number or "stop" not in talk:
                     problems.append(f"{' '.join(command)}: signal {number} gives {code}: {talk}")
-        code, talk = stop(["fsdp-verify", "a"], signal.SIGHUP, directory, NOHUP)
+            if "--stats" in command:             # not part of the object, so nothing is read
+                continue
+            code, _, printed = stop([*command, "--json"], signal.SIGTERM, directory)
+            found = json.loads(printed)
+            if found["schema"] != 1 or found["exit"] != 143 or code != 143 or not found["error"]:
+                problems.append(f"{' '.join(command)} --json: {code}, {printed}")
+        code, talk, _ = stop(["fsdp-verify", "a"], signal.SIGHUP, directory, NOHUP)
         if code != 0:
             problems.append(f"fsdp-verify under nohup: SIGHUP gives {code}: {talk}")
         if sorted(os.listdir(directory)) != before:
             problems.append(f"left behind: {sorted(os.listdir(directory))}")
+        problems += filter(None, [stop_between_saves(directory)])
     print("\n".join(problems) or f"{len(SIGNALS) * len(commands)} stops")
     return 1 if problems else 0
 

@@ -6,6 +6,14 @@ here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cmake --install "$2" --prefix "$work/prefix" >"$work/log"
+prefix=$work/prefix
+[ "$("$prefix/bin/fsdp-inspect" --version | head -n 1)" = "$("$prefix/bin/fsdp-ls" --version | head -n 1 |
+    sed s/fsdp-ls/fsdp-inspect/)" ]
+for tool in ls inspect verify diff gc convert bench; do
+    grep -q "^complete -F" "$prefix/share/bash-completion/completions/fsdp-$tool"
+    grep -q "^#compdef fsdp-$tool" "$prefix/share/zsh/site-functions/_fsdp-$tool"
+    grep -q "^complete -c fsdp-$tool" "$prefix/share/fish/vendor_completions.d/fsdp-$tool.fish"
+done
 libdir=$(dirname "$(find "$work/prefix" -name libfsdp.a)")
 mkdir "$work/consumer"
 cd "$work/consumer"

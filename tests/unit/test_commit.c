@@ -5,6 +5,8 @@
 #include "statedict/commit_internal.h"
 #include "statedict/lease_internal.h"
 
+#include <fsdp/run.h>
+
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -597,6 +599,92 @@ Test(commit, a_power_cut_while_files_move_one_by_one_is_the_same)
         crash_everywhere(work_save, (expectation){-1, 5, errnums[i], false});
         crash_everywhere(work_delete, (expectation){4, -1, errnums[i], false});
     }
+}
+
+/* --- a marker in what was published --- */
+
+static bool has_marker(fsdp_io *io, const char *dir)
+{
+    char path[200];
+    snprintf(path, sizeof path, "%s/" FSDP_MARKER_SAVING, dir);
+    return fsdp_io_exists(io, path);
+}
+
+/* A save that is killed after the rename, and before it removes its marker. */
+static void save_and_die(fsdp_io *sim, const char *dir, int64_t step)
+{
+    fsdp_io *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_UNLINK,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_ERRNO,
+                            .errnum = EIO};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    tiny_must_save(io, dir, step, false);
+    fsdp_io_fault_free(io);
+    cr_assert(has_marker(sim, dir));
+    cr_assert_eq(tiny_read(sim, dir), step, "readers do not look at it");
+}
+
+Test(commit, a_marker_that_a_killed_save_left_is_removed_by_the_next_save)
+{
+    fsdp_io *sim = tiny_disk();
+    save_and_die(sim, "/run/c", 1);
+    cr_assert_eq(tiny_save(sim, "/run/c", 2, false, NULL), FSDP_ERR_EXISTS);
+    cr_assert_not(has_marker(sim, "/run/c"));
+    cr_assert_eq(tiny_read(sim, "/run/c"), 1);
+    fsdp_sim_free(sim);
+}
+
+Test(commit, retention_removes_markers_from_the_steps_that_stay)
+{
+    fsdp_io *sim = tiny_disk();
+    const fsdp_retention policy = {.keep_last = 2};
+    save_and_die(sim, "/run/step-00000001", 1);
+    save_and_die(sim, "/run/step-00000002", 2);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert(has_marker(sim, "/run/step-00000001"), "a dry run changes nothing");
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, sim, NULL), FSDP_OK);
+    cr_assert_not(has_marker(sim, "/run/step-00000001"));
+    cr_assert_not(has_marker(sim, "/run/step-00000002"));
+    cr_assert_eq(tiny_read(sim, "/run/step-00000001"), 1);
+    fsdp_sim_free(sim);
+}
+
+Test(commit, repair_removes_a_marker_and_says_so)
+{
+    fsdp_io *sim = tiny_disk();
+    fsdp_verify_summary summary;
+    fsdp_verify_opts opts = {.level = FSDP_VERIFY_DATA, .io = sim};
+    fsdp_error err = {0};
+    save_and_die(sim, "/run/c", 1);
+    cr_assert_eq(fsdp_checkpoint_verify("/run/c", &opts, &summary, &err), FSDP_OK, "%s", err.text);
+    cr_assert(has_marker(sim, "/run/c"), "verifying changes nothing");
+    opts.repair = true;
+    cr_assert_eq(fsdp_checkpoint_verify("/run/c", &opts, &summary, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(summary.fixed, 1);
+    cr_assert_not(has_marker(sim, "/run/c"));
+    fsdp_sim_free(sim);
+}
+
+Test(commit, a_marker_stays_that_is_held_or_belongs_to_a_staging)
+{
+    fsdp_io *sim = tiny_disk();
+    fsdp_file *marker;
+    save_and_die(sim, "/run/c", 1);
+    cr_assert_eq(fsdp_io_open(sim, "/run/c/" FSDP_MARKER_SAVING, FSDP_IO_WRITE, &marker, NULL),
+                 FSDP_OK);
+    cr_assert_eq(marker->ops->lock(marker), 0);
+    cr_assert_not(fsdp_marker_forget(sim, "/run/c"));
+    cr_assert_eq(fsdp_io_close(&marker, "/run/c", NULL), FSDP_OK);
+    const char *const staging[] = {"/run/c.tmp-" UUID, "/run/c.tmp-" UUID "/"};
+    cr_assert_eq(fsdp_io_rename(sim, "/run/c", staging[0], true, NULL), FSDP_OK);
+    cr_assert_not(fsdp_marker_forget(sim, staging[0]));
+    cr_assert_not(fsdp_marker_forget(sim, staging[1]));
+    cr_assert(has_marker(sim, staging[0]));
+    cr_assert_eq(fsdp_io_rename(sim, staging[0], "/run/c.tmp-" UUID "0", true, NULL), FSDP_OK);
+    cr_assert(fsdp_marker_forget(sim, "/run/c.tmp-" UUID "0"));
+    fsdp_sim_free(sim);
 }
 
 /* --- kills: the process dies before a call, the disk stays as it is --- */
