@@ -94,6 +94,7 @@ typedef struct fsdp_shard_seal {
     int64_t size;
     int64_t index_offset, index_size;
     fsdp_hash index_hash;
+    bool follows_links;        /* reading: the path is the user's own, not one within a checkpoint */
 } fsdp_shard_seal;
 
 typedef struct fsdp_shard_writer fsdp_shard_writer;

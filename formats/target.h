@@ -81,7 +81,7 @@ typedef struct fsdp_target_format {
     /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
      * formats of one file. */
     bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;
+    const fsdp_target_ops *ops;    /* NULL: a native file, which is written as a checkpoint of ours is */
 } fsdp_target_format;
 
 /* By the name that --to takes; NULL when there is none. */

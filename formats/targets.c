@@ -3,9 +3,19 @@
 
 #include <string.h>
 
+static bool holds_every_dtype(fsdp_dtype dtype)
+{
+    (void)dtype;
+    return true;
+}
+
+/* A native full checkpoint in one file: statedict/convert.c writes it, so it has no operations here. */
+static const fsdp_target_format hdf5_target = {
+    .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
+
 static const fsdp_target_format *const formats[] = {
-    &fsdp_hf_target,    &fsdp_safetensors_target, &fsdp_dcp_target,
-    &fsdp_torch_target, &fsdp_npz_target,
+    &fsdp_hf_target, &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
+    &hdf5_target,    &fsdp_npz_target,
 };
 
 const fsdp_target_format *fsdp_target_at(size_t i)

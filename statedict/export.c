@@ -441,6 +441,10 @@ static fsdp_status check_target(const export_job *job, const char *to, fsdp_erro
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' lies in '%s', which would be replaced: convert to another name",
                          job->from->path, to);
+    if (fsdp_foreign_reads(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         job->from->path);
     return fsdp_export_check(&job->place, to, err);
 }
 

@@ -4,6 +4,7 @@
  */
 #include "statedict/foreign.h"
 
+#include "statedict/one_file.h"
 #include "statedict/verify_values.h"
 
 #include "base/pool.h"
@@ -26,7 +27,7 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
     if (io->ops->info(io, path, &info) < 0)
         return false;
     if (info.kind != FSDP_FILE_DIRECTORY)
-        return true;
+        return !fsdp_is_one_file(io, path);
     return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;
 }
 
@@ -131,6 +132,15 @@ bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
         return true;
     for (size_t i = 0; source && i < fsdp_source_file_count(source); i++)
         if (lies_in(checkpoint->io, fsdp_source_file_path(source, i), dir))
+            return true;
+    return false;
+}
+
+bool fsdp_foreign_reads(const fsdp_checkpoint *checkpoint, const char *path)
+{
+    const fsdp_source *source = checkpoint->source;
+    for (size_t i = 0; source && i < fsdp_source_file_count(source); i++)
+        if (fsdp_paths_are_same(checkpoint->io, fsdp_source_file_path(source, i), path))
             return true;
     return false;
 }
