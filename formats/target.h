@@ -37,6 +37,8 @@ typedef struct fsdp_target_box {
 typedef struct fsdp_target_entry {
     const char *name;
     size_t name_size;
+    const int32_t *path;               /* how the name is nested (name_path.h); NULL: not known */
+    size_t path_count;
     /* a tensor, when value is NULL */
     fsdp_dtype dtype;
     int ndim;

@@ -144,7 +144,10 @@ static fsdp_status declare_entries(export_job *job, fsdp_error *err)
     for (size_t i = 0; i < count && st == FSDP_OK; i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         const fsdp_entry *tensor = fsdp_sd_at(job->sd, tensor_of(job->sd, i));
-        job->entries[i] = (fsdp_target_entry){.name = entry->name, .name_size = entry->name_size};
+        job->entries[i] = (fsdp_target_entry){.name = entry->name,
+                                              .name_size = entry->name_size,
+                                              .path = entry->path,
+                                              .path_count = entry->path_count};
         if (entry->kind == FSDP_ENTRY_VALUE) {
             job->entries[i].value = &entry->value;
             continue;

@@ -8,6 +8,7 @@
 #include "statedict/verify_values.h"
 
 #include "base/pool.h"
+#include "formats/name_path.h"
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
 #include <fsdp/convert.h>
@@ -46,6 +47,18 @@ static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_ten
                                tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
 }
 
+/* What has no path there is not nested. That is only worth noting where we would nest it. */
+static fsdp_status add_path(fsdp_checkpoint *checkpoint, size_t i, const fsdp_source_entry *entry,
+                            fsdp_error *err)
+{
+    const int32_t flat = (int32_t)entry->name_size;
+    const int32_t *path = entry->path ? entry->path : &flat;
+    size_t count = entry->path ? entry->path_count : 1;
+    if (fsdp_path_is_default(entry->name, entry->name_size, path, count))
+        return FSDP_OK;
+    return fsdp_sd_set_path(checkpoint->manifest.sd, i, path, count, err);
+}
+
 static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mesh, fsdp_error *err)
 {
     fsdp_source *source = checkpoint->source;
@@ -62,6 +75,7 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
         else
             FSDP_TRY(fsdp_sd_add_value(checkpoint->manifest.sd, entry->name, entry->name_size,
                                        entry->value, err));
+        FSDP_TRY(add_path(checkpoint, i, entry, err));
     }
     return FSDP_OK;
 }
