@@ -6,9 +6,9 @@
  *
  * Without collectives every rank has a metadata file of its own; then they are put together here.
  */
+#include "base/name_path.h"
 #include "formats/bytes.h"
 #include "formats/dcp.h"
-#include "formats/name_path.h"
 
 #include <stdio.h>
 #include <stdlib.h>

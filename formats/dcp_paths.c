@@ -1,7 +1,7 @@
 /* Paths that hold together: see dcp_paths.h; read back by dcp_metadata.c. */
 #include "formats/dcp_paths.h"
 
-#include "formats/name_path.h"
+#include "base/name_path.h"
 #include "formats/name_table.h"
 
 #include <fsdp/text.h>

@@ -2,7 +2,7 @@
  * The catalog of a foreign checkpoint, and the builder that formats fill it with. Everything that comes
  * in is checked here, so that nothing behind it has to distrust a name, a shape or an offset.
  */
-#include "formats/name_path.h"
+#include "base/name_path.h"
 #include "formats/source_internal.h"
 
 #include <inttypes.h>

@@ -7,8 +7,8 @@
 #include "statedict/one_file.h"
 #include "statedict/verify_values.h"
 
+#include "base/name_path.h"
 #include "base/pool.h"
-#include "formats/name_path.h"
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
 #include <fsdp/convert.h>

@@ -8,7 +8,6 @@
 #include "statedict/manifest_internal.h"
 
 #include "base/mem.h"
-#include "formats/name_path.h"
 
 #include <string.h>
 
@@ -239,20 +238,6 @@ static fsdp_status put_entry_value(fsdp_text *text, const fsdp_value *value, fsd
     return status;
 }
 
-/* Nothing where a reader would think of the same one. */
-static void put_path(fsdp_text *text, const fsdp_entry *entry)
-{
-    if (!entry->path ||
-        fsdp_path_is_default(entry->name, entry->name_size, entry->path, entry->path_count))
-        return;
-    put(text, ", \"path\": [");
-    for (size_t i = 0; i < entry->path_count; i++) {
-        put(text, i > 0 ? ", " : "");
-        put_i64(text, entry->path[i]);
-    }
-    put(text, "]");
-}
-
 static fsdp_status put_entry(fsdp_text *text, const fsdp_sd *sd, const fsdp_entry *entry,
                              const mesh_table *table, int world, fsdp_error *err)
 {
@@ -269,7 +254,7 @@ static fsdp_status put_entry(fsdp_text *text, const fsdp_sd *sd, const fsdp_entr
                              fsdp_layout_world(&entry->layout) - 1, world);
         FSDP_TRY(put_tensor(text, entry, table, err));
     }
-    put_path(text, entry);
+    fsdp_manifest_put_path(text, entry);
     put(text, "}");
     return FSDP_OK;
 }

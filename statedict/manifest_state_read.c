@@ -6,7 +6,6 @@
 #include "statedict/manifest_internal.h"
 
 #include "base/mem.h"
-#include "formats/name_path.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -44,17 +43,7 @@ typedef struct entry_record {
     fsdp_value value;
     fsdp_value_kind stored_kind;
     int64_t stored_size;
-    int32_t *path;
-    size_t path_count, path_capacity;
 } entry_record;
-
-/* A path waits until the entries of flat buffers are there. */
-typedef struct path_record {
-    const char *name;
-    size_t name_size;
-    const int32_t *path;
-    size_t count;
-} path_record;
 
 struct fsdp_state_reader {
     fsdp_json *json;
@@ -71,8 +60,7 @@ struct fsdp_state_reader {
     size_t part_count, part_capacity;
     fsdp_stored_value *stored;
     size_t stored_count, stored_capacity;
-    path_record *paths;
-    size_t path_count, path_capacity;
+    fsdp_path_list paths;
     fsdp_arena arena;
     fsdp_error reason; /* why the state dict refused something */
 };
@@ -105,8 +93,7 @@ void fsdp_state_reader_free(fsdp_state_reader *reader)
     fsdp_free(reader->entry.name.data);
     fsdp_free(reader->entry.target.data);
     fsdp_free(reader->entry.boxes);
-    fsdp_free(reader->entry.path);
-    fsdp_free(reader->paths);
+    fsdp_path_list_release(&reader->paths);
     fsdp_value_release(&reader->entry.value);
     fsdp_free(reader->parts);
     fsdp_free(reader->stored);
@@ -555,55 +542,6 @@ static fsdp_status take_flat_place(fsdp_json *json, entry_record *entry, fsdp_er
     return FSDP_OK;
 }
 
-static fsdp_status take_path(fsdp_json *json, entry_record *entry, fsdp_error *err)
-{
-    entry->path_count = 0;
-    FSDP_TRY(fsdp_json_enter_array(json, err));
-    for (;;) {
-        int64_t element;
-        bool more;
-        FSDP_TRY(fsdp_json_next_item(json, &more, err));
-        if (!more)
-            return FSDP_OK;
-        FSDP_TRY(fsdp_json_i64(json, &element, err));
-        if (element < -FSDP_MAX_NAME || element > FSDP_MAX_NAME ||
-            entry->path_count == FSDP_PATH_MOST)
-            return fsdp_json_fail(json, err, "a path with an element of %" PRId64 " bytes",
-                                  element);
-        if (!fsdp_grow(&entry->path, &entry->path_capacity, entry->path_count + 1,
-                       sizeof *entry->path))
-            return fsdp_fail_memory(err, "the manifest");
-        entry->path[entry->path_count++] = (int32_t)element;
-    }
-}
-
-static fsdp_status keep_path(fsdp_state_reader *reader, const entry_record *entry, fsdp_error *err)
-{
-    if (!fsdp_path_fits(entry->name.data, entry->name.size, entry->path, entry->path_count))
-        return fsdp_json_fail(reader->json, err, "a path that does not make up the name");
-    char *name = fsdp_arena_strndup(&reader->arena, entry->name.data, entry->name.size);
-    int32_t *path = fsdp_arena_alloc(&reader->arena, entry->path_count, sizeof *path);
-    if (!name || !path ||
-        !fsdp_grow(&reader->paths, &reader->path_capacity, reader->path_count + 1,
-                   sizeof *reader->paths))
-        return fsdp_fail_memory(err, "the manifest");
-    memcpy(path, entry->path, entry->path_count * sizeof *path);
-    reader->paths[reader->path_count++] =
-        (path_record){name, entry->name.size, path, entry->path_count};
-    return FSDP_OK;
-}
-
-static fsdp_status set_paths(fsdp_state_reader *reader, fsdp_error *err)
-{
-    for (size_t i = 0; i < reader->path_count; i++) {
-        const path_record *path = &reader->paths[i];
-        int64_t found = fsdp_sd_find(reader->sd, path->name, path->name_size);
-        if (found >= 0)
-            FSDP_TRY(fsdp_sd_set_path(reader->sd, (size_t)found, path->path, path->count, err));
-    }
-    return FSDP_OK;
-}
-
 static fsdp_status take_entry_member(fsdp_state_reader *reader, void *record, int which,
                                      fsdp_error *err)
 {
@@ -620,7 +558,7 @@ static fsdp_status take_entry_member(fsdp_state_reader *reader, void *record, in
     case ENTRY_VALUE: return fsdp_manifest_take_value(json, &entry->value, err);
     case ENTRY_STORED:
         return fsdp_manifest_take_stored(json, &entry->stored_kind, &entry->stored_size, err);
-    case ENTRY_PATH: return take_path(json, entry, err);
+    case ENTRY_PATH: return fsdp_manifest_take_path(json, &reader->paths, err);
     default: return take_text(json, &entry->target, err);
     }
 }
@@ -715,7 +653,8 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
     fsdp_status status =
         take_members(reader, keys, ENTRY_KEYS, take_entry_member, entry, &entry->seen, err);
     if (status == FSDP_OK && (entry->seen & NAMED_PATH) == NAMED_PATH)
-        status = keep_path(reader, entry, err);
+        status = fsdp_path_list_add(&reader->paths, reader->json, entry->name.data,
+                                    entry->name.size, err);
     entry->seen &= ~(uint64_t)PATH;
     if (status == FSDP_OK && entry->seen == IN_FLAT)
         status = add_flat_part(reader, entry, err);
@@ -729,5 +668,5 @@ fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error
 {
     FSDP_TRY(take_records(reader, take_entry, err));
     FSDP_TRY(finish_flats(reader, reader->flat_count, err));
-    return set_paths(reader, err);
+    return fsdp_path_list_apply(&reader->paths, reader->sd, err);
 }

@@ -1,7 +1,7 @@
 /* Another layout for the same state: see relayout.h. */
 #include "statedict/relayout.h"
 
-#include "formats/name_path.h"
+#include "base/name_path.h"
 
 #include <fsdp/text.h>
 #include <string.h>

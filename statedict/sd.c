@@ -6,7 +6,7 @@
 #include <fsdp/sd.h>
 
 #include "base/mem.h"
-#include "formats/name_path.h"
+#include "base/name_path.h"
 #include "kernels/kernels.h"
 #include "statedict/layout_internal.h"
 #include <fsdp/text.h>

@@ -1,6 +1,6 @@
 /* Paths of names: what fits, what is usual, and what renaming leaves of them. */
+#include "base/name_path.h"
 #include "formats/dcp_paths.h"
-#include "formats/name_path.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -68,7 +68,7 @@ Test(name_path, names_of_our_runs_are_nested_as_pytorch_nests_them)
     usual("optim.state..w", "optim|state..w");
     usual("model.", "model.");
     usual("model", "model");
-    usual("modell.w", "modell.w");
+    usual("models.w", "models.w");
     usual("layers.0.w", "layers.0.w");
     usual("", "");
 }

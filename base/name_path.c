@@ -1,5 +1,5 @@
 /* Paths of names: see name_path.h. */
-#include "formats/name_path.h"
+#include "base/name_path.h"
 
 #include <string.h>
 
