@@ -71,7 +71,7 @@ static bool has_elements(const fsdp_target_entry *entry)
 
 fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number)
 {
-    return has_elements(entry) ? entry->boxes[number].box
+    return has_elements(entry) ? fsdp_target_box_at(entry, number)
                                : fsdp_box_whole(entry->ndim, entry->shape);
 }
 
@@ -121,10 +121,11 @@ static fsdp_status check_boxes(const dcp_plan *plan, const fsdp_target_entry *en
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     int64_t count = 0;
     for (size_t b = 0; b < entry->box_count; b++) {
-        const fsdp_target_box *box = &entry->boxes[b];
-        if (box->rank < 0 || box->rank >= plan->world || !fsdp_box_contains(&whole, &box->box))
+        int rank = entry->boxes[b].rank;
+        fsdp_box box = fsdp_target_box_at(entry, b);
+        if (rank < 0 || rank >= plan->world || !fsdp_box_contains(&whole, &box))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "box %zu lies outside the tensor or world", b);
-        count += fsdp_box_count(&box->box);
+        count += fsdp_box_count(&box);
     }
     if (count != fsdp_box_count(&whole))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "its boxes do not cover it");

@@ -22,6 +22,7 @@
 
 enum { FSDP_BLOCK_BYTES = 4 << 20 };     /* of a raw box; the most for a chunk of an encoded one */
 enum { FSDP_CHUNK_BYTES = 1 << 20 };     /* of an encoded box, unless less is asked for: stays in the cache */
+enum { FSDP_DATASET_DIMS = 32 };         /* HDF5 has no more: further dims are one with the last of these */
 enum { FSDP_SHARD_INDEX_LEAST = 96 };    /* bytes of index for every rank that wrote into a file */
 enum { FSDP_PIECE_BYTES = 256 << 10 };   /* moved and hashed at once, while it is in the cache */
 

@@ -31,7 +31,7 @@ typedef struct fsdp_limits {
 /* A box of a tensor that one rank stores. */
 typedef struct fsdp_target_box {
     int rank;
-    fsdp_box box;
+    const int64_t *lo, *len;   /* per dim */
 } fsdp_target_box;
 
 typedef struct fsdp_target_entry {
@@ -48,6 +48,8 @@ typedef struct fsdp_target_entry {
     /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
     const fsdp_value *value;
 } fsdp_target_entry;
+
+fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
 typedef struct fsdp_target_opts {
     fsdp_io *io;

@@ -18,6 +18,14 @@ static const fsdp_target_format *const formats[] = {
     &hdf5_target,    &fsdp_npz_target,
 };
 
+fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number)
+{
+    fsdp_box box = fsdp_box_whole(entry->ndim, entry->boxes[number].len);
+    for (int d = 0; d < entry->ndim; d++)
+        box.lo[d] = entry->boxes[number].lo[d];
+    return box;
+}
+
 const fsdp_target_format *fsdp_target_at(size_t i)
 {
     return i < sizeof formats / sizeof *formats ? formats[i] : NULL;
