@@ -10,6 +10,7 @@
 #include "formats/dcp_write.h"
 
 #include "base/mem.h"
+#include "formats/dcp.h"
 #include "formats/targets.h"
 #include "formats/torch_internal.h"
 
@@ -459,10 +460,10 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 
 /* --- the format ------------------------------------------------------------------------------- */
 
-/* ".metadata" and "__R_N.distcp". */
+/* ".metadata", or that of every rank ("__R.metadata"), and "__R_N.distcp". */
 static bool owns(const char *name)
 {
-    if (strcmp(name, ".metadata") == 0)
+    if (strcmp(name, ".metadata") == 0 || dcp_is_rank_metadata(name))
         return true;
     if (strncmp(name, "__", 2) != 0 || !isdigit((unsigned char)name[2]))
         return false;

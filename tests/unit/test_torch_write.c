@@ -220,9 +220,12 @@ Test(torch_write, boxes_that_do_not_cover_a_tensor_are_refused)
 
 Test(torch_write, an_overwrite_deletes_only_what_dcp_made)
 {
-    static const char *const ours[] = {".metadata", "__0_0.distcp", "__12_345.distcp"};
-    static const char *const others[] = {"__0.distcp",    "__0_0.distcp.txt", "__a_0.distcp", "x",
-                                         ".metadata.tmp", "__0_.distcp",      "__-1_0.distcp"};
+    static const char *const ours[] = {".metadata", "__0.metadata", "__31.metadata", "__0_0.distcp",
+                                       "__12_345.distcp"};
+    static const char *const others[] = {
+        "__0.distcp",     "__0_0.distcp.txt", "__a_0.distcp",  "x",
+        ".metadata.tmp",  "__0_.distcp",      "__-1_0.distcp", "__.metadata",
+        "__0_0.metadata", "0.metadata"};
     bool (*owns)(const char *) = fsdp_target_find("dcp")->owns;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         cr_assert(owns(ours[i]), "%s", ours[i]);
