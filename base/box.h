@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-enum { FSDP_MAX_DIMS = 32 };
+enum { FSDP_MAX_DIMS = 64 };
 
 typedef struct fsdp_box {
     int ndim;

@@ -42,7 +42,7 @@ typedef struct fsdp_value {
     } as;
 } fsdp_value;
 
-enum { FSDP_VALUE_DEPTH = 64 };
+enum { FSDP_VALUE_DEPTH = 1024 };    /* a little more than pickles nest */
 
 FSDP_API fsdp_value fsdp_value_bool(bool value);
 FSDP_API fsdp_value fsdp_value_i64(int64_t value);

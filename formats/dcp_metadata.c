@@ -6,9 +6,11 @@
  *
  * Without collectives every rank has a metadata file of its own; then they are put together here.
  */
+#include "base/name_path.h"
 #include "formats/bytes.h"
 #include "formats/dcp.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,6 +41,7 @@ typedef struct listed {
     bool is_indexed;        /* its boxes are in the table of places */
     bool was_met;           /* by the list of names */
     bool is_tensor;
+    fsdp_node path; /* of its name, in planner_data; 0: none */
     fsdp_dtype dtype;
     int ndim;
     size_t tensor;
@@ -61,6 +64,8 @@ typedef struct metadata {
     uint32_t *entry_of_node; /* number in entries plus 1: names are shared nodes */
     listed *entries;
     size_t entry_count, entry_room;
+    int32_t *path; /* scratch: see name_path.h */
+    size_t path_room;
     fsdp_text key;         /* scratch */
     torch_archive archive; /* of which only the pickle is used, and where */
 } metadata;
@@ -347,6 +352,43 @@ static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- planner_data ------------------------------------------------------------------------------- */
+
+/* What is no dict of names is another planner's own. */
+static void read_paths(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    for (size_t i = 0; i < meta->entry_count; i++)
+        meta->entries[i].path = 0; /* nodes of another rank's file */
+    for (uint32_t i = 0; dict->kind == FSDP_NODE_DICT && i + 1 < dict->count; i += 2) {
+        const fsdp_pickle_node *name = node_at(meta, dict->as.items[i]);
+        const uint64_t *known = name->kind == FSDP_NODE_STR
+                                    ? fsdp_name_table_find(&meta->names, name->as.text, name->count)
+                                    : NULL;
+        if (known)
+            meta->entries[*known].path = dict->as.items[i + 1];
+    }
+}
+
+/* The entry's path in scratch memory; 0 when it has none, which is never wrong. */
+static size_t spell_path(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *tuple = node_at(meta, node);
+    if (node == 0 || tuple->kind != FSDP_NODE_TUPLE || tuple->count > FSDP_PATH_MOST ||
+        !fsdp_grow(&meta->path, &meta->path_room, tuple->count, sizeof *meta->path))
+        return 0;
+    for (uint32_t i = 0; i < tuple->count; i++) {
+        const fsdp_pickle_node *element = node_at(meta, tuple->as.items[i]);
+        if (element->kind == FSDP_NODE_STR && element->count <= INT32_MAX)
+            meta->path[i] = (int32_t)element->count;
+        else if (element->kind == FSDP_NODE_INT && element->as.i64 >= 0)
+            meta->path[i] = -snprintf(NULL, 0, "%lld", (long long)element->as.i64);
+        else
+            return 0;
+    }
+    return tuple->count;
+}
+
 /* --- state_dict_metadata ------------------------------------------------------------------------ */
 
 /* The properties are a tuple whose first member is the dtype; what follows differs between versions. */
@@ -473,6 +515,11 @@ static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsd
     const fsdp_pickle_node *name = node_at(meta, key);
     bool is_new = !meta->entries[number].was_met;
     meta->entries[number].was_met = true;
+    fsdp_source_nest(meta->source, meta->path, 0);
+    if (is_new) {
+        size_t count = spell_path(meta, meta->entries[number].path);
+        fsdp_source_nest(meta->source, meta->path, count);
+    }
     if (is_object(meta, node, FSDP_KNOWN_DCP_TENSOR))
         return read_tensor(meta, name, node, is_new, number, err);
     if (is_object(meta, node, FSDP_KNOWN_DCP_BYTES))
@@ -526,6 +573,7 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     if (!meta->entry_of_node)
         return fsdp_fail_memory(err, "the names of a checkpoint");
     FSDP_TRY(read_places(meta, attribute(meta, root, "storage_data"), err));
+    read_paths(meta, attribute(meta, root, "planner_data"));
     return read_entries(meta, attribute(meta, root, "state_dict_metadata"), err);
 }
 
@@ -575,6 +623,7 @@ static void release(metadata *meta)
         }
     fsdp_free(meta->item_files);
     fsdp_free(meta->ranges);
+    fsdp_free(meta->path);
     fsdp_free(meta->entries);
     fsdp_name_table_release(&meta->files);
     fsdp_name_table_release(&meta->places);
@@ -616,6 +665,7 @@ fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_so
                                                         : read_ranks(&meta, probe, err);
     if (st == FSDP_OK)
         st = check_sizes(&meta, err);
+    fsdp_source_nest(source, NULL, 0);
     release(&meta);
     return st;
 }

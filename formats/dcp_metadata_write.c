@@ -3,14 +3,15 @@
  * form that PyTorch 2.3 to 2.15 read: TensorProperties have five members (the sixth, strides, is for new
  * versions only and optional there), storage_meta is None. Read back by dcp_metadata.c.
  *
- * planner_data gives every name a path of one element, so that PyTorch, too, sees a flat dict: what
- * elements a name had once is not known here.
+ * planner_data gives every name its path (dcp_paths.c), so that PyTorch nests it as it was.
  */
 #include "formats/dcp_write.h"
 
 #include "base/mem.h"
+#include "formats/dcp_paths.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 static const char metadata_module[] = "torch.distributed.checkpoint.metadata";
 
@@ -21,6 +22,7 @@ typedef struct metadata_memo {
     bool *has_path;
     bool has_parts;
     uint32_t layout, memory_format;
+    dcp_paths nesting;
 } metadata_memo;
 
 /* --- shapes of a pickle ----------------------------------------------------------------------- */
@@ -140,11 +142,30 @@ static void add_state_dict(fsdp_pickler *pickler, metadata_memo *memo, const dcp
     fsdp_pickler_op(pickler, FSDP_OP_SETITEMS);
 }
 
+static void add_nesting(fsdp_pickler *pickler, const char *name, const int32_t *path, size_t count)
+{
+    fsdp_pickler_op(pickler, FSDP_OP_MARK);
+    for (size_t i = 0; i < count; i++) {
+        size_t size = (size_t)abs(path[i]);
+        if (path[i] < 0)
+            fsdp_pickler_int(pickler, strtol(name, NULL, 10));
+        else
+            fsdp_pickler_text(pickler, name, size);
+        name += size + 1;
+    }
+    fsdp_pickler_op(pickler, FSDP_OP_TUPLE);
+}
+
 static void add_planner_data(fsdp_pickler *pickler, const metadata_memo *memo, const dcp_plan *plan)
 {
     begin_dict(pickler);
     for (size_t i = 0; i < plan->entry_count; i++) {
+        size_t count = memo->nesting.counts[i];
         fsdp_pickler_get(pickler, memo->names[i]);
+        if (count > 1) {
+            add_nesting(pickler, plan->entries[i].name, memo->nesting.paths[i], count);
+            continue;
+        }
         fsdp_pickler_get(pickler, memo->names[i]);
         fsdp_pickler_op(pickler, FSDP_OP_TUPLE1);
     }
@@ -232,12 +253,15 @@ fsdp_status dcp_emit_metadata(dcp_plan *plan, fsdp_error *err)
     metadata_memo memo = {.names = fsdp_alloc(plan->entry_count, sizeof(uint32_t)),
                           .paths = fsdp_alloc((size_t)plan->world, sizeof(uint32_t)),
                           .has_path = fsdp_alloc((size_t)plan->world, sizeof(bool))};
+    fsdp_status st = dcp_paths_find(plan->entries, plan->entry_count, &memo.nesting, err);
     bool has_memory = memo.names && memo.paths && memo.has_path;
-    if (has_memory)
+    if (st == FSDP_OK && has_memory)
         add_all(&plan->metadata, &memo, plan);
-    has_memory = has_memory && !plan->metadata.text.failed;
+    if (st == FSDP_OK && (!has_memory || plan->metadata.text.failed))
+        st = fsdp_fail_memory(err, "the metadata of a checkpoint");
+    dcp_paths_release(&memo.nesting);
     fsdp_free(memo.names);
     fsdp_free(memo.paths);
     fsdp_free(memo.has_path);
-    return has_memory ? FSDP_OK : fsdp_fail_memory(err, "the metadata of a checkpoint");
+    return st;
 }

@@ -10,6 +10,7 @@
 #include "formats/dcp_write.h"
 
 #include "base/mem.h"
+#include "formats/dcp.h"
 #include "formats/targets.h"
 #include "formats/torch_internal.h"
 
@@ -71,7 +72,7 @@ static bool has_elements(const fsdp_target_entry *entry)
 
 fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number)
 {
-    return has_elements(entry) ? entry->boxes[number].box
+    return has_elements(entry) ? fsdp_target_box_at(entry, number)
                                : fsdp_box_whole(entry->ndim, entry->shape);
 }
 
@@ -121,10 +122,11 @@ static fsdp_status check_boxes(const dcp_plan *plan, const fsdp_target_entry *en
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     int64_t count = 0;
     for (size_t b = 0; b < entry->box_count; b++) {
-        const fsdp_target_box *box = &entry->boxes[b];
-        if (box->rank < 0 || box->rank >= plan->world || !fsdp_box_contains(&whole, &box->box))
+        int rank = entry->boxes[b].rank;
+        fsdp_box box = fsdp_target_box_at(entry, b);
+        if (rank < 0 || rank >= plan->world || !fsdp_box_contains(&whole, &box))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "box %zu lies outside the tensor or world", b);
-        count += fsdp_box_count(&box->box);
+        count += fsdp_box_count(&box);
     }
     if (count != fsdp_box_count(&whole))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "its boxes do not cover it");
@@ -458,10 +460,10 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 
 /* --- the format ------------------------------------------------------------------------------- */
 
-/* ".metadata" and "__R_N.distcp". */
+/* ".metadata", or that of every rank ("__R.metadata"), and "__R_N.distcp". */
 static bool owns(const char *name)
 {
-    if (strcmp(name, ".metadata") == 0)
+    if (strcmp(name, ".metadata") == 0 || dcp_is_rank_metadata(name))
         return true;
     if (strncmp(name, "__", 2) != 0 || !isdigit((unsigned char)name[2]))
         return false;

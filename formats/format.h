@@ -22,6 +22,7 @@
 
 enum { FSDP_BLOCK_BYTES = 4 << 20 };     /* of a raw box; the most for a chunk of an encoded one */
 enum { FSDP_CHUNK_BYTES = 1 << 20 };     /* of an encoded box, unless less is asked for: stays in the cache */
+enum { FSDP_DATASET_DIMS = 32 };         /* HDF5 has no more: further dims are one with the last of these */
 enum { FSDP_SHARD_INDEX_LEAST = 96 };    /* bytes of index for every rank that wrote into a file */
 enum { FSDP_PIECE_BYTES = 256 << 10 };   /* moved and hashed at once, while it is in the cache */
 
@@ -94,6 +95,7 @@ typedef struct fsdp_shard_seal {
     int64_t size;
     int64_t index_offset, index_size;
     fsdp_hash index_hash;
+    bool follows_links;        /* reading: the path is the user's own, not one within a checkpoint */
 } fsdp_shard_seal;
 
 typedef struct fsdp_shard_writer fsdp_shard_writer;

@@ -10,7 +10,7 @@ bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size)
     int64_t bytes = (int64_t)element_size;
     for (int d = 0; d < ndim; d++)
         bytes *= len[d];
-    return ndim > 0 && bytes >= SMALLEST_ENCODED;
+    return ndim > 0 && ndim <= FSDP_DATASET_DIMS && bytes >= SMALLEST_ENCODED;
 }
 
 void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,

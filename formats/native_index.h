@@ -54,7 +54,7 @@ _Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_reco
 void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
                        int64_t *chunk_out);
 
-/* Boxes too small to gain from encoding, and scalars, are stored raw. */
+/* Boxes too small to gain from encoding, scalars, and what has more dims than a dataset are stored raw. */
 bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size);
 
 /* Number of blocks of a box; chunk NULL for a raw one. */

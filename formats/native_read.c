@@ -284,7 +284,8 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_s
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
     /* A checkpoint holds files; a link could lead out of it. */
-    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &reader->file, err));
+    unsigned flags = FSDP_IO_READ | (seal->follows_links ? 0 : FSDP_IO_BENEATH);
+    FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", path);

@@ -107,6 +107,22 @@ static void set_chunks(const fsdp_shard_writer *w, fsdp_h5_dataset *datasets)
         datasets[w->boxes[i].dataset].chunk = w->states[i].chunk;
 }
 
+/* The shape of a dataset that holds the same elements in the same order. */
+static bool fold_shape(fsdp_arena *arena, fsdp_h5_dataset *dataset)
+{
+    if (dataset->ndim <= FSDP_DATASET_DIMS)
+        return true;
+    int64_t *shape = fsdp_arena_alloc(arena, FSDP_DATASET_DIMS, sizeof *shape);
+    if (!shape)
+        return false;
+    memcpy(shape, dataset->shape, FSDP_DATASET_DIMS * sizeof *shape);
+    for (int d = FSDP_DATASET_DIMS; d < dataset->ndim; d++)
+        shape[FSDP_DATASET_DIMS - 1] *= dataset->shape[d];
+    dataset->shape = shape;
+    dataset->ndim = FSDP_DATASET_DIMS;
+    return true;
+}
+
 static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, size_t dataset_count,
                            const fsdp_shard_link *links, size_t link_count, fsdp_error *err)
 {
@@ -122,8 +138,8 @@ static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, s
                                   .dtype = datasets[i].dtype,
                                   .ndim = datasets[i].ndim,
                                   .shape = datasets[i].shape};
-        if (!h5[i].link)
-            st = fsdp_fail_memory(err, "a link name");
+        if (!h5[i].link || !fold_shape(&names, &h5[i]))
+            st = fsdp_fail_memory(err, "a dataset's description");
     }
     if (w->encode)
         set_chunks(w, h5);

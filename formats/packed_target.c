@@ -89,9 +89,10 @@ static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_o
     for (size_t i = 0; i < opts->entry_count; i++) {
         const fsdp_target_entry *entry = &opts->entries[i];
         *bytes_out += HEADER_OF_TENSOR + (int64_t)entry->name_size;
-        for (size_t b = 0; b < entry->box_count; b++)
-            *bytes_out +=
-                fsdp_box_count(&entry->boxes[b].box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        for (size_t b = 0; b < entry->box_count; b++) {
+            fsdp_box box = fsdp_target_box_at(entry, b);
+            *bytes_out += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        }
     }
     return st;
 }

@@ -2,10 +2,12 @@
  * The catalog of a foreign checkpoint, and the builder that formats fill it with. Everything that comes
  * in is checked here, so that nothing behind it has to distrust a name, a shape or an offset.
  */
+#include "base/name_path.h"
 #include "formats/source_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LONGEST_NAME = 65535 };
@@ -166,6 +168,30 @@ static fsdp_status take_name(fsdp_source *source, const char *name, size_t size,
     return FSDP_OK;
 }
 
+void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count)
+{
+    source->nesting = path;
+    source->nesting_count = count;
+}
+
+/* size: of the name before it was made unique, which made its last element longer. */
+static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
+                             fsdp_source_entry *entry, fsdp_error *err)
+{
+    size_t count = source->nesting_count;
+    if (count == 0 || !fsdp_path_fits(name, size, source->nesting, count))
+        return FSDP_OK;
+    int32_t *own = fsdp_arena_alloc(&source->arena, count, sizeof *own);
+    if (!own)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
+    memcpy(own, source->nesting, count * sizeof *own);
+    if (entry->name_size != size)
+        own[count - 1] = abs(own[count - 1]) + (int32_t)(entry->name_size - size);
+    entry->path = own;
+    entry->path_count = count;
+    return FSDP_OK;
+}
+
 static fsdp_status add_entry(fsdp_source *source, const char *name, size_t size,
                              fsdp_source_entry **entry_out, fsdp_error *err)
 {
@@ -175,6 +201,7 @@ static fsdp_status add_entry(fsdp_source *source, const char *name, size_t size,
     fsdp_source_entry *entry = &source->entries[source->entry_count];
     *entry = (fsdp_source_entry){.blob = {.file = -1}};
     FSDP_TRY(take_name(source, name, size, &entry->name, &entry->name_size, err));
+    FSDP_TRY(take_path(source, name, size, entry, err));
     source->entry_count++;
     *entry_out = entry;
     return FSDP_OK;

@@ -82,6 +82,8 @@ typedef struct fsdp_source_entry {
     size_t name_size;
     const fsdp_value *value;
     fsdp_source_blob blob;
+    const int32_t *path;       /* how its name is nested (name_path.h); NULL: it is not */
+    size_t path_count;
 } fsdp_source_entry;
 
 size_t fsdp_source_entry_count(const fsdp_source *source);
@@ -184,6 +186,9 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file,
  */
 fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size, fsdp_dtype dtype,
                                    int ndim, const int64_t *shape, size_t *tensor_out, fsdp_error *err);
+/* How the names of tensors and values are nested that are added from now on (name_path.h); a name of which
+ * it is not the path has none. Borrowed; count 0: not at all. */
+void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count);
 /* A tensor inside a value. */
 fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndim, const int64_t *shape,
                                   size_t *tensor_out, fsdp_error *err);

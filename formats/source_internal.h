@@ -53,6 +53,8 @@ struct fsdp_source {
     bool is_sealed;
 
     fsdp_arena arena;
+    const int32_t *nesting;    /* of names that are added, borrowed */
+    size_t nesting_count;
     fsdp_source_entry *entries;
     size_t entry_count, entry_room;
     fsdp_source_tensor *tensors;

@@ -31,12 +31,14 @@ typedef struct fsdp_limits {
 /* A box of a tensor that one rank stores. */
 typedef struct fsdp_target_box {
     int rank;
-    fsdp_box box;
+    const int64_t *lo, *len;   /* per dim */
 } fsdp_target_box;
 
 typedef struct fsdp_target_entry {
     const char *name;
     size_t name_size;
+    const int32_t *path;               /* how the name is nested (name_path.h); NULL: not known */
+    size_t path_count;
     /* a tensor, when value is NULL */
     fsdp_dtype dtype;
     int ndim;
@@ -46,6 +48,8 @@ typedef struct fsdp_target_entry {
     /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
     const fsdp_value *value;
 } fsdp_target_entry;
+
+fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
 typedef struct fsdp_target_opts {
     fsdp_io *io;
@@ -81,7 +85,7 @@ typedef struct fsdp_target_format {
     /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
      * formats of one file. */
     bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;
+    const fsdp_target_ops *ops;    /* NULL: a native file, which is written as a checkpoint of ours is */
 } fsdp_target_format;
 
 /* By the name that --to takes; NULL when there is none. */

@@ -11,11 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { ELEMENT_MOST = 1 << 30 };
+
 typedef struct walk {
     torch_archive *archive;
     const torch_visitor *visitor;
     fsdp_text name;
-    int depth; /* path elements */
+    int depth;     /* path elements */
+    int32_t *path; /* see name_path.h */
+    size_t path_room;
     fsdp_error *err;
 } walk;
 
@@ -163,13 +167,33 @@ static size_t begin_element(walk *at)
     return before;
 }
 
-static fsdp_status visit_element(walk *at, size_t before, fsdp_node node)
+static void tell_path(const walk *at)
 {
-    if (at->name.failed)
+    if (at->archive->source)
+        fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
+}
+
+/* The element is what was added to the name since begin_element. */
+static fsdp_status push_element(walk *at, size_t before, bool is_position)
+{
+    size_t depth = (size_t)at->depth, start = before + (depth > 1);
+    if (at->name.failed || !fsdp_grow(&at->path, &at->path_room, depth, sizeof *at->path))
         return fsdp_fail_memory(at->err, "a name");
+    size_t size = at->name.size - start;
+    if (size > ELEMENT_MOST)
+        size = ELEMENT_MOST; /* the name itself will be refused */
+    at->path[depth - 1] = is_position ? -(int32_t)size : (int32_t)size;
+    return FSDP_OK;
+}
+
+static fsdp_status visit_element(walk *at, size_t before, bool is_position, fsdp_node node)
+{
+    FSDP_TRY(push_element(at, before, is_position));
+    tell_path(at);
     fsdp_status st = visit(at, node);
     at->name.size = before;
     at->depth--;
+    tell_path(at);
     return st;
 }
 
@@ -177,7 +201,7 @@ static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
 {
     size_t before = begin_element(at);
     fsdp_text_addf(&at->name, "%zu", number);
-    return visit_element(at, before, node);
+    return visit_element(at, before, true, node);
 }
 
 static fsdp_status visit_items(walk *at, fsdp_node list)
@@ -191,7 +215,7 @@ static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
 {
     size_t before = begin_element(at);
     torch_add_key(at->archive, key, &at->name);
-    return visit_element(at, before, value);
+    return visit_element(at, before, false, value);
 }
 
 static fsdp_status visit_pairs(walk *at, fsdp_node dict)
@@ -365,7 +389,7 @@ static fsdp_status go_into_state(walk *at, fsdp_node state)
     }
     size_t before = begin_element(at);
     fsdp_text_addf(&at->name, "state");
-    return visit_element(at, before, state);
+    return visit_element(at, before, false, state);
 }
 
 /* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
@@ -477,7 +501,11 @@ fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsd
 {
     walk at = {.archive = archive, .visitor = visitor, .err = err};
     FSDP_TRY(torch_measure(archive, archive->pickle.root, err));
+    tell_path(&at);
     fsdp_status st = visit(&at, archive->pickle.root);
+    if (archive->source)
+        fsdp_source_nest(archive->source, NULL, 0);
+    fsdp_free(at.path);
     fsdp_text_release(&at.name);
     return st;
 }

@@ -33,7 +33,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
         if (!archive->marks)
             return fsdp_fail_memory(err, "a walk through a pickle");
     }
-    if (depth > FSDP_PICKLE_DEPTH)
+    if (depth >= FSDP_PICKLE_DEPTH)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: containers are nested more than %d deep",
                          archive->where, FSDP_PICKLE_DEPTH);
     archive->work += 1 + node_at(archive, node)->count;

@@ -7,7 +7,9 @@
 #include "formats/source.h"
 #include "statedict/foreign.h"
 #include "statedict/large_value.h"
+#include "statedict/one_file.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* --- opening ---------------------------------------------------------------------------------- */
@@ -103,14 +105,23 @@ static fsdp_status load_stored_values(fsdp_checkpoint *checkpoint, fsdp_error *e
     return FSDP_OK;
 }
 
+static fsdp_status read_manifest(fsdp_checkpoint *checkpoint, bool look_at_files, fsdp_error *err)
+{
+    fsdp_io *io = checkpoint->io;
+    checkpoint->is_one_file = fsdp_is_one_file(io, checkpoint->path);
+    if (checkpoint->is_one_file)
+        return fsdp_one_file_read(io, checkpoint->path, &checkpoint->manifest, err);
+    return (look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(
+        io, checkpoint->path, &checkpoint->manifest, err);
+}
+
 static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files,
                                  fsdp_error *err)
 {
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY((look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(
-        checkpoint->io, path, &checkpoint->manifest, err));
+    FSDP_TRY(read_manifest(checkpoint, look_at_files, err));
     FSDP_TRY(check_world(checkpoint, err));
     const fsdp_manifest *manifest = &checkpoint->manifest;
     checkpoint->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *checkpoint->readers);
@@ -168,18 +179,26 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     fsdp_free(checkpoint);
 }
 
+static char *file_path(const fsdp_checkpoint *checkpoint, int number)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    if (checkpoint->is_one_file)
+        return fsdp_strndup(checkpoint->path, strlen(checkpoint->path));
+    fsdp_shard_name(number, checkpoint->manifest.file_count, name);
+    return fsdp_path_join(checkpoint->path, name);
+}
+
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
 {
     if (checkpoint->source || checkpoint->readers[number])
         return FSDP_OK;
     const fsdp_manifest *manifest = &checkpoint->manifest;
     const fsdp_manifest_file *file = &manifest->files[number];
-    char name[FSDP_SHARD_NAME_SIZE];
-    fsdp_shard_name(number, manifest->file_count, name);
-    char *path = fsdp_path_join(checkpoint->path, name);
+    char *path = file_path(checkpoint, number);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash};
+    fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash,
+                            checkpoint->is_one_file};
     fsdp_shard_id id = {
         .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
     memcpy(id.run, manifest->run, sizeof id.run);
@@ -216,7 +235,11 @@ void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
         return;
     }
     *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
-    fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
+    const char *slash = strrchr(checkpoint->path, '/');
+    if (checkpoint->is_one_file)
+        snprintf(file_out->name, sizeof file_out->name, "%s", slash ? slash + 1 : checkpoint->path);
+    else
+        fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
     const fsdp_shard_reader *reader = checkpoint->readers[number];
     if (!reader)
         return;

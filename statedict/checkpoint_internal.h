@@ -9,6 +9,7 @@
 struct fsdp_checkpoint {
     fsdp_io *io;
     char *path;
+    bool is_one_file;          /* the path is a file of ours (one_file.h), not a directory */
     fsdp_manifest manifest;
     int *owners;               /* per entry, repeated from the manifest's policy */
     fsdp_shard_reader **readers;   /* per file; NULL until needed */

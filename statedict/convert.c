@@ -10,13 +10,18 @@
  * Many files have many records, so files are written in groups whose records fit the budget: each
  * group is created, filled, finished and read back before the next. A block of the source that two
  * groups want is read twice.
+ *
+ * To format "hdf5" it is the same with one full file, which becomes a checkpoint of its own at the
+ * end (one_file.c) and has the place of an exported file (export_commit.c) instead of a directory's.
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
 #include "statedict/export.h"
+#include "statedict/export_commit.h"
 #include "statedict/foreign.h"
 #include "statedict/layout_internal.h"
+#include "statedict/one_file.h"
 #include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
@@ -50,7 +55,8 @@ typedef struct convert_job {
     fsdp_shard_seal *seals;
     fsdp_encoder *encoder;
     fsdp_staging staging;
-    fsdp_watch watch; /* the caller's, which also keeps the lease of a run */
+    fsdp_export_place place; /* instead, for one file: its format is not NULL */
+    fsdp_watch watch;        /* the caller's, which also keeps the lease of a run */
     fsdp_meter meter;
 } convert_job;
 
@@ -62,6 +68,9 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
     if (opts->world < 0 || opts->shard_dim < 0 || opts->shard_dim >= FSDP_MAX_DIMS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "world size %d or sharding dim %d is out of range",
                          opts->world, opts->shard_dim);
+    if (job->place.format && (opts->world > 1 || opts->mesh))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "format %s has no ranks: no world size, no mesh",
+                         opts->format);
     if (opts->kind == FSDP_FULL && opts->world > 1)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a full checkpoint is one file; it has no world size of %d", opts->world);
@@ -211,12 +220,29 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
     return st;
 }
 
+static fsdp_status check_file_target(const convert_job *job, const char *to, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(to, &step))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is the name of a step of a run, which is a directory: give the file "
+                         "another name",
+                         to);
+    if (fsdp_foreign_reads(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         job->from->path);
+    return fsdp_export_check(&job->place, to, err);
+}
+
 static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)
 {
     if (fsdp_paths_are_same(job->io, job->from->path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
                          job->from->path, to);
+    if (job->place.format)
+        return check_file_target(job, to, err);
     FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
     return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }
@@ -249,6 +275,8 @@ static fsdp_status check_before(const convert_job *job, const char *to, fsdp_con
 static char *staged_path(const convert_job *job, int file)
 {
     char name[FSDP_SHARD_NAME_SIZE];
+    if (job->place.format)
+        return fsdp_strndup(job->place.path, strlen(job->place.path));
     fsdp_shard_name(file, job->file_count, name);
     return fsdp_path_join(job->staging.path, name);
 }
@@ -500,21 +528,65 @@ static fsdp_status convert_files(convert_job *job, int64_t bytes, fsdp_error *er
     return FSDP_OK;
 }
 
+static fsdp_manifest target_manifest(const convert_job *job)
+{
+    fsdp_manifest manifest = job->from->manifest;
+    manifest.kind = job->opts->kind;
+    manifest.world = job->world;
+    manifest.owners = FSDP_OWNERS_BALANCED;
+    manifest.compressed = job->opts->compress;
+    manifest.sd = job->sd;
+    manifest.file_count = job->file_count;
+    return manifest;
+}
+
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
     fsdp_publication publication = {.staging = &job->staging,
-                                    .manifest = job->from->manifest,
+                                    .manifest = target_manifest(job),
                                     .seals = job->seals,
                                     .owners = job->owners,
                                     .with_view = !job->opts->no_view,
                                     .watch = &job->watch};
-    publication.manifest.kind = job->opts->kind;
-    publication.manifest.world = job->world;
-    publication.manifest.owners = FSDP_OWNERS_BALANCED;
-    publication.manifest.compressed = job->opts->compress;
-    publication.manifest.sd = job->sd;
-    publication.manifest.file_count = job->file_count;
     return fsdp_publish(&publication, err);
+}
+
+/* The data was read back; here it is that the file is found to be a checkpoint. */
+static fsdp_status check_one_file(const convert_job *job, fsdp_error *err)
+{
+    fsdp_checkpoint *written = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(job->place.path, job->io, &written, err));
+    bool same =
+        written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
+    fsdp_checkpoint_close(written);
+    return same ? FSDP_OK
+                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not come back as it was written",
+                            job->place.path);
+}
+
+static fsdp_status publish_file(convert_job *job, fsdp_error *err)
+{
+    const fsdp_shard_seal *seal = &job->seals[0];
+    fsdp_manifest manifest = target_manifest(job);
+    fsdp_manifest_file file = {seal->size, seal->index_offset, seal->index_size, seal->index_hash};
+    manifest.files = &file;
+    FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
+    if (!job->opts->no_verify)
+        FSDP_TRY(check_one_file(job, err));
+    return fsdp_export_publish(&job->place, err);
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
+{
+    job->watch = job->opts->watch;
+    if (job->place.format)
+        return fsdp_export_begin(&job->place, to, err);
+    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
+                                &job->staging, err));
+    job->watch = fsdp_staging_watch(&job->staging, &job->opts->watch);
+    return FSDP_OK;
 }
 
 static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
@@ -523,13 +595,11 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     FSDP_TRY(open_source(job, from, &plan, err));
     count_work(job, &plan);
     FSDP_TRY(check_before(job, to, &plan, err));
-    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
-                                &job->staging, err));
+    FSDP_TRY(begin(job, to, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
-    job->watch = fsdp_staging_watch(&job->staging, &job->opts->watch);
     FSDP_TRY(convert_files(job, plan.bytes_read, err));
-    return publish(job, err);
+    return job->place.format ? publish_file(job, err) : publish(job, err);
 }
 
 static void release_job(convert_job *job)
@@ -548,19 +618,28 @@ static void release_job(convert_job *job)
     fsdp_mesh_free(job->mesh);
     fsdp_checkpoint_close(job->from);
     fsdp_staging_release(&job->staging);
+    fsdp_export_end(&job->place);
 }
 
-static convert_job new_job(const fsdp_convert_opts *opts)
+/* Format "hdf5" is one full file. */
+static convert_job new_job(const fsdp_convert_opts *opts, fsdp_convert_opts *own)
 {
-    static const fsdp_convert_opts defaults = {0};
-    convert_job job = {.opts = opts ? opts : &defaults};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    *own = opts ? *opts : (fsdp_convert_opts){0};
+    convert_job job = {.opts = own, .io = own->io ? own->io : fsdp_io_posix()};
+    if (!own->format || strcmp(own->format, "fsdp") == 0)
+        return job;
+    own->kind = FSDP_FULL;
+    job.place = (fsdp_export_place){.io = job.io,
+                                    .format = fsdp_target_find(own->format),
+                                    .overwrite = own->overwrite,
+                                    .durable = !own->no_sync};
     return job;
 }
 
 static bool is_export(const fsdp_convert_opts *opts)
 {
-    return opts && opts->format && strcmp(opts->format, "fsdp") != 0;
+    return opts && opts->format && strcmp(opts->format, "fsdp") != 0 &&
+           strcmp(opts->format, "hdf5") != 0;
 }
 
 fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
@@ -568,7 +647,8 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
 {
     if (is_export(opts))
         return fsdp_export(from, to, opts, err);
-    convert_job job = new_job(opts);
+    fsdp_convert_opts own;
+    convert_job job = new_job(opts, &own);
     fsdp_status st = convert(&job, from, to, err);
     if (st != FSDP_OK) {
         for (int i = 0; job.writers && i < job.file_count; i++) {
@@ -588,7 +668,8 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
     if (is_export(opts))
         return fsdp_export_plan(from, to, opts, plan_out, err);
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
-    convert_job job = new_job(opts);
+    fsdp_convert_opts own;
+    convert_job job = new_job(opts, &own);
     fsdp_status st = open_source(&job, from, plan_out, err);
     if (st == FSDP_OK) {
         count_work(&job, plan_out);

@@ -40,6 +40,7 @@ typedef struct export_job {
     int64_t slab_bytes;
     fsdp_target_entry *entries;
     fsdp_target_box *boxes; /* of all entries */
+    fsdp_arena dims;        /* of boxes */
     size_t box_count;
     export_part *parts;
     size_t part_count;
@@ -93,14 +94,20 @@ static fsdp_status count_box(void *user, int rank, size_t part, const fsdp_box *
 typedef struct box_list {
     fsdp_target_box *items;
     size_t count;
+    fsdp_arena *arena; /* of their dims */
 } box_list;
 
 static fsdp_status add_box(void *user, int rank, size_t part, const fsdp_box *box, fsdp_error *err)
 {
     box_list *list = user;
+    size_t ndim = (size_t)box->ndim;
+    int64_t *dims = fsdp_arena_alloc(list->arena, 2 * ndim, sizeof *dims);
     (void)part;
-    (void)err;
-    list->items[list->count++] = (fsdp_target_box){rank, *box};
+    if (!dims)
+        return fsdp_fail_memory(err, "a conversion");
+    memcpy(dims, box->lo, ndim * sizeof *dims);
+    memcpy(dims + ndim, box->len, ndim * sizeof *dims);
+    list->items[list->count++] = (fsdp_target_box){rank, dims, dims + ndim};
     return FSDP_OK;
 }
 
@@ -114,7 +121,7 @@ static fsdp_status each_box(const export_job *job, size_t tensor, fsdp_stored_vi
 
 static fsdp_status cut_boxes(export_job *job, const int *owners, fsdp_error *err)
 {
-    box_list list = {0};
+    box_list list = {.arena = &job->dims};
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
         if (fsdp_sd_at(job->sd, i)->kind != FSDP_ENTRY_VALUE)
             FSDP_TRY(each_box(job, tensor_of(job->sd, i), count_box, &job->box_count, owners, err));
@@ -145,7 +152,10 @@ static fsdp_status declare_entries(export_job *job, fsdp_error *err)
     for (size_t i = 0; i < count && st == FSDP_OK; i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
         const fsdp_entry *tensor = fsdp_sd_at(job->sd, tensor_of(job->sd, i));
-        job->entries[i] = (fsdp_target_entry){.name = entry->name, .name_size = entry->name_size};
+        job->entries[i] = (fsdp_target_entry){.name = entry->name,
+                                              .name_size = entry->name_size,
+                                              .path = entry->path,
+                                              .path_count = entry->path_count};
         if (entry->kind == FSDP_ENTRY_VALUE) {
             job->entries[i].value = &entry->value;
             continue;
@@ -198,11 +208,11 @@ static fsdp_status number_slabs(export_job *job, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         const fsdp_target_entry *entry = &job->entries[i];
         for (size_t b = 0; b < entry->box_count; b++) {
-            const fsdp_box *box = &entry->boxes[b].box;
+            const int64_t *len = entry->boxes[b].len;
             fsdp_slabs slabs = {0};
             fsdp_box slab;
             job->parts[job->part_count++] = (export_part){i, b, job->slab_count};
-            while (fsdp_slabs_next(&slabs, box->ndim, box->len, slab_elements(job, entry), &slab))
+            while (fsdp_slabs_next(&slabs, entry->ndim, len, slab_elements(job, entry), &slab))
                 job->slab_count++;
         }
     }
@@ -234,15 +244,15 @@ static void find_slab(const export_job *job, int64_t number, export_slab *slab)
 {
     const export_part *part = find_part(job, number);
     const fsdp_target_entry *entry = &job->entries[part->entry];
-    const fsdp_box *box = &entry->boxes[part->box].box;
+    const fsdp_target_box *box = &entry->boxes[part->box];
     fsdp_slabs slabs = {0};
     *slab = (export_slab){.entry = part->entry, .box_number = part->box};
     for (int64_t i = part->first_slab; i <= number; i++) {
         slab->first = slabs.next;
-        fsdp_slabs_next(&slabs, box->ndim, box->len, slab_elements(job, entry), &slab->box);
+        fsdp_slabs_next(&slabs, entry->ndim, box->len, slab_elements(job, entry), &slab->box);
     }
     slab->count = slabs.next - slab->first;
-    for (int d = 0; d < box->ndim; d++)
+    for (int d = 0; d < entry->ndim; d++)
         slab->box.lo[d] += box->lo[d];
 }
 
@@ -398,9 +408,10 @@ static fsdp_status count_work(export_job *job, fsdp_convert_plan *plan, fsdp_err
         const fsdp_target_entry *entry = &job->entries[i];
         plan->values += entry->value != NULL;
         plan->tensors += entry->value == NULL;
-        for (size_t b = 0; b < entry->box_count; b++)
-            plan->bytes_read +=
-                fsdp_box_count(&entry->boxes[b].box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        for (size_t b = 0; b < entry->box_count; b++) {
+            fsdp_box box = fsdp_target_box_at(entry, b);
+            plan->bytes_read += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        }
     }
     FSDP_TRY(job->format->ops->measure(&opts, &files, &plan->bytes_written, err));
     plan->files = (int)files;
@@ -444,6 +455,10 @@ static fsdp_status check_target(const export_job *job, const char *to, fsdp_erro
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' lies in '%s', which would be replaced: convert to another name",
                          job->from->path, to);
+    if (fsdp_foreign_reads(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         job->from->path);
     return fsdp_export_check(&job->place, to, err);
 }
 
@@ -484,6 +499,7 @@ static void release_job(export_job *job)
     fsdp_free(job->hashes);
     fsdp_free(job->parts);
     fsdp_free(job->boxes);
+    fsdp_arena_release(&job->dims);
     fsdp_free(job->entries);
     fsdp_free(job->source);
     fsdp_sd_free(job->sd);

@@ -4,8 +4,10 @@
  */
 #include "statedict/foreign.h"
 
+#include "statedict/one_file.h"
 #include "statedict/verify_values.h"
 
+#include "base/name_path.h"
 #include "base/pool.h"
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
@@ -26,7 +28,7 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
     if (io->ops->info(io, path, &info) < 0)
         return false;
     if (info.kind != FSDP_FILE_DIRECTORY)
-        return true;
+        return !fsdp_is_one_file(io, path);
     return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;
 }
 
@@ -45,6 +47,18 @@ static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_ten
                                tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
 }
 
+/* What has no path there is not nested. That is only worth noting where we would nest it. */
+static fsdp_status add_path(fsdp_checkpoint *checkpoint, size_t i, const fsdp_source_entry *entry,
+                            fsdp_error *err)
+{
+    const int32_t flat = (int32_t)entry->name_size;
+    const int32_t *path = entry->path ? entry->path : &flat;
+    size_t count = entry->path ? entry->path_count : 1;
+    if (fsdp_path_is_default(entry->name, entry->name_size, path, count))
+        return FSDP_OK;
+    return fsdp_sd_set_path(checkpoint->manifest.sd, i, path, count, err);
+}
+
 static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mesh, fsdp_error *err)
 {
     fsdp_source *source = checkpoint->source;
@@ -61,6 +75,7 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
         else
             FSDP_TRY(fsdp_sd_add_value(checkpoint->manifest.sd, entry->name, entry->name_size,
                                        entry->value, err));
+        FSDP_TRY(add_path(checkpoint, i, entry, err));
     }
     return FSDP_OK;
 }
@@ -131,6 +146,15 @@ bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
         return true;
     for (size_t i = 0; source && i < fsdp_source_file_count(source); i++)
         if (lies_in(checkpoint->io, fsdp_source_file_path(source, i), dir))
+            return true;
+    return false;
+}
+
+bool fsdp_foreign_reads(const fsdp_checkpoint *checkpoint, const char *path)
+{
+    const fsdp_source *source = checkpoint->source;
+    for (size_t i = 0; source && i < fsdp_source_file_count(source); i++)
+        if (fsdp_paths_are_same(checkpoint->io, fsdp_source_file_path(source, i), path))
             return true;
     return false;
 }

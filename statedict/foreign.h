@@ -4,7 +4,7 @@
 
 #include "statedict/checkpoint_internal.h"
 
-/* Is the path a file, or a directory without a file of ours? */
+/* Is the path a file that is none of ours, or a directory without a file of ours? */
 bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
 
 /* Opens a path in whichever foreign format it is. Its state dict has every tensor whole, on one rank. */
@@ -13,6 +13,9 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **c
 
 /* Is one of its files, or the checkpoint itself, in this directory? */
 bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
+
+/* Is it one of its files? */
+bool fsdp_foreign_reads(const fsdp_checkpoint *checkpoint, const char *path);
 
 /* As fsdp_checkpoint_file_at, which calls it. */
 void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);

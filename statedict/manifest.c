@@ -178,6 +178,20 @@ static int stated_major(const char *text, size_t size)
                : 0;
 }
 
+bool fsdp_manifest_begins(const char *start, size_t size)
+{
+    return stated_major(start, size) > 0;
+}
+
+bool fsdp_manifest_ends(const char *end, size_t size)
+{
+    if (size < CLOSING_SIZE)
+        return false;
+    const char *closing = end + size - CLOSING_SIZE;
+    return memcmp(closing, CLOSING_START, sizeof CLOSING_START - 1) == 0 &&
+           memcmp(end + size - (sizeof CLOSING_END - 1), CLOSING_END, sizeof CLOSING_END - 1) == 0;
+}
+
 static fsdp_status look_at_start(fsdp_io *io, const char *path, int *major_out, fsdp_error *err)
 {
     char start[64];

@@ -74,6 +74,10 @@ fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, 
 /* The same: the major format version it states, 0 when it is none of ours. */
 fsdp_status fsdp_manifest_major(fsdp_io *io, const char *dir, int *major_out, fsdp_error *err);
 
+/* Does a text that begins, or ends, with these bytes look like a manifest of any version? */
+bool fsdp_manifest_begins(const char *start, size_t size);
+bool fsdp_manifest_ends(const char *end, size_t size);
+
 /* Reads and decodes DIR/manifest.json and checks that every file is there with the right size.
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */
 fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out, fsdp_error *err);

@@ -1,6 +1,7 @@
 /*
  * The parts of the manifest's text between manifest.c and the files that know one kind of record:
- * manifest_state.c and manifest_state_read.c (meshes, flat buffers, entries) and manifest_value.c.
+ * manifest_state.c and manifest_state_read.c (meshes, flat buffers, entries), manifest_value.c and
+ * manifest_path.c.
  */
 #ifndef FSDP_MANIFEST_INTERNAL_H
 #define FSDP_MANIFEST_INTERNAL_H
@@ -22,6 +23,26 @@ fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsd
 void fsdp_manifest_put_stored(fsdp_text *text, fsdp_value_kind kind, size_t size);
 fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out, int64_t *size_out,
                                       fsdp_error *err);
+
+/* --- paths (base/name_path.h) --- */
+
+/* ", "path": [...]", or nothing where a reader would think of the same one. */
+void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry);
+
+/* Paths wait until all entries are there: those of flat buffers come late. Zero-initialise. */
+typedef struct fsdp_path_list {
+    int32_t *path;             /* that was read last */
+    size_t path_count, path_capacity;
+    struct fsdp_listed_path *items;
+    size_t count, capacity;
+    fsdp_arena arena;
+} fsdp_path_list;
+void fsdp_path_list_release(fsdp_path_list *list);
+fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
+/* The path that was read last is that of the name. */
+fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name, size_t size,
+                               fsdp_error *err);
+fsdp_status fsdp_path_list_apply(const fsdp_path_list *list, fsdp_sd *sd, fsdp_error *err);
 
 /* --- the state dict: members "meshes", "flats", "entries", in this order --- */
 fsdp_status fsdp_manifest_put_state(fsdp_text *text, const fsdp_sd *sd, int world, fsdp_error *err);

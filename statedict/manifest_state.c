@@ -254,6 +254,7 @@ static fsdp_status put_entry(fsdp_text *text, const fsdp_sd *sd, const fsdp_entr
                              fsdp_layout_world(&entry->layout) - 1, world);
         FSDP_TRY(put_tensor(text, entry, table, err));
     }
+    fsdp_manifest_put_path(text, entry);
     put(text, "}");
     return FSDP_OK;
 }

@@ -60,6 +60,7 @@ struct fsdp_state_reader {
     size_t part_count, part_capacity;
     fsdp_stored_value *stored;
     size_t stored_count, stored_capacity;
+    fsdp_path_list paths;
     fsdp_arena arena;
     fsdp_error reason; /* why the state dict refused something */
 };
@@ -92,6 +93,7 @@ void fsdp_state_reader_free(fsdp_state_reader *reader)
     fsdp_free(reader->entry.name.data);
     fsdp_free(reader->entry.target.data);
     fsdp_free(reader->entry.boxes);
+    fsdp_path_list_release(&reader->paths);
     fsdp_value_release(&reader->entry.value);
     fsdp_free(reader->parts);
     fsdp_free(reader->stored);
@@ -429,6 +431,7 @@ enum {
     ENTRY_VALUE,
     ENTRY_ALIAS,
     ENTRY_STORED,
+    ENTRY_PATH,
     ENTRY_KEYS
 };
 
@@ -555,6 +558,7 @@ static fsdp_status take_entry_member(fsdp_state_reader *reader, void *record, in
     case ENTRY_VALUE: return fsdp_manifest_take_value(json, &entry->value, err);
     case ENTRY_STORED:
         return fsdp_manifest_take_stored(json, &entry->stored_kind, &entry->stored_size, err);
+    case ENTRY_PATH: return fsdp_manifest_take_path(json, &reader->paths, err);
     default: return take_text(json, &entry->target, err);
     }
 }
@@ -637,12 +641,21 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
 
 static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
 {
-    static const char *const keys[ENTRY_KEYS] = {"name",  "dtype", "shape", "mesh",  "placements",
-                                                 "boxes", "flat",  "value", "alias", "stored"};
-    enum { IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT };
+    static const char *const keys[ENTRY_KEYS] = {"name",       "dtype",  "shape", "mesh",
+                                                 "placements", "boxes",  "flat",  "value",
+                                                 "alias",      "stored", "path"};
+    enum {
+        IN_FLAT = 1 << ENTRY_NAME | 1 << ENTRY_SHAPE | 1 << ENTRY_FLAT,
+        PATH = 1 << ENTRY_PATH,
+        NAMED_PATH = PATH | 1 << ENTRY_NAME
+    };
     entry_record *entry = &reader->entry;
     fsdp_status status =
         take_members(reader, keys, ENTRY_KEYS, take_entry_member, entry, &entry->seen, err);
+    if (status == FSDP_OK && (entry->seen & NAMED_PATH) == NAMED_PATH)
+        status = fsdp_path_list_add(&reader->paths, reader->json, entry->name.data,
+                                    entry->name.size, err);
+    entry->seen &= ~(uint64_t)PATH;
     if (status == FSDP_OK && entry->seen == IN_FLAT)
         status = add_flat_part(reader, entry, err);
     else if (status == FSDP_OK)
@@ -654,5 +667,6 @@ static fsdp_status take_entry(fsdp_state_reader *reader, fsdp_error *err)
 fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err)
 {
     FSDP_TRY(take_records(reader, take_entry, err));
-    return finish_flats(reader, reader->flat_count, err);
+    FSDP_TRY(finish_flats(reader, reader->flat_count, err));
+    return fsdp_path_list_apply(&reader->paths, reader->sd, err);
 }

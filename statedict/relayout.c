@@ -1,6 +1,8 @@
 /* Another layout for the same state: see relayout.h. */
 #include "statedict/relayout.h"
 
+#include "base/name_path.h"
+
 #include <fsdp/text.h>
 #include <string.h>
 
@@ -146,6 +148,36 @@ static fsdp_status add_flats(relayout_job *job, fsdp_error *err)
     return st;
 }
 
+/* --- paths: entries keep theirs, as far as their names stay --- */
+
+static fsdp_status keep_path(relayout_job *job, size_t i, int32_t *room, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(job->from, i);
+    int32_t usual[FSDP_PATH_DEFAULT_MOST];
+    const int32_t *path = entry->path ? entry->path : usual;
+    size_t size, count = entry->path_count;
+    const char *name = new_name(job, i, &size);
+    bool is_renamed = size != entry->name_size || memcmp(name, entry->name, size) != 0;
+    if (!entry->path && !is_renamed)
+        return FSDP_OK;
+    if (!entry->path)
+        count = fsdp_path_default(entry->name, entry->name_size, usual);
+    int64_t found = fsdp_sd_find(job->sd, name, size);
+    count = fsdp_path_rename(entry->name, entry->name_size, path, count, name, size, room);
+    return found < 0 ? FSDP_OK : fsdp_sd_set_path(job->sd, (size_t)found, room, count, err);
+}
+
+static fsdp_status keep_paths(relayout_job *job, fsdp_error *err)
+{
+    int32_t *room = fsdp_alloc(FSDP_PATH_MOST + 1, sizeof *room);
+    fsdp_status st = room ? FSDP_OK : fsdp_fail_memory(err, "a layout");
+    for (size_t i = 0; i < fsdp_sd_count(job->from) && st == FSDP_OK; i++)
+        if (is_selected(job, i))
+            st = keep_path(job, i, room, err);
+    fsdp_free(room);
+    return st;
+}
+
 /* --- the calls --- */
 
 static fsdp_status relayout(relayout_job *job, fsdp_error *err)
@@ -156,7 +188,8 @@ static fsdp_status relayout(relayout_job *job, fsdp_error *err)
     FSDP_TRY(fsdp_sd_create(&job->sd, err));
     if (job->kind == FSDP_LOCAL)
         FSDP_TRY(add_flats(job, err));
-    return add_entries(job, job->kind != FSDP_LOCAL, err);
+    FSDP_TRY(add_entries(job, job->kind != FSDP_LOCAL, err));
+    return keep_paths(job, err);
 }
 
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,

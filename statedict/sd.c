@@ -6,6 +6,7 @@
 #include <fsdp/sd.h>
 
 #include "base/mem.h"
+#include "base/name_path.h"
 #include "kernels/kernels.h"
 #include "statedict/layout_internal.h"
 #include <fsdp/text.h>
@@ -549,6 +550,26 @@ int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
         elements += fsdp_box_count(&box);
     }
     return elements * (int64_t)fsdp_dtype_size(entry->dtype);
+}
+
+/* --- nesting ---------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, size_t count,
+                             fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(sd, index);
+    char text[NAME_TEXT];
+    if (!entry || !fsdp_path_fits(entry->name, entry->name_size, path, count))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "that is no path of '%s'",
+                         entry ? fsdp_printable(entry->name, entry->name_size, text, sizeof text)
+                               : "");
+    int32_t *own = fsdp_arena_alloc(&sd->arena, count, sizeof *own);
+    if (!own)
+        return fsdp_fail_memory(err, "a state dict");
+    memcpy(own, path, count * sizeof *own);
+    sd->entries[index].path = own;
+    sd->entries[index].path_count = count;
+    return FSDP_OK;
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */

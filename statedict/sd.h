@@ -28,6 +28,10 @@ typedef struct fsdp_entry {
     fsdp_entry_kind kind;
     const char *name;          /* zero-terminated behind its end, for names without NUL */
     size_t name_size;
+    /* How the name is nested in programs with dicts and lists: its elements, joined by dots, each as its
+     * bytes in the name, negative for a position in a list. NULL: not known. */
+    const int32_t *path;
+    size_t path_count;
     /* TENSOR */
     fsdp_dtype dtype;
     int ndim;
@@ -104,6 +108,11 @@ FSDP_API int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_s
 FSDP_API void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data);
 /* Replaces a value entry's value; takes *value over and leaves null (freed for other entries). */
 FSDP_API void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value);
+
+/* Notes how an entry's name is nested (see fsdp_entry); copied. FSDP_ERR_USAGE when the elements do not make
+ * up the name. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path,
+                                                   size_t count, fsdp_error *err);
 
 /*
  * Gives every tensor entry without memory room for the boxes that `rank` holds of it. That memory

@@ -7,6 +7,7 @@
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit_internal.h"
 #include "statedict/foreign.h"
+#include "statedict/one_file.h"
 #include "statedict/verify_values.h"
 #include "statedict/view.h"
 
@@ -18,6 +19,7 @@
 typedef struct verify_job {
     const fsdp_verify_opts *opts;
     fsdp_checkpoint *checkpoint;
+    bool is_one_file;
     int file;          /* at hand */
     atomic_llong next; /* box to take */
     atomic_llong blocks, bytes, findings;
@@ -65,9 +67,17 @@ static bool is_fact(fsdp_status status)
            status == FSDP_ERR_REFUSED || status == FSDP_ERR_IO;
 }
 
+/* What a finding says beside the path of the checkpoint: nothing where that is the file. */
 static void file_name(const verify_job *job, int number, char name[FSDP_SHARD_NAME_SIZE])
 {
-    fsdp_shard_name(number, job->checkpoint->manifest.file_count, name);
+    name[0] = '\0';
+    if (!job->is_one_file)
+        fsdp_shard_name(number, job->checkpoint->manifest.file_count, name);
+}
+
+static const char *manifest_name(const verify_job *job)
+{
+    return job->is_one_file ? "" : FSDP_MANIFEST_NAME;
 }
 
 /* --- blocks ----------------------------------------------------------------------------------- */
@@ -269,7 +279,7 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
         FSDP_TRY(
             fsdp_plan_stored(entry, job->checkpoint->owners[i], &whole, cover_box, &cover, err));
         if (cover.elements != fsdp_box_count(&whole))
-            report(job, FSDP_MANIFEST_NAME,
+            report(job, manifest_name(job),
                    fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
                    "its boxes do not hold every element exactly once");
     }
@@ -280,7 +290,7 @@ static fsdp_status verify_coverage(verify_job *job, fsdp_error *err)
                       ? (int64_t)fsdp_shard_box_count(job->checkpoint->readers[f])
                       : 0;
     if (manifest->kind != FSDP_LOCAL && stored != cover.boxes)
-        report(job, FSDP_MANIFEST_NAME, "", -1,
+        report(job, manifest_name(job), "", -1,
                "the shard files hold boxes that the manifest does not know");
     return FSDP_OK;
 }
@@ -339,7 +349,7 @@ static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error 
             *err = *found;
         return status;
     }
-    report(job, FSDP_MANIFEST_NAME, "", -1, found->text);
+    report(job, manifest_name(job), "", -1, found->text);
     return FSDP_OK;
 }
 
@@ -381,6 +391,7 @@ fsdp_status fsdp_checkpoint_verify(const char *path, const fsdp_verify_opts *opt
     FSDP_TRY(check_repair(io, path, job.opts, err));
     if (fsdp_path_is_foreign(io, path))
         return fsdp_foreign_verify(io, path, job.opts, summary_out, err);
+    job.is_one_file = fsdp_is_one_file(io, path);
     fsdp_status st = fsdp_checkpoint_open_alone(io, path, &job.checkpoint, &found);
     if (st != FSDP_OK)
         st = bad_manifest(&job, st, &found, err);

@@ -48,6 +48,12 @@ static fsdp_status count_mappings(const fsdp_manifest *manifest, const int *owne
     return FSDP_OK;
 }
 
+/* HDF5 cannot show the others: their datasets in the shards are folded. */
+static bool can_show(const fsdp_entry *entry)
+{
+    return entry->kind == FSDP_ENTRY_TENSOR && entry->ndim <= FSDP_DATASET_DIMS;
+}
+
 /* Where a stored box of a flat tensor lies in the rank's flat chunk. */
 static void place_in_flat(const source_list *list, int rank, size_t part, fsdp_view_source *source)
 {
@@ -112,7 +118,7 @@ static fsdp_status add_entries(fsdp_view *view, const fsdp_manifest *manifest, c
 {
     for (size_t i = 0; i < fsdp_sd_count(manifest->sd); i++) {
         list->entry = fsdp_sd_at(manifest->sd, i);
-        if (list->entry->kind == FSDP_ENTRY_TENSOR)
+        if (can_show(list->entry))
             FSDP_TRY(add_tensor(view, list, owners[i], err));
     }
     for (size_t i = 0; i < fsdp_sd_count(manifest->sd); i++) {
@@ -120,6 +126,8 @@ static fsdp_status add_entries(fsdp_view *view, const fsdp_manifest *manifest, c
         if (entry->kind != FSDP_ENTRY_ALIAS)
             continue;
         const fsdp_entry *target = fsdp_sd_at(manifest->sd, entry->target);
+        if (!can_show(target))
+            continue;
         FSDP_TRY(fsdp_view_alias(view, entry->name, entry->name_size, target->name,
                                  target->name_size, err));
     }

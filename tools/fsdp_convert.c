@@ -111,8 +111,8 @@ static void check_format(const convert_options *opts)
         return;
     if (opts->kind_given)
         cli_usage_error("--kind is for --to fsdp, not for %s", format);
-    if (convert->compress)
-        cli_usage_error("--compress is for --to fsdp, not for %s", format);
+    if (convert->compress && strcmp(format, "hdf5") != 0)
+        cli_usage_error("--compress is for --to fsdp or hdf5, not for %s", format);
     if (convert->no_view)
         cli_usage_error("--no-view is for --to fsdp, not for %s", format);
     if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)

@@ -138,8 +138,74 @@ def ranks(folder):
     torch.multiprocessing.spawn(load_as_rank, arguments, nprocs=2)
 
 
+def nested_state():
+    """Dicts and lists as training states have them; keys with dots, numbers as keys and as positions."""
+    weight, moment = torch.arange(12.0).reshape(4, 3), torch.arange(12.0).bfloat16().reshape(4, 3)
+    groups = [{"lr": 0.1, "params": [0, 1], "foreach": None}, {"lr": 0.2, "params": [2], "t": moment}]
+    return {
+        "model": {"layers.0.w": weight, "layers": {"1": {"w": weight + 1}}, "b": torch.zeros(0, 2)},
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": moment}}, "param_groups": groups},
+        "blocks": [weight + 2, {"x": weight + 3, "deep": [[moment]]}, 7, "text"],
+        "lr_scheduler": {"last_lr": [0.1, 0.2], "step": 5},
+        "a.b": {"c.d": torch.tensor([1])},
+        "epoch": 2,
+    }
+
+
+def tree_same(expected, got):
+    if isinstance(expected, dict):
+        return list(map(str, expected)) == list(got) and all(
+            tree_same(expected[key], got[str(key)]) for key in expected
+        )
+    if isinstance(expected, list):
+        return (
+            type(got) is list and len(expected) == len(got) and all(map(tree_same, expected, got))
+        )
+    return check({"": expected}, {"": got}, "a leaf") is None
+
+
+def in_order(tree):
+    if isinstance(tree, dict):
+        return {key: in_order(tree[key]) for key in sorted(tree, key=str)}
+    return list(map(in_order, tree)) if isinstance(tree, list) else tree
+
+
+def check_nesting(path, state, planned, what):
+    assert metadata_of(path).planner_data == planned, f"{what}: {metadata_of(path).planner_data}"
+    dcp_to_torch_save(path, path.parent / "nested.pt")
+    got = torch.load(path.parent / "nested.pt", weights_only=False)
+    assert tree_same(in_order(state), in_order(got)), f"{what}: {got}"
+
+
+def nesting(folder):
+    """planner_data is what PyTorch itself would write, whichever way the state came."""
+    state = nested_state()
+    torch.save(state, folder / "nested-source.pt")
+    dcp.save(state, checkpoint_id=folder / "theirs", no_dist=True)
+    planned = metadata_of(folder / "theirs").planner_data
+    assert any(type(part) is int for path in planned.values() for part in path)
+    for source in ("nested-source.pt", "theirs"):
+        check_nesting(converted(folder / source, folder, 2), state, planned, source)
+        for step, to in (("native", "fsdp"), ("one.h5", "hdf5")):
+            run(CONVERT, folder / source, folder / step, "--to", to, "--overwrite")
+            path = converted(folder / step, folder, 2)
+            check_nesting(path, state, planned, f"{source} by way of {step}")
+    for kind in ("local", "full"):
+        run(CONVERT, folder / "theirs", folder / kind, "--to", "fsdp", "--kind", kind)
+        check_nesting(converted(folder / kind, folder, 3), state, planned, f"by way of {kind}")
+
+
+def renamed_nesting(folder):
+    """Elements whose names stay remain elements."""
+    path = folder / "renamed.dcp"
+    run(CONVERT, folder / "theirs", path, "--to", "dcp", "--rename", "s/^model\\./net./", "-I", "^model")
+    dcp_to_torch_save(path, folder / "renamed.pt")
+    got = torch.load(folder / "renamed.pt", weights_only=False)
+    assert tree_same(in_order({"net": nested_state()["model"]}), in_order(got)), got
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        for test in (everything, fixtures, ranks):
+        for test in (everything, fixtures, ranks, nesting, renamed_nesting):
             test(Path(place))
             print(f"{test.__name__}: as it should be")

@@ -100,10 +100,11 @@ Test(kernels_copy, all_dims_of_the_largest_rank_are_walked)
     for (int i = 0; i < 256; i++)
         from[i] = (uint16_t)i;
     /* Eight dims of two, transposed, among dims of one. */
+    enum { APART = FSDP_MAX_DIMS / 8 };
     for (int dim = 0; dim < FSDP_MAX_DIMS; dim++) {
-        len[dim] = dim % 4 == 0 ? 2 : 1;
-        to_strides[dim] = 2 << dim / 4;
-        from_strides[dim] = 2 << (7 - dim / 4);
+        len[dim] = dim % APART == 0 ? 2 : 1;
+        to_strides[dim] = 2 << dim / APART;
+        from_strides[dim] = 2 << (7 - dim / APART);
     }
     fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, FSDP_MAX_DIMS, len, 2);
     cr_assert_eq(to[1], 128);

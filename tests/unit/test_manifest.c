@@ -55,7 +55,7 @@ static void add_tensors(fsdp_sd *sd)
         fsdp_sd_add_tensor(sd, FSDP_NAME("boxes"), FSDP_I64, 2, shape, &layout, NULL, NULL), 0);
     cr_assert_eq(fsdp_sd_add_alias(sd, FSDP_NAME("tied"), FSDP_NAME("a"), NULL), 0);
     int64_t six = 6, three = 3;
-    fsdp_flat_part parts[] = {{"f1", 2, 1, &six, 0}, {"f2", 2, 1, &three, 8}};
+    fsdp_flat_part parts[] = {{"f.1", 3, 1, &six, 0}, {"f.2", 3, 1, &three, 8}};
     cr_assert_eq(fsdp_sd_add_flat(sd, FSDP_NAME("none"), FSDP_F32, flat, 0, 8, NULL, 0, NULL, NULL),
                  0);
     cr_assert_eq(
@@ -123,6 +123,23 @@ static void add_deep_value(fsdp_sd *sd)
     add_value(sd, "deep", deep);
 }
 
+/* Of values and of tensors in a flat buffer: names in two elements. */
+static size_t add_paths(fsdp_sd *sd)
+{
+    size_t added = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        const char *dot = memchr(entry->name, '.', entry->name_size);
+        if (!dot)
+            continue;
+        int32_t first = (int32_t)(dot - entry->name);
+        int32_t path[2] = {first, (int32_t)entry->name_size - first - 1};
+        cr_assert_eq(fsdp_sd_set_path(sd, i, path, 2, NULL), FSDP_OK);
+        added++;
+    }
+    return added;
+}
+
 static fsdp_manifest example(fsdp_manifest_file files[4])
 {
     for (int i = 0; i < 4; i++)
@@ -153,6 +170,9 @@ static fsdp_status decode(const char *text, size_t size, fsdp_manifest *manifest
 static void check_entry(const fsdp_entry *a, const fsdp_entry *b)
 {
     cr_assert_eq(a->kind, b->kind);
+    cr_assert_eq(a->path_count, b->path_count, "'%s'", a->name);
+    for (size_t i = 0; i < a->path_count; i++)
+        cr_assert_eq(a->path[i], b->path[i], "'%s'", a->name);
     cr_assert_eq(a->name_size, b->name_size);
     cr_assert_arr_eq(a->name, b->name, a->name_size);
     if (a->kind == FSDP_ENTRY_VALUE)
@@ -183,6 +203,7 @@ Test(manifest, everything_comes_back)
     fsdp_manifest_file files[4];
     fsdp_manifest manifest = example(files), back;
     add_deep_value(manifest.sd);
+    cr_assert(add_paths(manifest.sd) > 3);
     fsdp_text text = {0}, again = {0};
     encode(&manifest, &text);
     fsdp_error err = {0};
@@ -355,6 +376,14 @@ Test(manifest, entries_that_contradict_themselves_are_damage)
     expect_damage(
         "{\"name\": \"a\", \"dtype\": \"f32\", \"shape\": [4611686018427387904, 4], \"mesh\": 0, "
         "\"placements\": [\"R\"]}");
+#define VALUE "{\"name\": \"a.0\", \"value\": {\"i64\": 1}, "
+    cr_assert_eq(decode_entries(VALUE "\"path\": [1, -1]}", NULL), FSDP_OK);
+    expect_damage(VALUE "\"path\": [1]}");
+    expect_damage(VALUE "\"path\": []}");
+    expect_damage(VALUE "\"path\": [-1, 1]}");
+    expect_damage(VALUE "\"path\": [1, -1, 0]}");
+    expect_damage(VALUE "\"path\": [1, 4294967295]}");
+    expect_damage("{\"path\": [0]}");
     expect_damage("{\"name\": \"a\", \"alias\": \"b\"}");
     expect_damage("{\"name\": \"a\"}");
     expect_damage("{\"value\": {\"i64\": 1}}");

@@ -89,7 +89,7 @@ Test(npy_header, depth_and_dims_are_bounded)
     cr_expect_eq(parse(text), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "deeply"), "%s", err.text);
     strcpy(text, "{'shape': (");
-    for (int i = 0; i < 40; i++)
+    for (int i = 0; i <= FSDP_MAX_DIMS; i++)
         strcat(text, "1, ");
     cr_expect_eq(parse(strcat(text, ")}")), FSDP_ERR_LIMIT);
 }

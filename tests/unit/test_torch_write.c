@@ -38,11 +38,11 @@ TestSuite(torch_write, .init = set_up, .fini = tear_down);
 
 static const int64_t shape[] = {ROWS, COLUMNS}, none[] = {0, 4};
 static const fsdp_target_box boxes[] = {
-    {0, {2, {0, 0}, {20, COLUMNS}}},
-    {1, {2, {20, 0}, {0, COLUMNS}}},
-    {2, {2, {20, 0}, {17, COLUMNS}}},
+    {0, (int64_t[]){0, 0}, (int64_t[]){20, COLUMNS}},
+    {1, (int64_t[]){20, 0}, (int64_t[]){0, COLUMNS}},
+    {2, (int64_t[]){20, 0}, (int64_t[]){17, COLUMNS}},
 };
-static const fsdp_target_box whole[] = {{0, {2, {0, 0}, {ROWS, COLUMNS}}}};
+static const fsdp_target_box whole[] = {{0, (int64_t[]){0, 0}, (int64_t[]){ROWS, COLUMNS}}};
 
 /* A tensor, one without elements and without boxes, and a value. */
 static void declare(fsdp_target_entry entries[3], const fsdp_value *value, bool sharded)
@@ -70,9 +70,9 @@ static fsdp_status write_some(void *user, size_t worker, fsdp_error *err)
 {
     const writing *work = user;
     for (size_t b = 0; b < work->entry->box_count; b++) {
-        const fsdp_box *box = &work->entry->boxes[b].box;
-        const int32_t *from = elements + box->lo[0] * COLUMNS;
-        for (int64_t i = fsdp_box_count(box) - 1; i >= 0; i--)
+        fsdp_box box = fsdp_target_box_at(work->entry, b);
+        const int32_t *from = elements + box.lo[0] * COLUMNS;
+        for (int64_t i = fsdp_box_count(&box) - 1; i >= 0; i--)
             if ((size_t)i % 4 == worker)
                 FSDP_TRY(work->ops->write(work->target, 1, b, i, 1, &from[i], err));
     }
@@ -220,9 +220,12 @@ Test(torch_write, boxes_that_do_not_cover_a_tensor_are_refused)
 
 Test(torch_write, an_overwrite_deletes_only_what_dcp_made)
 {
-    static const char *const ours[] = {".metadata", "__0_0.distcp", "__12_345.distcp"};
-    static const char *const others[] = {"__0.distcp",    "__0_0.distcp.txt", "__a_0.distcp", "x",
-                                         ".metadata.tmp", "__0_.distcp",      "__-1_0.distcp"};
+    static const char *const ours[] = {".metadata", "__0.metadata", "__31.metadata", "__0_0.distcp",
+                                       "__12_345.distcp"};
+    static const char *const others[] = {
+        "__0.distcp",     "__0_0.distcp.txt", "__a_0.distcp",  "x",
+        ".metadata.tmp",  "__0_.distcp",      "__-1_0.distcp", "__.metadata",
+        "__0_0.metadata", "0.metadata"};
     bool (*owns)(const char *) = fsdp_target_find("dcp")->owns;
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
         cr_assert(owns(ours[i]), "%s", ours[i]);

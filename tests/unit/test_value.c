@@ -151,7 +151,7 @@ Test(value, nesting_ends_at_the_depth_limit)
     cr_assert(fsdp_value_equal(&deep, &copy));
     fsdp_value_release(&copy);
     cr_assert_eq(fsdp_value_copy(&deeper, &copy, &err), FSDP_ERR_USAGE);
-    cr_assert(strstr(err.text, "more than 64 deep"), "%s", err.text);
+    cr_assert(strstr(err.text, "more than 1024 deep"), "%s", err.text);
     cr_assert_eq(copy.kind, FSDP_VALUE_NULL);
     fsdp_value_release(&deep);
     fsdp_value_release(&deeper);

@@ -1,0 +1,126 @@
+"""Up to 64 dimensions and values 1,000 deep are taken by every format that has them; more is exit 9.
+
+usage: limits.py BIN
+"""
+
+import json
+import pickle
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+import h5py
+
+BIN = Path(sys.argv[1])
+DIMS, DEPTH, DATASET_DIMS, LIMIT = 64, 1000, 32, 9
+problems = []
+
+
+def run(program, *arguments):
+    command = [str(BIN / program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def check(truth, told):
+    if not truth:
+        problems.append(told)
+
+
+def shape_of(dims):
+    """Long at both ends."""
+    return [4, *[1] * (dims - 3), 3, 2]
+
+
+def write_safetensors(path, shape):
+    head = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 96]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + struct.pack("<24f", *range(24)))
+
+
+def write_npy(path, shape):
+    head = str({"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}).encode()
+    head += b" " * (-(len(head) + 11) % 64) + b"\n"
+    path.write_bytes(b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + struct.pack("<24f", *range(24)))
+
+
+def write_torch(path, item):
+    """item: what the pickle holds, opcodes of protocol 2."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\2" + item + b".")
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/version", "3\n")
+
+
+def deep_list(depth):
+    return b"}U\1v" + b"]" * depth + b"a" * (depth - 1) + b"s"
+
+
+def tensors(path):
+    ran = run("fsdp-ls", "--json", "--digest", "sha256", path)
+    check(ran.returncode == 0, f"{path.name}: {ran.stderr}")
+    return json.loads(ran.stdout)["tensors"] if ran.returncode == 0 else None
+
+
+def convert(source, target, *options):
+    ran = run("fsdp-convert", source, target, *options)
+    check(ran.returncode == 0, f"{source.name} -> {target.name}: {ran.returncode} {ran.stderr}")
+    return target
+
+
+def many_dims(folder):
+    source = folder / "source.safetensors"
+    write_safetensors(source, shape_of(DIMS))
+    expected = tensors(source)
+    check(expected["w"]["shape"] == shape_of(DIMS), f"another shape: {expected}")
+    targets = [("one.h5",), ("a.npz",), ("a.pt",), ("a.dcp", "--world-size", "3")]
+    targets += [("sharded", "--world-size", "3"), ("columns", "--world-size", "3", "--shard-dim", "62")]
+    targets += [("local", "--kind", "local", "--world-size", "2"), ("full", "--kind", "full")]
+    for name, *options in targets:
+        target = convert(source, folder / name, *options)
+        check(tensors(target) == expected, f"{name}: {tensors(target)}")
+        back = convert(target, folder / f"{name}.safetensors", "--only", "all")
+        check(tensors(back) == expected, f"{name} and back: {tensors(back)}")
+        verified = run("fsdp-verify", "--deep", target)
+        check(verified.returncode == 0, f"{name}: {verified.stdout} {verified.stderr}")
+    with h5py.File(folder / "one.h5") as file:
+        folded = [4, *[1] * (DATASET_DIMS - 2), 6]
+        check(list(file["w"].shape) == folded, f"h5py sees {file['w'].shape}")
+        check(list(file["w"][()].ravel()) == list(range(24)), "h5py sees other elements")
+    with h5py.File(folder / "sharded" / "index.h5") as file:
+        check("w" not in file, "the view shows what it cannot")
+
+
+def too_many_dims(folder):
+    for name, write in (("a.safetensors", write_safetensors), ("a.npy", write_npy)):
+        write(folder / name, shape_of(DIMS))
+        check(list(tensors(folder / name).values())[0]["shape"] == shape_of(DIMS), name)
+        write(folder / name, shape_of(DIMS + 1))
+        ran = run("fsdp-ls", folder / name)
+        check(ran.returncode == LIMIT, f"{name} of {DIMS + 1} dims: {ran.returncode} {ran.stderr}")
+
+
+def deep_values(folder):
+    source = folder / "deep.pt"
+    write_torch(source, deep_list(DEPTH - 1))
+    for name, *options in (("native", "--to", "fsdp"), ("b.h5",), ("b.dcp", "--to", "dcp"), ("b.pt",)):
+        target = convert(source, folder / name, *options)
+        texts = [run("fsdp-ls", "--json", path).stdout for path in (source, target)]
+        values = [text[text.index('"values"') :].split("}")[0] for text in texts]
+        check(values[0] == values[1] and values[0].count("[") == DEPTH - 1, f"{name}: other values")
+    write_torch(source, deep_list(DEPTH + 1))
+    ran = run("fsdp-ls", source)
+    check(ran.returncode == LIMIT, f"lists {DEPTH + 1} deep: {ran.returncode} {ran.stderr}")
+    pickle.loads(b"\x80\2" + deep_list(3) + b".")  # it is what Python means
+
+
+def main():
+    with tempfile.TemporaryDirectory() as place:
+        for test in (many_dims, too_many_dims, deep_values):
+            test(Path(place))
+    print("\n".join(problems) or "everything within the limits")
+    return 1 if problems else 0
+
+
+sys.exit(main())
