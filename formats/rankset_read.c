@@ -231,7 +231,7 @@ static fsdp_status read_file(rank_set *set, const char *directory, const rank_fi
 
 static void release(rank_set *set)
 {
-    for (size_t i = 0; i < set->entry_count; i++) {
+    for (size_t i = 1; i < set->entry_count; i++) {
         for (int reading = 0; reading < RANK_READINGS; reading++)
             fsdp_free(set->entries[i].readings[reading].items);
         rank_items_release(&set->entries[i]);
