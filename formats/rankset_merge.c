@@ -59,9 +59,9 @@ static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *l
 {
     const char *pattern = set->group->pattern;
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "rank %lld of %lld is missing: there is no '%.*s%lld%s' in '%s'%s",
+                     "'%s': rank %lld of %lld is missing: there is no '%.*s%lld%s'%s", set->where,
                      (long long)rank, (long long)set->world, (int)set->group->stem, pattern,
-                     (long long)rank, pattern + set->group->stem + 3, set->where, lost);
+                     (long long)rank, pattern + set->group->stem + 3, lost);
 }
 
 /* The first one that no other rank stands for is an error; *missing_out is the first one of all, or -1. */

@@ -80,6 +80,8 @@ fsdp_status rank_set_value(void *user, const char *name, size_t name_size, fsdp_
     rank_set *set = user;
     rank_entry *entry;
     rank_item *item;
+    if (name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
+        return FSDP_OK; /* a rank that has nothing */
     FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];
