@@ -379,19 +379,33 @@ static fsdp_status read_box(const torch_archive *archive, fsdp_node metadata, in
                            archive->where);
 }
 
-/* A local shard must be one of those that every rank lists. */
-static fsdp_status check_listed(rank_set *set, const torch_archive *archive, fsdp_node list,
-                                int ndim, const int64_t *lo, const int64_t *len, bool *listed_out,
-                                fsdp_error *err)
+typedef struct shard_box {
+    int ndim;
+    const int64_t *lo, *len;
+} shard_box;
+
+static fsdp_status compare_listed(rank_set *set, const torch_archive *archive, fsdp_node listed,
+                                  const shard_box *box, bool *same_out, fsdp_error *err)
 {
-    int64_t other_lo[FSDP_MAX_DIMS], other_len[FSDP_MAX_DIMS];
-    size_t bytes = (size_t)ndim * sizeof *lo;
+    enum { STEPS = 128 };
+    int64_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
+    size_t bytes = (size_t)box->ndim * sizeof *lo;
+    FSDP_TRY(rank_set_spend(set, STEPS, err));
+    FSDP_TRY(read_box(archive, listed, box->ndim, lo, len, err));
+    *same_out = memcmp(lo, box->lo, bytes) == 0 && memcmp(len, box->len, bytes) == 0;
+    return FSDP_OK;
+}
+
+/* A local shard must be one of those that every rank lists, mostly in the order of ranks. */
+static fsdp_status check_listed(rank_set *set, const torch_archive *archive, fsdp_node list,
+                                const shard_box *box, bool *listed_out, fsdp_error *err)
+{
+    fsdp_node usual = item(archive, list, (size_t)set->rank);
     *listed_out = false;
-    for (size_t i = 0; item(archive, list, i) != 0 && !*listed_out; i++) {
-        FSDP_TRY(rank_set_spend(set, 32, err));
-        FSDP_TRY(read_box(archive, item(archive, list, i), ndim, other_lo, other_len, err));
-        *listed_out = memcmp(lo, other_lo, bytes) == 0 && memcmp(len, other_len, bytes) == 0;
-    }
+    if (usual != 0)
+        FSDP_TRY(compare_listed(set, archive, usual, box, listed_out, err));
+    for (size_t i = 0; item(archive, list, i) != 0 && !*listed_out; i++)
+        FSDP_TRY(compare_listed(set, archive, item(archive, list, i), box, listed_out, err));
     return FSDP_OK;
 }
 
@@ -403,7 +417,7 @@ static fsdp_status add_shard(rank_set *set, const torch_archive *archive, rank_e
     bool is_listed;
     FSDP_TRY(
         read_box(archive, torch_attribute(archive, shard, "metadata"), entry->ndim, lo, len, err));
-    FSDP_TRY(check_listed(set, archive, list, entry->ndim, lo, len, &is_listed, err));
+    FSDP_TRY(check_listed(set, archive, list, &(shard_box){entry->ndim, lo, len}, &is_listed, err));
     FSDP_TRY(read_piece(archive, torch_attribute(archive, shard, "tensor"), entry->name,
                         entry->name_size, &piece, err));
     if (!is_listed || !fits(&piece, entry->ndim, len) || piece.dtype != entry->dtype)

@@ -25,7 +25,7 @@ static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t numb
 
 /* --- reading ------------------------------------------------------------------------------------- */
 
-/* The columns of FlatParamShardMetadata; older ones have no strides and no contiguities. */
+/* The columns of FlatParamShardMetadata; older ones have only four of them. */
 typedef struct columns {
     fsdp_node names, shapes, strides, contiguous, counts, ranges;
 } columns;

@@ -243,7 +243,8 @@ void fsdp_source_limit_only(void);
 /* The last part of the path holds "{r}": where no such file is, it stands for a set of files, one a rank. */
 bool fsdp_source_is_pattern(const char *path);
 
-/* Opens a path in the format that bids most, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "... is in no format that is known: ..." */
+/* Opens a path in the format that bids most, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "... is in
+ * no format that is known: ..." */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out, fsdp_error *err);
 
 #endif

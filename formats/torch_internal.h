@@ -189,7 +189,7 @@ const char *torch_class_name(const torch_archive *archive, fsdp_node object);
 
 /* --- torch_names.c --- */
 
-/* Takes what a walk finds in the source's stead: for files of ranks, where it is a part of something larger. */
+/* Takes what a walk finds in the source's stead: for files of ranks, where it is a part of something. */
 typedef struct torch_visitor {
     void *user;
     /* A tensor of its own; the data of one that was decoded goes over. */

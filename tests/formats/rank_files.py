@@ -99,7 +99,8 @@ def row_major(shape):
 
 def tensor(values, shape=None, kind="f", strides=None):
     shape = (len(values),) if shape is None else shape
-    storage = Storage(FloatStorage if kind == "f" else IntStorage, struct.pack(f"<{len(values)}{kind}", *values))
+    data = struct.pack(f"<{len(values)}{kind}", *values)
+    storage = Storage(FloatStorage if kind == "f" else IntStorage, data)
     return Call(rebuild_tensor, storage, 0, shape, strides or row_major(shape), False, OrderedDict())
 
 
@@ -246,9 +247,11 @@ def placements():
     fails("no split factor", DAMAGED, "split factor", one((new(Strided, dim=0),)))
     fails("a split factor of 0", DAMAGED, "split factor", one((new(Strided, dim=0, split_factor=0),)))
     fails("a huge split factor", DAMAGED, "another shape", one((new(Strided, dim=0, split_factor=1 << 62),)))
-    fails("an order of nothing", DAMAGED, "shard order", one((new(Replicate),), shard_order=(new(Order, (0, (0,))),)))
+    nothing = (new(Order, (0, (0,))),)
+    fails("an order of nothing", DAMAGED, "shard order", one((new(Replicate),), shard_order=nothing))
     fails("an order without all", DAMAGED, "leaves out", one((new(Shard, dim=0),), shard_order=()))
-    many = dtensor((1 << 40,), mesh, (new(Strided, dim=0, split_factor=1 << 39),), tensor([0.0], (1 << 39,), strides=(0,)))
+    split = (new(Strided, dim=0, split_factor=1 << 39),)
+    many = dtensor((1 << 40,), mesh, split, tensor([0.0], (1 << 39,), strides=(0,)))
     fails("many runs", DAMAGED, "another shape", [{"x": many}, {"x": many}])
 
     square = [[0, 1], [2, 3]]
@@ -305,7 +308,8 @@ def shards():
     boxes = [([0], [3]), ([3], [2])]
 
     def one(rank, local=None, listed=boxes):
-        return {"x": sharded((5,), listed, local if local is not None else [(boxes[rank], tensor(rows(3 * rank, 3 - rank)))])}
+        own = [(boxes[rank], tensor(rows(3 * rank, 3 - rank)))]
+        return {"x": sharded((5,), listed, own if local is None else local)}
 
     holds("shards", [one(0), one(1)], {"x": ((5,), rows(0, 5))})
     holds("a shard on both", [one(0), one(1), one(1)], {"x": ((5,), rows(0, 5))})
@@ -313,12 +317,15 @@ def shards():
     fails("an unlisted shard", DAMAGED, "list of shards", [one(0), one(1, listed=boxes[:1])])
     fails("overlapping shards", DAMAGED, "", [one(0, listed=[([0], [3]), ([2], [3])]),
                                               one(1, [(([2], [3]), tensor(rows(2, 3)))], [([2], [3])])])
-    fails("a shard of another size", DAMAGED, "list of shards", [one(0), one(1, [(boxes[1], tensor(rows(0, 9)))])])
+    longer = [(boxes[1], tensor(rows(0, 9)))]
+    fails("a shard of another size", DAMAGED, "list of shards", [one(0), one(1, longer)])
     fails("other dims", DAMAGED, "dims", [one(0, listed=[([0, 0], [3, 1])]), one(1)])
     fails("a shard outside", DAMAGED, "", [one(0, [(([4], [3]), tensor(rows(0, 3)))], [([4], [3])])])
     shared = [shard_metadata([n], [0]) for n in range(20000)]
     many = sharded((5,), [], [])
-    many.args[3][0].extend(new(LocalShard, tensor=tensor([]), metadata=shard_metadata([19999], [0])) for _ in range(20000))
+    empty = tensor([])
+    last = shard_metadata([19999], [0])
+    many.args[3][0].extend(new(LocalShard, tensor=empty, metadata=last) for _ in range(20000))
     many.args[3][1].shards_metadata = shared
     fails("shards times shards", LIMIT, "too long", [{"x": many}])
 
@@ -330,7 +337,8 @@ def plain():
     inner = [{"tensor": {"dtype": "f32", "shape": [1], "sha256": digest([n])}} for n in (1.0, 2.0)]
     holds("differing tensors", [{"t": tensor([1.0])}, {"t": tensor([2.0])}, {"t": tensor([1.0])}], {},
           {"t": {"per_rank": inner + inner[:1]}})
-    holds("tensor and value", [{"t": tensor([1.0])}, {"t": None}, {"t": 3}], {}, {"t": {"per_rank": inner[:1] + [None, 3]}})
+    holds("tensor and value", [{"t": tensor([1.0])}, {"t": None}, {"t": 3}], {},
+          {"t": {"per_rank": inner[:1] + [None, 3]}})
     turned = tensor([0.0, 2.0, 1.0, 3.0], (2, 2), strides=(1, 2))
     holds("other strides", [{"t": tensor(rows(0, 4), (2, 2))}, {"t": turned}], {"t": ((2, 2), rows(0, 4))})
     mesh = old_mesh([0], (1,))
@@ -344,7 +352,8 @@ def plain():
 def names():
     states = [{"x": half(r, old_mesh([0, 1], (2,)))} for r in range(2)]
     whole = {"x": ((5,), rows(0, 5))}
-    for name in ("ep0-ba1000-rank{r}.pt", "model_world_size_2_rank_{r}.bin", "Rank={r}", "checkpoint_{r}.pt", "000{r}.pth"):
+    spoken = ("ep0-ba1000-rank{r}.pt", "model_world_size_2_rank_{r}.bin", "Rank={r}")
+    for name in (*spoken, "checkpoint_{r}.pt", "000{r}.pth"):
         holds(name, states, whole, name=name)
     holds("a pattern", states, whole, name="step5-{r}-of-2.pt", pattern="step5-{r}-of-{W}.pt")
     fails("more than the world", DAMAGED, "speak of 1", states, name="x_world_size_1_rank_{r}.pt")
@@ -379,11 +388,12 @@ def flats():
     turned = ("a", (2, 2), (1, 2), False, 4)
     holds("flat, turned", flat([[(*turned, (0, 2))], [(*turned, (3, 3))]], 4, [(0, 3), (3, 1)]),
           {"a": ((2, 2), [0.0, 2.0, 1.0, 3.0])})
-    fails("flat, too much", DAMAGED, "do not fill", flat([[(*a, (0, 3))], [(*a, (0, 3))]], 7, [(0, 4), (4, 3)]))
-    fails("flat, other ranges", DAMAGED, "do not fill", flat([[(*a, (0, 2))], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
-    fails("flat, a range outside", DAMAGED, "fit itself", flat([[(*a, (0, 4))], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
-    fails("flat, another count", DAMAGED, "fit itself",
-          flat([[("a", (2, 2), (2, 1), True, 5, (0, 3))], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
+    halves = [(0, 4), (4, 3)]
+    fails("flat, too much", DAMAGED, "do not fill", flat([good[0], good[0]], 7, halves))
+    fails("flat, other ranges", DAMAGED, "do not fill", flat([[(*a, (0, 2))], good[1]], 7, halves))
+    fails("flat, a range outside", DAMAGED, "fit itself", flat([[(*a, (0, 4))], good[1]], 7, halves))
+    other = ("a", (2, 2), (2, 1), True, 5, (0, 3))
+    fails("flat, another count", DAMAGED, "fit itself", flat([[other], good[1]], 7, halves))
     huge = ("a", (1 << 31, 1 << 31), (1, 1), True, 1 << 62, (0, (1 << 62) - 1))
     fails("flat, huge", DAMAGED, "", flat([[huge], [(*b, (0, 2))]], 7, [(0, 4), (4, 3)]))
 
