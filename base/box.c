@@ -133,6 +133,14 @@ int fsdp_box_cut(const fsdp_box *box, int64_t first, int64_t count, fsdp_box *pi
     return pieces;
 }
 
+void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len)
+{
+    int64_t rows = n / parts + (n % parts != 0);
+    int64_t first = index * rows;
+    *lo = first < n ? first : n;
+    *len = n - *lo < rows ? n - *lo : rows;
+}
+
 /* "2x0x5", cut when it does not fit. */
 static const char *shape_text(int ndim, const int64_t *shape, char *out, size_t size)
 {

@@ -52,6 +52,10 @@ FSDP_API void fsdp_box_strides(int ndim, const int64_t *shape, int64_t *strides_
 enum { FSDP_BOX_PIECES = 2 * FSDP_MAX_DIMS };
 FSDP_API int fsdp_box_cut(const fsdp_box *box, int64_t first, int64_t count, fsdp_box *pieces_out);
 
+/* Rows [*lo, *lo + *len) of part `index` of `parts` of n rows, each ceil(n / parts) but for the last ones;
+ * an empty part is (n, 0). */
+FSDP_API void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len);
+
 /*
  * Checks a shape from outside: 0..FSDP_MAX_DIMS dims, no negative length, elements times
  * element_size (and the product of the non-zero lengths) below 2^62.

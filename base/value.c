@@ -85,6 +85,37 @@ fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind, size_t
     return FSDP_OK;
 }
 
+/* A dict whose one key is a class that no module holds. */
+static const char per_rank_key[] = "per_rank";
+
+fsdp_status fsdp_value_set_per_rank(fsdp_value *value, size_t count, fsdp_error *err)
+{
+    fsdp_value dict = {0};
+    FSDP_TRY(fsdp_value_set_items(&dict, FSDP_VALUE_DICT, 2, err));
+    fsdp_value *items = dict.as.list.items;
+    fsdp_status st = fsdp_value_set_bytes(&items[0], FSDP_VALUE_CLASS, per_rank_key,
+                                          sizeof per_rank_key - 1, err);
+    if (st == FSDP_OK)
+        st = fsdp_value_set_items(&items[1], FSDP_VALUE_LIST, count, err);
+    if (st != FSDP_OK) {
+        fsdp_value_release(&dict);
+        return st;
+    }
+    fsdp_value_release(value);
+    *value = dict;
+    return FSDP_OK;
+}
+
+const fsdp_value *fsdp_value_per_rank(const fsdp_value *value)
+{
+    if (value->kind != FSDP_VALUE_DICT || value->as.list.count != 2)
+        return NULL;
+    const fsdp_value *key = &value->as.list.items[0], *list = &value->as.list.items[1];
+    bool is_per_rank = key->kind == FSDP_VALUE_CLASS && list->kind == FSDP_VALUE_LIST &&
+                       strcmp(key->as.bytes.data, per_rank_key) == 0;
+    return is_per_rank ? list : NULL;
+}
+
 static fsdp_status copy_at(const fsdp_value *from, fsdp_value *to, int depth, fsdp_error *err);
 
 static fsdp_status copy_items(const fsdp_value *from, fsdp_value *to, int depth, fsdp_error *err)

@@ -58,6 +58,13 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_bytes(fsdp_value *value, fsdp_v
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_items(fsdp_value *value, fsdp_value_kind kind,
                                                        size_t count, fsdp_error *err);
 
+/* Turns value into what differs from rank to rank: count null items, one a rank (as.list of the one that
+ * fsdp_value_per_rank gives). It counts as opaque, since no program of others knows it. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_value_set_per_rank(fsdp_value *value, size_t count, fsdp_error *err);
+
+/* The list of such a value, NULL of any other. */
+FSDP_API const fsdp_value *fsdp_value_per_rank(const fsdp_value *value);
+
 /* *to_out is overwritten, not released. Lists and dicts that nest more than FSDP_VALUE_DEPTH deep are
  * FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_value_copy(const fsdp_value *from, fsdp_value *to_out,

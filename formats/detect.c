@@ -5,13 +5,14 @@
 #include "formats/foreign.h"
 #include "formats/hdf5_sandbox.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 static const fsdp_foreign_format *const formats[] = {
-    &fsdp_format_hdf5, &fsdp_format_safetensors, &fsdp_format_torch,
-    &fsdp_format_dcp,  &fsdp_format_npy,         &fsdp_format_npz,
+    &fsdp_format_hdf5,  &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
+    &fsdp_format_ranks, &fsdp_format_npy,         &fsdp_format_npz,
 };
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
@@ -46,14 +47,14 @@ static int compare_names(const void *a, const void *b)
     return strcmp(*x, *y);
 }
 
-static fsdp_status look_into(seen_path *seen, fsdp_error *err)
+static fsdp_status look_into(seen_path *seen, const char *directory, fsdp_error *err)
 {
     fsdp_io *io = seen->probe.io;
-    int result = io->ops->list(io, seen->probe.path, keep_name, seen);
+    int result = io->ops->list(io, directory, keep_name, seen);
     if (seen->is_full)
         return fsdp_fail_memory(err, seen->probe.path);
     if (result < 0)
-        return fsdp_fail_errno(err, -result, "cannot list '%s'", seen->probe.path);
+        return fsdp_fail_errno(err, -result, "cannot list '%s'", directory);
     if (seen->name_count > 0)
         qsort(seen->names, seen->name_count, sizeof *seen->names, compare_names);
     seen->probe.names = seen->names;
@@ -78,14 +79,29 @@ static fsdp_status look_at_head(seen_path *seen, fsdp_error *err)
     return status;
 }
 
+static fsdp_status look_beside(seen_path *seen, fsdp_error *err)
+{
+    const char *path = seen->probe.path, *slash = strrchr(path, '/');
+    char *directory = slash ? fsdp_strndup(path, (size_t)(slash - path) + 1) : fsdp_strndup(".", 1);
+    if (!directory)
+        return fsdp_fail_memory(err, path);
+    fsdp_status status = look_into(seen, directory, err);
+    fsdp_free(directory);
+    return status;
+}
+
 static fsdp_status look(seen_path *seen, fsdp_error *err)
 {
     fsdp_file_info info;
     int result = seen->probe.io->ops->info(seen->probe.io, seen->probe.path, &info);
+    seen->probe.is_pattern = result == -ENOENT && fsdp_source_is_pattern(seen->probe.path);
+    if (seen->probe.is_pattern)
+        return look_beside(seen, err);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot open '%s'", seen->probe.path);
     seen->probe.is_directory = info.kind == FSDP_FILE_DIRECTORY;
-    return seen->probe.is_directory ? look_into(seen, err) : look_at_head(seen, err);
+    return seen->probe.is_directory ? look_into(seen, seen->probe.path, err)
+                                    : look_at_head(seen, err);
 }
 
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name)
@@ -148,6 +164,8 @@ static fsdp_status open_best(const fsdp_probe *probe, fsdp_source **source_out, 
 {
     const fsdp_foreign_format *best = NULL;
     int best_bid = 0;
+    if (probe->is_pattern)
+        return fsdp_format_ranks.open(probe, source_out, err);
     for (size_t i = 0; i < FORMATS; i++) {
         int bid = formats[i]->bid(probe);
         if (bid > best_bid) {

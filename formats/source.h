@@ -221,6 +221,7 @@ typedef struct fsdp_probe {
     fsdp_io *io;
     const char *path;
     bool is_directory;
+    bool is_pattern;           /* no path but a pattern of rank files: names are those of its directory */
     int64_t size;              /* of a file */
     const uint8_t *head;       /* of a file: its first bytes */
     size_t head_size;
@@ -244,7 +245,11 @@ bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 /* Formats that read in a child process hold it back by resource limits only: for kernels without better. */
 void fsdp_source_limit_only(void);
 
-/* Opens a path in the format that bids most. FSDP_ERR_NOT_FOUND "... is in no format that is known: ..." */
+/* The last part of the path holds "{r}": where no such file is, it stands for a set of files, one a rank. */
+bool fsdp_source_is_pattern(const char *path);
+
+/* Opens a path in the format that bids most, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "... is in
+ * no format that is known: ..." */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out, fsdp_error *err);
 
 #endif

@@ -22,6 +22,24 @@ static fsdp_status fail_part(const torch_archive *archive, const char *name, siz
         archive->where, fsdp_printable(name, name_size, shown, sizeof shown));
 }
 
+fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *name,
+                                     size_t name_size, const torch_wrapper *wrapper,
+                                     fsdp_error *err)
+{
+    fsdp_node spec = torch_state_attribute(archive, wrapper->state, "_spec");
+    fsdp_node placements = torch_attribute(archive, spec, "placements");
+    for (size_t i = 0; item(archive, placements, i) != 0; i++) {
+        char shown[200];
+        if (strstr(torch_class_name(archive, item(archive, placements, i)), "Partial"))
+            return fsdp_fail(
+                err, FSDP_ERR_REFUSED,
+                "%s: tensor '%s' is Partial: its pieces are terms of a sum that was "
+                "never taken; redistribute it to Shard or Replicate before it is saved",
+                archive->where, fsdp_printable(name, name_size, shown, sizeof shown));
+    }
+    return FSDP_OK;
+}
+
 /* A local piece at its place in the whole. */
 static fsdp_status add_piece(torch_archive *archive, size_t number, fsdp_node piece,
                              const int64_t *lo, int64_t *stored, fsdp_error *err)
@@ -63,11 +81,12 @@ static fsdp_status add_dtensor(torch_archive *archive, const char *name, size_t 
                                const torch_wrapper *wrapper, fsdp_error *err)
 {
     static const int64_t origin[FSDP_MAX_DIMS];
-    fsdp_node local = fsdp_pickle_lookup(&archive->pickle, wrapper->state, "_local_tensor");
+    fsdp_node local = torch_state_attribute(archive, wrapper->state, "_local_tensor");
     int ndim;
     int64_t shape[FSDP_MAX_DIMS], stored = 0;
     fsdp_dtype dtype;
     size_t number;
+    FSDP_TRY(torch_dist_check_partial(archive, name, name_size, wrapper, err));
     FSDP_TRY(
         torch_read_sizes(archive, item(archive, wrapper->args, 2), "sizes", &ndim, shape, err));
     FSDP_TRY(piece_dtype(archive, local, &dtype, err));

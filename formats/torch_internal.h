@@ -182,24 +182,39 @@ void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node run
 
 /* An attribute of an object, out of its state or its slots; 0 when there is none. */
 fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name);
+/* The same, out of a state. */
+fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name);
+/* The name of an object's class without its module; "" when it is none. */
+const char *torch_class_name(const torch_archive *archive, fsdp_node object);
 
 /* --- torch_names.c --- */
 
-/* For files of ranks, where a name is a part of something larger. */
+/* Takes what a walk finds in the source's stead: for files of ranks, where it is a part of something. */
 typedef struct torch_visitor {
     void *user;
-    /* Called for everything that would get a name of its own (a tensor, a distributed tensor, a value);
-     * *taken_out true: the visitor has dealt with it. */
-    fsdp_status (*visit)(void *user, torch_archive *archive, const char *name, size_t name_size,
-                         fsdp_node node, bool *taken_out, fsdp_error *err);
+    /* A tensor of its own; the data of one that was decoded goes over. */
+    fsdp_status (*tensor)(void *user, torch_archive *archive, const char *name, size_t name_size,
+                          torch_tensor *tensor, fsdp_error *err);
+    /* A DTensor or ShardedTensor. */
+    fsdp_status (*distributed)(void *user, torch_archive *archive, const char *name, size_t name_size,
+                               const torch_wrapper *wrapper, fsdp_error *err);
+    /* Before an object of a class is gone into; *taken_out true: it is not. */
+    fsdp_status (*object)(void *user, torch_archive *archive, const char *name, size_t name_size,
+                          fsdp_node node, bool *taken_out, fsdp_error *err);
+    /* Anything else; what value holds goes over. */
+    fsdp_status (*value)(void *user, const char *name, size_t name_size, fsdp_value *value, fsdp_error *err);
 } torch_visitor;
 
-/* Names everything in the archive and adds it to the source. visitor may be NULL. */
+/* Names everything in the archive and adds it to the source, or gives it to the visitor (may be NULL). */
 fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsdp_error *err);
 /* Python's str(key), appended. */
 void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text);
 
 /* --- torch_dist.c --- */
+
+/* FSDP_ERR_REFUSED when a placement of the DTensor says that its pieces must still be added up. */
+fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *name, size_t name_size,
+                                     const torch_wrapper *wrapper, fsdp_error *err);
 
 /* A DTensor or ShardedTensor that is whole in this one file; FSDP_ERR_DAMAGED when it is a part. */
 fsdp_status torch_dist_add(torch_archive *archive, const char *name, size_t name_size,

@@ -235,30 +235,33 @@ static const char *name_of(const walk *at)
 
 static fsdp_status add_value(walk *at, fsdp_value *value)
 {
-    fsdp_status st = fsdp_source_add_value(at->archive->source, name_of(at), at->name.size, value,
-                                           NULL, at->err);
+    const torch_visitor *visitor = at->visitor;
+    fsdp_status st = visitor
+                         ? visitor->value(visitor->user, name_of(at), at->name.size, value, at->err)
+                         : fsdp_source_add_value(at->archive->source, name_of(at), at->name.size,
+                                                 value, NULL, at->err);
     fsdp_value_release(value);
     return st;
-}
-
-static fsdp_status offer(walk *at, fsdp_node node, bool *taken_out)
-{
-    *taken_out = false;
-    if (!at->visitor)
-        return FSDP_OK;
-    return at->visitor->visit(at->visitor->user, at->archive, name_of(at), at->name.size, node,
-                              taken_out, at->err);
 }
 
 static fsdp_status leaf(walk *at, fsdp_node node)
 {
     fsdp_value value;
-    bool is_taken;
-    FSDP_TRY(offer(at, node, &is_taken));
-    if (is_taken)
-        return FSDP_OK;
     FSDP_TRY(torch_value_read(at->archive, node, &value, at->err));
     return add_value(at, &value);
+}
+
+/* Takes the tensor. */
+static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
+{
+    const torch_visitor *visitor = at->visitor;
+    size_t number;
+    fsdp_status st = visitor ? visitor->tensor(visitor->user, at->archive, name_of(at),
+                                               at->name.size, tensor, at->err)
+                             : torch_tensor_add(at->archive, name_of(at), at->name.size, tensor,
+                                                &number, at->err);
+    torch_tensor_release(tensor);
+    return st;
 }
 
 static fsdp_status class_leaf(walk *at, fsdp_node node)
@@ -290,19 +293,11 @@ static fsdp_status named(walk *at, fsdp_status status)
     return status;
 }
 
-static fsdp_status array(walk *at, fsdp_node node)
+static fsdp_status array_leaf(walk *at, fsdp_node node)
 {
     torch_tensor tensor;
-    size_t number;
-    bool is_taken;
-    FSDP_TRY(offer(at, node, &is_taken));
-    if (is_taken)
-        return FSDP_OK;
     FSDP_TRY(named(at, torch_numpy_read(at->archive, node, &tensor, at->err)));
-    fsdp_status st =
-        torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
-    torch_tensor_release(&tensor);
-    return st;
+    return add_tensor(at, &tensor);
 }
 
 /* --- containers --------------------------------------------------------------------------------- */
@@ -420,6 +415,12 @@ static fsdp_status go_into_object(walk *at, fsdp_node node)
 {
     const fsdp_pickle *pickle = &at->archive->pickle;
     const fsdp_pickle_node *object = node_at(at->archive, node);
+    bool is_taken = false;
+    if (at->visitor)
+        FSDP_TRY(at->visitor->object(at->visitor->user, at->archive, name_of(at), at->name.size,
+                                     node, &is_taken, at->err));
+    if (is_taken)
+        return FSDP_OK;
     FSDP_TRY(class_leaf(at, node));
     if (object->known != FSDP_KNOWN_RECONSTRUCTOR)
         FSDP_TRY(go_into_arguments(at, object));
@@ -434,13 +435,12 @@ static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
     torch_tensor tensor;
     torch_wrapper wrapper;
     torch_kind kind;
-    bool is_taken;
-    FSDP_TRY(offer(at, node, &is_taken));
-    if (is_taken)
-        return FSDP_OK;
     FSDP_TRY(torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err));
     if (wrapper.known == FSDP_KNOWN_DTENSOR || wrapper.known == FSDP_KNOWN_SHARDED_TENSOR)
-        return torch_dist_add(at->archive, name_of(at), at->name.size, &wrapper, at->err);
+        return at->visitor
+                   ? at->visitor->distributed(at->visitor->user, at->archive, name_of(at),
+                                              at->name.size, &wrapper, at->err)
+                   : torch_dist_add(at->archive, name_of(at), at->name.size, &wrapper, at->err);
     FSDP_TRY(class_leaf(at, wrapper.type != 0 ? wrapper.type : node));
     return go_into_state(at, wrapper.state);
 }
@@ -457,21 +457,13 @@ static fsdp_status go_into(walk *at, fsdp_node node,
     return st;
 }
 
-static fsdp_status add_tensor(walk *at, fsdp_node node)
+static fsdp_status tensor_leaf(walk *at, fsdp_node node)
 {
     torch_tensor tensor;
     torch_wrapper wrapper;
     torch_kind kind;
-    size_t number;
-    bool is_taken;
-    FSDP_TRY(offer(at, node, &is_taken));
-    if (is_taken)
-        return FSDP_OK;
     FSDP_TRY(named(at, torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err)));
-    fsdp_status st =
-        torch_tensor_add(at->archive, name_of(at), at->name.size, &tensor, &number, at->err);
-    torch_tensor_release(&tensor);
-    return st;
+    return add_tensor(at, &tensor);
 }
 
 static fsdp_status visit(walk *at, fsdp_node node)
@@ -483,13 +475,13 @@ static fsdp_status visit(walk *at, fsdp_node node)
         torch_leave(archive, node);
     }
     switch (torch_tensor_kind(archive, node)) {
-    case TORCH_KIND_TENSOR: return add_tensor(at, node);
+    case TORCH_KIND_TENSOR: return tensor_leaf(at, node);
     case TORCH_KIND_WRAPPER: return go_into(at, node, go_into_wrapper);
     case TORCH_KIND_OPAQUE: return leaf(at, node);
     case TORCH_KIND_NONE: break;
     }
     if (torch_numpy_is_numeric(archive, node))
-        return array(at, node);
+        return array_leaf(at, node);
     if (torch_is_dict(archive, node) || is_namespace(archive, node))
         return go_into(at, node, go_into_dict);
     if (is_list(archive, node) && list_is_full(archive, node, 0))

@@ -113,12 +113,8 @@ void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node run
     runs_out[1] = fsdp_pickle_dict_items(&archive->pickle, at);
 }
 
-fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name)
+fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name)
 {
-    const fsdp_pickle_node *at = node_at(archive, object);
-    if (at->kind != FSDP_NODE_CALL)
-        return 0;
-    fsdp_node state = at->as.call->state;
     if (node_at(archive, state)->kind == FSDP_NODE_DICT)
         return fsdp_pickle_lookup(&archive->pickle, state, name);
     for (size_t part = 0; part < 2; part++) { /* (attributes, slots) */
@@ -128,6 +124,22 @@ fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const 
             return found;
     }
     return 0;
+}
+
+fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name)
+{
+    const fsdp_pickle_node *at = node_at(archive, object);
+    return at->kind == FSDP_NODE_CALL ? torch_state_attribute(archive, at->as.call->state, name)
+                                      : 0;
+}
+
+const char *torch_class_name(const torch_archive *archive, fsdp_node object)
+{
+    const fsdp_pickle_node *at = node_at(archive, object);
+    if (at->kind != FSDP_NODE_CALL)
+        return "";
+    const fsdp_pickle_node *class = node_at(archive, at->as.call->callable);
+    return class->kind == FSDP_NODE_GLOBAL ? class->as.global->name : "";
 }
 
 /* --- values that hold nothing -------------------------------------------------------------------- */

@@ -26,7 +26,7 @@ bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
     fsdp_file_info info;
     bool ours = false;
     if (io->ops->info(io, path, &info) < 0)
-        return false;
+        return fsdp_source_is_pattern(path);
     if (info.kind != FSDP_FILE_DIRECTORY)
         return !fsdp_is_one_file(io, path);
     return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;

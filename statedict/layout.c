@@ -7,14 +7,6 @@
 
 #include <inttypes.h>
 
-void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len)
-{
-    int64_t rows = n / parts + (n % parts != 0);
-    int64_t first = index * rows;
-    *lo = first < n ? first : n;
-    *len = n - *lo < rows ? n - *lo : rows;
-}
-
 /* --- mesh layouts ----------------------------------------------------------------------------- */
 
 static void cut_dim(fsdp_box *box, int dim, int64_t parts, int64_t index)

@@ -58,9 +58,6 @@ typedef struct fsdp_placement {
     int64_t split;             /* of FSDP_STRIDED_SHARD */
 } fsdp_placement;
 
-/* Rows [*lo, *lo + *len) of part `index` of `parts` of n rows; an empty part is (n, 0). */
-FSDP_API void fsdp_chunk(int64_t n, int64_t parts, int64_t index, int64_t *lo, int64_t *len);
-
 /* --- layouts ---------------------------------------------------------------------------------- */
 
 typedef struct fsdp_rank_box {

@@ -1,9 +1,10 @@
 /*
- * Which checkpoint is meant: a path may be a checkpoint, a run directory (its newest good one), or
- * the place of an overwrite that was cut short. Opening for everybody starts here.
+ * Which checkpoint is meant: a path may be a checkpoint, a run directory (its newest good one), a
+ * pattern of rank files, or the place of an overwrite that was cut short. Opening for everybody starts here.
  */
 #include "statedict/checkpoint_internal.h"
 
+#include "formats/source.h"
 #include "statedict/commit_internal.h"
 #include "statedict/run_internal.h"
 
@@ -50,10 +51,11 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     int errnum = io->ops->info(io, path, &info);
     if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
         return FSDP_OK;
-    if (errnum < 0)
+    bool is_pattern = errnum == -ENOENT && fsdp_source_is_pattern(path), is_run = false;
+    if (errnum < 0 && !is_pattern)
         return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
-    bool is_run;
-    FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
+    if (!is_pattern)
+        FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
     if (is_run)
         return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
     *path_out = fsdp_strndup(path, strlen(path));

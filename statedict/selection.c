@@ -146,10 +146,22 @@ static bool is_kept(selecting *work, const fsdp_entry *entry)
 
 /* --- what the format cannot hold -------------------------------------------------------------- */
 
+/* A tensor inside a value has its elements in the source, where a value of ours cannot lead. */
+static bool holds_tensor(const fsdp_value *value)
+{
+    bool is_found = value->kind == FSDP_VALUE_TENSOR;
+    bool is_list = value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT;
+    for (size_t i = 0; is_list && !is_found && i < value->as.list.count; i++)
+        is_found = holds_tensor(&value->as.list.items[i]);
+    return is_found;
+}
+
 /* What must be dropped, or NULL: as --drop spells it. */
 static const char *excess_of(const selecting *work, const fsdp_entry *entry, char dtype[40])
 {
     const fsdp_limits *limits = work->limits;
+    if (!limits)
+        return entry->kind == FSDP_ENTRY_VALUE && holds_tensor(&entry->value) ? "opaque" : NULL;
     if (entry->kind == FSDP_ENTRY_VALUE) {
         if (!limits->values)
             return "values";
@@ -177,7 +189,8 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
                                const fsdp_name_list *drops, fsdp_error *err)
 {
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "%s cannot hold everything", work->limits->format);
+    fsdp_text_addf(&text, "%s cannot hold everything",
+                   work->limits ? work->limits->format : "fsdp");
     fsdp_names_tell(names, "that it cannot hold", &text);
     fsdp_text_addf(&text, "; leave out with");
     for (size_t i = 0; i < drops->count; i++)
@@ -193,7 +206,7 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
     fsdp_name_list names = {0}, drops = {0};
     fsdp_status st = FSDP_OK;
-    for (size_t i = 0; work->limits && i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         char dtype[40];
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
         const char *drop =

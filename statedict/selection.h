@@ -18,8 +18,9 @@ typedef struct fsdp_selected {
 typedef struct fsdp_selection fsdp_selection;
 
 /*
- * limits NULL: the native format, which holds everything. FSDP_ERR_USAGE lists what the format cannot
- * hold and how to drop it, or two entries that would get one name; FSDP_DIFFERS: no name matches.
+ * limits NULL: the native format, which holds all but tensors inside values. FSDP_ERR_USAGE lists what
+ * the format cannot hold and how to drop it, or two entries that would get one name; FSDP_DIFFERS: no
+ * name matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, fsdp_selection **selection_out,

@@ -62,6 +62,13 @@ static void add_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *val
     fsdp_text_addf(text, "]}");
 }
 
+static void add_per_rank(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
+{
+    fsdp_text_addf(text, "{\"per_rank\": ");
+    add_list(listing, text, fsdp_value_per_rank(value));
+    fsdp_text_add(text, "}", 1);
+}
+
 static void add_bytes(fsdp_text *text, const fsdp_value *value)
 {
     fsdp_text_addf(text, "{\"bytes\": %zu, \"sha256\": \"", value->as.bytes.size);
@@ -168,7 +175,12 @@ void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
         break;
     case FSDP_VALUE_BYTES: add_bytes(text, value); break;
     case FSDP_VALUE_LIST: add_list(listing, text, value); break;
-    case FSDP_VALUE_DICT: add_dict(listing, text, value); break;
+    case FSDP_VALUE_DICT:
+        if (fsdp_value_per_rank(value))
+            add_per_rank(listing, text, value);
+        else
+            add_dict(listing, text, value);
+        break;
     case FSDP_VALUE_OPAQUE:
     case FSDP_VALUE_CLASS: add_opaque(listing, text, value); break;
     case FSDP_VALUE_INTEGER: add_integer(text, value); break;

@@ -35,6 +35,7 @@ def run(directory):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FSDP_")}
     environment["PATH"] = f"{BUILD}/bin:{BUILD}/tests:{environment['PATH']}"
     environment["PLUGIN"] = str(BUILD / "plugin")
+    environment["GOLDEN"] = str(CASE.parents[2] / "golden")
     environment["LC_ALL"] = "C.UTF-8"
     command = ["bash", str(CASE / "cmd")]
     done = subprocess.run(command, cwd=directory, env=environment, stdin=subprocess.DEVNULL,

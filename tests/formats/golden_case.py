@@ -53,6 +53,11 @@ def listing_problems(expected, path):
     return list(differences(expected, json.loads(ran.stdout)))
 
 
+def set_problems(expected, data):
+    """One of several sets of rank files, by the pattern of its names."""
+    return [f"{expected['files']}: {line}" for line in listing_problems(expected, data / expected["files"])]
+
+
 def unpacked(expected, folder):
     """The case's data, which may be one archive: thousands of files would be slow to check out."""
     if "packed" in expected:
@@ -73,6 +78,8 @@ def main(folder):
         said = [refusal_problem(path, path.name in free) for path in entries]
         left = [name for name in expected.get("must_not_exist", []) if Path(name).exists()]
         return [line for line in said if line] + [f"{name} was created" for name in left]
+    if "sets" in expected:
+        return [line for one in (expected, *expected["sets"].values()) for line in set_problems(one, data)]
     alone = len(entries) == 1 and entries[0].is_file()
     return listing_problems(expected, entries[0] if alone else data)
 

@@ -164,6 +164,12 @@ static fsdp_status add_value(listing *list, const fsdp_value *value, fsdp_error 
         fsdp_text_addf(&list->text, "]");
         return FSDP_OK;
     }
+    if (fsdp_value_per_rank(value)) {
+        fsdp_text_addf(&list->text, "{\"per_rank\": ");
+        FSDP_TRY(add_value(list, fsdp_value_per_rank(value), err));
+        fsdp_text_addf(&list->text, "}");
+        return FSDP_OK;
+    }
     if (value->kind == FSDP_VALUE_DICT)
         return add_dict(list, value, err);
     if (value->kind == FSDP_VALUE_TENSOR) {

@@ -9,9 +9,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from itertools import product
 from pathlib import Path
 
 import numpy
+
+from cases import sources
 
 LIST, COPY, GOLDEN = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 NOT_IN = {
@@ -19,7 +22,7 @@ NOT_IN = {
     "hf": {"c128", "complex32", "bcomplex32"},
     "npz": {"bf16", "complex32", "bcomplex32"},
 }
-GROUPS = ("safetensors", "hf", "npz", "dcp", "torchsave")
+GROUPS = ("safetensors", "hf", "npz", "dcp", "torchsave", "rankfiles", "fsdp1")
 SMALL_SHARDS = 3000
 problems = []
 
@@ -30,11 +33,6 @@ def run(*words):
 
 def listing(path):
     return json.loads(run(LIST, path))
-
-
-def data_of(case):
-    entries = list((case / "data").iterdir())
-    return entries[0] if len(entries) == 1 and entries[0].is_file() else case / "data"
 
 
 def held(tensors, target):
@@ -123,8 +121,7 @@ def main():
             continue
         if told.get("refuse_or_read") or not told["tensors"]:
             continue
-        source = data_of(case)
-        for target in NOT_IN:
+        for source, target in product(sources(case), NOT_IN):
             with tempfile.TemporaryDirectory() as folder:
                 check_copy(case, source, target, Path(folder))
                 copied += 1

@@ -9,12 +9,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cases import sources
 from check_listing import differences
 
 BIN, GOLDEN, FORMAT, GROUPS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+RANKS = ["--world-size", "3"]
 SUFFIX, OPTIONS = {
     "torch": (".pt", []),
-    "dcp": (".dcp", ["--world-size", "3"]),
+    "dcp": (".dcp", RANKS),
+    "fsdp": (".fsdp", RANKS),
     "hdf5": (".h5", []),
 }[FORMAT]
 HOLDS_ALL = FORMAT == "hdf5"
@@ -33,7 +36,7 @@ def listing(path):
 
 def is_opaque(value):
     if isinstance(value, dict):
-        return "opaque" in value or "tensor" in value or any(map(is_opaque, value.values()))
+        return not {"opaque", "tensor", "per_rank"}.isdisjoint(value) or any(map(is_opaque, value.values()))
     return isinstance(value, list) and any(map(is_opaque, value))
 
 
@@ -77,13 +80,11 @@ def problems(source, target):
 def main():
     count, found = 0, []
     with tempfile.TemporaryDirectory() as place:
-        cases = [case for group in GROUPS for case in sorted((GOLDEN / group).glob("*/data"))]
-        for number, data in enumerate(cases):
-            entries = list(data.iterdir())
-            source = entries[0] if len(entries) == 1 and entries[0].is_file() else data
+        cases = [data.parent for group in GROUPS for data in sorted((GOLDEN / group).glob("*/data"))]
+        for number, source in enumerate(path for case in cases for path in sources(case)):
             wrong = problems(source, Path(place) / f"{number}{SUFFIX}")
             count += wrong is not None
-            found += [f"{data.parent.name}: {line}" for line in wrong or []]
+            found += [f"{source.parent.name}/{source.name}: {line}" for line in wrong or []]
     print("\n".join(found) or f"{count} real files are the same as {FORMAT}")
     return 1 if found or count == 0 else 0
 
