@@ -25,7 +25,7 @@ enum {
     FSDP_IO_WRITE = 2,         /* an existing regular file, read and write */
     FSDP_IO_CREATE = 4,        /* a new file (exclusive, no symbolic link followed), read and write */
     FSDP_IO_MODE = 7,
-    FSDP_IO_BENEATH = 8        /* with READ: the last path element must not be a symbolic link */
+    FSDP_IO_BENEATH = 8        /* with READ, WRITE: the last path element must not be a symbolic link */
 };
 
 typedef enum fsdp_file_kind { FSDP_FILE_REGULAR, FSDP_FILE_DIRECTORY, FSDP_FILE_OTHER } fsdp_file_kind;
@@ -35,6 +35,7 @@ typedef struct fsdp_file_info {
     int64_t size;
     int64_t mtime_ns;
     uint64_t device, node;     /* equal for two paths that lead to the same file */
+    bool is_own;               /* of the user that this process acts for, and not everybody may write it */
 } fsdp_file_info;
 
 typedef struct fsdp_space {

@@ -41,7 +41,7 @@ static int open_flags(unsigned flags)
     int common = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
     switch (flags & FSDP_IO_MODE) {
     case FSDP_IO_READ: return common | O_RDONLY | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
-    case FSDP_IO_WRITE: return common | O_RDWR;
+    case FSDP_IO_WRITE: return common | O_RDWR | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
     case FSDP_IO_CREATE: return common | O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
     default: return -1;
     }
@@ -290,6 +290,7 @@ static int posix_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
     info_out->mtime_ns = (int64_t)info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec;
     info_out->device = info.st_dev;
     info_out->node = info.st_ino;
+    info_out->is_own = info.st_uid == geteuid() && (info.st_mode & S_IWOTH) == 0;
     return 0;
 }
 

@@ -524,6 +524,7 @@ static int sim_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
         info_out->mtime_ns = node->mtime_ns;
         info_out->device = (uintptr_t)disk;
         info_out->node = (uintptr_t)node;
+        info_out->is_own = true;
     }
     return unlock_disk(disk, result);
 }

@@ -224,10 +224,15 @@ static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int
 
 /* --- files ------------------------------------------------------------------------------------ */
 
+static void name_file(char *out, size_t room, int rank)
+{
+    snprintf(out, room, "__%d_0.distcp", rank);
+}
+
 static fsdp_status rank_path(const fsdp_target *target, int rank, char **path_out, fsdp_error *err)
 {
     char name[32];
-    snprintf(name, sizeof name, "__%d_0.distcp", rank);
+    name_file(name, sizeof name, rank);
     *path_out = fsdp_path_join(target->path, name);
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }
@@ -393,6 +398,23 @@ static fsdp_status write_piece(const fsdp_target *target, size_t entry, size_t b
     return st;
 }
 
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    const fsdp_target_entry *declared = &target->plan.entries[entry];
+    const dcp_written *item = &target->plan.items[target->plan.first[entry] + box];
+    fsdp_box whole = dcp_item_box(declared, box);
+    box_archive archive = {0};
+    *place_out = (fsdp_target_place){.offset = item->offset};
+    name_file(place_out->file, sizeof place_out->file, item->rank);
+    if (item->size == 0)
+        return FSDP_OK;
+    fsdp_status st = make_archive(&archive, declared->dtype, &whole, err);
+    place_out->offset += archive.records[TORCH_LEADING].data;
+    fsdp_pickler_release(&archive.pickler);
+    return st;
+}
+
 static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
                          int64_t count, const void *data, fsdp_error *err)
 {
@@ -478,7 +500,7 @@ static bool owns(const char *name)
     return strcmp(name, ".distcp") == 0;
 }
 
-static const fsdp_target_ops ops = {measure, create, write, finish, discard};
+static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
 const fsdp_target_format fsdp_dcp_target = {
     .limits = {.format = "dcp",

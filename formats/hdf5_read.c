@@ -148,16 +148,36 @@ static fsdp_status fetch_cells(const cell_walk *walk)
 }
 
 /* libhdf5 holds a chunk as it is stored and as it is unpacked. */
-static fsdp_status check_memory(const cell_walk *walk)
+static fsdp_status check_chunk(const hdf5_state *state, const fsdp_h5_tensor *stored,
+                               fsdp_error *err)
 {
-    int64_t memory = fsdp_source_memory(walk->state->source), needed = walk->stored->chunk_bytes;
+    int64_t memory = fsdp_source_memory(state->source), needed = stored->chunk_bytes;
     if (needed <= memory)
         return FSDP_OK;
     int64_t mebibytes = (needed + (1 << 20) - 1) >> 20;
-    return fsdp_fail(walk->err, FSDP_ERR_LIMIT,
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
                      "one chunk has %" PRId64 " bytes and cannot be read in parts: --mem %" PRId64
                      "M would do",
                      needed, mebibytes);
+}
+
+static fsdp_status blame_dataset(const hdf5_state *state, const fsdp_source_tensor *tensor,
+                                 fsdp_status status, fsdp_error *err)
+{
+    char shown[200];
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "'%s': dataset '%s'", fsdp_source_path(state->source),
+                          fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown));
+    return status;
+}
+
+static fsdp_status check_memory(void *user, size_t number, fsdp_error *err)
+{
+    const hdf5_state *state = user;
+    if (number >= state->tensors.count)
+        return FSDP_OK;
+    return blame_dataset(state, fsdp_source_tensor_at(state->source, number),
+                         check_chunk(state, &state->tensors.items[number], err), err);
 }
 
 static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void *data,
@@ -174,7 +194,7 @@ static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void
                       .element_size = fsdp_dtype_size(tensor->dtype),
                       .data = data,
                       .err = err};
-    fsdp_status status = check_memory(&walk);
+    fsdp_status status = check_chunk(state, walk.stored, err);
     if (status == FSDP_OK) {
         walk.piece = fsdp_alloc_pages(FSDP_H5_SAID_ROOM);
         if (!walk.piece)
@@ -185,11 +205,7 @@ static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void
         status = fetch_cells(&walk);
     }
     fsdp_free(walk.piece);
-    char shown[200];
-    if (status != FSDP_OK)
-        fsdp_error_prefix(err, "'%s': dataset '%s'", fsdp_source_path(state->source),
-                          fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown));
-    return status;
+    return blame_dataset(state, tensor, status, err);
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */
@@ -202,7 +218,8 @@ static void close_state(void *user)
     fsdp_free(state);
 }
 
-static const fsdp_source_ops ops = {.read = read_box, .close = close_state};
+static const fsdp_source_ops ops = {
+    .read = read_box, .check_memory = check_memory, .close = close_state};
 
 static fsdp_status read_file(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
 {

@@ -251,6 +251,11 @@ fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
     return target->format->lay_out(target, err);
 }
 
+bool fsdp_packed_is_directory(const fsdp_packed *target)
+{
+    return target->format->is_directory;
+}
+
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
 {
     const target_tensor *tensor = &target->tensors[number];

@@ -68,6 +68,7 @@ typedef struct fsdp_packed_place {
     const char *path;          /* of the file */
     int64_t offset, size;
 } fsdp_packed_place;
+bool fsdp_packed_is_directory(const fsdp_packed *target);
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 
 /* Elements [first, first + count) of a tensor; each is written once. Any thread. */

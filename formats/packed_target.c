@@ -117,6 +117,19 @@ static void discard(fsdp_target *target)
     release(target);
 }
 
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    fsdp_packed_place lies = fsdp_packed_place_of(target->packed, target->numbers[entry]);
+    const char *name = fsdp_packed_is_directory(target->packed) ? strrchr(lies.path, '/') + 1 : "";
+    (void)box; /* the whole tensor */
+    if ((size_t)snprintf(place_out->file, sizeof place_out->file, "%s", name) >=
+        sizeof place_out->file)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is too long a name", lies.path);
+    place_out->offset = lies.offset;
+    return FSDP_OK;
+}
+
 /* --- one table for each ----------------------------------------------------------------------- */
 
 static fsdp_status measure_safetensors(const fsdp_target_opts *opts, int64_t *files_out,
@@ -167,10 +180,12 @@ static bool hf_owns(const char *name)
     return strcmp(name, same) == 0;
 }
 
-static const fsdp_target_ops safetensors_ops = {measure_safetensors, create_safetensors,
-                                                write_elements, finish, discard};
-static const fsdp_target_ops hf_ops = {measure_hf, create_hf, write_elements, finish, discard};
-static const fsdp_target_ops npz_ops = {measure_npz, create_npz, write_elements, finish, discard};
+static const fsdp_target_ops safetensors_ops = {
+    measure_safetensors, create_safetensors, write_elements, finish, discard, place};
+static const fsdp_target_ops hf_ops = {measure_hf, create_hf, write_elements,
+                                       finish,     discard,   place};
+static const fsdp_target_ops npz_ops = {measure_npz, create_npz, write_elements,
+                                        finish,      discard,    place};
 
 static bool safetensors_holds(fsdp_dtype dtype)
 {

@@ -95,6 +95,8 @@ const char *fsdp_source_path(const fsdp_source *source);
 size_t fsdp_source_file_count(const fsdp_source *source);
 const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
+/* As it was when it was opened. */
+const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
 
 /* Members of the listing that are neither tensors nor values: "metadata" of safetensors, "attributes" of
  * HDF5: a JSON text, or NULL. */
@@ -117,6 +119,19 @@ fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box 
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
 int64_t fsdp_source_memory(const fsdp_source *source);
+
+/*
+ * What is to be read, told beforehand (source_spool.c): the tensor whole, in row-major order. `repeated`:
+ * again and again, or in parts that are no runs of that order. Streams that this would decode many times over
+ * are spooled when they are first read. FSDP_ERR_LIMIT when it takes more memory than there may be. Call
+ * after fsdp_source_set_memory and before the first read.
+ */
+fsdp_status fsdp_source_announce(fsdp_source *source, size_t tensor, bool repeated, fsdp_error *err);
+/* How many threads may read at once, so that each finds what it had decoded of its stream, and how many bytes
+ * behind the foremost one they may be together. INT_MAX and INT64_MAX where no stream is larger than that. */
+void fsdp_source_reading_limits(const fsdp_source *source, int *threads_out, int64_t *bytes_out);
+/* Bytes that what was announced puts into spools. */
+int64_t fsdp_source_spool_bytes(const fsdp_source *source);
 
 /* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
  * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */
@@ -142,6 +157,8 @@ typedef struct fsdp_source_ops {
      * them. The format answers for the place. */
     fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
                          fsdp_error *err);
+    /* FSDP_ERR_LIMIT when read would need more memory than the source may have. NULL: never. */
+    fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
     /* Checks of the format's own, counted behind those of the source. Both NULL: none. */
     size_t (*check_count)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);

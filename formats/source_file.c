@@ -27,6 +27,11 @@ int64_t fsdp_source_file_size(const fsdp_source *source, size_t number)
     return source->files[number].info.size;
 }
 
+const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number)
+{
+    return &source->files[number].info;
+}
+
 /* --- links ------------------------------------------------------------------------------------ */
 
 static bool same_node(const fsdp_file_info *a, const fsdp_file_info *b)

@@ -99,6 +99,12 @@ int64_t fsdp_chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element
 /* --- source_stream.c --- */
 
 int64_t fsdp_packed_stored(const packed_stream *stream);
+int64_t fsdp_packed_size(const packed_stream *stream);
+/* Bytes of memory that decoding it keeps: all of them, or the last ones. */
+int64_t fsdp_packed_room(const fsdp_source *source, const packed_stream *stream);
+/* It is spooled at its first read. */
+void fsdp_packed_expect_spool(packed_stream *stream);
+bool fsdp_packed_is_for_spool(const packed_stream *stream);
 void fsdp_packed_free(packed_stream *stream);   /* the struct itself is the arena's */
 /* Decodes to the end, which checks size and CRC. */
 fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_error *err);

@@ -1,7 +1,8 @@
 /*
  * Packed streams of a source: bytes that can only be had by decoding from the beginning. The last part of
  * what was decoded is kept in a ring, so that threads which read onwards share one decode; a reader that
- * goes back further makes the stream begin anew, and at last it is spooled into a file without a name.
+ * goes back further makes the stream begin anew, and at last it is spooled into a file without a name; at
+ * once when that was foreseen (source_spool.c).
  */
 #include "formats/source_internal.h"
 #include "kernels/kernels.h"
@@ -32,7 +33,8 @@ struct packed_stream {
     bool has_ended; /* the decoder says so */
     uint32_t crc;
     int restarts;
-    uint64_t turn; /* of its last use */
+    bool is_for_spool; /* announced: it would be decoded many times over */
+    uint64_t turn;     /* of its last use */
     fsdp_file *spool;
     char *spool_path; /* for messages: it has no name any more */
 };
@@ -45,6 +47,21 @@ int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
 int64_t fsdp_packed_stored(const packed_stream *stream)
 {
     return stream->where.stored;
+}
+
+int64_t fsdp_packed_size(const packed_stream *stream)
+{
+    return stream->where.size;
+}
+
+void fsdp_packed_expect_spool(packed_stream *stream)
+{
+    stream->is_for_spool = true;
+}
+
+bool fsdp_packed_is_for_spool(const packed_stream *stream)
+{
+    return stream->is_for_spool;
 }
 
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory)
@@ -108,11 +125,12 @@ static void make_room(fsdp_source *source, const packed_stream *owner, int64_t w
         if (!oldest)
             return;
         stop_decoding(source, oldest);
+        oldest->restarts++; /* it will have to begin anew */
         pthread_mutex_unlock(&oldest->lock);
     }
 }
 
-static int64_t ring_room(const fsdp_source *source, const packed_stream *stream)
+int64_t fsdp_packed_room(const fsdp_source *source, const packed_stream *stream)
 {
     int64_t most = source->stream_memory / 4;
     if (most < LEAST_RING)
@@ -135,7 +153,7 @@ static bool init_decoder(packed_stream *stream)
 static fsdp_status start_decoding(fsdp_source *source, packed_stream *stream, fsdp_error *err)
 {
     pthread_mutex_lock(&source->lock);
-    stream->room = ring_room(source, stream);
+    stream->room = fsdp_packed_room(source, stream);
     make_room(source, stream, stream->room);
     source->stream_used += stream->room;
     pthread_mutex_unlock(&source->lock);
@@ -332,12 +350,16 @@ static fsdp_status spool(fsdp_source *source, packed_stream *stream, fsdp_error 
 /* Makes sure that the byte at offset is in the ring, or the stream in a spool. */
 static fsdp_status seek(fsdp_source *source, packed_stream *stream, int64_t offset, fsdp_error *err)
 {
+    if (stream->is_for_spool)
+        return spool(source, stream, err);
     int64_t kept = stream->decoded < stream->room ? stream->decoded : stream->room;
     if (stream->is_decoding && offset < stream->decoded - kept) {
         if (stream->restarts++ >= FREE_RESTARTS)
             return spool(source, stream, err);
         restart(source, stream);
     }
+    if (!stream->is_decoding && stream->restarts > FREE_RESTARTS)
+        return spool(source, stream, err);
     if (!stream->is_decoding)
         FSDP_TRY(start_decoding(source, stream, err));
     while (stream->decoded <= offset) {
@@ -394,7 +416,9 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
     packed_stream *stream = source->streams[number];
     pthread_mutex_lock(&stream->lock);
     fsdp_status status = FSDP_OK;
-    if (!stream->spool && !(stream->is_decoding && stream->decoded == stream->where.size)) {
+    if (stream->is_for_spool && !stream->spool)
+        status = spool(source, stream, err); /* which checks as it decodes */
+    else if (!stream->spool && !(stream->is_decoding && stream->decoded == stream->where.size)) {
         if (!stream->is_decoding)
             status = start_decoding(source, stream, err);
         if (status == FSDP_OK && stream->where.size == 0)

@@ -65,6 +65,12 @@ typedef struct fsdp_target_opts {
 /* Its state is the format's own. */
 typedef struct fsdp_target fsdp_target;
 
+/* Where a box lies: its elements are one run there. */
+typedef struct fsdp_target_place {
+    char file[80];             /* name in the directory, "" for formats of one file */
+    int64_t offset;
+} fsdp_target_place;
+
 typedef struct fsdp_target_ops {
     /* Files and bytes that create and write would make. io and path are not used. */
     fsdp_status (*measure)(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
@@ -78,6 +84,10 @@ typedef struct fsdp_target_ops {
     fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
     /* Closes and frees; what was written stays for the caller to remove. */
     void (*discard)(fsdp_target *target);
+    /* Known from create on. NULL for a format that cannot tell: its plan has no places, and what was
+     * written before a kill is written again. */
+    fsdp_status (*place)(const fsdp_target *target, size_t entry, size_t box, fsdp_target_place *place_out,
+                         fsdp_error *err);
 } fsdp_target_ops;
 
 typedef struct fsdp_target_format {

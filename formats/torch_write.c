@@ -223,7 +223,17 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
     return st;
 }
 
-static const fsdp_target_ops ops = {measure, create, write, finish, discard};
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    (void)box;
+    (void)err;
+    *place_out = (fsdp_target_place){
+        .offset = target->records[TORCH_LEADING + target->storage_of[entry]].data};
+    return FSDP_OK;
+}
+
+static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
 const fsdp_target_format fsdp_torch_target = {
     .limits = {.format = "torch", .values = true, .holds_dtype = torch_holds_dtype},

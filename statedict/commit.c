@@ -7,7 +7,9 @@
 #include "base/flow.h"
 #include "base/mem.h"
 #include "statedict/ctl_backend.h"
+#include "statedict/leftovers.h"
 #include "statedict/manifest.h"
+#include "statedict/resume.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,12 +18,6 @@
 enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
 
 /* --- begin ------------------------------------------------------------------------------------ */
-
-static bool finish_delete(void *user, const char *path)
-{
-    (void)fsdp_io_remove_tree(user, path, NULL);
-    return true;
-}
 
 /* Renames `path` to a name that says what is to happen to it, then removes it. */
 fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
@@ -39,40 +35,6 @@ fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, co
         status = fsdp_io_remove_tree(io, aside, err);
     fsdp_free(aside);
     return status;
-}
-
-/*
- * An overwrite was killed after it exchanged the two: the old one stands under the staging's name. A
- * staging keeps its marker until it is DIR, so a manifest without one says so.
- */
-static bool is_exchanged(const fsdp_staging *staging, const char *path)
-{
-    fsdp_io *io = staging->io;
-    return fsdp_marker_look(io, path, FSDP_MARKER_SAVING) == FSDP_MARKER_MISSING &&
-           fsdp_marker_look(io, path, FSDP_MARKER_PUBLISHING) == FSDP_MARKER_MISSING &&
-           fsdp_has_manifest(io, path) && fsdp_has_manifest(io, staging->target) &&
-           fsdp_io_sync_dir(io, staging->parent, NULL) == FSDP_OK;
-}
-
-/* The staging of a save whose process is dead. Under another name first, so that a half of it that
- * stays needs no marker to be known for what it is. */
-static bool remove_abandoned(void *user, const char *path)
-{
-    const fsdp_staging *staging = user;
-    fsdp_file *marker;
-    if (fsdp_marker_take_over(staging->io, path, FSDP_MARKER_SAVING, &marker) ||
-        fsdp_marker_take_over(staging->io, path, FSDP_MARKER_PUBLISHING, &marker) ||
-        is_exchanged(staging, path))
-        (void)fsdp_delete_as(staging->io, path, staging->parent, staging->target, NULL);
-    (void)fsdp_io_close(&marker, path, NULL);
-    return true;
-}
-
-static void remove_leftovers(fsdp_staging *staging)
-{
-    fsdp_io *io = staging->io;
-    (void)fsdp_beside_each(io, staging->target, FSDP_SUFFIX_DELETING, finish_delete, io);
-    (void)fsdp_beside_each(io, staging->target, FSDP_SUFFIX_STAGING, remove_abandoned, staging);
 }
 
 static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
@@ -100,23 +62,38 @@ static fsdp_status enter_run(fsdp_staging *staging, fsdp_error *err)
     return fsdp_lease_take(staging->io, staging->parent, &staging->lease, err);
 }
 
-static fsdp_status prepare(fsdp_staging *staging, const char *dir, bool held, fsdp_error *err)
+/* What is written last and may be there already. The shard files stay. */
+static void remove_published(const fsdp_staging *staging)
+{
+    static const char *const names[] = {FSDP_MANIFEST_NAME, FSDP_MANIFEST_TEMPORARY, FSDP_VIEW_NAME,
+                                        FSDP_VIEW_TEMPORARY};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        fsdp_marker_remove(staging->io, staging->path, names[i]);
+}
+
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, bool held, const char *hash,
+                           fsdp_error *err)
 {
     FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
     if (!held)
         FSDP_TRY(enter_run(staging, err));
     FSDP_TRY(fsdp_place_recover(staging->io, staging->target, err));
     FSDP_TRY(fsdp_place_check(staging->io, dir, staging->overwrite, err));
-    remove_leftovers(staging);
-    return make_staging(staging, err);
+    fsdp_leftovers_clear(staging->io, staging->target, staging->parent, hash, &staging->path,
+                         &staging->marker);
+    if (!staging->path)
+        return make_staging(staging, err);
+    staging->is_taken_up = true;
+    remove_published(staging);
+    return FSDP_OK;
 }
 
 static fsdp_status begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, bool held,
-                         fsdp_staging *staging_out, fsdp_error *err)
+                         const char *hash, fsdp_staging *staging_out, fsdp_error *err)
 {
     *staging_out =
         (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-    fsdp_status status = prepare(staging_out, dir, held, err);
+    fsdp_status status = prepare(staging_out, dir, held, hash, err);
     if (status != FSDP_OK)
         fsdp_staging_release(staging_out);
     return status;
@@ -125,13 +102,19 @@ static fsdp_status begin(fsdp_io *io, const char *dir, bool durable, bool overwr
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                fsdp_staging *staging_out, fsdp_error *err)
 {
-    return begin(io, dir, durable, overwrite, false, staging_out, err);
+    return begin(io, dir, durable, overwrite, false, NULL, staging_out, err);
 }
 
 fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                     fsdp_staging *staging_out, fsdp_error *err)
 {
-    return begin(io, dir, durable, overwrite, true, staging_out, err);
+    return begin(io, dir, durable, overwrite, true, NULL, staging_out, err);
+}
+
+fsdp_status fsdp_staging_resume(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                                const char *hash, fsdp_staging *staging_out, fsdp_error *err)
+{
+    return begin(io, dir, durable, overwrite, false, hash, staging_out, err);
 }
 
 /* --- at work ---------------------------------------------------------------------------------- */
@@ -365,6 +348,8 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
                                  fsdp_error *err)
 {
     FSDP_TRY(write_manifest(staging, manifest, size, err));
+    if (staging->has_notes)
+        fsdp_marker_remove(staging->io, staging->path, FSDP_RESUME_NAME);
     if (staging->lease)
         FSDP_TRY(fsdp_lease_refresh(staging->lease, err));
     bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);

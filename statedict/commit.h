@@ -24,6 +24,8 @@ typedef struct fsdp_staging {
     fsdp_watch watch;          /* the caller's, see fsdp_staging_watch */
     bool durable;
     bool overwrite;
+    bool is_taken_up;          /* it was left by another one, see fsdp_staging_resume */
+    bool has_notes;            /* it holds a .resume, which is not published */
 } fsdp_staging;
 
 /*
@@ -32,6 +34,10 @@ typedef struct fsdp_staging {
  */
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                fsdp_staging *staging_out, fsdp_error *err);
+/* The same, and goes on in the staging directory that a dead conversion with that plan left, if there is one;
+ * hash NULL: as begin. */
+fsdp_status fsdp_staging_resume(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
+                                fsdp_staging *staging_out, fsdp_error *err);
 /* The same for a caller that holds the run's lease. */
 fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                     fsdp_staging *staging_out, fsdp_error *err);

@@ -14,20 +14,18 @@
  * To format "hdf5" it is the same with one full file, which becomes a checkpoint of its own at the
  * end (one_file.c) and has the place of an exported file (export_commit.c) instead of a directory's.
  */
-#include "statedict/checkpoint_internal.h"
-#include "statedict/commit.h"
+#include "statedict/convert_internal.h"
+
 #include "statedict/commit_internal.h"
 #include "statedict/export.h"
 #include "statedict/export_commit.h"
 #include "statedict/foreign.h"
 #include "statedict/layout_internal.h"
-#include "statedict/one_file.h"
-#include "statedict/publish.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
 
+#include "base/io_reuse.h"
 #include "base/pool.h"
-#include <fsdp/convert.h>
 
 #include <inttypes.h>
 #include <string.h>
@@ -38,27 +36,6 @@ enum {
     CHUNK_LEAST = 64 << 10,
     BUFFERS_LEAST = 8 << 20
 };
-
-typedef struct convert_job {
-    const fsdp_convert_opts *opts;
-    fsdp_io *io;
-    fsdp_checkpoint *from;
-    fsdp_mesh *mesh;
-    int world, file_count, threads;
-    int64_t slab_bytes, chunk_bytes;
-    fsdp_sd *sd;    /* the target's description */
-    size_t *source; /* per target entry: entry of the source */
-    int *owners;
-    int first_file, end_file, group_files; /* the group at work, and the most files of one */
-    fsdp_save_plan *plans;                 /* per file */
-    fsdp_shard_writer **writers;
-    fsdp_shard_seal *seals;
-    fsdp_encoder *encoder;
-    fsdp_staging staging;
-    fsdp_export_place place; /* instead, for one file: its format is not NULL */
-    fsdp_watch watch;        /* the caller's, which also keeps the lease of a run */
-    fsdp_meter meter;
-} convert_job;
 
 /* --- the target ------------------------------------------------------------------------------- */
 
@@ -151,6 +128,10 @@ static void divide_memory(convert_job *job)
     int64_t finishing = memory / 4 / finish_room(job);
     if (finishing < job->threads)
         job->threads = finishing < 1 ? 1 : (int)finishing;
+    int most;
+    int64_t apart;
+    fsdp_foreign_reading_limits(job->from, &most, &apart);
+    job->threads = most < job->threads ? most : job->threads;
     memory -= fixed_room(job);
     if (memory < BUFFERS_LEAST)
         memory = BUFFERS_LEAST;
@@ -158,23 +139,64 @@ static void divide_memory(convert_job *job)
     int64_t files = memory / 4 / file_room(job);
     job->group_files = files < 1 ? 1 : files > job->file_count ? job->file_count : (int)files;
     int64_t slab = (for_slabs - fsdp_getter_bytes(encoded) * job->threads) / job->threads;
+    slab = slab < apart ? slab : apart;
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
     /* Encoders hold four chunks a thread, twice; a chunk in part may wait in every file. */
     int64_t chunk = memory / 2 / (8 * job->threads + job->group_files);
     job->chunk_bytes = FSDP_CHUNK_BYTES;
     while (job->chunk_bytes > chunk && job->chunk_bytes > CHUNK_LEAST)
         job->chunk_bytes /= 2;
+    if (job->opts->chunk_bytes > 0)
+        job->chunk_bytes = job->opts->chunk_bytes;
 }
 
-static fsdp_status open_source(convert_job *job, const char *from, fsdp_convert_plan *plan,
-                               fsdp_error *err)
+/* A slab is read in the pieces of its boxes, a column at a time when they are columns; a group reads all. */
+static fsdp_status announce_reading(convert_job *job, fsdp_error *err)
+{
+    int threads;
+    int64_t apart;
+    fsdp_foreign_reading_limits(job->from, &threads, &apart);
+    bool columns = job->file_count > 1 && job->opts->shard_dim > 0 && job->slab_bytes > apart;
+    bool repeated = columns || job->group_files < job->file_count;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
+        if (fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR)
+            FSDP_TRY(fsdp_foreign_announce(job->from, job->source[i], repeated, err));
+    return FSDP_OK;
+}
+
+static fsdp_planned plan_of(const convert_job *job, const char *to)
+{
+    return (fsdp_planned){.from = job->from,
+                          .to = to,
+                          .opts = job->opts,
+                          .chunk_bytes = job->chunk_bytes,
+                          .sd = job->sd,
+                          .source = job->source};
+}
+
+static fsdp_status check_chunk(const fsdp_convert_opts *opts, fsdp_error *err)
+{
+    int64_t chunk = opts->chunk_bytes;
+    if (chunk == 0 || (chunk >= CHUNK_LEAST && chunk <= FSDP_CHUNK_BYTES))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "chunks of %" PRId64 " bytes: %d to %d are allowed",
+                     chunk, (int)CHUNK_LEAST, (int)FSDP_CHUNK_BYTES);
+}
+
+static fsdp_status open_source(convert_job *job, const char *from, const char *to,
+                               fsdp_convert_plan *plan, fsdp_error *err)
 {
     FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
+    FSDP_TRY(check_chunk(job->opts, err));
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
     FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
     FSDP_TRY(describe_target(job, plan, err));
+    FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     divide_memory(job);
-    return FSDP_OK;
+    FSDP_TRY(announce_reading(job, err));
+    plan->bytes_spooled = fsdp_foreign_spool_bytes(job->from);
+    fsdp_planned planned = plan_of(job, to);
+    return fsdp_plan_identify(&planned, job->hash, err);
 }
 
 static int64_t peak_memory(const convert_job *job)
@@ -214,7 +236,10 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
     fsdp_volume volume = {.kind = job->opts->kind,
                           .world = job->file_count,
                           .compress = job->opts->compress,
-                          .with_view = !job->opts->no_view};
+                          .with_view = !job->opts->no_view,
+                          .more = plan->bytes_spooled};
+    if (job->opts->resume)
+        volume.more -= fsdp_resume_bytes(job->io, to, job->hash);
     fsdp_status st = fsdp_require_space(job->io, to, job->sd, &volume, &space, err);
     plan->free_bytes = space.free_bytes;
     return st;
@@ -272,34 +297,19 @@ static fsdp_status check_before(const convert_job *job, const char *to, fsdp_con
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-static char *staged_path(const convert_job *job, int file)
-{
-    char name[FSDP_SHARD_NAME_SIZE];
-    if (job->place.format)
-        return fsdp_strndup(job->place.path, strlen(job->place.path));
-    fsdp_shard_name(file, job->file_count, name);
-    return fsdp_path_join(job->staging.path, name);
-}
-
-static fsdp_shard_id file_id(const convert_job *job, int file)
-{
-    fsdp_shard_id id = {
-        .step = job->from->manifest.step, .rank = (uint32_t)file, .world = (uint32_t)job->world};
-    memcpy(id.run, job->from->manifest.run, sizeof id.run);
-    return id;
-}
-
 static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
 {
     fsdp_save_plan *plan = &job->plans[file];
     FSDP_TRY(fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, file, plan,
                             err));
-    char *path = staged_path(job, file);
+    char *path = fsdp_convert_staged_path(job, file);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_shard_opts opts = {.io = job->io,
+    if (job->opts->compress && job->staging.is_taken_up) /* its half cannot be gone on with */
+        (void)job->io->ops->unlink(job->io, path);
+    fsdp_shard_opts opts = {.io = job->reuse && !job->opts->compress ? job->reuse : job->io,
                             .path = path,
-                            .id = file_id(job, file),
+                            .id = fsdp_convert_file_id(job, file),
                             .encode = job->opts->compress,
                             .level = job->opts->level,
                             .chunk_bytes = job->chunk_bytes,
@@ -319,7 +329,8 @@ static fsdp_status prepare_files(convert_job *job, fsdp_error *err)
     job->plans = fsdp_alloc(n, sizeof *job->plans);
     job->writers = fsdp_alloc(n, sizeof *job->writers);
     job->seals = fsdp_alloc(n, sizeof *job->seals);
-    if (!job->plans || !job->writers || !job->seals)
+    job->is_kept = fsdp_alloc(n, sizeof *job->is_kept);
+    if (!job->plans || !job->writers || !job->seals || !job->is_kept)
         return fsdp_fail_memory(err, "a conversion");
     if (job->opts->compress)
         return fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes, &job->encoder,
@@ -334,6 +345,8 @@ static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
     fsdp_shard_writer *writer = job->writers[file];
     job->writers[file] = NULL;
     fsdp_status st = fsdp_shard_finish(writer, &job->seals[file], err);
+    if (st == FSDP_OK)
+        fsdp_resume_put(&job->notes, (int64_t)file, &job->seals[file], sizeof *job->seals);
     fsdp_save_plan_release(&job->plans[file]);
     return st;
 }
@@ -466,38 +479,27 @@ static fsdp_status move_tensors(convert_job *job, fsdp_error *err)
     return fsdp_parallel(workers, (size_t)workers, convert_worker, &work, err);
 }
 
-/* --- reading back ----------------------------------------------------------------------------- */
+/* --- the beginning ----------------------------------------------------------------------------- */
 
-static fsdp_status check_block(convert_job *job, fsdp_getter *getter, fsdp_shard_reader *reader,
-                               const fsdp_stored_box *box, int64_t block, fsdp_error *err)
+static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
 {
-    int64_t first, count;
-    FSDP_TRY(fsdp_check_block(getter, reader, box, block, err));
-    fsdp_block_range(box, block, &first, &count);
-    return fsdp_meter_add(&job->meter, count * (int64_t)box->element_size, box->name,
-                          box->name_size, err);
-}
-
-static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
-{
-    convert_job *job = user;
-    size_t file = (size_t)job->first_file + number;
-    fsdp_shard_reader *reader = NULL;
-    fsdp_getter getter = {0};
-    fsdp_shard_id id = file_id(job, (int)file);
-    char *path = staged_path(job, (int)file);
-    if (!path)
-        return fsdp_fail_memory(err, "a path");
-    fsdp_status st = fsdp_shard_open(job->io, path, &job->seals[file], &id, &reader, err);
-    for (size_t i = 0; st == FSDP_OK && i < fsdp_shard_box_count(reader); i++) {
-        const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
-        for (int64_t block = 0; st == FSDP_OK && block < box->block_count; block++)
-            st = check_block(job, &getter, reader, box, block, err);
-    }
-    fsdp_getter_release(&getter);
-    fsdp_shard_close(reader);
-    fsdp_free(path);
-    return st;
+    const fsdp_convert_opts *opts = job->opts;
+    fsdp_staging *staging = &job->staging;
+    job->watch = opts->watch;
+    if (job->place.format && opts->resume) /* its one file is finished last of all */
+        fsdp_resume_tell(&opts->watch, NULL);
+    if (job->place.format)
+        return fsdp_export_begin(&job->place, to, err);
+    FSDP_TRY(fsdp_staging_resume(job->io, to, !opts->no_sync, opts->overwrite,
+                                 opts->resume ? job->hash : NULL, staging, err));
+    fsdp_resume_begin(&job->notes, job->io, staging->path, job->hash, job->file_count,
+                      staging->is_taken_up);
+    staging->has_notes = true;
+    job->watch = fsdp_staging_watch(staging, &opts->watch);
+    if (!opts->resume)
+        return FSDP_OK;
+    fsdp_resume_tell(&opts->watch, staging->is_taken_up ? staging->path : NULL);
+    return fsdp_io_reuse_create(job->io, &job->reuse, err);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -511,7 +513,20 @@ static fsdp_status convert_group(convert_job *job, fsdp_error *err)
     FSDP_TRY(fsdp_parallel(job->threads, count, finish_file, job, err));
     if (job->opts->no_verify)
         return FSDP_OK;
-    return fsdp_parallel(job->threads, count, check_file, job, err);
+    return fsdp_parallel(job->threads, count, fsdp_convert_check_file, job, err);
+}
+
+/* The next files that lie together and are not there yet; false behind the last. */
+static bool next_group(convert_job *job)
+{
+    int first = job->end_file;
+    while (first < job->file_count && job->is_kept[first])
+        first++;
+    job->first_file = job->end_file = first;
+    while (job->end_file < job->file_count && !job->is_kept[job->end_file] &&
+           job->end_file - first < job->group_files)
+        job->end_file++;
+    return job->end_file > first;
 }
 
 static fsdp_status convert_files(convert_job *job, int64_t bytes, fsdp_error *err)
@@ -519,87 +534,28 @@ static fsdp_status convert_files(convert_job *job, int64_t bytes, fsdp_error *er
     /* what is read back counts as well */
     fsdp_meter_init(&job->meter, &job->watch, job->opts->no_verify ? bytes : 2 * bytes);
     FSDP_TRY(prepare_files(job, err));
-    for (int first = 0; first < job->file_count; first = job->end_file) {
-        int left = job->file_count - first;
-        job->first_file = first;
-        job->end_file = first + (left < job->group_files ? left : job->group_files);
+    if (job->staging.is_taken_up)
+        FSDP_TRY(fsdp_convert_keep_files(job, err));
+    while (next_group(job))
         FSDP_TRY(convert_group(job, err));
-    }
+    if (job->staging.is_taken_up)
+        fsdp_resume_tell_kept(&job->opts->watch, job->kept_bytes + fsdp_io_reuse_kept(job->reuse));
     return FSDP_OK;
-}
-
-static fsdp_manifest target_manifest(const convert_job *job)
-{
-    fsdp_manifest manifest = job->from->manifest;
-    manifest.kind = job->opts->kind;
-    manifest.world = job->world;
-    manifest.owners = FSDP_OWNERS_BALANCED;
-    manifest.compressed = job->opts->compress;
-    manifest.sd = job->sd;
-    manifest.file_count = job->file_count;
-    return manifest;
-}
-
-static fsdp_status publish(convert_job *job, fsdp_error *err)
-{
-    fsdp_publication publication = {.staging = &job->staging,
-                                    .manifest = target_manifest(job),
-                                    .seals = job->seals,
-                                    .owners = job->owners,
-                                    .with_view = !job->opts->no_view,
-                                    .watch = &job->watch};
-    return fsdp_publish(&publication, err);
-}
-
-/* The data was read back; here it is that the file is found to be a checkpoint. */
-static fsdp_status check_one_file(const convert_job *job, fsdp_error *err)
-{
-    fsdp_checkpoint *written = NULL;
-    FSDP_TRY(fsdp_checkpoint_open(job->place.path, job->io, &written, err));
-    bool same =
-        written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
-    fsdp_checkpoint_close(written);
-    return same ? FSDP_OK
-                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not come back as it was written",
-                            job->place.path);
-}
-
-static fsdp_status publish_file(convert_job *job, fsdp_error *err)
-{
-    const fsdp_shard_seal *seal = &job->seals[0];
-    fsdp_manifest manifest = target_manifest(job);
-    fsdp_manifest_file file = {seal->size, seal->index_offset, seal->index_size, seal->index_hash};
-    manifest.files = &file;
-    FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
-    if (!job->opts->no_verify)
-        FSDP_TRY(check_one_file(job, err));
-    return fsdp_export_publish(&job->place, err);
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
-{
-    job->watch = job->opts->watch;
-    if (job->place.format)
-        return fsdp_export_begin(&job->place, to, err);
-    FSDP_TRY(fsdp_staging_begin(job->io, to, !job->opts->no_sync, job->opts->overwrite,
-                                &job->staging, err));
-    job->watch = fsdp_staging_watch(&job->staging, &job->opts->watch);
-    return FSDP_OK;
-}
-
 static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
 {
     fsdp_convert_plan plan = {.free_bytes = -1};
-    FSDP_TRY(open_source(job, from, &plan, err));
+    FSDP_TRY(open_source(job, from, to, &plan, err));
     count_work(job, &plan);
     FSDP_TRY(check_before(job, to, &plan, err));
     FSDP_TRY(begin(job, to, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     FSDP_TRY(convert_files(job, plan.bytes_read, err));
-    return job->place.format ? publish_file(job, err) : publish(job, err);
+    return job->place.format ? fsdp_convert_publish_file(job, err) : fsdp_convert_publish(job, err);
 }
 
 static void release_job(convert_job *job)
@@ -612,6 +568,9 @@ static void release_job(convert_job *job)
     fsdp_free(job->writers);
     fsdp_free(job->plans);
     fsdp_free(job->seals);
+    fsdp_free(job->is_kept);
+    fsdp_resume_end(&job->notes);
+    fsdp_io_reuse_free(job->reuse);
     fsdp_free(job->owners);
     fsdp_free(job->source);
     fsdp_sd_free(job->sd);
@@ -655,7 +614,8 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
             fsdp_shard_discard(job.writers[i]);
             job.writers[i] = NULL;
         }
-        fsdp_staging_abandon(&job.staging);
+        if (!opts || !opts->resume)
+            fsdp_staging_abandon(&job.staging);
     }
     release_job(&job);
     return st;
@@ -670,11 +630,35 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
-    fsdp_status st = open_source(&job, from, plan_out, err);
+    fsdp_status st = open_source(&job, from, to, plan_out, err);
     if (st == FSDP_OK) {
         count_work(&job, plan_out);
         st = check_before(&job, to, plan_out, err);
     }
+    release_job(&job);
+    return st;
+}
+
+fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                   fsdp_text *text, fsdp_error *err)
+{
+    if (is_export(opts))
+        return fsdp_export_plan_text(from, to, opts, text, err);
+    fsdp_convert_plan plan = {.free_bytes = -1};
+    fsdp_convert_opts own;
+    convert_job job = new_job(opts, &own);
+    fsdp_status st = open_source(&job, from, to, &plan, err);
+    if (st == FSDP_OK) {
+        count_work(&job, &plan);
+        st = check_before(&job, to, &plan, err);
+    }
+    fsdp_planned planned = plan_of(&job, to);
+    if (st == FSDP_OK)
+        st = fsdp_plan_head(&planned, text, job.hash, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_add_files(&planned, &plan, job.owners, text, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_close(text, err);
     release_job(&job);
     return st;
 }

@@ -35,10 +35,14 @@ typedef struct fsdp_convert_opts {
     int shard_dim;             /* tensor dim that is cut (tensors with fewer dims: dim 0) */
     bool compress;
     int level;
+    int64_t chunk_bytes;       /* compress: bytes of a chunk; 0: 1 MiB, or less where memory is short */
     bool no_sync, no_view, no_verify, overwrite;
     fsdp_select_opts select;
     int threads;
     int64_t memory;
+    bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
+                                * or be cut off, what it did is kept for the next */
+    const char *plan_hash;     /* NULL, or what is converted only if its plan has this hash */
     fsdp_watch watch;
     struct fsdp_io *io;
 } fsdp_convert_opts;
@@ -53,6 +57,8 @@ typedef struct fsdp_convert_plan {
     int64_t dropped;           /* entries that drop rules leave out */
     int64_t short_tensors;     /* without a dim shard_dim: cut along dim 0; 0 for a world of 1 */
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
+    int64_t bytes_spooled;     /* packed bytes of the source that are wanted in another order than they lie
+                                * in: unpacked beside `to` meanwhile, in files without a name */
 } fsdp_convert_plan;
 
 /* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
@@ -74,6 +80,32 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from,
  * written is read back and compared by hash before it is published. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
+
+/* --- plans as files --- */
+
+/*
+ * Writes the same plan with all its details as JSON (docs/formats.md): source files with size and time,
+ * options, outputs with their parts. The same bytes for the same sources, paths and options; the file appears
+ * whole or not at all. FSDP_ERR_EXISTS when something is there that is no such plan.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
+                                                                     const fsdp_convert_opts *opts,
+                                                                     const char *path, fsdp_error *err);
+
+/* A plan that was read: what is to be converted, and the options that planned it (plan_hash included). */
+typedef struct fsdp_convert_order {
+    const char *from, *to;
+    fsdp_convert_opts opts;
+    struct fsdp_order_text *text;
+} fsdp_convert_order;
+
+/* FSDP_ERR_NOT_FOUND: not such a file. FSDP_ERR_DAMAGED: it is damaged, or of a newer version. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_open(const char *path, struct fsdp_io *io,
+                                                          fsdp_convert_order **order_out, fsdp_error *err);
+/* FSDP_ERR_DAMAGED when a source is not what it was, naming the file and what differs, or when the plan says
+ * anything else than what would be done. Otherwise as fsdp_checkpoint_convert_plan. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error *err);
+FSDP_API void fsdp_convert_order_close(fsdp_convert_order *order);   /* accepts NULL */
 
 #ifdef __cplusplus
 }

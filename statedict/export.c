@@ -9,12 +9,15 @@
  */
 #include "statedict/export.h"
 
+#include "base/io_reuse.h"
 #include "base/pool.h"
 #include "formats/target.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit_internal.h"
 #include "statedict/export_commit.h"
+#include "statedict/export_resume.h"
 #include "statedict/foreign.h"
+#include "statedict/plan_file.h"
 #include "statedict/relayout.h"
 #include "statedict/selection.h"
 
@@ -38,6 +41,7 @@ typedef struct export_job {
     size_t *source; /* per entry of it: entry of the source */
     int world, threads;
     int64_t slab_bytes;
+    char hash[FSDP_PLAN_HASH]; /* of the plan */
     fsdp_target_entry *entries;
     fsdp_target_box *boxes; /* of all entries */
     fsdp_arena dims;        /* of boxes */
@@ -47,6 +51,8 @@ typedef struct export_job {
     fsdp_hash *hashes; /* per slab */
     int64_t slab_count;
     fsdp_export_place place;
+    fsdp_io
+        *reuse; /* what was written by another one and is the same is not written again; or NULL */
     fsdp_target *target;
     fsdp_checkpoint *written; /* while it is read back */
     size_t *written_entry;    /* per entry: its number there */
@@ -187,14 +193,44 @@ static fsdp_status describe_target(export_job *job, fsdp_convert_plan *plan, fsd
     return st == FSDP_OK ? declare_entries(job, err) : st;
 }
 
+/* Its elements are one run of the tensor's row-major order. */
+static bool is_run(const fsdp_target_entry *entry, const fsdp_target_box *box)
+{
+    bool is_cut = false;
+    for (int d = entry->ndim - 1; d >= 0; d--) {
+        if (is_cut && box->len[d] > 1)
+            return false;
+        is_cut = is_cut || box->len[d] < entry->shape[d];
+    }
+    return true;
+}
+
+static fsdp_status announce_reading(export_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_target_entry *entry = &job->entries[i];
+        bool across = false;
+        for (size_t b = 0; b < entry->box_count; b++)
+            across = across || !is_run(entry, &entry->boxes[b]);
+        if (!entry->value)
+            FSDP_TRY(fsdp_foreign_announce(job->from, job->source[i], across, err));
+    }
+    return FSDP_OK;
+}
+
 /* --- slabs ------------------------------------------------------------------------------------ */
 
 static void divide_memory(export_job *job)
 {
     int64_t memory = job->opts->memory > 0 ? job->opts->memory : FSDP_MEMORY_DEFAULT;
     bool encoded = job->from->info.compressed;
+    int most;
+    int64_t apart;
+    fsdp_foreign_reading_limits(job->from, &most, &apart);
     job->threads = fsdp_getters_within(job->opts->threads, memory / 2, encoded);
-    int64_t slab = memory / 2 / job->threads;
+    most = apart / SLAB_LEAST < most ? (int)(apart / SLAB_LEAST) : most;
+    job->threads = most < 1 ? 1 : most < job->threads ? most : job->threads;
+    int64_t slab = (memory / 2 < apart ? memory / 2 : apart) / job->threads;
     job->slab_bytes = slab < SLAB_LEAST ? SLAB_LEAST : slab > SLAB_MOST ? SLAB_MOST : slab;
 }
 
@@ -272,17 +308,33 @@ static fsdp_status read_slab(export_job *job, fsdp_checkpoint *checkpoint, size_
                                getter, NULL, err);
 }
 
+static fsdp_export_piece piece_of(const export_job *job, int64_t number, const export_slab *slab)
+{
+    return (fsdp_export_piece){.target = job->target,
+                               .number = number,
+                               .entry = slab->entry,
+                               .box = slab->box_number,
+                               .first = slab->first,
+                               .size = slab_size(job, slab),
+                               .element_size = fsdp_dtype_size(job->entries[slab->entry].dtype)};
+}
+
 static fsdp_status move_slab(export_job *job, int64_t number, char *data, fsdp_getter *getter,
                              fsdp_error *err)
 {
     export_slab slab;
     find_slab(job, number, &slab);
     const fsdp_target_entry *entry = &job->entries[slab.entry];
-    FSDP_TRY(read_slab(job, job->from, job->source[slab.entry], &slab, data, getter, err));
-    if (!job->opts->no_verify)
-        job->hashes[number] = fsdp_kernels_get()->hash(data, slab_size(job, &slab));
+    fsdp_export_piece piece = piece_of(job, number, &slab);
+    bool is_there = fsdp_export_is_there(&job->place, &piece, data, &job->hashes[number]);
+    if (!is_there)
+        FSDP_TRY(read_slab(job, job->from, job->source[slab.entry], &slab, data, getter, err));
+    if (!is_there && !job->opts->no_verify)
+        job->hashes[number] = fsdp_kernels_get()->hash(data, piece.size);
     FSDP_TRY(job->format->ops->write(job->target, slab.entry, slab.box_number, slab.first,
                                      slab.count, data, err));
+    if (!is_there && !job->opts->no_verify)
+        fsdp_export_note(&job->place, &piece, &job->hashes[number]);
     return fsdp_meter_add(&job->meter, (int64_t)slab_size(job, &slab), entry->name,
                           entry->name_size, err);
 }
@@ -388,7 +440,7 @@ static fsdp_status read_back(export_job *job, fsdp_error *err)
 
 static fsdp_target_opts target_opts(const export_job *job)
 {
-    return (fsdp_target_opts){.io = job->io,
+    return (fsdp_target_opts){.io = job->reuse ? job->reuse : job->io,
                               .path = job->place.path,
                               .entries = job->entries,
                               .entry_count = fsdp_sd_count(job->sd),
@@ -430,12 +482,15 @@ static fsdp_status check_space(const export_job *job, const char *to, fsdp_conve
     fsdp_free(parent);
     if (result < 0)
         return FSDP_OK;
+    int64_t needed = plan->bytes_written + plan->bytes_spooled;
+    if (job->opts->resume)
+        needed -= fsdp_resume_bytes(job->io, to, job->hash);
     plan->free_bytes = space.free_bytes;
-    if (plan->bytes_written <= space.free_bytes)
+    if (needed <= space.free_bytes)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NO_SPACE,
                      "'%s' needs %lld bytes, %lld are free: free some, or choose another place", to,
-                     (long long)plan->bytes_written, (long long)space.free_bytes);
+                     (long long)needed, (long long)space.free_bytes);
 }
 
 /* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
@@ -462,24 +517,59 @@ static fsdp_status check_target(const export_job *job, const char *to, fsdp_erro
     return fsdp_export_check(&job->place, to, err);
 }
 
+static fsdp_planned plan_of(const export_job *job, const char *to)
+{
+    return (fsdp_planned){
+        .from = job->from, .to = to, .opts = job->opts, .sd = job->sd, .source = job->source};
+}
+
 static fsdp_status plan_all(export_job *job, const char *from, const char *to,
                             fsdp_convert_plan *plan, fsdp_error *err)
 {
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
     FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
     FSDP_TRY(describe_target(job, plan, err));
+    FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     divide_memory(job);
+    FSDP_TRY(announce_reading(job, err));
+    plan->bytes_spooled = fsdp_foreign_spool_bytes(job->from);
     FSDP_TRY(count_work(job, plan, err));
+    fsdp_planned planned = plan_of(job, to);
+    FSDP_TRY(fsdp_plan_identify(&planned, job->hash, err));
     FSDP_TRY(check_target(job, to, err));
     return check_space(job, to, plan, err);
 }
 
+static fsdp_status add_text(export_job *job, const char *to, const fsdp_convert_plan *plan,
+                            fsdp_text *text, fsdp_error *err)
+{
+    fsdp_planned planned = plan_of(job, to);
+    fsdp_target_opts opts = target_opts(job);
+    FSDP_TRY(fsdp_plan_head(&planned, text, job->hash, err));
+    FSDP_TRY(fsdp_plan_add_target(&planned, plan, job->format, &opts, text, err));
+    return fsdp_plan_close(text, err);
+}
+
+static fsdp_status begin(export_job *job, const char *to, fsdp_error *err)
+{
+    const fsdp_convert_opts *opts = job->opts;
+    job->place.hash = job->hash;
+    job->place.resume = opts->resume;
+    job->place.unit = job->slab_bytes;
+    FSDP_TRY(fsdp_export_begin(&job->place, to, err));
+    if (opts->resume) {
+        fsdp_resume_tell(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
+        fsdp_export_agree_on_slabs(&job->place, SLAB_LEAST, &job->slab_bytes);
+        FSDP_TRY(fsdp_io_reuse_create(job->io, &job->reuse, err));
+    }
+    return number_slabs(job, err);
+}
+
 static fsdp_status write_target(export_job *job, const char *to, fsdp_error *err)
 {
-    FSDP_TRY(number_slabs(job, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
-    FSDP_TRY(fsdp_export_begin(&job->place, to, err));
+    FSDP_TRY(begin(job, to, err));
     fsdp_target_opts opts = target_opts(job);
     FSDP_TRY(job->format->ops->create(&opts, &job->target, err));
     fsdp_status st = work_on_all(job, err);
@@ -505,6 +595,7 @@ static void release_job(export_job *job)
     fsdp_sd_free(job->sd);
     fsdp_mesh_free(job->mesh);
     fsdp_checkpoint_close(job->from);
+    fsdp_io_reuse_free(job->reuse);
 }
 
 static fsdp_status new_job(const fsdp_convert_opts *opts, export_job *job, fsdp_error *err)
@@ -534,6 +625,8 @@ fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opt
         st = write_target(&job, to, err);
     if (st == FSDP_OK && !opts->no_verify)
         st = read_back(&job, err);
+    if (st == FSDP_OK && job.place.is_taken_up)
+        fsdp_resume_tell_kept(&opts->watch, fsdp_io_reuse_kept(job.reuse));
     if (st == FSDP_OK)
         st = fsdp_export_publish(&job.place, err);
     release_job(&job);
@@ -547,6 +640,19 @@ fsdp_status fsdp_export_plan(const char *from, const char *to, const fsdp_conver
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
     FSDP_TRY(new_job(opts, &job, err));
     fsdp_status st = plan_all(&job, from, to, plan_out, err);
+    release_job(&job);
+    return st;
+}
+
+fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                  fsdp_text *text, fsdp_error *err)
+{
+    export_job job;
+    fsdp_convert_plan plan = {.free_bytes = -1};
+    FSDP_TRY(new_job(opts, &job, err));
+    fsdp_status st = plan_all(&job, from, to, &plan, err);
+    if (st == FSDP_OK)
+        st = add_text(&job, to, &plan, text, err);
     release_job(&job);
     return st;
 }

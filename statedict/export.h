@@ -3,10 +3,14 @@
 #define FSDP_EXPORT_H
 
 #include <fsdp/convert.h>
+#include <fsdp/text.h>
 
 /* As fsdp_checkpoint_convert and its plan, for opts->format other than "fsdp". */
 fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opts *opts, fsdp_error *err);
 fsdp_status fsdp_export_plan(const char *from, const char *to, const fsdp_convert_opts *opts,
                              fsdp_convert_plan *plan_out, fsdp_error *err);
+/* The same as the text of a plan, see plan_file.h. */
+fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                  fsdp_text *text, fsdp_error *err);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/leftovers.h"
 
 #include <errno.h>
 #include <string.h>
@@ -60,19 +61,48 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
+/* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
+#define RESULT_NAME "result"
+
+static fsdp_status make_staging(fsdp_export_place *place, fsdp_error *err)
+{
+    char *staging;
+    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_STAGING, &staging, err));
+    fsdp_status st = fsdp_io_mkdir(place->io, staging, err);
+    if (st != FSDP_OK) {
+        fsdp_free(staging);
+        return st;
+    }
+    place->staging = staging;
+    return fsdp_marker_create(place->io, staging, FSDP_MARKER_SAVING, &place->marker, err);
+}
+
+static fsdp_status make_result(fsdp_export_place *place, fsdp_error *err)
+{
+    char *path = fsdp_path_join(place->staging, RESULT_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    place->path = path;
+    bool is_there = place->is_taken_up && fsdp_io_exists(place->io, path);
+    return place->format->limits.is_directory && !is_there ? fsdp_io_mkdir(place->io, path, err)
+                                                           : FSDP_OK;
+}
+
 fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_error *err)
 {
     FSDP_TRY(fsdp_export_check(place, to, err));
     FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
-    char *path;
-    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_STAGING, &path, err));
-    fsdp_status st =
-        place->format->limits.is_directory ? fsdp_io_mkdir(place->io, path, err) : FSDP_OK;
-    if (st == FSDP_OK)
-        place->path = path;
-    else
-        fsdp_free(path);
-    return st;
+    fsdp_leftovers_clear(place->io, place->target, place->parent,
+                         place->resume ? place->hash : NULL, &place->staging, &place->marker);
+    place->is_taken_up = place->staging != NULL;
+    if (!place->staging)
+        FSDP_TRY(make_staging(place, err));
+    if (place->hash) {
+        fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit,
+                          place->is_taken_up);
+        place->unit = place->notes.unit;
+    }
+    return make_result(place, err);
 }
 
 /* --- publish ---------------------------------------------------------------------------------- */
@@ -103,9 +133,7 @@ static fsdp_status replace_directory(const fsdp_export_place *place, fsdp_error 
     FSDP_TRY(fsdp_export_check(place, place->target, err)); /* it may have changed */
     if (exchange(place)) {
         fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
-        if (synced == FSDP_OK)
-            (void)fsdp_io_remove_tree(io, place->path, NULL);
-        else
+        if (synced != FSDP_OK)
             (void)exchange(place); /* what is not reported as written must not stay */
         return synced;
     }
@@ -137,10 +165,20 @@ static fsdp_status take_place(const fsdp_export_place *place, fsdp_error *err)
     return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
 }
 
+/* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */
+static void forget_notes(fsdp_export_place *place)
+{
+    fsdp_resume_end(&place->notes);
+    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
+}
+
 fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
 {
+    forget_notes(place);
     if (place->durable && place->format->limits.is_directory)
         FSDP_TRY(fsdp_io_sync_dir(place->io, place->path, err));
+    if (place->durable)
+        FSDP_TRY(fsdp_io_sync_dir(place->io, place->staging, err));
     FSDP_TRY(take_place(place, err));
     fsdp_free(place->path);
     place->path = NULL;
@@ -149,12 +187,14 @@ fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
 
 void fsdp_export_end(fsdp_export_place *place)
 {
-    if (place->path && place->format->limits.is_directory)
-        (void)fsdp_io_remove_tree(place->io, place->path, NULL);
-    else if (place->path)
-        (void)place->io->ops->unlink(place->io, place->path);
+    bool stays = place->resume && place->path && place->notes.file;
+    fsdp_resume_end(&place->notes);
+    if (place->staging && !stays)
+        fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker);
+    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
     fsdp_free(place->path);
+    fsdp_free(place->staging);
     fsdp_free(place->target);
     fsdp_free(place->parent);
-    place->path = place->target = place->parent = NULL;
+    place->path = place->staging = place->target = place->parent = NULL;
 }

@@ -13,6 +13,7 @@
 #include "statedict/commit_internal.h"
 #include <fsdp/convert.h>
 
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -224,6 +225,48 @@ fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fs
     }
     getter->bytes_read = getter->foreign.bytes_read;
     return st;
+}
+
+/* An HDF5 chunk may take all of it. Streams keep what they unpack, and slabs want their part, too. */
+fsdp_status fsdp_foreign_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                    fsdp_error *err)
+{
+    char *path, *parent;
+    if (!checkpoint->source)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_path_split(to, &path, &parent, err));
+    bool is_hdf5 = strcmp(fsdp_source_format(checkpoint->source), "hdf5") == 0;
+    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
+    fsdp_source_set_memory(checkpoint->source, is_hdf5 ? memory : memory / 2, parent);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return FSDP_OK;
+}
+
+void fsdp_foreign_reading_limits(const fsdp_checkpoint *checkpoint, int *threads_out,
+                                 int64_t *bytes_out)
+{
+    *threads_out = INT_MAX;
+    *bytes_out = INT64_MAX;
+    if (checkpoint->source)
+        fsdp_source_reading_limits(checkpoint->source, threads_out, bytes_out);
+}
+
+fsdp_status fsdp_foreign_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                                  fsdp_error *err)
+{
+    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
+    if (tensor->kind == FSDP_ENTRY_ALIAS)
+        entry = tensor->target;
+    if (!checkpoint->source || fsdp_sd_at(checkpoint->manifest.sd, entry)->kind == FSDP_ENTRY_VALUE)
+        return FSDP_OK;
+    return fsdp_source_announce(checkpoint->source, checkpoint->source_tensor[entry], repeated,
+                                err);
+}
+
+int64_t fsdp_foreign_spool_bytes(const fsdp_checkpoint *checkpoint)
+{
+    return checkpoint->source ? fsdp_source_spool_bytes(checkpoint->source) : 0;
 }
 
 /* --- inside values ---------------------------------------------------------------------------- */

@@ -24,6 +24,17 @@ void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_ch
 fsdp_status fsdp_foreign_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
                              size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
 
+/*
+ * Before the first read of a conversion: how much memory unpacking may take, and that spools go beside `to`.
+ * Nothing for a checkpoint of our own; neither is fsdp_foreign_announce: see fsdp_source_announce.
+ */
+fsdp_status fsdp_foreign_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                    fsdp_error *err);
+/* See fsdp_source_reading_limits. */
+void fsdp_foreign_reading_limits(const fsdp_checkpoint *checkpoint, int *threads_out, int64_t *bytes_out);
+fsdp_status fsdp_foreign_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
+int64_t fsdp_foreign_spool_bytes(const fsdp_checkpoint *checkpoint);
+
 /* As fsdp_checkpoint_verify, which calls it: checksums where the format has some, and every tensor read. */
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary_out, fsdp_error *err);

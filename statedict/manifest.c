@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/resume.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -41,7 +42,8 @@ bool fsdp_is_checkpoint_file(const char *name)
 {
     return strcmp(name, FSDP_MANIFEST_NAME) == 0 || strcmp(name, FSDP_VIEW_NAME) == 0 ||
            strcmp(name, FSDP_MANIFEST_TEMPORARY) == 0 || strcmp(name, FSDP_MARKER_SAVING) == 0 ||
-           strcmp(name, FSDP_VIEW_TEMPORARY) == 0 || is_shard_name(name);
+           strcmp(name, FSDP_VIEW_TEMPORARY) == 0 || strcmp(name, FSDP_RESUME_NAME) == 0 ||
+           is_shard_name(name);
 }
 
 void fsdp_manifest_release(fsdp_manifest *manifest)

@@ -102,8 +102,10 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_sd *sd,
     int result = io->ops->space(io, parent, space_out);
     fsdp_free(path);
     fsdp_free(parent);
+    int64_t bytes = fsdp_volume_bytes(sd, volume);
+    add(&bytes, 1, volume->more);
     if (result == 0)
-        return check_room(dir, space_out, fsdp_volume_bytes(sd, volume), files + FIXED_FILES, err);
+        return check_room(dir, space_out, bytes, files + FIXED_FILES, err);
     *space_out = (fsdp_space){.free_bytes = -1, .free_files = -1};
     return FSDP_OK;
 }

@@ -10,6 +10,7 @@ typedef struct fsdp_volume {
     fsdp_kind kind;
     int world;
     bool compress, with_view;
+    int64_t more;              /* bytes that are needed beside it; negative: that are there already */
 } fsdp_volume;
 
 /* About what will be written. Compressed data counts as nothing: only what is around it is known. */

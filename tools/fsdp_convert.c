@@ -19,6 +19,9 @@ typedef struct convert_options {
     bool kind_given, dim_given, plan, verbose;
     const char **drops, **renames; /* as many as there are arguments at most */
     const char *from, *to;
+    const char *plan_out, *apply;
+    char planning[32];         /* an option that plans and was given, for the message */
+    fsdp_convert_order *order; /* what --apply read */
 } convert_options;
 
 /* --- options ---------------------------------------------------------------------------------- */
@@ -37,7 +40,10 @@ enum {
     KEY_ONLY,
     KEY_DROP,
     KEY_RENAME,
-    KEY_SHARD_SIZE
+    KEY_SHARD_SIZE,
+    KEY_PLAN_OUT,
+    KEY_APPLY,
+    KEY_RESUME
 };
 
 static const struct argp_option options[] = {
@@ -53,6 +59,9 @@ static const struct argp_option options[] = {
     {"compress", KEY_COMPRESS, "zstd[:L]", 0, "byte shuffle + zstd; level 0 (default) is fastest",
      0},
     {"plan", 'n', NULL, 0, "say what would be done, and write nothing", 0},
+    {"plan-out", KEY_PLAN_OUT, "FILE", 0, "write the plan as JSON, then do it; -n: only that", 0},
+    {"apply", KEY_APPLY, "FILE", 0, "do exactly what such a plan says", 0},
+    {"resume", KEY_RESUME, NULL, 0, "go on where the same was cut off", 0},
     {"overwrite", KEY_OVERWRITE, NULL, 0, "replace DST when it exists", 0},
     {"no-verify", KEY_NO_VERIFY, NULL, 0, "do not read back what was written", 0},
     {"no-sync", KEY_NO_SYNC, NULL, 0, "leave durability to the operating system", 0},
@@ -154,9 +163,29 @@ static void check_contradictions(const convert_options *opts)
         cli_usage_error("--quiet and --verbose contradict each other");
 }
 
+/* The plan says it all; what only says how the work is done may be said anew. */
+static void check_apply(const convert_options *opts, const struct argp_state *state)
+{
+    const char *planning = opts->planning[0] ? opts->planning : NULL;
+    if (opts->common.include || opts->common.exclude)
+        planning = opts->common.include ? "--include" : "--exclude";
+    if (planning)
+        cli_usage_error("--apply does what the plan says: %s would change it", planning);
+    if (state->arg_num > 0)
+        cli_usage_error("--apply takes SRC and DST from the plan, '%s' is too many", opts->from);
+    if (opts->plan_out)
+        cli_usage_error("--apply and --plan-out contradict each other");
+    if (opts->verbose && opts->common.quiet)
+        cli_usage_error("--quiet and --verbose contradict each other");
+}
+
 static void check_arguments(convert_options *opts, const struct argp_state *state)
 {
     fsdp_convert_opts *convert = &opts->convert;
+    if (opts->apply) {
+        check_apply(opts, state);
+        return;
+    }
     if (state->arg_num < 2)
         cli_usage_error("SRC and DST are expected");
     choose_format(opts);
@@ -184,10 +213,22 @@ static error_t parse_argument(convert_options *opts, char *arg, const struct arg
     return 0;
 }
 
+/* Options that are part of a plan. */
+static void note_planning(convert_options *opts, int key)
+{
+    for (const struct argp_option *option = options; option->name; option++) {
+        bool plans =
+            key >= KEY_TO && key <= KEY_SHARD_SIZE && key != KEY_NO_VERIFY && key != KEY_NO_SYNC;
+        if (option->key == key && plans)
+            snprintf(opts->planning, sizeof opts->planning, "--%s", option->name);
+    }
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     convert_options *opts = state->input;
     fsdp_convert_opts *convert = &opts->convert;
+    note_planning(opts, key);
     switch (key) {
     case ARGP_KEY_INIT:
         for (int i = 0; i < 3; i++)
@@ -226,6 +267,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_OVERWRITE: convert->overwrite = true; return 0;
     case KEY_NO_SYNC: convert->no_sync = true; return 0;
     case KEY_NO_VIEW: convert->no_view = true; return 0;
+    case KEY_PLAN_OUT: opts->plan_out = arg; return 0;
+    case KEY_APPLY: opts->apply = arg; return 0;
+    case KEY_RESUME: convert->resume = true; return 0;
     case 'n': opts->plan = true; return 0;
     case 'v': opts->verbose = true; return 0;
     case ARGP_KEY_ARG: return parse_argument(opts, arg, state);
@@ -242,14 +286,12 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 
 static const cli_tool tool = {
     .name = "fsdp-convert",
-    .args = "SRC DST",
+    .args = "SRC DST | --apply FILE",
     .summary =
         "Writes a checkpoint again: in another format, for another world size, mesh or kind.",
     .examples = "  fsdp-convert step-00001200 on-6 --world-size 6   for six ranks\n"
-                "  fsdp-convert step-00001200 one --kind full       every tensor whole, one file\n"
-                "  fsdp-convert runs/gpt2 tp --mesh dp=4,tp=2 -n    plan only, newest of a run\n"
-                "  fsdp-convert SRC DST -I '^model' --compress zstd a part, compressed\n"
-                "  fsdp-convert pytorch_model.bin model.safetensors another format\n",
+                "  fsdp-convert pytorch_model.bin model.safetensors another format\n"
+                "  fsdp-convert SRC DST -n --plan-out plan.json     then: --apply plan.json\n",
     .runs_alone = true,
     .argp = &argp,
     .words = words};
@@ -327,7 +369,8 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
                      const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
-    bool fits = plan->free_bytes < 0 || plan->free_bytes >= plan->bytes_written;
+    bool fits =
+        plan->free_bytes < 0 || plan->free_bytes - plan->bytes_spooled >= plan->bytes_written;
     fsdp_text_addf(text, "plan  ");
     add_source(text, info);
     cli_add_message(text, opts->to);
@@ -346,6 +389,10 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, "   free %s: %s", cli_bytes(plan->free_bytes, number),
                        fits ? "ok" : "not enough");
     fsdp_text_add(text, "\n", 1);
+    if (plan->bytes_spooled > 0)
+        fsdp_text_addf(text,
+                       "  unpack %s beside the result meanwhile (packed, read out of order)\n",
+                       cli_bytes(plan->bytes_spooled, number));
     add_changes(text, opts, plan);
 }
 
@@ -372,7 +419,8 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    plan->renamed, plan->left_out, plan->dropped);
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
-    fsdp_text_addf(text, ",\n \"free_bytes\": %" PRId64 ", ", plan->free_bytes);
+    fsdp_text_addf(text, ",\n \"bytes_spooled\": %" PRId64 ", \"free_bytes\": %" PRId64 ", ",
+                   plan->bytes_spooled, plan->free_bytes);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
     else
@@ -526,7 +574,7 @@ static void choose_kind(convert_options *opts, const fsdp_checkpoint_info *info)
 {
     fsdp_convert_opts *convert = &opts->convert;
     bool is_cut = convert->world > 0 || convert->mesh || opts->dim_given;
-    if (!opts->kind_given && info->kind == FSDP_FULL && !is_cut)
+    if (!opts->order && !opts->kind_given && info->kind == FSDP_FULL && !is_cut)
         convert->kind = FSDP_FULL;
 }
 
@@ -538,6 +586,9 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
     if (st == FSDP_ERR_EXISTS && !opts->convert.overwrite)
         name_overwrite(opts, info->path, err);
+    if (st == FSDP_OK && opts->plan_out)
+        st = fsdp_checkpoint_convert_plan_write(info->path, opts->to, &opts->convert,
+                                                opts->plan_out, err);
     if (opts->plan && plan.files > 0) {
         fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
@@ -545,14 +596,42 @@ static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *sour
     return st == FSDP_OK ? convert(opts, info, &plan, err) : st;
 }
 
+/* The plan's options; how the work is done is the command line's. */
+static fsdp_status take_order(convert_options *opts, fsdp_error *err)
+{
+    const fsdp_convert_opts given = opts->convert;
+    FSDP_TRY(fsdp_convert_order_open(opts->apply, NULL, &opts->order, err));
+    fsdp_convert_opts *convert = &opts->order->opts;
+    convert->no_verify = given.no_verify;
+    convert->no_sync = given.no_sync;
+    convert->resume = given.resume;
+    convert->threads = opts->common.jobs;
+    convert->memory = opts->common.memory;
+    opts->convert = *convert;
+    opts->from = opts->order->from;
+    opts->to = opts->order->to;
+    return fsdp_convert_order_check(opts->order, err);
+}
+
 static fsdp_status run(convert_options *opts, fsdp_error *err)
 {
     fsdp_checkpoint *source = NULL;
+    if (opts->apply)
+        FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
     FSDP_TRY(cli_open_checkpoint(opts->from, &opts->convert.watch, &source, err));
     fsdp_status st = plan_and_convert(opts, source, err);
     fsdp_checkpoint_close(source);
     return st;
+}
+
+/* A batch system runs it again. */
+static int end_for_resume(void)
+{
+    cli_progress_clear();
+    cli_say("stop", "by signal %d; what is done is kept, and --resume goes on with it",
+            cli_stopped());
+    return FSDP_ERR_CANCELLED;
 }
 
 int main(int argc, char **argv)
@@ -562,8 +641,10 @@ int main(int argc, char **argv)
     list_formats();
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = run(&opts, &err);
+    bool resumes = st == FSDP_ERR_CANCELLED && cli_stopped() && opts.convert.resume;
+    fsdp_convert_order_close(opts.order);
     fsdp_mesh_free(opts.mesh);
     free(opts.drops);
     free(opts.renames);
-    return cli_end(st, &err);
+    return resumes ? end_for_resume() : cli_end(st, &err);
 }

@@ -202,7 +202,12 @@ Test(hdf5_read, a_chunk_beyond_the_memory_names_what_it_needs)
     fsdp_source_set_memory(source, (4 << 20) - 1, NULL);
     cr_assert_eq(fsdp_source_read(source, 0, &corner, &number, &reader, &err), FSDP_ERR_LIMIT);
     ASSERT_SAYS("--mem 4M");
+    err = (fsdp_error){0};
+    cr_assert_eq(fsdp_source_announce(source, 0, false, &err), FSDP_ERR_LIMIT);
+    ASSERT_SAYS("dataset 'w': one chunk has 4194304 bytes");
+    ASSERT_SAYS("--mem 4M");
     fsdp_source_set_memory(source, 4 << 20, NULL);
+    ASSERT_OK(fsdp_source_announce(source, 0, false, &err));
     ASSERT_OK(fsdp_source_read(source, 0, &corner, &number, &reader, &err));
     fsdp_source_close(source);
 }

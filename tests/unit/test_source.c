@@ -471,6 +471,96 @@ Test(source, a_stream_of_unknown_size_is_measured)
     cr_expect_eq(fsdp_source_stream_size(source, stream), FILE_BYTES);
 }
 
+/* --- what is known before the first read ------------------------------------------------------ */
+
+enum { SIDE = 512 }; /* bytes a row: 3 MiB are 6144 rows */
+
+static int add_packed(int64_t memory)
+{
+    fsdp_source_stream where = put_packed(FSDP_PACKING_DEFLATE, 0);
+    int stream;
+    fsdp_source_set_memory(source, memory, directory);
+    cr_assert_eq(fsdp_source_add_stream(source, &where, &stream, &err), FSDP_OK, "%s", err.text);
+    return stream;
+}
+
+/* A tensor whose rows, or columns, follow one another in the stream. */
+static size_t add_unpacked(int stream, bool by_columns)
+{
+    const int64_t shape[] = {FILE_BYTES / SIDE, SIDE}, lo[] = {0, 0};
+    const int64_t columns[] = {1, FILE_BYTES / SIDE};
+    size_t tensor = tensor_of(by_columns ? "columns" : "rows", FSDP_U8, 2, shape);
+    fsdp_source_chunk chunk = {.lo = lo,
+                               .len = shape,
+                               .strides = by_columns ? columns : NULL,
+                               .file = file,
+                               .stream = stream};
+    cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
+    return tensor;
+}
+
+static int64_t announced(bool by_columns, bool repeated, int64_t memory)
+{
+    int stream = add_packed(memory);
+    size_t tensor = add_unpacked(stream, by_columns);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_announce(source, tensor, repeated, &err), FSDP_OK, "%s", err.text);
+    return fsdp_source_spool_bytes(source);
+}
+
+Test(source, rows_in_order_are_not_spooled)
+{
+    cr_expect_eq(announced(false, false, 1 << 20), 0);
+}
+
+Test(source, columns_are_spooled)
+{
+    cr_expect_eq(announced(true, false, 1 << 20), FILE_BYTES);
+}
+
+Test(source, columns_that_fit_into_memory_are_not_spooled)
+{
+    cr_expect_eq(announced(true, true, (int64_t)4 * FILE_BYTES), 0);
+}
+
+Test(source, what_is_read_again_and_again_is_spooled)
+{
+    cr_expect_eq(announced(false, true, 1 << 20), FILE_BYTES);
+}
+
+/* One decode, and then any order: what was announced is what happens. */
+Test(source, an_announced_spool_is_right)
+{
+    fsdp_source_reader reader = {0};
+    uint8_t got[16];
+    cr_assert_eq(announced(true, false, 1 << 20), FILE_BYTES);
+    for (int64_t row = FILE_BYTES / SIDE - 16; row >= 0; row -= 500) {
+        const fsdp_box box = {2, {row, 7}, {16, 1}};
+        cr_assert_eq(fsdp_source_read(source, 0, &box, got, &reader, &err), FSDP_OK, "%s",
+                     err.text);
+        cr_expect_arr_eq(got, bytes + 7 * (FILE_BYTES / SIDE) + row, 16);
+    }
+    cr_assert_eq(fsdp_source_check(source, 0, &reader, &err), FSDP_OK, "%s", err.text);
+    fsdp_source_reader_release(&reader);
+}
+
+/* Halves side by side are decoded side by side. */
+Test(source, columns_of_chunks_are_spooled_when_memory_cannot_hold_them_together)
+{
+    enum { PARTS = 8 };
+    const int64_t shape[] = {FILE_BYTES / SIDE, (int64_t)PARTS * SIDE};
+    size_t tensor = tensor_of("wide", FSDP_U8, 2, shape);
+    for (int64_t i = 0; i < PARTS; i++) {
+        const int64_t lo[] = {0, i * SIDE}, len[] = {FILE_BYTES / SIDE, SIDE};
+        fsdp_source_chunk chunk = {
+            .lo = lo, .len = len, .file = file, .stream = add_packed(1 << 20)};
+        cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
+    }
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_announce(source, tensor, false, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_source_spool_bytes(source), (int64_t)PARTS * FILE_BYTES);
+}
+
 static void expect_damage(fsdp_source_stream where, const char *what)
 {
     int stream;

@@ -1,0 +1,51 @@
+/* A conversion into our own format at work: convert.c moves the tensors, convert_check.c looks at files. */
+#ifndef FSDP_CONVERT_INTERNAL_H
+#define FSDP_CONVERT_INTERNAL_H
+
+#include "statedict/checkpoint_internal.h"
+#include "statedict/commit.h"
+#include "statedict/export_commit.h"
+#include "statedict/plan_file.h"
+#include "statedict/resume.h"
+
+typedef struct convert_job {
+    const fsdp_convert_opts *opts;
+    fsdp_io *io;
+    fsdp_checkpoint *from;
+    fsdp_mesh *mesh;
+    int world, file_count, threads;
+    int64_t slab_bytes, chunk_bytes;
+    char hash[FSDP_PLAN_HASH];
+    fsdp_sd *sd;    /* the target's description */
+    size_t *source; /* per target entry: entry of the source */
+    int *owners;
+    int first_file, end_file, group_files; /* the group at work, and the most files of one */
+    fsdp_save_plan *plans;                 /* per file */
+    fsdp_shard_writer **writers;
+    fsdp_shard_seal *seals;
+    fsdp_encoder *encoder;
+    fsdp_staging staging;
+    fsdp_export_place place; /* instead, for one file: its format is not NULL */
+    fsdp_resume notes; /* of finished files, for a conversion that goes on with this one */
+    fsdp_io *reuse;    /* what is there already is not written again; or NULL */
+    bool *is_kept;     /* per file: another one wrote it */
+    int64_t kept_bytes;
+    fsdp_watch watch; /* the caller's, which also keeps the lease of a run */
+    fsdp_meter meter;
+} convert_job;
+
+/* Where a file of the target is written, in fresh memory; NULL when there is none. */
+char *fsdp_convert_staged_path(const convert_job *job, int file);
+fsdp_shard_id fsdp_convert_file_id(const convert_job *job, int file);
+
+/* For fsdp_parallel over the files of the group at work: each is read back, every block compared by hash. */
+fsdp_status fsdp_convert_check_file(void *job, size_t number, fsdp_error *err);
+
+/* Before the first group, in a staging directory that was taken up: which files are whole already. */
+fsdp_status fsdp_convert_keep_files(convert_job *job, fsdp_error *err);
+
+/* All files are there: as a checkpoint, or for a place of one file. */
+fsdp_status fsdp_convert_publish(convert_job *job, fsdp_error *err);
+fsdp_status fsdp_convert_publish_file(convert_job *job, fsdp_error *err);
+
+#endif

@@ -1,0 +1,80 @@
+/* Staging directories of the dead: see leftovers.h. */
+#include "statedict/leftovers.h"
+
+#include "statedict/commit_internal.h"
+#include "statedict/resume.h"
+
+#include <string.h>
+
+typedef struct clearing {
+    fsdp_io *io;
+    const char *target, *parent, *hash;
+    char *kept;
+    fsdp_file *marker;
+} clearing;
+
+static bool finish_delete(void *user, const char *path)
+{
+    (void)fsdp_io_remove_tree(user, path, NULL);
+    return true;
+}
+
+/*
+ * An overwrite was killed after it exchanged the two: the old one stands under the staging's name. A
+ * staging keeps its marker until it is DIR, so a manifest without one says so.
+ */
+static bool is_exchanged(const clearing *work, const char *path)
+{
+    fsdp_io *io = work->io;
+    return fsdp_marker_look(io, path, FSDP_MARKER_SAVING) == FSDP_MARKER_MISSING &&
+           fsdp_marker_look(io, path, FSDP_MARKER_PUBLISHING) == FSDP_MARKER_MISSING &&
+           fsdp_has_manifest(io, path) && fsdp_has_manifest(io, work->target) &&
+           fsdp_io_sync_dir(io, work->parent, NULL) == FSDP_OK;
+}
+
+static bool is_to_be_kept(const clearing *work, const char *path)
+{
+    return work->hash && !work->kept && fsdp_resume_matches(work->io, path, work->hash);
+}
+
+/* The staging of one whose process is dead. Under another name first, so that a half of it that
+ * stays needs no marker to be known for what it is. */
+static bool clear_abandoned(void *user, const char *path)
+{
+    clearing *work = user;
+    fsdp_file *marker;
+    if (fsdp_marker_take_over(work->io, path, FSDP_MARKER_SAVING, &marker)) {
+        if (is_to_be_kept(work, path) && (work->kept = fsdp_strndup(path, strlen(path)))) {
+            work->marker = marker;
+            return true;
+        }
+        (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
+    } else if (fsdp_marker_take_over(work->io, path, FSDP_MARKER_PUBLISHING, &marker) ||
+               is_exchanged(work, path)) {
+        (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
+    }
+    (void)fsdp_io_close(&marker, path, NULL);
+    return true;
+}
+
+void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, const char *hash,
+                          char **kept_out, fsdp_file **marker_out)
+{
+    clearing work = {.io = io, .target = target, .parent = parent, .hash = hash};
+    (void)fsdp_beside_each(io, target, FSDP_SUFFIX_DELETING, finish_delete, io);
+    (void)fsdp_beside_each(io, target, FSDP_SUFFIX_STAGING, clear_abandoned, &work);
+    *kept_out = work.kept;
+    *marker_out = work.marker;
+}
+
+void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target,
+                            fsdp_file **marker)
+{
+    char *aside = NULL;
+    bool moved = fsdp_beside_name(target, FSDP_SUFFIX_DELETING, &aside, NULL) == FSDP_OK &&
+                 io->ops->rename(io, staging, aside, true) == 0;
+    /* there are mounts where an open file that is removed stays under another name */
+    (void)fsdp_io_close(marker, FSDP_MARKER_SAVING, NULL);
+    (void)fsdp_io_remove_tree(io, moved ? aside : staging, NULL);
+    fsdp_free(aside);
+}

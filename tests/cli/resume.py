@@ -1,0 +1,123 @@
+"""A conversion that is killed by SIGKILL and gone on with gives the bytes of an undisturbed one, and what it
+had written is not written again; SIGTERM with --resume keeps what is done and exits 75.
+
+The killed one is stopped where it is known to have done something: pieces are noted in DST.tmp-UUID/.resume.
+usage: resume.py BUILD
+"""
+
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BUILD = Path(sys.argv[1]).resolve()
+TARGETS = {"x.safetensors": [], "x.pt": [], "x.npz": [], "hf": ["--max-shard-size", "6M"],
+           "dcp": ["--to", "dcp", "--world-size", "3", "--shard-dim", "1"],
+           "ours": ["--to", "fsdp", "--world-size", "4"],
+           "packed": ["--to", "fsdp", "--world-size", "4", "--compress", "zstd"]}
+TENSORS, ROWS, COLUMNS = 12, 512, 1024
+
+
+def put_source(path):
+    header, size = {}, ROWS * COLUMNS * 4
+    for i in range(TENSORS):
+        header[f"t{i:02}"] = {"dtype": "F32", "shape": [ROWS, COLUMNS],
+                              "data_offsets": [i * size, (i + 1) * size]}
+    text = json.dumps(header).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for i in range(TENSORS):
+            file.write(b"".join(struct.pack("<f", i + j / 4096) for j in range(4096)) * (size // 16384))
+
+
+def command(directory, name, *more):
+    return [BUILD / "bin/fsdp-convert", "s.safetensors", f"{directory}/{name}", *TARGETS[name], "--jobs", "1",
+            "--mem", "8M", "--no-sync", *more]
+
+
+def notes(root):
+    """Bytes in the notes of what is at work, or None when there is nothing yet."""
+    sizes = [path.stat().st_size for path in root.glob("*.tmp-*/.resume")]
+    return sizes[0] if sizes else None
+
+
+def start_and_wait(root, name, wanted, *more):
+    process = subprocess.Popen(command("cut", name, *more), cwd=root, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE)
+    while process.poll() is None:
+        try:
+            if (notes(root / "cut") or 0) >= wanted:
+                break
+        except FileNotFoundError:
+            pass
+        time.sleep(0.0005)
+    return process
+
+
+def files(path):
+    if path.is_file():
+        return {"": path.read_bytes()}
+    return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}
+
+
+def resume(root, name):
+    done = subprocess.run(command("cut", name, "--resume"), cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, (name, done)
+    assert files(root / "cut" / name) == files(root / "whole" / name), name
+    assert os.listdir(root / "cut") == [name], os.listdir(root / "cut")
+    assert "going on with" in done.stderr, done.stderr
+    return int(re.search(r"(\d+) bytes were there already", done.stderr).group(1))
+
+
+def kill(root, name, wanted):
+    """Killed once so many bytes are noted; how many bytes were kept, or None when it was done before."""
+    process = start_and_wait(root, name, wanted)
+    process.kill()
+    process.communicate()
+    if (root / "cut" / name).exists():
+        subprocess.run(["rm", "-r", root / "cut"], check=True)
+        (root / "cut").mkdir()
+        return None
+    kept = resume(root, name)
+    subprocess.run(["rm", "-r", root / "cut" / name], check=True)
+    return kept
+
+
+def kill_at_moments(root, name):
+    subprocess.run(command("whole", name, "-q"), cwd=root, check=True)
+    native = name in ("ours", "packed")
+    record, count = (40, 4) if native else (16, 3 * TENSORS if name == "dcp" else TENSORS)
+    saved = []
+    for part in (0, count // 2, count):
+        saved.append(kill(root, name, 96 + record * part))
+    print(name, "kept", saved)
+    assert any(saved), "every one was done before it was killed"
+    whole = sum(map(len, files(root / "whole" / name).values()))
+    assert saved[2] is None or saved[2] > whole / 2, (saved, whole)
+
+
+def stop(root, name):
+    process = start_and_wait(root, name, 97, "--resume")
+    process.send_signal(signal.SIGTERM)
+    talk = process.communicate()[1].decode()
+    if process.returncode == 0:
+        print(name, "was done before it was stopped")
+        return
+    assert process.returncode == 75 and "--resume goes on with it" in talk, (process.returncode, talk)
+    assert resume(root, name) > 0
+
+
+with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
+    root = Path(directory)
+    (root / "whole").mkdir()
+    (root / "cut").mkdir()
+    put_source(root / "s.safetensors")
+    for name in TARGETS:
+        kill_at_moments(root, name)
+    stop(root, "x.pt")
