@@ -1,4 +1,4 @@
-/* One file in memory, and what every source must stand: being read through. */
+/* Files in memory, and what every source must stand: being read through. */
 #include "tests/fuzz/memory_file.h"
 
 #include "formats/source.h"
@@ -7,41 +7,56 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 4096, TENSORS_READ = 64 };
+enum { PIECE = 4096, TENSORS_READ = 64, MOST_FILES = 4 };
 
-static struct {
+typedef struct memory_file {
     fsdp_file base;
-    const uint8_t *data;
-    size_t size;
-} the_file;
+    const memory_entry *entry;
+} memory_file;
+
+static const fsdp_io_ops memory_ops;
+static memory_file files[MOST_FILES];
+static size_t file_count;
+static bool is_folder;
+
+/* NULL: "fuzz" is a folder, or nothing has that name. */
+static memory_file *find_file(const char *path)
+{
+    if (!is_folder)
+        return strcmp(path, "fuzz") == 0 ? &files[0] : NULL;
+    if (strncmp(path, "fuzz/", 5) != 0)
+        return NULL;
+    for (size_t i = 0; i < file_count; i++)
+        if (!files[i].entry->name || strcmp(files[i].entry->name, path + 5) == 0)
+            return &files[i];
+    return NULL;
+}
 
 static int open_memory(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
 {
     (void)io;
     (void)flags;
-    if (strcmp(path, "fuzz") != 0)
-        return -ENOENT;
-    *file_out = &the_file.base;
-    return 0;
+    memory_file *file = find_file(path);
+    *file_out = file ? &file->base : NULL;
+    return file ? 0 : -ENOENT;
 }
 
 static ssize_t read_memory(fsdp_file *file, void *data, size_t size, int64_t offset)
 {
-    (void)file;
+    const memory_entry *entry = ((const memory_file *)file)->entry;
     if (offset < 0)
         abort();
-    if ((size_t)offset >= the_file.size)
+    if ((size_t)offset >= entry->size)
         return 0;
-    size_t left = the_file.size - (size_t)offset;
+    size_t left = entry->size - (size_t)offset;
     size = size < left ? size : left;
-    memcpy(data, the_file.data + offset, size);
+    memcpy(data, entry->data + offset, size);
     return (ssize_t)size;
 }
 
 static int size_of_memory(fsdp_file *file, int64_t *size_out)
 {
-    (void)file;
-    *size_out = (int64_t)the_file.size;
+    *size_out = (int64_t)((const memory_file *)file)->entry->size;
     return 0;
 }
 
@@ -54,10 +69,24 @@ static int close_memory(fsdp_file *file)
 static int info_of_memory(fsdp_io *io, const char *path, fsdp_file_info *info_out)
 {
     (void)io;
-    if (strcmp(path, "fuzz") != 0)
+    const memory_file *file = find_file(path);
+    if (!file && !(is_folder && strcmp(path, "fuzz") == 0))
         return -ENOENT;
-    *info_out = (fsdp_file_info){.kind = FSDP_FILE_REGULAR, .size = (int64_t)the_file.size};
+    *info_out = (fsdp_file_info){.kind = file ? FSDP_FILE_REGULAR : FSDP_FILE_DIRECTORY};
+    info_out->size = file ? (int64_t)file->entry->size : 0;
     return 0;
+}
+
+static int list_memory(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
+                       void *user)
+{
+    (void)io;
+    (void)path;
+    int result = 0;
+    for (size_t i = 0; i < file_count && result == 0; i++)
+        if (files[i].entry->name)
+            result = visit(user, files[i].entry->name);
+    return result;
 }
 
 static const fsdp_io_ops memory_ops = {.name = "memory",
@@ -65,15 +94,28 @@ static const fsdp_io_ops memory_ops = {.name = "memory",
                                        .pread = read_memory,
                                        .size = size_of_memory,
                                        .info = info_of_memory,
+                                       .list = list_memory,
                                        .close = close_memory};
+
+fsdp_io *memory_folder(const memory_entry *entries, size_t count)
+{
+    static fsdp_io io = {&memory_ops};
+    if (count > MOST_FILES)
+        abort();
+    for (size_t i = 0; i < count; i++)
+        files[i] = (memory_file){{&memory_ops}, &entries[i]};
+    file_count = count;
+    is_folder = true;
+    return &io;
+}
 
 fsdp_io *memory_io(const uint8_t *data, size_t size)
 {
-    static fsdp_io io = {&memory_ops};
-    the_file.base.ops = &memory_ops;
-    the_file.data = data;
-    the_file.size = size;
-    return &io;
+    static memory_entry entry;
+    entry = (memory_entry){NULL, data, size};
+    fsdp_io *io = memory_folder(&entry, 1);
+    is_folder = false;
+    return io;
 }
 
 static void require(bool truth)

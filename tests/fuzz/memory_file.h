@@ -1,4 +1,4 @@
-/* An io table with one file in memory, for fuzz targets of formats that read files. */
+/* An io table of files in memory, for fuzz targets of formats that read files. */
 #ifndef FSDP_FUZZ_MEMORY_FILE_H
 #define FSDP_FUZZ_MEMORY_FILE_H
 
@@ -6,10 +6,18 @@
 
 #include <stddef.h>
 
-/* The one file is called "fuzz"; every other name is not there. */
-fsdp_io *memory_io(const uint8_t *data, size_t size);
+typedef struct memory_entry {
+    const char *name;          /* NULL: this file is found under every name but those before it */
+    const uint8_t *data;
+    size_t size;
+} memory_entry;
 
-/* Opens it as a source and reads all of it; the process ends when something does not make sense. */
+/* One file, which is called "fuzz"; every other name is not there. */
+fsdp_io *memory_io(const uint8_t *data, size_t size);
+/* "fuzz" is a folder of these files, which are borrowed. */
+fsdp_io *memory_folder(const memory_entry *entries, size_t count);
+
+/* Opens "fuzz" as a source and reads all of it; the process ends when something does not make sense. */
 void read_everything(fsdp_io *io);
 
 #endif
