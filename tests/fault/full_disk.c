@@ -29,7 +29,7 @@ enum {
     STEP_BYTES = 64 << 10,
     DISK_BYTES = 8 << 20,
     DISK_FILES = 200,
-    MOST_LEVELS = 32
+    MOST_LEVELS = 64
 };
 
 typedef struct counts {
@@ -228,6 +228,14 @@ static bool prepared(const scenario *s, disk *d, opener open, const char *folder
     return false;
 }
 
+/* When all levels were tried, one of them must have been enough. */
+static bool never_worked(const scenario *s, const char *what, const test_sampler *sampler)
+{
+    if (sampler->every == 1)
+        tell(s, what, MOST_LEVELS, "it never worked");
+    return sampler->every > 1;
+}
+
 /* From no room at all until there is enough. */
 static bool run_bytes(const scenario *s, opener open, const char *folder, bool blind,
                       test_sampler *sampler, counts *c)
@@ -245,7 +253,7 @@ static bool run_bytes(const scenario *s, opener open, const char *folder, bool b
         if (worked)
             return true;
     }
-    return sampler->every > 1;
+    return never_worked(s, what, sampler);
 }
 
 static bool run_files(const scenario *s, opener open, const char *folder, bool blind,
@@ -263,7 +271,7 @@ static bool run_files(const scenario *s, opener open, const char *folder, bool b
         if (worked)
             return true;
     }
-    return sampler->every > 1;
+    return never_worked(s, "files", sampler);
 }
 
 static bool run_disk(const char *name, opener open, const char *folder, bool has_files)
