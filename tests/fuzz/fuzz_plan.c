@@ -12,9 +12,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char model[] = "\x40\0\0\0\0\0\0\0"
-                            "{\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}       "
-                            "........................";
+static const char model[] =
+    "\x40\0\0\0\0\0\0\0"
+    "{\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]}}       "
+    "........................";
 
 static const char CLOSING[] = "\"xxh3\": \"";
 enum { CLOSING_SIZE = 45 };
@@ -38,9 +39,8 @@ static void check_order(const fsdp_convert_order *order)
 
 static void check_text(const char *text, size_t size)
 {
-    const memory_entry files[] = {
-        {"plan.json", (const uint8_t *)text, size},
-        {"model.safetensors", (const uint8_t *)model, sizeof model - 1}};
+    const memory_entry files[] = {{"plan.json", (const uint8_t *)text, size},
+                                  {"model.safetensors", (const uint8_t *)model, sizeof model - 1}};
     fsdp_io *io = memory_folder(files, sizeof files / sizeof *files);
     fsdp_convert_order *order = NULL;
     fsdp_error err = {0};
