@@ -645,10 +645,6 @@ static fsdp_status set_up(pickle_vm *vm)
         return pickle_no_memory(vm);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         FSDP_TRY(pickle_new_node(vm, fixed[i], &made));
-    for (int64_t i = 0; i < 256; i++) {
-        fsdp_pickle_node node = {.kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = i};
-        FSDP_TRY(pickle_new_node(vm, node, &made));
-    }
     return FSDP_OK;
 }
 

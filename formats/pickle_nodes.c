@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { FIRST_BLOCK = 64 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 4 };
+enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 4 };
 enum { MORE_KWARGS, MORE_LIST, MORE_DICT, MORE_SET, MORE_COUNT };
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -80,10 +80,16 @@ fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, f
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
 {
-    if (value >= 0 && value < 256)
-        return pickle_push(vm, NODE_OF_INT_0 + (fsdp_node)value);
-    fsdp_pickle_node node = {.kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = value};
-    return pickle_push_node(vm, node);
+    bool is_small = value >= 0 && value < PICKLE_SMALL_INTS;
+    fsdp_node made = is_small ? vm->small_ints[value] : 0;
+    if (made == 0) {
+        fsdp_pickle_node node = {
+            .kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = value};
+        FSDP_TRY(pickle_new_node(vm, node, &made));
+        if (is_small)
+            vm->small_ints[value] = made;
+    }
+    return pickle_push(vm, made);
 }
 
 fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size)

@@ -21,9 +21,10 @@ enum {
     NODE_OF_FALSE,
     NODE_OF_TRUE,
     NODE_OF_EMPTY_TUPLE,
-    NODE_OF_INT_0,                      /* and 255 more behind it */
-    NODE_FIRST_FREE = NODE_OF_INT_0 + 256
+    NODE_FIRST_FREE
 };
+
+enum { PICKLE_SMALL_INTS = 256 };             /* of the same value share a node */
 
 typedef struct pickle_vm {
     const fsdp_pickle_options *options;
@@ -38,6 +39,7 @@ typedef struct pickle_vm {
     size_t floor;                             /* height at the last mark: nothing below is popped */
     fsdp_node *memo;
     size_t memo_count, memo_capacity, memo_used;
+    fsdp_node small_ints[PICKLE_SMALL_INTS];  /* 0: not met yet */
     fsdp_node *pending;                       /* halves of shapes, to be checked at the end */
     size_t pending_count, pending_capacity;
     fsdp_pickle_store *store;

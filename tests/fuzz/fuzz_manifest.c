@@ -1,11 +1,13 @@
 /*
  * Fuzz target: the manifest. The hash at the end would stop nearly every changed input at once, so
  * the input is read once as it is and once with the right ending; what is accepted must be written
- * again, and that text must mean the same and be written the same.
+ * again, and that text must mean the same and be written the same. Both are also read from a directory
+ * of which every other file has FILE_SIZE bytes.
  */
 #include "statedict/manifest.h"
 
 #include "base/mem.h"
+#include "tests/fuzz/memory_file.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const char CLOSING[] = "\"xxh3\": \"";
-enum { CLOSING_SIZE = 45 };
+enum { CLOSING_SIZE = 45, FILE_SIZE = 100 };
 
 static void require(bool truth)
 {
@@ -34,15 +36,46 @@ static void check_state(const fsdp_manifest *manifest)
     }
 }
 
+/* The files are what the manifest says, or they are not. */
+static bool files_are_there(const fsdp_manifest *manifest)
+{
+    for (int i = 0; i < manifest->file_count; i++)
+        if (manifest->files[i].size != FILE_SIZE)
+            return false;
+    return true;
+}
+
+/* expected NULL: the text is no manifest. */
+static void check_directory(const char *text, size_t size, const fsdp_manifest *expected)
+{
+    static const uint8_t bytes[FILE_SIZE];
+    const memory_entry files[] = {{FSDP_MANIFEST_NAME, (const uint8_t *)text, size},
+                                  {NULL, bytes, sizeof bytes}};
+    fsdp_io *io = memory_folder(files, sizeof files / sizeof *files);
+    fsdp_manifest manifest;
+    fsdp_error err = {0};
+    fsdp_status status = fsdp_manifest_read(io, "fuzz", &manifest, &err);
+    require((status == FSDP_OK) == (expected && files_are_there(expected)));
+    require(status == FSDP_OK ? manifest.world == expected->world
+                              : err.status == status && err.text[0] && !manifest.sd);
+    bool is_ours;
+    if (fsdp_manifest_is_ours(io, "fuzz", &is_ours, &err) == FSDP_OK && expected)
+        require(is_ours && fsdp_manifest_begins(text, size) && fsdp_manifest_ends(text, size));
+    if (status == FSDP_OK)
+        fsdp_manifest_release(&manifest);
+}
+
 static void check_text(const char *text, size_t size)
 {
     fsdp_manifest manifest, again;
     fsdp_error err = {0};
     if (fsdp_manifest_decode(text, size, "fuzz", &manifest, &err) != FSDP_OK) {
         require(err.status != FSDP_OK && err.text[0] && !manifest.sd && !manifest.files);
+        check_directory(text, size, NULL);
         return;
     }
     check_state(&manifest);
+    check_directory(text, size, &manifest);
     fsdp_text first = {0}, second = {0};
     fsdp_status status = fsdp_manifest_encode(&manifest, &first, &err);
     require(status == FSDP_OK || status == FSDP_ERR_LIMIT);

@@ -1,31 +1,42 @@
-/* Fuzz target: files of torch.save. An input that is one is read as it is; any other is the pickle of one,
- * around which a zip archive with two storages is put. */
-#include "tests/fuzz/memory_file.h"
-#include "tests/fuzz/tiny_zip.h"
+/* Fuzz target: files of torch.save. An input that is one is read as it is; a folder (bundle.h) is a directory
+ * with an index; any other is the pickle of one, as are the files of a folder. */
+#include "tests/fuzz/bundle.h"
+#include "tests/fuzz/torch_file.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void read_pickle(const uint8_t *data, size_t size)
 {
-    static const uint8_t storage[24] = {1, 2, 3};
-    const tiny_record records[] = {
-        {"a/data.pkl", data, size}, {"a/data/0", storage, 24}, {"a/data/1", storage, 8}};
     size_t zip_size;
-    uint8_t *zip = tiny_zip(records, sizeof records / sizeof *records, &zip_size);
+    uint8_t *zip = torch_file(data, size, 0, &zip_size);
     if (zip)
         read_everything(memory_io(zip, zip_size));
     free(zip);
 }
 
+static void read_folder(const uint8_t *data, size_t size)
+{
+    bundle files;
+    bundle_split(data, size, &files);
+    for (size_t i = 0; i < files.count; i++) {
+        const memory_entry *file = &files.files[i];
+        size_t zip_size;
+        if (bundle_name_ends(&files, i, ".bin") && torch_file_wants(file->data, file->size))
+            bundle_replace(&files, i, torch_file(file->data, file->size, 0, &zip_size), zip_size);
+    }
+    read_everything(memory_folder(files.files, files.count));
+    bundle_release(&files);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    bool is_legacy = size >= 6 && memcmp(data, "\x80\x02\x8a\x0a\x6c\xfc", 6) == 0;
-    if (is_legacy || (size >= 4 && memcmp(data, "PK\3\4", 4) == 0))
-        read_everything(memory_io(data, size));
-    else
+    if (bundle_begins(data, size))
+        read_folder(data, size);
+    else if (torch_file_wants(data, size))
         read_pickle(data, size);
+    else
+        read_everything(memory_io(data, size));
     return 0;
 }

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE = 4096, TENSORS_READ = 64, MOST_FILES = 4 };
+enum { PIECE = 4096, TENSORS_READ = 64, MOST_FILES = 8 };
 
 typedef struct memory_file {
     fsdp_file base;
@@ -84,7 +84,7 @@ static int list_memory(fsdp_io *io, const char *path, int (*visit)(void *user, c
     (void)path;
     int result = 0;
     for (size_t i = 0; i < file_count && result == 0; i++)
-        if (files[i].entry->name)
+        if (files[i].entry->name && !strchr(files[i].entry->name, '/'))
             result = visit(user, files[i].entry->name);
     return result;
 }
@@ -124,10 +124,12 @@ static void require(bool truth)
         abort();
 }
 
+/* USAGE: a folder that holds several models. */
 static bool is_refusal(fsdp_status status, const fsdp_error *err)
 {
     return err->text[0] && (status == FSDP_ERR_NOT_FOUND || status == FSDP_ERR_DAMAGED ||
-                            status == FSDP_ERR_REFUSED || status == FSDP_ERR_LIMIT);
+                            status == FSDP_ERR_REFUSED || status == FSDP_ERR_LIMIT ||
+                            (status == FSDP_ERR_USAGE && is_folder));
 }
 
 /* The first pieces and the last one. */

@@ -30,11 +30,17 @@ static uint8_t *put_name(uint8_t *at, const tiny_record *record)
     return at + size;
 }
 
-uint8_t *tiny_zip(const tiny_record *records, size_t count, size_t *size_out)
+size_t tiny_zip_size(const tiny_record *records, size_t count)
 {
     size_t size = END;
     for (size_t i = 0; i < count; i++)
         size += LOCAL + CENTRAL + 2 * strlen(records[i].name) + records[i].size;
+    return size;
+}
+
+uint8_t *tiny_zip(const tiny_record *records, size_t count, size_t *size_out)
+{
+    size_t size = tiny_zip_size(records, count);
     uint8_t *zip = calloc(1, size), *at = zip;
     if (!zip)
         return NULL;

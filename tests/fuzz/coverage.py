@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""How many lines of its parser the corpus of each fuzz target reaches.
+
+usage: coverage.py BUILD [TARGET...]
+
+BUILD was configured with -DFSDP_COVERAGE=ON, and holds the targets. The corpus is replayed from nothing,
+one target at a time. Exit 1 when a target reaches less than WANTED percent; --lines shows what it misses.
+"""
+import argparse
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+WANTED = 80
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+# Sources that are this target's to reach: what only it hands hostile bytes to.
+PARSERS = {
+    "dcp": "formats/dcp_metadata formats/dcp_read",
+    "hdf5": "formats/hdf5_session formats/hdf5_listing formats/hdf5_read",
+    "index": "formats/native_index formats/native_read",
+    "manifest": "statedict/manifest statedict/manifest_state_read statedict/manifest_value "
+                "statedict/manifest_path",
+    "npz": "formats/npz_read formats/npy_header",
+    "plan": "statedict/plan_read",
+    "ranks": "formats/rankset formats/rankset_compare formats/rankset_dist formats/rankset_flat "
+             "formats/rankset_merge formats/rankset_mesh formats/rankset_name formats/rankset_place "
+             "formats/rankset_plain formats/rankset_read",
+    "safetensors": "formats/safetensors_header formats/safetensors_read",
+    "torch": "formats/pickle formats/pickle_nodes formats/pickle_policy formats/pickle_text "
+             "formats/torch_names formats/torch_value formats/torch_tensor formats/torch_read "
+             "formats/torch_legacy formats/torch_numpy formats/torch_storage formats/torch_zip",
+    "zip": "formats/zip formats/zip_read",
+}
+
+
+def replay(build, target):
+    for counts in build.rglob("*.gcda"):
+        counts.unlink()
+    run = subprocess.run([build / "tests" / f"fuzz_{target}", HERE / "corpus" / target],
+                         capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(f"fuzz_{target} ended with {run.returncode}:\n{run.stdout}{run.stderr}")
+
+
+def lines_of(build, source):
+    """{line: whether it was reached} of one source; a macro's or an inlined copy counts once."""
+    counts = next(build.rglob(f"{pathlib.Path(source).name}.c.gcda"), None)
+    if counts is None:
+        return None
+    report = subprocess.run(["gcov", "-j", "-t", counts], capture_output=True, text=True, cwd=build,
+                            check=True)
+    reached = {}
+    for text in report.stdout.splitlines():
+        for file in json.loads(text)["files"]:
+            if file["file"].endswith(f"{source}.c"):
+                for line in file["lines"]:
+                    number = line["line_number"]
+                    reached[number] = reached.get(number, False) or line["count"] > 0
+    return reached
+
+
+def measure(build, target, shows_lines):
+    replay(build, target)
+    parts, total, hit = [], 0, 0
+    for source in PARSERS[target].split():
+        lines = lines_of(build, source)
+        name = pathlib.Path(source).name
+        if lines is None:
+            sys.exit(f"{target}: {source}.c was not compiled, or not reached at all")
+        total += len(lines)
+        hit += sum(lines.values())
+        parts.append(f"{name} {100 * sum(lines.values()) // max(len(lines), 1)}")
+        if shows_lines:
+            show_missed(source, lines)
+    percent = 100 * hit // total
+    print(f"{target:<12} {percent:3} % of {total:4} lines  ({', '.join(parts)})", flush=True)
+    return percent
+
+
+def show_missed(source, lines):
+    text = (ROOT / f"{source}.c").read_text().splitlines()
+    for number, was_reached in sorted(lines.items()):
+        if not was_reached:
+            print(f"  {source}.c:{number}: {text[number - 1]}")
+
+
+def main():
+    options = argparse.ArgumentParser(description="lines of parsers that the fuzz corpora reach")
+    options.add_argument("build", type=pathlib.Path)
+    options.add_argument("targets", nargs="*", choices=[*PARSERS, []])
+    options.add_argument("--lines", action="store_true", help="show the lines that are not reached")
+    given = options.parse_args()
+    if not shutil.which("gcov"):
+        sys.exit("gcov is not installed")
+    missing = {path.name for path in (HERE / "corpus").iterdir()} - set(PARSERS)
+    if missing:
+        sys.exit(f"coverage.py does not say which sources these parse with: {', '.join(missing)}")
+    build = given.build.resolve()
+    low = [target for target in given.targets or PARSERS
+           if measure(build, target, given.lines) < WANTED]
+    if low:
+        print(f"below {WANTED} %: {', '.join(low)}")
+    return 1 if low else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
