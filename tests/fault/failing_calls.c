@@ -117,11 +117,11 @@ static void run_trial(trial *t, fsdp_io *disk)
 static bool befell_what_is_saved(const trial *t)
 {
     unsigned calls = 1u << FSDP_CALL_PWRITE | 1u << FSDP_CALL_SYNC | 1u << FSDP_CALL_SYNC_DIR;
-    /* a marker's text and the notes for --resume are nothing that is saved */
-    if (t->was_written && !strstr(t->path, "/.saving") && !strstr(t->path, "/.resume"))
+    if (t->was_written && !strstr(t->path, "/.saving")) /* its text is nothing that is saved */
         calls |= 1u << FSDP_CALL_CLOSE;
     return t->kind->action == FSDP_FAULT_ERRNO && calls >> t->call & 1 &&
-           strstr(t->path, ".tmp-") && !strstr(t->path, ".lock");
+           strstr(t->path, ".tmp-") && !strstr(t->path, ".lock") &&
+           !strstr(t->path, "/.resume"); /* nor are the notes for --resume */
 }
 
 /* Reported as saved: it is there, also after the power was cut at once. */
