@@ -1,7 +1,7 @@
 /*
- * Fuzz target: plans of conversions. As with the manifest, the hash at the end would stop nearly every changed
- * input, so it is read once as it is and once with the right ending. What is accepted is compared with what
- * would be done: the source, where the plan knows it, is a small safetensors file.
+ * Fuzz target: plans of conversions. As with the manifest, the hash at the end would stop nearly every
+ * changed input, so it is read once as it is and once with the right ending. What is accepted is compared
+ * with what would be done: the source, where the plan knows it, is a small safetensors file.
  */
 #include "base/mem.h"
 #include "statedict/plan_file.h"
