@@ -6,7 +6,6 @@
 
 #include "base/flow.h"
 #include "base/mem.h"
-#include "statedict/ctl_backend.h"
 #include "statedict/leftovers.h"
 #include "statedict/manifest.h"
 #include "statedict/resume.h"
@@ -14,8 +13,6 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
@@ -53,13 +50,15 @@ static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
-static fsdp_status enter_run(fsdp_staging *staging, fsdp_error *err)
+static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsdp_error *err)
 {
     int64_t step;
+    fsdp_lease *lease;
     if (!fsdp_dir_is_step(staging->target, &step))
         return FSDP_OK;
-    staging->refresh_ms = fsdp_now_ms() + REFRESH_MS;
-    return fsdp_lease_take(staging->io, staging->parent, &staging->lease, err);
+    FSDP_TRY(fsdp_lease_await(staging->io, staging->parent, watch, &lease, err));
+    fsdp_lease_keep(&staging->keeper, lease, watch);
+    return FSDP_OK;
 }
 
 /* What is written last and may be there already. The shard files stay. */
@@ -71,12 +70,9 @@ static void remove_published(const fsdp_staging *staging)
         fsdp_marker_remove(staging->io, staging->path, names[i]);
 }
 
-static fsdp_status prepare(fsdp_staging *staging, const char *dir, bool held, const char *hash,
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, const char *hash,
                            fsdp_error *err)
 {
-    FSDP_TRY(fsdp_path_split(dir, &staging->target, &staging->parent, err));
-    if (!held)
-        FSDP_TRY(enter_run(staging, err));
     FSDP_TRY(fsdp_place_recover(staging->io, staging->target, err));
     FSDP_TRY(fsdp_place_check(staging->io, dir, staging->overwrite, err));
     fsdp_leftovers_clear(staging->io, staging->target, staging->parent, hash, &staging->path,
@@ -88,63 +84,69 @@ static fsdp_status prepare(fsdp_staging *staging, const char *dir, bool held, co
     return FSDP_OK;
 }
 
-static fsdp_status begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, bool held,
-                         const char *hash, fsdp_staging *staging_out, fsdp_error *err)
+static fsdp_status begin(fsdp_staging *staging, const char *dir, bool held, const char *hash,
+                         const fsdp_watch *watch, fsdp_error *err)
 {
-    *staging_out =
-        (fsdp_staging){.io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
-    fsdp_status status = prepare(staging_out, dir, held, hash, err);
+    fsdp_status status = fsdp_path_split(dir, &staging->target, &staging->parent, err);
+    if (status == FSDP_OK && !held)
+        status = enter_run(staging, watch, err);
+    if (status == FSDP_OK)
+        status = prepare(staging, dir, hash, err);
     if (status != FSDP_OK)
-        fsdp_staging_release(staging_out);
+        fsdp_staging_release(staging);
     return status;
+}
+
+static fsdp_staging new_staging(fsdp_io *io, bool durable, bool overwrite)
+{
+    return (fsdp_staging){
+        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
 }
 
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                fsdp_staging *staging_out, fsdp_error *err)
 {
-    return begin(io, dir, durable, overwrite, false, NULL, staging_out, err);
+    *staging_out = new_staging(io, durable, overwrite);
+    return begin(staging_out, dir, false, NULL, NULL, err);
 }
 
 fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                     fsdp_staging *staging_out, fsdp_error *err)
 {
-    return begin(io, dir, durable, overwrite, true, NULL, staging_out, err);
+    *staging_out = new_staging(io, durable, overwrite);
+    return begin(staging_out, dir, true, NULL, NULL, err);
 }
 
 fsdp_status fsdp_staging_resume(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                const char *hash, fsdp_staging *staging_out, fsdp_error *err)
+                                const char *hash, const fsdp_watch *watch,
+                                fsdp_staging *staging_out, fsdp_error *err)
 {
-    return begin(io, dir, durable, overwrite, false, hash, staging_out, err);
+    *staging_out = new_staging(io, durable, overwrite);
+    return begin(staging_out, dir, false, hash, watch, err);
 }
 
 /* --- at work ---------------------------------------------------------------------------------- */
 
-/* A lease that is lost is reported when it matters: publishing asks again. */
-static int keep_lease(void *user, int64_t done, int64_t total, const char *what)
-{
-    fsdp_staging *staging = user;
-    const fsdp_watch *watch = &staging->watch;
-    int64_t now = fsdp_now_ms();
-    if (now >= staging->refresh_ms) {
-        staging->refresh_ms = now + REFRESH_MS;
-        (void)!fsdp_lease_refresh(staging->lease, NULL);
-    }
-    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
-}
-
-static void pass_notice(void *user, const char *text)
-{
-    const fsdp_staging *staging = user;
-    if (staging->watch.notice)
-        staging->watch.notice(staging->watch.user, text);
-}
-
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch)
 {
-    staging->watch = *watch;
-    if (!staging->lease)
-        return *watch;
-    return (fsdp_watch){.user = staging, .progress = keep_lease, .notice = pass_notice};
+    staging->keeper.watch = *watch;
+    return fsdp_lease_keeper_watch(&staging->keeper);
+}
+
+fsdp_status fsdp_staging_judge(const fsdp_staging *staging, fsdp_status status, fsdp_error *err)
+{
+    const fsdp_error *lost = &staging->keeper.lost;
+    if (status != FSDP_ERR_CANCELLED || lost->status == FSDP_OK)
+        return status;
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
+                     lost->text);
+}
+
+fsdp_lease *fsdp_staging_move_lease(fsdp_staging *staging)
+{
+    fsdp_lease *lease = staging->keeper.lease;
+    staging->keeper.lease = NULL;
+    return lease;
 }
 
 void fsdp_staging_abandon(fsdp_staging *staging)
@@ -159,7 +161,7 @@ void fsdp_staging_abandon(fsdp_staging *staging)
 void fsdp_staging_release(fsdp_staging *staging)
 {
     (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
-    fsdp_lease_release(staging->lease);
+    fsdp_lease_release(staging->keeper.lease);
     fsdp_free(staging->target);
     fsdp_free(staging->parent);
     fsdp_free(staging->path);
@@ -350,8 +352,8 @@ fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, si
     FSDP_TRY(write_manifest(staging, manifest, size, err));
     if (staging->has_notes)
         fsdp_marker_remove(staging->io, staging->path, FSDP_RESUME_NAME);
-    if (staging->lease)
-        FSDP_TRY(fsdp_lease_refresh(staging->lease, err));
+    if (staging->keeper.lease)
+        FSDP_TRY(fsdp_lease_refresh(staging->keeper.lease, err));
     bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);
     FSDP_TRY(replaces ? replace(staging, err) : take_place(staging, err));
     end_marker(staging);

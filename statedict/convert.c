@@ -491,7 +491,7 @@ static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
     if (job->place.format)
         return fsdp_export_begin(&job->place, to, err);
     FSDP_TRY(fsdp_staging_resume(job->io, to, !opts->no_sync, opts->overwrite,
-                                 opts->resume ? job->hash : NULL, staging, err));
+                                 opts->resume ? job->hash : NULL, &opts->watch, staging, err));
     fsdp_resume_begin(&job->notes, job->io, staging->path, job->hash, job->file_count,
                       staging->is_taken_up);
     staging->has_notes = true;
@@ -609,6 +609,7 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
     fsdp_status st = convert(&job, from, to, err);
+    st = fsdp_staging_judge(&job.staging, st, err);
     if (st != FSDP_OK) {
         for (int i = 0; job.writers && i < job.file_count; i++) {
             fsdp_shard_discard(job.writers[i]);

@@ -111,7 +111,7 @@ static fsdp_status load_candidates(fsdp_candidates *list, const fsdp_load_opts *
         fsdp_candidate candidate;
         FSDP_TRY(fsdp_candidates_next(list, &candidate, err));
         fsdp_status st = load_one(&candidate, opts, full_out, err);
-        if (!fsdp_run_is_fault(st))
+        if (!fsdp_run_may_skip(st, err))
             return st;
         FSDP_TRY(fsdp_candidate_refuse_newer(list, &candidate, io_of(opts), err));
         if (candidate.is_last)

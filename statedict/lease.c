@@ -12,6 +12,8 @@
 #include "base/json.h"
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/ctl_backend.h"
+#include "statedict/pipeline.h"
 
 #include <fsdp/text.h>
 #include <errno.h>
@@ -25,9 +27,14 @@
 
 enum {
     TEXT_MAX = 1 << 16,
-    TRIES = 200,        /* for a file that changes while we look, 10 ms apart */
-    ABSURD_PERIODS = 10 /* a lease that ends so far ahead was written by a clock that jumped */
+    TRIES = 200,         /* for a file that changes while we look, 10 ms apart */
+    NOTICE_TRIES = 50,   /* a holder that is waited for is named after these */
+    PROGRESS_TRIES = 25, /* and progress told so often */
+    ABSURD_PERIODS = 10  /* a lease that ends so far ahead was written by a clock that jumped */
 };
+
+/* Set by tests before they start threads. */
+static int patience_ms = FSDP_LEASE_PATIENCE_MS;
 
 typedef struct lease_text {
     fsdp_process process;
@@ -41,6 +48,7 @@ struct fsdp_lease {
     lease_text mine;
     char *text; /* as it stands in the file */
     size_t size;
+    bool may_end;     /* it could not be taken, and that may be over soon */
     fsdp_lease *next; /* of this process */
 };
 
@@ -223,23 +231,30 @@ static void describe_holder(const lease_text *holder, char *out, size_t room)
              since);
 }
 
-static fsdp_status fail_unreadable(const fsdp_lease *lease, const char *text, size_t size,
-                                   fsdp_error *err)
+static fsdp_status fail_foreign(const fsdp_lease *lease, fsdp_error *err)
 {
-    if (is_torn(text, size))
-        return fsdp_fail(err, FSDP_ERR_EXISTS,
-                         "'%s' may be in use: its lease '%s' is being written, or was cut short; "
-                         "it is taken over %d s after that",
-                         lease->run, lease->path, FSDP_LEASE_SECONDS);
     return fsdp_fail(err, FSDP_ERR_EXISTS,
                      "'%s' may be in use: '%s' is no lease that this fsdp can read, and is not "
                      "taken over; if no job uses the run, remove that file",
                      lease->run, lease->path);
 }
 
-static fsdp_status fail_held(const fsdp_lease *lease, const lease_text *holder, fsdp_error *err)
+static fsdp_status fail_unreadable(fsdp_lease *lease, const char *text, size_t size,
+                                   fsdp_error *err)
+{
+    lease->may_end = is_torn(text, size);
+    if (lease->may_end)
+        return fsdp_fail(err, FSDP_ERR_EXISTS,
+                         "'%s' may be in use: its lease '%s' is being written, or was cut short; "
+                         "it is taken over %d s after that",
+                         lease->run, lease->path, FSDP_LEASE_SECONDS);
+    return fail_foreign(lease, err);
+}
+
+static fsdp_status fail_held(fsdp_lease *lease, const lease_text *holder, fsdp_error *err)
 {
     char who[200];
+    lease->may_end = true;
     describe_holder(holder, who, sizeof who);
     if (fsdp_process_is_here(&holder->process))
         return fsdp_fail(err, FSDP_ERR_EXISTS,
@@ -394,6 +409,25 @@ static fsdp_status take_over(fsdp_lease *lease, const char *text, size_t size, b
     return status;
 }
 
+/* A directory, a link, a pipe, or more than any lease is: somebody else's, like any other text. */
+static bool is_no_small_file(const fsdp_error *reason)
+{
+    return reason->errnum == EISDIR || reason->errnum == EINVAL || reason->errnum == ELOOP ||
+           reason->errnum == ENXIO || reason->status == FSDP_ERR_REFUSED ||
+           (reason->status == FSDP_ERR_LIMIT && reason->errnum == 0);
+}
+
+static fsdp_status fail_unread(const fsdp_lease *lease, const fsdp_error *reason, fsdp_error *err)
+{
+    if (reason->status == FSDP_ERR_NOT_FOUND && reason->errnum == ENOENT)
+        return FSDP_OK;
+    if (is_no_small_file(reason))
+        return fail_foreign(lease, err);
+    if (err)
+        *err = *reason;
+    return reason->status;
+}
+
 /* *done_out false without an error: the file changed meanwhile, look again. */
 static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *err)
 {
@@ -404,13 +438,8 @@ static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *er
     size_t size;
     fsdp_error reason = {0};
     fsdp_status status = fsdp_io_read_file(lease->io, lease->path, TEXT_MAX, &text, &size, &reason);
-    if (status == FSDP_ERR_NOT_FOUND && reason.errnum == ENOENT)
-        return FSDP_OK;
-    if (status != FSDP_OK) {
-        if (err)
-            *err = reason;
-        return status;
-    }
+    if (status != FSDP_OK)
+        return fail_unread(lease, &reason, err);
     lease_text holder;
     if (is_over(lease->io, lease->path, text, size, &holder))
         status = take_over(lease, text, size, done_out, err);
@@ -457,31 +486,83 @@ static fsdp_status create_lease(fsdp_io *io, const char *run, fsdp_lease **lease
 
 static fsdp_status take(fsdp_lease *lease, fsdp_error *err)
 {
-    fsdp_file_info info;
-    int result = lease->io->ops->info(lease->io, lease->run, &info);
-    if (result < 0 || info.kind != FSDP_FILE_DIRECTORY)
-        return fsdp_fail_errno(err, result < 0 ? -result : ENOTDIR, "cannot use run '%s'",
-                               lease->run);
     for (int i = 0; i < TRIES; i++) {
         bool done;
+        lease->may_end = false;
         FSDP_TRY(try_to_take(lease, &done, err));
         if (done)
             return FSDP_OK;
         wait_a_little();
     }
+    lease->may_end = true;
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' is in use: '%s' keeps changing", lease->run,
                      lease->path);
 }
 
-fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out, fsdp_error *err)
+/* Progress is told now and then, and may say stop; that a holder is waited for only when it takes long. */
+static fsdp_status tell_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
+                                const fsdp_error *held, fsdp_error *err)
+{
+    if (watch && tries == NOTICE_TRIES)
+        fsdp_notice(watch, "waiting up to %d s for the run: %s", patience_ms / 1000, held->text);
+    if (watch && watch->progress && tries % PROGRESS_TRIES == 0 &&
+        watch->progress(watch->user, 0, 1, "waiting for the run") != 0)
+        return fsdp_fail(err, FSDP_ERR_CANCELLED,
+                         "stopped on request, while '%s' was in use; nothing was changed",
+                         lease->run);
+    return FSDP_OK;
+}
+
+static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_watch *watch,
+                                  fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = lease->io->ops->info(lease->io, lease->run, &info);
+    if (result < 0 || info.kind != FSDP_FILE_DIRECTORY)
+        return fsdp_fail_errno(err, result < 0 ? -result : ENOTDIR, "cannot use run '%s'",
+                               lease->run);
+    int64_t until_ms = fsdp_now_ms() + wait_ms;
+    for (int tries = 1;; tries++) {
+        fsdp_error held = {0};
+        fsdp_status status = take(lease, &held);
+        if (status == FSDP_OK)
+            return FSDP_OK;
+        if (!lease->may_end || fsdp_now_ms() >= until_ms) {
+            if (err)
+                *err = held;
+            return status;
+        }
+        FSDP_TRY(tell_waiting(lease, watch, tries, &held, err));
+        wait_a_little();
+    }
+}
+
+static fsdp_status take_lease(fsdp_io *io, const char *run, int wait_ms, const fsdp_watch *watch,
+                              fsdp_lease **lease_out, fsdp_error *err)
 {
     FSDP_TRY(create_lease(io, run, lease_out, err));
-    fsdp_status status = take(*lease_out, err);
+    fsdp_status status = take_patiently(*lease_out, wait_ms, watch, err);
     if (status != FSDP_OK) {
         fsdp_lease_forget(*lease_out);
         *lease_out = NULL;
     }
     return status;
+}
+
+fsdp_status fsdp_lease_take(fsdp_io *io, const char *run, fsdp_lease **lease_out, fsdp_error *err)
+{
+    return take_lease(io, run, 0, NULL, lease_out, err);
+}
+
+fsdp_status fsdp_lease_await(fsdp_io *io, const char *run, const fsdp_watch *watch,
+                             fsdp_lease **lease_out, fsdp_error *err)
+{
+    return take_lease(io, run, patience_ms, watch, lease_out, err);
+}
+
+void fsdp_lease_set_patience(int milliseconds)
+{
+    patience_ms = milliseconds;
 }
 
 bool fsdp_lease_is_held(fsdp_io *io, const char *run)
@@ -491,10 +572,13 @@ bool fsdp_lease_is_held(fsdp_io *io, const char *run)
     char *text;
     size_t size;
     bool held = false;
-    if (path && fsdp_io_read_file(io, path, TEXT_MAX, &text, &size, NULL) == FSDP_OK) {
+    fsdp_error reason = {0};
+    if (path && fsdp_io_read_file(io, path, TEXT_MAX, &text, &size, &reason) == FSDP_OK) {
         lease_text holder;
         held = !is_over(io, path, text, size, &holder);
         fsdp_free(text);
+    } else {
+        held = is_no_small_file(&reason);
     }
     fsdp_free(path);
     return held;

@@ -30,5 +30,7 @@ void fsdp_lease_forget(fsdp_lease *lease);
 /* For tests: who the caller is from now on (NULL: the truth), and seconds added to the clock. */
 void fsdp_lease_pretend(const fsdp_process *self, int64_t clock_offset);
 int64_t fsdp_lease_now(void);
+/* For tests: how long fsdp_lease_await waits. */
+void fsdp_lease_set_patience(int milliseconds);
 
 #endif

@@ -563,7 +563,7 @@ static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_er
     for (;;) {
         FSDP_TRY(choose(job, list, &chosen, err));
         fsdp_status st = load_checkpoint(job, &chosen, err);
-        if (!fsdp_run_is_fault(st))
+        if (!fsdp_run_may_skip(st, err))
             return st;
         FSDP_TRY(refuse_newer(job, list, &chosen, err));
         if (chosen.is_last)

@@ -19,6 +19,14 @@
 
 enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
 
+/* What is to become of a plain step directory. */
+typedef struct verdict {
+    bool remove;
+    bool counts;   /* among those for whose sake others go */
+    bool was_read; /* all of it, and it is good */
+    char *reason;  /* NULL: it could not be told */
+} verdict;
+
 typedef struct retention {
     fsdp_lease *lease; /* NULL in a dry run */
     const char *run;
@@ -28,7 +36,10 @@ typedef struct retention {
     void (*report)(void *user, const fsdp_retain_action *action);
     void *user;
     fsdp_io *io;
-    int good; /* met so far */
+    fsdp_lease_keeper keeper; /* while steps are read */
+    fsdp_run_steps steps;
+    verdict *verdicts; /* one per step */
+    int good;          /* counted so far */
 } retention;
 
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
@@ -89,7 +100,7 @@ static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step
     fsdp_status status = fsdp_run_refuse_newer(path, retain->io, &reason);
     fsdp_free(path);
     *newer_out = status == FSDP_ERR_REFUSED;
-    if (status == FSDP_OK || *newer_out)
+    if (status == FSDP_OK || *newer_out || fsdp_run_is_out_of_reach(status, &reason))
         return FSDP_OK;
     if (err)
         *err = reason;
@@ -115,14 +126,88 @@ static bool is_hollow(const retention *retain, const fsdp_run_step *step)
     return listed && !has_value;
 }
 
-/* Decides about a plain step directory. Old ones that a rule keeps are not even read. */
-static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *remove_out,
-                          char *reason, fsdp_error *err)
+static fsdp_status tell_fault(const retention *retain, const fsdp_run_step *step,
+                              const fsdp_error *fault, bool *remove_out, char *reason)
+{
+    *remove_out = retain->policy && is_hollow(retain, step);
+    if (*remove_out)
+        snprintf(reason, REASON_SIZE, "holds neither a manifest nor a shard file");
+    else
+        snprintf(reason, REASON_SIZE, "does not verify: %s", fault->text);
+    return FSDP_OK;
+}
+
+static fsdp_status set_reason(verdict *mine, const char *reason, fsdp_error *err)
+{
+    fsdp_free(mine->reason);
+    mine->reason = fsdp_strndup(reason, strlen(reason));
+    return mine->reason ? FSDP_OK : fsdp_fail_memory(err, "the reason of a removal");
+}
+
+/* Reads a step that counts as a whole; one that is damaged does not count any more. */
+static fsdp_status read_counted(retention *retain, size_t i, fsdp_error *err)
+{
+    verdict *mine = &retain->verdicts[i];
+    char reason[REASON_SIZE];
+    fsdp_error fault = {0};
+    fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
+    fsdp_status status =
+        fsdp_run_check_once(retain->run, &retain->steps.items[i], &watch, retain->io, &fault);
+    mine->was_read = status == FSDP_OK;
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (!fsdp_run_is_fault(status)) {
+        if (err)
+            *err = fault;
+        return status;
+    }
+    mine->counts = false;
+    retain->good--;
+    snprintf(reason, sizeof reason, "does not verify: %s", fault.text);
+    return set_reason(mine, reason, err);
+}
+
+/*
+ * Before a good one goes, those for whose sake it goes are read whole, once in this process each. What is
+ * kept by sizes and indexes alone might be all damaged.
+ */
+static fsdp_status read_all_counted(retention *retain, size_t end, fsdp_error *err)
+{
+    for (size_t i = 0; i < end; i++) {
+        if (retain->verdicts[i].counts && !retain->verdicts[i].was_read)
+            FSDP_TRY(read_counted(retain, i, err));
+    }
+    return FSDP_OK;
+}
+
+static bool wants_newest(const retention *retain)
+{
+    return retain->policy && retain->good < retain->policy->keep_last;
+}
+
+/* A good one: is it among the newest that stay? */
+static fsdp_status count_good(retention *retain, size_t i, char *reason, fsdp_error *err)
+{
+    verdict *mine = &retain->verdicts[i];
+    if (!wants_newest(retain))
+        FSDP_TRY(read_all_counted(retain, i, err));
+    mine->counts = wants_newest(retain);
+    mine->remove = !mine->counts;
+    if (mine->counts) {
+        retain->good++;
+        snprintf(reason, REASON_SIZE, "newest %d", retain->policy->keep_last);
+    } else {
+        snprintf(reason, REASON_SIZE, "no rule keeps it");
+    }
+    return FSDP_OK;
+}
+
+/* Decides about a plain step directory. Old ones that a rule keeps are not even looked at. */
+static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error *err)
 {
     bool newer;
-    *remove_out = false;
-    bool newest_wanted = retain->policy && retain->good < retain->policy->keep_last;
-    if (!newest_wanted && kept_by_rule(retain, step, reason))
+    const fsdp_run_step *step = &retain->steps.items[i];
+    if (!wants_newest(retain) && kept_by_rule(retain, step, reason))
         return FSDP_OK;
     fsdp_error fault = {0};
     FSDP_TRY(find_newer(retain, step, &newer, err));
@@ -130,30 +215,35 @@ static fsdp_status decide(retention *retain, const fsdp_run_step *step, bool *re
         snprintf(reason, REASON_SIZE, "of a newer format version");
         return FSDP_OK;
     }
-    /* the two that must stay are read whole: nothing older goes for the sake of damaged ones */
-    fsdp_verify_level level = retain->good < LEAST_KEPT ? FSDP_VERIFY_DATA : FSDP_VERIFY_QUICK;
-    fsdp_status status = fsdp_run_check(retain->run, step, level, NULL, retain->io, &fault);
-    if (status != FSDP_OK && !fsdp_run_is_fault(status)) {
-        if (err)
-            *err = fault;
-        return status;
+    fsdp_status status =
+        fsdp_run_check(retain->run, step, FSDP_VERIFY_QUICK, NULL, retain->io, &fault);
+    if (status == FSDP_OK)
+        return count_good(retain, i, reason, err);
+    if (fsdp_run_is_fault(status))
+        return tell_fault(retain, step, &fault, &retain->verdicts[i].remove, reason);
+    if (err)
+        *err = fault;
+    return status;
+}
+
+/* One that cannot be judged does not keep the others from it; the first failure is reported. */
+static fsdp_status decide_all(retention *retain, fsdp_error *err)
+{
+    fsdp_status first = FSDP_OK;
+    for (size_t i = 0; i < retain->steps.count; i++) {
+        char reason[REASON_SIZE];
+        if (retain->steps.items[i].state != FSDP_STEP_GOOD)
+            continue;
+        fsdp_error *told = first == FSDP_OK ? err : NULL;
+        fsdp_status status = decide(retain, i, reason, told);
+        if (status == FSDP_OK)
+            status = set_reason(&retain->verdicts[i], reason, told);
+        if (first == FSDP_OK)
+            first = status;
+        if (status == FSDP_ERR_CANCELLED)
+            break;
     }
-    if (status != FSDP_OK) {
-        *remove_out = retain->policy && is_hollow(retain, step);
-        if (*remove_out)
-            snprintf(reason, REASON_SIZE, "holds neither a manifest nor a shard file");
-        else
-            snprintf(reason, REASON_SIZE, "does not verify: %s", fault.text);
-        return FSDP_OK;
-    }
-    retain->good++;
-    if (newest_wanted) {
-        snprintf(reason, REASON_SIZE, "newest %d", retain->policy->keep_last);
-        return FSDP_OK;
-    }
-    *remove_out = true;
-    snprintf(reason, REASON_SIZE, "no rule keeps it");
-    return FSDP_OK;
+    return first;
 }
 
 /* --- doing ------------------------------------------------------------------------------------ */
@@ -259,8 +349,7 @@ static fsdp_status decide_replaced(const retention *retain, const fsdp_run_step 
     fsdp_status status = FSDP_OK;
     *remove_out = false;
     if (fsdp_io_exists(retain->io, path)) {
-        *remove_out = fsdp_run_check(retain->run, &whole, FSDP_VERIFY_DATA, NULL, retain->io,
-                                     NULL) == FSDP_OK;
+        *remove_out = fsdp_run_check_once(retain->run, &whole, NULL, retain->io, NULL) == FSDP_OK;
         snprintf(reason, REASON_SIZE,
                  *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
     } else {
@@ -280,16 +369,22 @@ static void forget_marker(const retention *retain, const fsdp_run_step *step)
     fsdp_free(path);
 }
 
-static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+static fsdp_status retain_step(const retention *retain, size_t i, fsdp_error *err)
 {
+    const fsdp_run_step *step = &retain->steps.items[i];
+    const verdict *mine = &retain->verdicts[i];
     bool remove = true;
     char reason[REASON_SIZE] = "interrupted delete";
-    if (step->state == FSDP_STEP_GOOD)
-        FSDP_TRY(decide(retain, step, &remove, reason, err));
-    else if (step->state == FSDP_STEP_STAGING)
+    if (step->state == FSDP_STEP_GOOD) {
+        if (!mine->reason)
+            return FSDP_OK;
+        remove = mine->remove;
+        snprintf(reason, sizeof reason, "%s", mine->reason);
+    } else if (step->state == FSDP_STEP_STAGING) {
         decide_staging(retain, step, &remove, reason);
-    else if (step->state == FSDP_STEP_REPLACED)
+    } else if (step->state == FSDP_STEP_REPLACED) {
         FSDP_TRY(decide_replaced(retain, step, &remove, reason, err));
+    }
     if (remove)
         FSDP_TRY(remove_step(retain, step, err));
     else if (step->state == FSDP_STEP_GOOD && !retain->dry_run)
@@ -299,18 +394,32 @@ static fsdp_status retain_step(retention *retain, const fsdp_run_step *step, fsd
 }
 
 /* One that cannot be removed does not keep the others; the first failure is reported. */
-static fsdp_status retain_all(retention *retain, fsdp_error *err)
+static fsdp_status do_all(retention *retain, fsdp_error *err)
 {
-    fsdp_run_steps steps;
-    FSDP_TRY(fsdp_run_scan(retain->run, retain->io, &steps, err));
-    fsdp_status first = FSDP_OK;
-    for (size_t i = 0; i < steps.count; i++) {
-        fsdp_status status = retain_step(retain, &steps.items[i], first == FSDP_OK ? err : NULL);
+    fsdp_status first = decide_all(retain, err);
+    if (first == FSDP_ERR_CANCELLED)
+        return first;
+    for (size_t i = 0; i < retain->steps.count; i++) {
+        fsdp_status status = retain_step(retain, i, first == FSDP_OK ? err : NULL);
         if (first == FSDP_OK)
             first = status;
     }
-    fsdp_run_steps_release(&steps);
     return first;
+}
+
+static fsdp_status retain_all(retention *retain, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_run_scan(retain->run, retain->io, &retain->steps, err));
+    retain->verdicts = fsdp_alloc(retain->steps.count + 1, sizeof *retain->verdicts);
+    fsdp_status status =
+        retain->verdicts ? do_all(retain, err) : fsdp_fail_memory(err, retain->run);
+    for (size_t i = 0; retain->verdicts && i < retain->steps.count; i++)
+        fsdp_free(retain->verdicts[i].reason);
+    fsdp_free(retain->verdicts);
+    fsdp_run_steps_release(&retain->steps);
+    if (status == FSDP_ERR_CANCELLED && retain->keeper.lost.status != FSDP_OK)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "%s", retain->keeper.lost.text);
+    return status;
 }
 
 /* Text of leases whose takers were killed. A young one may belong to a taker that is at work. */
@@ -330,7 +439,7 @@ static int sweep_lease(void *user, const char *name)
 
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, fsdp_io *io, fsdp_error *err)
+                                 void *user, const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
 {
     FSDP_TRY(fsdp_retention_check(policy, err));
     retention retain = {.lease = lease,
@@ -339,29 +448,40 @@ fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_
                         .report = report,
                         .user = user,
                         .io = io ? io : fsdp_io_posix()};
+    fsdp_lease_keep(&retain.keeper, lease, watch);
     FSDP_TRY(retain_all(&retain, err));
     (void)retain.io->ops->list(retain.io, run, sweep_lease, &retain);
     return FSDP_OK;
 }
 
+static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
+                           void (*report)(void *user, const fsdp_retain_action *action), void *user,
+                           fsdp_io *io, fsdp_error *err)
+{
+    retention retain = {.run = run,
+                        .policy = policy,
+                        .dry_run = true,
+                        .report = report,
+                        .user = user,
+                        .io = io,
+                        .save_in_progress = fsdp_lease_is_held(io, run)};
+    return retain_all(&retain, err);
+}
+
+/* What has to be read is read before the lease is taken, which a job that saves may want at any moment. */
 fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool dry_run,
                             void (*report)(void *user, const fsdp_retain_action *action),
                             void *user, struct fsdp_io *io, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_retention_check(policy, err));
-    if (dry_run) {
-        retention retain = {.run = run,
-                            .policy = policy,
-                            .dry_run = true,
-                            .report = report,
-                            .user = user,
-                            .io = io ? io : fsdp_io_posix()};
-        retain.save_in_progress = fsdp_lease_is_held(retain.io, run);
-        return retain_all(&retain, err);
-    }
     fsdp_lease *lease;
+    io = io ? io : fsdp_io_posix();
+    FSDP_TRY(fsdp_retention_check(policy, err));
+    if (dry_run)
+        return run_dry(run, policy, report, user, io, err);
+    if (!fsdp_lease_is_held(io, run))
+        (void)!run_dry(run, policy, NULL, NULL, io, NULL);
     FSDP_TRY(fsdp_lease_take(io, run, &lease, err));
-    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, io, err);
+    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, NULL, io, err);
     fsdp_lease_release(lease);
     return status;
 }

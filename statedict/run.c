@@ -6,8 +6,12 @@
 
 #include "base/mem.h"
 #include "statedict/commit.h"
+#include "statedict/commit_internal.h"
+#include "statedict/lease_internal.h"
 #include "statedict/manifest.h"
+#include "statedict/verified.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,6 +137,45 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_veri
     return status;
 }
 
+/* What changes while it is read is not remembered. */
+fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_watch *watch,
+                                fsdp_io *io, fsdp_error *err)
+{
+    fsdp_fingerprint before, after;
+    char *path = fsdp_path_join(run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, run);
+    bool seen = fsdp_fingerprint_take(io, path, &before);
+    fsdp_status status = FSDP_OK;
+    if (!seen || !fsdp_verified_has(&before)) {
+        status = fsdp_run_check(run, step, FSDP_VERIFY_DATA, watch, io, err);
+        if (status == FSDP_OK && seen && fsdp_fingerprint_take(io, path, &after) &&
+            memcmp(&before, &after, sizeof before) == 0)
+            fsdp_verified_add(&before);
+    }
+    fsdp_free(path);
+    return status;
+}
+
+bool fsdp_run_is_out_of_reach(fsdp_status status, const fsdp_error *err)
+{
+    if (status != FSDP_ERR_IO)
+        return false;
+    switch (err->errnum) {
+    case EACCES:
+    case EPERM:
+    case ESTALE:
+    case ETIMEDOUT:
+    case ENOTCONN: return true;
+    default: return false;
+    }
+}
+
+bool fsdp_run_may_skip(fsdp_status status, const fsdp_error *err)
+{
+    return fsdp_run_is_fault(status) && !fsdp_run_is_out_of_reach(status, err);
+}
+
 bool fsdp_run_is_fault(fsdp_status status)
 {
     switch (status) {
@@ -156,7 +199,7 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
                          "knows that version is needed; an older checkpoint of the run is not "
                          "taken in its place unless its own path is given",
                          path, major, FSDP_FORMAT_MAJOR);
-    if (status == FSDP_OK || fsdp_run_is_fault(status))
+    if (status == FSDP_OK || fsdp_run_may_skip(status, &reason))
         return FSDP_OK;
     if (err)
         *err = reason;
@@ -186,8 +229,32 @@ static bool has_pin(const char *run, const char *name, fsdp_io *io)
     return has;
 }
 
+/* What nobody can look at is taken for held: to leave it alone is the safe mistake. */
+static bool has_maker(const char *run, const char *name, fsdp_io *io)
+{
+    bool held = true;
+    char *dir = fsdp_path_join(run, name);
+    if (dir) {
+        fsdp_marker_state saving = fsdp_marker_look(io, dir, FSDP_MARKER_SAVING);
+        fsdp_marker_state publishing = fsdp_marker_look(io, dir, FSDP_MARKER_PUBLISHING);
+        held = saving == FSDP_MARKER_HELD || saving == FSDP_MARKER_UNKNOWN ||
+               publishing == FSDP_MARKER_HELD || publishing == FSDP_MARKER_UNKNOWN;
+    }
+    fsdp_free(dir);
+    return held;
+}
+
+static bool is_at_work(const char *run, const fsdp_run_step *step, fsdp_io *io)
+{
+    if (step->state == FSDP_STEP_STAGING && has_maker(run, step->name, io))
+        return true;
+    return fsdp_lease_is_held(io, run);
+}
+
 static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fsdp_error *err)
 {
+    if (step->state == FSDP_STEP_STAGING || step->state == FSDP_STEP_DELETING)
+        step->at_work = is_at_work(run, step, io);
     if (step->state != FSDP_STEP_GOOD)
         return FSDP_OK;
     step->pinned = has_pin(run, step->name, io);
@@ -202,7 +269,8 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
     }
     fsdp_error newer = {0};
     status = refuse_newer_step(run, step, io, &newer);
-    if (status != FSDP_OK && status != FSDP_ERR_REFUSED) {
+    if (status != FSDP_OK && status != FSDP_ERR_REFUSED &&
+        !fsdp_run_is_out_of_reach(status, &newer)) {
         if (err)
             *err = newer;
         return status;
@@ -212,13 +280,39 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
     return step->reason ? FSDP_OK : fsdp_fail_memory(err, run);
 }
 
+/* Retention, or whoever saves, was faster than the look at it. */
+static bool is_gone(const char *run, const fsdp_run_step *step, fsdp_io *io)
+{
+    fsdp_file_info info;
+    char *path = fsdp_path_join(run, step->name);
+    bool gone = path && io->ops->info(io, path, &info) == -ENOENT;
+    fsdp_free(path);
+    return gone;
+}
+
+static void drop(fsdp_run_steps *steps, size_t at)
+{
+    fsdp_free(steps->items[at].name);
+    fsdp_free(steps->items[at].reason);
+    memmove(&steps->items[at], &steps->items[at + 1],
+            (steps->count - at - 1) * sizeof *steps->items);
+    steps->count--;
+}
+
 fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io, fsdp_run_steps *steps_out,
                           fsdp_error *err)
 {
+    io = io ? io : fsdp_io_posix();
     FSDP_TRY(fsdp_run_scan(run, io, steps_out, err));
     fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < steps_out->count && status == FSDP_OK; i++)
-        status = examine(run, io, &steps_out->items[i], err);
+    for (size_t i = 0; i < steps_out->count && status == FSDP_OK;) {
+        fsdp_run_step *step = &steps_out->items[i];
+        status = examine(run, io, step, err);
+        if (status == FSDP_OK && step->state != FSDP_STEP_GOOD && is_gone(run, step, io))
+            drop(steps_out, i);
+        else
+            i++;
+    }
     if (status != FSDP_OK)
         fsdp_run_steps_release(steps_out);
     return status;
@@ -264,7 +358,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
             *path_out = fsdp_path_join(run, step->name);
             return *path_out ? FSDP_OK : fsdp_fail_memory(err, run);
         }
-        if (!fsdp_run_is_fault(status)) {
+        if (!fsdp_run_may_skip(status, &reason)) {
             if (err)
                 *err = reason;
             return status;

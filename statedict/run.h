@@ -34,6 +34,7 @@ typedef struct fsdp_run_step {
     char *name;                /* of the directory in the run */
     fsdp_step_state state;
     bool pinned;
+    bool at_work;              /* STAGING, DELETING: it is, or may be, under way */
     char *reason;              /* BROKEN, NEWER: why */
 } fsdp_run_step;
 
@@ -50,8 +51,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_run_list(const char *run, struct fsdp_io 
 FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
 /* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
- * Newer ones that do not are named through watch.notice; one of a newer format version is
- * FSDP_ERR_REFUSED, it is not passed over. *path_out is freed with fsdp_string_free. */
+ * Newer ones that do not are named through watch.notice; not passed over are one of a newer format
+ * version (FSDP_ERR_REFUSED), and one that could not be read for want of permission (FSDP_ERR_IO). *path_out is freed with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
                                                   const fsdp_watch *watch, struct fsdp_io *io,
                                                   char **path_out, fsdp_error *err);

@@ -22,6 +22,17 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_veri
                            const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
 bool fsdp_run_is_fault(fsdp_status status);
 
+/* FSDP_OK when all its data was read and is right, by this call or by one before it in this process and nothing
+ * has changed since. */
+fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_watch *watch,
+                                fsdp_io *io, fsdp_error *err);
+
+/* The disk or a permission kept us from looking, which says nothing about the checkpoint: an older one is not
+ * taken in its place, any more than for one of a newer format version. */
+bool fsdp_run_is_out_of_reach(fsdp_status status, const fsdp_error *err);
+/* A fault that an older checkpoint may be taken for. */
+bool fsdp_run_may_skip(fsdp_status status, const fsdp_error *err);
+
 /*
  * FSDP_ERR_REFUSED when a step's directory is a checkpoint of a format version to come. Whoever looks for the
  * newest one stops there: what is older would be taken without anybody having meant it.
@@ -31,10 +42,10 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
 /* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
-/* fsdp_run_retain for a caller that holds the run's lease: it is refreshed before each removal, and
- * nothing is removed once it is lost. */
+/* fsdp_run_retain for a caller that holds the run's lease: it is kept while steps are read, refreshed before each
+ * removal, and nothing is removed once it is lost. watch may be NULL. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, fsdp_io *io, fsdp_error *err);
+                                 void *user, const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
 
 #endif

@@ -7,6 +7,7 @@
 #include "statedict/run_internal.h"
 
 #include "base/mem.h"
+#include "base/pool.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/pipeline.h"
 #include "statedict/save_internal.h"
@@ -19,10 +20,8 @@ typedef struct run_job {
     const char *run;
     fsdp_io *io;
     fsdp_save_opts opts;
-    fsdp_lease *lease;  /* rank 0 */
-    int64_t refresh_ms; /* when the lease is to be refreshed again */
-    fsdp_error lost;    /* why it could not be */
-    fsdp_watch watch;   /* the caller's */
+    fsdp_lease *lease; /* rank 0, once the step is saved */
+    uintptr_t thread;  /* that may use ctl */
     char name[FSDP_STEP_NAME_SIZE];
     char *path;
 } run_job;
@@ -46,8 +45,7 @@ static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
     return job->opts.no_sync ? FSDP_OK : sync_parent(job, err);
 }
 
-/* Rank 0 holds the lease for all. */
-static fsdp_status enter_run(run_job *job, fsdp_error *err)
+static fsdp_status prepare_run(run_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
     fsdp_step_name(job->opts.step, job->name);
@@ -58,42 +56,9 @@ static fsdp_status enter_run(run_job *job, fsdp_error *err)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
     if (st == FSDP_OK)
         st = fsdp_retention_check(job->opts.retain, err);
-    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0) {
+    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
         st = make_run_directory(job, err);
-        if (st == FSDP_OK)
-            st = fsdp_lease_take(job->io, job->run, &job->lease, err);
-    }
     return fsdp_ctl_agree(job->ctl, st, err);
-}
-
-enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
-
-/* A long save keeps its lease fresh from where progress is told; without the lease it must stop. */
-static int keep_lease(void *user, int64_t done, int64_t total, const char *what)
-{
-    run_job *job = user;
-    int64_t now = fsdp_now_ms();
-    if (job->lease && now >= job->refresh_ms) {
-        job->refresh_ms = now + REFRESH_MS;
-        if (fsdp_lease_refresh(job->lease, &job->lost) != FSDP_OK)
-            return 1;
-    }
-    return job->watch.progress ? job->watch.progress(job->watch.user, done, total, what) : 0;
-}
-
-/* Rank 0, right before the checkpoint is published: another job may have the run by now. */
-static fsdp_status confirm_lease(void *user, fsdp_error *err)
-{
-    run_job *job = user;
-    job->refresh_ms = fsdp_now_ms() + REFRESH_MS;
-    return fsdp_lease_refresh(job->lease, err);
-}
-
-static void notice(void *user, const char *text)
-{
-    const run_job *job = user;
-    if (job->watch.notice)
-        job->watch.notice(job->watch.user, text);
 }
 
 /* For people who look into the directory; nothing of ours reads it. */
@@ -111,12 +76,23 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
     return st;
 }
 
+/* The other ranks have their checkpoint and go on to their next call, where they wait for rank 0. */
+static int tell_others(void *user, int64_t done, int64_t total, const char *what)
+{
+    const run_job *job = user;
+    const fsdp_watch *watch = &job->opts.watch;
+    if (job->thread == fsdp_thread_number())
+        fsdp_ctl_tell_working(job->ctl, job->ctl->deadline_ms);
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
 /* What was just saved stays, also when its step is lower than others': somebody went back to it. */
-static fsdp_status retain_others(const run_job *job, fsdp_error *err)
+static fsdp_status retain_others(run_job *job, fsdp_error *err)
 {
     const fsdp_retention *asked = job->opts.retain;
+    fsdp_watch watch = {.user = job, .progress = tell_others};
     if (!asked)
-        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, job->io, err);
+        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &watch, job->io, err);
     fsdp_retention policy = *asked;
     int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
     if (!pins)
@@ -125,48 +101,32 @@ static fsdp_status retain_others(const run_job *job, fsdp_error *err)
         memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
     pins[policy.pin_count++] = job->opts.step;
     policy.pins = pins;
-    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, job->io, err);
+    fsdp_status st =
+        fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &watch, job->io, err);
     fsdp_free(pins);
     return st;
 }
 
-/* The checkpoint is saved: what fails now is told, and does not unsay that. */
-static void tidy_run(const run_job *job)
+static void tell_untidy(const run_job *job, const char *what, fsdp_status status,
+                        const fsdp_error *err)
 {
-    fsdp_error err = {0};
-    fsdp_status st = write_hint(job, &err);
-    if (st == FSDP_OK)
-        st = retain_others(job, &err);
-    if (st != FSDP_OK)
-        fsdp_notice(&job->opts.watch, "'%s' is saved, but tidying the run failed: %s", job->path,
-                    err.text);
+    if (status != FSDP_OK)
+        fsdp_notice(&job->opts.watch, "'%s' is saved, but %s failed: %s", job->path, what,
+                    err->text);
 }
 
-/* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
-static fsdp_status tell_why_cancelled(run_job *job, fsdp_error *err)
+/* The checkpoint is saved: what fails now is told, and does not unsay that. */
+static void tidy_run(run_job *job)
 {
-    fsdp_error cancelled = err ? *err : (fsdp_error){0};
-    fsdp_status st = FSDP_OK;
-    if (job->lost.status != FSDP_OK)
-        st = fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
-                       job->lost.text);
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    if (err)
-        *err = cancelled;
-    return FSDP_ERR_CANCELLED;
+    fsdp_error err = {0};
+    tell_untidy(job, "the hint 'latest'", write_hint(job, &err), &err);
+    tell_untidy(job, "tidying the run", retain_others(job, &err), &err);
 }
 
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 {
-    FSDP_TRY(enter_run(job, err));
-    job->refresh_ms = fsdp_now_ms() + REFRESH_MS;
-    job->watch = job->opts.watch;
-    job->opts.watch = (fsdp_watch){.user = job, .progress = keep_lease, .notice = notice};
-    fsdp_save_guard guard = {.user = job, .confirm = confirm_lease};
-    fsdp_status st = fsdp_sd_save_guarded(sd, job->ctl, job->path, &job->opts, &guard, err);
-    if (st == FSDP_ERR_CANCELLED)
-        return tell_why_cancelled(job, err);
-    FSDP_TRY(st);
+    FSDP_TRY(prepare_run(job, err));
+    FSDP_TRY(fsdp_sd_save_step(sd, job->ctl, job->path, &job->opts, &job->lease, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);
     return FSDP_OK;
@@ -178,6 +138,7 @@ fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int
     run_job job = {.ctl = ctl, .run = run, .opts = opts ? *opts : fsdp_save_opts_default()};
     job.io = job.opts.io ? job.opts.io : fsdp_io_posix();
     job.opts.step = step;
+    job.thread = fsdp_thread_number();
     job.opts.overwrite = false;
     fsdp_status st = run_save(&job, sd, err);
     fsdp_lease_release(job.lease);

@@ -20,6 +20,7 @@
 #include "base/flow.h"
 #include "base/pool.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
@@ -40,8 +41,9 @@ typedef struct save_job {
     fsdp_shard_seal seal;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
-    fsdp_watch watch;             /* the caller's, which also keeps the lease of a run */
-    const fsdp_save_guard *guard; /* may be NULL */
+    fsdp_watch watch;      /* the caller's, which also keeps the lease of a run */
+    bool may_be_published; /* rank 0 may have begun to, as far as this rank knows */
+    bool is_published;     /* rank 0 */
 } save_job;
 
 /* --- the beginning ---------------------------------------------------------------------------- */
@@ -111,16 +113,28 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
     return FSDP_OK;
 }
 
+/* Rank 0 may have to wait for the run: the other ranks are to wait for rank 0. */
+static int tell_patience(void *user, int64_t done, int64_t total, const char *what)
+{
+    const save_job *job = user;
+    const fsdp_watch *watch = &job->opts->watch;
+    fsdp_ctl_tell_working(job->ctl, job->ctl->deadline_ms);
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
+static void pass_notice(void *user, const char *text)
+{
+    const save_job *job = user;
+    fsdp_notice(&job->opts->watch, "%s", text);
+}
+
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
     FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
     const fsdp_save_opts *opts = job->opts;
-    bool durable = !opts->no_sync;
-    if (job->guard) /* who guards it holds the lease */
-        FSDP_TRY(
-            fsdp_staging_begin_held(job->io, dir, durable, opts->overwrite, &job->staging, err));
-    else
-        FSDP_TRY(fsdp_staging_begin(job->io, dir, durable, opts->overwrite, &job->staging, err));
+    fsdp_watch watch = {.user = job, .progress = tell_patience, .notice = pass_notice};
+    FSDP_TRY(fsdp_staging_resume(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
+                                 &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
@@ -402,8 +416,6 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
 {
     const fsdp_save_opts *opts = job->opts;
     FSDP_TRY(fsdp_meter_check(&job->meter, err));
-    if (job->guard)
-        FSDP_TRY(job->guard->confirm(job->guard->user, err));
     fsdp_publication publication = {.staging = &job->staging,
                                     .seals = seals,
                                     .owners = job->owners,
@@ -418,7 +430,9 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
                         .file_count = opts->kind == FSDP_FULL ? 1 : job->world,
                         .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
     memcpy(publication.manifest.run, job->run, sizeof job->run);
-    return fsdp_publish(&publication, err);
+    FSDP_TRY(fsdp_publish(&publication, err));
+    job->is_published = true;
+    return FSDP_OK;
 }
 
 static fsdp_status commit(save_job *job, fsdp_error *err)
@@ -427,6 +441,7 @@ static fsdp_status commit(save_job *job, fsdp_error *err)
     fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
     fsdp_status st =
         fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
+    job->may_be_published = st == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
     if (st == FSDP_OK)
         st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
     if (st == FSDP_OK) {
@@ -478,26 +493,57 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     return st;
 }
 
+/* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
+static fsdp_status tell_why_cancelled(const save_job *job, fsdp_error *err)
+{
+    fsdp_error cancelled = *err;
+    fsdp_status st = fsdp_staging_judge(&job->staging, FSDP_ERR_CANCELLED, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st == FSDP_ERR_EXISTS ? st : FSDP_OK, err));
+    *err = cancelled;
+    return FSDP_ERR_CANCELLED;
+}
+
+/* A rank was lost: what that means for the checkpoint, as far as this rank knows. */
+static void tell_what_is_left(const save_job *job, fsdp_error *err)
+{
+    const char *what = "; nothing was saved, and what was there before is as it was";
+    if (job->is_published)
+        what = "; the checkpoint is saved all the same";
+    else if (job->may_be_published)
+        what = "; the checkpoint is saved whole or not at all, which rank 0 knows";
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, "%s", what);
+}
+
+static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)
+{
+    if (status == FSDP_ERR_CANCELLED)
+        status = tell_why_cancelled(job, err);
+    if (status == FSDP_ERR_PEER)
+        tell_what_is_left(job, err);
+    return status;
+}
+
 fsdp_save_opts fsdp_save_opts_default(void)
 {
     return (fsdp_save_opts){.step = FSDP_STEP_NONE};
 }
 
-fsdp_status fsdp_sd_save_guarded(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                                 const fsdp_save_opts *opts, const fsdp_save_guard *guard,
-                                 fsdp_error *err)
+fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
     fsdp_save_opts defaults = fsdp_save_opts_default();
     save_job job = {.sd = sd,
                     .ctl = ctl,
                     .opts = opts ? opts : &defaults,
-                    .guard = guard,
                     .rank = fsdp_ctl_rank(ctl),
                     .world = fsdp_ctl_size(ctl)};
     job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
     job.watch = job.opts->watch;
-    fsdp_status st = save(&job, dir, err ? err : &local);
+    err = err ? err : &local;
+    fsdp_status st = explain(&job, save(&job, dir, err), err);
+    *lease_out = st == FSDP_OK ? fsdp_staging_move_lease(&job.staging) : NULL;
     fsdp_staging_release(&job.staging);
     fsdp_save_plan_release(&job.plan);
     fsdp_sd_free(job.whole);
@@ -508,5 +554,8 @@ fsdp_status fsdp_sd_save_guarded(const fsdp_sd *sd, fsdp_ctl *ctl, const char *d
 fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                          const fsdp_save_opts *opts, fsdp_error *err)
 {
-    return fsdp_sd_save_guarded(sd, ctl, dir, opts, NULL, err);
+    fsdp_lease *lease;
+    fsdp_status st = fsdp_sd_save_step(sd, ctl, dir, opts, &lease, err);
+    fsdp_lease_release(lease);
+    return st;
 }

@@ -1,18 +1,12 @@
-/* Saving with a last question before the checkpoint is published, for run_save.c. */
+/* Saving a step of a run for run_save.c, which goes on under the same lease. */
 #ifndef FSDP_SAVE_INTERNAL_H
 #define FSDP_SAVE_INTERNAL_H
 
+#include "statedict/commit.h"
 #include <fsdp/checkpoint.h>
 
-/* Asked on rank 0 when everything is written and nothing published yet; a failure stops the save. */
-typedef struct fsdp_save_guard {
-    void *user;
-    fsdp_status (*confirm)(void *user, fsdp_error *err);
-} fsdp_save_guard;
-
-/* fsdp_sd_save; guard may be NULL. */
-fsdp_status fsdp_sd_save_guarded(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
-                                 const fsdp_save_opts *opts, const fsdp_save_guard *guard,
-                                 fsdp_error *err);
+/* fsdp_sd_save; after success *lease_out is the lease of the run that DIR is a step of: on rank 0, else NULL. */
+fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err);
 
 #endif

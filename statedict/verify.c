@@ -25,18 +25,21 @@ typedef struct verify_job {
     atomic_llong blocks, bytes, findings;
     atomic_flag reporting; /* guards the callback and these two */
     int64_t unreadable;
-    char reason[FSDP_ERROR_TEXT]; /* of the first that was unreadable */
+    int unreadable_errnum; /* of the first that was unreadable */
+    char reason[FSDP_ERROR_TEXT];
     int64_t warnings, fixed;
     fsdp_meter meter;
 } verify_job;
 
-static void tell(verify_job *job, const fsdp_finding *finding)
+static void tell(verify_job *job, const fsdp_finding *finding, int errnum)
 {
     atomic_fetch_add(&job->findings, 1);
     while (atomic_flag_test_and_set(&job->reporting))
         ;
-    if (finding->unreadable && job->unreadable++ == 0)
+    if (finding->unreadable && job->unreadable++ == 0) {
+        job->unreadable_errnum = errnum;
         snprintf(job->reason, sizeof job->reason, "%s", finding->text);
+    }
     if (job->opts->finding)
         job->opts->finding(job->opts->finding_user, finding);
     atomic_flag_clear(&job->reporting);
@@ -45,7 +48,7 @@ static void tell(verify_job *job, const fsdp_finding *finding)
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    tell(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text});
+    tell(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
 /* A disk or a permission that fails says nothing about the bytes behind it. */
@@ -53,11 +56,12 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
                            const fsdp_error *found)
 {
     bool unreadable = found->status == FSDP_ERR_IO;
-    tell(job, &(fsdp_finding){.file = file,
-                              .tensor = tensor,
-                              .block = block,
-                              .text = found->text,
-                              .unreadable = unreadable});
+    fsdp_finding finding = {.file = file,
+                            .tensor = tensor,
+                            .block = block,
+                            .text = found->text,
+                            .unreadable = unreadable};
+    tell(job, &finding, found->errnum);
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
@@ -357,8 +361,12 @@ static fsdp_status bad_manifest(verify_job *job, fsdp_status status, fsdp_error 
 static fsdp_status judge(const char *path, const verify_job *job,
                          const fsdp_verify_summary *summary, fsdp_error *err)
 {
-    if (summary->unreadable > 0)
-        return fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read: %s", path, job->reason);
+    if (summary->unreadable > 0) {
+        fsdp_fail(err, FSDP_ERR_IO, "not all of '%s' could be read: %s", path, job->reason);
+        if (err)
+            err->errnum = job->unreadable_errnum;
+        return FSDP_ERR_IO;
+    }
     if (summary->findings > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged: %lld faults", path,
                          (long long)summary->findings);

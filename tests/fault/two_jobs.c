@@ -8,6 +8,7 @@
  * run with random pauses.
  */
 #include "base/io_fault.h"
+#include "statedict/lease_internal.h"
 #include "tests/fault/scenario.h"
 
 #include <inttypes.h>
@@ -102,6 +103,8 @@ static pid_t start_job(const race *r, int number)
     if (child != 0)
         return child;
     alarm(CHILD_SECONDS);
+    fsdp_lease_set_patience(
+        30); /* the job that stands still with the lease goes on after this one */
     job j = {.race = r, .number = number};
     fsdp_fault_plan plan = {
         .at = 1, .forever = true, .action = FSDP_FAULT_CALL, .call = pause_before_call, .user = &j};

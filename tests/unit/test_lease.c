@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -269,6 +270,130 @@ Test(lease, what_another_program_or_version_wrote_is_never_taken_over)
         must_be_held("is no lease that this fsdp can read");
         fsdp_lease_pretend(NULL, 0);
     }
+}
+
+static void check_foreign(const char *what)
+{
+    fsdp_lease *lease;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_lease_await(NULL, run, NULL, &lease, &err), FSDP_ERR_EXISTS, "%s", what);
+    cr_assert(strstr(err.text, "may be in use") && strstr(err.text, "remove that file"), "%s: %s",
+              what, err.text);
+    cr_assert(fsdp_lease_is_held(NULL, run), "%s", what);
+}
+
+/* Nor is anything waited for there: it would not end. */
+Test(lease, whatever_else_stands_in_its_place_is_told_alike_and_left_alone, .timeout = 4)
+{
+    char path[100], other[100];
+    snprintf(path, sizeof path, "%s/.lock", run);
+    snprintf(other, sizeof other, "%s/other", run);
+    write_lock("x");
+    cr_assert_eq(truncate(path, 100000), 0);
+    check_foreign("100,000 bytes");
+    cr_assert_eq(truncate(path, 0), 0);
+    FILE *file = fopen(path, "w");
+    for (int i = 255; i >= 0; i--)
+        fputc(i, file);
+    fclose(file);
+    check_foreign("binary");
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkdir(path, 0777), 0);
+    check_foreign("a directory");
+    cr_assert_eq(rmdir(path), 0);
+    cr_assert_eq(symlink("other", path), 0);
+    check_foreign("a link to nothing");
+    cr_assert_eq(mkdir(other, 0777), 0);
+    check_foreign("a link to a directory");
+    cr_assert_eq(rmdir(other), 0);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkfifo(path, 0666), 0);
+    check_foreign("a pipe");
+}
+
+/* --- waiting --- */
+
+typedef struct talk {
+    int notices, progress, stop_after;
+    char text[1000];
+} talk;
+
+static void take_notice(void *user, const char *text)
+{
+    talk *all = user;
+    all->notices++;
+    snprintf(all->text, sizeof all->text, "%s", text);
+}
+
+static int take_progress(void *user, int64_t done, int64_t total, const char *what)
+{
+    talk *all = user;
+    (void)done, (void)total, (void)what;
+    return ++all->progress >= all->stop_after;
+}
+
+/* Holds the lease, says so, and gives it back after a while. */
+static pid_t start_holder(useconds_t hold_us)
+{
+    int ready[2];
+    cr_assert_eq(pipe(ready), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        fsdp_lease *lease;
+        char c = fsdp_lease_take(NULL, run, &lease, NULL) == FSDP_OK ? 'y' : 'n';
+        if (write(ready[1], &c, 1) != 1)
+            _exit(1);
+        usleep(hold_us);
+        fsdp_lease_release(lease);
+        _exit(0);
+    }
+    char c = 0;
+    cr_assert_eq(read(ready[0], &c, 1), 1);
+    cr_assert_eq(c, 'y');
+    close(ready[0]);
+    close(ready[1]);
+    return child;
+}
+
+Test(lease, a_holder_that_is_soon_done_is_waited_for, .timeout = 60)
+{
+    fsdp_lease *lease;
+    fsdp_error err = {0};
+    talk all = {.stop_after = 1 << 30};
+    fsdp_watch watch = {.user = &all, .progress = take_progress, .notice = take_notice};
+    fsdp_lease_set_patience(30000);
+    pid_t child = start_holder(900000);
+    cr_assert_eq(fsdp_lease_take(NULL, run, &lease, NULL), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_lease_await(NULL, run, &watch, &lease, &err), FSDP_OK, "%s", err.text);
+    fsdp_lease_release(lease);
+    cr_assert_gt(all.progress, 0);
+    cr_assert_leq(all.notices, 1);
+    waitpid(child, NULL, 0);
+}
+
+Test(lease, who_holds_it_is_told_while_it_is_waited_for_and_the_wait_can_be_stopped)
+{
+    fsdp_error err = {0};
+    talk all = {.stop_after = 6};
+    fsdp_watch watch = {.user = &all, .progress = take_progress, .notice = take_notice};
+    fsdp_lease *mine = must_take(), *lease;
+    fsdp_lease_set_patience(60000);
+    cr_assert_eq(fsdp_lease_await(NULL, run, &watch, &lease, &err), FSDP_ERR_CANCELLED);
+    cr_assert_null(lease);
+    cr_assert_eq(all.notices, 1);
+    cr_assert(strstr(all.text, "waiting up to 60 s for the run") && strstr(all.text, "process"),
+              "%s", all.text);
+    fsdp_lease_release(mine);
+}
+
+Test(lease, a_wait_for_a_holder_that_stays_ends)
+{
+    fsdp_error err = {0};
+    fsdp_lease *mine = must_take(), *lease;
+    fsdp_lease_set_patience(100);
+    cr_assert_eq(fsdp_lease_await(NULL, run, NULL, &lease, &err), FSDP_ERR_EXISTS);
+    cr_assert(strstr(err.text, "is in use by process"), "%s", err.text);
+    fsdp_lease_release(mine);
 }
 
 /* --- races --- */

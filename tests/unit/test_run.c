@@ -5,6 +5,8 @@
 #include "statedict/lease_internal.h"
 #include "statedict/run_internal.h"
 
+#include "tests/support/state.h"
+
 #include <stdlib.h>
 
 #define UUID "0123456789abcdef0123456789abcdef"
@@ -175,6 +177,42 @@ Test(run, latest_does_not_skip_for_want_of_memory)
     fsdp_sim_free(io);
 }
 
+/* --- what cannot be looked at --- */
+
+/* Whatever the n-th call fails with, an older checkpoint is not taken in silence. */
+static bool latest_fails_at(int64_t n, int errnum, fsdp_verify_level level)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    save_steps(sim, (int64_t[]){10, 20}, 2);
+    fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = errnum};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    char *path;
+    fsdp_status status = fsdp_run_latest("/run", level, NULL, io, &path, &err);
+    if (status == FSDP_OK)
+        cr_assert_str_eq(path, step_path(20), "call %d, errno %d", (int)n, errnum);
+    else
+        cr_assert(status == FSDP_ERR_IO || status == FSDP_ERR_LIMIT, "call %d, errno %d: %s",
+                  (int)n, errnum, err.text);
+    cr_assert(status == FSDP_OK || strstr(err.text, "/run"), "%s", err.text);
+    fsdp_string_free(path);
+    bool reached = fsdp_io_fault_calls(io) >= n;
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+    return reached;
+}
+
+Test(run, latest_does_not_fall_back_for_want_of_rights_or_of_files)
+{
+    const int errnums[] = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM, ESTALE};
+    int64_t cases = 0;
+    for (size_t i = 0; i < sizeof errnums / sizeof *errnums; i++)
+        for (int level = FSDP_VERIFY_QUICK; level <= FSDP_VERIFY_DEEP; level++)
+            for (int64_t n = 1; latest_fails_at(n, errnums[i], (fsdp_verify_level)level); n++)
+                cases++;
+    cr_assert_gt(cases, 100);
+}
+
 /* --- retention --- */
 
 /* The steps that are good, newest first, as text. */
@@ -254,6 +292,118 @@ Test(run, retention_counts_only_what_verifies_and_leaves_the_rest_alone)
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         cr_assert(fsdp_io_exists(io, kept[i]), "%s", kept[i]);
     fsdp_sim_free(io);
+}
+
+/* A byte of a tensor, which no size and no index tells of. */
+static void flip_data(fsdp_io *io, int64_t step)
+{
+    char path[200], byte;
+    fsdp_file *file;
+    fsdp_file_info info;
+    in_step(step, "shard-00000-of-00001.h5", path);
+    cr_assert_eq(io->ops->info(io, path, &info), 0);
+    for (int64_t at = info.size - 1; at >= 0; at--) {
+        cr_assert_eq(fsdp_io_open(io, path, FSDP_IO_WRITE, &file, NULL), FSDP_OK);
+        cr_assert_eq(fsdp_io_read(file, path, &byte, 1, at, NULL), FSDP_OK);
+        char other = (char)(byte ^ 1);
+        cr_assert_eq(fsdp_io_write(file, path, &other, 1, at, NULL), FSDP_OK);
+        fsdp_verify_opts quick = {.level = FSDP_VERIFY_QUICK, .io = io},
+                         data = {.level = FSDP_VERIFY_DATA, .io = io};
+        bool found = fsdp_checkpoint_verify(step_path(step), &quick, NULL, NULL) == FSDP_OK &&
+                     fsdp_checkpoint_verify(step_path(step), &data, NULL, NULL) == FSDP_DIFFERS;
+        if (!found)
+            cr_assert_eq(fsdp_io_write(file, path, &byte, 1, at, NULL), FSDP_OK);
+        cr_assert_eq(fsdp_io_close(&file, path, NULL), FSDP_OK);
+        if (found)
+            return;
+    }
+    cr_assert_fail("no byte of a tensor");
+}
+
+static void save_real_step(fsdp_io *io, int64_t step)
+{
+    fsdp_ctl *self;
+    test_state state;
+    fsdp_error err = {0};
+    fsdp_save_opts opts = fsdp_save_opts_default();
+    opts.io = io;
+    opts.step = step;
+    cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
+    cr_assert_eq(test_state_create(STATE_SMALL, 1, 0, 0, true, 1, &state, &err), FSDP_OK);
+    cr_assert_eq(fsdp_sd_save(state.sd, self, step_path(step), &opts, &err), FSDP_OK, "%s",
+                 err.text);
+    test_state_release(&state);
+    fsdp_ctl_free(self);
+}
+
+static void expect_there(fsdp_io *io, const int64_t *steps, int n, int64_t last)
+{
+    for (int64_t step = 10; step <= last; step += 10) {
+        bool wanted = false;
+        for (int i = 0; i < n; i++)
+            wanted = wanted || steps[i] == step;
+        cr_assert_eq(fsdp_io_exists(io, step_path(step)), wanted, "step %d", (int)step);
+    }
+}
+
+Test(run, no_good_step_goes_for_the_sake_of_one_whose_data_is_damaged)
+{
+    fsdp_io *io = tiny_disk();
+    for (int64_t step = 10; step <= 60; step += 10)
+        save_real_step(io, step);
+    flip_data(io, 30);
+    flip_data(io, 40);
+    report dry = {{0}}, real = {{0}};
+    fsdp_retention policy = {.keep_last = 4};
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert_str_eq(dry.text, real.text);
+    cr_assert(strstr(real.text, "+ step-00000040: does not verify: "), "%s", real.text);
+    expect_there(io, (int64_t[]){10, 20, 30, 40, 50, 60}, 6, 60);
+    save_real_step(io, 70);
+    must_retain(io, &policy);
+    expect_there(io, (int64_t[]){20, 30, 40, 50, 60, 70}, 6, 70);
+    fsdp_sim_free(io);
+}
+
+static int count_call(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    *(int *)user += strstr(path, "/shard-") != NULL;
+    return 0;
+}
+
+Test(run, retention_reads_a_step_once_and_again_when_it_has_changed)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    int reads = 0;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = count_call,
+                            .user = &reads};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_retention policy = {.keep_last = 3};
+    for (int64_t step = 10; step <= 40; step += 10)
+        save_real_step(io, step);
+    reads = 0;
+    must_retain(io, &policy);
+    int first = reads;
+    must_retain(io, &policy); /* nothing is to go */
+    int idle = reads - first;
+    save_real_step(io, 50);
+    reads = 0;
+    must_retain(io, &policy);
+    int second = reads;
+    cr_assert_gt(first, second);
+    cr_assert_gt(second, 2 * idle);
+    flip_data(sim, 40);
+    save_real_step(io, 60);
+    must_retain(io, &policy);
+    expect_there(io, (int64_t[]){30, 40, 50, 60}, 4, 60);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
 }
 
 Test(run, retention_finishes_what_was_interrupted)
@@ -433,7 +583,7 @@ Test(run, another_job_at_work_stops_retention_and_not_a_dry_run)
     report dry = {{0}};
     cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
     cr_assert(strstr(dry.text, "+ step-00000040.tmp-" UUID ": a save in progress"), "%s", dry.text);
-    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, NULL, io, NULL), FSDP_OK);
     expect_good(io, "30 20");
     fsdp_lease_release(lease);
     fsdp_sim_free(io);
@@ -544,7 +694,7 @@ static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
     FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
     fsdp_status status = tiny_save_held(io, step_path(step), step, err);
     if (status == FSDP_OK)
-        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, io, err);
+        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, NULL, io, err);
     fsdp_lease_release(lease);
     return status;
 }

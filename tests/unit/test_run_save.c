@@ -163,6 +163,66 @@ Test(run_save, a_lease_that_is_lost_while_saving_stops_the_publication)
     fsdp_io_fault_free(io);
 }
 
+typedef struct notices {
+    int count;
+    char text[2000];
+} notices;
+
+static void take_notice(void *user, const char *text)
+{
+    notices *all = user;
+    all->count++;
+    strncat(all->text, text, sizeof all->text - strlen(all->text) - 1);
+}
+
+static int free_the_run(void *user, int64_t done, int64_t total, const char *what)
+{
+    (void)done, (void)total;
+    fsdp_lease **lease = user;
+    if (strcmp(what, "waiting for the run") == 0) {
+        fsdp_lease_release(*lease);
+        *lease = NULL;
+    }
+    return 0;
+}
+
+/* fsdp-gc, say, which is done in a moment. */
+Test(run_save, a_save_waits_for_who_holds_the_run_for_a_moment, .timeout = 60)
+{
+    must_save_step(1);
+    for (int outside = 0; outside < 2; outside++) {
+        fsdp_lease *lease;
+        fsdp_error err = {0};
+        fsdp_save_opts opts = options(sim);
+        opts.watch = (fsdp_watch){.user = &lease, .progress = free_the_run};
+        cr_assert_eq(fsdp_lease_take(sim, "/d/run", &lease, NULL), FSDP_OK);
+        fsdp_status st = outside ? fsdp_sd_save(state.sd, self, "/d/run/step-00000003", &opts, &err)
+                                 : fsdp_run_save(state.sd, self, "/d/run", 2, &opts, &err);
+        cr_assert_eq(st, FSDP_OK, "%s", err.text);
+        cr_assert_null(lease);
+    }
+}
+
+Test(run_save, a_hint_that_cannot_be_written_does_not_keep_retention_from_its_work)
+{
+    notices all = {0};
+    fsdp_retention policy = {.keep_last = 2};
+    fsdp_save_opts opts = options(sim);
+    opts.retain = &policy;
+    opts.watch = (fsdp_watch){.user = &all, .notice = take_notice};
+    cr_assert_eq(fsdp_io_mkdir(sim, "/d/run", NULL), FSDP_OK);
+    cr_assert_eq(fsdp_io_mkdir(sim, "/d/run/latest", NULL), FSDP_OK);
+    for (int64_t step = 1; step <= 3; step++) {
+        fsdp_error err = {0};
+        cr_assert_eq(fsdp_run_save(state.sd, self, "/d/run", step, &opts, &err), FSDP_OK, "%s",
+                     err.text);
+    }
+    cr_assert_eq(all.count, 3, "%s", all.text);
+    cr_assert(strstr(all.text, "is saved, but the hint 'latest' failed: "), "%s", all.text);
+    cr_assert_not(fsdp_io_exists(sim, "/d/run/step-00000001"));
+    cr_assert_eq(names_in("/d/run"), 3, "two steps and what is in the place of the hint");
+}
+
 /* --- a format version to come --- */
 
 Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
@@ -182,6 +242,32 @@ Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
     fsdp_sd *full;
     cr_assert_eq(fsdp_load_full("/d/run", &opts, &full, &err), FSDP_ERR_REFUSED, "%s", err.text);
     cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run/step-00000001", &opts, &err), FSDP_OK);
+}
+
+static int refuse_newest(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user, (void)call;
+    return strstr(path, "step-00000002/shard-") ? -EACCES : 0;
+}
+
+Test(run_save, loading_a_run_does_not_pass_over_a_step_that_may_not_be_read)
+{
+    fsdp_io *io;
+    must_save_step(1);
+    must_save_step(2);
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_OPEN,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = refuse_newest};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    fsdp_load_opts opts = {.io = io};
+    cr_assert_eq(fsdp_sd_load(state.sd, self, "/d/run", &opts, &err), FSDP_ERR_IO);
+    cr_assert(strstr(err.text, "'/d/run/step-00000002/shard-"), "%s", err.text);
+    fsdp_sd *full;
+    cr_assert_eq(fsdp_load_full("/d/run", &opts, &full, &err), FSDP_ERR_IO);
+    fsdp_io_fault_free(io);
 }
 
 /* --- room --- */
