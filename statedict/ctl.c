@@ -68,8 +68,10 @@ static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
     if (err->text[0] == '\0') {
         call->timed_out = true;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not answer within %lld ms in %s", peer,
-                         (long long)(fsdp_now_ms() - call->heard_ms), name);
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "rank %d did not answer within %g s, when the ranks were to %s: it is "
+                         "gone, or stuck",
+                         peer, ctl->deadline_ms / 1000.0, fsdp_call_purpose(call->head.call));
     }
     size_t used = strlen(err->text);
     snprintf(err->text + used, sizeof err->text - used, " during %s", name);

@@ -10,6 +10,18 @@ const char *fsdp_call_name(uint32_t kind)
     return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
 }
 
+const char *fsdp_call_purpose(uint32_t kind)
+{
+    static const char *const purposes[] = {"answer",
+                                           "exchange what each rank knows",
+                                           "hear what one rank knows",
+                                           "agree on the outcome",
+                                           "meet",
+                                           "send a message",
+                                           "receive a message"};
+    return kind < sizeof purposes / sizeof purposes[0] ? purposes[kind] : purposes[0];
+}
+
 void fsdp_call_describe(const frame *head, char *out, size_t out_size)
 {
     const char *name = fsdp_call_name(head->call);

@@ -37,6 +37,8 @@ typedef struct frame {
 _Static_assert(sizeof(frame) == 56, "frames have no padding");
 
 const char *fsdp_call_name(uint32_t kind);
+/* What the ranks want by it, for people: "agree on the outcome". */
+const char *fsdp_call_purpose(uint32_t kind);
 /* "broadcast of 8 bytes from rank 0 (call 3)" */
 void fsdp_call_describe(const frame *head, char *out, size_t out_size);
 

@@ -119,8 +119,8 @@ static fsdp_status check_data(const char *path, fsdp_verify_level level, const f
     fsdp_verify_summary summary = {0};
     fsdp_status status = fsdp_checkpoint_verify(path, &opts, &summary, err);
     if (status == FSDP_DIFFERS)
-        fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged in %" PRId64 " places", path,
-                  summary.findings);
+        fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged in %" PRId64 " place%s", path,
+                  summary.findings, summary.findings == 1 ? "" : "s");
     return status;
 }
 

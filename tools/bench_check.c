@@ -442,7 +442,7 @@ fsdp_status bench_check(const bench_options *opts, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_watch watch = cli_watch(&opts->common);
-    FSDP_TRY(cli_open_checkpoint(opts->path, &watch, &checkpoint, err));
+    FSDP_TRY(cli_open_verified(opts->path, &watch, &checkpoint, err));
     fsdp_status st = check(opts, checkpoint, &watch, err);
     fsdp_checkpoint_close(checkpoint);
     return st;

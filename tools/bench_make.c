@@ -26,51 +26,58 @@ typedef struct maker {
 
 static bool is_free(const fsdp_run_steps *steps, int64_t step)
 {
-    for (size_t i = 0; i < steps->count; i++)
-        if (steps->items[i].step == step && steps->items[i].state == FSDP_STEP_BROKEN)
+    for (size_t i = 0; i < steps->count; i++) {
+        fsdp_step_state state = steps->items[i].state;
+        if (steps->items[i].step == step && (state == FSDP_STEP_GOOD || state == FSDP_STEP_BROKEN))
             return false;
+    }
     return true;
 }
 
-/* The newest step that a run goes on behind; NULL when there is none. */
-static fsdp_status find_newest(const fsdp_run_steps *steps, const fsdp_run_step **newest_out,
-                               fsdp_error *err)
+static fsdp_status refuse_newer(const fsdp_run_steps *steps, bool *has_steps_out, fsdp_error *err)
 {
-    *newest_out = NULL;
+    *has_steps_out = false;
     for (size_t i = steps->count; i-- > 0;) {
         const fsdp_run_step *step = &steps->items[i];
         if (step->state == FSDP_STEP_NEWER) /* what it holds, nobody here can tell */
             return fsdp_fail(err, FSDP_ERR_REFUSED, "%s", step->reason);
-        if (step->state == FSDP_STEP_GOOD)
-            *newest_out = step;
+        *has_steps_out =
+            *has_steps_out || step->state == FSDP_STEP_GOOD || step->state == FSDP_STEP_BROKEN;
     }
     return FSDP_OK;
 }
 
-static fsdp_status check_newest(const bench_options *opts, const fsdp_run_step *newest,
-                                fsdp_error *err)
+static int64_t step_of_path(const fsdp_run_steps *steps, const char *path)
 {
-    fsdp_text path = {0};
-    fsdp_text_addf(&path, "%s/%s", opts->path, newest->name);
-    fsdp_status st = path.failed ? fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for a path")
-                                 : bench_check_goes_on(opts, path.data, err);
-    fsdp_text_release(&path);
-    return st;
+    const char *name = strrchr(path, '/');
+    for (size_t i = 0; name && i < steps->count; i++)
+        if (strcmp(steps->items[i].name, name + 1) == 0)
+            return steps->items[i].step;
+    return 0;
 }
 
-/* Behind the newest good step; what is broken stays for people to look at. */
+/* Behind the newest good step, all of which is read, as by whoever loads it; what is broken stays for
+ * people to look at. */
 static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *steps,
                                int64_t *step_out, fsdp_error *err)
 {
-    const fsdp_run_step *newest;
-    FSDP_TRY(find_newest(steps, &newest, err));
-    if (newest) {
-        FSDP_TRY(check_newest(opts, newest, err));
-        *step_out = newest->step + BENCH_STEP;
-    }
+    bool has_steps;
+    char *path = NULL;
+    fsdp_error none = {0};
+    fsdp_watch watch = cli_watch(&opts->common);
+    FSDP_TRY(refuse_newer(steps, &has_steps, err));
+    fsdp_status st = has_steps
+                         ? fsdp_run_latest(opts->path, FSDP_VERIFY_DATA, &watch, NULL, &path, &none)
+                         : FSDP_ERR_NOT_FOUND;
+    if (st != FSDP_OK && st != FSDP_ERR_NOT_FOUND)
+        return fsdp_fail(err, st, "%s", none.text);
+    st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
+    if (path)
+        *step_out = step_of_path(steps, path) + BENCH_STEP;
+    fsdp_string_free(path);
     while (!is_free(steps, *step_out))
         *step_out += BENCH_STEP;
-    return FSDP_OK;
+    return st;
 }
 
 static fsdp_status find_next_step(const bench_options *opts, int64_t *step_out, fsdp_error *err)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct verify_options {
@@ -24,6 +25,7 @@ typedef struct verify_report {
     const verify_options *options;
     fsdp_text text;
     bool has_paths, has_findings; /* something stands before in the JSON lists */
+    int64_t verified;             /* checkpoints of the run at hand */
     fsdp_status worst;
 } verify_report;
 
@@ -238,6 +240,24 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
     return status;
 }
 
+/* Retention, of the job that the run belongs to, was faster. */
+static bool is_gone(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) != 0 && errno == ENOENT;
+}
+
+/* What was found in a step while it went away says nothing; before: what was to be printed before it. */
+static void forget_path(verify_report *report, const verify_report *before,
+                        const fsdp_run_step *step)
+{
+    cli_progress_clear();
+    report->text.size = before->text.size;
+    report->has_paths = before->has_paths;
+    if (!report->options->common.quiet)
+        cli_say("note", "%s: removed meanwhile, not verified", step->name);
+}
+
 /* step: of a run, or NULL. */
 static fsdp_status verify_checkpoint(verify_report *report, const char *path,
                                      const fsdp_run_step *step)
@@ -253,8 +273,14 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
                              .finding_user = report,
                              .watch = cli_watch(common)};
     double began = cli_now();
+    const verify_report before = *report;
     begin_path(report, path);
     fsdp_status status = verify_resolved(path, &opts, &summary, &err);
+    if (step && status != FSDP_OK && status != FSDP_ERR_CANCELLED && is_gone(path)) {
+        forget_path(report, &before, step);
+        return FSDP_OK;
+    }
+    report->verified++;
     if (step && step->state != FSDP_STEP_NEWER && status == FSDP_ERR_NOT_FOUND) {
         /* a step of a run that is no whole checkpoint; one of a newer format is nothing we can judge */
         on_finding(report,
@@ -276,11 +302,13 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
 /* --- runs ------------------------------------------------------------------------------------- */
 
 /* NULL for what is a step. */
-static const char *leftover_of(fsdp_step_state state)
+static const char *leftover_of(const fsdp_run_step *step)
 {
-    switch (state) {
-    case FSDP_STEP_STAGING: return "an interrupted or running save; fsdp-gc removes it";
-    case FSDP_STEP_DELETING: return "an interrupted delete; fsdp-gc removes it";
+    switch (step->state) {
+    case FSDP_STEP_STAGING:
+        return step->at_work ? "a save in progress" : "an interrupted save; fsdp-gc removes it";
+    case FSDP_STEP_DELETING:
+        return step->at_work ? "a delete in progress" : "an interrupted delete; fsdp-gc removes it";
     case FSDP_STEP_REPLACED:
         return "set aside by an overwrite; fsdp-gc brings it back or removes it";
     case FSDP_STEP_GOOD:
@@ -293,10 +321,10 @@ static const char *leftover_of(fsdp_step_state state)
 static fsdp_status verify_step(verify_report *report, const char *run, const fsdp_run_step *step)
 {
     fsdp_text path = {0};
-    const char *leftover = leftover_of(step->state);
+    const char *leftover = leftover_of(step);
     if (leftover) {
         if (!report->options->common.quiet)
-            cli_say("warn", "%s: %s", step->name, leftover);
+            cli_say(step->at_work ? "note" : "warn", "%s: %s", step->name, leftover);
         return FSDP_OK;
     }
     fsdp_text_addf(&path, "%s/%s", run, step->name);
@@ -305,21 +333,31 @@ static fsdp_status verify_step(verify_report *report, const char *run, const fsd
     return st;
 }
 
+static void report_run(verify_report *report, const char *run, fsdp_status status,
+                       const fsdp_error *err)
+{
+    begin_path(report, run);
+    end_path(report, run, &(fsdp_verify_summary){0}, status, err, 0);
+    fsdp_error_report(err);
+    report->worst = worse(report->worst, status);
+}
+
 static fsdp_status verify_run(verify_report *report, const char *run)
 {
     fsdp_run_steps steps = {0};
     fsdp_error err = {0};
     fsdp_status st = fsdp_run_list(run, NULL, &steps, &err);
     if (st != FSDP_OK) {
-        begin_path(report, run);
-        end_path(report, run, &(fsdp_verify_summary){0}, st, &err, 0);
-        fsdp_error_report(&err);
-        report->worst = worse(report->worst, st);
+        report_run(report, run, st, &err);
         return FSDP_OK;
     }
+    report->verified = 0;
     for (size_t i = 0; i < steps.count && st == FSDP_OK; i++)
         st = verify_step(report, run, &steps.items[i]);
     fsdp_run_steps_release(&steps);
+    if (st == FSDP_OK && report->verified == 0)
+        report_run(report, run,
+                   fsdp_fail(&err, FSDP_ERR_NOT_FOUND, "run '%s' holds no checkpoint", run), &err);
     return st;
 }
 

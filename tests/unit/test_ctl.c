@@ -309,7 +309,7 @@ Test(ctl, a_silent_rank_is_named_by_all_others_within_the_deadline)
     for (int special = 0; special < 4; special += 3) {
         test_group group = {.special = special};
         char text[80];
-        snprintf(text, sizeof text, "rank %d did not answer within ... ms in allgather", special);
+        snprintf(text, sizeof text, "rank %d did not answer within ... s, when the ranks were to exchange what each rank knows: it is gone, or stuck", special);
         expect_group(4, keep_silent, &group);
         expect_all_but_special(4, &group, text);
         for (int rank = 0; rank < 4; rank++)
@@ -343,7 +343,7 @@ Test(ctl, all_missing_ranks_are_named)
     expect_group(6, keep_three_silent, &group);
     for (int i = 0; i < 3; i++)
         cr_expect_str_eq(group.errors[answering[i]].text,
-                         "rank 2 did not answer within ... ms in barrier (ranks 2, 3, 5 missing)");
+                         "rank 2 did not answer within ... s, when the ranks were to meet: it is gone, or stuck (ranks 2, 3, 5 missing)");
 }
 
 /* --- ranks that are at work --- */
@@ -475,7 +475,7 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
 {
     test_group group = {0};
     expect_group(3, one_silent_one_at_work, &group);
-    cr_expect_str_eq(group.errors[0].text, "rank 1 did not answer within ... ms in barrier");
+    cr_expect_str_eq(group.errors[0].text, "rank 1 did not answer within ... s, when the ranks were to meet: it is gone, or stuck");
 }
 
 /* Rank 1 is at work until the others have given up, rank 2 is silent: nobody waits for the work. */
@@ -505,7 +505,7 @@ Test(ctl, a_rank_at_work_does_not_hide_a_missing_one, .timeout = 60)
     test_group group = {0};
     expect_group(4, work_while_one_is_silent, &group);
     for (int rank = 0; rank < 4; rank += 3) {
-        cr_expect_str_eq(group.errors[rank].text, "rank 2 did not answer within ... ms in barrier");
+        cr_expect_str_eq(group.errors[rank].text, "rank 2 did not answer within ... s, when the ranks were to meet: it is gone, or stuck");
         cr_expect_lt(group.waited_ms[rank], PATIENT_MS + SLACK_MS);
     }
 }
@@ -753,7 +753,7 @@ Test(ctl, a_send_that_nobody_takes_fails_at_the_deadline)
 {
     test_group group = {.special = 0};
     expect_group(2, send_to_nobody, &group);
-    expect_all_but_special(2, &group, "rank 0 did not answer within ... ms in send");
+    expect_all_but_special(2, &group, "rank 0 did not answer within ... s, when the ranks were to send a message: it is gone, or stuck");
 }
 
 /* --- resources ------------------------------------------------------------------------------------ */
