@@ -35,6 +35,7 @@ typedef struct mpi_link {
 static struct {
     bool begun_here, is_broken;
     int thread_level; /* what MPI_Init_thread gave */
+    int deadline_ms;  /* for all ranks to come; 0: the default */
     stage *left_to_mpi;
     mpi_link *unfinished;
 } process;
@@ -239,13 +240,14 @@ static fsdp_status duplicate_comm(MPI_Comm comm, MPI_Comm *comm_out, bool *pendi
     int code = MPI_Comm_idup(comm, comm_out, &request);
     if (code != MPI_SUCCESS)
         return fail_mpi(err, code, "MPI_Comm_idup");
-    fsdp_status status = wait_for_request(&request, fsdp_now_ms() + FSDP_CTL_DEADLINE_MS, err);
+    int deadline_ms = process.deadline_ms > 0 ? process.deadline_ms : FSDP_CTL_DEADLINE_MS;
+    fsdp_status status = wait_for_request(&request, fsdp_now_ms() + deadline_ms, err);
     *pending_out = status != FSDP_OK;
     if (*pending_out && err && err->text[0] == '\0')
         (void)fsdp_fail(err, status,
-                        "not all ranks came within %d ms to set up the control "
-                        "plane",
-                        FSDP_CTL_DEADLINE_MS);
+                        "not all ranks came within %g s to set up the control plane: one is gone, "
+                        "or stuck; nothing was begun",
+                        deadline_ms / 1000.0);
     return status;
 }
 
@@ -291,6 +293,11 @@ static void give_up_link(mpi_link *link, bool pending)
     if (link->comm != MPI_COMM_NULL)
         (void)MPI_Comm_free(&link->comm);
     fsdp_free(link);
+}
+
+void fsdp_ctl_mpi_set_deadline(int milliseconds)
+{
+    process.deadline_ms = milliseconds;
 }
 
 fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err)

@@ -22,6 +22,10 @@
 extern "C" {
 #endif
 
+/* Local, before the ranks create: how long each waits for all others to come and create, too (default
+ * FSDP_CTL_DEADLINE_MS). What a created control plane waits is fsdp_ctl_set_deadline's. */
+FSDP_API void fsdp_ctl_mpi_set_deadline(int milliseconds);
+
 /* All ranks of MPI_COMM_WORLD. Initialises MPI if nobody did yet. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err);
 

@@ -36,7 +36,6 @@ typedef struct ctl_call {
     const void *mine; /* allgather: this rank's part */
     void *data;       /* where data lies or goes */
     int64_t until_ms;
-    int64_t heard_ms;   /* the last sign of the rank that is waited for */
     bool timed_out;     /* how the last wait failed */
     bool was_told;      /* it failed because the other rank said farewell */
     fsdp_error outcome; /* in: this rank's own; after the verdict: everybody's */
@@ -133,8 +132,7 @@ static int64_t grace_ms(const fsdp_ctl *ctl)
 /* The other rank is at work: this one waits longer. */
 static void note_work(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    call->heard_ms = fsdp_now_ms();
-    int64_t until_ms = call->heard_ms + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
+    int64_t until_ms = fsdp_now_ms() + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
     if (until_ms > call->until_ms)
         call->until_ms = until_ms;
 }
@@ -331,7 +329,6 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const fram
 {
     fsdp_error theirs = {0};
     call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
-    call->heard_ms = fsdp_now_ms();
     FSDP_TRY(take_rest(ctl, call, peer, head, &theirs, err));
     if (head->kind != FRAME_CALL || !is_same_call(head, &call->head))
         return fail_mismatch(ctl, &call->head, peer, head, err);
@@ -361,9 +358,9 @@ static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t un
         }
         if (!is_work(&head))
             return take_call(ctl, call, peer, &head, err);
-        waited->heard_ms = fsdp_now_ms();
-        if (waited->heard_ms + head.left_ms > waited->until_ms)
-            waited->until_ms = waited->heard_ms + head.left_ms;
+        int64_t until = fsdp_now_ms() + head.left_ms;
+        if (until > waited->until_ms)
+            waited->until_ms = until;
     }
     return FSDP_OK;
 }
@@ -377,7 +374,6 @@ static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
             continue;
         if (missing.count == 0) {
             err->status = FSDP_ERR_PEER;
-            call->heard_ms = ctl->peers[peer].heard_ms;
             (void)fail_wait(ctl, call, peer, err);
         }
         add_missing(&missing, peer);
@@ -400,7 +396,7 @@ static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     int64_t now_ms = fsdp_now_ms(), wake_ms = now_ms + WAKE_MS;
     int64_t announce_ms = now_ms + (deadline_ms / 4 < SOON_MS ? deadline_ms / 4 : SOON_MS);
     for (int peer = 1; peer < ctl->size; peer++)
-        ctl->peers[peer] = (fsdp_ctl_peer){false, now_ms, now_ms + deadline_ms};
+        ctl->peers[peer] = (fsdp_ctl_peer){false, now_ms + deadline_ms};
     for (int peer = 1; peer < ctl->size; peer += ctl->peers[peer].here) {
         now_ms = fsdp_now_ms();
         FSDP_TRY(listen_to(ctl, call, peer, now_ms + (look_ms < LOOK_MS ? look_ms : LOOK_MS), err));
@@ -427,15 +423,13 @@ static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
 static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     FSDP_TRY(collect_calls(ctl, call, err));
-    call->heard_ms = fsdp_now_ms();
-    call->until_ms = call->heard_ms + ctl->deadline_ms;
+    call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
     return each_peer(ctl, call, put_verdict, err);
 }
 
 static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    call->heard_ms = fsdp_now_ms();
-    call->until_ms = call->heard_ms + head->left_ms + grace_ms(ctl);
+    call->until_ms = fsdp_now_ms() + head->left_ms + grace_ms(ctl);
 }
 
 static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
@@ -501,8 +495,7 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
 static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
 {
     ctl_call call = {.head = {.magic = FRAME_MAGIC, .call = kind, .size = size}};
-    call.heard_ms = fsdp_now_ms();
-    call.until_ms = call.heard_ms + ctl->deadline_ms;
+    call.until_ms = fsdp_now_ms() + ctl->deadline_ms;
     return call;
 }
 

@@ -31,7 +31,7 @@ typedef struct fsdp_ctl_ops {
 /* What rank 0 knows of another rank while it waits for its call. */
 typedef struct fsdp_ctl_peer {
     bool here;
-    int64_t heard_ms, until_ms;    /* its last sign of life; without another it is missing from then on */
+    int64_t until_ms;    /* without another sign of life it is missing from then on */
 } fsdp_ctl_peer;
 
 struct fsdp_ctl {

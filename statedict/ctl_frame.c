@@ -14,7 +14,7 @@ const char *fsdp_call_purpose(uint32_t kind)
 {
     static const char *const purposes[] = {"answer",
                                            "exchange what each rank knows",
-                                           "hear what one rank knows",
+                                           "hear what one rank decided",
                                            "agree on the outcome",
                                            "meet",
                                            "send a message",

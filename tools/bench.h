@@ -131,8 +131,9 @@ fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body
 /* Ends the program: every rank fails alike, so one tells, unless ranks were lost. */
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err);
 
-/* The ranks of mpirun (bench_mpi.c), where this build has MPI. bench_mpi_end is fsdp_mpi_finalize. */
-fsdp_status bench_mpi_begin(fsdp_ctl **ctl_out, fsdp_error *err);
+/* The ranks of mpirun (bench_mpi.c), where this build has MPI. bench_mpi_end is fsdp_mpi_finalize.
+ * deadline_ms 0: the default. */
+fsdp_status bench_mpi_begin(int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err);
 bool bench_mpi_end(void);
 
 /* --json of a command that prints as it goes: one object whose member `list` holds the items. First

@@ -3,8 +3,9 @@
 
 #include <fsdp/ctl_mpi.h>
 
-fsdp_status bench_mpi_begin(fsdp_ctl **ctl_out, fsdp_error *err)
+fsdp_status bench_mpi_begin(int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err)
 {
+    fsdp_ctl_mpi_set_deadline(deadline_ms);
     return fsdp_ctl_mpi_world(ctl_out, err);
 }
 

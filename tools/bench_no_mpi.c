@@ -1,7 +1,7 @@
 /* Ranks of mpirun, in a build without MPI: there are none. */
 #include "tools/bench.h"
 
-fsdp_status bench_mpi_begin(fsdp_ctl **ctl_out, fsdp_error *err)
+fsdp_status bench_mpi_begin(int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err)
 {
     (void)ctl_out;
     return fsdp_fail(err, FSDP_ERR_USAGE,

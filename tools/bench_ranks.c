@@ -44,7 +44,7 @@ static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
 {
     fsdp_ctl *ctl = NULL;
-    FSDP_TRY(bench_mpi_begin(&ctl, err));
+    FSDP_TRY(bench_mpi_begin(job->opts->deadline_ms, &ctl, err));
     fsdp_status st = run_rank(ctl, job, err);
     fsdp_ctl_free(ctl);
     return st;

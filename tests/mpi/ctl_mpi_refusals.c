@@ -2,7 +2,7 @@
  * Setting up the control plane when MPI itself fails: an error comes back, nothing aborts, nothing
  * leaks. The functions of MPI that fail are replaced by ones of this program.
  *
- * usage: ctl_mpi_refusals HOW     HOW: threads, duplicate or describe
+ * usage: ctl_mpi_refusals HOW     HOW: threads, duplicate, describe or late
  */
 #include <mpi.h>
 #include <stdbool.h>
@@ -11,7 +11,7 @@
 
 #include <fsdp/ctl_mpi.h>
 
-static bool few_threads, no_duplicate, no_size;
+static bool few_threads, no_duplicate, no_size, is_late;
 static int duplicates; /* that were made and not freed */
 
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
@@ -29,8 +29,22 @@ static int fail_on(MPI_Comm comm)
     return MPI_ERR_OTHER;
 }
 
+/* The duplicate of a communicator whose other ranks never come: nobody sends this message. */
+static MPI_Request never;
+
+static int wait_for_ever(MPI_Comm *newcomm, MPI_Request *request)
+{
+    static char message;
+    *newcomm = MPI_COMM_NULL;
+    int code = MPI_Irecv(&message, 1, MPI_BYTE, 0, 1, MPI_COMM_SELF, &never);
+    *request = never;
+    return code;
+}
+
 int MPI_Comm_idup(MPI_Comm comm, MPI_Comm *newcomm, MPI_Request *request)
 {
+    if (is_late)
+        return wait_for_ever(newcomm, request);
     duplicates += !no_duplicate;
     return no_duplicate ? fail_on(comm) : PMPI_Comm_idup(comm, newcomm, request);
 }
@@ -84,9 +98,22 @@ static int check_handler(void)
     return !fatal;
 }
 
+/* The deadline is the caller's, and then MPI is not ended: the others would be waited for again. */
+static int check_late(void)
+{
+    fsdp_ctl_mpi_set_deadline(200);
+    is_late = true;
+    int failed = try_world(FSDP_ERR_PEER, "not all ranks came within 0.2 s") || fsdp_mpi_finalize();
+    MPI_Cancel(&never);
+    MPI_Wait(&never, MPI_STATUS_IGNORE);
+    return MPI_Finalize() != MPI_SUCCESS || failed;
+}
+
 int main(int argc, char **argv)
 {
     const char *how = argc > 1 ? argv[1] : "";
+    if (strcmp(how, "late") == 0)
+        return check_late();
     int failed = 0;
     few_threads = strcmp(how, "threads") == 0;
     no_duplicate = strcmp(how, "duplicate") == 0;

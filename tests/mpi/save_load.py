@@ -158,6 +158,25 @@ def lose(mpiexec, program, folder, how, special, call):
     return problems, max(waits, default=0.0)
 
 
+# What a rank says of the checkpoint when another one was lost, and the steps that may be found then.
+PROMISES = {
+    "nothing was saved, and what was there before is as it was": ["20"],
+    "the checkpoint is saved all the same": ["30"],
+    "the checkpoint is saved whole or not at all": ["20", "30"],
+}
+
+
+def judge_promises(others, step):
+    problems = []
+    for text in others:
+        if not text or not text.startswith(f"{PEER_FAILED} "):
+            continue
+        said = [steps for words, steps in PROMISES.items() if words in text]
+        if len(said) != 1 or step not in said[0]:
+            problems.append(f"step {step} is found, and a rank said: {text}")
+    return problems
+
+
 def judge_run(mpiexec, program, folder, reported):
     status, text = run(mpiexec, 2, program, "check", folder)
     step = re.search(r"found step (\d+)", text)
@@ -184,6 +203,7 @@ def one_point(mpiexec, program, golden, how, special, call):
         others = [noted(folder, "rank", rank) for rank in others_of(special)]
         reported = any(text and text.startswith("0 ") for text in others)
         step, more = judge_run(mpiexec, program, folder, reported)
+        problems += judge_promises(others, step)
         for problem in problems + more:
             print(f"{how} rank {special} at call {call}: {problem}")
         return len(problems), len(more), step, waited
