@@ -52,7 +52,8 @@ FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
 /* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
  * Newer ones that do not are named through watch.notice; not passed over are one of a newer format
- * version (FSDP_ERR_REFUSED), and one that could not be read for want of permission (FSDP_ERR_IO). *path_out is freed with fsdp_string_free. */
+ * version (FSDP_ERR_REFUSED), and one that could not be read for want of permission (FSDP_ERR_IO).
+ * *path_out is freed with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
                                                   const fsdp_watch *watch, struct fsdp_io *io,
                                                   char **path_out, fsdp_error *err);

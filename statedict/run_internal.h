@@ -22,8 +22,8 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_veri
                            const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
 bool fsdp_run_is_fault(fsdp_status status);
 
-/* FSDP_OK when all its data was read and is right, by this call or by one before it in this process and nothing
- * has changed since. */
+/* FSDP_OK when all its data was read and is right: by this call, or by one before it in this process and
+ * nothing has changed since. */
 fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_watch *watch,
                                 fsdp_io *io, fsdp_error *err);
 
@@ -42,8 +42,8 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
 /* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
-/* fsdp_run_retain for a caller that holds the run's lease: it is kept while steps are read, refreshed before each
- * removal, and nothing is removed once it is lost. watch may be NULL. */
+/* fsdp_run_retain for a caller that holds the run's lease: it is kept while steps are read, refreshed
+ * before each removal, and nothing is removed once it is lost. watch may be NULL. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
                                  void *user, const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);

@@ -125,7 +125,10 @@ static void tidy_run(run_job *job)
 
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 {
-    FSDP_TRY(prepare_run(job, err));
+    fsdp_status st = prepare_run(job, err);
+    if (st == FSDP_ERR_PEER)
+        fsdp_save_tell_nothing_saved(err);
+    FSDP_TRY(st);
     FSDP_TRY(fsdp_sd_save_step(sd, job->ctl, job->path, &job->opts, &job->lease, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         tidy_run(job);

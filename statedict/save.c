@@ -503,16 +503,27 @@ static fsdp_status tell_why_cancelled(const save_job *job, fsdp_error *err)
     return FSDP_ERR_CANCELLED;
 }
 
+static void add_to_error(fsdp_error *err, const char *what)
+{
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, "; %s", what);
+}
+
+void fsdp_save_tell_nothing_saved(fsdp_error *err)
+{
+    if (err)
+        add_to_error(err, "nothing was saved, and what was there before is as it was");
+}
+
 /* A rank was lost: what that means for the checkpoint, as far as this rank knows. */
 static void tell_what_is_left(const save_job *job, fsdp_error *err)
 {
-    const char *what = "; nothing was saved, and what was there before is as it was";
     if (job->is_published)
-        what = "; the checkpoint is saved all the same";
+        add_to_error(err, "the checkpoint is saved all the same");
     else if (job->may_be_published)
-        what = "; the checkpoint is saved whole or not at all, which rank 0 knows";
-    size_t used = strlen(err->text);
-    snprintf(err->text + used, sizeof err->text - used, "%s", what);
+        add_to_error(err, "the checkpoint is saved whole or not at all, which rank 0 knows");
+    else
+        fsdp_save_tell_nothing_saved(err);
 }
 
 static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)

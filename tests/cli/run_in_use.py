@@ -74,7 +74,8 @@ def step_goes_away(options):
     printed = process.communicate()[0]
     told = b"step-00000100: removed meanwhile, not verified" in talk
     whole = printed.count(b"step-00000100") == 0 and printed.count(b"step-00000200") == 1
-    return expect("step goes away", process.returncode == 0 and told and whole, (process.returncode, talk, printed))
+    ok = process.returncode == 0 and told and whole
+    return expect("step goes away", ok, (process.returncode, talk, printed))
 
 
 def gc_beside_a_job():

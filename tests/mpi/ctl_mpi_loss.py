@@ -7,7 +7,6 @@ name the lost rank. Nothing that was started stays behind.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -64,7 +63,8 @@ def check_rank(folder, how, special, rank):
         named = f"rank {special} is in broadcast of 4 bytes" in text
         named = named and "in allgather of 4 bytes" in text
     else:
-        named = lost == str(special) and re.search(rf"rank {special} did not answer within 1 s, when the ranks were to ", text)
+        words = f"rank {special} did not answer within 1 s, when the ranks were to "
+        named = lost == str(special) and words in text
     if not named:
         return f"rank {rank} does not name rank {special}"
     if status != PEER_FAILED or may_return != "0":
