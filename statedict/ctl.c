@@ -22,7 +22,7 @@
 #include "base/flow.h"
 
 enum {
-    FAREWELL_MS = 200,
+    FAREWELL_MS = 1000,
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
     FAREWELL_DEPTH = 4,
