@@ -1,6 +1,6 @@
 """One case of tests/golden: a real file is listed as its expected.json says, a hostile one is refused.
 
-usage: golden_case.py LIST_SOURCE CASE [sanitized]
+usage: golden_case.py BIN CASE [sanitized]
 Sanitizers need more address space than a hostile file may take: then it is not limited.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from check_listing import differences
 
-PROGRAM, CASE = sys.argv[1], Path(sys.argv[2])
+LIST, CASE = [f"{sys.argv[1]}/fsdp-ls", "--json", "--digest", "sha256"], Path(sys.argv[2])
 REFUSALS = {3: "not recognised", 4: "damaged", 5: "refused", 9: "over a limit"}
 SECONDS, ADDRESS_SPACE = 60, 4 << 30
 
@@ -27,7 +27,7 @@ def limit_memory():
 
 def run(path, limit=None):
     return subprocess.run(
-        [PROGRAM, path], capture_output=True, text=True, timeout=SECONDS, preexec_fn=limit, check=False
+        [*LIST, path], capture_output=True, text=True, timeout=SECONDS, preexec_fn=limit, check=False
     )
 
 

@@ -118,7 +118,7 @@ static void expect_refusal(fsdp_io *io, const char *dir, bool overwrite, fsdp_st
                  dir, err.text);
     cr_assert(strstr(err.text, words), "%s", err.text);
     cr_assert_null(staging.path);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
 }
 
@@ -150,7 +150,7 @@ static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
     FSDP_TRY(fsdp_staging_begin(io, dir, true, true, &staging, NULL));
     cr_assert_eq(tiny_manifest(step, &text, NULL), FSDP_OK);
     fsdp_status status = fsdp_staging_publish(&staging, text.data, text.size, NULL);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_text_release(&text);
     return status;
@@ -265,7 +265,7 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
     cr_assert_eq(watch.progress(watch.user, 2, 2, "x"), 2);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     cr_assert_eq(before.node, after.node, "not at every call");
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
 }
@@ -298,9 +298,9 @@ Test(commit, an_abandoned_staging_leaves_nothing)
     cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, &staging, NULL), FSDP_OK);
     cr_assert_eq(tiny_write_shard(io, staging.path, 1, NULL), FSDP_OK);
     cr_assert_eq(names_in(io, "/run"), 1);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     cr_assert_eq(names_in(io, "/run"), 0);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
 }
@@ -312,7 +312,7 @@ static fsdp_status begin_again(fsdp_io *io, const char *dir)
     fsdp_staging staging;
     fsdp_status status = fsdp_staging_begin(io, dir, true, true, &staging, NULL);
     if (status == FSDP_OK)
-        fsdp_staging_abandon(&staging);
+        fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     return status;
 }
@@ -444,7 +444,7 @@ Test(commit, of_two_publishers_the_first_wins)
         cr_assert_eq(status[0], FSDP_OK);
         cr_assert_eq(status[1], FSDP_ERR_EXISTS);
         for (int i = 0; i < 2; i++) {
-            fsdp_staging_abandon(&staging[i]);
+            fsdp_staging_abandon(&staging[i], NULL);
             fsdp_staging_release(&staging[i]);
         }
         cr_assert_eq(tiny_read(io, "/run/c"), 0);

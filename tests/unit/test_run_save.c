@@ -254,7 +254,8 @@ Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
         cr_assert_eq(fsdp_sim_create(capacity, &disk, &err), FSDP_OK);
         cr_assert_eq(fsdp_io_mkdir(disk, "/d", &err), FSDP_OK);
         fsdp_space space;
-        fsdp_status st = fsdp_require_space(disk, "/d/c", state.sd, &volume, &space, &err);
+        fsdp_status st = fsdp_require_space(disk, "/d/c", &volume,
+                                            fsdp_volume_room(state.sd, &volume), &space, &err);
         cr_assert_eq(st, enough ? FSDP_OK : FSDP_ERR_NO_SPACE);
         char words[100];
         snprintf(words, sizeof words, "needs about %lld bytes", (long long)(needed + needed / 10));
