@@ -4,7 +4,6 @@ anywhere in what we read of it is found.
 usage: one_file.py BIN MAKE_SAMPLE
 """
 
-import json
 import os
 import shutil
 import subprocess

@@ -143,6 +143,35 @@ Test(commit, begin_refuses_what_it_must_not_touch)
     fsdp_sim_free(io);
 }
 
+static int fail_to_remove(fsdp_io *io, const char *path)
+{
+    (void)io;
+    (void)path;
+    return -EBUSY;
+}
+
+Test(commit, a_staging_that_cannot_be_removed_is_told_with_the_reason_it_is_given_up_for)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[64];
+    fsdp_io_ops ops = *fsdp_io_posix()->ops;
+    fsdp_io io = {&ops};
+    fsdp_staging staging;
+    fsdp_error err = {0};
+    ops.remove_tree = fail_to_remove;
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/c", dir);
+    cr_assert_eq(fsdp_staging_begin(&io, path, true, false, &staging, &err), FSDP_OK);
+    fsdp_fail_errno(&err, ENOSPC, "cannot write 'x'");
+    fsdp_staging_abandon(&staging, &err);
+    fsdp_staging_release(&staging);
+    cr_expect_eq(err.status, FSDP_ERR_NO_SPACE);
+    cr_expect_eq(err.errnum, ENOSPC);
+    cr_expect(strncmp(err.text, "cannot write 'x': ", 18) == 0, "%s", err.text);
+    cr_expect(strstr(err.text, "; cannot remove '") && strstr(err.text, ".deleting-"), "%s",
+              err.text);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
 static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
 {
     fsdp_staging staging;
