@@ -109,9 +109,9 @@ FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
     fsdp_verify_mode verify;
-    bool not_strict;           /* names may be missing or unexpected; otherwise that is an error, whose text has
-                                  their numbers and the first names. Where that is not all of them, rank 0's
-                                  watch.notice gets each one; the report always has them all */
+    bool not_strict;           /* names may be missing or unexpected; otherwise that is an error, whose
+                                  text has their numbers and the first names. Where that is not all of
+                                  them, rank 0's watch.notice gets each one; the report has them all */
     bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */
     const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all.
                                   FSDP_ERR_USAGE when none of them do */

@@ -45,8 +45,8 @@ fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, 
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch);
 /* The manifest's text is the last thing written. On failure the staging is left for abandon. */
 fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size, fsdp_error *err);
-/* Removes what is left of a staging that was not published. err is the error that it is given up for, or NULL:
- * what could not be removed is told there, too. */
+/* Removes what is left of a staging that was not published. err is the error that it is given up for, or
+ * NULL: what could not be removed is told there, too. */
 void fsdp_staging_abandon(fsdp_staging *staging, fsdp_error *err);
 void fsdp_staging_release(fsdp_staging *staging);
 
