@@ -29,23 +29,6 @@ static ssize_t memory_pread(fsdp_file *file, void *data, size_t size, int64_t of
     return (ssize_t)size;
 }
 
-static ssize_t memory_pwrite(fsdp_file *file, const void *data, size_t size, int64_t offset)
-{
-    fsdp_memory_io *memory = memory_of(file);
-    size_t at = (size_t)offset, end = at + size;
-    if (memory->is_fixed || offset < 0)
-        return -EBADF;
-    if (end > memory->size) {
-        if (!fsdp_grow(&memory->data, &memory->room, end, 1))
-            return -ENOMEM;
-        if (at > memory->size)
-            memset(memory->data + memory->size, 0, at - memory->size);
-        memory->size = end;
-    }
-    memcpy(memory->data + at, data, size);
-    return (ssize_t)size;
-}
-
 static int memory_size(fsdp_file *file, int64_t *size_out)
 {
     *size_out = (int64_t)memory_of(file)->size;
@@ -61,10 +44,11 @@ static int memory_close(fsdp_file *file)
 static int memory_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
 {
     static const fsdp_io_ops ops = {
-        .pread = memory_pread, .pwrite = memory_pwrite, .size = memory_size, .close = memory_close};
+        .pread = memory_pread, .size = memory_size, .close = memory_close};
     memory_file *file = fsdp_alloc(1, sizeof *file);
     (void)path;
-    (void)flags;
+    if (flags & ~(unsigned)(FSDP_IO_READ | FSDP_IO_BENEATH))
+        return -EROFS;
     if (!file)
         return -ENOMEM;
     *file = (memory_file){{&ops}, (fsdp_memory_io *)io};
@@ -82,20 +66,7 @@ static int memory_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
 
 static const fsdp_io_ops memory_ops = {.name = "memory", .open = memory_open, .info = memory_info};
 
-void fsdp_memory_io_init(fsdp_memory_io *memory)
-{
-    *memory = (fsdp_memory_io){.io.ops = &memory_ops};
-}
-
 void fsdp_memory_io_borrow(fsdp_memory_io *memory, const void *data, size_t size)
 {
-    *memory = (fsdp_memory_io){
-        .io.ops = &memory_ops, .data = (char *)(uintptr_t)data, .size = size, .is_fixed = true};
-}
-
-void fsdp_memory_io_release(fsdp_memory_io *memory)
-{
-    if (!memory->is_fixed)
-        fsdp_free(memory->data);
-    *memory = (fsdp_memory_io){0};
+    *memory = (fsdp_memory_io){.io.ops = &memory_ops, .data = data, .size = size};
 }

@@ -1,6 +1,6 @@
 /*
- * A file system of one file that lies in memory, whatever its path: for what must be read or written
- * like a file and is none. It cannot rename, list or lock.
+ * A file system of one file that lies in memory, whatever its path: for what must be read like
+ * a file and is none. Nothing can be written.
  */
 #ifndef FSDP_IO_MEMORY_H
 #define FSDP_IO_MEMORY_H
@@ -9,15 +9,11 @@
 
 typedef struct fsdp_memory_io {
     fsdp_io io;
-    char *data;
-    size_t size, room;
-    bool is_fixed;             /* data is borrowed and only read */
+    const char *data;
+    size_t size;
 } fsdp_memory_io;
 
-/* An empty file that grows as it is written. */
-void fsdp_memory_io_init(fsdp_memory_io *memory);
-/* A file of these bytes, which are borrowed. */
+/* A file of these bytes, which are borrowed. Nothing to release. */
 void fsdp_memory_io_borrow(fsdp_memory_io *memory, const void *data, size_t size);
-void fsdp_memory_io_release(fsdp_memory_io *memory);
 
 #endif

@@ -349,6 +349,8 @@ static int remove_entries(DIR *dir, int depth, bool *removed_out)
 
 static int remove_directory_at(int parent, const char *name, int depth)
 {
+    if (unlinkat(parent, name, AT_REMOVEDIR) == 0) /* empty: also when no descriptor is left */
+        return 0;
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (!dir) {

@@ -147,9 +147,9 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
         describe_directory(probe, &text);
     else
         describe_head(probe, &text);
-    fsdp_text_addf(&text, "; looked for");
+    fsdp_text_addf(&text, "; looked for fsdp (a directory with manifest.json)");
     for (size_t i = 0; i < FORMATS; i++)
-        fsdp_text_addf(&text, "%s %s", i > 0 ? "," : "", formats[i]->name);
+        fsdp_text_addf(&text, ", %s", formats[i]->name);
     fsdp_status status =
         text.failed ? fsdp_fail_memory(err, probe->path)
                     : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is in no format that is known: %s",

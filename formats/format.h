@@ -206,16 +206,13 @@ void fsdp_shard_close(fsdp_shard_reader *reader);            /* accepts NULL */
 const char *fsdp_shard_path(const fsdp_shard_reader *reader);
 size_t fsdp_shard_box_count(const fsdp_shard_reader *reader);
 const fsdp_stored_box *fsdp_shard_box_at(const fsdp_shard_reader *reader, size_t index);
-/* The writer's rank of a box by number, and the lookup by (rank, tensor, part): NULL if not there. */
-uint32_t fsdp_shard_box_rank(const fsdp_shard_reader *reader, size_t index);
+/* By the writer's rank, tensor and part: NULL if not there. */
 const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t rank, uint32_t tensor,
                                        uint32_t part);
 
 fsdp_box fsdp_stored_box_box(const fsdp_stored_box *box);
 /* Elements [*first, *first + *count) of the packed order. */
 void fsdp_block_range(const fsdp_stored_box *box, int64_t block, int64_t *first, int64_t *count);
-/* The block that holds an element. */
-int64_t fsdp_block_of(const fsdp_stored_box *box, int64_t element);
 
 /* Elements of a raw box's packed order, as they lie in the file: not verified. */
 fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t first,

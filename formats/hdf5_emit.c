@@ -15,12 +15,12 @@ static void put_number(fsdp_text *out, uint64_t value, size_t size)
     fsdp_text_add(out, bytes, size);
 }
 
-void fsdp_h5_put_u8(fsdp_text *out, unsigned value)
+static void put_u8(fsdp_text *out, unsigned value)
 {
     put_number(out, value, 1);
 }
 
-void fsdp_h5_put_u16(fsdp_text *out, unsigned value)
+static void put_u16(fsdp_text *out, unsigned value)
 {
     put_number(out, value, 2);
 }
@@ -30,12 +30,12 @@ void fsdp_h5_put_u32(fsdp_text *out, uint32_t value)
     put_number(out, value, 4);
 }
 
-void fsdp_h5_put_u64(fsdp_text *out, uint64_t value)
+static void put_u64(fsdp_text *out, uint64_t value)
 {
     put_number(out, value, 8);
 }
 
-void fsdp_h5_put_zeros(fsdp_text *out, size_t count)
+static void put_zeros(fsdp_text *out, size_t count)
 {
     static const char zeros[256];
     for (; count > sizeof zeros; count -= sizeof zeros)
@@ -43,9 +43,10 @@ void fsdp_h5_put_zeros(fsdp_text *out, size_t count)
     fsdp_text_add(out, zeros, count);
 }
 
-void fsdp_h5_pad(fsdp_text *out, size_t start)
+/* Zeros up to a multiple of 8 bytes after `start`. */
+static void pad(fsdp_text *out, size_t start)
 {
-    fsdp_h5_put_zeros(out, (8 - (out->size - start) % 8) % 8);
+    put_zeros(out, (8 - (out->size - start) % 8) % 8);
 }
 
 /* Fills in a number that was not known when its place was written. */
@@ -124,8 +125,8 @@ enum { CONSTANT = 1 }; /* message flag: never changes */
 size_t fsdp_h5_begin_header(fsdp_text *out, unsigned messages)
 {
     size_t header = out->size;
-    fsdp_h5_put_u16(out, 1);
-    fsdp_h5_put_u16(out, messages);
+    put_u16(out, 1);
+    put_u16(out, messages);
     fsdp_h5_put_u32(out, 1);
     fsdp_h5_put_u32(out, 0);
     fsdp_h5_put_u32(out, 0);
@@ -139,25 +140,25 @@ void fsdp_h5_end_header(fsdp_text *out, size_t header)
 
 static size_t begin_message(fsdp_text *out, enum message_type type, unsigned flags)
 {
-    fsdp_h5_put_u16(out, type);
-    fsdp_h5_put_u16(out, 0);
+    put_u16(out, type);
+    put_u16(out, 0);
     fsdp_h5_put_u32(out, flags);
     return out->size;
 }
 
 static void end_message(fsdp_text *out, size_t body)
 {
-    fsdp_h5_pad(out, body);
+    pad(out, body);
     set_number(out, body - MESSAGE_PREFIX + 2, out->size - body, 2);
 }
 
 static void put_extent(fsdp_text *out, int ndim, const int64_t *shape)
 {
-    fsdp_h5_put_u8(out, 1);
-    fsdp_h5_put_u8(out, (unsigned)ndim);
-    fsdp_h5_put_zeros(out, 6);
+    put_u8(out, 1);
+    put_u8(out, (unsigned)ndim);
+    put_zeros(out, 6);
     for (int d = 0; d < ndim; d++)
-        fsdp_h5_put_u64(out, (uint64_t)shape[d]);
+        put_u64(out, (uint64_t)shape[d]);
 }
 
 void fsdp_h5_put_dataspace(fsdp_text *out, int ndim, const int64_t *shape)
@@ -178,13 +179,13 @@ void fsdp_h5_put_fill(fsdp_text *out, size_t element_size)
 {
     enum { VERSION = 2, ALLOCATE_LATE = 2, FILL_IF_SET = 2, DEFINED = 1 };
     size_t body = begin_message(out, FILL, CONSTANT);
-    fsdp_h5_put_u8(out, VERSION);
-    fsdp_h5_put_u8(out, ALLOCATE_LATE);
-    fsdp_h5_put_u8(out, FILL_IF_SET);
-    fsdp_h5_put_u8(out, DEFINED);
+    put_u8(out, VERSION);
+    put_u8(out, ALLOCATE_LATE);
+    put_u8(out, FILL_IF_SET);
+    put_u8(out, DEFINED);
     fsdp_h5_put_u32(out, (uint32_t)element_size);
     for (size_t i = 0; i < element_size; i++)
-        fsdp_h5_put_u8(out, 0xFF);
+        put_u8(out, 0xFF);
     end_message(out, body);
 }
 
@@ -192,10 +193,10 @@ void fsdp_h5_put_empty_layout(fsdp_text *out)
 {
     enum { VERSION = 3, CONTIGUOUS = 1 };
     size_t body = begin_message(out, LAYOUT, 0);
-    fsdp_h5_put_u8(out, VERSION);
-    fsdp_h5_put_u8(out, CONTIGUOUS);
-    fsdp_h5_put_u64(out, undefined_address);
-    fsdp_h5_put_u64(out, 0);
+    put_u8(out, VERSION);
+    put_u8(out, CONTIGUOUS);
+    put_u64(out, undefined_address);
+    put_u64(out, 0);
     end_message(out, body);
 }
 
@@ -203,10 +204,10 @@ size_t fsdp_h5_put_virtual_layout(fsdp_text *out, uint32_t heap_object)
 {
     enum { VERSION = 4, VIRTUAL = 3 };
     size_t body = begin_message(out, LAYOUT, 0);
-    fsdp_h5_put_u8(out, VERSION);
-    fsdp_h5_put_u8(out, VIRTUAL);
+    put_u8(out, VERSION);
+    put_u8(out, VIRTUAL);
     size_t address_at = out->size;
-    fsdp_h5_put_u64(out, undefined_address);
+    put_u64(out, undefined_address);
     fsdp_h5_put_u32(out, heap_object);
     end_message(out, body);
     return address_at;
@@ -217,12 +218,12 @@ void fsdp_h5_put_string_attribute(fsdp_text *out, const char *name, const char *
     enum { VERSION = 1, DATATYPE_SIZE = 8, DATASPACE_SIZE = 8, STRING = 0x13, NULL_PADDED = 1 };
     size_t name_size = strlen(name) + 1, value_size = strlen(value);
     size_t body = begin_message(out, ATTRIBUTE, 0);
-    fsdp_h5_put_u16(out, VERSION);
-    fsdp_h5_put_u16(out, (unsigned)name_size);
-    fsdp_h5_put_u16(out, DATATYPE_SIZE);
-    fsdp_h5_put_u16(out, DATASPACE_SIZE);
+    put_u16(out, VERSION);
+    put_u16(out, (unsigned)name_size);
+    put_u16(out, DATATYPE_SIZE);
+    put_u16(out, DATASPACE_SIZE);
     fsdp_text_add(out, name, name_size);
-    fsdp_h5_pad(out, body);
+    pad(out, body);
     fsdp_h5_put_u32(out, STRING | NULL_PADDED << 8);
     fsdp_h5_put_u32(out, (uint32_t)value_size);
     put_extent(out, 0, NULL);
@@ -237,7 +238,7 @@ static void put_all(fsdp_text *out)
     enum { ALL = 3 };
     fsdp_h5_put_u32(out, ALL);
     fsdp_h5_put_u32(out, 1);
-    fsdp_h5_put_u64(out, 0);
+    put_u64(out, 0);
 }
 
 /* Version 1: first and last corner of one block, in 4 bytes each. */
@@ -259,14 +260,14 @@ static void put_large_box(fsdp_text *out, int ndim, const int64_t *lo, const int
 {
     enum { REGULAR = 1 };
     fsdp_h5_put_u32(out, 2);
-    fsdp_h5_put_u8(out, REGULAR);
+    put_u8(out, REGULAR);
     fsdp_h5_put_u32(out, (uint32_t)(4 + 32 * ndim));
     fsdp_h5_put_u32(out, (uint32_t)ndim);
     for (int d = 0; d < ndim; d++) {
-        fsdp_h5_put_u64(out, (uint64_t)lo[d]);
-        fsdp_h5_put_u64(out, 1);
-        fsdp_h5_put_u64(out, 1);
-        fsdp_h5_put_u64(out, (uint64_t)len[d]);
+        put_u64(out, (uint64_t)lo[d]);
+        put_u64(out, 1);
+        put_u64(out, 1);
+        put_u64(out, (uint64_t)len[d]);
     }
 }
 
@@ -293,8 +294,8 @@ void fsdp_h5_put_selection(fsdp_text *out, int ndim, const int64_t *shape, const
 size_t fsdp_h5_begin_mappings(fsdp_text *out, size_t count)
 {
     size_t block = out->size;
-    fsdp_h5_put_u8(out, 0);
-    fsdp_h5_put_u64(out, count);
+    put_u8(out, 0);
+    put_u64(out, count);
     return block;
 }
 
@@ -310,22 +311,22 @@ void fsdp_h5_begin_heap(fsdp_text *out)
 {
     out->size = 0;
     fsdp_text_add(out, "GCOL\1\0\0\0", 8);
-    fsdp_h5_put_u64(out, 0);
+    put_u64(out, 0);
 }
 
 size_t fsdp_h5_begin_heap_object(fsdp_text *out, unsigned number)
 {
     size_t object = out->size;
-    fsdp_h5_put_u16(out, number);
-    fsdp_h5_put_zeros(out, 6);
-    fsdp_h5_put_u64(out, 0);
+    put_u16(out, number);
+    put_zeros(out, 6);
+    put_u64(out, 0);
     return object;
 }
 
 void fsdp_h5_end_heap_object(fsdp_text *out, size_t object)
 {
     set_number(out, object + 8, out->size - object - FSDP_H5_HEAP_HEADER, 8);
-    fsdp_h5_pad(out, object);
+    pad(out, object);
 }
 
 /* What is left of a heap is its object 0, whose size includes its own header. */
@@ -336,9 +337,9 @@ void fsdp_h5_end_heap(fsdp_text *out)
     if (room > 0 && room < FSDP_H5_HEAP_HEADER)
         room = FSDP_H5_HEAP_HEADER;
     if (room > 0) {
-        fsdp_h5_put_u64(out, 0);
-        fsdp_h5_put_u64(out, room);
-        fsdp_h5_put_zeros(out, room - FSDP_H5_HEAP_HEADER);
+        put_u64(out, 0);
+        put_u64(out, room);
+        put_zeros(out, room - FSDP_H5_HEAP_HEADER);
     }
     set_number(out, 8, out->size, 8);
 }
@@ -354,15 +355,15 @@ static int64_t put_names(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols, si
     int64_t address = at + (int64_t)out->size;
     fsdp_text_add(out, "HEAP\0\0\0\0", 8);
     size_t size_at = out->size;
-    fsdp_h5_put_u64(out, 0);
-    fsdp_h5_put_u64(out, NO_FREE_BLOCK);
-    fsdp_h5_put_u64(out, (uint64_t)address + LOCAL_HEAP_HEADER);
+    put_u64(out, 0);
+    put_u64(out, NO_FREE_BLOCK);
+    put_u64(out, (uint64_t)address + LOCAL_HEAP_HEADER);
     size_t data = out->size;
-    fsdp_h5_put_u64(out, 0);
+    put_u64(out, 0);
     for (size_t i = 0; i < count; i++) {
         symbols[i].name_at = out->size - data;
         fsdp_text_add(out, symbols[i].link, strlen(symbols[i].link) + 1);
-        fsdp_h5_pad(out, data);
+        pad(out, data);
     }
     set_number(out, size_at, out->size - data, 8);
     return address;
@@ -388,13 +389,13 @@ static tree_level put_symbol_nodes(fsdp_text *out, int64_t at, const fsdp_h5_sym
     for (size_t i = 0; i < count; nodes.count++) {
         size_t start = out->size, end = least(i + SYMBOLS_PER_NODE, count);
         fsdp_text_add(out, "SNOD\1\0", 6);
-        fsdp_h5_put_u16(out, (unsigned)(end - i));
+        put_u16(out, (unsigned)(end - i));
         for (; i < end; i++) {
-            fsdp_h5_put_u64(out, symbols[i].name_at);
-            fsdp_h5_put_u64(out, (uint64_t)symbols[i].address);
-            fsdp_h5_put_zeros(out, SYMBOL_SIZE - 16);
+            put_u64(out, symbols[i].name_at);
+            put_u64(out, (uint64_t)symbols[i].address);
+            put_zeros(out, SYMBOL_SIZE - 16);
         }
-        fsdp_h5_put_zeros(out, nodes.size - (out->size - start));
+        put_zeros(out, nodes.size - (out->size - start));
     }
     return nodes;
 }
@@ -411,11 +412,11 @@ static void put_tree_children(fsdp_text *out, const tree_level *children, size_t
 {
     size_t n = least(CHILDREN_PER_NODE, children->count - from);
     for (size_t i = from; i < from + n; i++) {
-        fsdp_h5_put_u64(out, key_before(children, i, symbols, count));
-        fsdp_h5_put_u64(out, (uint64_t)children->first + i * children->size);
+        put_u64(out, key_before(children, i, symbols, count));
+        put_u64(out, (uint64_t)children->first + i * children->size);
     }
-    fsdp_h5_put_u64(out, key_before(children, from + n, symbols, count));
-    fsdp_h5_put_zeros(out, (CHILDREN_PER_NODE - n) * 16);
+    put_u64(out, key_before(children, from + n, symbols, count));
+    put_zeros(out, (CHILDREN_PER_NODE - n) * 16);
 }
 
 static tree_level put_tree_level(fsdp_text *out, int64_t at, unsigned height,
@@ -431,10 +432,10 @@ static tree_level put_tree_level(fsdp_text *out, int64_t at, unsigned height,
         uint64_t here = (uint64_t)nodes.first + i * nodes.size;
         size_t from = i * CHILDREN_PER_NODE;
         fsdp_text_add(out, "TREE\0", 5);
-        fsdp_h5_put_u8(out, height);
-        fsdp_h5_put_u16(out, (unsigned)least(CHILDREN_PER_NODE, children->count - from));
-        fsdp_h5_put_u64(out, i == 0 ? undefined_address : here - nodes.size);
-        fsdp_h5_put_u64(out, i + 1 == nodes.count ? undefined_address : here + nodes.size);
+        put_u8(out, height);
+        put_u16(out, (unsigned)least(CHILDREN_PER_NODE, children->count - from));
+        put_u64(out, i == 0 ? undefined_address : here - nodes.size);
+        put_u64(out, i + 1 == nodes.count ? undefined_address : here + nodes.size);
         put_tree_children(out, children, from, symbols, count);
     }
     return nodes;
@@ -456,18 +457,18 @@ static void put_superblock(fsdp_text *out, int64_t end, int64_t root, int64_t tr
     enum { TREE_CACHED = 1 };
     fsdp_text_add(out, "\x89HDF\r\n\x1A\n", 8);
     fsdp_text_add(out, "\0\0\0\0\0\x08\x08\0", 8);
-    fsdp_h5_put_u16(out, SYMBOLS_PER_NODE / 2);
-    fsdp_h5_put_u16(out, CHILDREN_PER_NODE / 2);
+    put_u16(out, SYMBOLS_PER_NODE / 2);
+    put_u16(out, CHILDREN_PER_NODE / 2);
     fsdp_h5_put_u32(out, 0);
-    fsdp_h5_put_u64(out, 0);
-    fsdp_h5_put_u64(out, undefined_address);
-    fsdp_h5_put_u64(out, (uint64_t)end);
-    fsdp_h5_put_u64(out, undefined_address);
-    fsdp_h5_put_u64(out, 0);
-    fsdp_h5_put_u64(out, (uint64_t)root);
-    fsdp_h5_put_u64(out, TREE_CACHED);
-    fsdp_h5_put_u64(out, (uint64_t)tree);
-    fsdp_h5_put_u64(out, (uint64_t)names);
+    put_u64(out, 0);
+    put_u64(out, undefined_address);
+    put_u64(out, (uint64_t)end);
+    put_u64(out, undefined_address);
+    put_u64(out, 0);
+    put_u64(out, (uint64_t)root);
+    put_u64(out, TREE_CACHED);
+    put_u64(out, (uint64_t)tree);
+    put_u64(out, (uint64_t)names);
 }
 
 void fsdp_h5_put_root_group(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols, size_t count,
@@ -478,8 +479,8 @@ void fsdp_h5_put_root_group(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols,
     int64_t root = at + (int64_t)out->size;
     size_t header = fsdp_h5_begin_header(out, 1);
     size_t body = begin_message(out, SYMBOL_TABLE, 0);
-    fsdp_h5_put_u64(out, (uint64_t)tree);
-    fsdp_h5_put_u64(out, (uint64_t)names);
+    put_u64(out, (uint64_t)tree);
+    put_u64(out, (uint64_t)names);
     end_message(out, body);
     fsdp_h5_end_header(out, header);
     put_superblock(superblock_out, at + (int64_t)out->size, root, tree, names);

@@ -13,13 +13,7 @@
 #include <fsdp/text.h>
 #include <stdint.h>
 
-void fsdp_h5_put_u8(fsdp_text *out, unsigned value);
-void fsdp_h5_put_u16(fsdp_text *out, unsigned value);
 void fsdp_h5_put_u32(fsdp_text *out, uint32_t value);
-void fsdp_h5_put_u64(fsdp_text *out, uint64_t value);
-void fsdp_h5_put_zeros(fsdp_text *out, size_t count);
-/* Zeros up to a multiple of 8 bytes after `start`. */
-void fsdp_h5_pad(fsdp_text *out, size_t start);
 
 /* Fills in a number that was not known when its place was written. */
 void fsdp_h5_set_u64(fsdp_text *out, size_t at, uint64_t value);

@@ -260,15 +260,11 @@ fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request
     return status;
 }
 
-void fsdp_h5_session_set_deadline(fsdp_h5_session *session, int64_t milliseconds)
-{
-    session->deadline_ms = milliseconds;
-}
-
 /* --- beginning and end ------------------------------------------------------------------------ */
 
 fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, unsigned char *shared,
-                                  fsdp_h5_session **session_out, fsdp_error *err)
+                                  int64_t deadline_ms, fsdp_h5_session **session_out,
+                                  fsdp_error *err)
 {
     *session_out = NULL;
     fsdp_h5_session *session = fsdp_alloc(1, sizeof *session);
@@ -278,7 +274,7 @@ fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, un
     session->channel = channel;
     session->shared = shared;
     session->handle = -1;
-    session->deadline_ms = USUAL_DEADLINE_MS + view->size / FILE_BYTES_PER_MS;
+    session->deadline_ms = deadline_ms;
     pthread_mutex_init(&session->lock, NULL);
     *session_out = session;
     return FSDP_OK;
@@ -354,7 +350,9 @@ fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session
     if (shared == MAP_FAILED)
         status = fsdp_fail_memory(err, "an HDF5 file");
     else
-        status = fsdp_h5_session_adopt(view, channels[0], shared, &session, err);
+        status = fsdp_h5_session_adopt(view, channels[0], shared,
+                                       USUAL_DEADLINE_MS + view->size / FILE_BYTES_PER_MS, &session,
+                                       err);
     if (status == FSDP_OK)
         status = fork_child(session, channels[1], err);
     close(channels[1]);

@@ -24,15 +24,13 @@ typedef struct fsdp_h5_file_view {
 fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session **session_out,
                                   fsdp_error *err);
 
-/* A session over a channel and memory of FSDP_H5_SHARED bytes, both borrowed; for tests. */
+/* A session over a channel and memory of FSDP_H5_SHARED bytes, both borrowed. deadline_ms: what the child may
+ * take for one request, the time for bringing it bytes not counted. */
 fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, unsigned char *shared,
-                                  fsdp_h5_session **session_out, fsdp_error *err);
+                                  int64_t deadline_ms, fsdp_h5_session **session_out, fsdp_error *err);
 
 /* Kills the child. Accepts NULL. */
 void fsdp_h5_session_stop(fsdp_h5_session *session);
-
-/* Time that the child may take for one request, the time for bringing it bytes not counted. */
-void fsdp_h5_session_set_deadline(fsdp_h5_session *session, int64_t milliseconds);
 
 /* Appends the listing, at most `most` bytes (FSDP_ERR_LIMIT). */
 fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_text *listing,

@@ -141,9 +141,3 @@ fsdp_status fsdp_native_name(const char *link, char name_out[FSDP_NATIVE_NAME_PL
     }
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%.200s' is not the link of a tensor", link);
 }
-
-bool fsdp_native_link_is_ours(const char *link)
-{
-    char c = link[0] == '%' ? link[1] : '\0';
-    return c > 'f' && c <= 'z' && c != 'h';
-}

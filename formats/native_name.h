@@ -29,7 +29,4 @@ size_t fsdp_native_link(const char *name, size_t size, uint32_t part, char out[F
 fsdp_status fsdp_native_name(const char *link, char name_out[FSDP_NATIVE_NAME_PLAIN + 1],
                              size_t *size_out, uint32_t *part_out, fsdp_error *err);
 
-/* True for the link of an object of ours, e.g. "%index". */
-bool fsdp_native_link_is_ours(const char *link);
-
 #endif

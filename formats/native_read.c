@@ -349,14 +349,6 @@ static const segment *segment_of_rank(const fsdp_shard_reader *reader, uint32_t 
     return &reader->segments[rank - first];
 }
 
-uint32_t fsdp_shard_box_rank(const fsdp_shard_reader *reader, size_t index)
-{
-    size_t s = 0;
-    while (index >= reader->segments[s].first + reader->segments[s].count)
-        s++;
-    return reader->segments[s].rank;
-}
-
 const fsdp_stored_box *fsdp_shard_find(const fsdp_shard_reader *reader, uint32_t rank,
                                        uint32_t tensor, uint32_t part)
 {
@@ -389,11 +381,6 @@ void fsdp_block_range(const fsdp_stored_box *box, int64_t block, int64_t *first,
 {
     fsdp_native_block_range(box->ndim, box->len, box->chunk, box->element_size, block, first,
                             count);
-}
-
-int64_t fsdp_block_of(const fsdp_stored_box *box, int64_t element)
-{
-    return fsdp_native_block_of(box->ndim, box->len, box->chunk, box->element_size, element);
 }
 
 /* --- bytes ------------------------------------------------------------------------------------ */

@@ -11,29 +11,14 @@
 
 /* --- what a format holds ---------------------------------------------------------------------- */
 
-const char *fsdp_packed_format_name(const fsdp_packed_format *format)
-{
-    return format->name;
-}
-
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype)
 {
     return format->holds_dtype(dtype);
 }
 
-bool fsdp_packed_holds_values(const fsdp_packed_format *format)
-{
-    return format->holds_values;
-}
-
 bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size)
 {
     return !format->holds_name || format->holds_name(name, size);
-}
-
-bool fsdp_packed_takes_copies(const fsdp_packed *target)
-{
-    return !target->format->has_crc;
 }
 
 fsdp_status fsdp_packed_count_files(fsdp_packed *target, int *count_out, fsdp_error *err)
@@ -73,7 +58,6 @@ static void release(fsdp_packed *target)
         fsdp_value_release(&target->values[i].value);
     fsdp_free(target->tensors);
     fsdp_free(target->values);
-    fsdp_free(target->metadata);
     fsdp_free(target->files);
     fsdp_text_release(&target->spelling);
     fsdp_name_table_release(&target->names);
@@ -81,19 +65,6 @@ static void release(fsdp_packed *target)
     pthread_mutex_destroy(&target->lock);
     fsdp_free(target->path);
     fsdp_free(target);
-}
-
-fsdp_status fsdp_packed_add_metadata(fsdp_packed *target, const char *key, const char *text,
-                                     fsdp_error *err)
-{
-    target_pair pair = {.key = fsdp_arena_strndup(&target->arena, key, strlen(key)),
-                        .text = fsdp_arena_strndup(&target->arena, text, strlen(text))};
-    if (!pair.key || !pair.text ||
-        !fsdp_grow(&target->metadata, &target->metadata_room, target->metadata_count + 1,
-                   sizeof *target->metadata))
-        return fsdp_fail_memory(err, target->path);
-    target->metadata[target->metadata_count++] = pair;
-    return FSDP_OK;
 }
 
 /* Copies a name that must be new. */
@@ -330,14 +301,6 @@ static fsdp_status check_range(const fsdp_packed *target, size_t number, int64_t
                      count <= target->tensors[number].count - first;
     return is_inside ? FSDP_OK
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "elements of no tensor were written");
-}
-
-fsdp_status fsdp_packed_note(fsdp_packed *target, size_t number, int64_t first, int64_t count,
-                             fsdp_error *err)
-{
-    FSDP_TRY(check_range(target, number, first, count, err));
-    target_range range = {.first = first, .count = count};
-    return count > 0 ? keep_range(target, number, range, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first, int64_t count,

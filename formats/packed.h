@@ -2,7 +2,7 @@
  * Targets (target.h) in which every tensor is one run of bytes in one file: safetensors, Hugging Face
  * directories, NumPy's files.
  *
- *   create  ->  add metadata, tensors and values, in order  ->  lay out: every file exists, every tensor has
+ *   create  ->  add tensors and values, in order  ->  lay out: every file exists, every tensor has
  *   its place  ->  write elements, from any thread and in any order  ->  finish, or discard
  */
 #ifndef FSDP_PACKED_H
@@ -33,13 +33,10 @@ typedef struct fsdp_packed_tensor {
     const int64_t *shape;
 } fsdp_packed_tensor;
 
-/* The name of the format: "safetensors", "hf", "npz", "npy", ... */
-const char *fsdp_packed_format_name(const fsdp_packed_format *format);
 /* Files that the tensors added so far would fill. */
 fsdp_status fsdp_packed_count_files(fsdp_packed *target, int *count_out, fsdp_error *err);
 /* What a format can hold: asked before work starts. */
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype);
-bool fsdp_packed_holds_values(const fsdp_packed_format *format);
 /* False for a name that stands escaped in the file, with the true one beside it. */
 bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size);
 
@@ -48,9 +45,6 @@ bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, 
 fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
                                const char *path,
                                fsdp_packed **target_out, fsdp_error *err);
-
-/* A pair of texts that goes into the file (safetensors: __metadata__); formats without a place drop it. */
-fsdp_status fsdp_packed_add_metadata(fsdp_packed *target, const char *key, const char *text, fsdp_error *err);
 
 /* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype, or the name is there already. */
 fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor *tensor, size_t *number_out,
@@ -75,12 +69,6 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor)
 fsdp_status fsdp_packed_write(fsdp_packed *target, size_t tensor, int64_t first, int64_t count,
                               const void *data,
                               fsdp_error *err);
-
-/* True when the format keeps no checksum of the bytes: the caller may then put elements into their place by
- * itself (copy_file_range) and only report them. */
-bool fsdp_packed_takes_copies(const fsdp_packed *target);
-fsdp_status fsdp_packed_note(fsdp_packed *target, size_t tensor, int64_t first, int64_t count,
-                             fsdp_error *err);
 
 /* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
 fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err);

@@ -38,7 +38,6 @@ typedef struct target_value {
     fsdp_value value;
 } target_value;
 
-typedef struct target_pair { const char *key, *text; } target_pair;
 
 struct fsdp_packed_format {
     const char *name;
@@ -68,8 +67,6 @@ struct fsdp_packed {
     target_value *values;
     size_t value_count, value_room;
     fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
-    target_pair *metadata;
-    size_t metadata_count, metadata_room;
     target_file *files;
     size_t file_count, file_room;
     pthread_mutex_t lock;      /* of the ranges */

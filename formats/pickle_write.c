@@ -90,7 +90,7 @@ void fsdp_pickler_int(fsdp_pickler *pickler, int64_t number)
         add_long(pickler, bytes, split_u64((uint64_t)number, bytes));
 }
 
-void fsdp_pickler_u64(fsdp_pickler *pickler, uint64_t number)
+static void add_u64(fsdp_pickler *pickler, uint64_t number)
 {
     uint8_t bytes[9] = {0};
     if (number <= INT64_MAX)
@@ -99,7 +99,7 @@ void fsdp_pickler_u64(fsdp_pickler *pickler, uint64_t number)
         add_long(pickler, bytes, split_u64(number, bytes) + 1);
 }
 
-void fsdp_pickler_f64(fsdp_pickler *pickler, double number)
+static void add_f64(fsdp_pickler *pickler, double number)
 {
     uint64_t bits;
     char text[9] = {'G'};
@@ -299,8 +299,8 @@ static void add_bytes(fsdp_pickler *pickler, const char *data, size_t size)
 static void add_complex(fsdp_pickler *pickler, const double *parts)
 {
     fsdp_pickler_global(pickler, "__builtin__", "complex");
-    fsdp_pickler_f64(pickler, parts[0]);
-    fsdp_pickler_f64(pickler, parts[1]);
+    add_f64(pickler, parts[0]);
+    add_f64(pickler, parts[1]);
     fsdp_pickler_op(pickler, FSDP_OP_TUPLE2);
     fsdp_pickler_op(pickler, FSDP_OP_REDUCE);
 }
@@ -361,8 +361,8 @@ static fsdp_status add_value(fsdp_pickler *pickler, const fsdp_value *value, int
         fsdp_pickler_op(pickler, value->as.boolean ? FSDP_OP_TRUE : FSDP_OP_FALSE);
         break;
     case FSDP_VALUE_I64: fsdp_pickler_int(pickler, value->as.i64); break;
-    case FSDP_VALUE_U64: fsdp_pickler_u64(pickler, value->as.u64); break;
-    case FSDP_VALUE_F64: fsdp_pickler_f64(pickler, value->as.f64); break;
+    case FSDP_VALUE_U64: add_u64(pickler, value->as.u64); break;
+    case FSDP_VALUE_F64: add_f64(pickler, value->as.f64); break;
     case FSDP_VALUE_COMPLEX: add_complex(pickler, value->as.complex_parts); break;
     case FSDP_VALUE_STRING:
         fsdp_pickler_text(pickler, value->as.bytes.data, value->as.bytes.size);

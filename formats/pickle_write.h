@@ -38,8 +38,6 @@ void fsdp_pickler_begin(fsdp_pickler *pickler);
 /* What the opcode means to the stack is up to the caller. */
 void fsdp_pickler_op(fsdp_pickler *pickler, fsdp_opcode op);
 void fsdp_pickler_int(fsdp_pickler *pickler, int64_t number);
-void fsdp_pickler_u64(fsdp_pickler *pickler, uint64_t number);
-void fsdp_pickler_f64(fsdp_pickler *pickler, double number);
 /* A str. Text of 4 GiB or more counts as a failure to grow. */
 void fsdp_pickler_text(fsdp_pickler *pickler, const char *data, size_t size);
 

@@ -129,18 +129,7 @@ static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
 
 static void add_metadata(fsdp_text *text, const fsdp_packed *target)
 {
-    bool has_format = false;
-    fsdp_text_addf(text, "{\"__metadata__\":{");
-    for (size_t i = 0; i < target->metadata_count; i++) {
-        const target_pair *pair = &target->metadata[i];
-        has_format = has_format || strcmp(pair->key, "format") == 0;
-        fsdp_text_addf(text, i > 0 ? "," : "");
-        fsdp_text_add_json_string(text, pair->key, strlen(pair->key));
-        fsdp_text_addf(text, ":");
-        fsdp_text_add_json_string(text, pair->text, strlen(pair->text));
-    }
-    if (!has_format) /* transformers looks for it */
-        fsdp_text_addf(text, "%s\"format\":\"pt\"", target->metadata_count > 0 ? "," : "");
+    fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers looks for it */
     if (target->spelling.size > 0) {
         fsdp_text_addf(text, ",\"fsdp.names\":");
         fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);

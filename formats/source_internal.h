@@ -93,8 +93,6 @@ void fsdp_source_close_files(fsdp_source *source);
 const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char *out, size_t room);
 /* The name of a tensor for messages. */
 const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t room);
-/* Bytes between the first and the last byte of a chunk; it was checked. */
-int64_t fsdp_chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element_size);
 
 /* --- source_stream.c --- */
 

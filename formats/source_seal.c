@@ -213,7 +213,8 @@ static fsdp_status fail_missing(const fsdp_source *source, const fsdp_source_ten
 
 /* --- how much is stored ----------------------------------------------------------------------- */
 
-int64_t fsdp_chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element_size)
+/* Bytes between the first and the last byte of a chunk; it was checked. */
+static int64_t chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element_size)
 {
     int64_t span = (int64_t)element_size;
     if (!chunk->strides)
@@ -237,7 +238,7 @@ static fsdp_status check_ratio(const fsdp_source *source, const fsdp_source_tens
         const fsdp_source_chunk *chunk = &tensor->chunks[i];
         if (chunk->file < 0 && chunk->stream < 0)
             return FSDP_OK;
-        int64_t span = fsdp_chunk_span(chunk, tensor->ndim, element_size);
+        int64_t span = chunk_span(chunk, tensor->ndim, element_size);
         if (chunk->stream >= 0 && fsdp_packed_stored(source->streams[chunk->stream]) < span)
             span = fsdp_packed_stored(source->streams[chunk->stream]);
         stored += span;

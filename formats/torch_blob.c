@@ -22,7 +22,6 @@ static void blob_close(void *state)
 {
     blob_state *blob = state;
     torch_memory_close(blob->memory);
-    fsdp_memory_io_release(&blob->io);
     fsdp_free(blob);
 }
 

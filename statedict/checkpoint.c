@@ -21,7 +21,7 @@ static void fill_info(fsdp_checkpoint *checkpoint)
     *info = (fsdp_checkpoint_info){.path = checkpoint->path,
                                    .format = "fsdp",
                                    .format_major = FSDP_FORMAT_MAJOR,
-                                   .format_minor = FSDP_FORMAT_MINOR,
+                                   .format_minor = manifest->minor,
                                    .kind = manifest->kind,
                                    .step = manifest->step,
                                    .world = manifest->world,

@@ -37,7 +37,7 @@ typedef struct fsdp_watch {
     void *user;
     /* bytes done of total, and what is at work; non-zero stops the call with FSDP_ERR_CANCELLED. */
     int (*progress)(void *user, int64_t done, int64_t total, const char *what);
-    /* A line for people that is no error: a skipped checkpoint, a view left out. */
+    /* A line for people beside the error, if there is one: a skipped checkpoint, a view left out. */
     void (*notice)(void *user, const char *text);
 } fsdp_watch;
 
@@ -95,7 +95,8 @@ typedef enum fsdp_verify_mode {
     FSDP_VERIFY_OFF            /* exactly the wanted rows are read */
 } fsdp_verify_mode;
 
-/* Names that did not match; filled by a load, freed by fsdp_load_report_release. */
+/* All names that did not match, also when that is why the load failed; filled by a load, freed by
+ * fsdp_load_report_release. */
 typedef struct fsdp_load_report {
     char **missing;            /* in the state dict, not in the checkpoint; printable spelling */
     size_t missing_count;
@@ -108,7 +109,9 @@ FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
     fsdp_verify_mode verify;
-    bool not_strict;           /* names may be missing or unexpected */
+    bool not_strict;           /* names may be missing or unexpected; otherwise that is an error, whose
+                                  text has their numbers and the first names. Where that is not all of
+                                  them, rank 0's watch.notice gets each one; the report has them all */
     bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */
     const char *include;       /* POSIX extended regex: only names of sd that match; NULL: all.
                                   FSDP_ERR_USAGE when none of them do */

@@ -46,7 +46,7 @@ static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
     }
     status = fsdp_marker_create(io, staging->path, FSDP_MARKER_SAVING, &staging->marker, err);
     if (status != FSDP_OK)
-        fsdp_staging_abandon(staging);
+        fsdp_staging_abandon(staging, err);
     return status;
 }
 
@@ -149,10 +149,10 @@ fsdp_lease *fsdp_staging_move_lease(fsdp_staging *staging)
     return lease;
 }
 
-void fsdp_staging_abandon(fsdp_staging *staging)
+void fsdp_staging_abandon(fsdp_staging *staging, fsdp_error *err)
 {
     if (staging->path)
-        (void)fsdp_io_remove_tree(staging->io, staging->path, NULL);
+        fsdp_leftovers_discard(staging->io, staging->path, staging->target, &staging->marker, err);
     (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
     fsdp_free(staging->path);
     staging->path = NULL;

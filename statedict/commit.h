@@ -57,8 +57,9 @@ fsdp_status fsdp_staging_judge(const fsdp_staging *staging, fsdp_status status, 
 fsdp_lease *fsdp_staging_move_lease(fsdp_staging *staging);
 /* The manifest's text is the last thing written. On failure the staging is left for abandon. */
 fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size, fsdp_error *err);
-/* Removes what is left of a staging that was not published; best effort. */
-void fsdp_staging_abandon(fsdp_staging *staging);
+/* Removes what is left of a staging that was not published. err is the error that it is given up for, or
+ * NULL: what could not be removed is told there, too. */
+void fsdp_staging_abandon(fsdp_staging *staging, fsdp_error *err);
 void fsdp_staging_release(fsdp_staging *staging);
 
 /* Deletes a checkpoint directory so that no reader ever sees half of it: rename to

@@ -240,7 +240,8 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
                           .more = plan->bytes_spooled};
     if (job->opts->resume)
         volume.more -= fsdp_resume_bytes(job->io, to, job->hash);
-    fsdp_status st = fsdp_require_space(job->io, to, job->sd, &volume, &space, err);
+    plan->bytes_needed = fsdp_volume_room(job->sd, &volume);
+    fsdp_status st = fsdp_require_space(job->io, to, &volume, plan->bytes_needed, &space, err);
     plan->free_bytes = space.free_bytes;
     return st;
 }
@@ -558,7 +559,8 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     return job->place.format ? fsdp_convert_publish_file(job, err) : fsdp_convert_publish(job, err);
 }
 
-static void release_job(convert_job *job)
+/* err: of a failure, or NULL; see fsdp_staging_abandon. All descriptors go first: removing needs one. */
+static void release_job(convert_job *job, fsdp_error *err)
 {
     for (int i = 0; job->writers && i < job->file_count; i++)
         fsdp_shard_discard(job->writers[i]);
@@ -576,8 +578,10 @@ static void release_job(convert_job *job)
     fsdp_sd_free(job->sd);
     fsdp_mesh_free(job->mesh);
     fsdp_checkpoint_close(job->from);
+    if (err && !job->opts->resume)
+        fsdp_staging_abandon(&job->staging, err);
     fsdp_staging_release(&job->staging);
-    fsdp_export_end(&job->place);
+    fsdp_export_end(&job->place, err);
 }
 
 /* Format "hdf5" is one full file. */
@@ -608,17 +612,11 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
         return fsdp_export(from, to, opts, err);
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
+    fsdp_error local = {0};
+    err = err ? err : &local;
     fsdp_status st = convert(&job, from, to, err);
     st = fsdp_staging_judge(&job.staging, st, err);
-    if (st != FSDP_OK) {
-        for (int i = 0; job.writers && i < job.file_count; i++) {
-            fsdp_shard_discard(job.writers[i]);
-            job.writers[i] = NULL;
-        }
-        if (!opts || !opts->resume)
-            fsdp_staging_abandon(&job.staging);
-    }
-    release_job(&job);
+    release_job(&job, st == FSDP_OK ? NULL : err);
     return st;
 }
 
@@ -636,7 +634,7 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
         count_work(&job, plan_out);
         st = check_before(&job, to, plan_out, err);
     }
-    release_job(&job);
+    release_job(&job, NULL);
     return st;
 }
 
@@ -660,6 +658,6 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
         st = fsdp_plan_add_files(&planned, &plan, job.owners, text, err);
     if (st == FSDP_OK)
         st = fsdp_plan_close(text, err);
-    release_job(&job);
+    release_job(&job, NULL);
     return st;
 }

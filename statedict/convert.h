@@ -59,6 +59,8 @@ typedef struct fsdp_convert_plan {
     char prefix[64];           /* that all tensors of the model share ("model."), "" if none */
     int64_t bytes_spooled;     /* packed bytes of the source that are wanted in another order than they lie
                                 * in: unpacked beside `to` meanwhile, in files without a name */
+    int64_t bytes_needed;      /* that must be free for all of it: tensors, what describes them, some to
+                                * spare; compressed: without the tensors. 0 when it is stopped before */
 } fsdp_convert_plan;
 
 /* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where

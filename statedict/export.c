@@ -205,6 +205,6 @@ fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opt
         fsdp_resume_tell_kept(&opts->watch, fsdp_io_reuse_kept(job.reuse));
     if (st == FSDP_OK)
         st = fsdp_export_publish(&job.place, err);
-    fsdp_export_job_release(&job);
+    fsdp_export_job_release(&job, st == FSDP_OK ? NULL : err);
     return st;
 }

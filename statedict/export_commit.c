@@ -185,12 +185,12 @@ fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
     return FSDP_OK;
 }
 
-void fsdp_export_end(fsdp_export_place *place)
+void fsdp_export_end(fsdp_export_place *place, fsdp_error *err)
 {
     bool stays = place->resume && place->path && place->notes.file;
     fsdp_resume_end(&place->notes);
     if (place->staging && !stays)
-        fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker);
+        fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker, err);
     (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
     fsdp_free(place->path);
     fsdp_free(place->staging);

@@ -32,7 +32,8 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
 /* Checks, removes what the dead left or takes it up, and creates the directory when the format is one. */
 fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_error *err);
 fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err);
-/* Removes what was written and not published, unless it is to be resumed; releases. */
-void fsdp_export_end(fsdp_export_place *place);
+/* Removes what was written and not published, unless it is to be resumed; releases. err is the error that
+ * it is given up for, or NULL: what could not be removed is told there, too. */
+void fsdp_export_end(fsdp_export_place *place, fsdp_error *err);
 
 #endif

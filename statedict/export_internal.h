@@ -60,7 +60,8 @@ typedef struct export_slab {
 
 /* No work yet: options are checked. Whatever the result, the job is released. */
 fsdp_status fsdp_export_job_init(const fsdp_convert_opts *opts, export_job *job, fsdp_error *err);
-void fsdp_export_job_release(export_job *job);
+/* err: of a failure, see fsdp_export_end; or NULL. */
+void fsdp_export_job_release(export_job *job, fsdp_error *err);
 /* Opens the source, describes the target and checks that it can be written; nothing is. */
 fsdp_status fsdp_export_prepare(export_job *job, const char *from, const char *to, fsdp_convert_plan *plan,
                                 fsdp_error *err);

@@ -220,6 +220,7 @@ static fsdp_status check_space(const export_job *job, const char *to, fsdp_conve
     if (job->opts->resume)
         needed -= fsdp_resume_bytes(job->io, to, job->hash);
     plan->free_bytes = space.free_bytes;
+    plan->bytes_needed = needed;
     if (needed <= space.free_bytes)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_NO_SPACE,
@@ -267,10 +268,11 @@ fsdp_status fsdp_export_job_init(const fsdp_convert_opts *opts, export_job *job,
     return FSDP_OK;
 }
 
-void fsdp_export_job_release(export_job *job)
+void fsdp_export_job_release(export_job *job, fsdp_error *err)
 {
     fsdp_checkpoint_close(job->written);
-    fsdp_export_end(&job->place);
+    fsdp_checkpoint_close(job->from); /* removing needs a descriptor */
+    fsdp_export_end(&job->place, err);
     fsdp_free(job->written_entry);
     fsdp_free(job->hashes);
     fsdp_free(job->parts);
@@ -280,7 +282,6 @@ void fsdp_export_job_release(export_job *job)
     fsdp_free(job->source);
     fsdp_sd_free(job->sd);
     fsdp_mesh_free(job->mesh);
-    fsdp_checkpoint_close(job->from);
     fsdp_io_reuse_free(job->reuse);
 }
 
@@ -316,7 +317,7 @@ fsdp_status fsdp_export_plan(const char *from, const char *to, const fsdp_conver
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
     FSDP_TRY(fsdp_export_job_init(opts, &job, err));
     fsdp_status st = fsdp_export_prepare(&job, from, to, plan_out, err);
-    fsdp_export_job_release(&job);
+    fsdp_export_job_release(&job, NULL);
     return st;
 }
 
@@ -339,6 +340,6 @@ fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_c
     fsdp_status st = fsdp_export_prepare(&job, from, to, &plan, err);
     if (st == FSDP_OK)
         st = add_text(&job, to, &plan, text, err);
-    fsdp_export_job_release(&job);
+    fsdp_export_job_release(&job, NULL);
     return st;
 }

@@ -67,14 +67,25 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
     *marker_out = work.marker;
 }
 
-void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target,
-                            fsdp_file **marker)
+static void tell_what_stays(const fsdp_error *why, fsdp_error *err)
 {
+    if (!err || err->status == FSDP_OK)
+        return;
+    fsdp_error found = *err;
+    fsdp_fail(err, found.status, "%s; %s: remove it", found.text, why->text);
+    err->errnum = found.errnum;
+}
+
+void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target,
+                            fsdp_file **marker, fsdp_error *err)
+{
+    fsdp_error why = {0};
     char *aside = NULL;
     bool moved = fsdp_beside_name(target, FSDP_SUFFIX_DELETING, &aside, NULL) == FSDP_OK &&
                  io->ops->rename(io, staging, aside, true) == 0;
     /* there are mounts where an open file that is removed stays under another name */
     (void)fsdp_io_close(marker, FSDP_MARKER_SAVING, NULL);
-    (void)fsdp_io_remove_tree(io, moved ? aside : staging, NULL);
+    if (fsdp_io_remove_tree(io, moved ? aside : staging, &why) != FSDP_OK)
+        tell_what_stays(&why, err);
     fsdp_free(aside);
 }

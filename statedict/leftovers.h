@@ -15,7 +15,8 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
                           char **kept_out, fsdp_file **marker_out);
 
 /* Removes a staging directory that is given up, so that no half of it is ever taken for one, and closes its
- * marker. Best effort. */
-void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target, fsdp_file **marker);
+ * marker. Where it cannot be removed, err, which says why it is given up, also says what stays. */
+void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target, fsdp_file **marker,
+                            fsdp_error *err);
 
 #endif

@@ -99,13 +99,26 @@ static fsdp_status match_entry(load_job *job, size_t i, bool *found, fsdp_error 
     return FSDP_OK;
 }
 
+static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, const char *what)
+{
+    for (size_t i = 0; i < names->count; i++)
+        fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
+}
+
+/* An error has room for a screen's worth of names; the notices and the report have all of them. */
 static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,
                                   const fsdp_name_list *unexpected, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "'%s' does not match the state dict", job->checkpoint->path);
-    fsdp_names_tell(missing, "missing", &text);
-    fsdp_names_tell(unexpected, "unexpected", &text);
+    bool all = fsdp_names_tell(missing, "missing", &text);
+    all = fsdp_names_tell(unexpected, "unexpected", &text) && all;
+    if (!all)
+        fsdp_text_addf(&text, "; each name is in the load's report and was a notice");
+    if (!all && fsdp_ctl_rank(job->ctl) == 0) {
+        notice_names(&job->opts->watch, missing, "missing");
+        notice_names(&job->opts->watch, unexpected, "unexpected");
+    }
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a list of names")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
     fsdp_text_release(&text);

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -278,23 +279,26 @@ typedef struct manifest_reader {
     fsdp_json_members members;
 } manifest_reader;
 
-static fsdp_status take_version(fsdp_json *json, fsdp_error *err)
+static fsdp_status take_version(fsdp_json *json, int *minor_out, fsdp_error *err)
 {
-    static const char *const names[] = {"major"};
-    fsdp_json_members members = {.names = names, .count = 1};
-    int64_t major = 0;
+    static const char *const names[] = {"major", "minor"};
+    fsdp_json_members members = {.names = names, .count = 2};
+    int64_t major = 0, minor = 0;
     int which;
     FSDP_TRY(fsdp_json_enter_object(json, err));
     for (;;) {
         FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
         if (which < 0)
             break;
-        FSDP_TRY(fsdp_json_i64(json, &major, err));
+        FSDP_TRY(fsdp_json_i64(json, which == 0 ? &major : &minor, err));
     }
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, json->name, err);
     if (major < 1)
         return fsdp_json_fail(json, err, "there is no format version");
+    if (minor < 0 || minor > INT_MAX)
+        return fsdp_json_fail(json, err, "a minor format version of %" PRId64, minor);
+    *minor_out = (int)minor;
     return FSDP_OK;
 }
 
@@ -427,7 +431,7 @@ static fsdp_status take_member(manifest_reader *reader, int which, fsdp_error *e
     fsdp_json *json = &reader->json;
     int choice = 0;
     switch (which) {
-    case KEY_FSDP: return take_version(json, err);
+    case KEY_FSDP: return take_version(json, &manifest->minor, err);
     case KEY_KIND:
         FSDP_TRY(take_choice(json, kinds, KIND_COUNT, &choice, err));
         manifest->kind = (fsdp_kind)choice;

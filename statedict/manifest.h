@@ -37,6 +37,7 @@ typedef struct fsdp_stored_value {
 } fsdp_stored_value;
 
 typedef struct fsdp_manifest {
+    int minor;                 /* format version that the writer knew; decode only */
     fsdp_kind kind;
     int64_t step;              /* -1: none */
     uint8_t run[16];

@@ -30,20 +30,21 @@ void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out
     *names = (fsdp_name_list){0};
 }
 
-void fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *text)
+bool fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *text)
 {
     enum { TOLD_BYTES = 300 };
     if (names->count == 0)
-        return;
+        return true;
     fsdp_text_addf(text, "; %zu %s:", names->count, what);
     size_t start = text->size;
     for (size_t i = 0; i < names->count; i++) {
         if (text->size - start > TOLD_BYTES) {
             fsdp_text_addf(text, " and %zu more", names->count - i);
-            return;
+            return false;
         }
         fsdp_text_addf(text, "%s '%s'", i ? "," : "", names->items[i]);
     }
+    return true;
 }
 
 const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room)

@@ -144,7 +144,8 @@ fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *o
     return st;
 }
 
-bool fsdp_plan_stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank, size_t part)
+/* Does the rank store its box number `part` of the entry? In a local checkpoint every rank does. */
+static bool stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank, size_t part)
 {
     if (kind == FSDP_LOCAL)
         return true;
@@ -249,7 +250,7 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
         fsdp_box box;
         fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         int64_t count = fsdp_box_count(&box);
-        if (fsdp_plan_stores(entry, owner, kind, rank, part)) {
+        if (stores(entry, owner, kind, rank, part)) {
             fsdp_flow_box("statedict/plan.c", "store", entry->name, entry->name_size, &box);
             if (in_flat)
                 plan_inside_flat(plan, entry, tensor, part, &box, data, flat_first);

@@ -18,9 +18,6 @@
  */
 fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
 
-/* Does the rank store its box number `part` of the entry? In a local checkpoint every rank does. */
-bool fsdp_plan_stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank, size_t part);
-
 /* What one rank puts into a file. */
 typedef struct fsdp_save_plan {
     fsdp_shard_dataset *datasets;

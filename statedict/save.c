@@ -104,7 +104,8 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
                           .world = job->world,
                           .compress = opts->compress,
                           .with_view = !opts->no_view};
-    FSDP_TRY(fsdp_require_space(job->io, dir, job->sd, &volume, &space, err));
+    FSDP_TRY(
+        fsdp_require_space(job->io, dir, &volume, fsdp_volume_room(job->sd, &volume), &space, err));
     if (space.in_memory && !opts->no_sync)
         fsdp_notice(&opts->watch,
                     "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
@@ -489,7 +490,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     fsdp_ctl_set_waiting(job->ctl, NULL, NULL);
     fsdp_shard_discard(job->writer);
     if (st != FSDP_OK && job->rank == 0)
-        fsdp_staging_abandon(&job->staging);
+        fsdp_staging_abandon(&job->staging, err);
     return st;
 }
 

@@ -191,7 +191,7 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
     fsdp_text text = {0};
     fsdp_text_addf(&text, "%s cannot hold everything",
                    work->limits ? work->limits->format : "fsdp");
-    fsdp_names_tell(names, "that it cannot hold", &text);
+    (void)fsdp_names_tell(names, "that it cannot hold", &text);
     fsdp_text_addf(&text, "; leave out with");
     for (size_t i = 0; i < drops->count; i++)
         fsdp_text_addf(&text, " --drop %s", drops->items[i]);

@@ -72,13 +72,19 @@ int64_t fsdp_volume_bytes(const fsdp_sd *sd, const fsdp_volume *volume)
     return sum;
 }
 
+int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
+{
+    int64_t room = fsdp_volume_bytes(sd, volume);
+    add(&room, 1, volume->more);
+    add(&room, 1, room / SPARE_PART);
+    return room;
+}
+
 /* --- the file system -------------------------------------------------------------------------- */
 
-static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t bytes,
+static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t wanted,
                               int64_t files, fsdp_error *err)
 {
-    int64_t wanted = bytes;
-    add(&wanted, 1, bytes / SPARE_PART);
     if (wanted > space->free_bytes)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
                          "'%s' needs about %lld bytes, a tenth to spare included, and its file "
@@ -92,8 +98,8 @@ static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t 
     return FSDP_OK;
 }
 
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_sd *sd,
-                               const fsdp_volume *volume, fsdp_space *space_out, fsdp_error *err)
+fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_volume *volume,
+                               int64_t room, fsdp_space *space_out, fsdp_error *err)
 {
     char *path = NULL, *parent = NULL;
     int files = volume->kind == FSDP_FULL ? 1 : volume->world;
@@ -102,10 +108,8 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_sd *sd,
     int result = io->ops->space(io, parent, space_out);
     fsdp_free(path);
     fsdp_free(parent);
-    int64_t bytes = fsdp_volume_bytes(sd, volume);
-    add(&bytes, 1, volume->more);
     if (result == 0)
-        return check_room(dir, space_out, bytes, files + FIXED_FILES, err);
+        return check_room(dir, space_out, room, files + FIXED_FILES, err);
     *space_out = (fsdp_space){.free_bytes = -1, .free_files = -1};
     return FSDP_OK;
 }

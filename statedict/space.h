@@ -16,9 +16,12 @@ typedef struct fsdp_volume {
 /* About what will be written. Compressed data counts as nothing: only what is around it is known. */
 int64_t fsdp_volume_bytes(const fsdp_sd *sd, const fsdp_volume *volume);
 
-/* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not that and a tenth more free, or no
+/* What must be free: that and a tenth more, and volume->more. */
+int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume);
+
+/* FSDP_ERR_NO_SPACE when the file system that will hold DIR has not room bytes free (fsdp_volume_room), or no
  * node for each file; nothing when it cannot tell: then space_out->free_bytes is -1. */
-fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_sd *sd, const fsdp_volume *volume,
+fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_volume *volume, int64_t room,
                                fsdp_space *space_out, fsdp_error *err);
 
 #endif

@@ -262,6 +262,11 @@ static const struct argp_option names_options[] = {
     {0}};
 const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
 
+const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, NULL, 0},
+                                                          {&cli_work_argp, 0, NULL, 0},
+                                                          {&cli_general_argp, 0, NULL, 0},
+                                                          {0}};
+
 /* --- looking for mistyped options ------------------------------------------------------------- */
 
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)

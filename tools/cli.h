@@ -29,6 +29,9 @@ typedef struct cli_common {
 /* Argument parsers for cli_common, to be listed as children: every tool, tools that move data, tools
  * that select names. A tool's ARGP_KEY_INIT points state->child_inputs[i] at its cli_common. */
 extern const struct argp cli_general_argp, cli_work_argp, cli_names_argp;
+/* All three, for tools that have them all; and for ARGP_KEY_INIT. */
+enum { CLI_CHILDREN = 3 };
+extern const struct argp_child cli_children[CLI_CHILDREN + 1];
 
 /* The words that may stand for an option's value, up to a NULL; option is NULL for the first argument.
  * Lists of them end with {0}. */

@@ -116,6 +116,9 @@ static void parse_argument(bench_options *opts, const char *arg)
         cli_usage_error("'%s' is too many", arg);
 }
 
+/* As many as fsdp_ctl_run_threads connects. */
+enum { MOST_RANKS = 1024 };
+
 /* The largest model has less than 2^63 bytes then. */
 enum { MOST_SCALE = 1000000 };
 
@@ -157,7 +160,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_MODEL: opts->model = arg; return 0;
     case KEY_SCALE: opts->scale = cli_parse_real("--scale", arg); return 0;
-    case KEY_WORLD: opts->world = (int)cli_parse_integer("--world-size", arg, 1, 4096); return 0;
+    case KEY_WORLD:
+        opts->world = (int)cli_parse_integer("--world-size", arg, 1, MOST_RANKS);
+        return 0;
     case KEY_SAVES: opts->saves = (int)cli_parse_integer("--saves", arg, 1, 1 << 20); return 0;
     case KEY_SEED: opts->seed = (uint64_t)cli_parse_integer("--seed", arg, 0, INT64_MAX); return 0;
     case KEY_KIND: opts->kind = cli_parse_kind(arg); return 0;

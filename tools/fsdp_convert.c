@@ -231,7 +231,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     note_planning(opts, key);
     switch (key) {
     case ARGP_KEY_INIT:
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
         opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
         opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
@@ -278,11 +278,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&cli_names_argp, 0, NULL, 0},
-                                             {&cli_work_argp, 0, NULL, 0},
-                                             {&cli_general_argp, 0, NULL, 0},
-                                             {0}};
-static const struct argp argp = {.options = options, .parser = parse, .children = children};
+static const struct argp argp = {.options = options, .parser = parse, .children = cli_children};
 
 static const cli_tool tool = {
     .name = "fsdp-convert",
@@ -369,8 +365,7 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
                      const fsdp_convert_plan *plan)
 {
     char number[CLI_NUMBER];
-    bool fits =
-        plan->free_bytes < 0 || plan->free_bytes - plan->bytes_spooled >= plan->bytes_written;
+    bool fits = plan->free_bytes >= plan->bytes_needed;
     fsdp_text_addf(text, "plan  ");
     add_source(text, info);
     cli_add_message(text, opts->to);
@@ -386,8 +381,12 @@ static void add_plan(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    cli_bytes(plan->bytes_written, number));
     fsdp_text_addf(text, "   peak memory %s", cli_bytes(plan->peak_memory, number));
     if (plan->free_bytes >= 0)
-        fsdp_text_addf(text, "   free %s: %s", cli_bytes(plan->free_bytes, number),
-                       fits ? "ok" : "not enough");
+        fsdp_text_addf(text, "   free %s: ", cli_bytes(plan->free_bytes, number));
+    if (plan->free_bytes >= 0 && fits)
+        fsdp_text_addf(text, "ok");
+    else if (plan->free_bytes >= 0)
+        fsdp_text_addf(text, "not enough for %s with all that is beside the tensors",
+                       cli_bytes(plan->bytes_needed, number));
     fsdp_text_add(text, "\n", 1);
     if (plan->bytes_spooled > 0)
         fsdp_text_addf(text,
@@ -419,8 +418,10 @@ static void add_json(fsdp_text *text, const convert_options *opts, const fsdp_ch
                    plan->renamed, plan->left_out, plan->dropped);
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
-    fsdp_text_addf(text, ",\n \"bytes_spooled\": %" PRId64 ", \"free_bytes\": %" PRId64 ", ",
-                   plan->bytes_spooled, plan->free_bytes);
+    fsdp_text_addf(text,
+                   ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
+                   ", \"free_bytes\": %" PRId64 ", ",
+                   plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
     else

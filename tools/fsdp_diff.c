@@ -59,7 +59,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     diff_options *opts = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
         return 0;
     case KEY_ATOL: opts->atol = cli_parse_real("--atol", arg); return 0;
@@ -83,11 +83,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&cli_names_argp, 0, NULL, 0},
-                                             {&cli_work_argp, 0, NULL, 0},
-                                             {&cli_general_argp, 0, NULL, 0},
-                                             {0}};
-static const struct argp argp = {.options = options, .parser = parse, .children = children};
+static const struct argp argp = {.options = options, .parser = parse, .children = cli_children};
 
 static const cli_tool tool = {
     .name = "fsdp-diff",
@@ -219,6 +215,21 @@ static void add_bar(fsdp_text *svg, const fsdp_diff_item *item, int row)
                    PLOT_NAMES + part * PLOT_BARS + 8, y, item->max_abs);
 }
 
+static fsdp_status write_file(const char *path, const fsdp_text *text, fsdp_error *err)
+{
+    if (text->failed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for '%s'", path);
+    FILE *file = fopen(path, "w");
+    bool written =
+        file && fwrite(text->data, 1, text->size, file) == text->size && fflush(file) == 0;
+    int problem = errno; /* closing sets another */
+    if (file && fclose(file) != 0 && written) {
+        problem = errno;
+        written = false;
+    }
+    return written ? FSDP_OK : fsdp_fail_errno(err, problem, "cannot write '%s'", path);
+}
+
 static fsdp_status write_plot(const char *path, const diff_list *list, fsdp_error *err)
 {
     fsdp_text svg = {0};
@@ -233,12 +244,9 @@ static fsdp_status write_plot(const char *path, const diff_list *list, fsdp_erro
         if (list->items[i].state == FSDP_DIFF_DIFFERS && !list->items[i].why)
             add_bar(&svg, &list->items[i], rows++);
     fsdp_text_addf(&svg, "</svg>\n");
-    FILE *file = svg.failed ? NULL : fopen(path, "w");
-    bool written = file && fwrite(svg.data, 1, svg.size, file) == svg.size;
-    int problem = errno;
-    written = (!file || fclose(file) == 0) && written;
+    fsdp_status st = write_file(path, &svg, err);
     fsdp_text_release(&svg);
-    return written ? FSDP_OK : fsdp_fail_errno(err, problem, "cannot write '%s'", path);
+    return st;
 }
 
 /* --- for people ------------------------------------------------------------------------------- */

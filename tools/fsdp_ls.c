@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 /* --- options ---------------------------------------------------------------------------------- */
@@ -44,7 +43,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     ls_options *opts = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < CLI_CHILDREN; i++)
             state->child_inputs[i] = &opts->common;
         return 0;
     case 'l': set_mode(opts, LS_LONG); return 0;
@@ -79,11 +78,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_child children[] = {{&cli_names_argp, 0, NULL, 0},
-                                             {&cli_work_argp, 0, NULL, 0},
-                                             {&cli_general_argp, 0, NULL, 0},
-                                             {0}};
-static const struct argp argp = {.options = options, .parser = parse, .children = children};
+static const struct argp argp = {.options = options, .parser = parse, .children = cli_children};
 
 static const cli_tool tool = {
     .name = "fsdp-ls",
@@ -239,12 +234,18 @@ fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit,
 
 /* --- the plugin ------------------------------------------------------------------------------- */
 
+static bool holds_plugin(const char *directory)
+{
+    char file[2500];
+    snprintf(file, sizeof file, "%s/%s", directory, FSDP_PLUGIN_FILE);
+    return access(file, R_OK) == 0;
+}
+
 /* Beside the program: in the build tree, and where `cmake --install` puts both. */
 void ls_plugin_path(char *out, size_t size)
 {
     static const char *const places[] = {FSDP_PLUGIN_DIRS};
     char program[2048], path[2400];
-    struct stat info;
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     out[0] = '\0';
     if (length <= 0)
@@ -253,7 +254,7 @@ void ls_plugin_path(char *out, size_t size)
     *strrchr(program, '/') = '\0';
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", program, places[i]);
-        char *clean = stat(path, &info) == 0 ? realpath(path, NULL) : NULL;
+        char *clean = holds_plugin(path) ? realpath(path, NULL) : NULL;
         if (clean && strlen(clean) < size)
             memcpy(out, clean, strlen(clean) + 1);
         free(clean);

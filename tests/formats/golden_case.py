@@ -1,22 +1,22 @@
 """One case of tests/golden: a real file is listed as its expected.json says, a hostile one is refused.
 
-usage: golden_case.py LIST_SOURCE CASE [sanitized]
+usage: golden_case.py BIN CASE [sanitized]
 Sanitizers need more address space than a hostile file may take: then it is not limited.
 """
 
 import json
 import resource
-import subprocess
 import sys
 import tarfile
 import tempfile
 from pathlib import Path
 
 from check_listing import differences
+from tools import list_path
 
-PROGRAM, CASE = sys.argv[1], Path(sys.argv[2])
+CASE = Path(sys.argv[2])
 REFUSALS = {3: "not recognised", 4: "damaged", 5: "refused", 9: "over a limit"}
-SECONDS, ADDRESS_SPACE = 60, 4 << 30
+ADDRESS_SPACE = 4 << 30
 
 
 def limit_memory():
@@ -25,14 +25,8 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
 
 
-def run(path, limit=None):
-    return subprocess.run(
-        [PROGRAM, path], capture_output=True, text=True, timeout=SECONDS, preexec_fn=limit, check=False
-    )
-
-
 def refusal_problem(path, may_be_read):
-    ran = run(path, limit_memory)
+    ran = list_path(path, preexec_fn=limit_memory)
     if ran.returncode == 0 and may_be_read:
         return None
     if ran.returncode not in REFUSALS:
@@ -44,7 +38,7 @@ def refusal_problem(path, may_be_read):
 
 
 def listing_problems(expected, path):
-    ran = run(path)
+    ran = list_path(path)
     if ran.returncode in REFUSALS and expected.get("refuse_or_read"):
         print(f"refused: {ran.stderr.strip()}")
         return []

@@ -6,7 +6,6 @@ usage: limits.py BIN
 import json
 import pickle
 import struct
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -14,19 +13,9 @@ from pathlib import Path
 
 import h5py
 
-BIN = Path(sys.argv[1])
+from tools import check, list_path, problems, run
+
 DIMS, DEPTH, DATASET_DIMS, LIMIT = 64, 1000, 32, 9
-problems = []
-
-
-def run(program, *arguments):
-    command = [str(BIN / program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def check(truth, told):
-    if not truth:
-        problems.append(told)
 
 
 def shape_of(dims):
@@ -58,7 +47,7 @@ def deep_list(depth):
 
 
 def tensors(path):
-    ran = run("fsdp-ls", "--json", "--digest", "sha256", path)
+    ran = list_path(path)
     check(ran.returncode == 0, f"{path.name}: {ran.stderr}")
     return json.loads(ran.stdout)["tensors"] if ran.returncode == 0 else None
 

@@ -4,7 +4,6 @@ anywhere in what we read of it is found.
 usage: one_file.py BIN MAKE_SAMPLE
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,25 +14,11 @@ from pathlib import Path
 import h5py
 import numpy
 
-BIN, SAMPLE = Path(sys.argv[1]), sys.argv[2]
+from tools import check, listing, problems, run
+
+SAMPLE = sys.argv[2]
 NUMPY_HAS = {"f64", "f32", "f16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8"}
 DAMAGED, EXISTS, USAGE = 4, 6, 2
-problems = []
-
-
-def run(program, *arguments):
-    command = [str(BIN / program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def check(truth, told):
-    if not truth:
-        problems.append(told)
-
-
-def listing(path):
-    ran = run("fsdp-ls", "--json", "--digest", "sha256", path)
-    return json.loads(ran.stdout) if ran.returncode == 0 else {"error": ran.stderr}
 
 
 def parts(listed):

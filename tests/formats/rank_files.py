@@ -1,6 +1,6 @@
 """Rank files as no fixture has them: of older PyTorch, and hostile ones.
 
-usage: rank_files.py LIST_SOURCE
+usage: rank_files.py BIN
 The pickles are made of stand-ins for the classes of torch, which are written by name.
 """
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import pickle
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,10 +16,10 @@ import zipfile
 from collections import OrderedDict
 from pathlib import Path
 
-LIST = sys.argv[1]
+from tools import list_path, problems
+
 DAMAGED, REFUSED, LIMIT, USAGE = 4, 5, 9, 2
 SECONDS = 30
-problems = []
 
 
 def stand_in(module, name, base=object):
@@ -167,7 +166,7 @@ def run(states, name="rank_{r}.pt", pattern=None):
             write(Path(folder) / name.replace("{r}", str(rank)), state)
         began = time.monotonic()
         source = f"{folder}/{pattern}" if pattern else folder
-        ran = subprocess.run([LIST, source], capture_output=True, text=True, timeout=SECONDS, check=False)
+        ran = list_path(source)
         return ran, time.monotonic() - began
 
 

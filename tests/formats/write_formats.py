@@ -3,16 +3,15 @@
 usage: write_formats.py BIN GOLDEN FORMAT GROUP...
 """
 
-import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from cases import sources
 from check_listing import differences
+from tools import listing, run
 
-BIN, GOLDEN, FORMAT, GROUPS = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
+GOLDEN, FORMAT, GROUPS = Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
 RANKS = ["--world-size", "3"]
 SUFFIX, OPTIONS = {
     "torch": (".pt", []),
@@ -22,16 +21,6 @@ SUFFIX, OPTIONS = {
 }[FORMAT]
 HOLDS_ALL = FORMAT == "hdf5"
 DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
-
-
-def run(program, *arguments):
-    command = [str(BIN / program), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def listing(path):
-    ran = run("fsdp-ls", "--json", "--digest", "sha256", path)
-    return json.loads(ran.stdout) if ran.returncode == 0 else None
 
 
 def is_opaque(value):

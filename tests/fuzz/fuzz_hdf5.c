@@ -15,7 +15,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { FILE_SIZE = 4096, MOST_MESSAGES = 20 };
+enum { FILE_SIZE = 4096, MOST_MESSAGES = 20, PATIENCE_MS = 30000 };
 
 static void require(bool truth)
 {
@@ -146,7 +146,8 @@ static void run_messages(const uint8_t *data, size_t size)
     int channels[2];
     shared = shared ? shared : fsdp_alloc(1, FSDP_H5_SHARED);
     require(shared && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channels) == 0);
-    require(fsdp_h5_session_adopt(&view, channels[0], shared, &session, &err) == FSDP_OK);
+    require(fsdp_h5_session_adopt(&view, channels[0], shared, PATIENCE_MS, &session, &err) ==
+            FSDP_OK);
     send_messages(channels[1], &data, &size);
     memcpy(shared + FSDP_H5_FILE_ROOM, data, size < FSDP_H5_SAID_ROOM ? size : FSDP_H5_SAID_ROOM);
     shutdown(channels[1], SHUT_WR);

@@ -118,7 +118,7 @@ static void expect_refusal(fsdp_io *io, const char *dir, bool overwrite, fsdp_st
                  dir, err.text);
     cr_assert(strstr(err.text, words), "%s", err.text);
     cr_assert_null(staging.path);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
 }
 
@@ -143,6 +143,35 @@ Test(commit, begin_refuses_what_it_must_not_touch)
     fsdp_sim_free(io);
 }
 
+static int fail_to_remove(fsdp_io *io, const char *path)
+{
+    (void)io;
+    (void)path;
+    return -EBUSY;
+}
+
+Test(commit, a_staging_that_cannot_be_removed_is_told_with_the_reason_it_is_given_up_for)
+{
+    char dir[] = "/tmp/fsdp-commit-XXXXXX", path[64];
+    fsdp_io_ops ops = *fsdp_io_posix()->ops;
+    fsdp_io io = {&ops};
+    fsdp_staging staging;
+    fsdp_error err = {0};
+    ops.remove_tree = fail_to_remove;
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/c", dir);
+    cr_assert_eq(fsdp_staging_begin(&io, path, true, false, &staging, &err), FSDP_OK);
+    fsdp_fail_errno(&err, ENOSPC, "cannot write 'x'");
+    fsdp_staging_abandon(&staging, &err);
+    fsdp_staging_release(&staging);
+    cr_expect_eq(err.status, FSDP_ERR_NO_SPACE);
+    cr_expect_eq(err.errnum, ENOSPC);
+    cr_expect(strncmp(err.text, "cannot write 'x': ", 18) == 0, "%s", err.text);
+    cr_expect(strstr(err.text, "; cannot remove '") && strstr(err.text, ".deleting-"), "%s",
+              err.text);
+    cr_assert_eq(fsdp_io_remove_tree(NULL, dir, NULL), FSDP_OK);
+}
+
 static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
 {
     fsdp_staging staging;
@@ -150,7 +179,7 @@ static fsdp_status publish_nothing(fsdp_io *io, const char *dir, int64_t step)
     FSDP_TRY(fsdp_staging_begin(io, dir, true, true, &staging, NULL));
     cr_assert_eq(tiny_manifest(step, &text, NULL), FSDP_OK);
     fsdp_status status = fsdp_staging_publish(&staging, text.data, text.size, NULL);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_text_release(&text);
     return status;
@@ -265,7 +294,7 @@ Test(commit, long_work_on_a_step_refreshes_the_lease)
     cr_assert_eq(watch.progress(watch.user, 2, 2, "x"), 2);
     cr_assert_eq(io->ops->info(io, "/run/.lock", &before), 0);
     cr_assert_eq(before.node, after.node, "not at every call");
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
 }
@@ -319,9 +348,9 @@ Test(commit, an_abandoned_staging_leaves_nothing)
     cr_assert_eq(fsdp_staging_begin(io, "/run/c", true, false, &staging, NULL), FSDP_OK);
     cr_assert_eq(tiny_write_shard(io, staging.path, 1, NULL), FSDP_OK);
     cr_assert_eq(names_in(io, "/run"), 1);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     cr_assert_eq(names_in(io, "/run"), 0);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
 }
@@ -333,7 +362,7 @@ static fsdp_status begin_again(fsdp_io *io, const char *dir)
     fsdp_staging staging;
     fsdp_status status = fsdp_staging_begin(io, dir, true, true, &staging, NULL);
     if (status == FSDP_OK)
-        fsdp_staging_abandon(&staging);
+        fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     return status;
 }
@@ -465,7 +494,7 @@ Test(commit, of_two_publishers_the_first_wins)
         cr_assert_eq(status[0], FSDP_OK);
         cr_assert_eq(status[1], FSDP_ERR_EXISTS);
         for (int i = 0; i < 2; i++) {
-            fsdp_staging_abandon(&staging[i]);
+            fsdp_staging_abandon(&staging[i], NULL);
             fsdp_staging_release(&staging[i]);
         }
         cr_assert_eq(tiny_read(io, "/run/c"), 0);

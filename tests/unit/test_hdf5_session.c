@@ -34,14 +34,18 @@ static fsdp_status read_bytes(void *user, void *data, size_t size, int64_t offse
     return FSDP_OK;
 }
 
-static void start(void)
+static void start_patient(int64_t deadline_ms)
 {
     fsdp_error err = {0};
     const fsdp_h5_file_view view = {"x.h5", sizeof file_bytes - 1, read_bytes, NULL};
     shared = fsdp_alloc(1, FSDP_H5_SHARED);
     cr_assert(shared && socketpair(AF_UNIX, SOCK_SEQPACKET, 0, channels) == 0);
-    ASSERT_OK(fsdp_h5_session_adopt(&view, channels[0], shared, &session, &err));
-    fsdp_h5_session_set_deadline(session, 5000);
+    ASSERT_OK(fsdp_h5_session_adopt(&view, channels[0], shared, deadline_ms, &session, &err));
+}
+
+static void start(void)
+{
+    start_patient(5000);
 }
 
 static void stop(void)
@@ -221,7 +225,8 @@ Test(hdf5_session, a_listing_without_end_is_cut)
 
 Test(hdf5_session, silence_has_a_deadline)
 {
-    fsdp_h5_session_set_deadline(session, 30);
+    stop();
+    start_patient(30);
     expect_list(FSDP_ERR_REFUSED, "took too much time");
 }
 

@@ -313,6 +313,8 @@ static const char FILE_LINE[] =
     "{\"size\": 9, \"index\": [4, 5], \"xxh3\": \"000102030405060708090a0b0c0d0e0f\"}";
 static const char MESH[] = "{\"names\": [\"dp\"], \"shape\": [2]}";
 
+static int decoded_minor;
+
 static fsdp_status decode_sealed(const char *version, const char *head, const char *files,
                                  const char *meshes, const char *flats, const char *entries,
                                  fsdp_error *err)
@@ -325,8 +327,10 @@ static fsdp_status decode_sealed(const char *version, const char *head, const ch
     seal(&text);
     fsdp_manifest manifest;
     fsdp_status status = decode(text.data, text.size, &manifest, err);
-    if (status == FSDP_OK)
+    if (status == FSDP_OK) {
+        decoded_minor = manifest.minor;
         fsdp_manifest_release(&manifest);
+    }
     fsdp_text_release(&text);
     return status;
 }
@@ -431,6 +435,10 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
     fsdp_error err = {0};
     cr_assert_eq(decode_sealed(version, HEAD, FILE_LINE, MESH, "", "", &err), FSDP_OK, "%s",
                  err.text);
+    cr_assert_eq(decoded_minor, 99);
+    cr_assert_eq(
+        decode_sealed("{\"major\": 1, \"minor\": -1}", HEAD, FILE_LINE, MESH, "", "", &err),
+        FSDP_ERR_DAMAGED);
     cr_assert_eq(decode_sealed(version, HEAD, "", MESH, "", "", &err), FSDP_ERR_DAMAGED);
     cr_assert_eq(decode_sealed("{}", HEAD, FILE_LINE, MESH, "", "", &err), FSDP_ERR_DAMAGED);
     cr_assert_eq(decode_sealed(version, "\"world_size\": 2,", FILE_LINE, MESH, "", "", &err),

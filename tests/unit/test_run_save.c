@@ -7,6 +7,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fsdp/convert.h>
 #include <fsdp/diff.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -340,7 +341,8 @@ Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
         cr_assert_eq(fsdp_sim_create(capacity, &disk, &err), FSDP_OK);
         cr_assert_eq(fsdp_io_mkdir(disk, "/d", &err), FSDP_OK);
         fsdp_space space;
-        fsdp_status st = fsdp_require_space(disk, "/d/c", state.sd, &volume, &space, &err);
+        fsdp_status st = fsdp_require_space(disk, "/d/c", &volume,
+                                            fsdp_volume_room(state.sd, &volume), &space, &err);
         cr_assert_eq(st, enough ? FSDP_OK : FSDP_ERR_NO_SPACE);
         char words[100];
         snprintf(words, sizeof words, "needs about %lld bytes", (long long)(needed + needed / 10));
@@ -348,6 +350,33 @@ Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
         cr_assert(enough || strstr(err.text, "make room"), "%s", err.text);
         fsdp_sim_free(disk);
     }
+}
+
+/* What is printed of a plan and what stops it are one estimate. */
+Test(run_save, a_plan_of_a_conversion_says_how_much_room_it_needs)
+{
+    for (int format = 0; format < 2; format++)
+        for (int fits = 0; fits < 2; fits++) {
+            fsdp_error err = {0};
+            fsdp_io *disk;
+            cr_assert_eq(fsdp_sim_create(fits ? 64 << 20 : 4 << 20, &disk, &err), FSDP_OK);
+            cr_assert_eq(fsdp_io_mkdir(disk, "/d", &err), FSDP_OK);
+            fsdp_save_opts opts = options(disk);
+            cr_assert_eq(fsdp_sd_save(state.sd, self, "/d/c", &opts, &err), FSDP_OK, "%s",
+                         err.text);
+            fsdp_convert_opts convert = {
+                .format = format ? "fsdp" : "torch", .world = format ? 1000 : 0, .io = disk};
+            fsdp_convert_plan plan;
+            fsdp_status st = fsdp_checkpoint_convert_plan("/d/c", "/d/e", &convert, &plan, &err);
+            bool enough = plan.bytes_needed <= plan.free_bytes;
+            cr_expect_eq(st, enough ? FSDP_OK : FSDP_ERR_NO_SPACE, "%s", err.text);
+            cr_expect(enough || format, "torch fits in any case");
+            cr_expect(!format || enough == (fits == 1));
+            char words[40];
+            snprintf(words, sizeof words, "%" PRId64 " bytes", plan.bytes_needed);
+            cr_expect(enough || strstr(err.text, words), "%s", err.text);
+            fsdp_sim_free(disk);
+        }
 }
 
 /* --- a disk that forgets --- */

@@ -270,6 +270,54 @@ Test(save_load, the_full_state_of_a_checkpoint_is_one_call)
     cr_assert_eq(elements, 40 * 50 * 400 + 64 * 48);
 }
 
+static void count_notice(void *user, const char *text)
+{
+    int *counts = user;
+    counts[0] += strncmp(text, "missing: 'not.there.", 20) == 0;
+    counts[1] += strncmp(text, "unexpected: '", 13) == 0;
+}
+
+static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    enum { NAMES = 200 };
+    const char *path = user;
+    fsdp_sd *sd = NULL;
+    fsdp_load_report report;
+    fsdp_error found = {0};
+    int counts[2] = {0};
+    fsdp_value none = {0};
+    FSDP_TRY(fsdp_sd_create(&sd, err));
+    for (int i = 0; i < NAMES; i++) {
+        char name[40];
+        int size = snprintf(name, sizeof name, "not.there.%d", i);
+        FSDP_TRY(fsdp_sd_add_value(sd, name, (size_t)size, &none, err));
+    }
+    fsdp_load_opts opts = {.report = &report, .watch = {.user = counts, .notice = count_notice}};
+    fsdp_status st = fsdp_sd_load(sd, ctl, path, &opts, &found);
+    bool told = strstr(found.text, "200 missing: 'not.there.0'") && strstr(found.text, " more") &&
+                strstr(found.text, "9 unexpected: 'even'") && strstr(found.text, "report");
+    bool first = fsdp_ctl_rank(ctl) == 0;
+    bool listed = report.missing_count == NAMES && report.unexpected_count == 9 &&
+                  strcmp(report.missing[NAMES - 1], "not.there.199") == 0 &&
+                  counts[0] == (first ? NAMES : 0) && counts[1] == (first ? 9 : 0);
+    fsdp_load_report_release(&report);
+    fsdp_sd_free(sd);
+    return st == FSDP_ERR_USAGE && told && listed
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_INTERNAL, "%d missing, %d unexpected; %s", counts[0],
+                           counts[1], found.text);
+}
+
+Test(save_load, names_that_an_error_has_no_room_for_are_in_the_report_and_noticed)
+{
+    char path[128];
+    fsdp_error err = {0};
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_ctl_run_threads(2, load_names, path, &err), FSDP_OK, "%s", err.text);
+}
+
 Test(save_load, strict_names_every_missing_and_unexpected_name)
 {
     char path[128];

@@ -67,7 +67,7 @@ static inline fsdp_status tiny_save_staged(fsdp_staging *staging, int64_t step, 
     if (status == FSDP_OK)
         status = fsdp_staging_publish(staging, text.data, text.size, err);
     if (status != FSDP_OK)
-        fsdp_staging_abandon(staging);
+        fsdp_staging_abandon(staging, NULL);
     fsdp_staging_release(staging);
     fsdp_text_release(&text);
     return status;

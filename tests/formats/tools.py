@@ -1,0 +1,31 @@
+"""Runs the tools, whose directory is the first argument of every test here, and collects what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+BIN = Path(sys.argv[1])
+SECONDS = 60
+problems = []
+
+
+def run(program, *arguments, **more):
+    command = [str(BIN / program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, **more)
+
+
+def list_path(path, **more):
+    """The listing as text, with the digests of all tensors."""
+    return run("fsdp-ls", "--json", "--digest", "sha256", path, **more)
+
+
+def listing(path):
+    """None for what cannot be listed."""
+    ran = list_path(path)
+    return json.loads(ran.stdout) if ran.returncode == 0 else None
+
+
+def check(truth, told):
+    if not truth:
+        problems.append(told)
