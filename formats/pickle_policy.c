@@ -40,11 +40,21 @@ static const rule rules[] = {
     {"collections", "defaultdict", FSDP_KNOWN_DEFAULTDICT},
     {"collections", "Counter", FSDP_KNOWN_COUNTER},
     {"collections", "deque", FSDP_KNOWN_DEQUE},
-    {"datetime", "*", FSDP_KNOWN_DATETIME},
+    {"datetime", "date", FSDP_KNOWN_DATETIME},
+    {"datetime", "time", FSDP_KNOWN_DATETIME},
+    {"datetime", "datetime", FSDP_KNOWN_DATETIME},
+    {"datetime", "timedelta", FSDP_KNOWN_DATETIME},
+    {"datetime", "timezone", FSDP_KNOWN_DATETIME},
+    {"datetime", "tzinfo", FSDP_KNOWN_DATETIME},
     {"decimal", "Decimal", FSDP_KNOWN_DECIMAL},
     {"fractions", "Fraction", FSDP_KNOWN_FRACTION},
     {"uuid", "UUID", FSDP_KNOWN_UUID},
-    {"pathlib*", "*", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "Path", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PosixPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "WindowsPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PurePath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PurePosixPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PureWindowsPath", FSDP_KNOWN_PATHLIB},
     {"argparse", "Namespace", FSDP_KNOWN_NAMESPACE},
     {"types", "SimpleNamespace", FSDP_KNOWN_NAMESPACE},
     {"copyreg", "_reconstructor", FSDP_KNOWN_RECONSTRUCTOR},
@@ -351,17 +361,46 @@ static fsdp_node item_of(const pickle_vm *vm, fsdp_node tuple, size_t number)
     return node->kind == FSDP_NODE_TUPLE && number < node->count ? node->as.items[number] : 0;
 }
 
+/* What is given to a call would be called by it, or could be. */
+static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node culprit)
+{
+    const fsdp_pickle_node *given = node_at(vm, culprit);
+    if (given->kind == FSDP_NODE_GLOBAL)
+        return refuse_call(vm, culprit);
+    fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
+    char name[300];
+    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    if (!spelled)
+        return pickle_no_memory(vm);
+    fsdp_status st =
+        fsdp_fail(vm->err, FSDP_ERR_REFUSED,
+                  "%s: pickle, byte %lld: %s is given what could make it call something else: "
+                  "nothing was run",
+                  vm->options->where, (long long)(vm->options->offset + (vm->opcode - vm->data)),
+                  fsdp_printable(spelled, strlen(spelled), name, sizeof name));
+    fsdp_free(spelled);
+    return st;
+}
+
 static bool is_text(const pickle_vm *vm, fsdp_node node, const char *text)
 {
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     return fsdp_pickle_is_text(&pickle, node, text);
 }
 
-/* A class of which an object may be made without knowing it. */
-static bool is_strange_class(const pickle_vm *vm, fsdp_node node)
+bool pickle_is_strange_class(const fsdp_pickle_node *node)
 {
-    const fsdp_pickle_node *at = node_at(vm, node);
-    return at->kind == FSDP_NODE_GLOBAL && (at->known == FSDP_KNOWN_FOREIGN || is_torch(at->known));
+    return node->kind == FSDP_NODE_GLOBAL &&
+           (node->known == FSDP_KNOWN_FOREIGN ||
+            (is_torch(node->known) && !(traits[node->known] & CALL)));
+}
+
+/* A member of the enum, and no method of its class. */
+static bool is_memory_format(const fsdp_pickle_node *name)
+{
+    static const char prefix[] = "TORCH_";
+    return name->kind == FSDP_NODE_STR && name->count >= sizeof prefix - 1 &&
+           memcmp(name->as.text, prefix, sizeof prefix - 1) == 0;
 }
 
 /* getattr of something that is known to be no more than a name. */
@@ -372,13 +411,13 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (node_at(vm, args)->count != 2 || of->kind != FSDP_NODE_GLOBAL)
         return refuse_call(vm, callable);
     fsdp_pickle_node node = {.known = of->known};
-    if (of->known == FSDP_KNOWN_MEMORY_FORMAT && node_at(vm, name)->kind == FSDP_NODE_STR)
+    if (of->known == FSDP_KNOWN_MEMORY_FORMAT && is_memory_format(node_at(vm, name)))
         return push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
     node.known = FSDP_KNOWN_GETATTR;
-    if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState"))
-        return push_call(vm, node, callable, args, 0);
-    if (is_text(vm, name, "__new__") && is_strange_class(vm, item_of(vm, args, 0)) &&
+    if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
+        return push_call(vm, node, callable, args, 0);
+    if (is_text(vm, name, "__new__") && pickle_is_strange_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
 }
@@ -430,6 +469,9 @@ static fsdp_status call_shape(pickle_vm *vm, fsdp_node callable, fsdp_node args)
         FSDP_TRY(pickle_push(vm, item_of(vm, all, i)));
     FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, from));
     fsdp_node rest = vm->stack[--vm->height], of = item_of(vm, all, 0);
+    fsdp_node culprit;
+    if (!pickle_objects_allowed(vm, rest, &culprit))
+        return refuse_argument(vm, of, culprit);
     if (node_at(vm, kwargs)->kind != FSDP_NODE_DICT)
         kwargs = 0;
     fsdp_pickle_node node = {.known = node_at(vm, of)->known,
@@ -445,45 +487,61 @@ fsdp_status pickle_check_pending(pickle_vm *vm)
     return FSDP_OK;
 }
 
-/* A call on the list, whose first argument may be a function or class in turn. */
-static bool arguments_allowed(const pickle_vm *vm, unsigned known, fsdp_node args)
+/* .metadata holds DCP's own classes, and of others what their members are. */
+static bool metadata_needs(pickle_how how, unsigned known)
 {
-    const fsdp_pickle_node *first = node_at(vm, item_of(vm, args, 0));
-    if (known == FSDP_KNOWN_FROM_TYPE)
-        return first->kind == FSDP_NODE_GLOBAL && traits[first->known] & CALL;
-    if (known == FSDP_KNOWN_RECONSTRUCTOR)
-        return first->kind == FSDP_NODE_GLOBAL &&
-               (is_strange_class(vm, item_of(vm, args, 0)) || traits[first->known] & CALL);
-    return true;
+    switch (known) {
+    case FSDP_KNOWN_TORCH_SIZE:
+    case FSDP_KNOWN_TORCH_LAYOUT:
+    case FSDP_KNOWN_MEMORY_FORMAT:
+    case FSDP_KNOWN_PATHLIB:
+    case FSDP_KNOWN_ORDERED_DICT:
+    case FSDP_KNOWN_GETATTR:
+    case FSDP_KNOWN_DCP_ENUM: return true;
+    default: return is_dcp(known) && how != PICKLE_REDUCE;
+    }
 }
 
 static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
 {
     bool is_object = how != PICKLE_REDUCE;
     if (vm->options->is_metadata)
-        return is_dcp(known) && (is_object || known == FSDP_KNOWN_DCP_ENUM);
+        return is_object || known == FSDP_KNOWN_DCP_ENUM;
     return known == FSDP_KNOWN_FOREIGN || (is_torch(known) && is_object);
+}
+
+static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
+                               fsdp_node args, fsdp_node kwargs)
+{
+    fsdp_node culprit;
+    if (kwargs != 0 && node_at(vm, kwargs)->count > 0)
+        return refuse_call(vm, callable);
+    if (!pickle_arguments_allowed(vm, node.known, args, &culprit))
+        return refuse_argument(vm, callable, culprit);
+    if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
+        node.flags |= FSDP_NODE_OPAQUE;
+    return push_call(vm, node, callable, args, kwargs);
 }
 
 static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args,
                                fsdp_node kwargs)
 {
+    fsdp_node culprit;
     fsdp_pickle_node node = {.known = node_at(vm, callable)->known};
     if (how != PICKLE_REDUCE)
         node.flags = FSDP_NODE_OBJECT;
-    if (traits[node.known] & CALL) {
-        if (!arguments_allowed(vm, node.known, args))
-            return refuse_call(vm, item_of(vm, args, 0));
-        if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
-            node.flags |= FSDP_NODE_OPAQUE;
-        return push_call(vm, node, callable, args, kwargs);
-    }
+    if (vm->options->is_metadata && !metadata_needs(how, node.known))
+        return refuse_call(vm, callable);
+    if (traits[node.known] & CALL)
+        return call_listed(vm, node, callable, args, kwargs);
     if (node.known == FSDP_KNOWN_GETATTR && how == PICKLE_REDUCE)
         return call_getattr(vm, callable, args);
     if (node.known == FSDP_KNOWN_PARTIAL && how == PICKLE_REDUCE)
         return call_partial(vm, callable, args);
     if (!opaque_allowed(vm, how, node.known))
         return refuse_call(vm, callable);
+    if (is_torch(node.known) && !pickle_objects_allowed(vm, args, &culprit))
+        return refuse_argument(vm, callable, culprit);
     node.flags |= FSDP_NODE_OPAQUE;
     return push_call(vm, node, callable, args, kwargs);
 }
