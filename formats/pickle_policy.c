@@ -197,7 +197,11 @@ static const char standard_packages[] =
     "tkMessageBox tkinter token tokenize tomllib trace traceback tracemalloc tty turtle "
     "turtledemo types typing unicodedata unittest urllib urllib2 urlparse user uu uuid venv "
     "warnings wave weakref webbrowser whichdb winreg winsound wsgiref xdrlib xml xmlrpc "
-    "xmlrpclib xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo ";
+    "xmlrpclib xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo "
+    /* as Python 2 called some of them */
+    "Dialog FileDialog ScrolledText SimpleDialog Tix Tkconstants Tkdnd _abcoll _winreg "
+    "dummy_thread gdbm markupbase repr tkColorChooser tkCommonDialog tkFileDialog tkFont "
+    "tkSimpleDialog ttk ";
 
 /* --- recognising -------------------------------------------------------------------------------- */
 
@@ -249,12 +253,45 @@ static fsdp_known known_dtype(const char *name, uint32_t *dtype_out)
     return FSDP_KNOWN_TORCH;
 }
 
+/* The element of a dotted name that is `size` bytes long; "" when it is longer than any package's name. */
+static void copy_element(const char *at, size_t size, char out[64])
+{
+    memset(out, 0, 64);
+    if (size < 64)
+        memcpy(out, at, size);
+}
+
+/*
+ * A dotted name goes through what a module holds: `config` `os.system` is os.system for a module config
+ * that imports os, and six.moves.builtins is builtins. Classes inside classes have no such names.
+ */
+static bool leads_to_python(const fsdp_pickle_global *global)
+{
+    static const char gates[] =
+        " __builtin__ __builtins__ builtins importlib nt os posix pty runpy "
+        "subprocess sys ";
+    char element[64], spaced[80];
+    for (const char *at = strchr(global->module, '.'); at; at = strchr(at + 1, '.')) {
+        copy_element(at + 1, strcspn(at + 1, "."), element);
+        snprintf(spaced, sizeof spaced, " %s ", element);
+        if (element[0] && strstr(gates, spaced))
+            return true;
+    }
+    for (const char *at = global->name; strchr(at, '.'); at = strchr(at, '.') + 1) {
+        copy_element(at, strcspn(at, "."), element);
+        if (is_standard(element) || strncmp(element, "__", 2) == 0 ||
+            strcmp(element, "torch") == 0 || strcmp(element, "numpy") == 0)
+            return true;
+    }
+    return false;
+}
+
 static fsdp_known known_package(const fsdp_pickle_global *global)
 {
-    char package[64] = "";
-    size_t size = strcspn(global->module, ".");
-    if (size < sizeof package)
-        memcpy(package, global->module, size);
+    char package[64];
+    copy_element(global->module, strcspn(global->module, "."), package);
+    if (leads_to_python(global))
+        return FSDP_KNOWN_STANDARD;
     if (strcmp(package, "torch") == 0)
         return FSDP_KNOWN_TORCH;
     bool is_ours = strcmp(package, "numpy") == 0 || is_standard(package);

@@ -56,7 +56,6 @@ typedef struct torch_opening {
     int file;
     int stream;                /* FSDP_NO_STREAM, or the stream that decodes to the zip */
     const char *where;         /* "'PATH'"; must outlive the archive */
-    bool is_sealed;            /* the source is in use: nothing may be added to it */
 } torch_opening;
 
 /* The range of the file is a torch.save zip. checks: its checksums are added to those of the source.

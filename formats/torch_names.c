@@ -20,6 +20,7 @@ typedef struct walk {
     int depth;     /* path elements */
     int32_t *path; /* see name_path.h */
     size_t path_room;
+    size_t name_bytes; /* of all that was visited */
     fsdp_error *err;
 } walk;
 
@@ -466,9 +467,21 @@ static fsdp_status tensor_leaf(walk *at, fsdp_node node)
     return add_tensor(at, &tensor);
 }
 
+/* A source counts the names that it gets, but not those of rank files, and not those of containers. */
+static fsdp_status count_name(walk *at)
+{
+    at->name_bytes += at->name.size;
+    if (at->name_bytes <= FSDP_SOURCE_NAMES)
+        return FSDP_OK;
+    return fsdp_fail(at->err, FSDP_ERR_LIMIT,
+                     "%s: its names have over %d MiB together, a long one before many others",
+                     at->archive->where, FSDP_SOURCE_NAMES >> 20);
+}
+
 static fsdp_status visit(walk *at, fsdp_node node)
 {
     torch_archive *archive = at->archive;
+    FSDP_TRY(count_name(at));
     if (++archive->work > FSDP_PICKLE_WORK || !archive->marks) {
         bool is_cycle;
         FSDP_TRY(torch_enter(archive, node, at->depth, &is_cycle, at->err));
