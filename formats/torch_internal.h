@@ -154,6 +154,8 @@ fsdp_status torch_numpy_read(const torch_archive *archive, fsdp_node node, torch
                              fsdp_error *err);
 /* False: no scalar of numbers. */
 bool torch_numpy_scalar(const torch_archive *archive, fsdp_node node, fsdp_value *value_out);
+/* FSDP_DTYPE_NONE when it is none. */
+fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node);
 /* Bytes: BYTES, BYTEARRAY, or the calls that protocol 2 writes for them. *owned_out is freed with
  * fsdp_free (NULL: they lie in the pickle). False: no bytes, or no memory. */
 bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data_out, size_t *size_out,
