@@ -133,10 +133,11 @@ def long_names(folder):
     """A key of 60,000 bytes before the keys of 60,000 numbers: 3.6 GB of names in a file of 420 KB."""
     numbers = b"".join(b"J" + struct.pack("<i", i) + b"N" for i in range(60000))
     source = folder / "names.pt"
-    write_torch(source, b"}" + text(b"k" * 60000) + b"}(" + numbers + b"us")
+    tree = b"}" + text(b"k" * 60000) + b"}(" + numbers + b"us"
+    write_torch(source, tree)
     (folder / "ranks").mkdir()
     for rank in range(2):
-        write_torch(folder / "ranks" / f"model_rank_{rank}.pt", b"}" + text(b"k" * 60000) + b"}(" + numbers + b"us")
+        write_torch(folder / "ranks" / f"model_rank_{rank}.pt", tree)
     for path in (source, folder / "ranks" / "model_rank_{r}.pt"):
         ran = run("fsdp-ls", path)
         check(ran.returncode == LIMIT, f"{path.name}: {ran.returncode} {ran.stderr[:200]}")
