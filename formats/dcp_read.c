@@ -86,8 +86,7 @@ static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_
     torch_opening opening = {.source = state->source,
                              .file = item->file,
                              .stream = FSDP_NO_STREAM,
-                             .where = fsdp_source_file_path(state->source, (size_t)item->file),
-                             .is_sealed = true};
+                             .where = fsdp_source_file_path(state->source, (size_t)item->file)};
     placed_item place;
     FSDP_TRY(read_place(state, item, &opening, &place, err));
     size_t size = offsetof(placed_item, strides) + (size_t)item->ndim * sizeof(int64_t);

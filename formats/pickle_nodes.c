@@ -252,6 +252,8 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
         return extend(vm, target, from);
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_items(node, kind))
         return pickle_fail(vm, FSDP_ERR_REFUSED, "items are given to what takes none");
+    if (node->as.call->state != 0) /* which could have set what they are given to */
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given items after its state");
     static const int parts[] = {
         [FSDP_NODE_LIST] = MORE_LIST, [FSDP_NODE_DICT] = MORE_DICT, [FSDP_NODE_SET] = MORE_SET};
     fsdp_node part;

@@ -40,11 +40,21 @@ static const rule rules[] = {
     {"collections", "defaultdict", FSDP_KNOWN_DEFAULTDICT},
     {"collections", "Counter", FSDP_KNOWN_COUNTER},
     {"collections", "deque", FSDP_KNOWN_DEQUE},
-    {"datetime", "*", FSDP_KNOWN_DATETIME},
+    {"datetime", "date", FSDP_KNOWN_DATETIME},
+    {"datetime", "time", FSDP_KNOWN_DATETIME},
+    {"datetime", "datetime", FSDP_KNOWN_DATETIME},
+    {"datetime", "timedelta", FSDP_KNOWN_DATETIME},
+    {"datetime", "timezone", FSDP_KNOWN_DATETIME},
+    {"datetime", "tzinfo", FSDP_KNOWN_DATETIME},
     {"decimal", "Decimal", FSDP_KNOWN_DECIMAL},
     {"fractions", "Fraction", FSDP_KNOWN_FRACTION},
     {"uuid", "UUID", FSDP_KNOWN_UUID},
-    {"pathlib*", "*", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "Path", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PosixPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "WindowsPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PurePath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PurePosixPath", FSDP_KNOWN_PATHLIB},
+    {"pathlib*", "PureWindowsPath", FSDP_KNOWN_PATHLIB},
     {"argparse", "Namespace", FSDP_KNOWN_NAMESPACE},
     {"types", "SimpleNamespace", FSDP_KNOWN_NAMESPACE},
     {"copyreg", "_reconstructor", FSDP_KNOWN_RECONSTRUCTOR},
@@ -187,7 +197,11 @@ static const char standard_packages[] =
     "tkMessageBox tkinter token tokenize tomllib trace traceback tracemalloc tty turtle "
     "turtledemo types typing unicodedata unittest urllib urllib2 urlparse user uu uuid venv "
     "warnings wave weakref webbrowser whichdb winreg winsound wsgiref xdrlib xml xmlrpc "
-    "xmlrpclib xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo ";
+    "xmlrpclib xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo "
+    /* as Python 2 called some of them */
+    "Dialog FileDialog ScrolledText SimpleDialog Tix Tkconstants Tkdnd _abcoll _winreg "
+    "dummy_thread gdbm markupbase repr tkColorChooser tkCommonDialog tkFileDialog tkFont "
+    "tkSimpleDialog ttk ";
 
 /* --- recognising -------------------------------------------------------------------------------- */
 
@@ -239,12 +253,45 @@ static fsdp_known known_dtype(const char *name, uint32_t *dtype_out)
     return FSDP_KNOWN_TORCH;
 }
 
+/* The element of a dotted name that is `size` bytes long; "" when it is longer than any package's name. */
+static void copy_element(const char *at, size_t size, char out[64])
+{
+    memset(out, 0, 64);
+    if (size < 64)
+        memcpy(out, at, size);
+}
+
+/*
+ * A dotted name goes through what a module holds: `config` `os.system` is os.system for a module config
+ * that imports os, and six.moves.builtins is builtins. Classes inside classes have no such names.
+ */
+static bool leads_to_python(const fsdp_pickle_global *global)
+{
+    static const char gates[] =
+        " __builtin__ __builtins__ builtins importlib nt os posix pty runpy "
+        "subprocess sys ";
+    char element[64], spaced[80];
+    for (const char *at = strchr(global->module, '.'); at; at = strchr(at + 1, '.')) {
+        copy_element(at + 1, strcspn(at + 1, "."), element);
+        snprintf(spaced, sizeof spaced, " %s ", element);
+        if (element[0] && strstr(gates, spaced))
+            return true;
+    }
+    for (const char *at = global->name; strchr(at, '.'); at = strchr(at, '.') + 1) {
+        copy_element(at, strcspn(at, "."), element);
+        if (is_standard(element) || strncmp(element, "__", 2) == 0 ||
+            strcmp(element, "torch") == 0 || strcmp(element, "numpy") == 0)
+            return true;
+    }
+    return false;
+}
+
 static fsdp_known known_package(const fsdp_pickle_global *global)
 {
-    char package[64] = "";
-    size_t size = strcspn(global->module, ".");
-    if (size < sizeof package)
-        memcpy(package, global->module, size);
+    char package[64];
+    copy_element(global->module, strcspn(global->module, "."), package);
+    if (leads_to_python(global))
+        return FSDP_KNOWN_STANDARD;
     if (strcmp(package, "torch") == 0)
         return FSDP_KNOWN_TORCH;
     bool is_ours = strcmp(package, "numpy") == 0 || is_standard(package);
@@ -351,17 +398,46 @@ static fsdp_node item_of(const pickle_vm *vm, fsdp_node tuple, size_t number)
     return node->kind == FSDP_NODE_TUPLE && number < node->count ? node->as.items[number] : 0;
 }
 
+/* What is given to a call would be called by it, or could be. */
+static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node culprit)
+{
+    const fsdp_pickle_node *given = node_at(vm, culprit);
+    if (given->kind == FSDP_NODE_GLOBAL)
+        return refuse_call(vm, culprit);
+    fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
+    char name[300];
+    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    if (!spelled)
+        return pickle_no_memory(vm);
+    fsdp_status st =
+        fsdp_fail(vm->err, FSDP_ERR_REFUSED,
+                  "%s: pickle, byte %lld: %s is given what could make it call something else: "
+                  "nothing was run",
+                  vm->options->where, (long long)(vm->options->offset + (vm->opcode - vm->data)),
+                  fsdp_printable(spelled, strlen(spelled), name, sizeof name));
+    fsdp_free(spelled);
+    return st;
+}
+
 static bool is_text(const pickle_vm *vm, fsdp_node node, const char *text)
 {
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     return fsdp_pickle_is_text(&pickle, node, text);
 }
 
-/* A class of which an object may be made without knowing it. */
-static bool is_strange_class(const pickle_vm *vm, fsdp_node node)
+bool pickle_is_strange_class(const fsdp_pickle_node *node)
 {
-    const fsdp_pickle_node *at = node_at(vm, node);
-    return at->kind == FSDP_NODE_GLOBAL && (at->known == FSDP_KNOWN_FOREIGN || is_torch(at->known));
+    return node->kind == FSDP_NODE_GLOBAL &&
+           (node->known == FSDP_KNOWN_FOREIGN ||
+            (is_torch(node->known) && !(traits[node->known] & CALL)));
+}
+
+/* A member of the enum, and no method of its class. */
+static bool is_memory_format(const fsdp_pickle_node *name)
+{
+    static const char prefix[] = "TORCH_";
+    return name->kind == FSDP_NODE_STR && name->count >= sizeof prefix - 1 &&
+           memcmp(name->as.text, prefix, sizeof prefix - 1) == 0;
 }
 
 /* getattr of something that is known to be no more than a name. */
@@ -372,13 +448,13 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (node_at(vm, args)->count != 2 || of->kind != FSDP_NODE_GLOBAL)
         return refuse_call(vm, callable);
     fsdp_pickle_node node = {.known = of->known};
-    if (of->known == FSDP_KNOWN_MEMORY_FORMAT && node_at(vm, name)->kind == FSDP_NODE_STR)
+    if (of->known == FSDP_KNOWN_MEMORY_FORMAT && is_memory_format(node_at(vm, name)))
         return push_call(vm, node, item_of(vm, args, 0), NODE_OF_EMPTY_TUPLE, 0);
     node.known = FSDP_KNOWN_GETATTR;
-    if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState"))
-        return push_call(vm, node, callable, args, 0);
-    if (is_text(vm, name, "__new__") && is_strange_class(vm, item_of(vm, args, 0)) &&
+    if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
+        return push_call(vm, node, callable, args, 0);
+    if (is_text(vm, name, "__new__") && pickle_is_strange_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
 }
@@ -430,6 +506,9 @@ static fsdp_status call_shape(pickle_vm *vm, fsdp_node callable, fsdp_node args)
         FSDP_TRY(pickle_push(vm, item_of(vm, all, i)));
     FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, from));
     fsdp_node rest = vm->stack[--vm->height], of = item_of(vm, all, 0);
+    fsdp_node culprit;
+    if (!pickle_objects_allowed(vm, rest, &culprit))
+        return refuse_argument(vm, of, culprit);
     if (node_at(vm, kwargs)->kind != FSDP_NODE_DICT)
         kwargs = 0;
     fsdp_pickle_node node = {.known = node_at(vm, of)->known,
@@ -445,45 +524,61 @@ fsdp_status pickle_check_pending(pickle_vm *vm)
     return FSDP_OK;
 }
 
-/* A call on the list, whose first argument may be a function or class in turn. */
-static bool arguments_allowed(const pickle_vm *vm, unsigned known, fsdp_node args)
+/* .metadata holds DCP's own classes, and of others what their members are. */
+static bool metadata_needs(pickle_how how, unsigned known)
 {
-    const fsdp_pickle_node *first = node_at(vm, item_of(vm, args, 0));
-    if (known == FSDP_KNOWN_FROM_TYPE)
-        return first->kind == FSDP_NODE_GLOBAL && traits[first->known] & CALL;
-    if (known == FSDP_KNOWN_RECONSTRUCTOR)
-        return first->kind == FSDP_NODE_GLOBAL &&
-               (is_strange_class(vm, item_of(vm, args, 0)) || traits[first->known] & CALL);
-    return true;
+    switch (known) {
+    case FSDP_KNOWN_TORCH_SIZE:
+    case FSDP_KNOWN_TORCH_LAYOUT:
+    case FSDP_KNOWN_MEMORY_FORMAT:
+    case FSDP_KNOWN_PATHLIB:
+    case FSDP_KNOWN_ORDERED_DICT:
+    case FSDP_KNOWN_GETATTR:
+    case FSDP_KNOWN_DCP_ENUM: return true;
+    default: return is_dcp(known) && how != PICKLE_REDUCE;
+    }
 }
 
 static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
 {
     bool is_object = how != PICKLE_REDUCE;
     if (vm->options->is_metadata)
-        return is_dcp(known) && (is_object || known == FSDP_KNOWN_DCP_ENUM);
+        return is_object || known == FSDP_KNOWN_DCP_ENUM;
     return known == FSDP_KNOWN_FOREIGN || (is_torch(known) && is_object);
+}
+
+static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
+                               fsdp_node args, fsdp_node kwargs)
+{
+    fsdp_node culprit;
+    if (kwargs != 0 && node_at(vm, kwargs)->count > 0)
+        return refuse_call(vm, callable);
+    if (!pickle_arguments_allowed(vm, node.known, args, &culprit))
+        return refuse_argument(vm, callable, culprit);
+    if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
+        node.flags |= FSDP_NODE_OPAQUE;
+    return push_call(vm, node, callable, args, kwargs);
 }
 
 static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args,
                                fsdp_node kwargs)
 {
+    fsdp_node culprit;
     fsdp_pickle_node node = {.known = node_at(vm, callable)->known};
     if (how != PICKLE_REDUCE)
         node.flags = FSDP_NODE_OBJECT;
-    if (traits[node.known] & CALL) {
-        if (!arguments_allowed(vm, node.known, args))
-            return refuse_call(vm, item_of(vm, args, 0));
-        if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
-            node.flags |= FSDP_NODE_OPAQUE;
-        return push_call(vm, node, callable, args, kwargs);
-    }
+    if (vm->options->is_metadata && !metadata_needs(how, node.known))
+        return refuse_call(vm, callable);
+    if (traits[node.known] & CALL)
+        return call_listed(vm, node, callable, args, kwargs);
     if (node.known == FSDP_KNOWN_GETATTR && how == PICKLE_REDUCE)
         return call_getattr(vm, callable, args);
     if (node.known == FSDP_KNOWN_PARTIAL && how == PICKLE_REDUCE)
         return call_partial(vm, callable, args);
     if (!opaque_allowed(vm, how, node.known))
         return refuse_call(vm, callable);
+    if (is_torch(node.known) && !pickle_objects_allowed(vm, args, &culprit))
+        return refuse_argument(vm, callable, culprit);
     node.flags |= FSDP_NODE_OPAQUE;
     return push_call(vm, node, callable, args, kwargs);
 }

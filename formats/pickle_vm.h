@@ -1,4 +1,5 @@
-/* What the files of the pickle machine share: pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c. */
+/* What the files of the pickle machine share: pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c,
+ * pickle_arguments.c. */
 #ifndef FSDP_PICKLE_VM_H
 #define FSDP_PICKLE_VM_H
 
@@ -42,6 +43,7 @@ typedef struct pickle_vm {
     fsdp_node small_ints[PICKLE_SMALL_INTS];  /* 0: not met yet */
     fsdp_node *pending;                       /* halves of shapes, to be checked at the end */
     size_t pending_count, pending_capacity;
+    size_t pairs_seen;                        /* in lists that calls were given */
     fsdp_pickle_store *store;
     fsdp_error *err;
 } pickle_vm;
@@ -115,5 +117,14 @@ bool pickle_takes_state(const fsdp_pickle_node *node);
 fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node state);
 /* At the end: no half of a shape is left. */
 fsdp_status pickle_check_pending(pickle_vm *vm);
+/* A class of which an object may be made without knowing it. */
+bool pickle_is_strange_class(const fsdp_pickle_node *node);
+
+/* --- pickle_arguments.c --- */
+
+/* Whether a call on the list may be given this; if not, *culprit_out is what it must not be given. */
+bool pickle_arguments_allowed(pickle_vm *vm, unsigned known, fsdp_node args, fsdp_node *culprit_out);
+/* The same of a class that is not on the list. */
+bool pickle_objects_allowed(pickle_vm *vm, fsdp_node args, fsdp_node *culprit_out);
 
 #endif

@@ -154,6 +154,11 @@ static fsdp_status take_name(fsdp_source *source, const char *name, size_t size,
                              const char **name_out, size_t *size_out, fsdp_error *err)
 {
     FSDP_TRY(check_name(source, name, size, err));
+    source->name_bytes += size;
+    if (source->name_bytes > FSDP_SOURCE_NAMES)
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s': its names have over %d MiB together, a long one before many others",
+                         source->path, FSDP_SOURCE_NAMES >> 20);
     uint64_t *count = fsdp_name_table_find(&source->names, name, size);
     *size_out = size;
     *name_out = count ? numbered_name(source, name, size, count, size_out)

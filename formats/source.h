@@ -195,8 +195,12 @@ fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data
 fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset, int64_t size,
                                 uint32_t crc, fsdp_error *err);
 
+/* Bytes of all names together: a long key that stands before many short ones would be copied for each. */
+enum { FSDP_SOURCE_NAMES = 256 << 20 };
+
 /*
- * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). A second entry of the same name becomes
+ * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). Over FSDP_SOURCE_NAMES bytes of them are
+ * FSDP_ERR_LIMIT. A second entry of the same name becomes
  * "NAME#2", the next "NAME#3", ... A shape is checked (fsdp_shape_check);
  * More than FSDP_MAX_DIMS dims is FSDP_ERR_LIMIT.
  */

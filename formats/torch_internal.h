@@ -56,7 +56,6 @@ typedef struct torch_opening {
     int file;
     int stream;                /* FSDP_NO_STREAM, or the stream that decodes to the zip */
     const char *where;         /* "'PATH'"; must outlive the archive */
-    bool is_sealed;            /* the source is in use: nothing may be added to it */
 } torch_opening;
 
 /* The range of the file is a torch.save zip. checks: its checksums are added to those of the source.
@@ -155,6 +154,8 @@ fsdp_status torch_numpy_read(const torch_archive *archive, fsdp_node node, torch
                              fsdp_error *err);
 /* False: no scalar of numbers. */
 bool torch_numpy_scalar(const torch_archive *archive, fsdp_node node, fsdp_value *value_out);
+/* FSDP_DTYPE_NONE when it is none. */
+fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node);
 /* Bytes: BYTES, BYTEARRAY, or the calls that protocol 2 writes for them. *owned_out is freed with
  * fsdp_free (NULL: they lie in the pickle). False: no bytes, or no memory. */
 bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data_out, size_t *size_out,

@@ -6,9 +6,7 @@
  */
 #include "formats/torch_internal.h"
 
-#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { ELEMENT_MOST = 1 << 30 };
@@ -20,6 +18,7 @@ typedef struct walk {
     int depth;     /* path elements */
     int32_t *path; /* see name_path.h */
     size_t path_room;
+    size_t name_bytes; /* of all that was visited */
     fsdp_error *err;
 } walk;
 
@@ -28,133 +27,6 @@ static fsdp_status visit(walk *at, fsdp_node node);
 static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
 {
     return fsdp_pickle_at(&archive->pickle, node);
-}
-
-/* --- str(key) ----------------------------------------------------------------------------------- */
-
-/* Python's repr of a float: the shortest digits that come back, plain between 1e-4 and 1e16. */
-static void add_float(double value, fsdp_text *text)
-{
-    char digits[40];
-    if (!isfinite(value)) {
-        fsdp_text_addf(text, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
-        return;
-    }
-    int precision = 0;
-    do {
-        snprintf(digits, sizeof digits, "%.*e", precision, value);
-    } while (strtod(digits, NULL) != value && ++precision < 17);
-    char *mark = strchr(digits, 'e');
-    int exponent = atoi(mark + 1);
-    if (exponent < -4 || exponent >= 16) {
-        fsdp_text_addf(text, "%s", digits);
-        return;
-    }
-    fsdp_text_addf(text, "%.*f", precision > exponent ? precision - exponent : 1, value);
-}
-
-static void add_quoted(const char *data, size_t size, fsdp_text *text)
-{
-    char quote = memchr(data, '\'', size) && !memchr(data, '"', size) ? '"' : '\'';
-    fsdp_text_add(text, &quote, 1);
-    for (size_t i = 0; i < size; i++) {
-        unsigned char c = (unsigned char)data[i];
-        if (c == (unsigned char)quote || c == '\\')
-            fsdp_text_addf(text, "\\%c", c);
-        else if (c == '\n' || c == '\r' || c == '\t')
-            fsdp_text_addf(text, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
-        else if (c < 0x20 || c == 0x7F)
-            fsdp_text_addf(text, "\\x%02x", c);
-        else
-            fsdp_text_add(text, &data[i], 1);
-    }
-    fsdp_text_add(text, &quote, 1);
-}
-
-static void add_repr(const torch_archive *archive, fsdp_node key, int depth, fsdp_text *text);
-
-static void add_tuple(const torch_archive *archive, const fsdp_pickle_node *tuple, int depth,
-                      fsdp_text *text)
-{
-    enum { DEEPEST = 16, LONGEST = 4096 };
-    fsdp_text_add(text, "(", 1);
-    for (uint32_t i = 0; i < tuple->count; i++) {
-        if (depth == DEEPEST || text->size > LONGEST) {
-            fsdp_text_addf(text, "...");
-            break;
-        }
-        if (i > 0)
-            fsdp_text_addf(text, ", ");
-        add_repr(archive, tuple->as.items[i], depth + 1, text);
-    }
-    fsdp_text_addf(text, tuple->count == 1 ? ",)" : ")");
-}
-
-static void add_spelled(const torch_archive *archive, fsdp_node key, fsdp_text *text)
-{
-    char *spelled = fsdp_pickle_spell(&archive->pickle, key);
-    text->failed |= !spelled;
-    if (spelled)
-        fsdp_text_addf(text, "%s", spelled);
-    fsdp_free(spelled);
-}
-
-static void add_scalar(const torch_archive *archive, fsdp_node key, fsdp_text *text)
-{
-    fsdp_value value = {0};
-    const fsdp_pickle_node *at = node_at(archive, key);
-    if (torch_numpy_scalar(archive, key, &value)) {
-        if (value.kind == FSDP_VALUE_I64)
-            fsdp_text_addf(text, "%lld", (long long)value.as.i64);
-        else if (value.kind == FSDP_VALUE_U64)
-            fsdp_text_addf(text, "%llu", (unsigned long long)value.as.u64);
-        else if (value.kind == FSDP_VALUE_F64)
-            add_float(value.as.f64, text);
-        else
-            fsdp_text_addf(text, "%s", value.as.boolean ? "True" : "False");
-    } else if (at->known == FSDP_KNOWN_TORCH_SIZE) {
-        fsdp_text_addf(text, "torch.Size(");
-        add_repr(archive, fsdp_pickle_argument(&archive->pickle, at, 0), 1, text);
-        fsdp_text_addf(text, ")");
-    } else {
-        add_spelled(archive, key, text);
-    }
-}
-
-static void add_bigint(const fsdp_pickle_node *node, fsdp_text *text)
-{
-    char *decimal = fsdp_pickle_decimal(node);
-    fsdp_text_addf(text, "%s", decimal ? decimal : "int");
-    fsdp_free(decimal);
-}
-
-static void add_repr(const torch_archive *archive, fsdp_node key, int depth, fsdp_text *text)
-{
-    const fsdp_pickle_node *at = node_at(archive, key);
-    switch (at->kind) {
-    case FSDP_NODE_NONE: fsdp_text_addf(text, "None"); break;
-    case FSDP_NODE_BOOL: fsdp_text_addf(text, "%s", at->as.i64 ? "True" : "False"); break;
-    case FSDP_NODE_INT: fsdp_text_addf(text, "%lld", (long long)at->as.i64); break;
-    case FSDP_NODE_BIGINT: add_bigint(at, text); break;
-    case FSDP_NODE_FLOAT: add_float(at->as.f64, text); break;
-    case FSDP_NODE_STR: add_quoted(at->as.text, at->count, text); break;
-    case FSDP_NODE_BYTES:
-        fsdp_text_add(text, "b", 1);
-        add_quoted(at->as.text, at->count, text);
-        break;
-    case FSDP_NODE_TUPLE: add_tuple(archive, at, depth, text); break;
-    case FSDP_NODE_CALL: add_scalar(archive, key, text); break;
-    default: add_spelled(archive, key, text);
-    }
-}
-
-void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text)
-{
-    const fsdp_pickle_node *at = node_at(archive, key);
-    if (at->kind == FSDP_NODE_STR)
-        fsdp_text_add(text, at->as.text, at->count);
-    else
-        add_repr(archive, key, 0, text);
 }
 
 /* --- path elements ------------------------------------------------------------------------------ */
@@ -466,9 +338,21 @@ static fsdp_status tensor_leaf(walk *at, fsdp_node node)
     return add_tensor(at, &tensor);
 }
 
+/* A source counts the names that it gets, but not those of rank files, and not those of containers. */
+static fsdp_status count_name(walk *at)
+{
+    at->name_bytes += at->name.size;
+    if (at->name_bytes <= FSDP_SOURCE_NAMES)
+        return FSDP_OK;
+    return fsdp_fail(at->err, FSDP_ERR_LIMIT,
+                     "%s: its names have over %d MiB together, a long one before many others",
+                     at->archive->where, FSDP_SOURCE_NAMES >> 20);
+}
+
 static fsdp_status visit(walk *at, fsdp_node node)
 {
     torch_archive *archive = at->archive;
+    FSDP_TRY(count_name(at));
     if (++archive->work > FSDP_PICKLE_WORK || !archive->marks) {
         bool is_cycle;
         FSDP_TRY(torch_enter(archive, node, at->depth, &is_cycle, at->err));

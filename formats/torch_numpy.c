@@ -331,6 +331,15 @@ static fsdp_value scalar_value(fsdp_dtype dtype, const char *data)
     }
 }
 
+fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node)
+{
+    bool is_swapped;
+    if (!is_call(archive, node, FSDP_KNOWN_NUMPY_SCALAR))
+        return FSDP_DTYPE_NONE;
+    return read_dtype(archive, item(archive, node_at(archive, node)->as.call->args, 0),
+                      &is_swapped);
+}
+
 bool torch_numpy_scalar(const torch_archive *archive, fsdp_node node, fsdp_value *value_out)
 {
     if (!is_call(archive, node, FSDP_KNOWN_NUMPY_SCALAR))

@@ -6,6 +6,7 @@
 #include "formats/zip.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PICKLE_LIMIT = 1 << 30, SMALL_RECORD = 64 };
@@ -13,13 +14,7 @@ enum { PICKLE_LIMIT = 1 << 30, SMALL_RECORD = 64 };
 typedef struct zip_reader {
     fsdp_source *source;
     int file, stream;
-    bool is_sealed;
 } zip_reader;
-
-typedef struct packed_record {
-    const fsdp_zip_entry *entry;
-    int stream;
-} packed_record;
 
 typedef struct torch_zip {
     zip_reader reader;
@@ -28,8 +23,6 @@ typedef struct torch_zip {
     size_t root_size;
     fsdp_text name; /* scratch */
     torch_archive *archive;
-    packed_record *packed; /* records that are streams already */
-    size_t packed_count, packed_room;
 } torch_zip;
 
 static fsdp_status read_bytes(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
@@ -81,6 +74,50 @@ static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* torch packs nothing but the source code of programs. */
+static fsdp_status check_packing(const torch_zip *zip, fsdp_error *err)
+{
+    char shown[100];
+    for (size_t i = 0; i < fsdp_zip_count(zip->zip); i++) {
+        const fsdp_zip_entry *entry = fsdp_zip_at(zip->zip, i);
+        if (entry->is_deflated && strncmp(entry->name + zip->root_size, "code/", 5) != 0)
+            return fsdp_fail(
+                err, FSDP_ERR_REFUSED,
+                "%s: record '%s' is deflated, which torch.save never does: load the file with "
+                "torch.load and save it again",
+                zip->archive->where,
+                fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    }
+    return FSDP_OK;
+}
+
+/* A number from 1 to 10 and the end of a line; some old files have none. */
+static fsdp_status check_version(torch_zip *zip, fsdp_error *err)
+{
+    enum { NEWEST = 10 };
+    const fsdp_zip_entry *entry = find_record(zip, "version");
+    if (!entry)
+        entry = find_record(zip, ".data/version");
+    if (!entry)
+        return FSDP_OK;
+    char *text, *end, shown[100];
+    FSDP_TRY(fsdp_zip_read(zip->zip, entry, SMALL_RECORD, &text, err));
+    fsdp_printable(text, strlen(text), shown, sizeof shown);
+    long version = text[0] >= '0' && text[0] <= '9' ? strtol(text, &end, 10) : 0;
+    bool is_number = version > 0 && end + strspn(end, "\r\n") == text + entry->size;
+    fsdp_free(text);
+    if (!is_number)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: its version '%s' is no number",
+                         zip->archive->where, shown);
+    if (version > NEWEST)
+        return fsdp_fail(
+            err, FSDP_ERR_NOT_FOUND,
+            "%s: its version is %ld, and versions up to %d are known: a newer fsdp may "
+            "read it",
+            zip->archive->where, version, NEWEST);
+    return FSDP_OK;
+}
+
 static fsdp_status read_byteorder(torch_zip *zip, fsdp_error *err)
 {
     const fsdp_zip_entry *entry = find_record(zip, "byteorder");
@@ -105,34 +142,10 @@ static fsdp_status read_pickle(torch_zip *zip, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s: the zip archive has no data.pkl",
                          archive->where);
     FSDP_TRY(fsdp_zip_read(zip->zip, entry, PICKLE_LIMIT, &archive->data, err));
-    archive->data_offset = entry->is_deflated || zip->reader.stream >= 0 ? -1 : entry->offset;
-    fsdp_pickle_options options = {.where = archive->where,
-                                   .offset = entry->is_deflated ? 0 : entry->offset};
+    archive->data_offset = zip->reader.stream >= 0 ? -1 : entry->offset;
+    fsdp_pickle_options options = {.where = archive->where, .offset = entry->offset};
     return fsdp_pickle_parse(&options, archive->data, (size_t)entry->size, &archive->pickle, NULL,
                              err);
-}
-
-/* A packed record is one stream, however many tensors look into it. */
-static fsdp_status find_stream(torch_zip *zip, const fsdp_zip_entry *entry, int *stream_out,
-                               fsdp_error *err)
-{
-    for (size_t i = 0; i < zip->packed_count; i++)
-        if (zip->packed[i].entry == entry) {
-            *stream_out = zip->packed[i].stream;
-            return FSDP_OK;
-        }
-    fsdp_source_stream stream = {.file = zip->reader.file,
-                                 .packing = FSDP_PACKING_DEFLATE,
-                                 .offset = entry->offset,
-                                 .stored = entry->stored,
-                                 .size = entry->size,
-                                 .has_crc = entry->crc != 0,
-                                 .crc = entry->crc};
-    FSDP_TRY(fsdp_source_add_stream(zip->reader.source, &stream, stream_out, err));
-    if (!fsdp_grow(&zip->packed, &zip->packed_room, zip->packed_count + 1, sizeof *zip->packed))
-        return fsdp_fail_memory(err, "packed records");
-    zip->packed[zip->packed_count++] = (packed_record){entry, *stream_out};
-    return FSDP_OK;
 }
 
 static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_storage *storage,
@@ -158,24 +171,17 @@ static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_s
     storage->file = zip->reader.file;
     storage->stream = zip->reader.stream;
     storage->size = entry->size;
-    if (!entry->is_deflated) {
-        storage->offset = entry->offset;
-        storage->crc = entry->crc;
-        return FSDP_OK;
-    }
-    if (zip->reader.is_sealed || zip->reader.stream >= 0)
-        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: record 'data/%s' is packed inside an item",
-                         zip->archive->where, shown);
-    storage->offset = 0;
-    return find_stream(zip, entry, &storage->stream, err);
+    storage->offset = entry->offset;
+    storage->crc = entry->crc;
+    return FSDP_OK;
 }
 
-/* The pickle was checked when it was read, and a stream checks itself. */
+/* The pickle was checked when it was read. */
 static fsdp_status add_checksums(torch_zip *zip, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_zip_count(zip->zip); i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip->zip, i);
-        if (entry->crc == 0 || entry->is_deflated)
+        if (entry->crc == 0 || entry->is_deflated) /* code/ */
             continue;
         char shown[100], what[120];
         fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);
@@ -192,6 +198,8 @@ static fsdp_status load(torch_zip *zip, int64_t offset, int64_t size, bool check
     fsdp_zip_input input = {read_bytes, &zip->reader, path, offset, size};
     FSDP_TRY(fsdp_zip_open(&input, 0, &zip->zip, err));
     FSDP_TRY(find_root(zip, err));
+    FSDP_TRY(check_packing(zip, err));
+    FSDP_TRY(check_version(zip, err));
     FSDP_TRY(read_byteorder(zip, err));
     FSDP_TRY(read_pickle(zip, err));
     FSDP_TRY(torch_resolve_links(zip->archive, place_storage, zip, err));
@@ -205,13 +213,11 @@ fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t
                                    .where = opening->where,
                                    .file = opening->file,
                                    .memory = opening->memory};
-    torch_zip zip = {
-        .reader = {opening->source, opening->file, opening->stream, opening->is_sealed},
-        .archive = archive_out};
+    torch_zip zip = {.reader = {opening->source, opening->file, opening->stream},
+                     .archive = archive_out};
     fsdp_status st = load(&zip, offset, size, checks, err);
     fsdp_zip_close(zip.zip);
     fsdp_text_release(&zip.name);
-    fsdp_free(zip.packed);
     if (st != FSDP_OK)
         torch_archive_release(archive_out);
     return st;

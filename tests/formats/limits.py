@@ -1,4 +1,6 @@
 """Up to 64 dimensions and values 1,000 deep are taken by every format that has them; more is exit 9.
+So are names of which a long beginning stands before many others. What torch.save writes is stored and
+has a version that is known.
 
 usage: limits.py BIN
 """
@@ -15,7 +17,8 @@ import h5py
 
 from tools import check, list_path, problems, run
 
-DIMS, DEPTH, DATASET_DIMS, LIMIT = 64, 1000, 32, 9
+DIMS, DEPTH, DATASET_DIMS = 64, 1000, 32
+UNKNOWN, DAMAGED, REFUSED, LIMIT = 3, 4, 5, 9
 
 
 def shape_of(dims):
@@ -40,6 +43,13 @@ def write_torch(path, item):
         archive.writestr("archive/data.pkl", b"\x80\2" + item + b".")
         archive.writestr("archive/byteorder", "little")
         archive.writestr("archive/version", "3\n")
+
+
+def write_records(path, records, packed=()):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in records.items():
+            way = zipfile.ZIP_DEFLATED if name in packed else zipfile.ZIP_STORED
+            archive.writestr(f"archive/{name}", data, way)
 
 
 def deep_list(depth):
@@ -104,9 +114,49 @@ def deep_values(folder):
     pickle.loads(b"\x80\2" + deep_list(3) + b".")  # it is what Python means
 
 
+def text(data):
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def long_names(folder):
+    """A key of 60,000 bytes before the keys of 60,000 numbers: 3.6 GB of names in a file of 420 KB."""
+    numbers = b"".join(b"J" + struct.pack("<i", i) + b"N" for i in range(60000))
+    source = folder / "names.pt"
+    tree = b"}" + text(b"k" * 60000) + b"}(" + numbers + b"us"
+    write_torch(source, tree)
+    (folder / "ranks").mkdir()
+    for rank in range(2):
+        write_torch(folder / "ranks" / f"model_rank_{rank}.pt", tree)
+    for path in (source, folder / "ranks" / "model_rank_{r}.pt"):
+        ran = run("fsdp-ls", path)
+        check(ran.returncode == LIMIT, f"{path.name}: {ran.returncode} {ran.stderr[:200]}")
+        check("names have over 256 MiB together" in ran.stderr, f"{path.name}: {ran.stderr[:200]}")
+
+
+def records(folder):
+    plain = {"data.pkl": b"\x80\2}" + text(b"v") + b"K\1s.", "byteorder": "little", "version": "3\n"}
+    several = folder / "records.pt"
+
+    def expect(status, told, words, packed=(), **changed):
+        write_records(several, {**plain, **changed}, packed)
+        ran = run("fsdp-ls", several)
+        check(ran.returncode == status, f"{told}: {ran.returncode} {ran.stderr}")
+        check(words in ran.stderr, f"{told}: {ran.stderr}")
+
+    expect(0, "plain", "")
+    for name in plain:
+        expect(REFUSED, f"{name} deflated", "is deflated", packed=(name,))
+    for version in ("1\n", "10\n", "10"):
+        expect(0, f"version {version!r}", "", version=version)
+    for version in ("", "0\n", "-3\n", "three\n", "3 4\n", "3\0"):
+        expect(DAMAGED, f"version {version!r}", "is no number", version=version)
+    for version in ("11\n", "9" * 60):
+        expect(UNKNOWN, f"version {version!r}", "a newer fsdp may read it", version=version)
+
+
 def main():
     with tempfile.TemporaryDirectory() as place:
-        for test in (many_dims, too_many_dims, deep_values):
+        for test in (many_dims, too_many_dims, deep_values, long_names, records):
             test(Path(place))
     print("\n".join(problems) or "everything within the limits")
     return 1 if problems else 0

@@ -315,7 +315,7 @@ Test(commit, long_work_on_a_step_stops_when_its_lease_is_lost)
     cr_assert_eq(fsdp_staging_judge(&staging, FSDP_ERR_CANCELLED, &err), FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
     cr_assert_eq(fsdp_staging_judge(&staging, FSDP_ERR_IO, &err), FSDP_ERR_IO);
-    fsdp_staging_abandon(&staging);
+    fsdp_staging_abandon(&staging, NULL);
     fsdp_staging_release(&staging);
     fsdp_sim_free(io);
 }

@@ -146,18 +146,26 @@ Test(pickle, calls_on_the_list_are_allowed_and_others_refuse_the_file)
         fsdp_status expected, in_metadata;
     } cases[] = {
         {"collections\nOrderedDict", "R", FSDP_OK, FSDP_OK},
-        {"__builtin__\nset", "R", FSDP_OK, FSDP_OK},
-        {"datetime\ndatetime", "R", FSDP_OK, FSDP_OK},
+        {"__builtin__\nset", "R", FSDP_OK, FSDP_ERR_REFUSED},
+        {"datetime\ndatetime", "R", FSDP_OK, FSDP_ERR_REFUSED},
         {"datetime\ndatetime.now", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"pathlib._local\nPosixPath", "R", FSDP_OK, FSDP_OK},
+        {"pathlib._os\nmagic_open", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
+        {"datetime\nsys", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"pathlibs\nPosixPath", "R", FSDP_OK, FSDP_ERR_REFUSED},
-        {"torch._utils\n_rebuild_whatever", "R", FSDP_OK, FSDP_OK},
+        {"torch._utils\n_rebuild_whatever", "R", FSDP_OK, FSDP_ERR_REFUSED},
         {"torch._utils\n_import_dotted_name", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"torch.nn\nLinear", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"torch.nn\nLinear", "\x81", FSDP_OK, FSDP_ERR_REFUSED},
         {"torchvision.x\ny", "R", FSDP_OK, FSDP_ERR_REFUSED},
         {"my.module\nThing", "R", FSDP_OK, FSDP_ERR_REFUSED},
         {"my.module\nThing", "\x81", FSDP_OK, FSDP_ERR_REFUSED},
+        {"my.module\nOuter.Inner", "\x81", FSDP_OK, FSDP_ERR_REFUSED},
+        {"my.module\nos.system", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
+        {"__main__\n__builtins__.eval", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
+        {"six.moves.builtins\neval", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
+        {"my.types\nThing", "R", FSDP_OK, FSDP_ERR_REFUSED},
+        {"repr\nRepr", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"os\nsystem", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"subprocess\nPopen", "\x81", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
         {"numpy.testing\nrundocs", "R", FSDP_ERR_REFUSED, FSDP_ERR_REFUSED},
@@ -177,6 +185,164 @@ Test(pickle, calls_on_the_list_are_allowed_and_others_refuse_the_file)
     }
     cr_expect_eq(call("os\nsystem", "R0N", false), FSDP_ERR_REFUSED, "under POP");
     cr_expect(strstr(err.text, "os.system") && strstr(err.text, "byte"), "%s", err.text);
+}
+
+#define GLOBAL(module, name) "c" module "\n" name "\n"
+#define TEXT(size, text) "X" size "\0\0\0" text
+#define SYSTEM GLOBAL("os", "system")
+#define TENSOR_CLASS GLOBAL("torch", "Tensor")
+#define FROM_TYPE GLOBAL("torch._tensor", "_rebuild_from_type_v2")
+#define REBUILD GLOBAL("torch._utils", "_rebuild_tensor_v2")
+#define PARAMETER GLOBAL("torch._utils", "_rebuild_parameter")
+#define SPACE_WITH(size, name) GLOBAL("types", "SimpleNamespace") ")R}" TEXT(size, name) SYSTEM "sb"
+#define MODULE_WITH(size, name) GLOBAL("torch.nn", "Module") ")\x81}" TEXT(size, name) SYSTEM "sb"
+
+typedef struct given {
+    const char *what, *bytes;
+    size_t size;
+} given;
+
+#define GIVEN(what, bytes)                     \
+    {                                          \
+        what, bytes ".", sizeof(bytes ".") - 1 \
+    }
+
+/* Python would call os.system, or what is made of it, in all of these. */
+static const given evil[] = {
+    GIVEN("a function for the subclass of a tensor",
+          FROM_TYPE "(" SYSTEM TENSOR_CLASS TEXT("\1", "x") "\x85}tR"),
+    GIVEN("the same inside itself",
+          FROM_TYPE "(" FROM_TYPE TENSOR_CLASS "(" SYSTEM TENSOR_CLASS TEXT("\1", "x") "\x85}t}tR"),
+    GIVEN("a reconstructor inside", FROM_TYPE "(" GLOBAL("copyreg", "_reconstructor") TENSOR_CLASS
+          "(" SYSTEM GLOBAL("builtins", "object") "Nt}tR"),
+    GIVEN("set as a function of tensors",
+          FROM_TYPE "(" GLOBAL("builtins", "set") TENSOR_CLASS ")}tR"),
+    GIVEN("arguments that can change", FROM_TYPE "(" REBUILD TENSOR_CLASS "]}tR"),
+    GIVEN("a type that is a function", FROM_TYPE "(" REBUILD SYSTEM ")}tR"),
+    GIVEN("a tensor whose method is a function",
+          FROM_TYPE "(" REBUILD TENSOR_CLASS ")}" TEXT("\x06", "detach") SYSTEM "stR"),
+    GIVEN("a parameter with state whose method is a function",
+          GLOBAL("torch._utils", "_rebuild_parameter_with_state") "(" REBUILD ")R\x89}N}" TEXT(
+              "\x0b", "as_subclass") SYSTEM "s\x86tR"),
+    GIVEN("a state that is no dict",
+          FROM_TYPE "(" REBUILD TENSOR_CLASS ")" SPACE_WITH("\5", "items") "tR"),
+    GIVEN("a parameter of no tensor", PARAMETER "(" SPACE_WITH("\6", "detach") "\x89}tR"),
+    GIVEN("a parameter of a function", PARAMETER "(" SYSTEM "\x89}tR"),
+    GIVEN("a parameter of an object", PARAMETER "(" MODULE_WITH("\6", "detach") "\x89}tR"),
+    GIVEN("an object of Parameter with such an argument",
+          GLOBAL("torch.nn.parameter", "Parameter") SPACE_WITH("\6", "detach") "\x85\x81"),
+    GIVEN("a tensor for a device that is none",
+          GLOBAL("torch._utils",
+                 "_rebuild_device_tensor_from_cpu_tensor") "(" SPACE_WITH("\2", "to") "NN\x89tR"),
+    GIVEN("sizes that are objects", REBUILD "(NK\0" MODULE_WITH("\4", "node") "\x85K\1\x85\x89}tR"),
+    GIVEN("an unknown rebuild of a function",
+          GLOBAL("torch._utils", "_rebuild_whatever") SYSTEM "\x85R"),
+    GIVEN("an unknown rebuild of a function in a tuple",
+          GLOBAL("torch._utils", "_rebuild_sparse_tensor") "N" SYSTEM "\x85\x86R"),
+    GIVEN("a wrapper of a function",
+          GLOBAL("torch._utils", "_rebuild_wrapper_subclass") SYSTEM "\x85R"),
+    GIVEN("an object that is iterated over",
+          GLOBAL("builtins", "set") MODULE_WITH("\x0a", "collate_fn") "\x85R"),
+    GIVEN("an object that is iterated over, in a list of pairs",
+          GLOBAL("collections", "OrderedDict") "]" MODULE_WITH("\x0a", "collate_fn") "a\x85R"),
+    GIVEN("a dict of an object",
+          GLOBAL("collections", "OrderedDict") SPACE_WITH("\4", "keys") "\x85R"),
+    GIVEN("a dict of a dict with an attribute",
+          GLOBAL("collections", "OrderedDict")
+              GLOBAL("collections", "OrderedDict") ")R}" TEXT("\4", "keys") SYSTEM "sb\x85R"),
+    GIVEN("a factory", GLOBAL("collections", "defaultdict") SYSTEM "\x85R"),
+    GIVEN("a factory of torch",
+          GLOBAL("collections", "defaultdict") GLOBAL("torch.hub", "load") "\x85R"),
+    GIVEN("a fraction of an object",
+          GLOBAL("fractions", "Fraction") SPACE_WITH("\x10", "as_integer_ratio") "\x85R"),
+    GIVEN("a namespace that has attributes before its state",
+          GLOBAL("types", "SimpleNamespace") "}" TEXT("\x0c", "__setstate__") SYSTEM "s\x85R"),
+    GIVEN("items for what the state says", MODULE_WITH("\6", "append") TEXT("\1", "x") "a"),
+    GIVEN("a base that is a function",
+          GLOBAL("copyreg", "_reconstructor") GLOBAL("my.mod", "C") SYSTEM TEXT("\1", "x") "\x87R"),
+    GIVEN("a base of torch", GLOBAL("copyreg", "_reconstructor") GLOBAL("my.mod", "C") GLOBAL(
+                                 "torch.package", "PackageImporter") TEXT("\1", "x") "\x87R"),
+    GIVEN("a reconstructor of a function",
+          GLOBAL("copyreg", "_reconstructor") REBUILD GLOBAL("builtins", "object") "N\x87R"),
+    GIVEN("a base that is a function of Python",
+          GLOBAL("copyreg", "_reconstructor") GLOBAL("my.mod", "C") GLOBAL("builtins", "eval")
+              TEXT("\1", "x") "\x87R"),
+    GIVEN("a dict made of an object",
+          GLOBAL("copyreg", "_reconstructor") GLOBAL("my.mod", "C") GLOBAL("builtins", "dict")
+              SPACE_WITH("\4", "keys") "\x87R"),
+    GIVEN("an array that is a function",
+          GLOBAL("numpy.core.multiarray", "_reconstruct") SYSTEM "K\0\x85" TEXT("\1", "b") "\x87R"),
+    GIVEN("a method of the enum",
+          GLOBAL("builtins", "getattr")
+              GLOBAL("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
+                  TEXT("\x0e", "__subclasses__") "\x86R"),
+};
+
+Test(pickle, what_a_call_on_the_list_would_call_is_refused)
+{
+    for (size_t i = 0; i < sizeof evil / sizeof *evil; i++) {
+        cr_expect_eq(parse_as(evil[i].bytes, evil[i].size, false), FSDP_ERR_REFUSED, "%s: %s",
+                     evil[i].what, err.text);
+        cr_expect(strstr(err.text, "calls") || strstr(err.text, "call something else") ||
+                      strstr(err.text, "after its state"),
+                  "%s: %s", evil[i].what, err.text);
+    }
+}
+
+static const given honest[] = {
+    GIVEN("a subclass",
+          FROM_TYPE "(" REBUILD GLOBAL("my.mod", "Mine") ")}" TEXT("\5", "scale") "K\1stR"),
+    GIVEN("a sharded tensor",
+          FROM_TYPE "(" GLOBAL("torch._utils", "_rebuild_wrapper_subclass")
+              GLOBAL("torch.distributed.tensor", "DTensor") "(" GLOBAL(
+                  "torch.distributed.tensor", "DTensor") GLOBAL("torch", "float32") "t(NNNNNttR"),
+    GIVEN("a parameter of a subclass",
+          PARAMETER "(" FROM_TYPE "(" REBUILD GLOBAL("my.mod", "Mine") ")}tR\x89}tR"),
+    GIVEN("factories", "(" GLOBAL("collections", "defaultdict") GLOBAL(
+                           "__builtin__", "list") "\x85R" GLOBAL("collections", "defaultdict")
+                           GLOBAL("builtins", "dict") "\x85R" GLOBAL("collections", "defaultdict")
+                               GLOBAL("collections", "OrderedDict") "\x85R" GLOBAL(
+                                   "collections", "defaultdict") GLOBAL("my.mod", "f") "\x85Rt"),
+    GIVEN("a dict of pairs", GLOBAL("collections", "OrderedDict") "]]K\1aK\2aa\x85R"),
+    GIVEN("old objects",
+          "(" GLOBAL("copy_reg", "_reconstructor") GLOBAL("my.mod", "C")
+              GLOBAL("__builtin__", "object") "N\x87R}b" GLOBAL("copy_reg", "_reconstructor")
+                  GLOBAL("my.mod", "L") GLOBAL("__builtin__",
+                                               "list") "]\x87R" GLOBAL("copy_reg", "_reconstructor")
+                      GLOBAL("argparse", "Namespace") GLOBAL("__builtin__", "object") "N\x87R}bt"),
+    GIVEN("a time with its zone", GLOBAL("datetime", "datetime") GLOBAL("pytz", "_UTC") ")R\x85R"),
+    GIVEN("a quantized tensor",
+          GLOBAL("torch._utils", "_rebuild_qtensor") "(NK\0K\1\x85K\1\x85(" GLOBAL(
+              "torch", "per_tensor_affine") "K\1K\0t\x89}tR"),
+};
+
+Test(pickle, what_python_writes_for_such_calls_is_taken)
+{
+    for (size_t i = 0; i < sizeof honest / sizeof *honest; i++)
+        cr_expect_eq(parse_as(honest[i].bytes, honest[i].size, false), FSDP_OK, "%s: %s",
+                     honest[i].what, err.text);
+}
+
+Test(pickle, metadata_holds_the_classes_of_dcp_only)
+{
+    static const given refused[] = {
+        GIVEN("a class of a tensor",
+              GLOBAL("builtins", "getattr")
+                  GLOBAL("torch.distributed._shard.sharded_tensor.api", "ShardedTensor")
+                      TEXT("\x11", "ProcessGroupState") "\x86R"),
+        GIVEN("a tensor", FROM_TYPE "(" REBUILD TENSOR_CLASS ")}tR"),
+        GIVEN("a set", GLOBAL("builtins", "set") "]\x85R"),
+        GIVEN("a partial", GLOBAL("functools", "partial") ")R"),
+        GIVEN("under POP", SYSTEM ")R0N"),
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        cr_expect_eq(parse_as(refused[i].bytes, refused[i].size, true), FSDP_ERR_REFUSED, "%s",
+                     refused[i].what);
+    cr_expect_eq(PARSE_METADATA(GLOBAL("torch", "Size") "K\1\x85\x85R."), FSDP_OK, "%s", err.text);
+    cr_expect_eq(PARSE_METADATA(GLOBAL("builtins", "getattr") GLOBAL(
+                     "torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING")
+                                    TEXT("\x17", "TORCH_CONTIGUOUS_FORMAT") "\x86R."),
+                 FSDP_OK, "%s", err.text);
 }
 
 Test(pickle, a_global_alone_is_only_a_name)

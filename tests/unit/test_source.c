@@ -83,6 +83,24 @@ Test(source, the_second_of_a_name_gets_a_number_that_is_free)
         cr_expect_str_eq(fsdp_source_entry_at(source, i)->name, wanted[i]);
 }
 
+Test(source, names_have_a_limit_together)
+{
+    enum { SIZE = 65535, FIT = FSDP_SOURCE_NAMES / SIZE };
+    char *name = malloc(SIZE);
+    cr_assert(name);
+    memset(name, 'n', SIZE);
+    for (int i = 0; i <= FIT; i++) {
+        name[SIZE - 1] = (char)('a' + i % 16);
+        name[SIZE - 2] = (char)('a' + i / 16 % 16);
+        name[SIZE - 3] = (char)('a' + i / 256);
+        fsdp_value value = {0};
+        fsdp_status st = fsdp_source_add_value(source, name, SIZE, &value, NULL, &err);
+        cr_assert_eq(st, i < FIT ? FSDP_OK : FSDP_ERR_LIMIT, "%d: %s", i, err.text);
+    }
+    cr_expect(strstr(err.text, "256 MiB together"), "%s", err.text);
+    free(name);
+}
+
 Test(source, names_that_are_not_utf8_are_refused)
 {
     fsdp_value value = fsdp_value_bool(true);
