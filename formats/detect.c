@@ -2,8 +2,10 @@
  * Which format is it? The path is looked at once, every format bids on what was seen, and the highest bid
  * opens it. A new format is one more line in the table.
  */
+#include "base/io_note.h"
 #include "formats/foreign.h"
 #include "formats/hdf5_sandbox.h"
+#include "formats/source_internal.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -160,12 +162,12 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
-static fsdp_status open_best(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+static const fsdp_foreign_format *choose(const fsdp_probe *probe)
 {
     const fsdp_foreign_format *best = NULL;
     int best_bid = 0;
     if (probe->is_pattern)
-        return fsdp_format_ranks.open(probe, source_out, err);
+        return &fsdp_format_ranks;
     for (size_t i = 0; i < FORMATS; i++) {
         int bid = formats[i]->bid(probe);
         if (bid > best_bid) {
@@ -173,7 +175,28 @@ static fsdp_status open_best(const fsdp_probe *probe, fsdp_source **source_out, 
             best_bid = bid;
         }
     }
-    return best ? best->open(probe, source_out, err) : fail_unknown(probe, err);
+    return best;
+}
+
+/* Whatever the format reads to understand the checkpoint becomes a file of the source, also what it reads
+ * by itself: an index, metadata. */
+static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format *format,
+                              fsdp_source **source_out, fsdp_error *err)
+{
+    fsdp_io_note note;
+    fsdp_probe noted = *probe;
+    fsdp_io_note_begin(&note, probe->io);
+    noted.io = &note.io;
+    fsdp_status status = format->open(&noted, source_out, err);
+    fsdp_source *source = status == FSDP_OK ? *source_out : NULL;
+    if (source)
+        status = fsdp_source_take_notes(source, &note, err);
+    if (status != FSDP_OK) {
+        fsdp_source_close(source);
+        *source_out = NULL;
+    }
+    fsdp_io_note_release(&note);
+    return status;
 }
 
 void fsdp_source_limit_only(void)
@@ -191,8 +214,11 @@ fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source
     seen->probe.io = io ? io : fsdp_io_posix();
     seen->probe.path = path;
     fsdp_status status = look(seen, err);
-    if (status == FSDP_OK)
-        status = open_best(&seen->probe, source_out, err);
+    const fsdp_foreign_format *format = status == FSDP_OK ? choose(&seen->probe) : NULL;
+    if (format)
+        status = open_noted(&seen->probe, format, source_out, err);
+    else if (status == FSDP_OK)
+        status = fail_unknown(&seen->probe, err);
     fsdp_free(seen->names);
     fsdp_arena_release(&seen->arena);
     fsdp_free(seen);

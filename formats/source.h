@@ -97,6 +97,9 @@ const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
 /* As it was when it was opened. */
 const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
+/* The first of them hold tensors and values. Behind those are files that were only read to understand them:
+ * metadata, an index. */
+size_t fsdp_source_content_count(const fsdp_source *source);
 
 /* Members of the listing that are neither tensors nor values: "metadata" of safetensors, "attributes" of
  * HDF5: a JSON text, or NULL. */
@@ -141,6 +144,14 @@ fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_re
 
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
+/*
+ * An entry that is a value, in the form that torch.save gives it: what its writer stored, its part of a larger
+ * pickle, or, for one that no file has as it is, with the tensors in it read now. out stays empty where
+ * that cannot be, or takes more than `most` bytes. One thread.
+ */
+fsdp_status fsdp_source_save_value(fsdp_source *source, size_t entry, size_t most, fsdp_text *out,
+                                   fsdp_error *err);
+
 /* A value as its writer stored it (the bytes of a blob: a torch.save file), in memory: one value, whose name
  * is empty, and the tensors in it. data is borrowed until the source is closed. */
 fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out, fsdp_error *err);
@@ -162,6 +173,8 @@ typedef struct fsdp_source_ops {
     /* Checks of the format's own, counted behind those of the source. Both NULL: none. */
     size_t (*check_count)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
+    /* As fsdp_source_save_value, for values without a blob. NULL: cannot. */
+    fsdp_status (*save_value)(void *state, size_t entry, size_t most, fsdp_text *out, fsdp_error *err);
     void (*close)(void *state);    /* may be NULL */
 } fsdp_source_ops;
 

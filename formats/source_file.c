@@ -17,6 +17,11 @@ size_t fsdp_source_file_count(const fsdp_source *source)
     return source->file_count;
 }
 
+size_t fsdp_source_content_count(const fsdp_source *source)
+{
+    return source->file_count - source->noted_count;
+}
+
 const char *fsdp_source_file_path(const fsdp_source *source, size_t number)
 {
     return source->files[number].path;
@@ -271,6 +276,30 @@ fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool ben
     }
     source->files[source->file_count] = file;
     *number_out = (int)source->file_count++;
+    return FSDP_OK;
+}
+
+static fsdp_status take_note(fsdp_source *source, const fsdp_io_noted *noted, fsdp_error *err)
+{
+    size_t size = strlen(noted->path);
+    if (fsdp_name_table_find(&source->paths, noted->path, size))
+        return FSDP_OK;
+    const char *path = fsdp_arena_strndup(&source->arena, noted->path, size);
+    if (!path || source->file_count >= INT32_MAX ||
+        !fsdp_grow(&source->files, &source->file_room, source->file_count + 1,
+                   sizeof *source->files) ||
+        !fsdp_name_table_put(&source->paths, path, size, source->file_count))
+        return fsdp_fail_memory(err, noted->path);
+    source->files[source->file_count++] = (source_file){.path = path, .info = noted->info};
+    source->noted_count++;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err)
+{
+    source->io = note->inner;
+    for (size_t i = 0; i < note->count; i++)
+        FSDP_TRY(take_note(source, &note->items[i], err));
     return FSDP_OK;
 }
 

@@ -5,6 +5,7 @@
 #ifndef FSDP_SOURCE_INTERNAL_H
 #define FSDP_SOURCE_INTERNAL_H
 
+#include "base/io_note.h"
 #include "formats/name_table.h"
 #include "formats/source.h"
 
@@ -61,6 +62,7 @@ struct fsdp_source {
     size_t tensor_count, tensor_room;
     source_file *files;
     size_t file_count, file_room;
+    size_t noted_count;        /* of them: not added by the format, and never open */
     packed_stream **streams;
     size_t stream_count, stream_room;
     source_check *checks;
@@ -87,6 +89,9 @@ struct fsdp_source {
 fsdp_status fsdp_source_pin(fsdp_source *source, int file, fsdp_file **file_out, fsdp_error *err);
 void fsdp_source_unpin(fsdp_source *source, int file);
 void fsdp_source_close_files(fsdp_source *source);
+/* The source was opened through the notes: files that are none of it yet are from now on, and it reads on
+ * without them. */
+fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err);
 
 /* --- source_seal.c --- */
 

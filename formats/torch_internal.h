@@ -46,6 +46,8 @@ typedef struct torch_archive {
     int64_t work;              /* nodes visited so far */
     uint8_t *marks;            /* per node, of the walk */
     uint32_t *sizes;           /* per node: objects in it, shared ones each time; 0: not counted yet */
+    fsdp_node subject;         /* that was entered or read as a value last: a value that the walk gives out
+                                * is what it became */
 } torch_archive;
 
 /* --- torch_zip.c, torch_legacy.c --- */

@@ -5,7 +5,7 @@
 #include "base/json.h"
 #include "formats/bytes.h"
 #include "formats/foreign.h"
-#include "formats/torch_internal.h"
+#include "formats/torch_resave.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,12 +15,40 @@ enum { ZIP_HEADER = 30, INDEX_LIMIT = 256 << 20, BITS_OF_INDEX = 60, TAR_MAGIC_A
 
 static const char index_name[] = "pytorch_model.bin.index.json";
 
+/* A value that only Python understands, and the node that it came from. */
+typedef struct opaque_value {
+    size_t entry;
+    int file;
+    fsdp_node node;
+} opaque_value;
+
+/* A file that is looked into once more: by a source of its own, since nothing can be added to the one in use. */
+typedef struct second_look {
+    fsdp_source *source;
+    torch_archive archive;
+    char *where;
+    int file; /* of the source in use */
+} second_look;
+
 typedef struct torch_state {
     fsdp_source *source;
     torch_memory *memory;
+    opaque_value *opaque; /* in the order of entries */
+    size_t opaque_count, opaque_room;
+    second_look look;
 } torch_state;
 
 /* --- the state of the source -------------------------------------------------------------------- */
+
+/* "'PATH'" in fresh memory. */
+static char *quote(const char *path)
+{
+    size_t room = strlen(path) + 3;
+    char *where = fsdp_alloc(room, 1);
+    if (where)
+        snprintf(where, room, "'%s'", path);
+    return where;
+}
 
 static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, void *data,
                                fsdp_error *err)
@@ -29,17 +57,140 @@ static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, v
     return torch_memory_read(state->memory, state->source, tensor, box, data, err);
 }
 
+/* --- values that only Python understands -------------------------------------------------------- */
+
+static void close_look(second_look *look)
+{
+    if (!look->source)
+        return;
+    torch_archive_release(&look->archive);
+    fsdp_source_close(look->source);
+    fsdp_free(look->where);
+    *look = (second_look){0};
+}
+
+static fsdp_status open_look(const torch_state *state, int file, second_look *look, fsdp_error *err)
+{
+    const char *path = fsdp_source_file_path(state->source, (size_t)file);
+    torch_opening opening = {.stream = FSDP_NO_STREAM};
+    look->file = file;
+    FSDP_TRY(fsdp_source_create(fsdp_source_io(state->source), path, "torch", &look->source, err));
+    look->where = quote(path);
+    if (!look->where)
+        return fsdp_fail_memory(err, path);
+    opening.where = look->where;
+    opening.source = look->source;
+    FSDP_TRY(fsdp_source_add_file(look->source, path, false, &opening.file, err));
+    return torch_file_open(&opening, &look->archive, err);
+}
+
+static fsdp_status look_into(torch_state *state, int file, fsdp_error *err)
+{
+    if (state->look.source && state->look.file == file)
+        return FSDP_OK;
+    close_look(&state->look);
+    fsdp_status st = open_look(state, file, &state->look, err);
+    if (st != FSDP_OK)
+        close_look(&state->look);
+    return st;
+}
+
+static int compare_entries(const void *key, const void *item)
+{
+    size_t entry = *(const size_t *)key, other = ((const opaque_value *)item)->entry;
+    return (entry > other) - (entry < other);
+}
+
+static fsdp_status save_value(void *user, size_t entry, size_t most, fsdp_text *out,
+                              fsdp_error *err)
+{
+    torch_state *state = user;
+    const opaque_value *found =
+        state->opaque_count == 0
+            ? NULL
+            : bsearch(&entry, state->opaque, state->opaque_count, sizeof *found, compare_entries);
+    if (!found)
+        return FSDP_OK;
+    FSDP_TRY(look_into(state, found->file, err));
+    return torch_resave_node(&state->look.archive, found->node, most, out, err);
+}
+
+/* What is inside itself has no end when it is told from there. */
+static bool is_cycle(const fsdp_value *value)
+{
+    return value->kind == FSDP_VALUE_CLASS && strcmp(value->as.bytes.data, "cycle") == 0;
+}
+
+static fsdp_status note_opaque(torch_state *state, const torch_archive *archive, fsdp_error *err)
+{
+    if (!fsdp_grow(&state->opaque, &state->opaque_room, state->opaque_count + 1,
+                   sizeof *state->opaque))
+        return fsdp_fail_memory(err, "values");
+    state->opaque[state->opaque_count++] =
+        (opaque_value){fsdp_source_entry_count(state->source), archive->file, archive->subject};
+    return FSDP_OK;
+}
+
+/* --- what the walk finds ------------------------------------------------------------------------ */
+
+typedef struct finding {
+    torch_state *state;
+    const torch_archive *archive;
+} finding;
+
+static fsdp_status take_tensor(void *user, torch_archive *archive, const char *name,
+                               size_t name_size, torch_tensor *tensor, fsdp_error *err)
+{
+    size_t number;
+    (void)user;
+    return torch_tensor_add(archive, name, name_size, tensor, &number, err);
+}
+
+static fsdp_status take_distributed(void *user, torch_archive *archive, const char *name,
+                                    size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+{
+    (void)user;
+    return torch_dist_add(archive, name, name_size, wrapper, err);
+}
+
+static fsdp_status take_object(void *user, torch_archive *archive, const char *name,
+                               size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
+{
+    (void)user;
+    (void)archive;
+    (void)name;
+    (void)name_size;
+    (void)node;
+    (void)err;
+    *taken_out = false;
+    return FSDP_OK;
+}
+
+static fsdp_status take_value(void *user, const char *name, size_t name_size, fsdp_value *value,
+                              fsdp_error *err)
+{
+    const finding *found = user;
+    if (fsdp_value_is_opaque(value) && !is_cycle(value))
+        FSDP_TRY(note_opaque(found->state, found->archive, err));
+    return fsdp_source_add_value(found->state->source, name, name_size, value, NULL, err);
+}
+
+/* --- opening and closing ------------------------------------------------------------------------ */
+
 static void close_state(void *user)
 {
     torch_state *state = user;
+    close_look(&state->look);
     torch_memory_close(state->memory);
+    fsdp_free(state->opaque);
     fsdp_free(state);
 }
 
-static const fsdp_source_ops torch_ops = {.read = read_tensor, .close = close_state};
+static const fsdp_source_ops torch_ops = {
+    .read = read_tensor, .save_value = save_value, .close = close_state};
 
 static fsdp_status create(const fsdp_probe *probe, fsdp_source **source_out,
-                          torch_memory **memory_out, fsdp_error *err)
+                          torch_state **state_out, fsdp_error *err)
 {
     torch_state *state = fsdp_alloc(1, sizeof *state);
     *source_out = NULL;
@@ -53,7 +204,7 @@ static fsdp_status create(const fsdp_probe *probe, fsdp_source **source_out,
         return st;
     }
     state->source = *source_out;
-    *memory_out = state->memory;
+    *state_out = state;
     fsdp_source_set_ops(*source_out, &torch_ops, state);
     return FSDP_OK;
 }
@@ -75,33 +226,43 @@ fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s was not written by torch.save", opening->where);
 }
 
-static fsdp_status add_contents(fsdp_source *source, torch_memory *memory, int file,
-                                fsdp_error *err)
+static fsdp_status walk(torch_state *state, torch_archive *archive, fsdp_error *err)
+{
+    finding found = {state, archive};
+    const torch_visitor visitor = {.user = &found,
+                                   .tensor = take_tensor,
+                                   .distributed = take_distributed,
+                                   .object = take_object,
+                                   .value = take_value};
+    return torch_walk(archive, &visitor, err);
+}
+
+static fsdp_status add_contents(torch_state *state, int file, fsdp_error *err)
 {
     torch_archive archive;
-    const char *path = fsdp_source_file_path(source, (size_t)file);
-    size_t room = strlen(path) + 3;
-    char *where = fsdp_alloc(room, 1);
+    const char *path = fsdp_source_file_path(state->source, (size_t)file);
+    char *where = quote(path);
     if (!where)
         return fsdp_fail_memory(err, path);
-    snprintf(where, room, "'%s'", path);
-    torch_opening opening = {
-        .source = source, .memory = memory, .file = file, .stream = FSDP_NO_STREAM, .where = where};
+    torch_opening opening = {.source = state->source,
+                             .memory = state->memory,
+                             .file = file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = where};
     fsdp_status st = torch_file_open(&opening, &archive, err);
     if (st == FSDP_OK)
-        st = torch_walk(&archive, NULL, err);
+        st = walk(state, &archive, err);
     torch_archive_release(&archive);
     fsdp_free(where);
     return st;
 }
 
-static fsdp_status open_file(const fsdp_probe *probe, fsdp_source *source, torch_memory *memory,
-                             fsdp_error *err)
+static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
 {
     int file;
-    FSDP_TRY(fsdp_source_add_file(source, probe->path, false, &file, err));
-    FSDP_TRY(add_contents(source, memory, file, err));
-    return fsdp_source_seal(source, err);
+    FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &file, err));
+    FSDP_TRY(add_contents(state, file, err));
+    return fsdp_source_seal(state->source, err);
 }
 
 /* --- a directory with an index ------------------------------------------------------------------ */
@@ -250,10 +411,11 @@ static fsdp_status check_names(fsdp_source *source, const weight_map *map, const
     return FSDP_OK;
 }
 
-static fsdp_status add_indexed(fsdp_source *source, torch_memory *memory, const weight_map *map,
-                               const mapping *file, bool *found, fsdp_error *err)
+static fsdp_status add_indexed(torch_state *state, const weight_map *map, const mapping *file,
+                               bool *found, fsdp_error *err)
 {
     int number = -1;
+    fsdp_source *source = state->source;
     if (strlen(file->file) != file->file_size || file->file_size == 0)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "the index of '%s' gives a file no name",
                          fsdp_source_path(source));
@@ -263,15 +425,14 @@ static fsdp_status add_indexed(fsdp_source *source, torch_memory *memory, const 
     size_t from = fsdp_source_entry_count(source);
     fsdp_status st = fsdp_source_add_file(source, path, true, &number, err);
     if (st == FSDP_OK)
-        st = add_contents(source, memory, number, err);
+        st = add_contents(state, number, err);
     if (st == FSDP_OK)
         st = check_names(source, map, file, from, found, err);
     fsdp_free(path);
     return st;
 }
 
-static fsdp_status add_files(fsdp_source *source, torch_memory *memory, const weight_map *map,
-                             fsdp_error *err)
+static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_error *err)
 {
     mapping *files = fsdp_alloc(map->count, sizeof *files);
     bool *found = fsdp_alloc(map->count, sizeof *found);
@@ -282,19 +443,18 @@ static fsdp_status add_files(fsdp_source *source, torch_memory *memory, const we
     }
     for (size_t i = 0; st == FSDP_OK && i < map->count; i++)
         if (i == 0 || by_file(&files[i - 1], &files[i]) != 0)
-            st = add_indexed(source, memory, map, &files[i], found, err);
+            st = add_indexed(state, map, &files[i], found, err);
     fsdp_free(files);
     fsdp_free(found);
-    return st == FSDP_OK ? fsdp_source_seal(source, err) : st;
+    return st == FSDP_OK ? fsdp_source_seal(state->source, err) : st;
 }
 
-static fsdp_status open_directory(const fsdp_probe *probe, fsdp_source *source,
-                                  torch_memory *memory, fsdp_error *err)
+static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
 {
     weight_map map = {0};
     fsdp_status st = read_index(probe, &map, err);
     if (st == FSDP_OK)
-        st = add_files(source, memory, &map, err);
+        st = add_files(state, &map, err);
     fsdp_free(map.items);
     fsdp_arena_release(&map.arena);
     return st;
@@ -335,10 +495,10 @@ static int bid(const fsdp_probe *probe)
 
 static fsdp_status open_torch(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
 {
-    torch_memory *memory = NULL;
-    FSDP_TRY(create(probe, source_out, &memory, err));
-    fsdp_status st = probe->is_directory ? open_directory(probe, *source_out, memory, err)
-                                         : open_file(probe, *source_out, memory, err);
+    torch_state *state = NULL;
+    FSDP_TRY(create(probe, source_out, &state, err));
+    fsdp_status st =
+        probe->is_directory ? open_directory(probe, state, err) : open_file(probe, state, err);
     if (st != FSDP_OK) {
         fsdp_source_close(*source_out);
         *source_out = NULL;

@@ -41,6 +41,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
         return fail_work(archive, err);
     *cycle_out = archive->marks[node] & TORCH_MARK_PATH;
     archive->marks[node] |= TORCH_MARK_PATH;
+    archive->subject = node;
     return FSDP_OK;
 }
 
@@ -356,6 +357,7 @@ fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value 
     *value_out = (fsdp_value){0};
     FSDP_TRY(torch_measure(archive, node, err));
     fsdp_status st = read_value(archive, node, 0, value_out, err);
+    archive->subject = node;
     if (st != FSDP_OK)
         fsdp_value_release(value_out);
     return st;

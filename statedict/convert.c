@@ -189,7 +189,7 @@ static fsdp_status open_source(convert_job *job, const char *from, const char *t
     FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
     FSDP_TRY(check_chunk(job->opts, err));
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
-    FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
+    FSDP_TRY(fsdp_foreign_carry_values(job->from, true, err));
     FSDP_TRY(describe_target(job, plan, err));
     FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     divide_memory(job);

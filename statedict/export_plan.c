@@ -295,7 +295,8 @@ fsdp_status fsdp_export_prepare(export_job *job, const char *from, const char *t
                                 fsdp_convert_plan *plan, fsdp_error *err)
 {
     FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
-    FSDP_TRY(fsdp_foreign_carry_values(job->from, err));
+    if (job->format->limits.opaque)
+        FSDP_TRY(fsdp_foreign_carry_values(job->from, false, err));
     FSDP_TRY(describe_target(job, plan, err));
     FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     fsdp_export_divide_memory(job);

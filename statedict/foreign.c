@@ -95,8 +95,8 @@ static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
                                               .kind = FSDP_FULL,
                                               .step = FSDP_STEP_NONE,
                                               .world = 1,
-                                              .file_count = (int)fsdp_source_file_count(source)};
-    for (size_t i = 0; i < fsdp_source_file_count(source); i++)
+                                              .file_count = (int)fsdp_source_content_count(source)};
+    for (size_t i = 0; i < fsdp_source_content_count(source); i++)
         checkpoint->info.file_bytes += fsdp_source_file_size(source, i);
     checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
     return FSDP_OK;
@@ -449,36 +449,45 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
 
 /* --- carrying on ------------------------------------------------------------------------------ */
 
-enum { BLOB_MOST = 64 << 20 };
+enum { BLOBS_MOST = 64 << 20 }; /* of all values together */
 
-static fsdp_status carry_value(const fsdp_source *source, const fsdp_source_blob *blob,
-                               fsdp_value *out, fsdp_error *err)
+typedef struct carrying {
+    fsdp_checkpoint *checkpoint;
+    bool is_ours; /* the target */
+    size_t room;
+    fsdp_text bytes;
+} carrying;
+
+/* What differs from rank to rank is a value of ours: no program of others knows it. */
+static bool is_carried(const carrying *work, const fsdp_entry *entry)
 {
-    char *data = fsdp_alloc((size_t)blob->size, 1);
-    if (!data)
-        return fsdp_fail_memory(err, "a value");
-    fsdp_status st =
-        fsdp_source_pread(source, blob->file, data, (size_t)blob->size, blob->offset, err);
-    if (st == FSDP_OK)
-        st = fsdp_value_set_bytes(out, FSDP_VALUE_OPAQUE, data, (size_t)blob->size, err);
-    fsdp_free(data);
-    return st;
+    return entry->kind == FSDP_ENTRY_VALUE && fsdp_value_is_opaque(&entry->value) &&
+           (work->is_ours || !fsdp_value_per_rank(&entry->value));
 }
 
-fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, fsdp_error *err)
+static fsdp_status carry_value(carrying *work, size_t i, fsdp_error *err)
 {
-    fsdp_sd *sd = checkpoint->manifest.sd;
-    for (size_t i = 0; checkpoint->source && i < fsdp_sd_count(sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        const fsdp_source_blob *blob = &fsdp_source_entry_at(checkpoint->source, i)->blob;
-        fsdp_value value = {0};
-        if (entry->kind != FSDP_ENTRY_VALUE || !fsdp_value_is_opaque(&entry->value) ||
-            blob->file < 0 || blob->size > BLOB_MOST)
-            continue;
-        FSDP_TRY(carry_value(checkpoint->source, blob, &value, err));
-        fsdp_sd_set_value(sd, i, &value);
-    }
+    fsdp_value value = {0};
+    FSDP_TRY(fsdp_source_save_value(work->checkpoint->source, i, work->room, &work->bytes, err));
+    if (work->bytes.size == 0)
+        return FSDP_OK;
+    FSDP_TRY(
+        fsdp_value_set_bytes(&value, FSDP_VALUE_OPAQUE, work->bytes.data, work->bytes.size, err));
+    fsdp_sd_set_value(work->checkpoint->manifest.sd, i, &value);
+    work->room -= work->bytes.size;
     return FSDP_OK;
+}
+
+fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err)
+{
+    carrying work = {.checkpoint = checkpoint, .is_ours = is_ours, .room = BLOBS_MOST};
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; checkpoint->source && i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
+        if (is_carried(&work, fsdp_sd_at(sd, i)))
+            st = carry_value(&work, i, err);
+    fsdp_text_release(&work.bytes);
+    return st;
 }
 
 fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint **checkpoint_out,

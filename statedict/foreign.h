@@ -39,8 +39,9 @@ int64_t fsdp_foreign_spool_bytes(const fsdp_checkpoint *checkpoint);
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary_out, fsdp_error *err);
 
-/* Values that only their writer understands become the bytes that it stored, where it stored them as blobs
- * that fit into memory. Nothing for a checkpoint of our own. */
-fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, fsdp_error *err);
+/* Values that only their writer understands become torch.save files (fsdp_source_save_value), as far as those
+ * fit into 64 MiB; what differs from rank to rank only where the target is_ours. Nothing for a checkpoint of
+ * our own. */
+fsdp_status fsdp_foreign_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
 
 #endif
