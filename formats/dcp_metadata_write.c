@@ -3,12 +3,12 @@
  * form that PyTorch 2.3 to 2.15 read: TensorProperties have five members (the sixth, strides, is for new
  * versions only and optional there), storage_meta is None. Read back by dcp_metadata.c.
  *
- * planner_data gives every name its path (dcp_paths.c), so that PyTorch nests it as it was.
+ * planner_data gives every name its path (nesting.c), so that PyTorch nests it as it was.
  */
 #include "formats/dcp_write.h"
 
 #include "base/mem.h"
-#include "formats/dcp_paths.h"
+#include "formats/nesting.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ typedef struct metadata_memo {
     bool *has_path;
     bool has_parts;
     uint32_t layout, memory_format;
-    dcp_paths nesting;
+    nesting nesting;
 } metadata_memo;
 
 /* --- shapes of a pickle ----------------------------------------------------------------------- */
@@ -253,13 +253,13 @@ fsdp_status dcp_emit_metadata(dcp_plan *plan, fsdp_error *err)
     metadata_memo memo = {.names = fsdp_alloc(plan->entry_count, sizeof(uint32_t)),
                           .paths = fsdp_alloc((size_t)plan->world, sizeof(uint32_t)),
                           .has_path = fsdp_alloc((size_t)plan->world, sizeof(bool))};
-    fsdp_status st = dcp_paths_find(plan->entries, plan->entry_count, &memo.nesting, err);
+    fsdp_status st = nesting_find(plan->entries, plan->entry_count, NESTING_DCP, &memo.nesting, err);
     bool has_memory = memo.names && memo.paths && memo.has_path;
     if (st == FSDP_OK && has_memory)
         add_all(&plan->metadata, &memo, plan);
     if (st == FSDP_OK && (!has_memory || plan->metadata.text.failed))
         st = fsdp_fail_memory(err, "the metadata of a checkpoint");
-    dcp_paths_release(&memo.nesting);
+    nesting_release(&memo.nesting);
     fsdp_free(memo.names);
     fsdp_free(memo.paths);
     fsdp_free(memo.has_path);

@@ -175,14 +175,18 @@ static fsdp_status place_items(dcp_plan *plan, fsdp_error *err)
 
 static void release_plan(dcp_plan *plan)
 {
+    dcp_fold_release(&plan->fold);
     fsdp_pickler_release(&plan->metadata);
     fsdp_free(plan->first);
     fsdp_free(plan->items);
     fsdp_free(plan->rank_sizes);
 }
 
-static fsdp_status fill_plan(dcp_plan *plan, fsdp_error *err)
+static fsdp_status fill_plan(dcp_plan *plan, const fsdp_target_opts *opts, fsdp_error *err)
 {
+    FSDP_TRY(dcp_fold_lists(opts->entries, opts->entry_count, &plan->fold, err));
+    plan->entries = plan->fold.entries;
+    plan->entry_count = plan->fold.count;
     plan->first = fsdp_alloc(plan->entry_count + 1, sizeof *plan->first);
     plan->rank_sizes = fsdp_alloc((size_t)plan->world, sizeof *plan->rank_sizes);
     if (!plan->first || !plan->rank_sizes)
@@ -198,10 +202,8 @@ static fsdp_status fill_plan(dcp_plan *plan, fsdp_error *err)
 
 static fsdp_status make_plan(const fsdp_target_opts *opts, dcp_plan *plan, fsdp_error *err)
 {
-    *plan = (dcp_plan){.entries = opts->entries,
-                       .entry_count = opts->entry_count,
-                       .world = opts->world > 0 ? opts->world : 1};
-    fsdp_status st = fill_plan(plan, err);
+    *plan = (dcp_plan){.world = opts->world > 0 ? opts->world : 1};
+    fsdp_status st = fill_plan(plan, opts, err);
     if (st != FSDP_OK)
         release_plan(plan);
     return st;
@@ -401,6 +403,7 @@ static fsdp_status write_piece(const fsdp_target *target, size_t entry, size_t b
 static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
                          fsdp_target_place *place_out, fsdp_error *err)
 {
+    entry = target->plan.fold.number[entry];
     const fsdp_target_entry *declared = &target->plan.entries[entry];
     const dcp_written *item = &target->plan.items[target->plan.first[entry] + box];
     fsdp_box whole = dcp_item_box(declared, box);
@@ -418,6 +421,7 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
                          int64_t count, const void *data, fsdp_error *err)
 {
+    entry = target->plan.fold.number[entry];
     size_t size = fsdp_dtype_size(target->plan.entries[entry].dtype);
     item_piece piece = {data, (size_t)count * size, first * (int64_t)size};
     return count > 0 ? write_piece(target, entry, box, &piece, err) : FSDP_OK;

@@ -5,6 +5,7 @@
 #ifndef FSDP_DCP_WRITE_H
 #define FSDP_DCP_WRITE_H
 
+#include "formats/dcp_fold.h"
 #include "formats/torch_emit.h"
 
 /* A box or value in the file of its rank. */
@@ -15,7 +16,8 @@ typedef struct dcp_written {
 } dcp_written;
 
 typedef struct dcp_plan {
-    const fsdp_target_entry *entries;
+    dcp_fold fold;
+    const fsdp_target_entry *entries;  /* its own */
     size_t entry_count;
     int world;
     size_t *first;             /* per entry: its first item; one more behind the last */

@@ -1,13 +1,13 @@
 /*
- * Writing a torch.save file: see target.h; read back by torch_read.c. It holds one dict, flat, from
- * names to tensors and values: the keys of a state dict are dotted names in torch, too.
+ * Writing a torch.save file: see target.h; read back by torch_read.c. It holds one dict, in which dicts and
+ * lists are nested as the paths of names say (nesting.c, torch_tree.c); a name without one is a key.
  *
  *   pickle and places (plan) -> leading records (create) -> storages, by many threads (write)
  *   -> closing records with the checksums (finish)
  */
 #include "base/mem.h"
 #include "formats/targets.h"
-#include "formats/torch_emit.h"
+#include "formats/torch_tree.h"
 
 #include <string.h>
 
@@ -38,43 +38,43 @@ static void release(fsdp_target *target)
 static fsdp_status allocate(fsdp_target *target, fsdp_error *err)
 {
     const fsdp_target_opts *opts = &target->opts;
+    size_t storages = 0;
     for (size_t i = 0; i < opts->entry_count; i++)
-        target->storages += opts->entries[i].value == NULL;
-    target->records = fsdp_alloc(target->storages + TORCH_FIXED, sizeof *target->records);
-    target->parts = fsdp_alloc(target->storages, sizeof *target->parts);
+        storages += opts->entries[i].value == NULL;
+    target->records = fsdp_alloc(storages + TORCH_FIXED, sizeof *target->records);
+    target->parts = fsdp_alloc(storages, sizeof *target->parts);
     target->storage_of = fsdp_alloc(opts->entry_count, sizeof *target->storage_of);
     if (!target->records || !target->parts || !target->storage_of)
         return fsdp_fail_memory(err, "a torch.save file");
     return FSDP_OK;
 }
 
-static fsdp_status pickle_entry(fsdp_target *target, size_t i, size_t *next, fsdp_error *err)
+/* Storages are numbered as they come in the pickle, as torch's own are. */
+static fsdp_status pickle_entry(void *user, size_t i, fsdp_error *err)
 {
+    fsdp_target *target = user;
     const fsdp_target_entry *entry = &target->opts.entries[i];
-    fsdp_pickler_text(&target->pickler, entry->name, entry->name_size);
     if (entry->value)
-        return fsdp_pickler_value(&target->pickler, entry->value, err);
-    size_t storage = (*next)++;
+        return torch_blame_entry(entry, fsdp_pickler_value(&target->pickler, entry->value, err),
+                                 err);
+    size_t storage = target->storages++;
     int64_t size = torch_bytes_of(entry->dtype, entry->ndim, entry->shape);
     target->storage_of[i] = storage;
     target->records[TORCH_LEADING + storage].size = size;
     atomic_store(&target->parts[storage].left, size);
-    return torch_emit_tensor(&target->pickler, entry->dtype, entry->ndim, entry->shape, storage,
-                             err);
+    return torch_blame_entry(
+        entry,
+        torch_emit_tensor(&target->pickler, entry->dtype, entry->ndim, entry->shape, storage, err),
+        err);
 }
 
 static fsdp_status pickle_all(fsdp_target *target, fsdp_error *err)
 {
     fsdp_pickler *pickler = &target->pickler;
-    size_t next = 0;
     pickler->weights_only = true;
     fsdp_pickler_begin(pickler);
-    fsdp_pickler_op(pickler, FSDP_OP_EMPTY_DICT);
-    fsdp_pickler_op(pickler, FSDP_OP_MARK);
-    for (size_t i = 0; i < target->opts.entry_count; i++)
-        FSDP_TRY(
-            torch_blame_entry(&target->opts.entries[i], pickle_entry(target, i, &next, err), err));
-    fsdp_pickler_op(pickler, FSDP_OP_SETITEMS);
+    FSDP_TRY(torch_emit_tree(pickler, target->opts.entries, target->opts.entry_count, pickle_entry,
+                             target, err));
     fsdp_pickler_op(pickler, FSDP_OP_STOP);
     return pickler->text.failed ? fsdp_fail_memory(err, "a pickle") : FSDP_OK;
 }

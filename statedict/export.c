@@ -122,12 +122,21 @@ static bool may_spread(const fsdp_value *value)
     return false;
 }
 
+/* A list of values may come back as one. */
+static bool may_fold(const fsdp_target_entry *entry)
+{
+    for (size_t i = 0; i < entry->path_count; i++)
+        if (entry->path[i] < 0)
+            return true;
+    return false;
+}
+
 static fsdp_status pair_entry(export_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &job->entries[i];
     const fsdp_sd *sd = job->written->manifest.sd;
     int64_t found = fsdp_sd_find(sd, entry->name, entry->name_size);
-    if (found < 0 && entry->value && may_spread(entry->value))
+    if (found < 0 && entry->value && (may_spread(entry->value) || may_fold(entry)))
         return FSDP_OK;
     if (found < 0)
         return fail_differs(job, i, "and is not found there", err);
