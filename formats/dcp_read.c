@@ -240,8 +240,11 @@ static fsdp_status add_from_safetensors(dcp_state *state, const dcp_tensor *tens
 fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t number,
                           const dcp_piece *piece, fsdp_error *err)
 {
-    fsdp_source_chunk chunk = {
-        .lo = piece->lo, .len = piece->len, .file = -1, .stream = FSDP_NO_STREAM};
+    fsdp_source_chunk chunk = {.lo = piece->lo,
+                               .len = piece->len,
+                               .file = -1,
+                               .origin = piece->item.file,
+                               .stream = FSDP_NO_STREAM};
     if (piece->item.header)
         return add_from_safetensors(state, tensor, piece, number, &chunk, err);
     if (piece->item.is_packed)

@@ -414,6 +414,7 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
                                .fix = set->swap ? FSDP_FIX_SWAP : 0};
     if (set->offset < 0) {
         chunk.file = -1;
+        chunk.origin = list->file;
         chunk.offset = 0;
         chunk.fix = 0;
     }

@@ -41,6 +41,7 @@ typedef struct fsdp_source_chunk {
     const int64_t *strides;    /* in bytes; 0 repeats an element, negative goes backwards; NULL: row-major */
     int64_t offset;            /* of its first element, in the file or in the decoded stream */
     int file;                  /* number in the catalog; -1: the format's own read brings it */
+    int origin;                /* where file is -1: the file that it comes from all the same */
     int stream;                /* FSDP_NO_STREAM: the bytes of the file are the bytes of the elements */
     unsigned fix;
 } fsdp_source_chunk;

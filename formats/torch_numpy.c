@@ -234,7 +234,6 @@ static fsdp_status place_bytes(const torch_archive *archive, torch_tensor *tenso
                          size, (long long)wanted);
     if (!is_in_file)
         return decode(tensor, data, size, err);
-    tensor->storage.file = archive->file;
     tensor->offset = archive->data_offset + (data - archive->data);
     return FSDP_OK;
 }
@@ -244,7 +243,7 @@ fsdp_status torch_numpy_read(const torch_archive *archive, fsdp_node node, torch
 {
     array_parts parts = {0};
     bool is_swapped = false;
-    *tensor_out = (torch_tensor){.storage = {.file = -1, .stream = FSDP_NO_STREAM}};
+    *tensor_out = (torch_tensor){.storage = {.file = archive->file, .stream = FSDP_NO_STREAM}};
     if (find_parts(archive, node, &parts))
         tensor_out->dtype = read_dtype(archive, parts.dtype, &is_swapped);
     if (tensor_out->dtype == FSDP_DTYPE_NONE)

@@ -283,8 +283,11 @@ void torch_tensor_chunk(const torch_tensor *tensor, const int64_t *lo, fsdp_sour
                                      .stream = tensor->storage.stream,
                                      .fix = tensor->fix};
     if (tensor->data)
-        *chunk_out = (fsdp_source_chunk){
-            .lo = lo, .len = tensor->shape, .file = -1, .stream = FSDP_NO_STREAM};
+        *chunk_out = (fsdp_source_chunk){.lo = lo,
+                                         .len = tensor->shape,
+                                         .file = -1,
+                                         .origin = tensor->storage.file,
+                                         .stream = FSDP_NO_STREAM};
 }
 
 fsdp_status torch_tensor_add(torch_archive *archive, const char *name, size_t name_size,

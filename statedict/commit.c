@@ -34,22 +34,6 @@ fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, co
     return status;
 }
 
-static fsdp_status make_staging(fsdp_staging *staging, fsdp_error *err)
-{
-    fsdp_io *io = staging->io;
-    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_STAGING, &staging->path, err));
-    fsdp_status status = fsdp_io_mkdir(io, staging->path, err);
-    if (status != FSDP_OK) {
-        fsdp_free(staging->path);
-        staging->path = NULL;
-        return status;
-    }
-    status = fsdp_marker_create(io, staging->path, FSDP_MARKER_SAVING, &staging->marker, err);
-    if (status != FSDP_OK)
-        fsdp_staging_abandon(staging, err);
-    return status;
-}
-
 static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsdp_error *err)
 {
     int64_t step;
@@ -78,7 +62,8 @@ static fsdp_status prepare(fsdp_staging *staging, const char *dir, const char *h
     fsdp_leftovers_clear(staging->io, staging->target, staging->parent, hash, &staging->path,
                          &staging->marker);
     if (!staging->path)
-        return make_staging(staging, err);
+        return fsdp_staging_make(staging->io, staging->target, &staging->path, &staging->marker,
+                                 err);
     staging->is_taken_up = true;
     remove_published(staging);
     return FSDP_OK;

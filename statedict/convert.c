@@ -487,8 +487,10 @@ static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
     const fsdp_convert_opts *opts = job->opts;
     fsdp_staging *staging = &job->staging;
     job->watch = opts->watch;
-    if (job->place.format && opts->resume) /* its one file is finished last of all */
-        fsdp_resume_tell(&opts->watch, NULL);
+    if (job->place.format && opts->resume)
+        fsdp_notice(&opts->watch,
+                    "nothing is kept of a file of format %s that is cut off: starting anew",
+                    job->place.format->limits.format);
     if (job->place.format)
         return fsdp_export_begin(&job->place, to, err);
     FSDP_TRY(fsdp_staging_resume(job->io, to, !opts->no_sync, opts->overwrite,

@@ -41,7 +41,8 @@ typedef struct fsdp_convert_opts {
     int threads;
     int64_t memory;
     bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
-                                * or be cut off, what it did is kept for the next */
+                                * or be cut off, what it did is kept for the next
+                                * (fsdp_convert_keeps_work) */
     const char *plan_hash;     /* NULL, or what is converted only if its plan has this hash */
     fsdp_watch watch;
     struct fsdp_io *io;
@@ -71,6 +72,9 @@ FSDP_API void fsdp_sandbox_by_limits_only(void);
 FSDP_API const char *fsdp_convert_format(size_t i);
 /* The format that the suffix of a path asks for, "hf" for any other. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
+
+/* Is anything kept of a conversion to it that is cut off? Not of one file of ours: "hdf5". */
+FSDP_API bool fsdp_convert_keeps_work(const char *format);
 
 /* What fsdp_checkpoint_convert would do; writes nothing. What would stop it before its first byte is
  * the status, and the plan is filled in all the same once the source could be read. */

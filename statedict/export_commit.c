@@ -64,19 +64,6 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
 /* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
 #define RESULT_NAME "result"
 
-static fsdp_status make_staging(fsdp_export_place *place, fsdp_error *err)
-{
-    char *staging;
-    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_STAGING, &staging, err));
-    fsdp_status st = fsdp_io_mkdir(place->io, staging, err);
-    if (st != FSDP_OK) {
-        fsdp_free(staging);
-        return st;
-    }
-    place->staging = staging;
-    return fsdp_marker_create(place->io, staging, FSDP_MARKER_SAVING, &place->marker, err);
-}
-
 static fsdp_status make_result(fsdp_export_place *place, fsdp_error *err)
 {
     char *path = fsdp_path_join(place->staging, RESULT_NAME);
@@ -96,7 +83,7 @@ fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_err
                          place->resume ? place->hash : NULL, &place->staging, &place->marker);
     place->is_taken_up = place->staging != NULL;
     if (!place->staging)
-        FSDP_TRY(make_staging(place, err));
+        FSDP_TRY(fsdp_staging_make(place->io, place->target, &place->staging, &place->marker, err));
     if (place->hash) {
         fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit,
                           place->is_taken_up);

@@ -12,6 +12,13 @@ const char *fsdp_convert_format(size_t i)
     return format ? format->limits.format : NULL;
 }
 
+/* A native file's one shard is finished last of all, and of a shard no part is ever kept. */
+bool fsdp_convert_keeps_work(const char *format)
+{
+    const fsdp_target_format *target = format ? fsdp_target_find(format) : NULL;
+    return !target || target->ops;
+}
+
 const char *fsdp_convert_format_of(const char *path)
 {
     static const struct {

@@ -4,7 +4,9 @@
 #include "statedict/commit_internal.h"
 #include "statedict/resume.h"
 
+#include <errno.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct clearing {
     fsdp_io *io;
@@ -37,6 +39,54 @@ static bool is_to_be_kept(const clearing *work, const char *path)
     return work->hash && !work->kept && fsdp_resume_matches(work->io, path, work->hash);
 }
 
+/* --- killed at the very beginning --------------------------------------------------------------- */
+
+enum { YOUNG_SECONDS = 600 };
+
+static bool is_old(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info;
+    return io->ops->info(io, path, &info) == 0 && info.is_own && info.kind == FSDP_FILE_DIRECTORY &&
+           info.mtime_ns / 1000000000 + YOUNG_SECONDS < (int64_t)time(NULL);
+}
+
+static bool is_only_marker(fsdp_io *io, const char *path)
+{
+    fsdp_io_names names;
+    bool is_only = fsdp_io_list_names(io, path, NULL, NULL, &names, NULL) == FSDP_OK &&
+                   names.count == 1 && strcmp(names.items[0], FSDP_MARKER_SAVING) == 0;
+    fsdp_io_names_release(&names);
+    return is_only;
+}
+
+/* A marker without a text, that nobody holds. */
+static void remove_empty_marker(fsdp_io *io, const char *path)
+{
+    int64_t size;
+    fsdp_file *marker = NULL;
+    char *name = fsdp_path_join(path, FSDP_MARKER_SAVING);
+    if (name && io->ops->open(io, name, FSDP_IO_WRITE | FSDP_IO_BENEATH, &marker) == 0 &&
+        marker->ops->lock(marker) == 0 && marker->ops->size(marker, &size) == 0 && size == 0)
+        (void)io->ops->unlink(io, name);
+    (void)fsdp_io_close(&marker, path, NULL);
+    fsdp_free(name);
+}
+
+/*
+ * Its maker was killed before the marker was there or was signed. Only an empty directory goes, and a maker
+ * that lives, but was held up so long between two calls, makes another one (fsdp_staging_make).
+ */
+static void clear_stillborn(fsdp_io *io, const char *path)
+{
+    if (!is_old(io, path))
+        return;
+    if (is_only_marker(io, path))
+        remove_empty_marker(io, path);
+    (void)io->ops->rmdir(io, path);
+}
+
+/* --- killed at work ----------------------------------------------------------------------------- */
+
 /* The staging of one whose process is dead. Under another name first, so that a half of it that
  * stays needs no marker to be known for what it is. */
 static bool clear_abandoned(void *user, const char *path)
@@ -52,6 +102,8 @@ static bool clear_abandoned(void *user, const char *path)
     } else if (fsdp_marker_take_over(work->io, path, FSDP_MARKER_PUBLISHING, &marker) ||
                is_exchanged(work, path)) {
         (void)fsdp_delete_as(work->io, path, work->parent, work->target, NULL);
+    } else {
+        clear_stillborn(work->io, path);
     }
     (void)fsdp_io_close(&marker, path, NULL);
     return true;
@@ -88,4 +140,33 @@ void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target
     if (fsdp_io_remove_tree(io, moved ? aside : staging, &why) != FSDP_OK)
         tell_what_stays(&why, err);
     fsdp_free(aside);
+}
+
+/* A directory that nothing is in yet may be taken for one of the dead: then another one is made. */
+fsdp_status fsdp_staging_make(fsdp_io *io, const char *target, char **path_out,
+                              fsdp_file **marker_out, fsdp_error *err)
+{
+    enum { TRIES = 3 };
+    fsdp_error why = {0};
+    fsdp_status st = FSDP_OK;
+    *marker_out = NULL;
+    for (int i = 0; i < TRIES; i++) {
+        FSDP_TRY(fsdp_beside_name(target, FSDP_SUFFIX_STAGING, path_out, err));
+        st = fsdp_io_mkdir(io, *path_out, &why);
+        bool is_made = st == FSDP_OK;
+        if (is_made)
+            st = fsdp_marker_create(io, *path_out, FSDP_MARKER_SAVING, marker_out, &why);
+        if (st == FSDP_OK)
+            return FSDP_OK;
+        bool is_gone = is_made && why.errnum == ENOENT;
+        if (is_made)
+            fsdp_leftovers_discard(io, *path_out, target, marker_out, &why);
+        fsdp_free(*path_out);
+        *path_out = NULL;
+        if (!is_gone)
+            break;
+    }
+    if (err)
+        *err = why;
+    return st;
 }

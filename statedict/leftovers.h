@@ -19,4 +19,8 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
 void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target, fsdp_file **marker,
                             fsdp_error *err);
 
+/* A staging directory beside target with its marker in it; the path is in fresh memory, NULL on failure. */
+fsdp_status fsdp_staging_make(fsdp_io *io, const char *target, char **path_out, fsdp_file **marker_out,
+                              fsdp_error *err);
+
 #endif

@@ -58,7 +58,7 @@ static void add_chunks(outputs *out, size_t entry, const fsdp_box *box)
             memcpy(stored.len, chunk->len, bytes);
         }
         if (fsdp_box_intersect(&stored, box, &shared))
-            add_origin(out, chunk->file >= 0 ? (size_t)chunk->file : 0);
+            add_origin(out, (size_t)(chunk->file >= 0 ? chunk->file : chunk->origin));
     }
 }
 

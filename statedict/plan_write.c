@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/foreign.h"
 
 #include <errno.h>
 #include <string.h>
@@ -22,6 +23,74 @@ static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is no plan: it is not replaced", path);
 }
 
+/* --- is it in the way? ------------------------------------------------------------------------ */
+
+/* Also of paths that lead to nothing yet. */
+static bool are_one_name(fsdp_io *io, const char *a, const char *b)
+{
+    char *left = NULL, *right = NULL, *left_parent = NULL, *right_parent = NULL;
+    bool same = fsdp_path_split(a, &left, &left_parent, NULL) == FSDP_OK &&
+                fsdp_path_split(b, &right, &right_parent, NULL) == FSDP_OK &&
+                fsdp_paths_are_same(io, left_parent, right_parent) &&
+                strcmp(strrchr(left, '/') ? strrchr(left, '/') + 1 : left,
+                       strrchr(right, '/') ? strrchr(right, '/') + 1 : right) == 0;
+    fsdp_free(left);
+    fsdp_free(right);
+    fsdp_free(left_parent);
+    fsdp_free(right_parent);
+    return same || fsdp_paths_are_same(io, a, b);
+}
+
+/* The path itself, or one of the directories that it leads through. */
+static bool lies_in(fsdp_io *io, const char *path, const char *dir)
+{
+    char *at = fsdp_strndup(path, strlen(path));
+    bool is_in = at && are_one_name(io, at, dir);
+    while (at && !is_in) {
+        char *slash = strrchr(at, '/');
+        if (!slash || slash == at)
+            break;
+        *slash = '\0';
+        is_in = are_one_name(io, at, dir);
+    }
+    fsdp_free(at);
+    return is_in;
+}
+
+/* A file of our own lies in the directory that is converted. */
+static bool is_own_source(const fsdp_checkpoint *from, const char *path)
+{
+    char *own = NULL, *parent = NULL;
+    bool is_own = !from->source && fsdp_path_split(path, &own, &parent, NULL) == FSDP_OK &&
+                  fsdp_paths_are_same(from->io, parent, from->path) &&
+                  fsdp_is_checkpoint_file(strrchr(own, '/') ? strrchr(own, '/') + 1 : own);
+    fsdp_free(own);
+    fsdp_free(parent);
+    return is_own;
+}
+
+static fsdp_status check_apart(fsdp_io *io, const char *from, const char *to, const char *path,
+                               fsdp_error *err)
+{
+    fsdp_checkpoint *source = NULL;
+    if (lies_in(io, path, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the plan '%s' would be where the result '%s' is to be: give it another "
+                         "name",
+                         path, to);
+    FSDP_TRY(fsdp_checkpoint_open(from, io, &source, err));
+    bool is_source = fsdp_paths_are_same(io, path, from) || fsdp_foreign_reads(source, path) ||
+                     is_own_source(source, path);
+    fsdp_checkpoint_close(source);
+    return is_source ? fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "the plan '%s' would replace what is converted: give it another "
+                                 "name",
+                                 path)
+                     : FSDP_OK;
+}
+
+/* --- the call --------------------------------------------------------------------------------- */
+
 fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
                                                const fsdp_convert_opts *opts, const char *path,
                                                fsdp_error *err)
@@ -30,6 +99,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
     fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
+    FSDP_TRY(check_apart(io, from, to, path, err));
     FSDP_TRY(check_place(io, path, err));
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, &text, err);
     if (st == FSDP_OK)

@@ -254,6 +254,55 @@ static fsdp_status rename_all(selecting *work, fsdp_error *err)
     return FSDP_OK;
 }
 
+static bool is_renamed(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const fsdp_selected *selected = &work->selection->entries[i];
+    return selected->name_size != entry->name_size ||
+           memcmp(selected->name, entry->name, entry->name_size) != 0;
+}
+
+/* The rule that gave the entry its new name: the last one that changed it. */
+static const char *rule_of(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const char *rule = "";
+    fsdp_text name = {0}, before = {0};
+    fsdp_text_add(&name, entry->name, entry->name_size);
+    for (size_t r = 0; r < work->opts->rename_count; r++) {
+        before.size = 0;
+        fsdp_text_add(&before, name.size ? name.data : "", name.size);
+        if (fsdp_rename_apply(work->renames[r], &name, NULL) != FSDP_OK)
+            break;
+        if (name.size != before.size || memcmp(name.data, before.data, name.size) != 0)
+            rule = work->opts->renames[r];
+    }
+    fsdp_text_release(&name);
+    fsdp_text_release(&before);
+    return rule;
+}
+
+/* Of the two one at least was renamed. */
+static fsdp_status tell_collision(const selecting *work, size_t first, size_t second,
+                                  fsdp_error *err)
+{
+    size_t culprit = is_renamed(work, second) ? second : first;
+    size_t victim = culprit == second ? first : second;
+    const fsdp_entry *from = fsdp_sd_at(work->sd, culprit), *other = fsdp_sd_at(work->sd, victim);
+    const fsdp_selected *selected = &work->selection->entries[culprit];
+    char new[160], old[160], second_old[160];
+    fsdp_printable(selected->name, selected->name_size, new, sizeof new);
+    fsdp_printable(from->name, from->name_size, old, sizeof old);
+    fsdp_printable(other->name, other->name_size, second_old, sizeof second_old);
+    if (is_renamed(work, victim))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "renaming by '%s' makes '%s' of '%s', and that is what '%s' becomes, too",
+                         rule_of(work, culprit), new, old, second_old);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "renaming by '%s' makes '%s' of '%s', and '%s' is there already",
+                     rule_of(work, culprit), new, old, second_old);
+}
+
 /* Renaming may bring two names together; a state dict of the new names finds that. */
 static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
 {
@@ -262,19 +311,21 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
     if (work->selection->renamed == 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_sd_create(&names, err));
-    fsdp_status st = FSDP_OK;
+    size_t *entries = fsdp_alloc(fsdp_sd_count(work->sd), sizeof *entries);
+    fsdp_status st = entries ? FSDP_OK : fsdp_fail_memory(err, "names");
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         const fsdp_selected *selected = &work->selection->entries[i];
-        if (selected->is_kept)
-            st = fsdp_sd_add_value(names, selected->name, selected->name_size, &nothing, err);
-        if (st == FSDP_ERR_USAGE || st == FSDP_ERR_EXISTS) {
-            const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
-            char old[160], new[160];
-            st = fsdp_fail(err, FSDP_ERR_USAGE, "renaming makes '%s' of '%s', which is taken",
-                           fsdp_printable(selected->name, selected->name_size, new, sizeof new),
-                           fsdp_printable(entry->name, entry->name_size, old, sizeof old));
+        if (!selected->is_kept)
+            continue;
+        int64_t taken = fsdp_sd_find(names, selected->name, selected->name_size);
+        if (taken >= 0) {
+            st = tell_collision(work, entries[taken], i, err);
+            break;
         }
+        entries[fsdp_sd_count(names)] = i;
+        st = fsdp_sd_add_value(names, selected->name, selected->name_size, &nothing, err);
     }
+    fsdp_free(entries);
     fsdp_sd_free(names);
     return st;
 }

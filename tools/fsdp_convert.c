@@ -642,7 +642,8 @@ int main(int argc, char **argv)
     list_formats();
     cli_begin(&tool, argc, argv, &opts);
     fsdp_status st = run(&opts, &err);
-    bool resumes = st == FSDP_ERR_CANCELLED && cli_stopped() && opts.convert.resume;
+    bool resumes = st == FSDP_ERR_CANCELLED && cli_stopped() && opts.convert.resume &&
+                   fsdp_convert_keeps_work(opts.convert.format);
     fsdp_convert_order_close(opts.order);
     fsdp_mesh_free(opts.mesh);
     free(opts.drops);

@@ -113,6 +113,24 @@ def stop(root, name):
     assert resume(root, name) > 0
 
 
+def stop_one_file(root):
+    """Nothing is kept of a file of HDF5, and nobody says so."""
+    TARGETS["x.h5"] = []
+    process = subprocess.Popen(command("cut", "x.h5", "--resume"), cwd=root, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE)
+    while process.poll() is None and not list((root / "cut").glob("*.tmp-*/result")):
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGTERM)
+    talk = process.communicate()[1].decode()
+    assert "nothing is kept of a file of format hdf5" in talk, talk
+    if process.returncode == 0:
+        print("x.h5 was done before it was stopped")
+        (root / "cut/x.h5").unlink()
+        return
+    assert process.returncode == 128 + signal.SIGTERM and "goes on with it" not in talk, (process.returncode, talk)
+    assert os.listdir(root / "cut") == [], os.listdir(root / "cut")
+
+
 with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
     root = Path(directory)
     (root / "whole").mkdir()
@@ -121,3 +139,5 @@ with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK
     for name in TARGETS:
         kill_at_moments(root, name)
     stop(root, "x.pt")
+    subprocess.run(["rm", "-r", root / "cut/x.pt"], check=False)
+    stop_one_file(root)

@@ -19,7 +19,7 @@ SUFFIX, OPTIONS = {
     "fsdp": (".fsdp", RANKS),
     "hdf5": (".h5", []),
 }[FORMAT]
-HOLDS_ALL = FORMAT == "hdf5"
+HOLDS_ALL = FORMAT in ("hdf5", "fsdp")
 DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
 
 

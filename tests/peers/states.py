@@ -80,6 +80,56 @@ def check(expected, got, what):
         assert same(expected[name], got[name]), f"{what}: {name!r}: {got[name]}, not {expected[name]}"
 
 
+def flat(state, prefix=""):
+    """Names and what they stand for, as a listing has them; lists of values only are values."""
+    found = {}
+    pairs = state.items() if isinstance(state, dict) else enumerate(state)
+    for key, value in pairs:
+        name = f"{prefix}{key}"
+        goes_on = isinstance(value, dict) or (isinstance(value, list) and is_gone_into(value))
+        found |= flat(value, name + ".") if goes_on and value else {name: value}
+    return found
+
+
+def is_gone_into(items):
+    return any(
+        isinstance(one, (dict, torch.Tensor)) or (isinstance(one, list) and is_gone_into(one))
+        for one in items
+    )
+
+
+def nested_state():
+    """Dicts and lists as training states have them; keys with dots, numbers as keys and as positions."""
+    weight, moment = torch.arange(12.0).reshape(4, 3), torch.arange(12.0).bfloat16().reshape(4, 3)
+    groups = [{"lr": 0.1, "params": [0, 1], "foreach": None}, {"lr": 0.2, "params": [2], "t": moment}]
+    return {
+        "model": {"layers.0.w": weight, "layers": {"1": {"w": weight + 1}}, "b": torch.zeros(0, 2)},
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": moment}}, "param_groups": groups},
+        "blocks": [weight + 2, {"x": weight + 3, "deep": [[moment]]}, 7, "text"],
+        "lr_scheduler": {"last_lr": [0.1, 0.2], "step": 5},
+        "a.b": {"c.d": torch.tensor([1])},
+        "epoch": 2,
+    }
+
+
+def tree_same(expected, got):
+    if isinstance(expected, dict):
+        return list(map(str, expected)) == list(got) and all(
+            tree_same(expected[key], got[str(key)]) for key in expected
+        )
+    if isinstance(expected, list):
+        return (
+            type(got) is list and len(expected) == len(got) and all(map(tree_same, expected, got))
+        )
+    return check({"": expected}, {"": got}, "a leaf") is None
+
+
+def in_order(tree):
+    if isinstance(tree, dict):
+        return {key: in_order(tree[key]) for key in sorted(tree, key=str)}
+    return list(map(in_order, tree)) if isinstance(tree, list) else tree
+
+
 def run(*command):
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.returncode}: {done.stderr}"

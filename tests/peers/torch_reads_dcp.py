@@ -3,6 +3,8 @@
 usage: torch_reads_dcp.py FSDP_CONVERT GOLDEN
 """
 
+import collections
+import datetime
 import pickle
 import shutil
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from states import check, golden, run, tensors, values
+from states import check, flat, golden, in_order, nested_state, run, tensors, tree_same, values
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
@@ -102,7 +104,7 @@ def fixtures(folder):
             except AssertionError as error:  # what torch files cannot hold is for other tests
                 print(f"{name}: {error}")
                 continue
-            state = torch.load(path, weights_only=True)
+            state = flat(torch.load(path, weights_only=True))
             if not state:  # an empty dict is a value without a name
                 continue
             check_loads(state, converted(path, folder, 2), folder, name)
@@ -136,38 +138,6 @@ def ranks(folder):
     path = converted(folder / "source.pt", folder, 3)
     arguments = (2, path, folder / "rendezvous", folder / "source.pt")
     torch.multiprocessing.spawn(load_as_rank, arguments, nprocs=2)
-
-
-def nested_state():
-    """Dicts and lists as training states have them; keys with dots, numbers as keys and as positions."""
-    weight, moment = torch.arange(12.0).reshape(4, 3), torch.arange(12.0).bfloat16().reshape(4, 3)
-    groups = [{"lr": 0.1, "params": [0, 1], "foreach": None}, {"lr": 0.2, "params": [2], "t": moment}]
-    return {
-        "model": {"layers.0.w": weight, "layers": {"1": {"w": weight + 1}}, "b": torch.zeros(0, 2)},
-        "optimizer": {"state": {0: {"step": torch.tensor(3.0), "exp_avg": moment}}, "param_groups": groups},
-        "blocks": [weight + 2, {"x": weight + 3, "deep": [[moment]]}, 7, "text"],
-        "lr_scheduler": {"last_lr": [0.1, 0.2], "step": 5},
-        "a.b": {"c.d": torch.tensor([1])},
-        "epoch": 2,
-    }
-
-
-def tree_same(expected, got):
-    if isinstance(expected, dict):
-        return list(map(str, expected)) == list(got) and all(
-            tree_same(expected[key], got[str(key)]) for key in expected
-        )
-    if isinstance(expected, list):
-        return (
-            type(got) is list and len(expected) == len(got) and all(map(tree_same, expected, got))
-        )
-    return check({"": expected}, {"": got}, "a leaf") is None
-
-
-def in_order(tree):
-    if isinstance(tree, dict):
-        return {key: in_order(tree[key]) for key in sorted(tree, key=str)}
-    return list(map(in_order, tree)) if isinstance(tree, list) else tree
 
 
 def check_nesting(path, state, planned, what):
@@ -204,8 +174,68 @@ def renamed_nesting(folder):
     assert tree_same(in_order({"net": nested_state()["model"]}), in_order(got)), got
 
 
+def lists(folder):
+    """Lists of which a rebuilt one would not be gone into, and lists with gaps."""
+    state = {"one": [{}], "two": [{}, []], "deep": [[[{}], 1], {}], "x.y": [torch.ones(2), [{}, 3], {}]}
+    state["in"] = {"a": [{}, {"b": [{}]}], "objects": [Thing(), 5], "late": [{1}, torch.ones(1)]}
+    torch.save(state, folder / "lists.pt")
+    path = converted(folder / "lists.pt", folder, 2)
+    dcp_to_torch_save(path, folder / "lists-back.pt")
+    got = torch.load(folder / "lists-back.pt", weights_only=False)
+    for name in ("one", "two", "deep", "x.y"):
+        assert tree_same(state[name], got[name]), f"{name}: {got[name]}"
+    assert tree_same(state["in"]["a"], got["in"]["a"]) and got["in.objects.1"] == 5, got
+    assert got["in"]["late"][0] == {1} and got["in.objects.0"].weight.tolist() == [0, 1, 2, 3], got
+    run(CONVERT, folder / "lists.pt", folder / "gaps.dcp", "-E", "late.0$|x.y.0$", "--drop", "opaque")
+    dcp_to_torch_save(folder / "gaps.dcp", folder / "lists-back.pt")
+    got = torch.load(folder / "lists-back.pt", weights_only=False)
+    assert got["in.late.1"].tolist() == [1] and got["x.y.1"] == [{}, 3] and got["x.y.2"] == {}, got
+
+
+class Thing:
+    def __init__(self):
+        self.weight = torch.arange(4.0)
+        self.view, self.more = self.weight[1:3], [1 << 70, b"\xff", {2, 3}]
+
+
+class Table(dict):
+    pass
+
+
+Named = collections.namedtuple("Named", "first second")
+
+
+def objects(folder):
+    """Objects inside torch.save files come out of a DCP directory as they went in."""
+    state = {"thing": Thing(), "table": Table(a=torch.ones(2)), "named": Named(1, torch.ones(1)), "set": {1, 2},
+             "when": datetime.datetime(2020, 1, 2), "dtype": torch.float16, "sparse": torch.eye(3).to_sparse(),
+             "linear": torch.nn.Linear(2, 3), "mixed": [1, frozenset([2])], "w": torch.arange(3)}
+    for form in (True, False):
+        torch.save(state, folder / "objects.pt", _use_new_zipfile_serialization=form)
+        if not form:  # a module's source stands in legacy files
+            del state["linear"]
+            torch.save(state, folder / "objects.pt", _use_new_zipfile_serialization=form)
+        path = converted(folder / "objects.pt", folder, 2)
+        dcp_to_torch_save(path, folder / "objects-back.pt")
+        got = torch.load(folder / "objects-back.pt", weights_only=False)
+        thing = got["thing"]
+        assert type(thing) is Thing and thing.weight.tolist() == [0, 1, 2, 3]
+        assert thing.view.data_ptr() == thing.weight.data_ptr() + 4 and thing.more == state["thing"].more
+        assert type(got["table"]) is Table and got["table"]["a"].tolist() == [1, 1]
+        assert type(got["named"]) is Named and got["named"].second.tolist() == [1]
+        for name in ("set", "when", "dtype", "mixed"):
+            assert got[name] == state[name], name
+        assert got["sparse"].to_dense().tolist() == torch.eye(3).tolist()
+        if form:
+            given = torch.ones(2)
+            assert torch.equal(got["linear"](given), state["linear"](given))
+        loaded = {"set": None, "w": torch.zeros(3, dtype=torch.int64), "thing": None}
+        dcp.load(loaded, checkpoint_id=path, no_dist=True)
+        assert loaded["set"] == {1, 2} and loaded["thing"].more == thing.more, loaded
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        for test in (everything, fixtures, ranks, nesting, renamed_nesting):
+        for test in (everything, fixtures, ranks, nesting, renamed_nesting, lists, objects):
             test(Path(place))
             print(f"{test.__name__}: as it should be")

@@ -13,7 +13,7 @@ os.environ["TORCH_SERIALIZATION_DEBUG"] = "1"  # torch compares its computed pla
 
 import torch
 from safetensors.torch import load_file
-from states import check, golden, run, tensors, values
+from states import check, golden, in_order, nested_state, run, tensors, tree_same, values
 
 CONVERT, GOLDEN = sys.argv[1], Path(sys.argv[2])
 
@@ -61,7 +61,24 @@ def fixtures(folder):
             check(expected, load(converted(path, folder)), name)
 
 
+def nesting(folder):
+    """Dicts and lists are as they were, whichever way the state came."""
+    state = nested_state()
+    state |= {"one": [{}], "deep": [[[{}], 1], {}, torch.ones(1)], "empty": {}, "list": [[], [1, "a"]]}
+    torch.save(state, folder / "nested.pt")
+    for way in ("direct", "fsdp", "hdf5", "dcp"):
+        source = folder / "nested.pt"
+        if way != "direct":
+            run(CONVERT, source, folder / f"by.{way}", "--to", way)
+            source = folder / f"by.{way}"
+        got = load(converted(source, folder))
+        assert tree_same(in_order(state), in_order(got)), f"{way}: {got}"
+    names = {"model.a": torch.ones(1), "x.0": torch.ones(2), "optim.state.a.exp_avg": torch.ones(3)}
+    torch.save(names, folder / "flat.pt")
+    assert set(load(converted(folder / "flat.pt", folder))) == set(names), "what was flat was nested"
+
+
 with tempfile.TemporaryDirectory() as place:
-    for test in (everything, records, fixtures):
+    for test in (everything, records, fixtures, nesting):
         test(Path(place))
         print(f"{test.__name__}: as it should be")

@@ -1,6 +1,6 @@
 /* Paths of names: what fits, what is usual, and what renaming leaves of them. */
 #include "base/name_path.h"
-#include "formats/dcp_paths.h"
+#include "formats/nesting.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -108,14 +108,36 @@ static fsdp_target_entry nested(const char *name, const int32_t *path, size_t co
 
 static void together(const fsdp_target_entry *entries, size_t count, const char *const *expected)
 {
-    dcp_paths paths;
+    nesting paths;
     fsdp_error err = {0};
-    cr_assert_eq(dcp_paths_find(entries, count, &paths, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(nesting_find(entries, count, NESTING_DCP, &paths, &err), FSDP_OK, "%s", err.text);
     for (size_t i = 0; i < count; i++) {
         const char *got = spell(entries[i].name, paths.paths[i], paths.counts[i]);
         cr_assert_str_eq(got, expected[i]);
     }
-    dcp_paths_release(&paths);
+    nesting_release(&paths);
+}
+
+/* PyTorch fills gaps of lists, and goes only into lists with a tensor or a dict in them. */
+Test(name_path, lists_that_would_not_come_back_are_no_lists)
+{
+    static const fsdp_value number = {.kind = FSDP_VALUE_I64}, dict = {.kind = FSDP_VALUE_DICT};
+    fsdp_target_entry gap[] = {nested("a.1", PATH(1, -1)), nested("b.0.x", PATH(1, -1, 1)),
+                               nested("b.2.x", PATH(1, -1, 1)), nested("c.0", PATH(1, -1))};
+    together(gap, 4, (const char *[]){"a.1", "b.0.x", "b.2.x", "c|#0"});
+    fsdp_target_entry values[] = {nested("a.0", PATH(1, -1)), nested("b.0", PATH(1, -1)),
+                                  nested("b.1", PATH(1, -1)), nested("c.0.0", PATH(1, -1, -1)),
+                                  nested("c.1.x", PATH(1, -1, 1))};
+    values[0].value = values[1].value = values[3].value = &number;
+    together(values, 5, (const char *[]){"a.0", "b|#0", "b|#1", "c.0.0", "c.1.x"});
+    fsdp_target_entry empty[] = {nested("a.0", PATH(1, -1)), nested("a.1", PATH(1, -1))};
+    empty[0].value = &number;
+    empty[1].value = &dict;
+    together(empty, 2, (const char *[]){"a.0", "a.1"});
+    nesting paths;
+    cr_assert_eq(nesting_find(empty, 2, NESTING_TORCH, &paths, NULL), FSDP_OK);
+    cr_assert(paths.counts[0] == 2 && paths.counts[1] == 2);
+    nesting_release(&paths);
 }
 
 Test(name_path, paths_that_do_not_fit_together_yield)
