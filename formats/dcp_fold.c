@@ -12,6 +12,7 @@
 /* What is below a list. */
 typedef struct contents {
     size_t all, plain; /* plain: a value, and no dict on the way to it */
+    size_t dicts;      /* without keys: what our readers went into the list for */
 } contents;
 
 typedef struct folding {
@@ -84,6 +85,7 @@ static fsdp_status count_entry(folding *work, const fsdp_target_entry *entry, fs
             return fsdp_fail_memory(err, "the names of a checkpoint");
         list->all++;
         list->plain += is_plain(entry, i + 1);
+        list->dicts += entry->value && entry->value->kind == FSDP_VALUE_DICT;
     }
     return FSDP_OK;
 }
@@ -135,7 +137,7 @@ static bool find_list(folding *work, size_t first, list_run *run_out)
     for (size_t i = 0; is_nested(entry) && i + 1 < entry->path_count && !list; i++) {
         add_element(work, entry, i, &at);
         const contents *found = entry->path[i + 1] < 0 ? find_contents(work) : NULL;
-        if (found && found->all == found->plain) {
+        if (found && found->all == found->plain && found->dicts > 0) {
             list = found;
             depth = i + 1;
         }

@@ -76,7 +76,7 @@ def values(folder):
     mine, records = archive(convert(VALUES, folder / "values.pt", "--drop", "opaque"))
     theirs = dict(flat(theirs))
     assert mine and len(mine) > 10, "values are missing"
-    for name, value in mine.items():
+    for name, value in flat(mine):
         if isinstance(value, Known):  # a tensor
             continue
         assert plain(value) == plain(theirs[name]), f"{name}: {value!r}, not {theirs[name]!r}"

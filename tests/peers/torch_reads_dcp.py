@@ -83,7 +83,8 @@ def check_loads(state, path, folder, what):
     dcp.load(loaded, checkpoint_id=path, no_dist=True)
     check(state, loaded, what)
     dcp_to_torch_save(path, folder / "whole.pt")
-    check(state, torch.load(folder / "whole.pt", weights_only=False), f"{what}, dcp_to_torch_save")
+    whole = flat(torch.load(folder / "whole.pt", weights_only=False))
+    check(state, whole, f"{what}, dcp_to_torch_save")
 
 
 def everything(folder):
