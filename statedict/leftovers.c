@@ -50,39 +50,14 @@ static bool is_old(fsdp_io *io, const char *path)
            info.mtime_ns / 1000000000 + YOUNG_SECONDS < (int64_t)time(NULL);
 }
 
-static bool is_only_marker(fsdp_io *io, const char *path)
-{
-    fsdp_io_names names;
-    bool is_only = fsdp_io_list_names(io, path, NULL, NULL, &names, NULL) == FSDP_OK &&
-                   names.count == 1 && strcmp(names.items[0], FSDP_MARKER_SAVING) == 0;
-    fsdp_io_names_release(&names);
-    return is_only;
-}
-
-/* A marker without a text, that nobody holds. */
-static void remove_empty_marker(fsdp_io *io, const char *path)
-{
-    int64_t size;
-    fsdp_file *marker = NULL;
-    char *name = fsdp_path_join(path, FSDP_MARKER_SAVING);
-    if (name && io->ops->open(io, name, FSDP_IO_WRITE | FSDP_IO_BENEATH, &marker) == 0 &&
-        marker->ops->lock(marker) == 0 && marker->ops->size(marker, &size) == 0 && size == 0)
-        (void)io->ops->unlink(io, name);
-    (void)fsdp_io_close(&marker, path, NULL);
-    fsdp_free(name);
-}
-
 /*
- * Its maker was killed before the marker was there or was signed. Only an empty directory goes, and a maker
- * that lives, but was held up so long between two calls, makes another one (fsdp_staging_make).
+ * Its maker was killed before the marker was there. Only an empty directory goes, and a maker that lives, but
+ * was held up so long between two calls, makes another one (fsdp_staging_make).
  */
 static void clear_stillborn(fsdp_io *io, const char *path)
 {
-    if (!is_old(io, path))
-        return;
-    if (is_only_marker(io, path))
-        remove_empty_marker(io, path);
-    (void)io->ops->rmdir(io, path);
+    if (is_old(io, path))
+        (void)io->ops->rmdir(io, path);
 }
 
 /* --- killed at work ----------------------------------------------------------------------------- */

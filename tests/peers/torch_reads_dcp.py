@@ -187,7 +187,7 @@ def lists(folder):
         assert tree_same(state[name], got[name]), f"{name}: {got[name]}"
     assert tree_same(state["in"]["a"], got["in"]["a"]) and got["in.objects.1"] == 5, got
     assert got["in"]["late"][0] == {1} and got["in.objects.0"].weight.tolist() == [0, 1, 2, 3], got
-    run(CONVERT, folder / "lists.pt", folder / "gaps.dcp", "-E", "late.0$|x.y.0$", "--drop", "opaque")
+    run(CONVERT, folder / "lists.pt", folder / "gaps.dcp", "-X", "late.0$|x.y.0$", "--drop", "opaque")
     dcp_to_torch_save(folder / "gaps.dcp", folder / "lists-back.pt")
     got = torch.load(folder / "lists-back.pt", weights_only=False)
     assert got["in.late.1"].tolist() == [1] and got["x.y.1"] == [{}, 3] and got["x.y.2"] == {}, got
