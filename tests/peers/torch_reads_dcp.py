@@ -190,7 +190,7 @@ def lists(folder):
     run(CONVERT, folder / "lists.pt", folder / "gaps.dcp", "-X", "late.0$|x.y.0$", "--drop", "opaque")
     dcp_to_torch_save(folder / "gaps.dcp", folder / "lists-back.pt")
     got = torch.load(folder / "lists-back.pt", weights_only=False)
-    assert got["in.late.1"].tolist() == [1] and got["x.y.1"] == [{}, 3] and got["x.y.2"] == {}, got
+    assert got["in.late.1"].tolist() == [1] and got["x.y.1.1"] == 3 and got["x.y.2"] == {}, got
 
 
 class Thing:
