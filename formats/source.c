@@ -44,6 +44,11 @@ const char *fsdp_source_path(const fsdp_source *source)
     return source->path;
 }
 
+fsdp_io *fsdp_source_io(const fsdp_source *source)
+{
+    return source->io;
+}
+
 const char *fsdp_source_extra(const fsdp_source *source, const char *member)
 {
     for (size_t i = 0; i < source->extra_count; i++) {

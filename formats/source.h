@@ -192,6 +192,7 @@ void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *
  */
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
                                  fsdp_error *err);
+fsdp_io *fsdp_source_io(const fsdp_source *source);
 /* For the format's own headers. */
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
                               fsdp_error *err);

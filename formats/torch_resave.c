@@ -82,6 +82,12 @@ static void tell_bigint(resaving *work, const fsdp_pickle_node *at)
     add_counted(work, is_short ? OP_LONG1 : OP_LONG4, is_short ? 1 : 4, at->as.text, at->count);
 }
 
+static void tell_float(resaving *work, double number)
+{
+    const fsdp_value value = fsdp_value_f64(number);
+    work->is_impossible |= fsdp_pickler_value(&work->pickler, &value, NULL) != FSDP_OK;
+}
+
 static void tell_global(resaving *work, const fsdp_pickle_node *at)
 {
     const fsdp_pickle_global *global = at->as.global;
@@ -233,7 +239,7 @@ static void tell_node(resaving *work, fsdp_node node, int depth)
     case FSDP_NODE_BOOL: fsdp_pickler_op(pickler, at->as.i64 ? FSDP_OP_TRUE : FSDP_OP_FALSE); break;
     case FSDP_NODE_INT: fsdp_pickler_int(pickler, at->as.i64); break;
     case FSDP_NODE_BIGINT: tell_bigint(work, at); break;
-    case FSDP_NODE_FLOAT: fsdp_pickler_f64(pickler, at->as.f64); break;
+    case FSDP_NODE_FLOAT: tell_float(work, at->as.f64); break;
     case FSDP_NODE_STR:
         fsdp_pickler_text(pickler, at->as.text, at->count);
         put(work, node);
