@@ -1,7 +1,7 @@
 /*
- * Lists that PyTorch does not go into when it loads: those in which no tensor and no dict with keys is, at any
- * depth of lists. Our readers go into some of them (a list with an empty dict in it) and give every item a
- * name; in a DCP directory such a list is one value again.
+ * Lists that PyTorch does not go into when it loads: those in which no tensor and no dict with keys is, at
+ * any depth of lists. Our readers go into some of them (a list with an empty dict in it) and give every item
+ * a name; in a DCP directory such a list is one value again.
  */
 #ifndef FSDP_DCP_FOLD_H
 #define FSDP_DCP_FOLD_H

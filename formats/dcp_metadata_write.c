@@ -253,7 +253,8 @@ fsdp_status dcp_emit_metadata(dcp_plan *plan, fsdp_error *err)
     metadata_memo memo = {.names = fsdp_alloc(plan->entry_count, sizeof(uint32_t)),
                           .paths = fsdp_alloc((size_t)plan->world, sizeof(uint32_t)),
                           .has_path = fsdp_alloc((size_t)plan->world, sizeof(bool))};
-    fsdp_status st = nesting_find(plan->entries, plan->entry_count, NESTING_DCP, &memo.nesting, err);
+    fsdp_status st =
+        nesting_find(plan->entries, plan->entry_count, NESTING_DCP, &memo.nesting, err);
     bool has_memory = memo.names && memo.paths && memo.has_path;
     if (st == FSDP_OK && has_memory)
         add_all(&plan->metadata, &memo, plan);

@@ -146,9 +146,9 @@ fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_re
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
 /*
- * An entry that is a value, in the form that torch.save gives it: what its writer stored, its part of a larger
- * pickle, or, for one that no file has as it is, with the tensors in it read now. out stays empty where
- * that cannot be, or takes more than `most` bytes. One thread.
+ * An entry that is a value, in the form that torch.save gives it: what its writer stored, its part of a
+ * larger pickle, or, for one that no file has as it is, with the tensors in it read now. out stays empty
+ * where that cannot be, or takes more than `most` bytes. One thread.
  */
 fsdp_status fsdp_source_save_value(fsdp_source *source, size_t entry, size_t most, fsdp_text *out,
                                    fsdp_error *err);

@@ -22,7 +22,8 @@ typedef struct opaque_value {
     fsdp_node node;
 } opaque_value;
 
-/* A file that is looked into once more: by a source of its own, since nothing can be added to the one in use. */
+/* A file that is looked into once more: by a source of its own, since nothing can be added to the one in
+ * use. */
 typedef struct second_look {
     fsdp_source *source;
     torch_archive archive;

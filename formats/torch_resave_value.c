@@ -1,6 +1,7 @@
 /*
- * Values of ours that hold tensors, as torch.save files: see torch_resave.h. What differs from rank to rank is
- * such a value: no file has it as it is. An object of a class is told by its name alone, as the value does.
+ * Values of ours that hold tensors, as torch.save files: see torch_resave.h. What differs from rank to rank
+ * is such a value: no file has it as it is. An object of a class is told by its name alone, as the value
+ * does.
  */
 #include "base/mem.h"
 #include "formats/torch_resave.h"

@@ -1,4 +1,4 @@
-/* Nested containers out of the paths of names: see torch_tree.h. Their mirror is the walk of torch_names.c. */
+/* Nested containers out of the paths of names: see torch_tree.h; read back by the walk of torch_names.c. */
 #include "formats/torch_tree.h"
 
 #include "base/mem.h"

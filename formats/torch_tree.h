@@ -5,7 +5,8 @@
 #include "formats/torch_emit.h"
 
 /* Pickles one dict of all entries, nested by their paths (nesting.h); emit pickles an entry, each once. */
-FSDP_CHECKED fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries, size_t count,
+FSDP_CHECKED fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries,
+                                         size_t count,
                                          fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err),
                                          void *user, fsdp_error *err);
 

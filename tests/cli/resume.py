@@ -127,7 +127,8 @@ def stop_one_file(root):
         print("x.h5 was done before it was stopped")
         (root / "cut/x.h5").unlink()
         return
-    assert process.returncode == 128 + signal.SIGTERM and "goes on with it" not in talk, (process.returncode, talk)
+    assert process.returncode == 128 + signal.SIGTERM, (process.returncode, talk)
+    assert "goes on with it" not in talk, talk
     assert os.listdir(root / "cut") == [], os.listdir(root / "cut")
 
 

@@ -1,5 +1,5 @@
-"""Values that only Python understands: out of torch.save files and sets of rank files, into what holds blobs, and
-listed there as they were.
+"""Values that only Python understands: out of torch.save files and sets of rank files, into what holds blobs,
+and listed there as they were.
 
 usage: opaque.py BIN
 The pickles are made of stand-ins for the classes of torch, which are written by name.

@@ -1,5 +1,5 @@
-"""Plans of conversions of other programs' checkpoints: every file that is read is among the sources, and a change
-of any of them is noticed; parts name the files that hold them; a plan is never put in the way.
+"""Plans of conversions of other programs' checkpoints: every file that is read is among the sources, and a
+change of any of them is noticed; parts name the files that hold them; a plan is never put in the way.
 
 usage: plans.py BIN GOLDEN
 """
@@ -73,7 +73,8 @@ def swapped(folder):
     shutil.copytree(GOLDEN / "dcp/plain-w2" / "data", source)
     before = plan_of(source, folder / "x", plan, "--to", "fsdp")["hash"]
     changed_later(source / ".metadata")
-    check(plan_of(source, folder / "x", plan, "--to", "fsdp")["hash"] != before, "the hash knows no .metadata")
+    after = plan_of(source, folder / "x", plan, "--to", "fsdp")["hash"]
+    check(after != before, "the hash knows no .metadata")
 
 
 def parts(folder):
@@ -100,8 +101,8 @@ def in_the_way(folder):
 
 
 def stillborn(folder):
-    """What was killed before it had a marker: empty and old directories go. An empty marker may be somebody's where
-    files cannot be locked."""
+    """What was killed before it had a marker: empty and old directories go. An empty marker may be somebody's
+    where files cannot be locked."""
     source = GOLDEN / "dcp/plain-w2" / "data"
     names = {"bare": "a", "marked": "b", "young": "c", "used": "d"}
     paths = {what: folder / f"s.dcp.tmp-{digit * 32}" for what, digit in names.items()}

@@ -208,9 +208,11 @@ Named = collections.namedtuple("Named", "first second")
 
 def objects(folder):
     """Objects inside torch.save files come out of a DCP directory as they went in."""
-    state = {"thing": Thing(), "table": Table(a=torch.ones(2)), "named": Named(1, torch.ones(1)), "set": {1, 2},
-             "when": datetime.datetime(2020, 1, 2), "dtype": torch.float16, "sparse": torch.eye(3).to_sparse(),
-             "linear": torch.nn.Linear(2, 3), "mixed": [1, frozenset([2])], "w": torch.arange(3)}
+    state = {
+        "thing": Thing(), "table": Table(a=torch.ones(2)), "named": Named(1, torch.ones(1)), "set": {1, 2},
+        "when": datetime.datetime(2020, 1, 2), "dtype": torch.float16, "w": torch.arange(3),
+        "sparse": torch.eye(3).to_sparse(), "linear": torch.nn.Linear(2, 3), "mixed": [1, frozenset([2])],
+    }
     for form in (True, False):
         torch.save(state, folder / "objects.pt", _use_new_zipfile_serialization=form)
         if not form:  # a module's source stands in legacy files
