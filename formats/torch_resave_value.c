@@ -169,6 +169,7 @@ fsdp_status torch_restore_per_rank(fsdp_value *value, fsdp_error *err)
     FSDP_TRY(fsdp_value_set_per_rank(&restored, 0, err));
     value->as.list.items[1] = (fsdp_value){0};
     fsdp_value_release(value);
+    fsdp_value_release(&restored.as.list.items[1]);
     restored.as.list.items[1] = list;
     *value = restored;
     return FSDP_OK;
