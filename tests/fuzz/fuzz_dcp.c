@@ -39,9 +39,11 @@ static void read_folder(const uint8_t *data, size_t size)
     for (size_t i = 0; i < files.count; i++) {
         const memory_entry *file = &files.files[i];
         size_t zip_size;
-        if (file->size > 0 && file->data[0] == 0x80 && !bundle_name_ends(&files, i, ".metadata"))
-            bundle_replace(&files, i, torch_file(file->data, file->size, ITEM_SIZE, &zip_size),
-                           zip_size);
+        bool is_item = file->size > 0 && file->data[0] == 0x80;
+        if (!is_item || bundle_name_ends(&files, i, ".metadata"))
+            continue;
+        uint8_t *zip = torch_file(file->data, file->size, ITEM_SIZE, &zip_size);
+        bundle_replace(&files, i, zip, zip_size);
     }
     read_everything(memory_folder(files.files, files.count));
     bundle_release(&files);

@@ -23,8 +23,10 @@ static void read_folder(const uint8_t *data, size_t size)
     for (size_t i = 0; i < files.count; i++) {
         const memory_entry *file = &files.files[i];
         size_t zip_size;
-        if (bundle_name_ends(&files, i, ".bin") && torch_file_wants(file->data, file->size))
-            bundle_replace(&files, i, torch_file(file->data, file->size, 0, &zip_size), zip_size);
+        if (!bundle_name_ends(&files, i, ".bin") || !torch_file_wants(file->data, file->size))
+            continue;
+        uint8_t *zip = torch_file(file->data, file->size, 0, &zip_size);
+        bundle_replace(&files, i, zip, zip_size);
     }
     read_everything(memory_folder(files.files, files.count));
     bundle_release(&files);
