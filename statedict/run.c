@@ -93,7 +93,7 @@ fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_ou
     }
     fsdp_run_steps_release(steps_out);
     return found.failed ? fsdp_fail_memory(err, run)
-                        : fsdp_fail_errno(err, -result, "cannot open run '%s'", run);
+                        : fsdp_fail_errno(err, -result, "cannot read directory '%s'", run);
 }
 
 /* --- one step --------------------------------------------------------------------------------- */

@@ -147,6 +147,8 @@ def main():
         for name, check in (("zsh", check_zsh), ("fish", check_fish)):
             if shutil.which(name):
                 check(directory)
+            elif os.environ.get("CI"):
+                fail(f"{name} is not installed: ./dev setup does that")
             else:
                 print(f"{name}: not installed")
 

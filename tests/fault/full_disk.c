@@ -375,6 +375,7 @@ int main(void)
         ok = try_read_only(folder) && ok;
     } else {
         printf("not root: no real file system was filled\n");
+        ok = ok && !getenv("CI");
     }
     scenario_remove(folder);
     return ok ? 0 : 1;
