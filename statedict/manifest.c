@@ -240,9 +240,12 @@ static fsdp_status fail_newer(int64_t major, const char *path, fsdp_error *err)
 
 static fsdp_status check_whole(const char *text, size_t size, const char *path, fsdp_error *err)
 {
-    if (is_whole(text, size))
-        return FSDP_OK;
     int major = stated_major(text, size);
+    if (is_whole(text, size) && major > 0)
+        return FSDP_OK;
+    if (is_whole(text, size))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' is damaged: its first lines do not say the format's version", path);
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, path, err);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,

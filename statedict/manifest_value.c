@@ -238,12 +238,23 @@ static fsdp_status take_items(fsdp_json *json, fsdp_value_kind kind, fsdp_value 
     return FSDP_OK;
 }
 
+static bool is_integer(const char *text, size_t size)
+{
+    size_t sign = size > 0 && text[0] == '-';
+    for (size_t i = sign; i < size; i++)
+        if (text[i] < '0' || text[i] > '9')
+            return false;
+    return size > sign;
+}
+
 static fsdp_status take_text(fsdp_json *json, fsdp_value_kind kind, fsdp_value *value_out,
                              fsdp_error *err)
 {
     const char *text;
     size_t size;
     FSDP_TRY(fsdp_json_string(json, &text, &size, err));
+    if (kind == FSDP_VALUE_INTEGER && !is_integer(text, size))
+        return fsdp_json_fail(json, err, "an integer that is not one");
     if (kind == FSDP_VALUE_STRING || kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS)
         return fsdp_value_set_bytes(value_out, kind, text, size, err);
     void *bytes;

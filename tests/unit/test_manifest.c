@@ -415,6 +415,8 @@ Test(manifest, values_that_are_none_are_damage)
                                "{\"dict\": [[{\"i64\": 1}]]}",
                                "{\"dict\": [[{\"i64\": 1}, {\"i64\": 1}, {\"i64\": 1}]]}",
                                "{\"list\": [1]}",
+                               "{\"integer\": \"12u4\"}",
+                               "{\"integer\": \"-\"}",
                                "{\"null\": 0}"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char entry[200];
@@ -468,6 +470,15 @@ Test(manifest, heads_that_contradict_themselves_are_damage)
                                "{\"names\": [\"dp\"], \"shape\": [2], \"ranks\": [0, 0]}", "", "",
                                &err),
                  FSDP_ERR_DAMAGED);
+}
+
+/* Other readers of the same bytes look at these lines only. */
+Test(manifest, it_begins_with_its_version_or_is_damage)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(decode_sealed("{\"minor\": 0, \"major\": 1}", HEAD, FILE_LINE, MESH, "", "", &err),
+                 FSDP_ERR_DAMAGED);
+    cr_assert(strstr(err.text, "do not say the format's version"), "%s", err.text);
 }
 
 Test(manifest, unknown_keys_are_ignored)
