@@ -4,8 +4,8 @@ usage: docs_console.py REPOSITORY BUILD [--update] [WORD]...
 
 A block is fenced with ```console. Its lines that begin with "$ " are commands; what follows up to
 the next command is what they print, both streams together. "..." stands for any text, also over
-several lines; figures of the machine (times, rates, free space) may be any. A block fenced with
-```console (not run) is for reading only. All blocks of one document run one after the other in one
+several lines; figures of the machine (times, rates, free space) may be any. A command that fails
+shows its exit status ("; echo $?"). A block fenced with ```console (not run) is for reading only. All blocks of one document run one after the other in one
 directory, with the tools on PATH: an empty one, or for the pages of docs/cookbook one of its own
 with what docs_setup.sh makes.
 
@@ -30,11 +30,12 @@ TIMEOUT = 120
 # What another machine or another moment prints otherwise: pattern, what it becomes on both sides.
 FIGURES = [(re.compile(pattern), word) for pattern, word in [
     (r"\d+(\.\d+)? [kMGT]?B/s", "RATE"),
-    (r"\d+(\.\d+)? m?s\b", "TIME"),
     (r"just now|\d+ (s|min|h|d) ago", "AGO"),
+    (r"\d+(\.\d+)? m?s\b", "TIME"),
     (r"free \d+(\.\d+)? ([KMGT]i)?B", "free SPACE"),
-    (r"\d+(\.\d+)? ([KMGT]i)?B (are|is) free", "SPACE free"),
-    (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID"),
+    (r"peak memory \d+(\.\d+)? ([KMGT]i)?B", "peak memory"),  # grows with the number of cores
+    (r'"(seconds|free_bytes|peak_memory)": [0-9.]+', "FIGURE"),
+    (r"\.tmp-[0-9a-f]{32}", ".tmp-UUID"),
 ]]
 
 
@@ -85,9 +86,8 @@ def run(command, directory):
 
 def updated(groups):
     """The lines of a block, from its commands and what they print."""
-    text = "".join(f"$ {command}\n" + (printed.strip("\n") + "\n" if printed.strip("\n") else "")
-                   for command, printed in groups)
-    return text.splitlines()
+    return [line.rstrip() for command, printed in groups
+            for line in [*f"$ {command}".splitlines(), *printed.strip("\n").splitlines()]]
 
 
 def run_document(document, directory):
@@ -99,7 +99,9 @@ def run_document(document, directory):
         for group in groups:
             command, expected = group
             count += 1
-            printed, _ = run(command, directory)
+            printed, status = run(command, directory)
+            if status != 0:
+                printed += f"exit status {status}, and the page does not show it: '; echo $?'\n"
             if not matches(expected, printed):
                 problems.append(f"{document.relative_to(ROOT)}:{first}: $ {command}\n"
                                 f"--- expected\n{expected}--- printed\n{printed}")

@@ -14,4 +14,7 @@ take rankfiles/verl-fsdp2-w2 verl
 take hf/qwen2_sharded_bf16 hf
 cp "$golden/torchsave/training_full/data/training_full.pt" train.pt
 cp "$golden/torchsave/module_state_dict/data/module_state_dict.pt" model.pt
-cp "$golden/hdf5/keras3_weights/data/model.weights.h5" .
+cp "$golden/hostile/pickle_calls/data/os_system.pt" evil.pt
+mkdir node0 node1
+cp ranks/rank_0.pt ranks/rank_1.pt node0
+cp ranks/rank_2.pt ranks/rank_3.pt node1
