@@ -5,9 +5,10 @@ usage: docs_console.py REPOSITORY BUILD [--update] [WORD]...
 A block is fenced with ```console. Its lines that begin with "$ " are commands; what follows up to
 the next command is what they print, both streams together. "..." stands for any text, also over
 several lines; figures of the machine (times, rates, free space) may be any. A command that fails
-shows its exit status ("; echo $?"). A block fenced with ```console (not run) is for reading only. All blocks of one document run one after the other in one
-directory, with the tools on PATH: an empty one, or for the pages of docs/cookbook one of its own
-with what docs_setup.sh makes.
+shows its exit status ("; echo $?"). A block fenced with ```console (not run) is for reading only.
+
+All blocks of one document run one after the other in one directory, with the tools on PATH: an
+empty one, or for a page of docs/cookbook one of its own with what docs_setup.sh makes.
 
 WORD: only documents whose path holds one of these words. --update: write what commands print into
 the documents, where it is not what they say.
