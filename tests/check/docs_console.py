@@ -1,35 +1,54 @@
 """Runs the console blocks of the documents and compares what they print.
 
-usage: docs_console.py REPOSITORY BUILD
+usage: docs_console.py REPOSITORY BUILD [--update] [WORD]...
 
 A block is fenced with ```console. Its lines that begin with "$ " are commands; what follows up to
 the next command is what they print, both streams together. "..." stands for any text, also over
-several lines. A block fenced with ```console (not run) is for reading only. All blocks of one
-document run one after the other in one empty directory, with the tools on PATH.
+several lines; figures of the machine (times, rates, free space) may be any. A command that fails
+shows its exit status ("; echo $?"). A block fenced with ```console (not run) is for reading only.
+
+All blocks of one document run one after the other in one directory, with the tools on PATH: an
+empty one, or for a page of docs/cookbook one of its own with what docs_setup.sh makes.
+
+WORD: only documents whose path holds one of these words. --update: write what commands print into
+the documents, where it is not what they say.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT, BUILD = Path(sys.argv[1]), Path(sys.argv[2]).resolve()
+ARGUMENTS = [argument for argument in sys.argv[1:] if argument != "--update"]
+ROOT, BUILD, WORDS = Path(ARGUMENTS[0]), Path(ARGUMENTS[1]).resolve(), ARGUMENTS[2:]
+UPDATE = "--update" in sys.argv
+COOKBOOK = ROOT / "docs" / "cookbook"
 TIMEOUT = 120
+# What another machine or another moment prints otherwise: pattern, what it becomes on both sides.
+FIGURES = [(re.compile(pattern), word) for pattern, word in [
+    (r"\d+(\.\d+)? [kMGT]?B/s", "RATE"),
+    (r"just now|\d+ (s|min|h|d) ago", "AGO"),
+    (r"\d+(\.\d+)? m?s\b", "TIME"),
+    (r"free \d+(\.\d+)? ([KMGT]i)?B", "free SPACE"),
+    (r"peak memory \d+(\.\d+)? ([KMGT]i)?B", "peak memory"),  # grows with the number of cores
+    (r'"(seconds|free_bytes|peak_memory)": [0-9.]+', "FIGURE"),
+    (r"\.tmp-[0-9a-f]{32}", ".tmp-UUID"),
+]]
 
 
-def blocks(text):
-    """Yields (line number, lines) of each console block."""
-    lines, start = [], None
-    for number, line in enumerate(text.splitlines(), 1):
+def blocks(lines):
+    """Yields (first, end) of each console block: indexes of its lines."""
+    start = None
+    for index, line in enumerate(lines):
         if start is None and line.strip() == "```console":
-            lines, start = [], number
+            start = index + 1
         elif start is not None and line.strip() == "```":
-            yield start, lines
+            yield start, index
             start = None
-        elif start is not None:
-            lines.append(line)
 
 
 def commands(lines):
@@ -45,36 +64,95 @@ def commands(lines):
     return groups
 
 
+def tidy(text):
+    text = "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+    for pattern, word in FIGURES:
+        text = pattern.sub(word, text)
+    return text
+
+
 def matches(expected, printed):
-    tidy = "\n".join(line.rstrip() for line in expected.strip("\n").splitlines())
-    found = "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
-    pattern = ".*".join(re.escape(part) for part in tidy.split("..."))
-    return re.fullmatch(pattern, found, re.DOTALL) is not None
+    pattern = ".*".join(re.escape(part) for part in tidy(expected).split("..."))
+    return re.fullmatch(pattern, tidy(printed), re.DOTALL) is not None
 
 
-def run_document(document):
+def run(command, directory):
     environment = dict(os.environ, LC_ALL="C.UTF-8", FSDP_BUILD=str(BUILD))
     environment["PATH"] = f"{BUILD}/bin:{environment['PATH']}"
-    problems, count = [], 0
-    with tempfile.TemporaryDirectory() as directory:
-        for number, lines in blocks(document.read_text()):
-            for command, expected in commands(lines):
-                count += 1
-                done = subprocess.run(["bash", "-c", command], cwd=directory, env=environment, text=True,
-                                      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, timeout=TIMEOUT, check=False)
-                if not matches(expected, done.stdout):
-                    problems.append(f"{document.relative_to(ROOT)}:{number}: $ {command}\n"
-                                    f"--- expected\n{expected}--- printed\n{done.stdout}")
+    done = subprocess.run(["bash", "-c", command], cwd=directory, env=environment, text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=TIMEOUT, check=False)
+    return done.stdout, done.returncode
+
+
+def updated(groups):
+    """The lines of a block, from its commands and what they print."""
+    return [line.rstrip() for command, printed in groups
+            for line in [*f"$ {command}".splitlines(), *printed.strip("\n").splitlines()]]
+
+
+def run_document(document, directory):
+    """Runs a document's blocks in a directory. Returns its problems and how many commands it has."""
+    lines = document.read_text().splitlines()
+    problems, count, fresh = [], 0, []
+    for first, end in blocks(lines):
+        groups = commands(lines[first:end])
+        for group in groups:
+            command, expected = group
+            count += 1
+            printed, status = run(command, directory)
+            if status != 0:
+                printed += f"exit status {status}, and the page does not show it: '; echo $?'\n"
+            if not matches(expected, printed):
+                problems.append(f"{document.relative_to(ROOT)}:{first}: $ {command}\n"
+                                f"--- expected\n{expected}--- printed\n{printed}")
+                group[1] = printed
+        fresh.append((first, end, updated(groups)))
+    if UPDATE and problems:
+        for first, end, block in reversed(fresh):
+            lines[first:end] = block
+        document.write_text("\n".join(lines) + "\n")
+    return problems, count
+
+
+def check_page(page, count):
+    """A page of the cookbook shows what it says, and is listed."""
+    where = page.relative_to(ROOT)
+    if count == 0:
+        yield f"{where}: has no console block"
+    if f"({page.name})" not in (COOKBOOK / "README.md").read_text():
+        yield f"{where}: is not in docs/cookbook/README.md"
+
+
+def run_in_scratch(document, scratch):
+    """Runs a document in a directory of its own below scratch, where 'kitchen' is what pages begin with."""
+    directory = scratch / str(document.relative_to(ROOT)).replace("/", "-")
+    page = document.parent == COOKBOOK and document.name != "README.md"
+    if page:
+        shutil.copytree(scratch / "kitchen", directory, symlinks=True)
+    else:
+        directory.mkdir()
+    problems, count = run_document(document, directory)
+    if page:
+        problems += check_page(document, count)
     return problems, count
 
 
 def main():
-    problems, count = [], 0
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        found, ran = run_document(document)
-        problems += found
-        count += ran
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    documents = [path for path in documents if not WORDS or any(word in str(path) for word in WORDS)]
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        (scratch / "kitchen").mkdir()
+        setup = Path(__file__).resolve().parent / "docs_setup.sh"
+        printed, status = run(f"'{setup}' '{ROOT.resolve()}'", scratch / "kitchen")
+        if status != 0:
+            print(f"{setup}: exit status {status}\n{printed}")
+            return 1
+        with ThreadPoolExecutor(2) as pool:
+            results = list(pool.map(lambda document: run_in_scratch(document, scratch), documents))
+    problems = [problem for found, _ in results for problem in found]
+    count = sum(ran for _, ran in results)
     print("\n".join(problems) or f"{count} commands print what the documents say")
     return 1 if problems or count == 0 else 0
 
