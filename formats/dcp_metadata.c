@@ -117,10 +117,13 @@ static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out
     const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
     size_t number = known ? (size_t)*known : meta->entry_count;
     if (!known) {
-        char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
-        if (!copy || number >= NO_RANGE - 1 ||
+        /* of one file, the pickle lives as long as the names */
+        const char *own = meta->has_several
+                              ? fsdp_arena_strndup(&meta->arena, name->as.text, name->count)
+                              : name->as.text;
+        if (!own || number >= NO_RANGE - 1 ||
             !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
-            !fsdp_name_table_put(&meta->names, copy, name->count, number))
+            !fsdp_name_table_put(&meta->names, own, name->count, number))
             return fsdp_fail_memory(err, "the names of a checkpoint");
         meta->entries[meta->entry_count++] =
             (listed){.first = NO_RANGE, .last = NO_RANGE, .cursor = NO_RANGE};
@@ -469,11 +472,10 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
                               err));
     if (is_new) {
         FSDP_TRY(torch_check_shape(&meta->archive, ndim, shape, dtype, err));
-        fsdp_box whole = fsdp_box_whole(ndim, shape);
         entry->is_tensor = true;
         entry->dtype = dtype;
         entry->ndim = ndim;
-        entry->bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(dtype);
+        entry->bytes = fsdp_shape_count(ndim, shape) * (int64_t)fsdp_dtype_size(dtype);
         FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
                                         shape, &entry->tensor, err));
     }
@@ -561,6 +563,25 @@ static fsdp_status read_bytes(metadata *meta, fsdp_io *io, const char *path, siz
     return st;
 }
 
+/* Room for what there is, so that long lists need not grow again and again. Names are nodes, which keeps
+ * a dict that repeats one of them from asking for more than the file could fill. */
+static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
+{
+    const fsdp_pickle_node *ranges = node_at(meta, places), *names = node_at(meta, entries);
+    size_t most = meta->archive.pickle.count;
+    size_t range_count = ranges->kind == FSDP_NODE_DICT ? ranges->count / 2 : 0;
+    size_t name_count = names->kind == FSDP_NODE_DICT ? names->count / 2 : 0;
+    range_count = range_count < most ? range_count : most;
+    name_count = name_count < most ? name_count : most;
+    (void)fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + range_count,
+                    sizeof *meta->ranges);
+    (void)fsdp_grow(&meta->entries, &meta->entry_room, meta->entry_count + name_count,
+                    sizeof *meta->entries);
+    fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
+    fsdp_source_expect(meta->source, name_count, range_count);
+    dcp_expect(meta->state, range_count);
+}
+
 static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
 {
     fsdp_pickle_options options = {.where = meta->archive.where, .is_metadata = true};
@@ -572,9 +593,12 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     meta->entry_of_node = fsdp_alloc(meta->archive.pickle.count, sizeof *meta->entry_of_node);
     if (!meta->entry_of_node)
         return fsdp_fail_memory(err, "the names of a checkpoint");
-    FSDP_TRY(read_places(meta, attribute(meta, root, "storage_data"), err));
+    fsdp_node places = attribute(meta, root, "storage_data");
+    fsdp_node entries = attribute(meta, root, "state_dict_metadata");
+    expect_all(meta, places, entries);
+    FSDP_TRY(read_places(meta, places, err));
     read_paths(meta, attribute(meta, root, "planner_data"));
-    return read_entries(meta, attribute(meta, root, "state_dict_metadata"), err);
+    return read_entries(meta, entries, err);
 }
 
 static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char *name,

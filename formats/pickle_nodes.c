@@ -17,7 +17,7 @@ struct pickle_block {
     uint64_t data[];
 };
 
-void *pickle_store_take(fsdp_pickle_store *store, size_t size)
+void *pickle_store_take_more(fsdp_pickle_store *store, size_t size)
 {
     if (size > SIZE_MAX / 2)
         return NULL;
@@ -177,9 +177,10 @@ static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
-    FSDP_TRY(check_items(vm, kind, from));
     size_t count = vm->height - from;
     fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)count};
+    if (kind != FSDP_NODE_TUPLE)
+        FSDP_TRY(check_items(vm, kind, from));
     if (kind == FSDP_NODE_FROZENSET || (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
         node.flags = FSDP_NODE_HASHABLE;
     if (count > 0) {

@@ -212,9 +212,8 @@ typedef struct group {
 
 static void count_tensor(group *into, const fsdp_entry *tensor)
 {
-    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     into->tensors++;
-    into->elements += fsdp_box_count(&whole);
+    into->elements += fsdp_shape_count(tensor->ndim, tensor->shape);
     into->bytes += fsdp_entry_bytes(tensor);
     for (int i = 0; i < into->dtype_count; i++)
         if (into->dtypes[i] == tensor->dtype)
