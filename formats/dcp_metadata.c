@@ -77,9 +77,14 @@ static const fsdp_pickle_node *node_at(const metadata *meta, fsdp_node node)
     return fsdp_pickle_at(&meta->archive.pickle, node);
 }
 
-static fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
+/* Inline, as is what it calls: every item and every box is asked for several. */
+static inline fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
 {
-    return torch_attribute(&meta->archive, object, name);
+    const fsdp_pickle_node *at = node_at(meta, object);
+    fsdp_node state = at->kind == FSDP_NODE_CALL ? at->as.call->state : 0;
+    return node_at(meta, state)->kind == FSDP_NODE_DICT
+               ? fsdp_pickle_lookup(&meta->archive.pickle, state, name)
+               : torch_attribute(&meta->archive, object, name);
 }
 
 static bool is_object(const metadata *meta, fsdp_node node, fsdp_known known)

@@ -319,27 +319,9 @@ fsdp_node fsdp_pickle_argument(const fsdp_pickle *pickle, const fsdp_pickle_node
                                         : 0;
 }
 
-static bool same_text(const fsdp_pickle_node *node, const char *text, size_t size)
-{
-    return node->kind == FSDP_NODE_STR && node->count == size &&
-           memcmp(node->as.text, text, size) == 0;
-}
-
 bool fsdp_pickle_is_text(const fsdp_pickle *pickle, fsdp_node node, const char *text)
 {
-    return same_text(&pickle->nodes[node], text, strlen(text));
-}
-
-fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key)
-{
-    const fsdp_pickle_node *node = &pickle->nodes[dict];
-    size_t size = strlen(key);
-    if (node->kind != FSDP_NODE_DICT)
-        return 0;
-    for (size_t i = node->count; i >= 2; i -= 2)
-        if (same_text(&pickle->nodes[node->as.items[i - 2]], key, size))
-            return node->as.items[i - 1];
-    return 0;
+    return fsdp_pickle_has_text(&pickle->nodes[node], text, strlen(text));
 }
 
 bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_out)
