@@ -60,8 +60,7 @@ typedef struct metadata {
         places; /* number of a name, offsets -> number in ranges: for long lists out of order */
     stored_range *ranges;
     size_t range_count, range_room;
-    fsdp_name_table names;   /* -> number in entries */
-    uint32_t *entry_of_node; /* number in entries plus 1: names are shared nodes */
+    fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
     int32_t *path; /* scratch: see name_path.h */
@@ -115,10 +114,6 @@ static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out
     *number_out = 0;
     if (name->kind != FSDP_NODE_STR)
         return damaged(meta, "a name is no text", err);
-    if (meta->entry_of_node[node] != 0) {
-        *number_out = meta->entry_of_node[node] - 1;
-        return FSDP_OK;
-    }
     const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
     size_t number = known ? (size_t)*known : meta->entry_count;
     if (!known) {
@@ -133,7 +128,6 @@ static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out
         meta->entries[meta->entry_count++] =
             (listed){.first = NO_RANGE, .last = NO_RANGE, .cursor = NO_RANGE};
     }
-    meta->entry_of_node[node] = (uint32_t)number + 1;
     *number_out = number;
     return FSDP_OK;
 }
@@ -595,9 +589,6 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node root = meta->archive.pickle.root;
     if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
         return damaged(meta, "it holds no metadata of a checkpoint", err);
-    meta->entry_of_node = fsdp_alloc(meta->archive.pickle.count, sizeof *meta->entry_of_node);
-    if (!meta->entry_of_node)
-        return fsdp_fail_memory(err, "the names of a checkpoint");
     fsdp_node places = attribute(meta, root, "storage_data");
     fsdp_node entries = attribute(meta, root, "state_dict_metadata");
     expect_all(meta, places, entries);
@@ -618,8 +609,6 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
     if (st == FSDP_OK)
         st = read_root(meta, size, err);
     torch_archive_release(&meta->archive);
-    fsdp_free(meta->entry_of_node);
-    meta->entry_of_node = NULL;
     fsdp_free(path);
     return st;
 }
