@@ -14,15 +14,20 @@ fsdp_box fsdp_box_whole(int ndim, const int64_t *shape)
     return box;
 }
 
-int64_t fsdp_box_count(const fsdp_box *box)
+int64_t fsdp_shape_count(int ndim, const int64_t *shape)
 {
     int64_t count = 1;
-    for (int i = 0; i < box->ndim; i++) {
-        if (box->len[i] == 0)
+    for (int i = 0; i < ndim; i++) {
+        if (shape[i] == 0)
             return 0;
-        count *= box->len[i];
+        count *= shape[i];
     }
     return count;
+}
+
+int64_t fsdp_box_count(const fsdp_box *box)
+{
+    return fsdp_shape_count(box->ndim, box->len);
 }
 
 bool fsdp_box_equal(const fsdp_box *a, const fsdp_box *b)

@@ -25,7 +25,11 @@ typedef struct fsdp_box {
 /* The box that is a whole tensor. */
 FSDP_API fsdp_box fsdp_box_whole(int ndim, const int64_t *shape);
 
-/* Elements in the box; 0 when a length is 0. Shapes are checked on entry, so this cannot overflow. */
+/* Elements of a tensor of this shape; 0 when a length is 0. Shapes are checked on entry, so this cannot
+ * overflow. */
+FSDP_API int64_t fsdp_shape_count(int ndim, const int64_t *shape);
+
+/* Elements in the box. */
 FSDP_API int64_t fsdp_box_count(const fsdp_box *box);
 
 FSDP_API bool fsdp_box_equal(const fsdp_box *a, const fsdp_box *b);

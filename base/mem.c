@@ -115,10 +115,8 @@ bool fsdp_mul_overflow(int64_t a, int64_t b, int64_t *product_out)
     return __builtin_mul_overflow(a, b, product_out);
 }
 
-bool fsdp_grow(void *items, size_t *capacity, size_t need, size_t size)
+bool fsdp_grow_block(void *items, size_t *capacity, size_t need, size_t size)
 {
-    if (need <= *capacity)
-        return true;
     size_t wanted = *capacity > SIZE_MAX / 2 ? need : *capacity * 2;
     if (wanted < need)
         wanted = need;

@@ -31,7 +31,11 @@ bool fsdp_add_overflow(int64_t a, int64_t b, int64_t *sum_out);
 bool fsdp_mul_overflow(int64_t a, int64_t b, int64_t *product_out);
 
 /* Grows *items to hold at least `need` of `size` bytes each, doubling; false when there is no memory. */
-bool fsdp_grow(void *items, size_t *capacity, size_t need, size_t size);
+bool fsdp_grow_block(void *items, size_t *capacity, size_t need, size_t size);
+static inline bool fsdp_grow(void *items, size_t *capacity, size_t need, size_t size)
+{
+    return need <= *capacity || fsdp_grow_block(items, capacity, need, size);
+}
 
 /* An arena: many small zeroed blocks, freed at once. Zero-initialise. */
 typedef struct fsdp_arena { struct fsdp_arena_block *blocks; } fsdp_arena;

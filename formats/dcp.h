@@ -37,6 +37,8 @@ fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t num
                           fsdp_error *err);
 fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size, const dcp_item *item,
                           fsdp_error *err);
+/* About so many pieces more will be added. */
+void dcp_expect(dcp_state *state, size_t pieces);
 bool dcp_is_rank_metadata(const char *name);
 
 #endif

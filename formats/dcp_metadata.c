@@ -60,8 +60,7 @@ typedef struct metadata {
         places; /* number of a name, offsets -> number in ranges: for long lists out of order */
     stored_range *ranges;
     size_t range_count, range_room;
-    fsdp_name_table names;   /* -> number in entries */
-    uint32_t *entry_of_node; /* number in entries plus 1: names are shared nodes */
+    fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
     int32_t *path; /* scratch: see name_path.h */
@@ -77,9 +76,14 @@ static const fsdp_pickle_node *node_at(const metadata *meta, fsdp_node node)
     return fsdp_pickle_at(&meta->archive.pickle, node);
 }
 
-static fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
+/* Inline, as is what it calls: every item and every box is asked for several. */
+static inline fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
 {
-    return torch_attribute(&meta->archive, object, name);
+    const fsdp_pickle_node *at = node_at(meta, object);
+    fsdp_node state = at->kind == FSDP_NODE_CALL ? at->as.call->state : 0;
+    return node_at(meta, state)->kind == FSDP_NODE_DICT
+               ? fsdp_pickle_lookup(&meta->archive.pickle, state, name)
+               : torch_attribute(&meta->archive, object, name);
 }
 
 static bool is_object(const metadata *meta, fsdp_node node, fsdp_known known)
@@ -110,22 +114,20 @@ static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out
     *number_out = 0;
     if (name->kind != FSDP_NODE_STR)
         return damaged(meta, "a name is no text", err);
-    if (meta->entry_of_node[node] != 0) {
-        *number_out = meta->entry_of_node[node] - 1;
-        return FSDP_OK;
-    }
     const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
     size_t number = known ? (size_t)*known : meta->entry_count;
     if (!known) {
-        char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
-        if (!copy || number >= NO_RANGE - 1 ||
+        /* of one file, the pickle lives as long as the names */
+        const char *own = meta->has_several
+                              ? fsdp_arena_strndup(&meta->arena, name->as.text, name->count)
+                              : name->as.text;
+        if (!own || number >= NO_RANGE - 1 ||
             !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
-            !fsdp_name_table_put(&meta->names, copy, name->count, number))
+            !fsdp_name_table_put(&meta->names, own, name->count, number))
             return fsdp_fail_memory(err, "the names of a checkpoint");
         meta->entries[meta->entry_count++] =
             (listed){.first = NO_RANGE, .last = NO_RANGE, .cursor = NO_RANGE};
     }
-    meta->entry_of_node[node] = (uint32_t)number + 1;
     *number_out = number;
     return FSDP_OK;
 }
@@ -469,11 +471,10 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
                               err));
     if (is_new) {
         FSDP_TRY(torch_check_shape(&meta->archive, ndim, shape, dtype, err));
-        fsdp_box whole = fsdp_box_whole(ndim, shape);
         entry->is_tensor = true;
         entry->dtype = dtype;
         entry->ndim = ndim;
-        entry->bytes = fsdp_box_count(&whole) * (int64_t)fsdp_dtype_size(dtype);
+        entry->bytes = fsdp_shape_count(ndim, shape) * (int64_t)fsdp_dtype_size(dtype);
         FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
                                         shape, &entry->tensor, err));
     }
@@ -561,6 +562,25 @@ static fsdp_status read_bytes(metadata *meta, fsdp_io *io, const char *path, siz
     return st;
 }
 
+/* Room for what there is, so that long lists need not grow again and again. Names are nodes, which keeps
+ * a dict that repeats one of them from asking for more than the file could fill. */
+static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
+{
+    const fsdp_pickle_node *ranges = node_at(meta, places), *names = node_at(meta, entries);
+    size_t most = meta->archive.pickle.count;
+    size_t range_count = ranges->kind == FSDP_NODE_DICT ? ranges->count / 2 : 0;
+    size_t name_count = names->kind == FSDP_NODE_DICT ? names->count / 2 : 0;
+    range_count = range_count < most ? range_count : most;
+    name_count = name_count < most ? name_count : most;
+    (void)fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + range_count,
+                    sizeof *meta->ranges);
+    (void)fsdp_grow(&meta->entries, &meta->entry_room, meta->entry_count + name_count,
+                    sizeof *meta->entries);
+    fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
+    fsdp_source_expect(meta->source, name_count, range_count);
+    dcp_expect(meta->state, range_count);
+}
+
 static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
 {
     fsdp_pickle_options options = {.where = meta->archive.where, .is_metadata = true};
@@ -569,12 +589,12 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node root = meta->archive.pickle.root;
     if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
         return damaged(meta, "it holds no metadata of a checkpoint", err);
-    meta->entry_of_node = fsdp_alloc(meta->archive.pickle.count, sizeof *meta->entry_of_node);
-    if (!meta->entry_of_node)
-        return fsdp_fail_memory(err, "the names of a checkpoint");
-    FSDP_TRY(read_places(meta, attribute(meta, root, "storage_data"), err));
+    fsdp_node places = attribute(meta, root, "storage_data");
+    fsdp_node entries = attribute(meta, root, "state_dict_metadata");
+    expect_all(meta, places, entries);
+    FSDP_TRY(read_places(meta, places, err));
     read_paths(meta, attribute(meta, root, "planner_data"));
-    return read_entries(meta, attribute(meta, root, "state_dict_metadata"), err);
+    return read_entries(meta, entries, err);
 }
 
 static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char *name,
@@ -589,8 +609,6 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
     if (st == FSDP_OK)
         st = read_root(meta, size, err);
     torch_archive_release(&meta->archive);
-    fsdp_free(meta->entry_of_node);
-    meta->entry_of_node = NULL;
     fsdp_free(path);
     return st;
 }

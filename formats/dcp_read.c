@@ -168,6 +168,11 @@ static const fsdp_source_ops dcp_ops = {
 
 /* --- tensors ------------------------------------------------------------------------------------ */
 
+void dcp_expect(dcp_state *state, size_t pieces)
+{
+    (void)fsdp_grow(&state->items, &state->room, state->count + pieces, sizeof *state->items);
+}
+
 static fsdp_status add_item(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
                             fsdp_source_chunk *chunk, fsdp_error *err)
 {

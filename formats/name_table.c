@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+enum { SMALLEST = 64 }; /* slots; a power of two */
+
 void fsdp_name_table_release(fsdp_name_table *table)
 {
     fsdp_free(table->slots);
@@ -43,10 +45,9 @@ uint64_t *fsdp_name_table_find(const fsdp_name_table *table, const char *name, s
     return slot->name ? &slot->number : NULL;
 }
 
-static bool grow(fsdp_name_table *table)
+static bool grow_to(fsdp_name_table *table, size_t capacity)
 {
-    fsdp_name_table larger = {.capacity = table->capacity ? table->capacity * 2 : 64,
-                              .count = table->count};
+    fsdp_name_table larger = {.capacity = capacity, .count = table->count};
     larger.slots = fsdp_alloc(larger.capacity, sizeof *larger.slots);
     if (!larger.slots)
         return false;
@@ -60,9 +61,24 @@ static bool grow(fsdp_name_table *table)
     return true;
 }
 
+static bool is_full(const fsdp_name_table *table, size_t count)
+{
+    return count >= table->capacity / 4 * 3;
+}
+
+void fsdp_name_table_expect(fsdp_name_table *table, size_t count)
+{
+    size_t capacity = SMALLEST;
+    while (capacity < SIZE_MAX / 4 && count >= capacity / 4 * 3)
+        capacity *= 2;
+    if (capacity > table->capacity)
+        (void)grow_to(table, capacity);
+}
+
 bool fsdp_name_table_put(fsdp_name_table *table, const char *name, size_t size, uint64_t number)
 {
-    if (table->count >= table->capacity / 4 * 3 && !grow(table))
+    if (is_full(table, table->count) &&
+        !grow_to(table, table->capacity ? table->capacity * 2 : SMALLEST))
         return false;
     uint64_t hash = hash_of(name, size);
     fsdp_name_slot *slot = slot_of(table, name, size, hash);

@@ -24,6 +24,9 @@ typedef struct fsdp_name_table {
 
 void fsdp_name_table_release(fsdp_name_table *table);
 
+/* Makes room for so many names in all, as far as there is memory. */
+void fsdp_name_table_expect(fsdp_name_table *table, size_t count);
+
 /* The number of a name, NULL when it is not there; valid until the next put. */
 uint64_t *fsdp_name_table_find(const fsdp_name_table *table, const char *name, size_t size);
 

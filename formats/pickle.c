@@ -112,7 +112,7 @@ static fsdp_status run_out(pickle_vm *vm, const char *why)
 
 /* --- input -------------------------------------------------------------------------------------- */
 
-static fsdp_status take(pickle_vm *vm, uint64_t size, const uint8_t **data_out)
+static inline fsdp_status take(pickle_vm *vm, uint64_t size, const uint8_t **data_out)
 {
     *data_out = vm->at;
     if (size > (uint64_t)(vm->limit - vm->at))
@@ -133,17 +133,18 @@ static fsdp_status take_line(pickle_vm *vm, const char **line_out, size_t *size_
     return FSDP_OK;
 }
 
-/* A number of `width` bytes, little-endian. */
-static fsdp_status take_number(pickle_vm *vm, size_t width, uint64_t *number_out)
+/* A number of 1, 2, 4 or 8 bytes, little-endian. */
+static inline fsdp_status take_number(pickle_vm *vm, size_t width, uint64_t *number_out)
 {
     const uint8_t *data;
     *number_out = 0;
     FSDP_TRY(take(vm, width, &data));
-    if (width == 1)
-        *number_out = data[0];
-    else
-        for (size_t i = width; i-- > 0;)
-            *number_out = *number_out << 8 | data[i];
+    switch (width) {
+    case 1: *number_out = data[0]; break;
+    case 2: *number_out = fsdp_load_u16(data); break;
+    case 4: *number_out = fsdp_load_u32(data); break;
+    default: *number_out = fsdp_load_u64(data); break;
+    }
     return FSDP_OK;
 }
 
@@ -277,7 +278,7 @@ static fsdp_status memo_put(pickle_vm *vm, uint64_t number)
     return FSDP_OK;
 }
 
-static fsdp_status memo_get(pickle_vm *vm, uint64_t number)
+static inline fsdp_status memo_get(pickle_vm *vm, uint64_t number)
 {
     if (number >= vm->memo_count || vm->memo[number] == 0)
         return damaged(vm, "it fetches from the memo what was never put there");
@@ -300,14 +301,19 @@ static fsdp_status take_index(pickle_vm *vm, uint64_t *number_out)
     return FSDP_OK;
 }
 
+static inline fsdp_status memo_get_sized(pickle_vm *vm, size_t width)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, width, &number));
+    return memo_get(vm, number);
+}
+
 static fsdp_status memo_step(pickle_vm *vm, uint8_t opcode)
 {
     uint64_t number;
     switch (opcode) {
     case OP_BINPUT: FSDP_TRY(take_number(vm, 1, &number)); return memo_put(vm, number);
     case OP_LONG_BINPUT: FSDP_TRY(take_number(vm, 4, &number)); return memo_put(vm, number);
-    case OP_BINGET: FSDP_TRY(take_number(vm, 1, &number)); return memo_get(vm, number);
-    case OP_LONG_BINGET: FSDP_TRY(take_number(vm, 4, &number)); return memo_get(vm, number);
     case OP_PUT: FSDP_TRY(take_index(vm, &number)); return memo_put(vm, number);
     case OP_GET: FSDP_TRY(take_index(vm, &number)); return memo_get(vm, number);
     default: return memo_put(vm, vm->memo_used);
@@ -337,6 +343,13 @@ static fsdp_status push_float(pickle_vm *vm)
     return pickle_push_node(vm, node);
 }
 
+static inline fsdp_status push_byte(pickle_vm *vm)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, 1, &number));
+    return pickle_push_int(vm, (int64_t)number);
+}
+
 static fsdp_status number_step(pickle_vm *vm, uint8_t opcode)
 {
     uint64_t number;
@@ -344,9 +357,6 @@ static fsdp_status number_step(pickle_vm *vm, uint8_t opcode)
     case OP_BININT:
         FSDP_TRY(take_number(vm, 4, &number));
         return pickle_push_int(vm, (int32_t)number);
-    case OP_BININT1:
-        FSDP_TRY(take_number(vm, 1, &number));
-        return pickle_push_int(vm, (int64_t)number);
     case OP_BININT2:
         FSDP_TRY(take_number(vm, 2, &number));
         return pickle_push_int(vm, (int64_t)number);
@@ -471,12 +481,9 @@ static fsdp_status object_step(pickle_vm *vm, uint8_t opcode)
     switch (opcode) {
     case OP_GLOBAL: return push_global_lines(vm);
     case OP_STACK_GLOBAL: return push_stack_global(vm);
-    case OP_REDUCE: return call_step(vm, PICKLE_REDUCE);
-    case OP_NEWOBJ: return call_step(vm, PICKLE_NEWOBJ);
     case OP_NEWOBJ_EX: return call_step(vm, PICKLE_NEWOBJ_EX);
     case OP_OBJ: return push_obj(vm);
     case OP_INST: return push_inst(vm);
-    case OP_BUILD: return build(vm);
     case OP_PERSID: return push_persistent_line(vm);
     default: return push_persistent(vm);
     }
@@ -507,20 +514,14 @@ static fsdp_status check_protocol(pickle_vm *vm)
 static fsdp_status container_step(pickle_vm *vm, uint8_t opcode)
 {
     switch (opcode) {
-    case OP_MARK: return put_mark(vm);
-    case OP_EMPTY_TUPLE: return pickle_push(vm, NODE_OF_EMPTY_TUPLE);
     case OP_TUPLE: return push_marked(vm, FSDP_NODE_TUPLE);
-    case OP_TUPLE1: return push_last(vm, FSDP_NODE_TUPLE, 1);
-    case OP_TUPLE2: return push_last(vm, FSDP_NODE_TUPLE, 2);
     case OP_TUPLE3: return push_last(vm, FSDP_NODE_TUPLE, 3);
     case OP_EMPTY_LIST: return push_last(vm, FSDP_NODE_LIST, 0);
     case OP_LIST: return push_marked(vm, FSDP_NODE_LIST);
     case OP_APPEND: return append_last(vm, FSDP_NODE_LIST, 1);
     case OP_APPENDS: return append_marked(vm, FSDP_NODE_LIST);
-    case OP_EMPTY_DICT: return push_last(vm, FSDP_NODE_DICT, 0);
     case OP_DICT: return push_marked(vm, FSDP_NODE_DICT);
     case OP_SETITEM: return append_last(vm, FSDP_NODE_DICT, 2);
-    case OP_SETITEMS: return append_marked(vm, FSDP_NODE_DICT);
     case OP_EMPTY_SET: return push_last(vm, FSDP_NODE_SET, 0);
     case OP_ADDITEMS: return append_marked(vm, FSDP_NODE_SET);
     default: return push_marked(vm, FSDP_NODE_FROZENSET);
@@ -549,18 +550,15 @@ static fsdp_status other_step(pickle_vm *vm, uint8_t opcode)
     }
 }
 
-static fsdp_status step(pickle_vm *vm, uint8_t opcode)
+static fsdp_status rare_step(pickle_vm *vm, uint8_t opcode)
 {
     switch (opcode) {
     case OP_BINPUT:
     case OP_LONG_BINPUT:
-    case OP_BINGET:
-    case OP_LONG_BINGET:
     case OP_PUT:
     case OP_GET:
     case OP_MEMOIZE: return memo_step(vm, opcode);
     case OP_BININT:
-    case OP_BININT1:
     case OP_BININT2:
     case OP_LONG1:
     case OP_LONG4:
@@ -574,31 +572,22 @@ static fsdp_status step(pickle_vm *vm, uint8_t opcode)
     case OP_SHORT_BINBYTES:
     case OP_BINBYTES8:
     case OP_BYTEARRAY8: return text_step(vm, opcode);
-    case OP_MARK:
-    case OP_EMPTY_TUPLE:
     case OP_TUPLE:
-    case OP_TUPLE1:
-    case OP_TUPLE2:
     case OP_TUPLE3:
     case OP_EMPTY_LIST:
     case OP_LIST:
     case OP_APPEND:
     case OP_APPENDS:
-    case OP_EMPTY_DICT:
     case OP_DICT:
     case OP_SETITEM:
-    case OP_SETITEMS:
     case OP_EMPTY_SET:
     case OP_ADDITEMS:
     case OP_FROZENSET: return container_step(vm, opcode);
     case OP_GLOBAL:
     case OP_STACK_GLOBAL:
-    case OP_REDUCE:
-    case OP_NEWOBJ:
     case OP_NEWOBJ_EX:
     case OP_OBJ:
     case OP_INST:
-    case OP_BUILD:
     case OP_PERSID:
     case OP_BINPERSID: return object_step(vm, opcode);
     case OP_INT:
@@ -607,6 +596,26 @@ static fsdp_status step(pickle_vm *vm, uint8_t opcode)
     case OP_STRING:
     case OP_UNICODE: return line_step(vm, opcode);
     default: return other_step(vm, opcode);
+    }
+}
+
+/* What most of a large pickle consists of stands by itself. */
+static inline fsdp_status step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_BINGET: return memo_get_sized(vm, 1);
+    case OP_LONG_BINGET: return memo_get_sized(vm, 4);
+    case OP_BININT1: return push_byte(vm);
+    case OP_MARK: return put_mark(vm);
+    case OP_EMPTY_TUPLE: return pickle_push(vm, NODE_OF_EMPTY_TUPLE);
+    case OP_TUPLE1: return push_last(vm, FSDP_NODE_TUPLE, 1);
+    case OP_TUPLE2: return push_last(vm, FSDP_NODE_TUPLE, 2);
+    case OP_EMPTY_DICT: return push_last(vm, FSDP_NODE_DICT, 0);
+    case OP_SETITEMS: return append_marked(vm, FSDP_NODE_DICT);
+    case OP_REDUCE: return call_step(vm, PICKLE_REDUCE);
+    case OP_NEWOBJ: return call_step(vm, PICKLE_NEWOBJ);
+    case OP_BUILD: return build(vm);
+    default: return rare_step(vm, opcode);
     }
 }
 

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 enum {
     FSDP_PICKLE_DEPTH = 1000,
@@ -147,8 +148,24 @@ fsdp_node fsdp_pickle_dict_items(const fsdp_pickle *pickle, const fsdp_pickle_no
 /* The argument of a call or the element of a tuple or list; 0 when there are fewer. */
 fsdp_node fsdp_pickle_argument(const fsdp_pickle *pickle, const fsdp_pickle_node *call, size_t number);
 fsdp_node fsdp_pickle_element(const fsdp_pickle *pickle, fsdp_node tuple, size_t number);
+
+static inline bool fsdp_pickle_has_text(const fsdp_pickle_node *node, const char *text, size_t size)
+{
+    return node->kind == FSDP_NODE_STR && node->count == size && memcmp(node->as.text, text, size) == 0;
+}
+
 /* The value of a text key in a dict (the last one), 0 when there is none. */
-fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key);
+static inline fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key)
+{
+    const fsdp_pickle_node *node = &pickle->nodes[dict];
+    size_t size = strlen(key);
+    if (node->kind != FSDP_NODE_DICT)
+        return 0;
+    for (size_t i = node->count; i >= 2; i -= 2)
+        if (fsdp_pickle_has_text(&pickle->nodes[node->as.items[i - 2]], key, size))
+            return node->as.items[i - 1];
+    return 0;
+}
 
 /* True when the node is a str with exactly this text. */
 bool fsdp_pickle_is_text(const fsdp_pickle *pickle, fsdp_node node, const char *text);

@@ -17,7 +17,7 @@ struct pickle_block {
     uint64_t data[];
 };
 
-void *pickle_store_take(fsdp_pickle_store *store, size_t size)
+void *pickle_store_take_more(fsdp_pickle_store *store, size_t size)
 {
     if (size > SIZE_MAX / 2)
         return NULL;
@@ -177,9 +177,10 @@ static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
-    FSDP_TRY(check_items(vm, kind, from));
     size_t count = vm->height - from;
     fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)count};
+    if (kind != FSDP_NODE_TUPLE)
+        FSDP_TRY(check_items(vm, kind, from));
     if (kind == FSDP_NODE_FROZENSET || (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
         node.flags = FSDP_NODE_HASHABLE;
     if (count > 0) {
@@ -318,27 +319,9 @@ fsdp_node fsdp_pickle_argument(const fsdp_pickle *pickle, const fsdp_pickle_node
                                         : 0;
 }
 
-static bool same_text(const fsdp_pickle_node *node, const char *text, size_t size)
-{
-    return node->kind == FSDP_NODE_STR && node->count == size &&
-           memcmp(node->as.text, text, size) == 0;
-}
-
 bool fsdp_pickle_is_text(const fsdp_pickle *pickle, fsdp_node node, const char *text)
 {
-    return same_text(&pickle->nodes[node], text, strlen(text));
-}
-
-fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key)
-{
-    const fsdp_pickle_node *node = &pickle->nodes[dict];
-    size_t size = strlen(key);
-    if (node->kind != FSDP_NODE_DICT)
-        return 0;
-    for (size_t i = node->count; i >= 2; i -= 2)
-        if (same_text(&pickle->nodes[node->as.items[i - 2]], key, size))
-            return node->as.items[i - 1];
-    return 0;
+    return fsdp_pickle_has_text(&pickle->nodes[node], text, strlen(text));
 }
 
 bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_out)

@@ -13,7 +13,16 @@ typedef struct fsdp_pickle_store {
     size_t block_bytes; /* of the last block that is shared by several */
 } fsdp_pickle_store;
 
-void *pickle_store_take(fsdp_pickle_store *store, size_t size);
+void *pickle_store_take_more(fsdp_pickle_store *store, size_t size);
+static inline void *pickle_store_take(fsdp_pickle_store *store, size_t size)
+{
+    size_t bytes = (size + 7) & ~(size_t)7;
+    if (bytes - 1 >= (size_t)(store->end - store->next)) /* none, too many, or an overflow */
+        return pickle_store_take_more(store, size);
+    void *data = store->next;
+    store->next += bytes;
+    return data;
+}
 void pickle_store_release(fsdp_pickle_store *store);
 
 /* Nodes that are the same in every pickle. */

@@ -110,8 +110,8 @@ void fsdp_source_close(fsdp_source *source)
     fsdp_free(source->files);
     fsdp_free(source->streams);
     fsdp_free(source->checks);
-    fsdp_free(source->built);
     fsdp_free(source->chunks);
+    fsdp_free(source->chunk_tensors);
     fsdp_free(source->orders);
     fsdp_free(source->extras);
     fsdp_name_table_release(&source->names);
@@ -210,6 +210,19 @@ static fsdp_status add_entry(fsdp_source *source, const char *name, size_t size,
     source->entry_count++;
     *entry_out = entry;
     return FSDP_OK;
+}
+
+void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks)
+{
+    (void)fsdp_grow(&source->entries, &source->entry_room, source->entry_count + tensors,
+                    sizeof *source->entries);
+    (void)fsdp_grow(&source->tensors, &source->tensor_room, source->tensor_count + tensors,
+                    sizeof *source->tensors);
+    (void)fsdp_grow(&source->chunks, &source->chunk_room, source->chunk_count + chunks,
+                    sizeof *source->chunks);
+    (void)fsdp_grow(&source->chunk_tensors, &source->chunk_tensor_room,
+                    source->chunk_count + chunks, sizeof *source->chunk_tensors);
+    fsdp_name_table_expect(&source->names, source->entry_count + tensors);
 }
 
 /* --- tensors ---------------------------------------------------------------------------------- */
@@ -390,11 +403,14 @@ fsdp_status fsdp_source_add_chunk(fsdp_source *source, size_t tensor_number,
     packed_strides(tensor->ndim, chunk->len, fsdp_dtype_size(tensor->dtype), packed);
     if (chunk->file >= 0 || chunk->stream >= 0)
         FSDP_TRY(check_reach(source, tensor, chunk, chunk->strides ? chunk->strides : packed, err));
-    if (!fsdp_grow(&source->built, &source->built_room, source->built_count + 1,
-                   sizeof *source->built) ||
-        !copy_chunk(source, tensor->ndim, chunk, packed, &source->built[source->built_count].chunk))
+    size_t count = source->chunk_count;
+    if (!fsdp_grow(&source->chunks, &source->chunk_room, count + 1, sizeof *source->chunks) ||
+        !fsdp_grow(&source->chunk_tensors, &source->chunk_tensor_room, count + 1,
+                   sizeof *source->chunk_tensors) ||
+        !copy_chunk(source, tensor->ndim, chunk, packed, &source->chunks[count]))
         return fsdp_fail_memory(err, "the chunks of a checkpoint");
-    source->built[source->built_count++].tensor = tensor_number;
+    source->chunk_tensors[count] = tensor_number;
+    source->chunk_count++;
     return FSDP_OK;
 }
 

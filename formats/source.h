@@ -213,6 +213,10 @@ fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file,
 /* Bytes of all names together: a long key that stands before many short ones would be copied for each. */
 enum { FSDP_SOURCE_NAMES = 256 << 20 };
 
+/* About so many tensors and chunks will be added: room for them is made at once, as far as there is memory.
+ * Only what the file holds may be counted. */
+void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks);
+
 /*
  * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). Over FSDP_SOURCE_NAMES bytes of them are
  * FSDP_ERR_LIMIT. A second entry of the same name becomes

@@ -32,11 +32,6 @@ typedef struct source_check {
     uint32_t crc;
 } source_check;
 
-typedef struct built_chunk {
-    fsdp_source_chunk chunk;
-    size_t tensor;
-} built_chunk;
-
 /* Which chunks a box meets: they are sorted by their lower bound in one dim. */
 typedef struct chunk_order {
     int dim;
@@ -67,9 +62,10 @@ struct fsdp_source {
     size_t stream_count, stream_room;
     source_check *checks;
     size_t check_count, check_room;
-    built_chunk *built;        /* in the order they came; NULL once sealed */
-    size_t built_count, built_room;
-    fsdp_source_chunk *chunks; /* sealed: by tensor, each tensor's in its order */
+    fsdp_source_chunk *chunks; /* in the order they came; sealed: by tensor, each tensor's in its order */
+    size_t chunk_count, chunk_room;
+    size_t *chunk_tensors;     /* the tensor of each chunk; NULL once sealed */
+    size_t chunk_tensor_room;
     chunk_order *orders;       /* sealed: one per tensor */
     struct { const char *member, *json; } *extras;
     size_t extra_count, extra_room;

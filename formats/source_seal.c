@@ -274,36 +274,58 @@ static fsdp_status seal_tensor(fsdp_source *source, size_t number, fsdp_error *e
     return check_ratio(source, tensor, count, err);
 }
 
-/* A counting sort by tensor, which keeps the order within each. */
-static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
+/* A counting sort by tensor, which keeps the order within each; next: where each tensor's begin. */
+static fsdp_status sort_chunks(fsdp_source *source, size_t *next, fsdp_error *err)
 {
-    source->chunks = fsdp_alloc(source->built_count, sizeof *source->chunks);
-    source->orders = fsdp_alloc(source->tensor_count, sizeof *source->orders);
-    size_t *next = fsdp_alloc(source->tensor_count, sizeof *next);
-    if (!source->chunks || !source->orders || !next) {
-        fsdp_free(next);
+    fsdp_source_chunk *sorted = fsdp_alloc(source->chunk_count, sizeof *sorted);
+    if (!sorted)
         return fsdp_fail_memory(err, "the chunks of a checkpoint");
+    for (size_t i = 0; i < source->chunk_count; i++)
+        sorted[next[source->chunk_tensors[i]]++] = source->chunks[i];
+    fsdp_free(source->chunks);
+    source->chunks = sorted;
+    return FSDP_OK;
+}
+
+/* Most formats bring them in order. */
+static fsdp_status order_chunks(fsdp_source *source, fsdp_error *err)
+{
+    bool in_order = true;
+    size_t *next = fsdp_alloc(source->tensor_count, sizeof *next);
+    if (!next)
+        return fsdp_fail_memory(err, "the chunks of a checkpoint");
+    for (size_t i = 0; i < source->chunk_count; i++) {
+        source->tensors[source->chunk_tensors[i]].chunk_count++;
+        in_order = in_order && (i == 0 || source->chunk_tensors[i - 1] <= source->chunk_tensors[i]);
     }
-    for (size_t i = 0; i < source->built_count; i++)
-        source->tensors[source->built[i].tensor].chunk_count++;
-    size_t at = 0;
-    for (size_t i = 0; i < source->tensor_count; i++) {
-        source->tensors[i].chunks = source->chunks + at;
+    for (size_t i = 0, at = 0; i < source->tensor_count; i++) {
         next[i] = at;
         at += source->tensors[i].chunk_count;
     }
-    for (size_t i = 0; i < source->built_count; i++)
-        source->chunks[next[source->built[i].tensor]++] = source->built[i].chunk;
+    fsdp_status st = in_order ? FSDP_OK : sort_chunks(source, next, err);
     fsdp_free(next);
-    fsdp_free(source->built);
-    source->built = NULL;
-    source->built_count = source->built_room = 0;
+    return st;
+}
+
+static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
+{
+    source->orders = fsdp_alloc(source->tensor_count, sizeof *source->orders);
+    if (!source->orders || !fsdp_grow(&source->chunks, &source->chunk_room, 1, /* not NULL */
+                                      sizeof *source->chunks))
+        return fsdp_fail_memory(err, "the chunks of a checkpoint");
+    FSDP_TRY(order_chunks(source, err));
+    for (size_t i = 0, at = 0; i < source->tensor_count; i++) {
+        source->tensors[i].chunks = source->chunks + at;
+        at += source->tensors[i].chunk_count;
+    }
+    fsdp_free(source->chunk_tensors);
+    source->chunk_tensors = NULL;
     return FSDP_OK;
 }
 
 fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err)
 {
-    if (source->is_sealed || source->built_count > UINT32_MAX)
+    if (source->is_sealed || source->chunk_count > UINT32_MAX)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be sealed");
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)

@@ -11,6 +11,7 @@
 #include "base/pool.h"
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
+#include "statedict/layout_internal.h"
 #include <fsdp/convert.h>
 
 #include <limits.h>
@@ -67,6 +68,7 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
     checkpoint->source_tensor = fsdp_alloc(count, sizeof *checkpoint->source_tensor);
     if (!checkpoint->source_tensor)
         return fsdp_fail_memory(err, "a checkpoint");
+    fsdp_sd_expect(checkpoint->manifest.sd, count);
     for (size_t i = 0; i < count; i++) {
         const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
         checkpoint->source_tensor[i] = entry->tensor;

@@ -25,6 +25,9 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,
                                      fsdp_error *err);
 
+/* About so many entries will be added: room for them is made at once, as far as there is memory. */
+void fsdp_sd_expect(fsdp_sd *sd, size_t count);
+
 /* About how many bytes a state dict takes; the memory of tensors and large values left aside. */
 int64_t fsdp_sd_room(const fsdp_sd *sd);
 

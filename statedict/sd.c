@@ -129,13 +129,8 @@ static name_slot *free_slot(fsdp_sd *sd, uint64_t hash)
     return &sd->slots[i];
 }
 
-/* Room in the table for one more name. */
-static bool reserve_name(fsdp_sd *sd)
+static bool set_slots(fsdp_sd *sd, size_t slot_count)
 {
-    size_t names = sd->count + sd->flat_count + 1;
-    if (names * 2 <= sd->slot_count)
-        return true;
-    size_t slot_count = sd->slot_count ? sd->slot_count * 2 : 64;
     name_slot *slots = fsdp_alloc(slot_count, sizeof *slots);
     if (!slots)
         return false;
@@ -149,6 +144,26 @@ static bool reserve_name(fsdp_sd *sd)
     }
     fsdp_free(old);
     return true;
+}
+
+enum { FEWEST_SLOTS = 64 };
+
+/* Room in the table for one more name. */
+static bool reserve_name(fsdp_sd *sd)
+{
+    size_t names = sd->count + sd->flat_count + 1;
+    return names * 2 <= sd->slot_count ||
+           set_slots(sd, sd->slot_count ? sd->slot_count * 2 : FEWEST_SLOTS);
+}
+
+void fsdp_sd_expect(fsdp_sd *sd, size_t count)
+{
+    size_t slot_count = sd->slot_count ? sd->slot_count : FEWEST_SLOTS;
+    while (slot_count < SIZE_MAX / 4 && (sd->count + sd->flat_count + count) * 2 > slot_count)
+        slot_count *= 2;
+    if (slot_count > sd->slot_count)
+        (void)set_slots(sd, slot_count);
+    (void)fsdp_grow(&sd->entries, &sd->capacity, sd->count + count, sizeof *sd->entries);
 }
 
 static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
@@ -389,8 +404,7 @@ static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_erro
 
 static int64_t element_count(const fsdp_entry *entry)
 {
-    fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-    return fsdp_box_count(&whole);
+    return fsdp_shape_count(entry->ndim, entry->shape);
 }
 
 static fsdp_status add_flat_part(fsdp_sd *sd, const fsdp_flat_part *part, int rank, fsdp_error *err)

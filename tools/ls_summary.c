@@ -106,19 +106,29 @@ static bool is_number(const char *data, size_t size)
     return size > 0;
 }
 
+/* Folding makes a name shorter or leaves it. */
 static void fold_name(summary *sum, const fsdp_entry *entry, row_name *folded)
 {
+    size_t size = 0, end;
     folded->start = sum->names.size;
-    for (size_t at = 0; at <= entry->name_size;) {
-        const char *dot = memchr(entry->name + at, '.', entry->name_size - at);
-        size_t size = dot ? (size_t)(dot - entry->name) - at : entry->name_size - at;
-        bool fold = is_number(entry->name + at, size);
-        fsdp_text_add(&sum->names, fold ? "#" : entry->name + at, fold ? 1 : size);
-        if (dot)
-            fsdp_text_add(&sum->names, ".", 1);
-        at += size + 1;
+    fsdp_text_add(&sum->names, entry->name, entry->name_size);
+    if (sum->names.failed)
+        return;
+    char *text = sum->names.data + folded->start;
+    for (size_t at = 0; at <= entry->name_size; at = end + 1) {
+        for (end = at; end < entry->name_size && entry->name[end] != '.';)
+            end++;
+        if (is_number(entry->name + at, end - at)) {
+            text[size++] = '#';
+        } else {
+            memcpy(text + size, entry->name + at, end - at);
+            size += end - at;
+        }
+        if (end < entry->name_size)
+            text[size++] = '.';
     }
-    folded->size = sum->names.size - folded->start;
+    folded->size = size;
+    sum->names.size = folded->start + size;
 }
 
 static int compare_numbers(int64_t a, int64_t b)
@@ -212,9 +222,8 @@ typedef struct group {
 
 static void count_tensor(group *into, const fsdp_entry *tensor)
 {
-    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
     into->tensors++;
-    into->elements += fsdp_box_count(&whole);
+    into->elements += fsdp_shape_count(tensor->ndim, tensor->shape);
     into->bytes += fsdp_entry_bytes(tensor);
     for (int i = 0; i < into->dtype_count; i++)
         if (into->dtypes[i] == tensor->dtype)
