@@ -38,9 +38,9 @@ typedef struct fsdp_staging {
 
 /*
  * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not.
- * The name of a step makes the parent a run: its lease is taken, and kept until release. watch (may be NULL) is
- * told while another job's lease is waited for. hash: goes on in the staging directory that a dead conversion
- * with that plan left, if there is one; NULL: always a new one.
+ * The name of a step makes the parent a run: its lease is taken, and kept until release. watch (may be NULL)
+ * is told while another job's lease is waited for. hash: goes on in the staging directory that a dead
+ * conversion with that plan left, if there is one; NULL: always a new one.
  */
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
                                const fsdp_watch *watch, fsdp_staging *staging_out, fsdp_error *err);

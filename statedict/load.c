@@ -105,7 +105,7 @@ static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, c
         fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
 }
 
-/* An error has room for a screen's worth of names; those who asked for a report or notices have all of them. */
+/* An error has room for a screen's worth of names; who asked for a report or notices has all of them. */
 static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
 {
     if (opts->report && opts->watch.notice)

@@ -15,8 +15,8 @@
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
 
 /*
- * FSDP_OK when the step directory verifies as opts say; opts->io is not NULL. fsdp_run_is_fault tells whether another
- * status says something about the checkpoint, or that nobody could know (no memory, cancelled).
+ * FSDP_OK when the step directory verifies as opts say; opts->io is not NULL. fsdp_run_is_fault tells whether
+ * another status says something about the checkpoint, or that nobody could know (no memory, cancelled).
  */
 fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
                            fsdp_error *err);

@@ -1,5 +1,5 @@
-"""A tool that has begun to read and cannot go on: it shows its progress to a pipe, or a terminal, that is full.
-However fast it is, what comes next comes while it reads."""
+"""A tool that has begun to read and cannot go on: it shows its progress to a pipe, or a terminal, that is
+full. However fast it is, what comes next comes while it reads."""
 
 import fcntl
 import os
