@@ -36,29 +36,9 @@ static int note_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-static int note_rename(fsdp_io *io, const char *from, const char *to, bool replace)
-{
-    return inner_io(io)->ops->rename(inner_io(io), from, to, replace);
-}
-
 static int note_unlink(fsdp_io *io, const char *path)
 {
     return inner_io(io)->ops->unlink(inner_io(io), path);
-}
-
-static int note_mkdir(fsdp_io *io, const char *path)
-{
-    return inner_io(io)->ops->mkdir(inner_io(io), path);
-}
-
-static int note_rmdir(fsdp_io *io, const char *path)
-{
-    return inner_io(io)->ops->rmdir(inner_io(io), path);
-}
-
-static int note_sync_dir(fsdp_io *io, const char *path)
-{
-    return inner_io(io)->ops->sync_dir(inner_io(io), path);
 }
 
 static int note_list(fsdp_io *io, const char *path, int (*visit)(void *user, const char *name),
@@ -72,23 +52,14 @@ static int note_info(fsdp_io *io, const char *path, fsdp_file_info *info_out)
     return inner_io(io)->ops->info(inner_io(io), path, info_out);
 }
 
-static int note_space(fsdp_io *io, const char *path, fsdp_space *space_out)
-{
-    return inner_io(io)->ops->space(inner_io(io), path, space_out);
-}
-
-/* Files are the inner back end's, so theirs are its operations. */
+/* Files are the inner back end's, so theirs are its operations. Who reads makes no names, but for a spool of
+ * what it unpacks: that is opened, and unlinked at once. */
 static const fsdp_io_ops note_ops = {
     .name = "note",
     .open = note_open,
-    .rename = note_rename,
     .unlink = note_unlink,
-    .mkdir = note_mkdir,
-    .rmdir = note_rmdir,
-    .sync_dir = note_sync_dir,
     .list = note_list,
     .info = note_info,
-    .space = note_space,
 };
 
 void fsdp_io_note_begin(fsdp_io_note *note, fsdp_io *inner)

@@ -88,13 +88,6 @@ static fsdp_staging new_staging(fsdp_io *io, bool durable, bool overwrite)
         .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
 }
 
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               fsdp_staging *staging_out, fsdp_error *err)
-{
-    *staging_out = new_staging(io, durable, overwrite);
-    return begin(staging_out, dir, false, NULL, NULL, err);
-}
-
 fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
                                     fsdp_staging *staging_out, fsdp_error *err)
 {
@@ -102,9 +95,9 @@ fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, 
     return begin(staging_out, dir, true, NULL, NULL, err);
 }
 
-fsdp_status fsdp_staging_resume(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                const char *hash, const fsdp_watch *watch,
-                                fsdp_staging *staging_out, fsdp_error *err)
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               const char *hash, const fsdp_watch *watch, fsdp_staging *staging_out,
+                               fsdp_error *err)
 {
     *staging_out = new_staging(io, durable, overwrite);
     return begin(staging_out, dir, false, hash, watch, err);

@@ -32,23 +32,18 @@ typedef struct fsdp_staging {
     fsdp_lease_keeper keeper;  /* of the lease of the run that DIR is a step of, when it was taken here */
     bool durable;
     bool overwrite;
-    bool is_taken_up;          /* it was left by another one, see fsdp_staging_resume */
+    bool is_taken_up;          /* it was left by another one, see fsdp_staging_begin */
     bool has_notes;            /* it holds a .resume, which is not published */
 } fsdp_staging;
 
 /*
  * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not.
- * The name of a step makes the parent a run: its lease is taken, and kept until release.
+ * The name of a step makes the parent a run: its lease is taken, and kept until release. watch (may be NULL)
+ * is told while another job's lease is waited for. hash: goes on in the staging directory that a dead
+ * conversion with that plan left, if there is one; NULL: always a new one.
  */
-fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                               fsdp_staging *staging_out, fsdp_error *err);
-/* The same, and goes on in the staging directory that a dead conversion with that plan left, if there is one;
- * hash NULL: as begin. watch is told while another job's lease is waited for. */
-fsdp_status fsdp_staging_resume(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
-                                const fsdp_watch *watch, fsdp_staging *staging_out, fsdp_error *err);
-/* The same for a caller that holds the run's lease. */
-fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
-                                    fsdp_staging *staging_out, fsdp_error *err);
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
+                               const fsdp_watch *watch, fsdp_staging *staging_out, fsdp_error *err);
 /* For long work: the caller's watch, whose progress also keeps the lease. Until release. */
 fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch);
 /* The work failed with that status: FSDP_ERR_EXISTS when the lost lease is what stopped it. */

@@ -238,7 +238,7 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
                           .compress = job->opts->compress,
                           .with_view = !job->opts->no_view,
                           .more = plan->bytes_spooled};
-    if (job->opts->resume)
+    if (job->opts->resume && !job->opts->compress) /* which are not counted when they are encoded */
         volume.more -= fsdp_resume_bytes(job->io, to, job->hash);
     plan->bytes_needed = fsdp_volume_room(job->sd, &volume);
     fsdp_status st = fsdp_require_space(job->io, to, &volume, plan->bytes_needed, &space, err);
@@ -493,8 +493,8 @@ static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
                     job->place.format->limits.format);
     if (job->place.format)
         return fsdp_export_begin(&job->place, to, err);
-    FSDP_TRY(fsdp_staging_resume(job->io, to, !opts->no_sync, opts->overwrite,
-                                 opts->resume ? job->hash : NULL, &opts->watch, staging, err));
+    FSDP_TRY(fsdp_staging_begin(job->io, to, !opts->no_sync, opts->overwrite,
+                                opts->resume ? job->hash : NULL, &opts->watch, staging, err));
     fsdp_resume_begin(&job->notes, job->io, staging->path, job->hash, job->file_count,
                       staging->is_taken_up);
     staging->has_notes = true;

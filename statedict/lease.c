@@ -522,11 +522,9 @@ static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_wat
         return fsdp_fail_errno(err, result < 0 ? -result : ENOTDIR, "cannot use run '%s'",
                                lease->run);
     int64_t until_ms = fsdp_now_ms() + wait_ms;
-    for (int tries = 1;; tries++) {
-        fsdp_error held = {0};
-        fsdp_status status = take(lease, &held);
-        if (status == FSDP_OK)
-            return FSDP_OK;
+    fsdp_error held = {0};
+    fsdp_status status = take(lease, &held);
+    for (int tries = 1; status != FSDP_OK; tries++) {
         if (!lease->may_end || fsdp_now_ms() >= until_ms) {
             if (err)
                 *err = held;
@@ -534,7 +532,10 @@ static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_wat
         }
         FSDP_TRY(tell_waiting(lease, watch, tries, &held, err));
         wait_a_little();
+        if (!fsdp_lease_is_held(lease->io, lease->run)) /* a look costs less than a try */
+            status = take(lease, &held);
     }
+    return FSDP_OK;
 }
 
 static fsdp_status take_lease(fsdp_io *io, const char *run, int wait_ms, const fsdp_watch *watch,

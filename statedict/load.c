@@ -105,7 +105,19 @@ static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, c
         fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
 }
 
-/* An error has room for a screen's worth of names; the notices and the report have all of them. */
+/* An error has room for a screen's worth of names; who asked for a report or notices has all of them. */
+static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
+{
+    if (opts->report && opts->watch.notice)
+        fsdp_text_addf(text, "; each name is in the load's report and was a notice");
+    else if (opts->report)
+        fsdp_text_addf(text, "; each name is in the load's report");
+    else if (opts->watch.notice)
+        fsdp_text_addf(text, "; each name was a notice");
+    else
+        fsdp_text_addf(text, "; a report or a notice function would be given each name");
+}
+
 static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,
                                   const fsdp_name_list *unexpected, fsdp_error *err)
 {
@@ -114,7 +126,7 @@ static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *mis
     bool all = fsdp_names_tell(missing, "missing", &text);
     all = fsdp_names_tell(unexpected, "unexpected", &text) && all;
     if (!all)
-        fsdp_text_addf(&text, "; each name is in the load's report and was a notice");
+        point_at_names(job->opts, &text);
     if (!all && fsdp_ctl_rank(job->ctl) == 0) {
         notice_names(&job->opts->watch, missing, "missing");
         notice_names(&job->opts->watch, unexpected, "unexpected");

@@ -33,6 +33,22 @@ struct fsdp_order_text {
 
 typedef struct fsdp_order_text order_text;
 
+typedef fsdp_status member_reader(order_text *plan, fsdp_json *json, int member, fsdp_error *err);
+
+/* What is missing, members->seen tells. */
+static fsdp_status read_object(order_text *plan, fsdp_json *json, fsdp_json_members *members,
+                               member_reader *read, fsdp_error *err)
+{
+    int member;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, members, &member, err));
+        if (member < 0)
+            return FSDP_OK;
+        FSDP_TRY(read(plan, json, member, err));
+    }
+}
+
 /* --- strings and lists ------------------------------------------------------------------------ */
 
 static fsdp_status read_string(order_text *plan, fsdp_json *json, const char **out, fsdp_error *err)
@@ -212,14 +228,7 @@ static fsdp_status read_option(order_text *plan, fsdp_json *json, int option, fs
 static fsdp_status read_options(order_text *plan, fsdp_json *json, fsdp_error *err)
 {
     fsdp_json_members members = {.names = option_names, .count = OPTION_COUNT};
-    int option;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &option, err));
-        if (option < 0)
-            break;
-        FSDP_TRY(read_option(plan, json, option, err));
-    }
+    FSDP_TRY(read_object(plan, json, &members, read_option, err));
     if (members.seen != ((uint64_t)1 << OPTION_COUNT) - 1)
         return fsdp_json_fail(json, err, "an option is missing");
     plan->order.opts.mesh = plan->mesh;
@@ -282,14 +291,7 @@ static fsdp_status read_members(order_text *plan, fsdp_json *json, fsdp_error *e
 {
     static const char *const names[] = {"from", "to", "options", "sources", "hash"};
     fsdp_json_members members = {.names = names, .count = 5};
-    int member;
-    FSDP_TRY(fsdp_json_enter_object(json, err));
-    for (;;) {
-        FSDP_TRY(fsdp_json_next_member(json, &members, &member, err));
-        if (member < 0)
-            break;
-        FSDP_TRY(read_member(plan, json, member, err));
-    }
+    FSDP_TRY(read_object(plan, json, &members, read_member, err));
     if (members.seen != 31)
         return fsdp_json_fail(json, err, "a plan needs from, to, options, sources and hash");
     return fsdp_json_finish(json, err);

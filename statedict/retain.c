@@ -36,7 +36,9 @@ typedef struct retention {
     void (*report)(void *user, const fsdp_retain_action *action);
     void *user;
     fsdp_io *io;
-    fsdp_lease_keeper keeper; /* while steps are read */
+    int threads; /* that read steps, within memory */
+    int64_t memory;
+    fsdp_lease_keeper keeper; /* while steps are read, and the caller's watch */
     fsdp_run_steps steps;
     verdict *verdicts; /* one per step */
     int good;          /* counted so far */
@@ -144,15 +146,23 @@ static fsdp_status set_reason(verdict *mine, const char *reason, fsdp_error *err
     return mine->reason ? FSDP_OK : fsdp_fail_memory(err, "the reason of a removal");
 }
 
+/* Reads all data of a step, unless this process has. */
+static fsdp_status read_whole(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    fsdp_verify_opts opts = {.threads = retain->threads,
+                             .memory = retain->memory,
+                             .watch = fsdp_lease_keeper_watch(&retain->keeper),
+                             .io = retain->io};
+    return fsdp_run_check_once(retain->run, step, &opts, err);
+}
+
 /* Reads a step that counts as a whole; one that is damaged does not count any more. */
 static fsdp_status read_counted(retention *retain, size_t i, fsdp_error *err)
 {
     verdict *mine = &retain->verdicts[i];
     char reason[REASON_SIZE];
     fsdp_error fault = {0};
-    fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
-    fsdp_status status =
-        fsdp_run_check_once(retain->run, &retain->steps.items[i], &watch, retain->io, &fault);
+    fsdp_status status = read_whole(retain, &retain->steps.items[i], &fault);
     mine->was_read = status == FSDP_OK;
     if (status == FSDP_OK)
         return FSDP_OK;
@@ -216,7 +226,7 @@ static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error 
         return FSDP_OK;
     }
     fsdp_status status =
-        fsdp_run_check(retain->run, step, FSDP_VERIFY_QUICK, NULL, retain->io, &fault);
+        fsdp_run_check(retain->run, step, &(fsdp_verify_opts){.io = retain->io}, &fault);
     if (status == FSDP_OK)
         return count_good(retain, i, reason, err);
     if (fsdp_run_is_fault(status))
@@ -226,20 +236,30 @@ static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error 
     return status;
 }
 
-/* One that cannot be judged does not keep the others from it; the first failure is reported. */
+/* The first failure is reported, unless a later one is that the work was stopped. */
+static fsdp_status choose_failure(fsdp_status first, fsdp_status status, const fsdp_error *fault,
+                                  fsdp_error *err)
+{
+    if (status == FSDP_OK || (first != FSDP_OK && status != FSDP_ERR_CANCELLED))
+        return first;
+    if (err)
+        *err = *fault;
+    return status;
+}
+
+/* One that cannot be judged does not keep the others from it. */
 static fsdp_status decide_all(retention *retain, fsdp_error *err)
 {
     fsdp_status first = FSDP_OK;
     for (size_t i = 0; i < retain->steps.count; i++) {
         char reason[REASON_SIZE];
+        fsdp_error fault = {0};
         if (retain->steps.items[i].state != FSDP_STEP_GOOD)
             continue;
-        fsdp_error *told = first == FSDP_OK ? err : NULL;
-        fsdp_status status = decide(retain, i, reason, told);
+        fsdp_status status = decide(retain, i, reason, &fault);
         if (status == FSDP_OK)
-            status = set_reason(&retain->verdicts[i], reason, told);
-        if (first == FSDP_OK)
-            first = status;
+            status = set_reason(&retain->verdicts[i], reason, &fault);
+        first = choose_failure(first, status, &fault, err);
         if (status == FSDP_ERR_CANCELLED)
             break;
     }
@@ -287,10 +307,21 @@ static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step 
     return status;
 }
 
-static fsdp_status remove_step(const retention *retain, const fsdp_run_step *step, fsdp_error *err)
+/* Also where nothing had to be read, so that nobody was asked yet. */
+static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
+    if (watch.progress && watch.progress(watch.user, 0, 1, step->name) != 0)
+        return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request, before '%s' was removed",
+                         step->name);
+    return FSDP_OK;
+}
+
+static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
     if (retain->dry_run)
         return FSDP_OK;
+    FSDP_TRY(check_stop(retain, step, err));
     FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
     char *path = fsdp_path_join(retain->run, step->name);
     if (!path)
@@ -337,9 +368,10 @@ static fsdp_status bring_back(const retention *retain, const fsdp_run_step *step
 }
 
 /* The one that took its place must be good, or nobody knows which of the two is of use. */
-static fsdp_status decide_replaced(const retention *retain, const fsdp_run_step *step,
-                                   bool *remove_out, char *reason, fsdp_error *err)
+static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step, bool *remove_out,
+                                   char *reason, fsdp_error *err)
 {
+    fsdp_error fault = {0};
     char name[FSDP_STEP_NAME_SIZE];
     fsdp_step_name(step->step, name);
     fsdp_run_step whole = {.step = step->step, .name = name};
@@ -349,7 +381,9 @@ static fsdp_status decide_replaced(const retention *retain, const fsdp_run_step 
     fsdp_status status = FSDP_OK;
     *remove_out = false;
     if (fsdp_io_exists(retain->io, path)) {
-        *remove_out = fsdp_run_check_once(retain->run, &whole, NULL, retain->io, NULL) == FSDP_OK;
+        status = read_whole(retain, &whole, &fault);
+        *remove_out = status == FSDP_OK;
+        status = fsdp_run_is_fault(status) ? FSDP_OK : choose_failure(FSDP_OK, status, &fault, err);
         snprintf(reason, REASON_SIZE,
                  *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
     } else {
@@ -369,7 +403,7 @@ static void forget_marker(const retention *retain, const fsdp_run_step *step)
     fsdp_free(path);
 }
 
-static fsdp_status retain_step(const retention *retain, size_t i, fsdp_error *err)
+static fsdp_status retain_step(retention *retain, size_t i, fsdp_error *err)
 {
     const fsdp_run_step *step = &retain->steps.items[i];
     const verdict *mine = &retain->verdicts[i];
@@ -393,16 +427,18 @@ static fsdp_status retain_step(const retention *retain, size_t i, fsdp_error *er
     return FSDP_OK;
 }
 
-/* One that cannot be removed does not keep the others; the first failure is reported. */
+/* One that cannot be removed does not keep the others. */
 static fsdp_status do_all(retention *retain, fsdp_error *err)
 {
     fsdp_status first = decide_all(retain, err);
     if (first == FSDP_ERR_CANCELLED)
         return first;
     for (size_t i = 0; i < retain->steps.count; i++) {
-        fsdp_status status = retain_step(retain, i, first == FSDP_OK ? err : NULL);
-        if (first == FSDP_OK)
-            first = status;
+        fsdp_error fault = {0};
+        fsdp_status status = retain_step(retain, i, &fault);
+        first = choose_failure(first, status, &fault, err);
+        if (status == FSDP_ERR_CANCELLED)
+            break;
     }
     return first;
 }
@@ -439,7 +475,7 @@ static int sweep_lease(void *user, const char *name)
 
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+                                 void *user, const fsdp_verify_opts *reading, fsdp_error *err)
 {
     FSDP_TRY(fsdp_retention_check(policy, err));
     retention retain = {.lease = lease,
@@ -447,8 +483,10 @@ fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_
                         .policy = policy,
                         .report = report,
                         .user = user,
-                        .io = io ? io : fsdp_io_posix()};
-    fsdp_lease_keep(&retain.keeper, lease, watch);
+                        .io = reading->io ? reading->io : fsdp_io_posix(),
+                        .threads = reading->threads,
+                        .memory = reading->memory};
+    fsdp_lease_keep(&retain.keeper, lease, &reading->watch);
     FSDP_TRY(retain_all(&retain, err));
     (void)retain.io->ops->list(retain.io, run, sweep_lease, &retain);
     return FSDP_OK;
@@ -456,7 +494,7 @@ fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_
 
 static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
                            void (*report)(void *user, const fsdp_retain_action *action), void *user,
-                           fsdp_io *io, fsdp_error *err)
+                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
 {
     retention retain = {.run = run,
                         .policy = policy,
@@ -465,23 +503,41 @@ static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
                         .user = user,
                         .io = io,
                         .save_in_progress = fsdp_lease_is_held(io, run)};
+    fsdp_lease_keep(&retain.keeper, NULL, watch);
     return retain_all(&retain, err);
 }
 
-/* What has to be read is read before the lease is taken, which a job that saves may want at any moment. */
+/*
+ * What has to be read is read before the lease is taken, which a job that saves may want at any moment. What
+ * fails here fails again, and is told then.
+ */
+static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
+                              const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    if (fsdp_lease_is_held(io, run) ||
+        run_dry(run, policy, NULL, NULL, watch, io, &found) != FSDP_ERR_CANCELLED)
+        return FSDP_OK;
+    if (err)
+        *err = found;
+    return FSDP_ERR_CANCELLED;
+}
+
 fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool dry_run,
                             void (*report)(void *user, const fsdp_retain_action *action),
-                            void *user, struct fsdp_io *io, fsdp_error *err)
+                            void *user, const fsdp_watch *watch, struct fsdp_io *io,
+                            fsdp_error *err)
 {
     fsdp_lease *lease;
-    io = io ? io : fsdp_io_posix();
+    fsdp_verify_opts reading = {.io = io ? io : fsdp_io_posix()};
+    if (watch)
+        reading.watch = *watch;
     FSDP_TRY(fsdp_retention_check(policy, err));
     if (dry_run)
-        return run_dry(run, policy, report, user, io, err);
-    if (!fsdp_lease_is_held(io, run))
-        (void)!run_dry(run, policy, NULL, NULL, io, NULL);
-    FSDP_TRY(fsdp_lease_take(io, run, &lease, err));
-    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, NULL, io, err);
+        return run_dry(run, policy, report, user, watch, reading.io, err);
+    FSDP_TRY(read_ahead(run, policy, watch, reading.io, err));
+    FSDP_TRY(fsdp_lease_take(reading.io, run, &lease, err));
+    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, &reading, err);
     fsdp_lease_release(lease);
     return status;
 }

@@ -110,46 +110,44 @@ static fsdp_status check_manifest(const char *path, int64_t step, fsdp_io *io, f
     return FSDP_OK;
 }
 
-static fsdp_status check_data(const char *path, fsdp_verify_level level, const fsdp_watch *watch,
-                              fsdp_io *io, fsdp_error *err)
+static fsdp_status check_data(const char *path, const fsdp_verify_opts *opts, fsdp_error *err)
 {
-    fsdp_verify_opts opts = {.level = level, .io = io};
-    if (watch)
-        opts.watch = *watch;
     fsdp_verify_summary summary = {0};
-    fsdp_status status = fsdp_checkpoint_verify(path, &opts, &summary, err);
+    fsdp_status status = fsdp_checkpoint_verify(path, opts, &summary, err);
     if (status == FSDP_DIFFERS)
         fsdp_fail(err, FSDP_DIFFERS, "'%s' is damaged in %" PRId64 " place%s", path,
                   summary.findings, summary.findings == 1 ? "" : "s");
     return status;
 }
 
-fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_verify_level level,
-                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
+                           fsdp_error *err)
 {
     char *path = fsdp_path_join(run, step->name);
     if (!path)
         return fsdp_fail_memory(err, run);
-    fsdp_status status = check_manifest(path, step->step, io, err);
+    fsdp_status status = check_manifest(path, step->step, opts->io, err);
     if (status == FSDP_OK)
-        status = check_data(path, level, watch, io, err);
+        status = check_data(path, opts, err);
     fsdp_free(path);
     return status;
 }
 
 /* What changes while it is read is not remembered. */
-fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_watch *watch,
-                                fsdp_io *io, fsdp_error *err)
+fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step,
+                                const fsdp_verify_opts *opts, fsdp_error *err)
 {
     fsdp_fingerprint before, after;
+    fsdp_verify_opts whole = *opts;
+    whole.level = FSDP_VERIFY_DATA;
     char *path = fsdp_path_join(run, step->name);
     if (!path)
         return fsdp_fail_memory(err, run);
-    bool seen = fsdp_fingerprint_take(io, path, &before);
+    bool seen = fsdp_fingerprint_take(opts->io, path, &before);
     fsdp_status status = FSDP_OK;
     if (!seen || !fsdp_verified_has(&before)) {
-        status = fsdp_run_check(run, step, FSDP_VERIFY_DATA, watch, io, err);
-        if (status == FSDP_OK && seen && fsdp_fingerprint_take(io, path, &after) &&
+        status = fsdp_run_check(run, step, &whole, err);
+        if (status == FSDP_OK && seen && fsdp_fingerprint_take(opts->io, path, &after) &&
             memcmp(&before, &after, sizeof before) == 0)
             fsdp_verified_add(&before);
     }
@@ -259,7 +257,7 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
         return FSDP_OK;
     step->pinned = has_pin(run, step->name, io);
     fsdp_error reason = {0};
-    fsdp_status status = fsdp_run_check(run, step, FSDP_VERIFY_QUICK, NULL, io, &reason);
+    fsdp_status status = fsdp_run_check(run, step, &(fsdp_verify_opts){.io = io}, &reason);
     if (status == FSDP_OK)
         return FSDP_OK;
     if (!fsdp_run_is_fault(status)) {
@@ -347,13 +345,16 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
                              const fsdp_watch *watch, fsdp_io *io, char **path_out, fsdp_error *err)
 {
     size_t skipped = 0;
+    fsdp_verify_opts opts = {.level = level, .io = io};
+    if (watch)
+        opts.watch = *watch;
     for (size_t i = 0; i < steps->count; i++) {
         const fsdp_run_step *step = &steps->items[i];
         tell_set_aside(watch, run, step, io);
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};
-        fsdp_status status = fsdp_run_check(run, step, level, watch, io, &reason);
+        fsdp_status status = fsdp_run_check(run, step, &opts, &reason);
         if (status == FSDP_OK) {
             *path_out = fsdp_path_join(run, step->name);
             return *path_out ? FSDP_OK : fsdp_fail_memory(err, run);

@@ -52,7 +52,8 @@ FSDP_API void fsdp_run_steps_release(fsdp_run_steps *steps);
 
 /* The newest checkpoint of a run that verifies at `level`; FSDP_ERR_NOT_FOUND when there is none.
  * Newer ones that do not are named through watch.notice; not passed over are one of a newer format
- * version (FSDP_ERR_REFUSED), and one that could not be read for want of permission (FSDP_ERR_IO).
+ * version (FSDP_ERR_REFUSED), and one that was out of reach: a permission was missing, or a file system
+ * of another machine did not answer (FSDP_ERR_IO).
  * *path_out is freed with fsdp_string_free. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_latest(const char *run, fsdp_verify_level level,
                                                   const fsdp_watch *watch, struct fsdp_io *io,
@@ -74,13 +75,15 @@ typedef struct fsdp_retain_action {
 /*
  * Applies a policy to a run and finishes interrupted deletes, overwrites and abandoned saves; what a
  * process that is at work stages is left alone. Never fewer than the newest two that verify stay.
- * dry_run: only reports. Takes the run's lease unless dry_run.
+ * dry_run: only reports. Takes the run's lease unless dry_run. watch (may be NULL) is told while checkpoints
+ * are read, and before each removal; stopped while they are read, nothing was removed.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy,
                                                   bool dry_run,
                                                   void (*report)(void *user,
                                                                  const fsdp_retain_action *action),
-                                                  void *user, struct fsdp_io *io, fsdp_error *err);
+                                                  void *user, const fsdp_watch *watch, struct fsdp_io *io,
+                                                  fsdp_error *err);
 
 #ifdef __cplusplus
 }

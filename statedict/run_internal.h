@@ -15,17 +15,17 @@
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
 
 /*
- * FSDP_OK when the step directory verifies at that level. fsdp_run_is_fault tells whether another
- * status says something about the checkpoint, or that nobody could know (no memory, cancelled).
+ * FSDP_OK when the step directory verifies as opts say; opts->io is not NULL. fsdp_run_is_fault tells whether
+ * another status says something about the checkpoint, or that nobody could know (no memory, cancelled).
  */
-fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, fsdp_verify_level level,
-                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
+fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
+                           fsdp_error *err);
 bool fsdp_run_is_fault(fsdp_status status);
 
-/* FSDP_OK when all its data was read and is right: by this call, or by one before it in this process and
- * nothing has changed since. */
-fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_watch *watch,
-                                fsdp_io *io, fsdp_error *err);
+/* FSDP_OK when all its data was read and is right, whatever opts->level: by this call, or by one before it in
+ * this process and nothing has changed since. */
+fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
+                                fsdp_error *err);
 
 /* The disk or a permission kept us from looking, which says nothing about the checkpoint: an older one is not
  * taken in its place, any more than for one of a newer format version. */
@@ -43,9 +43,10 @@ fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
 /* fsdp_run_retain for a caller that holds the run's lease: it is kept while steps are read, refreshed
- * before each removal, and nothing is removed once it is lost. watch may be NULL. */
+ * before each removal, and nothing is removed once it is lost. `reading` has the watch, threads, memory and
+ * io that steps are read with. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
-                                 void *user, const fsdp_watch *watch, fsdp_io *io, fsdp_error *err);
+                                 void *user, const fsdp_verify_opts *reading, fsdp_error *err);
 
 #endif

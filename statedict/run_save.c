@@ -90,9 +90,12 @@ static int tell_others(void *user, int64_t done, int64_t total, const char *what
 static fsdp_status retain_others(run_job *job, fsdp_error *err)
 {
     const fsdp_retention *asked = job->opts.retain;
-    fsdp_watch watch = {.user = job, .progress = tell_others};
+    fsdp_verify_opts reading = {.threads = job->opts.threads,
+                                .memory = job->opts.memory,
+                                .watch = {.user = job, .progress = tell_others},
+                                .io = job->io};
     if (!asked)
-        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &watch, job->io, err);
+        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &reading, err);
     fsdp_retention policy = *asked;
     int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
     if (!pins)
@@ -101,8 +104,7 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
         memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
     pins[policy.pin_count++] = job->opts.step;
     policy.pins = pins;
-    fsdp_status st =
-        fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &watch, job->io, err);
+    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &reading, err);
     fsdp_free(pins);
     return st;
 }

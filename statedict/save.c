@@ -134,8 +134,8 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
     FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
     const fsdp_save_opts *opts = job->opts;
     fsdp_watch watch = {.user = job, .progress = tell_patience, .notice = pass_notice};
-    FSDP_TRY(fsdp_staging_resume(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
-                                 &job->staging, err));
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
+                                &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);

@@ -324,6 +324,8 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
         }
         entries[fsdp_sd_count(names)] = i;
         st = fsdp_sd_add_value(names, selected->name, selected->name_size, &nothing, err);
+        if (st == FSDP_ERR_USAGE && is_renamed(work, i))
+            fsdp_error_prefix(err, "renaming by '%s'", rule_of(work, i));
     }
     fsdp_free(entries);
     fsdp_sd_free(names);

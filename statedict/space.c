@@ -76,6 +76,8 @@ int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
 {
     int64_t room = fsdp_volume_bytes(sd, volume);
     add(&room, 1, volume->more);
+    if (room < 0) /* more is there than is wanted: pieces of files are reserved whole */
+        return 0;
     add(&room, 1, room / SPARE_PART);
     return room;
 }

@@ -13,7 +13,7 @@ bool fsdp_fingerprint_take(fsdp_io *io, const char *dir, fsdp_fingerprint *print
 
 bool fsdp_verified_has(const fsdp_fingerprint *print);
 /* Keeps the last FSDP_VERIFIED_KEPT. */
-enum { FSDP_VERIFIED_KEPT = 256 };
+enum { FSDP_VERIFIED_KEPT = 4096 };
 void fsdp_verified_add(const fsdp_fingerprint *print);
 
 #endif

@@ -53,7 +53,7 @@ static int64_t step_of_path(const fsdp_run_steps *steps, const char *path)
     for (size_t i = 0; name && i < steps->count; i++)
         if (strcmp(steps->items[i].name, name + 1) == 0)
             return steps->items[i].step;
-    return 0;
+    return FSDP_STEP_NONE;
 }
 
 /* Behind the newest good step, all of which is read, as by whoever loads it; what is broken stays for
@@ -72,9 +72,12 @@ static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *
     if (st != FSDP_OK && st != FSDP_ERR_NOT_FOUND)
         return fsdp_fail(err, st, "%s", none.text);
     st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
-    if (path)
-        *step_out = step_of_path(steps, path) + BENCH_STEP;
+    int64_t newest = path ? step_of_path(steps, path) : 0;
+    if (st == FSDP_OK && newest == FSDP_STEP_NONE)
+        st = fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' came meanwhile: another job saves into the run",
+                       path);
     fsdp_string_free(path);
+    *step_out = newest + BENCH_STEP;
     while (!is_free(steps, *step_out))
         *step_out += BENCH_STEP;
     return st;

@@ -162,12 +162,13 @@ static fsdp_status print_end(gc_report *report, fsdp_status status, const fsdp_e
     else if (!opts->common.quiet)
         fsdp_text_addf(text, "%" PRId64 " would go, %" PRId64 " stay; nothing was touched%s\n",
                        report->removed, report->kept, report->removed ? " (--yes deletes)" : "");
-    return cli_put_all(text);
+    return cli_put_end(text); /* also after a signal: what is gone is said to be gone */
 }
 
 static fsdp_status collect(const gc_options *opts, fsdp_error *err)
 {
     gc_report report = {.options = opts};
+    fsdp_watch watch = cli_watch(&opts->common);
     FSDP_TRY(cli_check_not_checkpoint(opts->run, err));
     if (opts->common.json) {
         fsdp_text_addf(&report.text, "{\"schema\": 1, \"run\": ");
@@ -175,8 +176,8 @@ static fsdp_status collect(const gc_options *opts, fsdp_error *err)
         fsdp_text_addf(&report.text, ", \"dry_run\": %s, \"actions\": [",
                        opts->yes ? "false" : "true");
     }
-    fsdp_status st =
-        fsdp_run_retain(opts->run, &opts->policy, !opts->yes, on_action, &report, NULL, err);
+    fsdp_status st = fsdp_run_retain(opts->run, &opts->policy, !opts->yes, on_action, &report,
+                                     &watch, NULL, err);
     if (report.kept + report.removed == 0) {
         fsdp_text_release(&report.text);
         return st != FSDP_OK

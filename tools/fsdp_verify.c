@@ -114,7 +114,7 @@ static const char *mark_of(const fsdp_finding *finding)
     case FSDP_FINDING_FIXED: return "fixed ";
     case FSDP_FINDING_DAMAGE: break;
     }
-    return finding->unreadable ? "unread " : "bad   ";
+    return finding->unreadable ? "error " : "bad   ";
 }
 
 static void add_finding_json(verify_report *report, const fsdp_finding *finding)

@@ -1,17 +1,20 @@
 """Runs that somebody else works in: a save under way is no leftover, a step that retention takes away is not
-damaged, and fsdp-gc does not end the job whose run it tidies.
+damaged, and fsdp-gc does not end the job whose run it tidies, and deletes nothing once it is told to stop.
 
 usage: run_in_use.py BUILD
 """
 
 import fcntl
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+
+import stalled
 
 BUILD = Path(sys.argv[1]).resolve()
 STAGING = "step-00000400.tmp-0123456789abcdef0123456789abcdef"
@@ -38,44 +41,34 @@ def save_in_progress():
                   and "interrupted save; fsdp-gc removes it" in free[2], (held, free))
 
 
-def blocked_pipe():
-    reader, writer = os.pipe()
-    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)
-    except BlockingIOError:
-        pass
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags)
-    return reader, writer
-
-
-def is_asleep(process):
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-
 def step_goes_away(options):
     """It is listed, and removed while a newer one is verified: progress goes into a pipe that is full."""
     shutil.rmtree("going", ignore_errors=True)
     shutil.copytree("run", "going")
-    reader, writer = blocked_pipe()
-    process = subprocess.Popen([BUILD / "bin/fsdp-verify", "going", "--progress=json", *options],
-                               stdout=subprocess.PIPE, stderr=writer)
-    os.close(writer)
-    while process.poll() is None and not is_asleep(process):
-        time.sleep(0.01)
-    time.sleep(0.2)
+    process, reader = stalled.start([BUILD / "bin/fsdp-verify", "going", "--progress=json", *options])
     shutil.rmtree("going/step-00000100")
-    talk = b""
-    while piece := os.read(reader, 65536):
-        talk += piece
-    os.close(reader)
+    talk = stalled.drain(reader)
     printed = process.communicate()[0]
-    told = b"step-00000100: removed meanwhile, not verified" in talk
+    told = "step-00000100: removed meanwhile, not verified" in talk
     whole = printed.count(b"step-00000100") == 0 and printed.count(b"step-00000200") == 1
     ok = process.returncode == 0 and told and whole
     return expect("step goes away", ok, (process.returncode, talk, printed))
+
+
+def gc_is_stopped(options):
+    """While it reads those for whose sake another one would go."""
+    shutil.rmtree("stopped", ignore_errors=True)
+    shutil.copytree("run", "stopped")
+    before = sorted(os.listdir("stopped"))
+    process, reader = stalled.start([BUILD / "bin/fsdp-gc", "stopped", "--keep-last", "2", *options],
+                                    on_terminal=True)
+    process.send_signal(signal.SIGINT)
+    talk = stalled.drain(reader)
+    printed = process.communicate()[0].decode()
+    untouched = sorted(os.listdir("stopped")) == before and "step-00000100" in before
+    ok = process.returncode == 130 and untouched and "remove" not in printed and "by signal 2" in talk
+    told = "--json" not in options or json.loads(printed).get("exit") == 130
+    return expect(f"fsdp-gc {options} is stopped", ok and told, (process.returncode, talk, printed))
 
 
 def gc_beside_a_job():
@@ -94,7 +87,9 @@ def main():
         os.chdir(directory)
         subprocess.run([BUILD / "tests/make_sample", "run", "1", "run"], check=True)
         os.mkdir("only")
-        problems = save_in_progress() + step_goes_away([]) + step_goes_away(["--json"]) + gc_beside_a_job()
+        problems = save_in_progress() + step_goes_away([]) + step_goes_away(["--json"])
+        problems += gc_is_stopped([]) + gc_is_stopped(["--yes"]) + gc_is_stopped(["--yes", "--json"])
+        problems += gc_beside_a_job()
         os.chdir("/")
     print("\n".join(problems) or "as it should be")
     return 1 if problems else 0

@@ -1,11 +1,9 @@
 """Ctrl-C, SIGTERM and a closed terminal stop every tool that works long: exit code 130, 143 or 129, nothing
 left half-written. Under nohup a closed terminal stops nothing. With --json there is one object all the same.
 
-The tool reports its progress into a pipe that is full, so it cannot finish before the signal comes,
-however fast it is. usage: signals.py BUILD
+usage: signals.py BUILD
 """
 
-import fcntl
 import json
 import os
 import signal
@@ -15,47 +13,19 @@ import tempfile
 import time
 from pathlib import Path
 
+import stalled
+
 BUILD = Path(sys.argv[1]).resolve()
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOHUP = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
 
 
-def full_pipe():
-    reader, writer = os.pipe()
-    flags = fcntl.fcntl(writer, fcntl.F_GETFL)
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags | os.O_NONBLOCK)
-    try:
-        while True:
-            os.write(writer, b"x" * 4096)
-    except BlockingIOError:
-        pass
-    fcntl.fcntl(writer, fcntl.F_SETFL, flags)
-    return reader, writer
-
-
-def is_asleep(process):
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
-
-
-def drain(reader):
-    text = b""
-    while piece := os.read(reader, 65536):
-        text += piece
-    os.close(reader)
-    return text.decode().lstrip("x")
-
-
 def stop(command, number, directory, prefix=()):
-    reader, writer = full_pipe()
-    process = subprocess.Popen([*prefix, BUILD / "bin" / command[0], *command[1:], "--progress=json"],
-                               cwd=directory, stdout=subprocess.PIPE, stderr=writer)
-    os.close(writer)
-    while process.poll() is None and not is_asleep(process):
-        time.sleep(0.01)
-    time.sleep(0.2)
+    process, reader = stalled.start([*prefix, BUILD / "bin" / command[0], *command[1:],
+                                     "--progress=json"], directory)
     process.send_signal(number)
     time.sleep(0.1)
-    talk = drain(reader)
+    talk = stalled.drain(reader)
     printed, _ = process.communicate()
     return process.returncode, talk, printed
 

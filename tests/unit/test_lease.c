@@ -396,6 +396,20 @@ Test(lease, a_wait_for_a_holder_that_stays_ends)
     fsdp_lease_release(mine);
 }
 
+/* Every try makes a file and renames it, which a shared file system feels. */
+Test(lease, a_holder_that_stays_is_looked_at_and_not_tried_again)
+{
+    fsdp_io *io;
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_CREATE};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &io, NULL), FSDP_OK);
+    fsdp_lease *mine = must_take(), *lease;
+    fsdp_lease_set_patience(200);
+    cr_assert_eq(fsdp_lease_await(io, run, NULL, &lease, NULL), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_io_fault_calls(io), 1);
+    fsdp_lease_release(mine);
+    fsdp_io_fault_free(io);
+}
+
 /* --- races --- */
 
 static void pause_ms(long ms)

@@ -287,6 +287,35 @@ Test(resume, of_ours_encoded)
         resume_at("encoded", opts, calls * i / (MOMENTS + 1) + 1);
 }
 
+static fsdp_convert_plan plan_for(fsdp_convert_opts opts)
+{
+    fsdp_error err = {0};
+    fsdp_convert_plan plan;
+    cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("cut/out"),
+                                              &opts, &plan, &err),
+                 FSDP_OK, "%s", err.text);
+    return plan;
+}
+
+/* Encoded data counts as nothing, so what is there of it takes nothing off, either. */
+Test(resume, needs_no_more_room_than_before_and_never_less_than_none)
+{
+    for (int compress = 0; compress < 2; compress++) {
+        fsdp_convert_opts opts = opts_for("fsdp");
+        opts.world = 2;
+        opts.compress = compress;
+        remove_output("whole");
+        remove_output("cut");
+        int64_t calls = count_writes(opts);
+        int64_t anew = plan_for(opts).bytes_needed;
+        convert_and_die(opts, calls * MOMENTS / (MOMENTS + 1) + 1);
+        opts.resume = true;
+        int64_t rest = plan_for(opts).bytes_needed;
+        cr_expect_geq(rest, 0);
+        cr_expect(compress ? rest == anew : rest < anew / 2, "%" PRId64 " of %" PRId64, rest, anew);
+    }
+}
+
 /* --- what is not gone on with ----------------------------------------------------------------- */
 
 Test(resume, of_another_plan_begins_anew)

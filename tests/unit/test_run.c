@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "statedict/lease_internal.h"
 #include "statedict/run_internal.h"
+#include "statedict/verified.h"
 
 #include "tests/support/state.h"
 
@@ -242,7 +243,7 @@ static void expect_good(fsdp_io *io, const char *expected)
 static void must_retain(fsdp_io *io, const fsdp_retention *policy)
 {
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", policy, false, NULL, NULL, io, &err), FSDP_OK, "%s",
+    cr_assert_eq(fsdp_run_retain("/run", policy, false, NULL, NULL, NULL, io, &err), FSDP_OK, "%s",
                  err.text);
 }
 
@@ -355,8 +356,10 @@ Test(run, no_good_step_goes_for_the_sake_of_one_whose_data_is_damaged)
     flip_data(io, 40);
     report dry = {{0}}, real = {{0}};
     fsdp_retention policy = {.keep_last = 4};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, NULL),
+                 FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, NULL, io, NULL),
+                 FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(strstr(real.text, "+ step-00000040: does not verify: "), "%s", real.text);
     expect_there(io, (int64_t[]){10, 20, 30, 40, 50, 60}, 6, 60);
@@ -406,6 +409,126 @@ Test(run, retention_reads_a_step_once_and_again_when_it_has_changed)
     fsdp_sim_free(sim);
 }
 
+/* --- stopped --- */
+
+/* Stops when it is asked for the n-th time. */
+typedef struct stopping {
+    int asked, at;
+} stopping;
+
+static int stop_at(void *user, int64_t done, int64_t total, const char *what)
+{
+    stopping *work = user;
+    (void)done, (void)total, (void)what;
+    return ++work->asked == work->at;
+}
+
+static fsdp_status retain_and_stop(fsdp_io *io, bool dry_run, int at, report *all, fsdp_error *err)
+{
+    stopping work = {.at = at};
+    fsdp_watch watch = {.user = &work, .progress = stop_at};
+    const fsdp_retention policy = {.keep_last = 2};
+    fsdp_status st = fsdp_run_retain("/run", &policy, dry_run, take_action, all, &watch, io, err);
+    cr_assert(st != FSDP_OK || work.asked < at, "asked %d times, stopped at %d", work.asked, at);
+    return st;
+}
+
+Test(run, retention_that_is_stopped_while_it_reads_removes_nothing)
+{
+    fsdp_io *io = tiny_disk();
+    for (int64_t step = 10; step <= 40; step += 10)
+        save_real_step(io, step);
+    for (int dry_run = 0; dry_run < 2; dry_run++) {
+        fsdp_error err = {0};
+        report all = {{0}};
+        cr_assert_eq(retain_and_stop(io, dry_run, 1, &all, &err), FSDP_ERR_CANCELLED);
+        cr_assert(strstr(err.text, "stopped on request; nothing was changed"), "%s", err.text);
+        cr_assert_str_eq(all.text, "");
+        expect_there(io, (int64_t[]){10, 20, 30, 40}, 4, 40);
+    }
+    fsdp_sim_free(io);
+}
+
+/* Sooner or later it is asked before the second removal: one is gone then, and only that is told. */
+Test(run, retention_that_is_stopped_later_tells_what_it_removed)
+{
+    fsdp_io *io = tiny_disk();
+    fsdp_error err = {0};
+    report all = {{0}};
+    for (int64_t step = 10; step <= 40; step += 10)
+        save_real_step(io, step);
+    for (int at = 1; fsdp_io_exists(io, step_path(20)); at++)
+        cr_assert_eq(retain_and_stop(io, false, at, &all, &err), FSDP_ERR_CANCELLED);
+    cr_assert(strstr(err.text, "before 'step-00000010' was removed"), "%s", err.text);
+    cr_assert(strstr(all.text, "- step-00000020: "), "%s", all.text);
+    cr_assert_null(strstr(all.text, "step-00000010"), "%s", all.text);
+    expect_there(io, (int64_t[]){10, 30, 40}, 3, 40);
+    fsdp_sim_free(io);
+}
+
+static int refuse_step_40(void *user, fsdp_io_call call, const char *path)
+{
+    (void)user, (void)call;
+    return strstr(path, "step-00000040/manifest") ? -ENOMEM : 0;
+}
+
+/* Its own failure comes first, and must not hide that it is to stop. */
+Test(run, retention_stops_on_request_whatever_failed_before)
+{
+    fsdp_io *sim = tiny_disk(), *io;
+    for (int64_t step = 10; step <= 40; step += 10)
+        save_real_step(sim, step);
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_OPEN,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = refuse_step_40};
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_error err = {0};
+    report all = {{0}};
+    cr_assert_neq(retain_and_stop(io, true, 1000, &all, &err), FSDP_OK);
+    all.text[0] = '\0';
+    cr_assert_eq(retain_and_stop(io, false, 1, &all, &err), FSDP_ERR_CANCELLED, "%s", err.text);
+    expect_there(sim, (int64_t[]){10, 20, 30, 40}, 4, 40);
+    fsdp_io_fault_free(io);
+    fsdp_sim_free(sim);
+}
+
+/* Without a policy that is all that is read. */
+Test(run, retention_is_stopped_while_it_reads_what_an_overwrite_made, .timeout = 30)
+{
+    fsdp_io *io = tiny_disk();
+    const char old[] = "/run/step-00000010.old-" UUID;
+    fsdp_error err = {0};
+    save_real_step(io, 10);
+    cr_assert_eq(io->ops->rename(io, step_path(10), "/run/other", false), 0);
+    save_real_step(io, 10);
+    cr_assert_eq(io->ops->rename(io, "/run/other", old, false), 0);
+    stopping work = {.at = 1};
+    fsdp_watch watch = {.user = &work, .progress = stop_at};
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, NULL, NULL, &watch, io, &err),
+                 FSDP_ERR_CANCELLED);
+    cr_assert(fsdp_io_exists(io, old));
+    watch.progress = NULL;
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, NULL, NULL, &watch, io, &err), FSDP_OK);
+    cr_assert_not(fsdp_io_exists(io, old));
+    fsdp_sim_free(io);
+}
+
+/* Each is looked at in turn at every save: what drops out of a ring before it comes again is never found. */
+Test(run, a_long_run_of_verified_checkpoints_is_remembered)
+{
+    enum { STEPS = 1000 };
+    for (int round = 0; round < 2; round++)
+        for (uint64_t i = 0; i < STEPS; i++) {
+            fsdp_fingerprint print = {{i, ~i}};
+            cr_assert_eq(fsdp_verified_has(&print), round == 1);
+            fsdp_verified_add(&print);
+        }
+}
+
+/* --- what was interrupted --- */
+
 Test(run, retention_finishes_what_was_interrupted)
 {
     fsdp_io *io = tiny_disk();
@@ -431,8 +554,8 @@ Test(run, retention_leaves_a_staging_alone_as_long_as_its_maker_lives)
     save_steps(io, (int64_t[]){10}, 1);
     cr_assert_eq(fsdp_staging_begin_held(io, step_path(20), true, false, &alive, NULL), FSDP_OK);
     report dry = {{0}}, real = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, io, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, NULL, io, NULL), FSDP_OK);
     cr_assert(fsdp_io_exists(io, alive.path));
     cr_assert(strstr(real.text, ": a save in progress"), "%s", real.text);
     cr_assert_str_eq(dry.text, real.text);
@@ -492,9 +615,9 @@ Test(run, a_step_that_an_overwrite_set_aside_is_brought_back_or_removed)
     flip_manifest(io, 20);
     expect_latest(io, 30, 1, "set aside");
     report dry = {{0}}, real = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", NULL, true, take_action, &dry, NULL, io, NULL), FSDP_OK);
     cr_assert(fsdp_io_exists(io, "/run/step-00000040.old-" UUID));
-    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", NULL, false, take_action, &real, NULL, io, NULL), FSDP_OK);
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(strstr(real.text, "+ step-00000040.old-" UUID ": brought back"), "%s", real.text);
     cr_assert(strstr(real.text, "- step-00000030.old-" UUID ": overwritten"), "%s", real.text);
@@ -523,7 +646,8 @@ Test(run, retention_removes_a_step_that_holds_nothing_and_none_that_holds_anythi
         cr_assert(fsdp_io_exists(io, step_path(steps[i])));
     report all = {{0}};
     fsdp_retention policy = {.keep_last = 2};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, NULL, io, NULL),
+                 FSDP_OK);
     for (int i = 0; i < 5; i++)
         cr_assert_eq(fsdp_io_exists(io, step_path(steps[i])), i >= 2, "step %d", (int)steps[i]);
     cr_assert(strstr(all.text, "- step-00000030: holds neither"), "%s", all.text);
@@ -537,7 +661,8 @@ Test(run, retention_that_would_keep_fewer_than_two_is_refused)
     for (int keep = -1; keep < 2; keep++) {
         fsdp_error err = {0};
         fsdp_retention policy = {.keep_last = keep};
-        cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, &err), FSDP_ERR_USAGE);
+        cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, &err),
+                     FSDP_ERR_USAGE);
         cr_assert(strstr(err.text, "at least 2"), "%s", err.text);
     }
     expect_good(io, "20 10");
@@ -554,9 +679,11 @@ Test(run, a_dry_run_reports_what_a_real_one_does)
     fsdp_retention policy = {.keep_last = 2, .keep_every = 40, .pins = &pin, .pin_count = 1};
     report dry = {{0}}, real = {{0}};
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, &err), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, &err),
+                 FSDP_OK);
     expect_good(io, "60 50 40 20 10");
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, io, &err), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &real, NULL, io, &err),
+                 FSDP_OK);
     expect_good(io, "60 50 40 20");
     cr_assert_str_eq(dry.text, real.text);
     cr_assert(
@@ -578,12 +705,16 @@ Test(run, another_job_at_work_stops_retention_and_not_a_dry_run)
     fsdp_lease *lease;
     fsdp_retention policy = {.keep_last = 2};
     cr_assert_eq(fsdp_lease_take(io, "/run", &lease, NULL), FSDP_OK);
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, NULL), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, NULL),
+                 FSDP_ERR_EXISTS);
     expect_good(io, "30 20 10");
     report dry = {{0}};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, true, take_action, &dry, NULL, io, NULL),
+                 FSDP_OK);
     cr_assert(strstr(dry.text, "+ step-00000040.tmp-" UUID ": a save in progress"), "%s", dry.text);
-    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, NULL, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL,
+                                      &(fsdp_verify_opts){.io = io}, NULL),
+                 FSDP_OK);
     expect_good(io, "30 20");
     fsdp_lease_release(lease);
     fsdp_sim_free(io);
@@ -633,7 +764,8 @@ Test(run, retention_neither_removes_nor_counts_a_newer_format_version)
     make_newer(io, 40);
     report all = {{0}};
     fsdp_retention policy = {.keep_last = 2};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, io, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, take_action, &all, NULL, io, NULL),
+                 FSDP_OK);
     expect_good(io, "50 30");
     cr_assert(fsdp_io_exists(io, step_path(40)));
     cr_assert(fsdp_io_exists(io, step_path(20)));
@@ -669,7 +801,8 @@ Test(run, retention_stops_when_its_lease_is_lost)
     fsdp_retention policy = {.keep_last = 2};
     cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, io, &err), FSDP_ERR_EXISTS);
+    cr_assert_eq(fsdp_run_retain("/run", &policy, false, NULL, NULL, NULL, io, &err),
+                 FSDP_ERR_EXISTS);
     cr_assert(strstr(err.text, "lease of '/run' is lost"), "%s", err.text);
     expect_good(sim, "40 30 10");
     fsdp_io_fault_free(io);
@@ -694,7 +827,8 @@ static fsdp_status save_and_retain(fsdp_io *io, int64_t step, fsdp_error *err)
     FSDP_TRY(fsdp_lease_take(io, "/run", &lease, err));
     fsdp_status status = tiny_save_held(io, step_path(step), step, err);
     if (status == FSDP_OK)
-        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL, NULL, io, err);
+        status = fsdp_run_retain_held(lease, "/run", &policy, NULL, NULL,
+                                      &(fsdp_verify_opts){.io = io}, err);
     fsdp_lease_release(lease);
     return status;
 }
@@ -811,8 +945,8 @@ Test(run, retention_under_errors_never_leaves_fewer_than_two)
         save_steps(sim, (int64_t[]){10, 20, 30, 40, 50}, 5);
         fsdp_fault_plan plan = {.at = n, .action = FSDP_FAULT_ERRNO, .errnum = EIO};
         cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
-        (void)!fsdp_run_retain("/run", &(fsdp_retention){.keep_last = 2}, false, NULL, NULL, io,
-                               NULL);
+        (void)!fsdp_run_retain("/run", &(fsdp_retention){.keep_last = 2}, false, NULL, NULL, NULL,
+                               io, NULL);
         bool reached = fsdp_io_fault_calls(io) >= n;
         char text[400];
         good_steps(sim, text, sizeof text);

@@ -1,6 +1,7 @@
 /* Saving into runs and onto disks: what is refused before anything is written, and what is told. */
 #include "base/io_fault.h"
 #include "base/io_sim.h"
+#include "base/pool.h"
 #include "statedict/commit.h"
 #include "statedict/space.h"
 #include "tests/support/state.h"
@@ -10,6 +11,7 @@
 #include <fsdp/convert.h>
 #include <fsdp/diff.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,6 +226,52 @@ Test(run_save, a_hint_that_cannot_be_written_does_not_keep_retention_from_its_wo
     cr_assert_eq(names_in("/d/run"), 3, "two steps and what is in the place of the hint");
 }
 
+typedef struct readers {
+    atomic_uintptr_t first; /* thread that read a step */
+    atomic_bool others;
+    atomic_int reads;
+} readers;
+
+/* Slow enough for a second thread, were there one, to have its share. */
+static int note_reader(void *user, fsdp_io_call call, const char *path)
+{
+    readers *seen = user;
+    (void)call;
+    if (!strstr(path, "step-00000002/shard-"))
+        return 0;
+    uintptr_t none = 0, self_number = fsdp_thread_number();
+    if (!atomic_compare_exchange_strong(&seen->first, &none, self_number) && none != self_number)
+        atomic_store(&seen->others, true);
+    atomic_fetch_add(&seen->reads, 1);
+    usleep(20000);
+    return 0;
+}
+
+Test(run_save, retention_reads_with_the_threads_of_the_save)
+{
+    fsdp_io *io;
+    readers seen = {0};
+    fsdp_error err = {0};
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD,
+                            .at = 1,
+                            .forever = true,
+                            .action = FSDP_FAULT_CALL,
+                            .call = note_reader,
+                            .user = &seen};
+    must_save_step(1);
+    must_save_step(2);
+    cr_assert_eq(fsdp_io_fault_create(sim, &plan, &io, NULL), FSDP_OK);
+    fsdp_retention policy = {.keep_last = 2};
+    fsdp_save_opts opts = options(io);
+    opts.retain = &policy;
+    opts.threads = 1;
+    cr_assert_eq(fsdp_run_save(state.sd, self, "/d/run", 3, &opts, &err), FSDP_OK, "%s", err.text);
+    cr_assert_not(fsdp_io_exists(sim, "/d/run/step-00000001"));
+    cr_assert_gt(seen.reads, 2);
+    cr_assert_not(seen.others);
+    fsdp_io_fault_free(io);
+}
+
 /* --- a format version to come --- */
 
 Test(run_save, loading_a_run_does_not_pass_over_a_newer_format_version)
@@ -350,6 +398,16 @@ Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
         cr_assert(enough || strstr(err.text, "make room"), "%s", err.text);
         fsdp_sim_free(disk);
     }
+}
+
+Test(run_save, more_than_enough_that_is_there_already_leaves_nothing_to_ask_for)
+{
+    fsdp_volume volume = {FSDP_SHARDED, 1, false, true, 0};
+    int64_t needed = fsdp_volume_bytes(state.sd, &volume);
+    volume.more = -needed - 1000;
+    cr_assert_eq(fsdp_volume_room(state.sd, &volume), 0);
+    volume.more = -needed + 1000;
+    cr_assert_eq(fsdp_volume_room(state.sd, &volume), 1100);
 }
 
 /* What is printed of a plan and what stops it are one estimate. */

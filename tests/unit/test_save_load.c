@@ -277,21 +277,33 @@ static void count_notice(void *user, const char *text)
     counts[1] += strncmp(text, "unexpected: '", 13) == 0;
 }
 
+enum { NAMES = 200 };
+
+static fsdp_sd *many_names(fsdp_error *err)
+{
+    fsdp_sd *sd = NULL;
+    fsdp_value none = {0};
+    fsdp_status st = fsdp_sd_create(&sd, err);
+    for (int i = 0; i < NAMES && st == FSDP_OK; i++) {
+        char name[40];
+        int size = snprintf(name, sizeof name, "not.there.%d", i);
+        st = fsdp_sd_add_value(sd, name, (size_t)size, &none, err);
+    }
+    if (st == FSDP_OK)
+        return sd;
+    fsdp_sd_free(sd);
+    return NULL;
+}
+
 static fsdp_status load_names(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
-    enum { NAMES = 200 };
     const char *path = user;
-    fsdp_sd *sd = NULL;
     fsdp_load_report report;
     fsdp_error found = {0};
     int counts[2] = {0};
-    fsdp_value none = {0};
-    FSDP_TRY(fsdp_sd_create(&sd, err));
-    for (int i = 0; i < NAMES; i++) {
-        char name[40];
-        int size = snprintf(name, sizeof name, "not.there.%d", i);
-        FSDP_TRY(fsdp_sd_add_value(sd, name, (size_t)size, &none, err));
-    }
+    fsdp_sd *sd = many_names(err);
+    if (!sd)
+        return err->status;
     fsdp_load_opts opts = {.report = &report, .watch = {.user = counts, .notice = count_notice}};
     fsdp_status st = fsdp_sd_load(sd, ctl, path, &opts, &found);
     bool told = strstr(found.text, "200 missing: 'not.there.0'") && strstr(found.text, " more") &&
@@ -316,6 +328,40 @@ Test(save_load, names_that_an_error_has_no_room_for_are_in_the_report_and_notice
     job j = {.path = path, .save = fsdp_save_opts_default()};
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_ctl_run_threads(2, load_names, path, &err), FSDP_OK, "%s", err.text);
+}
+
+static void ignore_notice(void *user, const char *text)
+{
+    (void)user, (void)text;
+}
+
+/* Everything is unexpected in a state dict that has two hundred other names. */
+Test(save_load, an_error_points_at_more_names_only_where_they_were_given)
+{
+    static const char *const ends[] = {"; a report or a notice function would be given each name",
+                                       "; each name is in the load's report",
+                                       "; each name was a notice",
+                                       "; each name is in the load's report and was a notice"};
+    char path[128];
+    fsdp_error err = {0};
+    fsdp_ctl *self = NULL;
+    snprintf(path, sizeof path, "%s/c", folder);
+    job j = {.path = path, .save = fsdp_save_opts_default()};
+    cr_assert_eq(fsdp_ctl_run_threads(1, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
+    fsdp_sd *sd = many_names(&err);
+    cr_assert_not_null(sd, "%s", err.text);
+    for (int given = 0; given < 4; given++) {
+        fsdp_load_report report;
+        fsdp_load_opts opts = {.report = given & 1 ? &report : NULL,
+                               .watch.notice = given & 2 ? ignore_notice : NULL};
+        cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_ERR_USAGE);
+        cr_assert_str_eq(strrchr(err.text, ';'), ends[given]);
+        if (opts.report)
+            fsdp_load_report_release(&report);
+    }
+    fsdp_sd_free(sd);
+    fsdp_ctl_free(self);
 }
 
 Test(save_load, strict_names_every_missing_and_unexpected_name)

@@ -8,7 +8,7 @@
 #include "base/io_fault.h"
 #include "base/io_sim.h"
 #include "formats/native_index.h"
-#include "statedict/commit.h"
+#include "statedict/commit_internal.h"
 #include "statedict/manifest.h"
 
 #include <criterion/criterion.h>
@@ -78,7 +78,7 @@ static inline fsdp_status tiny_save(fsdp_io *io, const char *dir, int64_t step, 
                                     fsdp_error *err)
 {
     fsdp_staging staging;
-    FSDP_TRY(fsdp_staging_begin(io, dir, true, overwrite, &staging, err));
+    FSDP_TRY(fsdp_staging_begin(io, dir, true, overwrite, NULL, NULL, &staging, err));
     return tiny_save_staged(&staging, step, err);
 }
 
