@@ -367,7 +367,7 @@ static int edit_distance(const char *a, size_t size_a, const char *b, size_t siz
 static bool keep_nearest(const struct argp_option *option, void *user)
 {
     typed_name *typed = user;
-    if (option->flags & CLI_NEVER_GUESSED)
+    if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
         return false;
     int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
     if (distance < typed->distance) {
@@ -379,7 +379,8 @@ static bool keep_nearest(const struct argp_option *option, void *user)
 
 const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size)
 {
-    typed_name typed = {.text = text, .size = size, .distance = 3};
+    /* of a short name some letter must be left */
+    typed_name typed = {.text = text, .size = size, .distance = size < 3 ? (int)size : 3};
     cli_find_option(argp, keep_nearest, &typed);
     return typed.nearest;
 }
