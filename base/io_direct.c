@@ -43,8 +43,8 @@ static int direct_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file 
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Whole blocks into the buffer, at least one byte more than `before` of them: disks give no part of a block but
- * at the end of a file. 0 there. */
+/* Whole blocks into the buffer, at least one byte more than `before` of them: disks give no part of
+ * a block but at the end of a file. 0 there. */
 static ssize_t read_blocks(fsdp_file *inner, char *buffer, size_t size, size_t before,
                            int64_t offset)
 {

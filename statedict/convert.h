@@ -90,9 +90,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, cons
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
 
 /*
- * SHA-256 of every file of `to`, which was converted, in order of their names: as sha256sum prints them in the
- * directory that holds `to`. Reads them, with the threads, memory, io and rate of opts. name and digest are
- * valid during the call.
+ * SHA-256 of every file of `to`, which was converted, in order of their names: as sha256sum prints them in
+ * the directory that holds `to`. Reads them, with the threads, memory, io and rate of opts. name and digest
+ * are valid during the call.
  */
 typedef void (*fsdp_file_digest_visit)(void *user, const char *name, const uint8_t digest[32]);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
