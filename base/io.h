@@ -25,7 +25,9 @@ enum {
     FSDP_IO_WRITE = 2,         /* an existing regular file, read and write */
     FSDP_IO_CREATE = 4,        /* a new file (exclusive, no symbolic link followed), read and write */
     FSDP_IO_MODE = 7,
-    FSDP_IO_BENEATH = 8        /* with READ, WRITE: the last path element must not be a symbolic link */
+    FSDP_IO_BENEATH = 8,       /* with READ, WRITE: the last path element must not be a symbolic link */
+    FSDP_IO_DIRECT = 16        /* with READ: past the page cache, in whole blocks (io_direct.h); -EINVAL where
+                                * the file system cannot */
 };
 
 typedef enum fsdp_file_kind { FSDP_FILE_REGULAR, FSDP_FILE_DIRECTORY, FSDP_FILE_OTHER } fsdp_file_kind;

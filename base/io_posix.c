@@ -38,7 +38,7 @@ static int zero_or_errno(int result)
 static int open_flags(unsigned flags)
 {
     /* O_NONBLOCK: a FIFO or a device in place of a file must not make us wait */
-    int common = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+    int common = O_CLOEXEC | O_NOCTTY | O_NONBLOCK | (flags & FSDP_IO_DIRECT ? O_DIRECT : 0);
     switch (flags & FSDP_IO_MODE) {
     case FSDP_IO_READ: return common | O_RDONLY | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);
     case FSDP_IO_WRITE: return common | O_RDWR | (flags & FSDP_IO_BENEATH ? O_NOFOLLOW : 0);

@@ -23,6 +23,7 @@ static fsdp_status status_of_errno(int errnum)
     case EMFILE:
     case ENFILE: return FSDP_ERR_LIMIT;
     case ELOOP: return FSDP_ERR_REFUSED;
+    case ECANCELED: return FSDP_ERR_CANCELLED;
     default: return FSDP_ERR_IO;
     }
 }

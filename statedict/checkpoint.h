@@ -39,6 +39,9 @@ typedef struct fsdp_watch {
     int (*progress)(void *user, int64_t done, int64_t total, const char *what);
     /* A line for people beside the error, if there is one: a skipped checkpoint, a view left out. */
     void (*notice)(void *user, const char *text);
+    /* Shall a wait end? The one entry that is asked from several threads at once. What stops a call is still
+     * what progress says. */
+    bool (*stopped)(void *user);
 } fsdp_watch;
 
 enum { FSDP_STEP_NONE = -1 };

@@ -17,6 +17,7 @@
 #include "statedict/convert_internal.h"
 
 #include "statedict/commit_internal.h"
+#include "statedict/convert_io.h"
 #include "statedict/export.h"
 #include "statedict/export_commit.h"
 #include "statedict/foreign.h"
@@ -607,28 +608,35 @@ static bool is_export(const fsdp_convert_opts *opts)
            strcmp(opts->format, "hdf5") != 0;
 }
 
-fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                    fsdp_error *err)
+static fsdp_status convert_with(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                fsdp_error *err)
 {
     if (is_export(opts))
         return fsdp_export(from, to, opts, err);
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
-    fsdp_error local = {0};
-    err = err ? err : &local;
     fsdp_status st = convert(&job, from, to, err);
     st = fsdp_staging_judge(&job.staging, st, err);
     release_job(&job, st == FSDP_OK ? NULL : err);
     return st;
 }
 
-fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
-                                         const fsdp_convert_opts *opts, fsdp_convert_plan *plan_out,
-                                         fsdp_error *err)
+fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp_convert_opts *opts,
+                                    fsdp_error *err)
 {
-    if (is_export(opts))
-        return fsdp_export_plan(from, to, opts, plan_out, err);
-    *plan_out = (fsdp_convert_plan){.free_bytes = -1};
+    fsdp_convert_io how;
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
+    if (st == FSDP_OK)
+        st = convert_with(from, to, &how.opts, err);
+    fsdp_convert_io_end(&how);
+    return st;
+}
+
+static fsdp_status plan_own(const char *from, const char *to, const fsdp_convert_opts *opts,
+                            fsdp_convert_plan *plan_out, fsdp_error *err)
+{
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
     fsdp_status st = open_source(&job, from, to, plan_out, err);
@@ -637,6 +645,17 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
         st = check_before(&job, to, plan_out, err);
     }
     release_job(&job, NULL);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
+                                         const fsdp_convert_opts *opts, fsdp_convert_plan *plan_out,
+                                         fsdp_error *err)
+{
+    *plan_out = (fsdp_convert_plan){.free_bytes = -1};
+    fsdp_status st = is_export(opts) ? fsdp_export_plan(from, to, opts, plan_out, err)
+                                     : plan_own(from, to, opts, plan_out, err);
+    plan_out->peak_memory += fsdp_convert_io_room(opts);
     return st;
 }
 

@@ -43,6 +43,8 @@ typedef struct fsdp_convert_opts {
     bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
                                 * or be cut off, what it did is kept for the next
                                 * (fsdp_convert_keeps_work) */
+    int64_t bytes_per_second;  /* reads and writes are each held to it; 0: no limit */
+    bool direct;               /* files are read past the page cache where their file system can */
     const char *plan_hash;     /* NULL, or what is converted only if its plan has this hash */
     fsdp_watch watch;
     struct fsdp_io *io;
@@ -86,6 +88,16 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert_plan(const char *from,
  * written is read back and compared by hash before it is published. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_convert(const char *from, const char *to,
                                                           const fsdp_convert_opts *opts, fsdp_error *err);
+
+/*
+ * SHA-256 of every file of `to`, which was converted, in order of their names: as sha256sum prints them in
+ * the directory that holds `to`. Reads them, with the threads, memory, io and rate of opts. name and digest
+ * are valid during the call.
+ */
+typedef void (*fsdp_file_digest_visit)(void *user, const char *name, const uint8_t digest[32]);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_convert_digests(const char *to, const fsdp_convert_opts *opts,
+                                                       fsdp_file_digest_visit visit, void *user,
+                                                       fsdp_error *err);
 
 /* --- plans as files --- */
 

@@ -15,11 +15,18 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_MEM };
+enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_MEM, KEY_LOG };
 
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
 static bool wants_json;
+static const struct argp_state *parsing; /* at an option of the command line, or of a file */
+static const char *rules_path, *log_path;
+static struct {
+    int argc;
+    char **argv;
+} typed_line; /* as it came */
+static fsdp_status begin_log(fsdp_error *err);
 static void print_json_error(fsdp_status status, const fsdp_error *err);
 
 /* --- signals ---------------------------------------------------------------------------------- */
@@ -53,6 +60,14 @@ fsdp_status cli_check_stop(fsdp_error *err)
     return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
 }
 
+void cli_report(const fsdp_error *err)
+{
+    if (!err || err->status == FSDP_OK)
+        return;
+    fsdp_error_report(err);
+    cli_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
+}
+
 static int number_in_environment(const char *name)
 {
     const char *text = getenv(name);
@@ -63,15 +78,20 @@ static int number_in_environment(const char *name)
 
 _Noreturn void cli_usage_error(const char *format, ...)
 {
-    fsdp_error err = {.status = FSDP_ERR_USAGE};
+    char place[FSDP_ERROR_TEXT], text[FSDP_ERROR_TEXT];
+    fsdp_error err = {0};
     va_list args;
     va_start(args, format);
-    vsnprintf(err.text, sizeof err.text, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    cli_rules_place(parsing ? parsing->next - 1 : 0, place, sizeof place);
+    fsdp_fail(&err, FSDP_ERR_USAGE, "%s%s", place, text);
     if (number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
         print_json_error(FSDP_ERR_USAGE, &err);
-    fsdp_error_report(&err);
+    (void)begin_log(NULL); /* it may be an option behind --log that is wrong */
+    cli_report(&err);
     fprintf(stderr, "       try '%s --help'\n", running->name);
+    cli_log_end(FSDP_ERR_USAGE);
     exit(FSDP_ERR_USAGE);
 }
 
@@ -193,6 +213,8 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
         common->json = true;
         wants_json = true;
         return 0;
+    case ARGP_KEY_INIT: parsing = state; return 0;
+    case KEY_LOG: return 0; /* it is open by now */
     case 'q': common->quiet = true; return 0;
     case 'h': print_usage(); break;
     case KEY_HELP: print_help(); break;
@@ -206,6 +228,7 @@ static error_t parse_general(int key, char *arg, struct argp_state *state)
 static const struct argp_option general_options[] = {
     {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too", 0},
     {"quiet", 'q', NULL, 0, "no talk, no progress", 0},
+    {"log", KEY_LOG, "FILE", 0, "append all that is said, with the time, to FILE", 0},
     {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
     {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
     {"usage", 'h', NULL, 0, NULL, 0},
@@ -344,7 +367,7 @@ static int edit_distance(const char *a, size_t size_a, const char *b, size_t siz
 static bool keep_nearest(const struct argp_option *option, void *user)
 {
     typed_name *typed = user;
-    if (option->flags & CLI_NEVER_GUESSED)
+    if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
         return false;
     int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
     if (distance < typed->distance) {
@@ -354,14 +377,21 @@ static bool keep_nearest(const struct argp_option *option, void *user)
     return false;
 }
 
-_Noreturn static void refuse_option(const struct argp *argp, typed_name *typed)
+const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size)
+{
+    /* of a short name some letter must be left */
+    typed_name typed = {.text = text, .size = size, .distance = size < 3 ? (int)size : 3};
+    cli_find_option(argp, keep_nearest, &typed);
+    return typed.nearest;
+}
+
+_Noreturn static void refuse_option(const struct argp *argp, const typed_name *typed)
 {
     char name[80];
-    typed->distance = 3;
-    cli_find_option(argp, keep_nearest, typed);
+    const char *near = cli_nearest_option(argp, typed->text, typed->size);
     fsdp_printable(typed->text, typed->size, name, sizeof name);
-    if (typed->nearest)
-        cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, typed->nearest);
+    if (near)
+        cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, near);
     cli_usage_error("there is no option '--%s'", name);
 }
 
@@ -381,16 +411,29 @@ static const struct argp_option *find_long(const struct argp *argp, typed_name *
     return typed->first;
 }
 
-/* Returns 1 when the value of the option is the next argument. */
-static int check_long(const struct argp *argp, const char *text, bool is_last)
+/* What is wanted before argp sees the options. */
+static void note_option(const struct argp_option *option, const char *value)
+{
+    if (strcmp(option->name, "log") == 0)
+        log_path = value;
+    if (strcmp(option->name, "rules") != 0)
+        return;
+    if (rules_path && rules_path != value)
+        cli_usage_error("--rules names one file: '%s' is too many", value);
+    rules_path = value;
+}
+
+/* Returns 1 when the value of the option is the next argument, which is NULL behind the last. */
+static int check_long(const struct argp *argp, const char *text, const char *next)
 {
     typed_name typed = {.text = text, .size = strcspn(text, "=")};
     bool has_value = text[typed.size] == '=';
     const struct argp_option *option = find_long(argp, &typed);
-    if (option->arg && !has_value && is_last)
+    if (option->arg && !has_value && !next)
         cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
     if (!option->arg && has_value)
         cli_usage_error("--%s takes no value", option->name);
+    note_option(option, has_value ? text + typed.size + 1 : next);
     return option->arg && !has_value;
 }
 
@@ -422,11 +465,11 @@ static bool has_json(int argc, char **argv)
 static void check_options(const struct argp *argp, int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        bool is_last = i + 1 == argc;
+        const char *next = i + 1 < argc ? argv[i + 1] : NULL;
         if (strncmp(argv[i], "--", 2) == 0)
-            i += check_long(argp, argv[i] + 2, is_last);
+            i += check_long(argp, argv[i] + 2, next);
         else if (argv[i][0] == '-' && argv[i][1] != '\0')
-            i += check_letters(argp, argv[i] + 1, is_last);
+            i += check_letters(argp, argv[i] + 1, !next);
     }
 }
 
@@ -453,8 +496,26 @@ static void refuse_ranks(void)
                     running->name, ranks, running->name);
 }
 
+/* The options of a file are in front of those that were typed, which therefore win. */
+static void add_rules(const cli_tool *tool, int *argc, char ***argv)
+{
+    cli_rules_read(tool, rules_path, argc, argv);
+    wants_json = has_json(*argc, *argv);
+    check_options(tool->argp, *argc, *argv); /* for what they name */
+}
+
+static fsdp_status begin_log(fsdp_error *err)
+{
+    if (!log_path || cli_log_is_open())
+        return FSDP_OK;
+    return cli_log_open(log_path, FSDP_VERSION_TEXT, typed_line.argc, typed_line.argv, err);
+}
+
 void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
 {
+    fsdp_error err = {0};
+    typed_line.argc = argc;
+    typed_line.argv = argv;
     running = tool;
     set_up_signals();
     raise_file_limit();
@@ -465,7 +526,12 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     }
     wants_json = has_json(argc, argv);
     check_options(tool->argp, argc, argv);
+    if (rules_path)
+        add_rules(tool, &argc, &argv);
+    if (begin_log(&err) != FSDP_OK)
+        exit(cli_end(err.status, &err));
     argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+    parsing = NULL;
     refuse_ranks();
 }
 
@@ -550,11 +616,11 @@ static fsdp_status finish_output(void)
         return FSDP_OK;
     fsdp_fail_errno(&err, output_errnum, "cannot write to standard output");
     if (output_errnum != EPIPE)
-        fsdp_error_report(&err);
+        cli_report(&err);
     return err.status;
 }
 
-int cli_end(fsdp_status status, const fsdp_error *err)
+static int tell_end(fsdp_status status, const fsdp_error *err)
 {
     cli_progress_clear();
     if (status != FSDP_OK)
@@ -566,10 +632,16 @@ int cli_end(fsdp_status status, const fsdp_error *err)
     }
     if (output != FSDP_OK)
         return (int)output;
-    if (status != FSDP_OK)
-        fsdp_error_report(err);
+    cli_report(err && status != FSDP_OK ? err : NULL);
     if (status == FSDP_ERR_DAMAGED && cli_opened_run())
         cli_say("next", "fsdp-verify --latest %s   names the newest checkpoint that is whole",
                 cli_opened_run());
     return (int)status;
+}
+
+int cli_end(fsdp_status status, const fsdp_error *err)
+{
+    int code = tell_end(status, err);
+    cli_log_end(code);
+    return code;
 }

@@ -68,11 +68,21 @@ int cli_parse_word(const char *option, const char *text, const char *const *word
 fsdp_kind cli_parse_kind(const char *text);
 int cli_parse_compress(const char *text);                            /* "zstd[:LEVEL]": the level */
 
+/* --- options from a file (cli_rules.c) ------------------------------------------------------------ */
+
+/* The option "rules" is a tool's own; this is done when it is given. Adds the file's options behind the name
+ * of the program. Ends the program when they make no sense. */
+void cli_rules_read(const cli_tool *tool, const char *path, int *argc, char ***argv);
+/* "FILE:LINE: " of that argument, "" of one that the command line has. Returns out. */
+const char *cli_rules_place(int argument, char *out, size_t out_size);
+
 /* --- the tables, for completion (cli_complete.c) ------------------------------------------------- */
 
 /* The first option in the tables that passes the test; visits all when none does. */
 typedef bool (*cli_option_test)(const struct argp_option *option, void *user);
 const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user);
+/* The option that was probably meant, or NULL. */
+const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size);
 
 extern const cli_words cli_shared_words[]; /* of options that several tools have */
 void cli_print_completion(const cli_tool *tool, const char *shell);
@@ -82,6 +92,9 @@ void cli_print_completion(const cli_tool *tool, const char *shell);
 /* Reports an error, flushes standard output, and returns the exit code. With --json the error is an
  * object on standard output, too, unless the tool has printed one. */
 int cli_end(fsdp_status status, const fsdp_error *err);
+
+/* The same for errors that do not end the program: only standard error and the log. */
+void cli_report(const fsdp_error *err);
 
 /* SIGINT, SIGTERM or SIGHUP once one came, else 0. */
 int cli_stopped(void);
@@ -99,6 +112,15 @@ void cli_progress_clear(void);
 
 /* "WORD  text" on standard error, with the word in colour on a terminal. */
 void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* --- the log (cli_log.c) ---------------------------------------------------------------------- */
+
+/* Appends to a file what is said from now on; first the command line. */
+fsdp_status cli_log_open(const char *path, const char *version, int argc, char **argv, fsdp_error *err);
+bool cli_log_is_open(void);
+/* A line, if there is a log. */
+void cli_log(const char *word, const char *text);
+void cli_log_end(int code);
 
 /* --- standard output -------------------------------------------------------------------------- */
 
@@ -134,6 +156,10 @@ void cli_add_name(fsdp_text *text, const char *name, size_t size);
 /* A path, or a message with paths in it, whole and safe on a terminal. */
 void cli_add_message(fsdp_text *text, const char *message);
 void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
+/* " ARGUMENT", quoted for a shell when it must be. */
+void cli_add_argument(fsdp_text *text, const char *argument);
+/* Nothing in it is spelled otherwise for a terminal. */
+bool cli_is_harmless(const char *text);
 /* Whole, for lists that other programs read line by line. */
 void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 

@@ -94,6 +94,47 @@ void cli_add_message(fsdp_text *text, const char *message)
     free(printable);
 }
 
+/* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
+static void add_spelled_argument(fsdp_text *text, const char *argument)
+{
+    fsdp_text_addf(text, " $'");
+    for (; *argument; argument++) {
+        unsigned char c = (unsigned char)*argument;
+        if (c < 32 || c > 126)
+            fsdp_text_addf(text, "\\x%02x", c);
+        else
+            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
+    }
+    fsdp_text_addf(text, "'");
+}
+
+bool cli_is_harmless(const char *text)
+{
+    fsdp_text spelled = {0};
+    cli_add_message(&spelled, text);
+    bool same = spelled.data && strcmp(spelled.data, text) == 0;
+    fsdp_text_release(&spelled);
+    return same;
+}
+
+void cli_add_argument(fsdp_text *text, const char *argument)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
+    if (argument[0] && strspn(argument, plain) == strlen(argument)) {
+        fsdp_text_addf(text, " %s", argument);
+        return;
+    }
+    if (argument[0] && !cli_is_harmless(argument)) {
+        add_spelled_argument(text, argument);
+        return;
+    }
+    fsdp_text_addf(text, " '");
+    for (; *argument; argument++)
+        fsdp_text_add(text, *argument == '\'' ? "'\\''" : argument, *argument == '\'' ? 4 : 1);
+    fsdp_text_addf(text, "'");
+}
+
 void cli_add_padded(fsdp_text *text, const char *data, int width)
 {
     fsdp_text_addf(text, "%-*s", width, data);

@@ -13,6 +13,7 @@ typedef struct convert_options {
     const char *mesh_text;
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
+    bool digest;               /* of the files that were written */
     const char **drops, **renames; /* as many as there are arguments at most */
     const char *from, *to;
     const char *plan_out, *apply;
@@ -30,9 +31,12 @@ void convert_options_release(convert_options *opts);
 
 void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan);
-/* failure: what stops it, or NULL. */
+/* failure: what stops it, or NULL; digests: from convert_add_digest, or NULL. */
 void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
-                      const fsdp_convert_plan *plan, double seconds, const fsdp_error *failure);
+                      const fsdp_convert_plan *plan, double seconds, const fsdp_text *digests,
+                      const fsdp_error *failure);
+/* A line as of sha256sum, or a member of the object "sha256". */
+void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
 /* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
 void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,

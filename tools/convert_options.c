@@ -24,7 +24,11 @@ enum {
     KEY_SHARD_SIZE,
     KEY_PLAN_OUT,
     KEY_APPLY,
-    KEY_RESUME
+    KEY_RESUME,
+    KEY_RULES,
+    KEY_IO,
+    KEY_RATE,
+    KEY_DIGEST
 };
 
 static const struct argp_option options[] = {
@@ -47,6 +51,10 @@ static const struct argp_option options[] = {
     {"no-verify", KEY_NO_VERIFY, NULL, 0, "do not read back what was written", 0},
     {"no-sync", KEY_NO_SYNC, NULL, 0, "leave durability to the operating system", 0},
     {"no-view", KEY_NO_VIEW, NULL, 0, "no index.h5 for other programs", 0},
+    {"io", KEY_IO, "MODE", 0, "how files are read: auto, pread or direct", 0},
+    {"bwlimit", KEY_RATE, "RATE", 0, "bytes read, and written, a second: 100M", 0},
+    {"digest", KEY_DIGEST, "sha256", 0, "print the SHA-256 of every file written", 0},
+    {"rules", KEY_RULES, "FILE", 0, "more options, one a line; typed ones win", 0},
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
@@ -54,7 +62,10 @@ static const struct argp_option options[] = {
 enum { MOST_FORMATS = 32 };
 static const char *formats[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
-static const cli_words words[] = {{"to", formats}, {"only", parts}, {0}};
+static const char *const modes[] = {"auto", "pread", "direct", NULL};
+static const char *const digests[] = {"sha256", NULL};
+static const cli_words words[] = {
+    {"to", formats}, {"only", parts}, {"io", modes}, {"digest", digests}, {0}};
 
 static void list_formats(void)
 {
@@ -107,6 +118,15 @@ static void check_format(const convert_options *opts)
         cli_usage_error("--no-view is for --to fsdp, not for %s", format);
     if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)
         cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
+}
+
+/* Is it past the page cache? */
+static bool parse_mode(const char *text)
+{
+    if (strcmp(text, "mmap") == 0)
+        cli_usage_error("--io mmap is not offered: a file that shrinks under a map kills its "
+                        "reader; there is auto, pread, direct");
+    return strcmp(modes[cli_parse_word("--io", text, modes)], "direct") == 0;
 }
 
 /* "dp=4,tp=2" */
@@ -251,6 +271,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_PLAN_OUT: opts->plan_out = arg; return 0;
     case KEY_APPLY: opts->apply = arg; return 0;
     case KEY_RESUME: convert->resume = true; return 0;
+    case KEY_RULES: return 0; /* cli_begin has read it */
+    case KEY_IO: convert->direct = parse_mode(arg); return 0;
+    case KEY_RATE: convert->bytes_per_second = cli_parse_size("--bwlimit", arg); return 0;
+    case KEY_DIGEST:
+        (void)cli_parse_word("--digest", arg, digests);
+        opts->digest = true;
+        return 0;
     case 'n': opts->plan = true; return 0;
     case 'v': opts->verbose = true; return 0;
     case ARGP_KEY_ARG: return parse_argument(opts, arg, state);

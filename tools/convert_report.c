@@ -106,7 +106,7 @@ void convert_add_plan(fsdp_text *text, const convert_options *opts,
 
 void convert_add_json(fsdp_text *text, const convert_options *opts,
                       const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
-                      double seconds, const fsdp_error *failure)
+                      double seconds, const fsdp_text *digests, const fsdp_error *failure)
 {
     fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
@@ -137,6 +137,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     else
         fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
                        opts->convert.no_verify ? "false" : "true", seconds);
+    if (digests && digests->size > 0)
+        fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)digests->size, digests->data);
     if (failure) {
         fsdp_text_addf(text, ", ");
         cli_add_json_error(text, failure->status, failure);
@@ -144,46 +146,33 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "}\n");
 }
 
-/* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
-static void add_spelled_argument(fsdp_text *text, const char *argument)
+/* "HEX  NAME"; where a backslash or an end of line is in the name, spelled as sha256sum does. */
+static void add_sum_line(fsdp_text *text, const char *name, const uint8_t digest[32])
 {
-    fsdp_text_addf(text, " $'");
-    for (; *argument; argument++) {
-        unsigned char c = (unsigned char)*argument;
-        if (c < 32 || c > 126)
-            fsdp_text_addf(text, "\\x%02x", c);
+    bool spelled = strpbrk(name, "\\\n\r") != NULL;
+    fsdp_text_addf(text, "%s", spelled ? "\\" : "");
+    fsdp_text_add_hex(text, digest, 32);
+    fsdp_text_addf(text, "  ");
+    for (; *name; name++) {
+        if (strchr("\\\n\r", *name))
+            fsdp_text_addf(text, "\\%c", *name == '\n' ? 'n' : *name == '\r' ? 'r' : '\\');
         else
-            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
+            fsdp_text_add(text, name, 1);
     }
-    fsdp_text_addf(text, "'");
+    fsdp_text_addf(text, "\n");
 }
 
-static bool is_harmless(const char *argument)
+void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32])
 {
-    fsdp_text spelled = {0};
-    cli_add_message(&spelled, argument);
-    bool same = spelled.data && strcmp(spelled.data, argument) == 0;
-    fsdp_text_release(&spelled);
-    return same;
-}
-
-/* Quoted for a shell when it must be. */
-static void add_argument(fsdp_text *text, const char *argument)
-{
-    static const char plain[] =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
-    if (argument[0] && strspn(argument, plain) == strlen(argument)) {
-        fsdp_text_addf(text, " %s", argument);
+    if (!json) {
+        add_sum_line(text, name, digest);
         return;
     }
-    if (argument[0] && !is_harmless(argument)) {
-        add_spelled_argument(text, argument);
-        return;
-    }
-    fsdp_text_addf(text, " '");
-    for (; *argument; argument++)
-        fsdp_text_add(text, *argument == '\'' ? "'\\''" : argument, *argument == '\'' ? 4 : 1);
-    fsdp_text_addf(text, "'");
+    fsdp_text_addf(text, "%s", text->size > 0 ? ",\n  " : "");
+    fsdp_text_add_json_string(text, name, strlen(name));
+    fsdp_text_addf(text, ": \"");
+    fsdp_text_add_hex(text, digest, 32);
+    fsdp_text_addf(text, "\"");
 }
 
 void convert_add_done(fsdp_text *text, const convert_options *opts,
@@ -197,15 +186,15 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
     fsdp_text_addf(text, "(%s), %s\n", cli_rate(plan->bytes_written, seconds, number),
                    opts->convert.no_verify ? "not verified" : "verified by re-read");
     fsdp_text_addf(text, "next  fsdp-diff");
-    add_argument(text, info->path);
-    add_argument(text, opts->to);
+    cli_add_argument(text, info->path);
+    cli_add_argument(text, opts->to);
     if (common->include) {
         fsdp_text_addf(text, " -I");
-        add_argument(text, common->include);
+        cli_add_argument(text, common->include);
     }
     if (common->exclude) {
         fsdp_text_addf(text, " -X");
-        add_argument(text, common->exclude);
+        cli_add_argument(text, common->exclude);
     }
     fsdp_text_add(text, "\n", 1);
 }

@@ -18,7 +18,7 @@ static fsdp_status print_plan(const convert_options *opts, const fsdp_checkpoint
 {
     fsdp_text text = {0};
     if (opts->common.json) {
-        convert_add_json(&text, opts, info, plan, 0, failure);
+        convert_add_json(&text, opts, info, plan, 0, NULL, failure);
     } else if (!opts->common.quiet) {
         convert_add_plan(&text, opts, info, plan);
         if (!failure && opts->convert.overwrite && access(opts->to, F_OK) == 0)
@@ -40,10 +40,34 @@ static void tell_short(const convert_options *opts, const fsdp_convert_plan *pla
     fsdp_text_release(&text);
 }
 
-static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_info *info,
+typedef struct digest_list {
+    fsdp_text *text;
+    bool json;
+} digest_list;
+
+static void take_digest(void *user, const char *name, const uint8_t digest[32])
+{
+    const digest_list *list = user;
+    convert_add_digest(list->text, list->json, name, digest);
+}
+
+/* Whatever becomes of them, the result is there. */
+static fsdp_status digest_files(convert_options *opts, fsdp_text *text, fsdp_error *err)
+{
+    digest_list list = {text, opts->common.json};
+    if (!opts->digest)
+        return FSDP_OK;
+    opts->convert.resume = false; /* nothing is left to go on with */
+    fsdp_status st = fsdp_convert_digests(opts->to, &opts->convert, take_digest, &list, err);
+    if (st != FSDP_OK)
+        fsdp_error_prefix(err, "'%s' is written, but its digests are not known", opts->to);
+    return st;
+}
+
+static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *info,
                            const fsdp_convert_plan *plan, fsdp_error *err)
 {
-    fsdp_text text = {0};
+    fsdp_text text = {0}, digests = {0};
     double began = cli_now();
     if (opts->verbose && !opts->common.json) {
         convert_add_plan(&text, opts, info, plan);
@@ -52,12 +76,19 @@ static fsdp_status convert(const convert_options *opts, const fsdp_checkpoint_in
         tell_short(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
+    double seconds = cli_now() - began;
+    fsdp_status st = digest_files(opts, &digests, err);
     cli_progress_clear();
     if (opts->common.json)
-        convert_add_json(&text, opts, info, plan, cli_now() - began, NULL);
+        convert_add_json(&text, opts, info, plan, seconds, &digests, st == FSDP_OK ? NULL : err);
     else if (!opts->common.quiet)
-        convert_add_done(&text, opts, info, plan, cli_now() - began);
-    return cli_put_all(&text);
+        convert_add_done(&text, opts, info, plan, seconds);
+    if (!opts->common.json && digests.size > 0)
+        fsdp_text_add(&text, digests.data, digests.size);
+    text.failed = text.failed || digests.failed;
+    fsdp_text_release(&digests);
+    fsdp_status put = cli_put_all(&text);
+    return st == FSDP_OK ? put : st;
 }
 
 /* What DST is decides whether the option would help; where it would not, that is the better answer. */
@@ -111,6 +142,8 @@ static fsdp_status take_order(convert_options *opts, fsdp_error *err)
     convert->no_verify = given.no_verify;
     convert->no_sync = given.no_sync;
     convert->resume = given.resume;
+    convert->direct = given.direct;
+    convert->bytes_per_second = given.bytes_per_second;
     convert->threads = opts->common.jobs;
     convert->memory = opts->common.memory;
     opts->convert = *convert;
@@ -137,6 +170,7 @@ static int end_for_resume(void)
     cli_progress_clear();
     cli_say("stop", "by signal %d; what is done is kept, and --resume goes on with it",
             cli_stopped());
+    cli_log_end(FSDP_ERR_CANCELLED);
     return FSDP_ERR_CANCELLED;
 }
 

@@ -290,7 +290,7 @@ static fsdp_status verify_checkpoint(verify_report *report, const char *path,
     }
     end_path(report, path, &summary, status, &err, cli_now() - began);
     if (status != FSDP_OK && status != FSDP_DIFFERS && status != FSDP_ERR_CANCELLED)
-        fsdp_error_report(&err);
+        cli_report(&err);
     report->worst = worse(report->worst, status);
     if (status == FSDP_ERR_CANCELLED)
         return status;
@@ -338,7 +338,7 @@ static void report_run(verify_report *report, const char *run, fsdp_status statu
 {
     begin_path(report, run);
     end_path(report, run, &(fsdp_verify_summary){0}, status, err, 0);
-    fsdp_error_report(err);
+    cli_report(err);
     report->worst = worse(report->worst, status);
 }
 

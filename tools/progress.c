@@ -19,8 +19,8 @@ static const double DRAW_EVERY = 0.1, JSON_EVERY = 1, LINE_EVERY = 10;
 static struct {
     cli_progress_mode mode;
     bool quiet;
-    bool drawn;         /* a line stands on the terminal and must go */
-    double began, told; /* began 0: nothing has been reported yet */
+    bool drawn;                 /* a line stands on the terminal and must go */
+    double began, told, logged; /* began 0: nothing has been reported yet */
     int64_t done;
 } shown;
 
@@ -97,11 +97,6 @@ static void tell(int64_t done, int64_t total, const char *what)
     char line[LINE];
     bool is_terminal = isatty(STDERR_FILENO), is_json = shown.mode == CLI_PROGRESS_JSON;
     double now = cli_now(), every = is_json ? JSON_EVERY : is_terminal ? DRAW_EVERY : LINE_EVERY;
-    if (shown.began == 0 || done < shown.done / 2) { /* far less than before: the next part */
-        shown.began = now;
-        shown.told = is_json || is_terminal ? 0 : now;
-    }
-    shown.done = done;
     bool is_last = is_json && done >= total;
     if (now - shown.told < every && !is_last)
         return;
@@ -116,9 +111,32 @@ static void tell(int64_t done, int64_t total, const char *what)
     }
 }
 
+/* Far less than before: the next part of the work. */
+static void note_part(int64_t done)
+{
+    bool at_once = shown.mode == CLI_PROGRESS_JSON || isatty(STDERR_FILENO);
+    if (shown.began == 0 || done < shown.done / 2) {
+        shown.began = shown.logged = cli_now();
+        shown.told = at_once ? 0 : shown.began;
+    }
+    shown.done = done;
+}
+
+static void log_progress(int64_t done, int64_t total, const char *what)
+{
+    char line[LINE];
+    if (!cli_log_is_open() || cli_now() - shown.logged < LINE_EVERY)
+        return;
+    shown.logged = cli_now();
+    write_line(line, done, total, what);
+    cli_log("progress", line);
+}
+
 static int on_progress(void *user, int64_t done, int64_t total, const char *what)
 {
     (void)user;
+    note_part(done);
+    log_progress(done, total, what ? what : "");
     if (shown.mode == CLI_PROGRESS_JSON || (shown.mode == CLI_PROGRESS_AUTO && !shown.quiet))
         tell(done, total, what ? what : "");
     return cli_stopped();
@@ -129,13 +147,21 @@ static void on_notice(void *user, const char *text)
     (void)user;
     if (!shown.quiet)
         cli_say("warn", "%s", text);
+    else
+        cli_log("warn", text);
+}
+
+static bool on_wait(void *user)
+{
+    (void)user;
+    return cli_stopped() != 0;
 }
 
 fsdp_watch cli_watch(const cli_common *common)
 {
     shown.mode = common->progress;
     shown.quiet = common->quiet;
-    return (fsdp_watch){.progress = on_progress, .notice = on_notice};
+    return (fsdp_watch){.progress = on_progress, .notice = on_notice, .stopped = on_wait};
 }
 
 void cli_progress_clear(void)
@@ -158,4 +184,5 @@ void cli_say(const char *word, const char *format, ...)
     va_end(args);
     fprintf(stderr, "%s\n",
             fsdp_printable_message(text, strlen(text), printable, sizeof printable));
+    cli_log(word, text);
 }
