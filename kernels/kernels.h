@@ -39,7 +39,7 @@ typedef struct fsdp_kernels {
      */
     size_t (*cast)(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
                    fsdp_on_overflow overflow);
-    /* Adds what happened to count values; for types whose values f32 holds. Counts of a call are below 2^32. */
+    /* Adds what happened to count values (fewer than 2^32) of types whose values f32 holds. */
     void (*measure)(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
     /*
      * Copies an n-d box of elements of element_size bytes. Strides are in bytes per dim, on both
@@ -60,8 +60,8 @@ size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
 
 /*
  * --- casting and looking at what it does ---
- * As cast, with what happened added to the tally. Returns count; with FSDP_OVERFLOW_FAIL the index of the first
- * value that does not fit, which is *misfit_out then; nothing behind it is cast. `to` and `from` may share
+ * As cast, with what happened added to the tally. Returns count; with FSDP_OVERFLOW_FAIL the index of
+ * the first value that does not fit, which is *misfit_out then; nothing behind it is cast. `to` and `from` may share
  * memory: where `to` begins at or before `from`, and ends at or before it when elements get wider.
  */
 size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,

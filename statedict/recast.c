@@ -16,13 +16,13 @@ char *fsdp_recast_source(char *data, int64_t count, fsdp_dtype from, fsdp_dtype 
     return data + count * (int64_t)(fsdp_recast_size(from, to) - fsdp_dtype_size(from));
 }
 
-static double largest_of(fsdp_dtype dtype)
+/* The value after a cast. */
+static double cast_value(double value, fsdp_dtype dtype, fsdp_on_overflow on_overflow)
 {
     uint8_t code[sizeof(double)];
-    double largest = INFINITY;
-    fsdp_kernels_get()->cast(code, dtype, &largest, FSDP_F64, 1, FSDP_OVERFLOW_CLAMP);
-    fsdp_kernels_get()->cast(&largest, FSDP_F64, code, dtype, 1, FSDP_OVERFLOW_INF);
-    return largest;
+    fsdp_kernels_get()->cast(code, dtype, &value, FSDP_F64, 1, on_overflow);
+    fsdp_kernels_get()->cast(&value, FSDP_F64, code, dtype, 1, FSDP_OVERFLOW_INF);
+    return value;
 }
 
 static fsdp_status fail_misfit(const fsdp_recast_box *box, int64_t number, double value,
@@ -34,15 +34,17 @@ static fsdp_status fail_misfit(const fsdp_recast_box *box, int64_t number, doubl
         at[d] = box->box->lo[d] + number % box->box->len[d];
         number /= box->box->len[d];
     }
-    bool has_inf = box->to == FSDP_F32 || box->to == FSDP_F16 || box->to == FSDP_BF16 ||
-                   box->to == FSDP_F8_E5M2;
-    return fsdp_fail(
-        err, FSDP_ERR_DAMAGED,
-        "'%s' has %.9g at %s, which does not fit in %s (at most %.9g): --on-overflow clamp makes "
-        "it that, --on-overflow inf makes it %s, --dtype-for keeps the tensor",
-        fsdp_printable(box->name, box->name_size, name, sizeof name), value,
-        fsdp_shape_text(box->box->ndim, at, place, sizeof place), fsdp_dtype_name(box->to),
-        largest_of(box->to), has_inf ? "infinite" : "NaN");
+    double clamped = cast_value(value, box->to, FSDP_OVERFLOW_CLAMP);
+    double infinite = cast_value(value, box->to, FSDP_OVERFLOW_INF);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' is %.9g at %s, which %s cannot hold: --on-overflow clamp makes it %.9g, "
+                     "--on-overflow inf makes it %s, --dtype-for 'RE=keep' keeps the tensor",
+                     fsdp_printable(box->name, box->name_size, name, sizeof name), value,
+                     fsdp_shape_text(box->box->ndim, at, place, sizeof place),
+                     fsdp_dtype_name(box->to), clamped,
+                     isnan(infinite) ? "NaN"
+                     : infinite < 0  ? "-inf"
+                                     : "inf");
 }
 
 fsdp_status fsdp_recast(const fsdp_recast_box *box, fsdp_on_overflow on_overflow,

@@ -65,8 +65,8 @@ static void add_bound(fsdp_text *text, const char *option, double number)
     fsdp_text_addf(text, " %s %s", option, spelled);
 }
 
-/* fsdp-diff compares with the new value: |new - old| / |new| is larger than with the old one, but, as rounding moves
- * by half a step at most, no more than a half. */
+/* fsdp-diff compares with the new value: |new - old| / |new| may be larger than with the old one, but, as
+ * rounding moves by half a step at most, no more than a half. */
 static double error_of_new(double rounding)
 {
     double most = 0.5;

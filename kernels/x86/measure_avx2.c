@@ -3,8 +3,8 @@
  * keep their sign and move by no more than another one did before; for eight at a time that is a product and
  * comparisons. Where it is not so, the plain C version looks at the eight.
  *
- * A quotient above the largest so far is never missed: |new - old| / |old| > m means |new - old| >= m * |old| with
- * the product rounded, too, since rounding keeps order and the left side is exact.
+ * A quotient above the largest so far is never missed: |new - old| / |old| > m means |new - old| >=
+ * m * |old| with the product rounded, too, since rounding keeps order and the left side is exact.
  */
 #include "kernels/variants.h"
 

@@ -17,7 +17,7 @@ static const fsdp_dtype floats[] = {
     FSDP_F8_E5M2, FSDP_F8_E4M3FNUZ, FSDP_F8_E5M2FNUZ, FSDP_F8_E8M0FNU,
 };
 static const fsdp_on_overflow policies[] = {FSDP_OVERFLOW_INF, FSDP_OVERFLOW_CLAMP,
-                                         FSDP_OVERFLOW_FAIL};
+                                            FSDP_OVERFLOW_FAIL};
 enum { FLOATS = 9, POLICIES = 3, SMALL_CODES = 65536 };
 
 /* --- what a code means, by the types' definitions --- */

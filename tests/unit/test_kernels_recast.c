@@ -1,7 +1,7 @@
 /*
  * Casts that count what they do, against a model that looks at one element at a time: all codes of the 8- and
- * 16-bit types, and of f32 and f64 what lies at and beside the targets' values. test_kernels_cast.c shows that
- * the elements themselves are right.
+ * 16-bit types, and of f32 and f64 what lies at and beside the targets' values. test_kernels_cast.c
+ * shows that the elements themselves are right.
  */
 #include "kernels/kernels.h"
 
