@@ -32,7 +32,7 @@ typedef enum fsdp_dtype {
 typedef enum fsdp_on_overflow {
     FSDP_OVERFLOW_FAIL = 0,    /* an error */
     FSDP_OVERFLOW_CLAMP,       /* the largest finite value */
-    FSDP_OVERFLOW_INF          /* infinity, or NaN where the type has no infinity (IEEE; torch) */
+    FSDP_OVERFLOW_INF          /* infinity, or NaN where the type has no infinity (IEEE) */
 } fsdp_on_overflow;
 
 typedef struct fsdp_dtype_info {
