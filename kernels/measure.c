@@ -1,6 +1,7 @@
 /*
  * What a cast did to values, seen from f32: which became zero, infinite or none, and how far the
- * others moved. Both sides are exact in f32, and so is their difference: the one rounding is that of the quotient.
+ * others moved. Both sides are exact in f32, and so is their difference: the one rounding is that of
+ * the quotient.
  */
 #include "kernels/variants.h"
 

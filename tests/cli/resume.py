@@ -71,7 +71,8 @@ def files(path):
 
 
 def resume(root, name):
-    done = subprocess.run(command("cut", name, "--resume", "--json"), cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command("cut", name, "--resume", "--json"), cwd=root, capture_output=True,
+                          text=True)
     assert done.returncode == 0, (name, done)
     assert json.loads(done.stdout).get("cast") == whole_casts.get(name), (name, done.stdout, whole_casts)
     assert files(root / "cut" / name) == files(root / "whole" / name), name

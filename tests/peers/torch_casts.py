@@ -19,8 +19,8 @@ TARGETS = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf
 
 
 def sources():
-    """All codes of the 16-bit types; of f32 random ones and those around halves. f64 holds values of f32: others
-    torch rounds twice, by way of f32."""
+    """All codes of the 16-bit types; of f32 random ones and those around halves. f64 holds values of f32:
+    others torch rounds twice, by way of f32."""
     generator = torch.Generator().manual_seed(1)
     codes = torch.arange(-32768, 32768, dtype=torch.int32)
     upper = (codes << 16).unsqueeze(1) + torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
@@ -68,8 +68,9 @@ with tempfile.TemporaryDirectory() as place:
         saturates = bool(torch.isfinite(torch.tensor(1e30).to(dtype).float())) and dtype.itemsize < 2
         policy = "clamp" if saturates else "inf"  # which one torch takes is its own choice, type by type
         target = Path(place) / f"{name}.safetensors"
-        done = subprocess.run([CONVERT, f"{place}/source.safetensors", target, "--dtype", name, "--on-overflow",
-                               policy, "--json"], check=True, capture_output=True)
+        command = [CONVERT, f"{place}/source.safetensors", target, "--dtype", name]
+        done = subprocess.run([*command, "--on-overflow", policy, "--json"], check=True,
+                              capture_output=True)
         made = load_file(target)
         for key, tensor in state.items():
             assert same(made[key], tensor.to(dtype)), f"{key} to {name}"
