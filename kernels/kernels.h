@@ -62,7 +62,7 @@ size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
  * --- casting and looking at what it does ---
  * As cast, with what happened added to the tally. Returns count; with FSDP_OVERFLOW_FAIL the index of
  * the first value that does not fit, which is *misfit_out then; nothing behind it is cast.
- * `to` and `from` may share memory: where `to` begins at or before `from`, and ends at or before it when elements get wider.
+ * `to` and `from` may share memory: where `to` begins at or before `from`, and ends no later than it.
  */
 size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
                           fsdp_on_overflow overflow, fsdp_cast_tally *tally, double *misfit_out);
