@@ -28,6 +28,13 @@ typedef enum fsdp_dtype {
     FSDP_DTYPE_COUNT
 } fsdp_dtype;
 
+/* What a cast makes of finite values that the other type cannot hold. */
+typedef enum fsdp_on_overflow {
+    FSDP_OVERFLOW_FAIL = 0,    /* an error */
+    FSDP_OVERFLOW_CLAMP,       /* the largest finite value */
+    FSDP_OVERFLOW_INF          /* infinity, or NaN where the type has no infinity (IEEE) */
+} fsdp_on_overflow;
+
 typedef struct fsdp_dtype_info {
     fsdp_dtype dtype;
     size_t size;               /* bytes of one element */

@@ -143,14 +143,14 @@ static inline uint64_t encode_nan(uint64_t wide, const float_layout *layout)
 }
 
 /* What infinity and too large values become, without the sign. */
-static inline uint64_t encode_overflow(const float_layout *layout, fsdp_overflow overflow)
+static inline uint64_t encode_overflow(const float_layout *layout, fsdp_on_overflow overflow)
 {
     if (overflow == FSDP_OVERFLOW_CLAMP)
         return largest_finite(layout);
     return layout->specials == WITH_INFINITY ? top_exponent(layout) : encode_nan(0, layout);
 }
 
-static inline uint64_t encode(uint64_t wide, const float_layout *layout, fsdp_overflow overflow,
+static inline uint64_t encode(uint64_t wide, const float_layout *layout, fsdp_on_overflow overflow,
                               size_t *misfits)
 {
     uint64_t magnitude = wide & ~WIDE_SIGN;
@@ -172,7 +172,7 @@ static inline uint64_t decode_e8m0(uint64_t code)
     return (code + WIDE_BIAS - E8M0_BIAS) << WIDE_MANTISSA;
 }
 
-static inline uint64_t encode_e8m0(uint64_t wide, fsdp_overflow overflow, size_t *misfits)
+static inline uint64_t encode_e8m0(uint64_t wide, fsdp_on_overflow overflow, size_t *misfits)
 {
     uint64_t magnitude = wide & ~WIDE_SIGN;
     uint64_t too_large = overflow == FSDP_OVERFLOW_CLAMP ? E8M0_MOST : E8M0_NAN;
@@ -199,7 +199,7 @@ static inline void decode_all(uint64_t *wide, const uint8_t *from, size_t count,
 }
 
 static inline size_t encode_all(uint8_t *to, const uint64_t *wide, size_t count,
-                                const float_layout *layout, fsdp_overflow overflow)
+                                const float_layout *layout, fsdp_on_overflow overflow)
 {
     size_t misfits = 0;
     for (size_t i = 0; i < count; i++)
@@ -214,7 +214,7 @@ static void decode_all_e8m0(uint64_t *wide, const uint8_t *from, size_t count)
 }
 
 static size_t encode_all_e8m0(uint8_t *to, const uint64_t *wide, size_t count,
-                              fsdp_overflow overflow)
+                              fsdp_on_overflow overflow)
 {
     size_t misfits = 0;
     for (size_t i = 0; i < count; i++)
@@ -223,7 +223,7 @@ static size_t encode_all_e8m0(uint8_t *to, const uint64_t *wide, size_t count,
 }
 
 /* From a narrower type everything fits. */
-static size_t encode_all_f64(uint8_t *to, uint64_t *wide, size_t count, fsdp_overflow overflow)
+static size_t encode_all_f64(uint8_t *to, uint64_t *wide, size_t count, fsdp_on_overflow overflow)
 {
     for (size_t i = 0; i < count; i++) {
         uint64_t magnitude = wide[i] & ~WIDE_SIGN;
@@ -253,7 +253,7 @@ static void decode_block(uint64_t *wide, const uint8_t *from, fsdp_dtype type, s
 }
 
 static size_t encode_block(uint8_t *to, fsdp_dtype type, uint64_t *wide, size_t count,
-                           fsdp_overflow overflow)
+                           fsdp_on_overflow overflow)
 {
     switch (type) {
     case FSDP_F64: return encode_all_f64(to, wide, count, overflow);
@@ -270,7 +270,7 @@ static size_t encode_block(uint8_t *to, fsdp_dtype type, uint64_t *wide, size_t 
 }
 
 static size_t cast_blocks(uint8_t *to, fsdp_dtype to_type, const uint8_t *from,
-                          fsdp_dtype from_type, size_t count, fsdp_overflow overflow)
+                          fsdp_dtype from_type, size_t count, fsdp_on_overflow overflow)
 {
     size_t to_size = fsdp_dtype_size(to_type);
     size_t from_size = fsdp_dtype_size(from_type);
@@ -297,7 +297,7 @@ static inline size_t look_up(uint8_t *to, size_t to_size, const uint8_t *from, s
 
 /* An 8-bit type has so few codes that each is cast once and then looked up. */
 static size_t cast_by_table(uint8_t *to, fsdp_dtype to_type, const uint8_t *from,
-                            fsdp_dtype from_type, size_t count, fsdp_overflow overflow)
+                            fsdp_dtype from_type, size_t count, fsdp_on_overflow overflow)
 {
     uint64_t codes[256];
     uint8_t misfits[256];
@@ -315,7 +315,7 @@ static size_t cast_by_table(uint8_t *to, fsdp_dtype to_type, const uint8_t *from
 }
 
 size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                   size_t count, fsdp_overflow overflow)
+                   size_t count, fsdp_on_overflow overflow)
 {
     if (to_type == from_type) {
         if (count > 0)

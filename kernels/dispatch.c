@@ -23,6 +23,7 @@ static const variant plain = {
         {
             .name = "c",
             .cast = fsdp_cast_c,
+            .measure = fsdp_measure_c,
             .copy_box = fsdp_copy_box_c,
             .shuffle = fsdp_shuffle_c,
             .unshuffle = fsdp_unshuffle_c,
@@ -37,6 +38,7 @@ static const variant avx2 = {
         {
             .name = "avx2",
             .cast = fsdp_cast_avx2,
+            .measure = fsdp_measure_avx2,
             .copy_box = fsdp_copy_box_c,
             .shuffle = fsdp_shuffle_avx2,
             .unshuffle = fsdp_unshuffle_avx2,

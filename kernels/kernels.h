@@ -13,22 +13,34 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef enum fsdp_overflow {
-    FSDP_OVERFLOW_INF,         /* to infinity, or NaN where the type has no infinity (IEEE; torch) */
-    FSDP_OVERFLOW_CLAMP,       /* to the largest finite value */
-    FSDP_OVERFLOW_FAIL         /* counted; the caller turns the count into an error */
-} fsdp_overflow;
-
 typedef struct fsdp_hash { uint8_t bytes[16]; } fsdp_hash;   /* XXH3-128, canonical (big-endian) */
+
+/* What a cast did to values. Zero-initialise; it sums up. */
+typedef struct fsdp_cast_tally {
+    uint64_t overflows;        /* finite values that did not fit */
+    uint64_t nans;             /* in the result */
+    uint64_t underflows;       /* values that became zero */
+    double max_rounding;       /* the largest |new - old| / |old| of all others that are finite and not 0 */
+    double max_underflow;      /* the largest |old| that became zero */
+} fsdp_cast_tally;
+
+/* Values before and after a cast: see measure. */
+typedef struct fsdp_cast_measure {
+    size_t nans_before, nans_after, infinite_after, underflows;
+    float max_rounding, max_underflow;
+} fsdp_cast_measure;
 
 typedef struct fsdp_kernels {
     const char *name;          /* "c" or "avx2" */
     /*
      * Casts count elements between real floating types (fsdp_dtype_info.is_float), rounding to
-     * nearest even; NaN stays NaN. Returns how many finite values did not fit in the target.
+     * nearest even; NaN stays NaN. Returns how many finite values did not fit in the target; with
+     * FSDP_OVERFLOW_FAIL they are written as infinity, and the caller turns the count into an error.
      */
     size_t (*cast)(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
-                   fsdp_overflow overflow);
+                   fsdp_on_overflow overflow);
+    /* Adds what happened to count values (fewer than 2^32) of types whose values f32 holds. */
+    void (*measure)(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
     /*
      * Copies an n-d box of elements of element_size bytes. Strides are in bytes per dim, on both
      * sides; neighbouring dims that are dense on both sides are merged into long runs.
@@ -45,6 +57,16 @@ typedef struct fsdp_kernels {
 const fsdp_kernels *fsdp_kernels_get(void);
 /* Every table this processor can run, the plain C one first; for tests. */
 size_t fsdp_kernels_all(const fsdp_kernels **tables_out, size_t room);
+
+/*
+ * --- casting and looking at what it does ---
+ * As cast, with what happened added to the tally. Returns count; with FSDP_OVERFLOW_FAIL the index of
+ * the first value that does not fit, which is *misfit_out then; nothing behind it is cast.
+ * `to` and `from` may share memory: where `to` begins at or before `from`, and ends no later than it.
+ */
+size_t fsdp_cast_measured(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count,
+                          fsdp_on_overflow overflow, fsdp_cast_tally *tally, double *misfit_out);
+void fsdp_cast_tally_add(fsdp_cast_tally *sum, const fsdp_cast_tally *more);
 
 /* --- streaming hash: same result as hash over all the pieces --- */
 typedef struct fsdp_hasher fsdp_hasher;

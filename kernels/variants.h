@@ -27,7 +27,8 @@ fsdp_sha256_blocks *fsdp_sha256_blocks_get(void);
 fsdp_crc32_add *fsdp_crc32_add_get(void);
 
 size_t fsdp_cast_c(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                   size_t count, fsdp_overflow overflow);
+                   size_t count, fsdp_on_overflow overflow);
+void fsdp_measure_c(fsdp_cast_measure *sum, const float *before, const float *after, size_t count);
 void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
                      const int64_t *from_strides, int ndim, const int64_t *len,
                      size_t element_size);
@@ -45,7 +46,9 @@ fsdp_crc32_add fsdp_crc32_add_c;
 
 #if defined(__x86_64__)
 size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                      size_t count, fsdp_overflow overflow);
+                      size_t count, fsdp_on_overflow overflow);
+void fsdp_measure_avx2(fsdp_cast_measure *sum, const float *before, const float *after,
+                       size_t count);
 void fsdp_shuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
 void fsdp_unshuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
 fsdp_hash fsdp_hash_avx2(const void *data, size_t size);

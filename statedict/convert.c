@@ -81,6 +81,7 @@ static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fs
                        &job->sd, &job->source, err);
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
+    job->casts = plan->cast_tensors > 0;
     FSDP_TRY(st);
     job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
     if (!job->owners)
@@ -220,12 +221,14 @@ static void count_work(const convert_job *job, fsdp_convert_plan *plan)
         plan->tensors += entry->kind == FSDP_ENTRY_TENSOR;
         plan->values += entry->kind == FSDP_ENTRY_VALUE;
         plan->aliases += entry->kind == FSDP_ENTRY_ALIAS;
-        if (entry->kind == FSDP_ENTRY_TENSOR)
-            plan->bytes_read += fsdp_entry_bytes(entry);
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        plan->bytes_written += fsdp_entry_bytes(entry);
+        plan->bytes_read += fsdp_entry_bytes(entry) / (int64_t)fsdp_dtype_size(entry->dtype) *
+                            (int64_t)fsdp_dtype_size(fsdp_convert_source_dtype(job, i));
     }
     if (job->world > 1 && job->opts->kind == FSDP_SHARDED)
         plan->short_tensors = fsdp_relayout_count_short(job->sd, job->opts->shard_dim);
-    plan->bytes_written = plan->bytes_read;
     plan->peak_memory = peak_memory(job);
 }
 
@@ -332,7 +335,8 @@ static fsdp_status prepare_files(convert_job *job, fsdp_error *err)
     job->writers = fsdp_alloc(n, sizeof *job->writers);
     job->seals = fsdp_alloc(n, sizeof *job->seals);
     job->is_kept = fsdp_alloc(n, sizeof *job->is_kept);
-    if (!job->plans || !job->writers || !job->seals || !job->is_kept)
+    job->cast_sums = fsdp_alloc(job->casts ? n : 1, sizeof *job->cast_sums);
+    if (!job->plans || !job->writers || !job->seals || !job->is_kept || !job->cast_sums)
         return fsdp_fail_memory(err, "a conversion");
     if (job->opts->compress)
         return fsdp_encoder_create(job->threads, job->opts->level, job->chunk_bytes, &job->encoder,
@@ -347,8 +351,11 @@ static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
     fsdp_shard_writer *writer = job->writers[file];
     job->writers[file] = NULL;
     fsdp_status st = fsdp_shard_finish(writer, &job->seals[file], err);
+    fsdp_finished_file note = {.seal = job->seals[file]};
+    if (job->casts)
+        note.tally = fsdp_cast_sum_get(&job->cast_sums[file]);
     if (st == FSDP_OK)
-        fsdp_resume_put(&job->notes, (int64_t)file, &job->seals[file], sizeof *job->seals);
+        fsdp_resume_put(&job->notes, (int64_t)file, &note, fsdp_convert_note_size(job));
     fsdp_save_plan_release(&job->plans[file]);
     return st;
 }
@@ -362,6 +369,7 @@ typedef struct slab_work {
     fsdp_box slab;
     char *data;
     int64_t used; /* bytes of data */
+    int64_t bytes_read;
     fsdp_want *wants;
     fsdp_shard_piece *pieces;
     int *files; /* per want: the file it goes to */
@@ -383,16 +391,19 @@ static fsdp_status add_target(void *user, int rank, size_t part, const fsdp_box 
         !fsdp_grow(&work->pieces, &work->piece_room, n + 1, sizeof *work->pieces) ||
         !fsdp_grow(&work->files, &work->file_room, n + 1, sizeof *work->files))
         return fsdp_fail_memory(err, "a slab of a tensor");
-    const fsdp_entry *entry = fsdp_sd_at(work->job->sd, work->entry);
+    fsdp_dtype to = fsdp_sd_at(work->job->sd, work->entry)->dtype;
+    fsdp_dtype from = fsdp_convert_source_dtype(work->job, work->entry);
     int64_t inside[FSDP_MAX_DIMS], count = fsdp_box_count(&shared);
+    char *data = work->data + work->used;
     for (int d = 0; d < box->ndim; d++)
         inside[d] = shared.lo[d] - box->lo[d];
-    work->wants[n] = (fsdp_want){shared, entry->dtype, work->data + work->used};
-    work->pieces[n] = (fsdp_shard_piece){
-        fsdp_save_plan_find(&work->job->plans[rank], work->entry, part),
-        fsdp_box_position(box->ndim, box->len, inside), count, work->data + work->used};
+    work->wants[n] = (fsdp_want){shared, from, fsdp_recast_source(data, count, from, to)};
+    work->pieces[n] =
+        (fsdp_shard_piece){fsdp_save_plan_find(&work->job->plans[rank], work->entry, part),
+                           fsdp_box_position(box->ndim, box->len, inside), count, data};
     work->files[n] = rank;
-    work->used += count * (int64_t)fsdp_dtype_size(entry->dtype);
+    work->used += count * (int64_t)fsdp_recast_size(from, to);
+    work->bytes_read += count * (int64_t)fsdp_dtype_size(from);
     work->count++;
     return FSDP_OK;
 }
@@ -425,21 +436,24 @@ static fsdp_status convert_slab(slab_work *work, fsdp_error *err)
     convert_job *job = work->job;
     const fsdp_entry *entry = fsdp_sd_at(job->sd, work->entry);
     work->count = 0;
-    work->used = 0;
+    work->used = work->bytes_read = 0;
     FSDP_TRY(fsdp_plan_stored(entry, job->owners[work->entry], &work->slab, add_target, work, err));
     if (work->count == 0)
         return FSDP_OK; /* all of it belongs to other groups */
     FSDP_TRY(fill_slab(work, err));
+    FSDP_TRY(fsdp_convert_cast(job, work->entry, work->wants, work->files, work->count, err));
     for (size_t i = 0; i < work->count; i++)
         FSDP_TRY(fsdp_shard_write(job->writers[work->files[i]], &work->pieces[i], 1, err));
-    return fsdp_meter_add(&job->meter, work->used, entry->name, entry->name_size, err);
+    return fsdp_meter_add(&job->meter, work->bytes_read, entry->name, entry->name_size, err);
 }
 
 static fsdp_status convert_tensor(slab_work *work, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->job->sd, work->entry);
     fsdp_slabs slabs = {0};
-    int64_t most = work->job->slab_bytes / (int64_t)fsdp_dtype_size(entry->dtype);
+    int64_t most =
+        work->job->slab_bytes /
+        (int64_t)fsdp_recast_size(fsdp_convert_source_dtype(work->job, work->entry), entry->dtype);
     while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, most, &work->slab))
         FSDP_TRY(convert_slab(work, err));
     return FSDP_OK;
@@ -533,10 +547,11 @@ static bool next_group(convert_job *job)
     return job->end_file > first;
 }
 
-static fsdp_status convert_files(convert_job *job, int64_t bytes, fsdp_error *err)
+static fsdp_status convert_files(convert_job *job, const fsdp_convert_plan *plan, fsdp_error *err)
 {
     /* what is read back counts as well */
-    fsdp_meter_init(&job->meter, &job->watch, job->opts->no_verify ? bytes : 2 * bytes);
+    fsdp_meter_init(&job->meter, &job->watch,
+                    plan->bytes_read + (job->opts->no_verify ? 0 : plan->bytes_written));
     FSDP_TRY(prepare_files(job, err));
     if (job->staging.is_taken_up)
         FSDP_TRY(fsdp_convert_keep_files(job, err));
@@ -558,8 +573,11 @@ static fsdp_status convert(convert_job *job, const char *from, const char *to, f
     FSDP_TRY(begin(job, to, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
-    FSDP_TRY(convert_files(job, plan.bytes_read, err));
-    return job->place.format ? fsdp_convert_publish_file(job, err) : fsdp_convert_publish(job, err);
+    FSDP_TRY(convert_files(job, &plan, err));
+    FSDP_TRY(job->place.format ? fsdp_convert_publish_file(job, err)
+                               : fsdp_convert_publish(job, err));
+    fsdp_convert_report_casts(job, &plan);
+    return FSDP_OK;
 }
 
 /* err: of a failure, or NULL; see fsdp_staging_abandon. All descriptors go first: removing needs one. */
@@ -574,6 +592,7 @@ static void release_job(convert_job *job, fsdp_error *err)
     fsdp_free(job->plans);
     fsdp_free(job->seals);
     fsdp_free(job->is_kept);
+    fsdp_free(job->cast_sums);
     fsdp_resume_end(&job->notes);
     fsdp_io_reuse_free(job->reuse);
     fsdp_free(job->owners);

@@ -24,7 +24,23 @@ typedef struct fsdp_select_opts {
     size_t drop_count;
     const char *const *renames;        /* "s/REGEX/NEW/", applied in order */
     size_t rename_count;
+    /* Floating types of the result: fsdp_castable. Only what is of such a type itself can be cast. */
+    const char *dtype;                 /* of the model's tensors; NULL or "keep": as they are */
+    const char *const *dtype_rules;    /* "REGEX=DTYPE" over names of the source; the first that matches wins,
+                                        * before dtype, also for the optimizer */
+    size_t dtype_rule_count;
+    fsdp_on_overflow on_overflow;      /* FAIL: FSDP_ERR_DAMAGED names the first value */
 } fsdp_select_opts;
+
+/* What casting did to the values of all tensors that were cast. */
+typedef struct fsdp_cast_report {
+    int64_t tensors;
+    int64_t overflows;         /* finite values that did not fit */
+    int64_t nans;              /* in the result */
+    int64_t underflows;        /* values that became zero */
+    double max_rounding;       /* the largest |new - old| / |old| of all others that are finite and not 0 */
+    double max_underflow;      /* the largest |old| that became zero */
+} fsdp_cast_report;
 
 typedef struct fsdp_convert_opts {
     const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
@@ -38,6 +54,7 @@ typedef struct fsdp_convert_opts {
     int64_t chunk_bytes;       /* compress: bytes of a chunk; 0: 1 MiB, or less where memory is short */
     bool no_sync, no_view, no_verify, overwrite;
     fsdp_select_opts select;
+    fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
     int threads;
     int64_t memory;
     bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
@@ -49,6 +66,13 @@ typedef struct fsdp_convert_opts {
     fsdp_watch watch;
     struct fsdp_io *io;
 } fsdp_convert_opts;
+
+enum { FSDP_CAST_PAIRS = 72 }; /* of two types that fsdp casts */
+
+typedef struct fsdp_cast_pair {
+    fsdp_dtype from, to;
+    int64_t tensors;
+} fsdp_cast_pair;
 
 typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
@@ -64,6 +88,10 @@ typedef struct fsdp_convert_plan {
                                 * in: unpacked beside `to` meanwhile, in files without a name */
     int64_t bytes_needed;      /* that must be free for all of it: tensors, what describes them, some to
                                 * spare; compressed: without the tensors. 0 when it is stopped before */
+    int64_t cast_tensors;      /* that get another dtype */
+    fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* which ones; cast_pairs of them */
+    int cast_pairs;
+    int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
 } fsdp_convert_plan;
 
 /* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
@@ -74,6 +102,10 @@ FSDP_API void fsdp_sandbox_by_limits_only(void);
 FSDP_API const char *fsdp_convert_format(size_t i);
 /* The format that the suffix of a path asks for, "hf" for any other. */
 FSDP_API const char *fsdp_convert_format_of(const char *path);
+
+/* The i-th name of a type that can be cast to, NULL behind the last. Options also take PyTorch's names
+ * ("bfloat16"), and ours without the line and the last letters ("f8e4m3"). */
+FSDP_API const char *fsdp_castable(size_t i);
 
 /* Is anything kept of a conversion to it that is cut off? Not of one file of ours: "hdf5". */
 FSDP_API bool fsdp_convert_keeps_work(const char *format);

@@ -61,17 +61,26 @@ fsdp_status fsdp_convert_check_file(void *user, size_t number, fsdp_error *err)
 
 /* --- going on --------------------------------------------------------------------------------- */
 
+size_t fsdp_convert_note_size(const convert_job *job)
+{
+    return job->casts ? sizeof(fsdp_finished_file) : sizeof(fsdp_shard_seal);
+}
+
 /* A file that was noted as finished is kept when every block of it has its hash. */
 static fsdp_status keep_file(void *user, size_t file, fsdp_error *err)
 {
     convert_job *job = user;
     fsdp_error why = {0};
-    if (!fsdp_resume_get(&job->notes, (int64_t)file, &job->seals[file], sizeof *job->seals))
+    fsdp_finished_file note = {0};
+    if (!fsdp_resume_get(&job->notes, (int64_t)file, &note, fsdp_convert_note_size(job)))
         return FSDP_OK;
+    job->seals[file] = note.seal;
     fsdp_status st = fsdp_convert_check_file(job, file, &why);
     if (st == FSDP_ERR_CANCELLED && err)
         *err = why;
     job->is_kept[file] = st == FSDP_OK;
+    if (st == FSDP_OK && job->casts)
+        fsdp_cast_sum_add(&job->cast_sums[file], &note.tally);
     return st == FSDP_ERR_CANCELLED ? st : FSDP_OK;
 }
 

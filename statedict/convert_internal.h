@@ -6,6 +6,7 @@
 #include "statedict/commit.h"
 #include "statedict/export_commit.h"
 #include "statedict/plan_file.h"
+#include "statedict/recast.h"
 #include "statedict/resume.h"
 
 typedef struct convert_job {
@@ -29,6 +30,8 @@ typedef struct convert_job {
     fsdp_resume notes; /* of finished files, for a conversion that goes on with this one */
     fsdp_io *reuse;    /* what is there already is not written again; or NULL */
     bool *is_kept;     /* per file: another one wrote it */
+    bool casts;        /* some tensor gets another dtype */
+    fsdp_cast_sum *cast_sums; /* per file, then: what that did to its values */
     int64_t kept_bytes;
     fsdp_watch watch; /* the caller's, which also keeps the lease of a run */
     fsdp_meter meter;
@@ -37,6 +40,23 @@ typedef struct convert_job {
 /* Where a file of the target is written, in fresh memory; NULL when there is none. */
 char *fsdp_convert_staged_path(const convert_job *job, int file);
 fsdp_shard_id fsdp_convert_file_id(const convert_job *job, int file);
+
+/* --- convert_cast.c ---------------------------------------------------------------------------- */
+
+fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
+/* What was read for some boxes becomes what is written, in the same memory; files: where each belongs. */
+fsdp_status fsdp_convert_cast(convert_job *job, size_t entry, const fsdp_want *wants, const int *files,
+                              size_t count, fsdp_error *err);
+void fsdp_convert_report_casts(const convert_job *job, const fsdp_convert_plan *plan);
+
+/* --- files ------------------------------------------------------------------------------------- */
+
+/* What is noted of a finished file; without casts only the seal. */
+typedef struct fsdp_finished_file {
+    fsdp_shard_seal seal;
+    fsdp_cast_tally tally;
+} fsdp_finished_file;
+size_t fsdp_convert_note_size(const convert_job *job);
 
 /* For fsdp_parallel over the files of the group at work: each is read back, every block compared by hash. */
 fsdp_status fsdp_convert_check_file(void *job, size_t number, fsdp_error *err);

@@ -18,15 +18,6 @@
 
 /* --- moving ----------------------------------------------------------------------------------- */
 
-static fsdp_status read_slab(export_job *job, fsdp_checkpoint *checkpoint, size_t entry,
-                             const export_slab *slab, char *data, fsdp_getter *getter,
-                             fsdp_error *err)
-{
-    fsdp_want want = {slab->box, job->entries[slab->entry].dtype, data};
-    return fsdp_checkpoint_get(checkpoint, fsdp_export_tensor_of(checkpoint->manifest.sd, entry),
-                               &want, 1, getter, NULL, err);
-}
-
 static fsdp_export_piece piece_of(const export_job *job, int64_t number, const export_slab *slab)
 {
     return (fsdp_export_piece){.target = job->target,
@@ -35,7 +26,8 @@ static fsdp_export_piece piece_of(const export_job *job, int64_t number, const e
                                .box = slab->box_number,
                                .first = slab->first,
                                .size = fsdp_export_slab_size(job, slab),
-                               .element_size = fsdp_dtype_size(job->entries[slab->entry].dtype)};
+                               .element_size = fsdp_dtype_size(job->entries[slab->entry].dtype),
+                               .casts = job->casts};
 }
 
 static fsdp_status move_slab(export_job *job, int64_t number, char *data, fsdp_getter *getter,
@@ -45,17 +37,21 @@ static fsdp_status move_slab(export_job *job, int64_t number, char *data, fsdp_g
     fsdp_export_find_slab(job, number, &slab);
     const fsdp_target_entry *entry = &job->entries[slab.entry];
     fsdp_export_piece piece = piece_of(job, number, &slab);
-    bool is_there = fsdp_export_is_there(&job->place, &piece, data, &job->hashes[number]);
+    fsdp_export_done done = {0};
+    bool is_there = fsdp_export_is_there(&job->place, &piece, data, &done);
     if (!is_there)
-        FSDP_TRY(read_slab(job, job->from, job->source[slab.entry], &slab, data, getter, err));
+        FSDP_TRY(fsdp_export_read(job, &slab, data, getter, &done.tally, err));
     if (!is_there && !job->opts->no_verify)
-        job->hashes[number] = fsdp_kernels_get()->hash(data, piece.size);
+        done.hash = fsdp_kernels_get()->hash(data, piece.size);
+    job->hashes[number] = done.hash;
+    if (job->casts)
+        fsdp_cast_sum_add(&job->cast_sum, &done.tally);
     FSDP_TRY(job->format->ops->write(job->target, slab.entry, slab.box_number, slab.first,
                                      slab.count, data, err));
     if (!is_there && !job->opts->no_verify)
-        fsdp_export_note(&job->place, &piece, &job->hashes[number]);
-    return fsdp_meter_add(&job->meter, (int64_t)fsdp_export_slab_size(job, &slab), entry->name,
-                          entry->name_size, err);
+        fsdp_export_note(&job->place, &piece, &done);
+    int64_t read = slab.count * (int64_t)fsdp_dtype_size(fsdp_export_source_dtype(job, slab.entry));
+    return fsdp_meter_add(&job->meter, read, entry->name, entry->name_size, err);
 }
 
 static fsdp_status check_slab(export_job *job, int64_t number, char *data, fsdp_getter *getter,
@@ -64,8 +60,10 @@ static fsdp_status check_slab(export_job *job, int64_t number, char *data, fsdp_
     export_slab slab;
     fsdp_export_find_slab(job, number, &slab);
     const fsdp_target_entry *entry = &job->entries[slab.entry];
-    FSDP_TRY(
-        read_slab(job, job->written, job->written_entry[slab.entry], &slab, data, getter, err));
+    fsdp_want want = {slab.box, entry->dtype, data};
+    size_t tensor =
+        fsdp_export_tensor_of(job->written->manifest.sd, job->written_entry[slab.entry]);
+    FSDP_TRY(fsdp_checkpoint_get(job->written, tensor, &want, 1, getter, NULL, err));
     fsdp_hash hash = fsdp_kernels_get()->hash(data, fsdp_export_slab_size(job, &slab));
     if (memcmp(&hash, &job->hashes[number], sizeof hash) != 0) {
         char name[160];
@@ -205,7 +203,7 @@ fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opt
     FSDP_TRY(fsdp_export_job_init(opts, &job, err));
     fsdp_status st = fsdp_export_prepare(&job, from, to, &plan, err);
     fsdp_meter_init(&job.meter, &opts->watch,
-                    opts->no_verify ? plan.bytes_read : 2 * plan.bytes_read);
+                    plan.bytes_read + (opts->no_verify ? 0 : job.tensor_bytes));
     if (st == FSDP_OK)
         st = write_target(&job, to, err);
     if (st == FSDP_OK && !opts->no_verify)
@@ -214,6 +212,9 @@ fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opt
         fsdp_resume_tell_kept(&opts->watch, fsdp_io_reuse_kept(job.reuse));
     if (st == FSDP_OK)
         st = fsdp_export_publish(&job.place, err);
+    fsdp_cast_tally tally = fsdp_cast_sum_get(&job.cast_sum);
+    if (st == FSDP_OK)
+        fsdp_cast_report_fill(opts->cast, &tally, &plan);
     fsdp_export_job_release(&job, st == FSDP_OK ? NULL : err);
     return st;
 }

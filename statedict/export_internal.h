@@ -10,6 +10,7 @@
 #include "statedict/export.h"
 #include "statedict/export_commit.h"
 #include "statedict/plan_file.h"
+#include "statedict/recast.h"
 
 #include <stdatomic.h>
 
@@ -45,6 +46,9 @@ typedef struct export_job {
     fsdp_target *target;
     fsdp_checkpoint *written; /* while it is read back */
     size_t *written_entry;    /* per entry: its number there */
+    bool casts;               /* some tensor gets another dtype: */
+    fsdp_cast_sum cast_sum;   /* what that did to values */
+    int64_t tensor_bytes;     /* as they are written */
     atomic_llong next;        /* slab to take */
     fsdp_meter meter;
 } export_job;
@@ -76,5 +80,14 @@ void fsdp_export_divide_memory(export_job *job);
 fsdp_status fsdp_export_number_slabs(export_job *job, fsdp_error *err);
 void fsdp_export_find_slab(const export_job *job, int64_t number, export_slab *slab_out);
 size_t fsdp_export_slab_size(const export_job *job, const export_slab *slab);
+
+/* --- export_cast.c ---------------------------------------------------------------------------- */
+
+fsdp_dtype fsdp_export_source_dtype(const export_job *job, size_t entry);
+/* Bytes of an element on its way: of the wider of both types. */
+size_t fsdp_export_element_room(const export_job *job, size_t entry);
+/* Reads a slab of the source into data and casts it there; what that did is set in the tally. */
+fsdp_status fsdp_export_read(export_job *job, const export_slab *slab, char *data, fsdp_getter *getter,
+                             fsdp_cast_tally *tally, fsdp_error *err);
 
 #endif

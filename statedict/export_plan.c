@@ -141,6 +141,7 @@ static fsdp_status describe_target(export_job *job, fsdp_convert_plan *plan, fsd
     st = fsdp_relayout(from, FSDP_SHARDED, job->mesh ? job->mesh : job->opts->mesh,
                        job->opts->shard_dim, selection, &job->sd, &job->source, err);
     fsdp_selection_tell(selection, plan);
+    job->casts = plan->cast_tensors > 0;
     fsdp_selection_free(selection);
     return st == FSDP_OK ? declare_entries(job, err) : st;
 }
@@ -196,7 +197,9 @@ static fsdp_status count_work(export_job *job, fsdp_convert_plan *plan, fsdp_err
         plan->tensors += entry->value == NULL;
         for (size_t b = 0; b < entry->box_count; b++) {
             fsdp_box box = fsdp_target_box_at(entry, b);
-            plan->bytes_read += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
+            int64_t count = fsdp_box_count(&box);
+            plan->bytes_read += count * (int64_t)fsdp_dtype_size(fsdp_export_source_dtype(job, i));
+            job->tensor_bytes += count * (int64_t)fsdp_dtype_size(entry->dtype);
         }
     }
     FSDP_TRY(job->format->ops->measure(&opts, &files, &plan->bytes_written, err));

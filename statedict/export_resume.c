@@ -44,21 +44,29 @@ static bool read_back(const fsdp_export_place *place, const fsdp_export_piece *p
     return fine;
 }
 
-bool fsdp_export_is_there(const fsdp_export_place *place, const fsdp_export_piece *piece,
-                          void *data, fsdp_hash *hash_out)
+static size_t note_size(const fsdp_export_piece *piece)
 {
-    fsdp_hash noted;
+    return piece->casts ? sizeof(fsdp_export_done) : sizeof(fsdp_hash);
+}
+
+bool fsdp_export_is_there(const fsdp_export_place *place, const fsdp_export_piece *piece,
+                          void *data, fsdp_export_done *done_out)
+{
+    fsdp_export_done noted = {0};
     if (!place->is_taken_up || !place->format->ops->place || piece->size < NOTED_LEAST ||
-        !fsdp_resume_get(&place->notes, piece->number, &noted, sizeof noted) ||
+        !fsdp_resume_get(&place->notes, piece->number, &noted, note_size(piece)) ||
         !read_back(place, piece, data))
         return false;
-    *hash_out = fsdp_kernels_get()->hash(data, piece->size);
-    return memcmp(&noted, hash_out, sizeof noted) == 0;
+    fsdp_hash hash = fsdp_kernels_get()->hash(data, piece->size);
+    if (memcmp(&noted.hash, &hash, sizeof hash) != 0)
+        return false;
+    *done_out = noted;
+    return true;
 }
 
 void fsdp_export_note(const fsdp_export_place *place, const fsdp_export_piece *piece,
-                      const fsdp_hash *hash)
+                      const fsdp_export_done *done)
 {
     if (piece->size >= NOTED_LEAST)
-        fsdp_resume_put(&place->notes, piece->number, hash, sizeof *hash);
+        fsdp_resume_put(&place->notes, piece->number, done, note_size(piece));
 }

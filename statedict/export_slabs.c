@@ -21,9 +21,9 @@ void fsdp_export_divide_memory(export_job *job)
                                                     : slab;
 }
 
-static int64_t slab_elements(const export_job *job, const fsdp_target_entry *entry)
+static int64_t slab_elements(const export_job *job, size_t entry)
 {
-    return job->slab_bytes / (int64_t)fsdp_dtype_size(entry->dtype);
+    return job->slab_bytes / (int64_t)fsdp_export_element_room(job, entry);
 }
 
 fsdp_status fsdp_export_number_slabs(export_job *job, fsdp_error *err)
@@ -35,7 +35,7 @@ fsdp_status fsdp_export_number_slabs(export_job *job, fsdp_error *err)
             fsdp_slabs slabs = {0};
             fsdp_box slab;
             job->parts[job->part_count++] = (export_part){i, b, job->slab_count};
-            while (fsdp_slabs_next(&slabs, entry->ndim, len, slab_elements(job, entry), &slab))
+            while (fsdp_slabs_next(&slabs, entry->ndim, len, slab_elements(job, i), &slab))
                 job->slab_count++;
         }
     }
@@ -65,7 +65,7 @@ void fsdp_export_find_slab(const export_job *job, int64_t number, export_slab *s
     *slab = (export_slab){.entry = part->entry, .box_number = part->box};
     for (int64_t i = part->first_slab; i <= number; i++) {
         slab->first = slabs.next;
-        fsdp_slabs_next(&slabs, entry->ndim, box->len, slab_elements(job, entry), &slab->box);
+        fsdp_slabs_next(&slabs, entry->ndim, box->len, slab_elements(job, part->entry), &slab->box);
     }
     slab->count = slabs.next - slab->first;
     for (int d = 0; d < entry->ndim; d++)

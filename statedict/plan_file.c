@@ -75,6 +75,18 @@ static void add_mesh(head_text *head, const fsdp_mesh *mesh)
     fsdp_text_addf(head->text, "]");
 }
 
+/* Only what was given: a plan without casts has no word of them. */
+static void add_casts(head_text *head, const fsdp_select_opts *select)
+{
+    static const char *const policies[] = {"fail", "clamp", "inf"};
+    if (select->dtype)
+        add_optional(head, "dtype", select->dtype);
+    if (select->dtype_rule_count > 0)
+        add_list(head, "dtype_for", select->dtype_rules, select->dtype_rule_count);
+    if (select->on_overflow != FSDP_OVERFLOW_FAIL)
+        add_optional(head, "on_overflow", policies[select->on_overflow]);
+}
+
 static void add_selection(head_text *head, const fsdp_select_opts *select)
 {
     static const char *const parts[] = {"default", "all", "model", "optim"};
@@ -83,6 +95,7 @@ static void add_selection(head_text *head, const fsdp_select_opts *select)
     add_optional(head, "exclude", select->exclude);
     add_list(head, "drop", select->drops, select->drop_count);
     add_list(head, "rename", select->renames, select->rename_count);
+    add_casts(head, select);
 }
 
 static const char *spell_bool(bool value)

@@ -161,8 +161,9 @@ static fsdp_status read_mesh(order_text *plan, fsdp_json *json, fsdp_error *err)
 }
 
 static const char *const option_names[] = {
-    "format", "kind", "world_size", "mesh", "shard_dim", "max_shard_size", "compress", "level",
-    "chunk",  "view", "overwrite",  "only", "include",   "exclude",        "drop",     "rename"};
+    "format", "kind",   "world_size", "mesh",      "shard_dim",  "max_shard_size", "compress",
+    "level",  "chunk",  "view",       "overwrite", "only",       "include",        "exclude",
+    "drop",   "rename", "dtype",      "dtype_for", "on_overflow"};
 enum {
     OPTION_FORMAT,
     OPTION_KIND,
@@ -180,12 +181,17 @@ enum {
     OPTION_EXCLUDE,
     OPTION_DROP,
     OPTION_RENAME,
+    OPTION_REQUIRED, /* those before it stand in every plan */
+    OPTION_DTYPE = OPTION_REQUIRED,
+    OPTION_DTYPE_FOR,
+    OPTION_ON_OVERFLOW,
     OPTION_COUNT
 };
 
 static fsdp_status read_selection(order_text *plan, fsdp_json *json, int option, fsdp_error *err)
 {
     static const char *const parts[] = {"default", "all", "model", "optim"};
+    static const char *const policies[] = {"fail", "clamp", "inf"};
     fsdp_select_opts *select = &plan->order.opts.select;
     int word = 0;
     switch (option) {
@@ -196,6 +202,13 @@ static fsdp_status read_selection(order_text *plan, fsdp_json *json, int option,
     case OPTION_INCLUDE: return read_optional(plan, json, &select->include, err);
     case OPTION_EXCLUDE: return read_optional(plan, json, &select->exclude, err);
     case OPTION_DROP: return read_list(plan, json, &select->drops, &select->drop_count, err);
+    case OPTION_DTYPE: return read_string(plan, json, &select->dtype, err);
+    case OPTION_DTYPE_FOR:
+        return read_list(plan, json, &select->dtype_rules, &select->dtype_rule_count, err);
+    case OPTION_ON_OVERFLOW:
+        FSDP_TRY(read_word(json, policies, 3, &word, err));
+        select->on_overflow = (fsdp_on_overflow)word;
+        return FSDP_OK;
     default: return read_list(plan, json, &select->renames, &select->rename_count, err);
     }
 }
@@ -229,7 +242,8 @@ static fsdp_status read_options(order_text *plan, fsdp_json *json, fsdp_error *e
 {
     fsdp_json_members members = {.names = option_names, .count = OPTION_COUNT};
     FSDP_TRY(read_object(plan, json, &members, read_option, err));
-    if (members.seen != ((uint64_t)1 << OPTION_COUNT) - 1)
+    const uint64_t required = ((uint64_t)1 << OPTION_REQUIRED) - 1;
+    if ((members.seen & required) != required)
         return fsdp_json_fail(json, err, "an option is missing");
     plan->order.opts.mesh = plan->mesh;
     return FSDP_OK;

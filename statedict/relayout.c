@@ -30,6 +30,12 @@ static const char *new_name(const relayout_job *job, size_t i, size_t *size_out)
     return selected ? selected->name : entry->name;
 }
 
+/* And its dtype there. */
+static fsdp_dtype new_dtype(const relayout_job *job, size_t i, const fsdp_entry *tensor)
+{
+    return job->selection ? fsdp_selection_at(job->selection, i)->dtype : tensor->dtype;
+}
+
 static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
 {
     fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = job->mesh};
@@ -54,8 +60,8 @@ static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_e
     fsdp_layout layout = layout_for(job, shape);
     size_t size;
     const char *name = new_name(job, i, &size);
-    FSDP_TRY(fsdp_sd_add_tensor(job->sd, name, size, shape->dtype, shape->ndim, shape->shape,
-                                &layout, NULL, err));
+    FSDP_TRY(fsdp_sd_add_tensor(job->sd, name, size, new_dtype(job, i, shape), shape->ndim,
+                                shape->shape, &layout, NULL, err));
     note_source(job, tensor);
     return FSDP_OK;
 }
@@ -121,7 +127,8 @@ static fsdp_status collect_flat(relayout_job *job, fsdp_dtype dtype, fsdp_flat_p
     int64_t elements = 0;
     for (size_t i = 0; i < fsdp_sd_count(job->from); i++) {
         const fsdp_entry *entry = fsdp_sd_at(job->from, i);
-        if (entry->kind != FSDP_ENTRY_TENSOR || entry->dtype != dtype || !is_selected(job, i))
+        if (entry->kind != FSDP_ENTRY_TENSOR || !is_selected(job, i) ||
+            new_dtype(job, i, entry) != dtype)
             continue;
         fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
         numbers[count] = i;

@@ -10,8 +10,8 @@
  * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim
  * cuts the tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but dims whose name begins
  * with "rep" hold copies, and scalars are copied everywhere. Local: one flat buffer per dtype over
- * all ranks of the mesh. selection NULL: everything under its name. An alias whose target is not
- * selected becomes the tensor.
+ * all ranks of the mesh. selection NULL: everything as it is. An alias whose target is not selected
+ * becomes the tensor.
  * source_out: per new entry the number of the old one; freed by the caller.
  */
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,

@@ -69,7 +69,7 @@ void fsdp_resume_begin(fsdp_resume *resume, fsdp_io *io, const char *staging, co
 
 bool fsdp_resume_get(const fsdp_resume *resume, int64_t number, void *record, size_t size)
 {
-    static const char nothing[64];
+    static const char nothing[128];
     if (!resume->file || size > sizeof nothing)
         return false;
     ssize_t n =

@@ -2,6 +2,7 @@
 #include "statedict/selection.h"
 
 #include "base/mem.h"
+#include "statedict/cast_rules.h"
 #include "statedict/expression.h"
 #include "statedict/names.h"
 #include "statedict/rename.h"
@@ -21,6 +22,9 @@ struct fsdp_selection {
     fsdp_arena names;
     int64_t kept, renamed, left_out, dropped;
     char prefix[64];
+    fsdp_cast_pair casts[FSDP_CAST_PAIRS];
+    int cast_pairs;
+    int64_t optim_uncast;
 };
 
 typedef struct selecting {
@@ -31,6 +35,7 @@ typedef struct selecting {
     fsdp_filter *filter;
     drop_rule *drops;
     fsdp_rename **renames;
+    fsdp_cast_rules *casts;
     fsdp_only only;
     bool state_is_optim; /* top-level state and param_groups are both there */
 } selecting;
@@ -144,6 +149,94 @@ static bool is_kept(selecting *work, const fsdp_entry *entry)
     return true;
 }
 
+/* --- dtypes ----------------------------------------------------------------------------------- */
+
+static bool is_kept_tensor(const selecting *work, size_t i)
+{
+    return work->selection->entries[i].is_kept && fsdp_sd_at(work->sd, i)->kind != FSDP_ENTRY_VALUE;
+}
+
+/* An alias that is kept as one has no dtype of its own. */
+static fsdp_dtype decide_dtype(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    bool follows = entry->kind == FSDP_ENTRY_ALIAS && is_kept_tensor(work, entry->target);
+    const fsdp_entry *named = follows ? fsdp_sd_at(work->sd, entry->target) : entry;
+    return fsdp_cast_rules_decide(work->casts, named->name, named->name_size,
+                                  dtype_of(work->sd, entry), is_optim(work, named));
+}
+
+static fsdp_status tell_uncastable(const fsdp_name_list *names, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "only floats of 8 bits and more can be cast");
+    (void)fsdp_names_tell(names, names->count == 1 ? "other" : "others", &text);
+    fsdp_text_addf(&text, "; keep what is to stay as it is with --dtype-for 'RE=keep', which comes "
+                          "before other rules");
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static bool add_uncastable(fsdp_name_list *names, const fsdp_entry *entry, fsdp_dtype dtype)
+{
+    fsdp_text text = {0};
+    fsdp_text_add(&text, entry->name, entry->name_size);
+    fsdp_text_addf(&text, " (%s)", fsdp_dtype_name(dtype));
+    bool fine = !text.failed && fsdp_names_add(names, text.data, text.size);
+    fsdp_text_release(&text);
+    return fine;
+}
+
+static fsdp_status decide_dtypes(selecting *work, fsdp_error *err)
+{
+    fsdp_name_list names = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        fsdp_selected *selected = &work->selection->entries[i];
+        if (!is_kept_tensor(work, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        selected->dtype = decide_dtype(work, i);
+        if (selected->dtype == FSDP_DTYPE_NONE &&
+            !add_uncastable(&names, entry, dtype_of(work->sd, entry)))
+            st = fsdp_fail_memory(err, "a list of names");
+    }
+    if (st == FSDP_OK && names.count > 0)
+        st = tell_uncastable(&names, err);
+    fsdp_names_release(&names);
+    return st;
+}
+
+static void count_cast(fsdp_selection *selection, fsdp_dtype from, fsdp_dtype to)
+{
+    int at = 0;
+    while (at < selection->cast_pairs &&
+           (selection->casts[at].from != from || selection->casts[at].to != to))
+        at++;
+    if (at == selection->cast_pairs)
+        selection->casts[selection->cast_pairs++] = (fsdp_cast_pair){from, to, 0};
+    selection->casts[at].tensors++;
+}
+
+/* Where aliases are none, they are tensors that are cast, too. */
+static void count_casts(selecting *work)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        fsdp_dtype from = dtype_of(work->sd, entry), to = work->selection->entries[i].dtype;
+        bool is_tensor = entry->kind == FSDP_ENTRY_TENSOR || work->limits ||
+                         !is_kept_tensor(work, entry->target);
+        if (!is_kept_tensor(work, i) || !is_tensor)
+            continue;
+        if (from != to)
+            count_cast(work->selection, from, to);
+        else if (work->opts->dtype && is_optim(work, entry) && fsdp_dtype_describe(to)->is_float)
+            work->selection->optim_uncast++;
+    }
+}
+
 /* --- what the format cannot hold -------------------------------------------------------------- */
 
 /* A tensor inside a value has its elements in the source, where a value of ours cannot lead. */
@@ -156,9 +249,13 @@ static bool holds_tensor(const fsdp_value *value)
     return is_found;
 }
 
+/* In the place of a --drop: it was asked for, and cannot be held. */
+#define CAST_TO "cast to "
+
 /* What must be dropped, or NULL: as --drop spells it. */
-static const char *excess_of(const selecting *work, const fsdp_entry *entry, char dtype[40])
+static const char *excess_of(const selecting *work, size_t i, char dtype[40])
 {
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     const fsdp_limits *limits = work->limits;
     if (!limits)
         return entry->kind == FSDP_ENTRY_VALUE && holds_tensor(&entry->value) ? "opaque" : NULL;
@@ -169,11 +266,11 @@ static const char *excess_of(const selecting *work, const fsdp_entry *entry, cha
         return fsdp_value_is_opaque(&entry->value) && !(limits->opaque && is_blob) ? "opaque"
                                                                                    : NULL;
     }
-    fsdp_dtype needed = dtype_of(work->sd, entry);
+    fsdp_dtype needed = work->selection->entries[i].dtype;
     if (limits->holds_dtype(needed))
         return NULL;
-    strcpy(dtype, "dtype:");
-    strncat(dtype, fsdp_dtype_name(needed), 32);
+    strcpy(dtype, needed == dtype_of(work->sd, entry) ? "dtype:" : CAST_TO);
+    strncat(dtype, fsdp_dtype_name(needed), 24);
     return dtype;
 }
 
@@ -185,6 +282,24 @@ static bool contains(const fsdp_name_list *list, const char *text)
     return false;
 }
 
+static void add_advice(const fsdp_name_list *drops, fsdp_text *text)
+{
+    size_t casts = 0;
+    for (size_t i = 0; i < drops->count; i++) {
+        bool is_cast = strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0;
+        if (!is_cast)
+            fsdp_text_addf(text, i == casts ? "; leave out with --drop %s" : " --drop %s",
+                           drops->items[i]);
+        casts += is_cast;
+    }
+    for (size_t i = 0; i < drops->count; i++)
+        if (strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0)
+            fsdp_text_addf(text,
+                           "; it has no %s: choose another --dtype, or keep tensors as they "
+                           "are with --dtype-for 'RE=keep'",
+                           drops->items[i] + strlen(CAST_TO));
+}
+
 static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *names,
                                const fsdp_name_list *drops, fsdp_error *err)
 {
@@ -192,9 +307,7 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
     fsdp_text_addf(&text, "%s cannot hold everything",
                    work->limits ? work->limits->format : "fsdp");
     (void)fsdp_names_tell(names, "that it cannot hold", &text);
-    fsdp_text_addf(&text, "; leave out with");
-    for (size_t i = 0; i < drops->count; i++)
-        fsdp_text_addf(&text, " --drop %s", drops->items[i]);
+    add_advice(drops, &text);
     fsdp_text_add(&text, "", 1);
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
                                  : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
@@ -209,8 +322,7 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         char dtype[40];
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
-        const char *drop =
-            work->selection->entries[i].is_kept ? excess_of(work, entry, dtype) : NULL;
+        const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, dtype) : NULL;
         if (drop && (!fsdp_names_add(&names, entry->name, entry->name_size) ||
                      (!contains(&drops, drop) && !fsdp_names_add(&drops, drop, strlen(drop)))))
             st = fsdp_fail_memory(err, "a list of names");
@@ -364,6 +476,7 @@ static fsdp_status take_rules(selecting *work, fsdp_error *err)
     if (!work->drops || !work->renames)
         return fsdp_fail_memory(err, "rules");
     FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
+    FSDP_TRY(fsdp_cast_rules_create(opts, &work->casts, err));
     for (size_t i = 0; i < opts->drop_count; i++)
         FSDP_TRY(parse_drop(opts->drops[i], &work->drops[i], err));
     for (size_t i = 0; i < opts->rename_count; i++)
@@ -381,6 +494,7 @@ static void release_rules(selecting *work)
     fsdp_free(work->drops);
     fsdp_free(work->renames);
     fsdp_filter_free(work->filter);
+    fsdp_cast_rules_free(work->casts);
 }
 
 static fsdp_status select_entries(selecting *work, fsdp_error *err)
@@ -395,6 +509,8 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         work->selection->entries[i].is_kept = is_kept(work, fsdp_sd_at(work->sd, i));
     if (work->selection->kept == 0 && count > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
+    FSDP_TRY(decide_dtypes(work, err));
+    count_casts(work);
     FSDP_TRY(check_limits(work, err));
     FSDP_TRY(rename_all(work, err));
     FSDP_TRY(check_collisions(work, err));
@@ -442,4 +558,9 @@ void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *pla
     plan->left_out = selection->left_out;
     plan->dropped = selection->dropped;
     memcpy(plan->prefix, selection->prefix, sizeof plan->prefix);
+    memcpy(plan->casts, selection->casts, sizeof plan->casts);
+    plan->cast_pairs = selection->cast_pairs;
+    plan->optim_uncast = selection->optim_uncast;
+    for (int i = 0; i < selection->cast_pairs; i++)
+        plan->cast_tensors += selection->casts[i].tensors;
 }

@@ -1,6 +1,7 @@
 /*
  * Which entries of a checkpoint go into another one, and under which names: patterns, model or
- * optimizer, what is dropped, what the target's format cannot hold, and renaming. In that order.
+ * optimizer, what is dropped, which dtype tensors get, what the target's format cannot hold, and renaming. In
+ * that order.
  */
 #ifndef FSDP_SELECTION_H
 #define FSDP_SELECTION_H
@@ -13,14 +14,15 @@ typedef struct fsdp_selected {
     bool is_kept;
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
+    fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */
 } fsdp_selected;
 
 typedef struct fsdp_selection fsdp_selection;
 
 /*
  * limits NULL: the native format, which holds all but tensors inside values. FSDP_ERR_USAGE lists what
- * the format cannot hold and how to drop it, or two entries that would get one name; FSDP_DIFFERS: no
- * name matches.
+ * the format cannot hold and how to drop it, tensors that cannot be cast, or two entries that would get
+ * one name; FSDP_DIFFERS: no name matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, fsdp_selection **selection_out,

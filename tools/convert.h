@@ -1,6 +1,6 @@
 /*
  * What the files of fsdp-convert share: convert_options.c (the command line), convert_report.c (what is
- * printed), fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
+ * printed), convert_casts.c (of casts), fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
  */
 #ifndef FSDP_TOOLS_CONVERT_H
 #define FSDP_TOOLS_CONVERT_H
@@ -14,7 +14,8 @@ typedef struct convert_options {
     fsdp_mesh *mesh;
     bool kind_given, dim_given, plan, verbose;
     bool digest;               /* of the files that were written */
-    const char **drops, **renames; /* as many as there are arguments at most */
+    const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
+    fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
     const char *plan_out, *apply;
     char planning[32];         /* an option that plans and was given, for the message */
@@ -41,5 +42,16 @@ void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint
 void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
                       const fsdp_convert_plan *plan, double seconds);
+
+/* --- convert_casts.c --------------------------------------------------------------------------- */
+
+/* "  cast 122 tensors: 120 f32 -> bf16, 2 f16 -> bf16" */
+void convert_add_casts(fsdp_text *text, const fsdp_convert_plan *plan);
+/* A member with a comma behind it; of a plan only what will be cast. */
+void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+/* "0 overflow, 0 NaN, max rel rounding 3.9e-03, " */
+void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
+/* " --rtol 4e-3": with that fsdp-diff finds source and result equal, unless something did not fit. */
+void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
 
 #endif

@@ -21,6 +21,9 @@ enum {
     KEY_ONLY,
     KEY_DROP,
     KEY_RENAME,
+    KEY_DTYPE,
+    KEY_DTYPE_FOR,
+    KEY_ON_OVERFLOW,
     KEY_SHARD_SIZE,
     KEY_PLAN_OUT,
     KEY_APPLY,
@@ -36,6 +39,9 @@ static const struct argp_option options[] = {
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
+    {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "the same for names; the first that matches wins", 0},
+    {"on-overflow", KEY_ON_OVERFLOW, "HOW", 0, "of a cast: fail (default), clamp or inf", 0},
     {"max-shard-size", KEY_SHARD_SIZE, "SIZE", 0, "hf: bytes in a file (default: 50G)", 0},
     {"kind", KEY_KIND, "KIND", 0, "fsdp: sharded (default), full or local", 0},
     {"world-size", KEY_WORLD, "N", 0, "ranks of the result (default: as SRC)", 0},
@@ -58,19 +64,29 @@ static const struct argp_option options[] = {
     {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
     {0}};
 
-/* The library knows the formats; see list_formats. */
+/* The library knows the formats and dtypes; see list_words. */
 enum { MOST_FORMATS = 32 };
 static const char *formats[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
 static const char *const modes[] = {"auto", "pread", "direct", NULL};
 static const char *const digests[] = {"sha256", NULL};
-static const cli_words words[] = {
-    {"to", formats}, {"only", parts}, {"io", modes}, {"digest", digests}, {0}};
+static const char *const policies[] = {"fail", "clamp", "inf", NULL};
+enum { MOST_DTYPES = 16 };
+static const char *dtypes[MOST_DTYPES + 1] = {"keep"};
+static const cli_words words[] = {{"to", formats},
+                                  {"only", parts},
+                                  {"io", modes},
+                                  {"digest", digests},
+                                  {"dtype", dtypes},
+                                  {"on-overflow", policies},
+                                  {0}};
 
-static void list_formats(void)
+static void list_words(void)
 {
     for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
         formats[i] = fsdp_convert_format(i);
+    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable(i); i++)
+        dtypes[i + 1] = fsdp_castable(i);
 }
 
 _Noreturn static void refuse_format(const char *text)
@@ -236,15 +252,23 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             state->child_inputs[i] = &opts->common;
         opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
         opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
+        opts->dtype_rules = calloc((size_t)state->argc + 1, sizeof *opts->dtype_rules);
         convert->select.drops = opts->drops;
         convert->select.renames = opts->renames;
-        return opts->drops && opts->renames ? 0 : ENOMEM;
+        convert->select.dtype_rules = opts->dtype_rules;
+        return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
     case KEY_ONLY:
         convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
         return 0;
     case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
     case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
+    case KEY_DTYPE: convert->select.dtype = arg; return 0;
+    case KEY_DTYPE_FOR: opts->dtype_rules[convert->select.dtype_rule_count++] = arg; return 0;
+    case KEY_ON_OVERFLOW:
+        convert->select.on_overflow =
+            (fsdp_on_overflow)cli_parse_word("--on-overflow", arg, policies);
+        return 0;
     case KEY_SHARD_SIZE:
         convert->max_shard_bytes = cli_parse_size("--max-shard-size", arg);
         return 0;
@@ -302,7 +326,7 @@ static const cli_tool tool = {
 
 void convert_options_read(int argc, char **argv, convert_options *opts_out)
 {
-    list_formats();
+    list_words();
     cli_begin(&tool, argc, argv, opts_out);
 }
 
@@ -312,4 +336,5 @@ void convert_options_release(convert_options *opts)
     fsdp_mesh_free(opts->mesh);
     free(opts->drops);
     free(opts->renames);
+    free(opts->dtype_rules);
 }

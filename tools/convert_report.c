@@ -56,6 +56,8 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
                        opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
     if (plan->dropped > 0)
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
+    if (plan->cast_tensors > 0)
+        convert_add_casts(text, plan);
     if (plan->short_tensors > 0) {
         fsdp_text_addf(text, "  ");
         convert_add_short(text, opts, plan);
@@ -132,6 +134,8 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
                    ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
                    ", \"free_bytes\": %" PRId64 ", ",
                    plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
+    if (plan->cast_tensors > 0)
+        convert_add_casts_json(text, opts, plan);
     if (opts->plan)
         fsdp_text_addf(text, "\"written\": false");
     else
@@ -183,11 +187,15 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
     const cli_common *common = &opts->common;
     fsdp_text_addf(text, "ok    %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s in %.2f s ", cli_bytes(plan->bytes_written, number), seconds);
-    fsdp_text_addf(text, "(%s), %s\n", cli_rate(plan->bytes_written, seconds, number),
-                   opts->convert.no_verify ? "not verified" : "verified by re-read");
+    fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
+    if (plan->cast_tensors > 0)
+        convert_add_cast_result(text, &opts->cast);
+    fsdp_text_addf(text, "%s\n", opts->convert.no_verify ? "not verified" : "verified by re-read");
     fsdp_text_addf(text, "next  fsdp-diff");
     cli_add_argument(text, info->path);
     cli_add_argument(text, opts->to);
+    if (plan->cast_tensors > 0)
+        convert_add_tolerance(text, &opts->cast);
     if (common->include) {
         fsdp_text_addf(text, " -I");
         cli_add_argument(text, common->include);

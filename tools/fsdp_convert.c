@@ -158,6 +158,7 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
     if (opts->apply)
         FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
+    opts->convert.cast = &opts->cast;
     FSDP_TRY(cli_open_checkpoint(opts->from, &opts->convert.watch, &source, err));
     fsdp_status st = plan_and_convert(opts, source, err);
     fsdp_checkpoint_close(source);

@@ -105,7 +105,7 @@ static block_cast *find(fsdp_dtype to, fsdp_dtype from)
 }
 
 size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
-                      size_t count, fsdp_overflow overflow)
+                      size_t count, fsdp_on_overflow overflow)
 {
     block_cast *cast = overflow == FSDP_OVERFLOW_CLAMP ? NULL : find(to_type, from_type);
     size_t done = cast ? count / (2 * LANES) * (2 * LANES) : 0;

@@ -20,7 +20,11 @@ BUILD = Path(sys.argv[1]).resolve()
 TARGETS = {"x.safetensors": [], "x.pt": [], "x.npz": [], "hf": ["--max-shard-size", "6M"],
            "dcp": ["--to", "dcp", "--world-size", "3", "--shard-dim", "1"],
            "ours": ["--to", "fsdp", "--world-size", "4"],
-           "packed": ["--to", "fsdp", "--world-size", "4", "--compress", "zstd"]}
+           "packed": ["--to", "fsdp", "--world-size", "4", "--compress", "zstd"],
+           "cast.safetensors": ["--dtype", "f8e4m3", "--on-overflow", "clamp"],
+           "cast": ["--to", "fsdp", "--world-size", "4", "--dtype", "f8e4m3", "--on-overflow", "clamp"],
+           "wider.pt": ["--dtype", "f64", "--dtype-for", "t03=f16"]}
+whole_casts = {}  # what a conversion that nobody disturbs does to values
 TENSORS, ROWS, COLUMNS = 12, 512, 1024
 
 
@@ -67,8 +71,10 @@ def files(path):
 
 
 def resume(root, name):
-    done = subprocess.run(command("cut", name, "--resume"), cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command("cut", name, "--resume", "--json"), cwd=root, capture_output=True,
+                          text=True)
     assert done.returncode == 0, (name, done)
+    assert json.loads(done.stdout).get("cast") == whole_casts.get(name), (name, done.stdout, whole_casts)
     assert files(root / "cut" / name) == files(root / "whole" / name), name
     assert os.listdir(root / "cut") == [name], os.listdir(root / "cut")
     assert "going on with" in done.stderr, done.stderr
@@ -90,9 +96,12 @@ def kill(root, name, wanted):
 
 
 def kill_at_moments(root, name):
-    subprocess.run(command("whole", name, "-q"), cwd=root, check=True)
-    native = name in ("ours", "packed")
+    done = subprocess.run(command("whole", name, "--json"), cwd=root, check=True, capture_output=True)
+    whole_casts[name] = json.loads(done.stdout).get("cast")
+    casts = whole_casts[name] is not None
+    native = name in ("ours", "packed", "cast")
     record, count = (40, 4) if native else (16, 3 * TENSORS if name == "dcp" else TENSORS)
+    record += 40 if casts else 0
     saved = []
     for part in (0, count // 2, count):
         saved.append(kill(root, name, 96 + record * part))

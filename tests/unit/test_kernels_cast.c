@@ -16,8 +16,8 @@ static const fsdp_dtype floats[] = {
     FSDP_F64,     FSDP_F32,         FSDP_F16,         FSDP_BF16,       FSDP_F8_E4M3FN,
     FSDP_F8_E5M2, FSDP_F8_E4M3FNUZ, FSDP_F8_E5M2FNUZ, FSDP_F8_E8M0FNU,
 };
-static const fsdp_overflow policies[] = {FSDP_OVERFLOW_INF, FSDP_OVERFLOW_CLAMP,
-                                         FSDP_OVERFLOW_FAIL};
+static const fsdp_on_overflow policies[] = {FSDP_OVERFLOW_INF, FSDP_OVERFLOW_CLAMP,
+                                            FSDP_OVERFLOW_FAIL};
 enum { FLOATS = 9, POLICIES = 3, SMALL_CODES = 65536 };
 
 /* --- what a code means, by the types' definitions --- */
@@ -127,7 +127,7 @@ typedef struct expectation {
     unsigned code;
 } expectation;
 
-static expectation expect_small(const value_list *list, long double value, fsdp_overflow policy)
+static expectation expect_small(const value_list *list, long double value, fsdp_on_overflow policy)
 {
     if (isnan(value))
         return (expectation){.is_nan = true};
@@ -163,7 +163,7 @@ static unsigned small_code(fsdp_dtype type, const uint8_t *data, size_t index)
 
 static void check_small_target(const fsdp_kernels *kernels, const value_list *list,
                                fsdp_dtype from_type, const void *from, size_t count,
-                               fsdp_overflow policy)
+                               fsdp_on_overflow policy)
 {
     uint8_t *to = malloc(2 * count);
     size_t misfits = kernels->cast(to, list->type, from, from_type, count, policy);
@@ -188,7 +188,7 @@ static void check_small_target(const fsdp_kernels *kernels, const value_list *li
 
 /* To f32 and f64, the compiler's conversion of the exact value is the reference. */
 static void check_wide_target(const fsdp_kernels *kernels, fsdp_dtype to_type, fsdp_dtype from_type,
-                              const void *from, size_t count, fsdp_overflow policy)
+                              const void *from, size_t count, fsdp_on_overflow policy)
 {
     size_t size = fsdp_dtype_size(to_type);
     uint8_t *to = malloc(size * count);
@@ -229,7 +229,7 @@ static void check_against_all_targets(fsdp_dtype from_type, const void *from, si
             list_values(&list, floats[t]);
         for (size_t i = 0; i < table_count * POLICIES; i++) {
             const fsdp_kernels *kernels = tables[i / POLICIES];
-            fsdp_overflow policy = policies[i % POLICIES];
+            fsdp_on_overflow policy = policies[i % POLICIES];
             if (fsdp_dtype_size(floats[t]) <= 2)
                 check_small_target(kernels, &list, from_type, from, count, policy);
             else
@@ -278,7 +278,7 @@ Test(kernels_cast, long_arrays_of_8_bit_codes_are_cast_like_short_ones)
         codes[i] = (uint8_t)(i * 7);
     for (int pair = 0; pair < FLOATS * FLOATS * POLICIES; pair++) {
         fsdp_dtype from_type = floats[pair % FLOATS], to_type = floats[pair / FLOATS % FLOATS];
-        fsdp_overflow policy = policies[pair / FLOATS / FLOATS];
+        fsdp_on_overflow policy = policies[pair / FLOATS / FLOATS];
         size_t size = fsdp_dtype_size(to_type), sum = 0;
         if (fsdp_dtype_size(from_type) != 1)
             continue;
@@ -456,7 +456,7 @@ static void compare_tables(fsdp_dtype to_type, fsdp_dtype from_type, const uint8
     uint8_t plain[8 * MOST + 16], other[8 * MOST + 16];
     for (size_t i = 0; i < 3 * MOST; i++) {
         size_t count = i % MOST, shift = i % 7;
-        fsdp_overflow policy = policies[i / MOST];
+        fsdp_on_overflow policy = policies[i / MOST];
         memset(plain, GUARD, sizeof plain);
         size_t misfits =
             tables[0]->cast(plain + shift, to_type, random + i, from_type, count, policy);

@@ -95,7 +95,8 @@ Test(plan_file, every_option_comes_back)
     fsdp_convert_order *order = NULL;
     cr_assert_eq(fsdp_mesh_create(2, shape, names, NULL, &mesh, &err), FSDP_OK);
     fsdp_convert_opts opts = {.format = "fsdp", .kind = FSDP_LOCAL, .world = 6, .mesh = mesh};
-    opts.select = (fsdp_select_opts){"[ab]", "^c", FSDP_ONLY_ALL, drops, 2, NULL, 0};
+    opts.select = (fsdp_select_opts){
+        .include = "[ab]", .exclude = "^c", .only = FSDP_ONLY_ALL, .drops = drops, .drop_count = 2};
     opts.compress = opts.no_view = true;
     opts.level = 3;
     write_plan(&opts, "plan");
@@ -118,6 +119,37 @@ Test(plan_file, every_option_comes_back)
     cr_expect_eq(fsdp_convert_order_check(order, &err), FSDP_OK, "%s", err.text);
     fsdp_convert_order_close(order);
     fsdp_mesh_free(mesh);
+}
+
+/* Plans of conversions that cast nothing are as they were before there were casts. */
+Test(plan_file, casts_come_back_and_are_silent_when_there_are_none)
+{
+    const char *rules[] = {"a=b=keep", "^b=f8e4m3"};
+    fsdp_convert_order *order = NULL;
+    fsdp_convert_opts opts = {.format = "torch"};
+    size_t size;
+    write_plan(&opts, "plan");
+    char *text = read_plan("plan", &size);
+    cr_expect_null(strstr(text, "dtype_for"));
+    cr_expect_null(strstr(text, "on_overflow"));
+    cr_expect_not_null(strstr(text, "\"rename\": []\n}"));
+    fsdp_free(text);
+    opts.select = (fsdp_select_opts){.dtype = "bf16",
+                                     .dtype_rules = rules,
+                                     .dtype_rule_count = 1,
+                                     .on_overflow = FSDP_OVERFLOW_CLAMP};
+    write_plan(&opts, "plan");
+    text = read_plan("plan", &size);
+    cr_expect_not_null(strstr(text, "\"dtype\": \"bf16\", \"lo\""), "the new dtype of a part");
+    fsdp_free(text);
+    cr_assert_eq(fsdp_convert_order_open(path_of("plan"), NULL, &order, &err), FSDP_OK, "%s",
+                 err.text);
+    const fsdp_select_opts *back = &order->opts.select;
+    cr_expect_str_eq(back->dtype, "bf16");
+    cr_expect(back->dtype_rule_count == 1 && strcmp(back->dtype_rules[0], rules[0]) == 0);
+    cr_expect_eq(back->on_overflow, FSDP_OVERFLOW_CLAMP);
+    cr_expect_eq(fsdp_convert_order_check(order, &err), FSDP_OK, "%s", err.text);
+    fsdp_convert_order_close(order);
 }
 
 Test(plan_file, what_is_no_plan_is_never_replaced)

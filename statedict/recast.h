@@ -1,0 +1,43 @@
+/*
+ * Casting on the way from a source to a target, in the memory of a slab: elements are read behind where their
+ * new ones will lie, so that nothing is needed beside the slab. What it does to values is counted.
+ */
+#ifndef FSDP_RECAST_H
+#define FSDP_RECAST_H
+
+#include "kernels/kernels.h"
+#include <fsdp/box.h>
+#include <fsdp/convert.h>
+#include <stdatomic.h>
+
+/* A box of a tensor in memory. */
+typedef struct fsdp_recast_box {
+    const char *name;          /* of the tensor, for errors */
+    size_t name_size;
+    const fsdp_box *box;
+    fsdp_dtype from, to;
+    char *source;              /* elements, where fsdp_recast_source put them; the new ones lie at its data */
+} fsdp_recast_box;
+
+/* Bytes of an element while it is cast. */
+size_t fsdp_recast_size(fsdp_dtype from, fsdp_dtype to);
+/* Where in data count elements of `from` are put before they are cast. */
+char *fsdp_recast_source(char *data, int64_t count, fsdp_dtype from, fsdp_dtype to);
+
+/* Nothing to do when the types are one. FSDP_ERR_DAMAGED names the first value that does not fit. */
+fsdp_status fsdp_recast(const fsdp_recast_box *box, fsdp_on_overflow on_overflow, fsdp_cast_tally *tally,
+                        fsdp_error *err);
+
+/* Tallies of several threads. Zero-initialise. */
+typedef struct fsdp_cast_sum {
+    atomic_llong overflows, nans, underflows;
+    _Atomic double max_rounding, max_underflow;
+} fsdp_cast_sum;
+void fsdp_cast_sum_add(fsdp_cast_sum *sum, const fsdp_cast_tally *tally);
+fsdp_cast_tally fsdp_cast_sum_get(fsdp_cast_sum *sum);
+
+/* report may be NULL. */
+void fsdp_cast_report_fill(fsdp_cast_report *report, const fsdp_cast_tally *tally,
+                           const fsdp_convert_plan *plan);
+
+#endif
