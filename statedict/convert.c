@@ -517,6 +517,8 @@ static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
     if (!opts->resume)
         return FSDP_OK;
     fsdp_resume_tell(&opts->watch, staging->is_taken_up ? staging->path : NULL);
+    if (!staging->is_taken_up)
+        return FSDP_OK;
     return fsdp_io_reuse_create(job->io, &job->reuse, err);
 }
 
@@ -679,14 +681,16 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
 }
 
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                   fsdp_text *text, fsdp_error *err)
+                                   const char *path, fsdp_text *text, fsdp_error *err)
 {
     if (is_export(opts))
-        return fsdp_export_plan_text(from, to, opts, text, err);
+        return fsdp_export_plan_text(from, to, opts, path, text, err);
     fsdp_convert_plan plan = {.free_bytes = -1};
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
     fsdp_status st = open_source(&job, from, to, &plan, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_check_apart(job.from, to, path, err);
     if (st == FSDP_OK) {
         count_work(&job, &plan);
         st = check_before(&job, to, &plan, err);
