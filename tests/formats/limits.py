@@ -133,6 +133,18 @@ def long_names(folder):
         check("names have over 256 MiB together" in ran.stderr, f"{path.name}: {ran.stderr[:200]}")
 
 
+def many_attributes(folder):
+    """An object made of 300,000 numbers, which has as many attributes: none of the one is any of the other."""
+    count = 300000
+    numbers = [b"J" + struct.pack("<i", i) for i in range(count)]
+    made = b"cmine\nThing\n(" + b"".join(numbers) + b"tR"
+    attributes = b"}(" + b"".join(number * 2 for number in numbers) + b"ub"
+    source = folder / "attributes.pt"
+    write_torch(source, b"}" + text(b"o") + made + attributes + b"s")
+    ran = run("fsdp-ls", source)
+    check(ran.returncode == 0 and "o.#" in ran.stdout, f"{source.name}: {ran.returncode} {ran.stderr[:200]}")
+
+
 def records(folder):
     plain = {"data.pkl": b"\x80\2}" + text(b"v") + b"K\1s.", "byteorder": "little", "version": "3\n"}
     several = folder / "records.pt"
@@ -156,7 +168,7 @@ def records(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as place:
-        for test in (many_dims, too_many_dims, deep_values, long_names, records):
+        for test in (many_dims, too_many_dims, deep_values, long_names, many_attributes, records):
             test(Path(place))
     print("\n".join(problems) or "everything within the limits")
     return 1 if problems else 0
