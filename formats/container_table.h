@@ -22,7 +22,8 @@ void container_table_release(container_table *table);
 
 /* The number of what stands in the container `parent` as that element (name_path.h), which begins at
  * `text`; NULL when nothing does, or when there is no memory. Valid until the next put. */
-const uint64_t *container_table_find(container_table *table, size_t parent, const char *text, int32_t element);
+const uint64_t *container_table_find(container_table *table, size_t parent, const char *text,
+                                     int32_t element);
 
 /* Numbers what was looked for last and not found; false when there is no memory. */
 bool container_table_put(container_table *table, uint64_t number);

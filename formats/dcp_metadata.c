@@ -56,8 +56,7 @@ typedef struct metadata {
     fsdp_name_table files; /* relative path -> number in item_files */
     item_file *item_files;
     size_t file_count, file_room;
-    fsdp_name_table
-        places; /* number of a name, offsets -> number in ranges: for long lists out of order */
+    fsdp_name_table places; /* number of a name, offsets -> number in ranges: of long lists */
     stored_range *ranges;
     size_t range_count, range_room;
     fsdp_name_table names; /* -> number in entries */
@@ -450,14 +449,13 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
 }
 
-/* Every box is written once: what lists one again and again, or none in many lists, is no checkpoint. */
+/* Every box is written once: a list that many tensors share is no checkpoint's. */
 static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsdp_error *err)
 {
     meta->box_count += list->count;
     if (meta->box_count <= (uint64_t)meta->archive.pickle.count + FSDP_PICKLE_WORK)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: with shared lists expanded it has over %llu boxes",
-                     meta->archive.where, (unsigned long long)meta->box_count - list->count);
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: tensors share too many boxes", meta->archive.where);
 }
 
 /* A value that tells what kind of tensor it would be. */

@@ -397,27 +397,24 @@ static fsdp_status compare_listed(rank_set *set, const torch_archive *archive, f
 }
 
 /* A local shard must be one of those that every rank lists, mostly in the order of ranks. */
-static fsdp_status check_listed(rank_set *set, torch_archive *archive, fsdp_node list,
+static fsdp_status check_listed(rank_set *set, const torch_archive *archive, fsdp_node list,
                                 const shard_box *box, bool *listed_out, fsdp_error *err)
 {
     fsdp_node usual = item(archive, list, (size_t)set->rank);
     *listed_out = false;
     if (usual != 0)
         FSDP_TRY(compare_listed(set, archive, usual, box, listed_out, err));
-    for (size_t i = 0; item(archive, list, i) != 0 && !*listed_out; i++) {
-        FSDP_TRY(torch_count_work(archive, 1, err));
+    for (size_t i = 0; item(archive, list, i) != 0 && !*listed_out; i++)
         FSDP_TRY(compare_listed(set, archive, item(archive, list, i), box, listed_out, err));
-    }
     return FSDP_OK;
 }
 
-static fsdp_status add_shard(rank_set *set, torch_archive *archive, rank_entry *entry,
+static fsdp_status add_shard(rank_set *set, const torch_archive *archive, rank_entry *entry,
                              fsdp_node shard, fsdp_node list, fsdp_error *err)
 {
     int64_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
     torch_tensor piece;
     bool is_listed;
-    FSDP_TRY(torch_count_work(archive, 1, err));
     FSDP_TRY(
         read_box(archive, torch_attribute(archive, shard, "metadata"), entry->ndim, lo, len, err));
     FSDP_TRY(check_listed(set, archive, list, &(shard_box){entry->ndim, lo, len}, &is_listed, err));

@@ -98,7 +98,7 @@ const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
 /* As it was when it was opened. */
 const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
-/* FSDP_ERR_DAMAGED when what was learned of it since, by another open, is of another file, or it was changed. */
+/* FSDP_ERR_DAMAGED when what was learned since, by another open, is of another file, or of a changed one. */
 fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number, const fsdp_file_info *now,
                                      fsdp_error *err);
 /* The first of them hold tensors and values. Behind those are files that were only read to understand them:

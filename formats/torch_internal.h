@@ -165,7 +165,9 @@ bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data
 
 /* --- torch_value.c --- */
 
-enum { TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8, TORCH_MARK_KEPT = 16 };
+enum {
+    TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8, TORCH_MARK_KEPT = 16
+};
 
 /* FSDP_ERR_LIMIT when there is too much in the node once shared containers are expanded. */
 fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err);

@@ -324,7 +324,7 @@ static void add_delta_repr(const spelling *at, const int64_t parts[3])
     fsdp_text_addf(at->text, "%s)", between[0] ? "" : "0");
 }
 
-/* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than Python has them. */
+/* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than any is. */
 static bool add_zone(const spelling *at, fsdp_node zone)
 {
     if (zone == 0)

@@ -690,7 +690,7 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
     convert_job job = new_job(opts, &own);
     fsdp_status st = open_source(&job, from, to, &plan, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_check_apart(job.from, to, path, err);
+        st = fsdp_plan_check_path(job.from, to, path, err);
     if (st == FSDP_OK) {
         count_work(&job, &plan);
         st = check_before(&job, to, &plan, err);

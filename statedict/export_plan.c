@@ -343,7 +343,7 @@ fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_c
     FSDP_TRY(fsdp_export_job_init(opts, &job, err));
     fsdp_status st = fsdp_export_prepare(&job, from, to, &plan, err);
     if (st == FSDP_OK)
-        st = fsdp_plan_check_apart(job.from, to, path, err);
+        st = fsdp_plan_check_path(job.from, to, path, err);
     if (st == FSDP_OK)
         st = add_text(&job, to, &plan, text, err);
     fsdp_export_job_release(&job, NULL);

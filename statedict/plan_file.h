@@ -52,9 +52,10 @@ fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
  * the file that it is for, or NULL. */
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
                                    const char *path, fsdp_text *text, fsdp_error *err);
-/* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source. path NULL: none. */
-fsdp_status fsdp_plan_check_apart(const fsdp_checkpoint *from, const char *to, const char *path,
-                                  fsdp_error *err);
+/* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
+ * it would replace what is no plan. path NULL: no file. */
+fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
+                                 fsdp_error *err);
 /* Is that last hash right? */
 bool fsdp_plan_is_whole(const char *text, size_t size);
 

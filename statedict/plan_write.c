@@ -78,11 +78,9 @@ static bool is_own_source(const fsdp_checkpoint *from, const char *path)
     return is_own;
 }
 
-fsdp_status fsdp_plan_check_apart(const fsdp_checkpoint *from, const char *to, const char *path,
-                                  fsdp_error *err)
+static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, const char *path,
+                               fsdp_error *err)
 {
-    if (!path)
-        return FSDP_OK;
     if (lies_in(from->io, path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the plan '%s' would be where the result '%s' is to be: give it another "
@@ -97,6 +95,15 @@ fsdp_status fsdp_plan_check_apart(const fsdp_checkpoint *from, const char *to, c
                      : FSDP_OK;
 }
 
+fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
+                                 fsdp_error *err)
+{
+    if (!path)
+        return FSDP_OK;
+    FSDP_TRY(check_apart(from, to, path, err));
+    return check_place(from->io, path, err);
+}
+
 /* --- the call --------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
@@ -107,7 +114,6 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
     fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
-    FSDP_TRY(check_place(io, path, err));
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
     if (st == FSDP_OK)
         st = fsdp_io_replace_file(io, path, text.data, text.size, err);

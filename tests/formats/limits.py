@@ -134,7 +134,7 @@ def long_names(folder):
 
 
 def many_attributes(folder):
-    """An object made of 300,000 numbers, which has as many attributes: none of the one is any of the other."""
+    """An object made of 300,000 numbers, which has as many attributes, none of which it was made of."""
     count = 300000
     numbers = [b"J" + struct.pack("<i", i) for i in range(count)]
     made = b"cmine\nThing\n(" + b"".join(numbers) + b"tR"
@@ -159,7 +159,8 @@ def shared_boxes(folder):
     boxes = b"](" + box + b"q\0" + b"h\0" * 499999 + b"eq\1"
     tensors = b"".join(
         text(b"t%d" % i)
-        + made(module, "TensorStorageMetadata", properties=properties, size=size, chunks=b"h\1" if i else boxes)
+        + made(module, "TensorStorageMetadata", properties=properties, size=size,
+               chunks=b"h\1" if i else boxes)
         for i in range(20000)
     )
     entries = b"}(" + tensors + b"u"
@@ -194,7 +195,8 @@ def records(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as place:
-        for test in (many_dims, too_many_dims, deep_values, long_names, many_attributes, shared_boxes, records):
+        for test in (many_dims, too_many_dims, deep_values, long_names, many_attributes, shared_boxes,
+                     records):
             test(Path(place))
     print("\n".join(problems) or "everything within the limits")
     return 1 if problems else 0

@@ -175,6 +175,12 @@ Test(plan_file, what_is_no_plan_is_never_replaced)
     cr_expect_not(fsdp_io_exists(NULL, path_of("plan.tmp")));
 }
 
+static int fail_open(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    return strstr(path, "/plan") ? -*(const int *)user : 0;
+}
+
 /* What cannot be opened is not said to be something else. */
 Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
 {
@@ -182,10 +188,13 @@ Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
     fsdp_convert_opts opts = {.format = "torch"};
     write_plan(&opts, "plan");
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        int reason = reasons[i];
         fsdp_fault_plan fault = {.calls = 1 << FSDP_CALL_OPEN,
                                  .at = 1,
-                                 .action = FSDP_FAULT_ERRNO,
-                                 .errnum = reasons[i]};
+                                 .forever = true,
+                                 .action = FSDP_FAULT_CALL,
+                                 .call = fail_open,
+                                 .user = &reason};
         cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
         cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"),
                                                          path_of("out"), &opts, path_of("plan"),
