@@ -2,15 +2,15 @@
 #include "formats/dcp_fold.h"
 
 #include "base/name_path.h"
-#include "formats/name_table.h"
+#include "formats/container_table.h"
 #include "formats/nesting.h"
 
-#include <fsdp/text.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What is below a list. */
+/* What is below a list; other containers have zeros. */
 typedef struct contents {
+    size_t first;      /* entry */
     size_t all, plain; /* plain: a value, and no dict on the way to it */
     size_t dicts;      /* without keys: what our readers went into the list for */
 } contents;
@@ -19,18 +19,25 @@ typedef struct folding {
     const fsdp_target_entry *entries;
     size_t count;
     dcp_fold *fold;
-    fsdp_name_table names; /* of entries */
-    fsdp_name_table lists; /* by their paths: numbers of contents */
-    fsdp_arena arena;
+    fsdp_name_table names;      /* of entries */
+    container_table containers; /* of numbers of contents */
     contents *contents;
     size_t contents_count, contents_room;
-    fsdp_text key;
+    bool is_too_much; /* of them: nothing is folded */
 } folding;
 
 static bool is_nested(const fsdp_target_entry *entry)
 {
     return entry->path && entry->path_count > 1 &&
            fsdp_path_fits(entry->name, entry->name_size, entry->path, entry->path_count);
+}
+
+static bool is_in_list(const fsdp_target_entry *entry)
+{
+    for (size_t i = 1; i < entry->path_count; i++)
+        if (entry->path[i] < 0)
+            return is_nested(entry);
+    return false;
 }
 
 /* Only positions from the element on. */
@@ -44,46 +51,50 @@ static bool is_plain(const fsdp_target_entry *entry, size_t from)
 
 /* --- counting --------------------------------------------------------------------------------- */
 
-static void add_element(folding *work, const fsdp_target_entry *entry, size_t i, size_t *at)
-{
-    size_t bytes = nesting_bytes(entry->path[i]);
-    fsdp_text_add(&work->key, (const char *)&entry->path[i], sizeof entry->path[i]);
-    fsdp_text_add(&work->key, entry->name + *at, bytes);
-    *at += bytes + 1;
-}
+/* The way from the outermost dict down to an entry: how far it is gone. */
+typedef struct way_down {
+    size_t around,
+        at; /* the container that was reached, bytes of the name up to the next element */
+} way_down;
 
-static contents *find_contents(folding *work)
+/* The container that element i of the entry is; NULL when it is none yet, and then the way stays. */
+static contents *go_down(folding *work, const fsdp_target_entry *entry, size_t i, way_down *way)
 {
-    const uint64_t *found = fsdp_name_table_find(&work->lists, work->key.data, work->key.size);
-    return found ? &work->contents[*found] : NULL;
-}
-
-static contents *put_contents(folding *work)
-{
-    const char *key = fsdp_arena_strndup(&work->arena, work->key.data, work->key.size);
-    if (!key ||
-        !fsdp_grow(&work->contents, &work->contents_room, work->contents_count + 1,
-                   sizeof *work->contents) ||
-        !fsdp_name_table_put(&work->lists, key, work->key.size, work->contents_count))
+    const uint64_t *found =
+        container_table_find(&work->containers, way->around, entry->name + way->at, entry->path[i]);
+    if (!found)
         return NULL;
-    work->contents[work->contents_count] = (contents){0};
-    return &work->contents[work->contents_count++];
+    way->around = (size_t)*found + 1;
+    way->at += nesting_bytes(entry->path[i]) + 1;
+    return &work->contents[*found];
 }
 
-static fsdp_status count_entry(folding *work, const fsdp_target_entry *entry, fsdp_error *err)
+/* The one that was not there. */
+static bool add_contents(folding *work)
 {
-    size_t at = 0;
-    work->key.size = 0;
+    if (!container_table_put(&work->containers, work->contents_count) ||
+        !fsdp_grow(&work->contents, &work->contents_room, work->contents_count + 1,
+                   sizeof *work->contents))
+        return false;
+    work->contents[work->contents_count++] = (contents){0};
+    work->is_too_much = work->contents_count > NESTING_MOST;
+    return true;
+}
+
+static fsdp_status count_entry(folding *work, size_t number, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &work->entries[number];
+    way_down way = {0};
     for (size_t i = 0; i + 1 < entry->path_count; i++) {
-        add_element(work, entry, i, &at);
-        if (entry->path[i + 1] >= 0)
-            continue;
-        contents *list = work->key.failed ? NULL : find_contents(work);
-        if (!list && !work->key.failed)
-            list = put_contents(work);
+        contents *list = go_down(work, entry, i, &way);
+        if (!list && add_contents(work))
+            list = go_down(work, entry, i, &way);
         if (!list)
             return fsdp_fail_memory(err, "the names of a checkpoint");
-        list->all++;
+        if (entry->path[i + 1] >= 0)
+            continue;
+        if (list->all++ == 0)
+            list->first = number;
         list->plain += is_plain(entry, i + 1);
         list->dicts += entry->value && entry->value->kind == FSDP_VALUE_DICT;
     }
@@ -97,8 +108,8 @@ static fsdp_status count_all(folding *work, fsdp_error *err)
         if (!fsdp_name_table_find(&work->names, entry->name, entry->name_size) &&
             !fsdp_name_table_put(&work->names, entry->name, entry->name_size, i))
             return fsdp_fail_memory(err, "the names of a checkpoint");
-        if (is_nested(entry))
-            FSDP_TRY(count_entry(work, entry, err));
+        if (is_in_list(entry) && !work->is_too_much)
+            FSDP_TRY(count_entry(work, i, err));
     }
     return FSDP_OK;
 }
@@ -111,14 +122,6 @@ typedef struct list_run {
     size_t name_size; /* of the list */
 } list_run;
 
-static size_t prefix_size(const fsdp_target_entry *entry, size_t depth)
-{
-    size_t size = 0;
-    for (size_t i = 0; i < depth; i++)
-        size += nesting_bytes(entry->path[i]) + (i > 0);
-    return size;
-}
-
 static bool is_below(const fsdp_target_entry *entry, const fsdp_target_entry *first, size_t depth,
                      size_t name_size)
 {
@@ -127,39 +130,51 @@ static bool is_below(const fsdp_target_entry *entry, const fsdp_target_entry *fi
            memcmp(entry->name, first->name, name_size) == 0;
 }
 
-/* The outermost plain list that the entry is in, if all of it follows the entry. */
+/* The outermost plain list that the entry is in, if the entry is its first and all of it follows. */
 static bool find_list(folding *work, size_t first, list_run *run_out)
 {
     const fsdp_target_entry *entry = &work->entries[first];
     const contents *list = NULL;
-    size_t at = 0, depth = 0;
-    work->key.size = 0;
-    for (size_t i = 0; is_nested(entry) && i + 1 < entry->path_count && !list; i++) {
-        add_element(work, entry, i, &at);
-        const contents *found = entry->path[i + 1] < 0 ? find_contents(work) : NULL;
-        if (found && found->all == found->plain && found->dicts > 0) {
+    way_down way = {0};
+    size_t depth = 0;
+    if (work->is_too_much || !is_in_list(entry))
+        return false;
+    for (size_t i = 0; i + 1 < entry->path_count && !list; i++) {
+        const contents *found = go_down(work, entry, i, &way);
+        if (!found)
+            return false; /* no memory: see dcp_fold_lists */
+        if (entry->path[i + 1] < 0 && found->all == found->plain && found->dicts > 0) {
             list = found;
             depth = i + 1;
         }
     }
-    if (!list)
+    if (!list || list->first != first)
         return false;
-    size_t end = first, name_size = prefix_size(entry, depth);
+    size_t end = first, name_size = way.at - 1;
     while (end < work->count && is_below(&work->entries[end], entry, depth, name_size))
         end++;
     *run_out = (list_run){first, end, depth, name_size};
     return end - first == list->all && !fsdp_name_table_find(&work->names, entry->name, name_size);
 }
 
-/* Where the entries end that share the run's next element. */
-static size_t end_of_item(const folding *work, const list_run *run, size_t from)
+/* Both are of the run, and so the same up to the list. */
+static bool are_of_one_item(const fsdp_target_entry *a, const fsdp_target_entry *b,
+                            const list_run *run)
+{
+    size_t depth = run->depth, at = run->name_size + 1;
+    return a->path_count > depth + 1 && b->path_count > depth + 1 &&
+           a->path[depth] == b->path[depth] &&
+           memcmp(a->name + at, b->name + at, nesting_bytes(a->path[depth])) == 0;
+}
+
+/* The entries from there on that share the run's next element. */
+static list_run item_at(const folding *work, const list_run *run, size_t from)
 {
     const fsdp_target_entry *first = &work->entries[from];
-    size_t depth = run->depth + 1, name_size = prefix_size(first, depth), end = from + 1;
-    while (end < run->end && first->path_count > depth &&
-           is_below(&work->entries[end], first, depth, name_size))
+    size_t bytes = nesting_bytes(first->path[run->depth]), end = from + 1;
+    while (end < run->end && are_of_one_item(first, &work->entries[end], run))
         end++;
-    return end;
+    return (list_run){from, end, run->depth + 1, run->name_size + 1 + bytes};
 }
 
 static bool has_position(const fsdp_target_entry *entry, size_t name_size, size_t position)
@@ -172,7 +187,7 @@ static fsdp_status make_list(const folding *work, const list_run *run, fsdp_valu
                              bool *whole, fsdp_error *err)
 {
     size_t count = 0, item = 0;
-    for (size_t i = run->first; i < run->end; i = end_of_item(work, run, i))
+    for (size_t i = run->first; i < run->end; i = item_at(work, run, i).end)
         *whole = *whole && has_position(&work->entries[i], run->name_size, count++);
     if (!*whole)
         return FSDP_OK;
@@ -180,8 +195,8 @@ static fsdp_status make_list(const folding *work, const list_run *run, fsdp_valu
     for (size_t i = run->first, end; i < run->end && *whole; i = end) {
         const fsdp_target_entry *entry = &work->entries[i];
         fsdp_value *value = &list->as.list.items[item++];
-        end = end_of_item(work, run, i);
-        list_run inner = {i, end, run->depth + 1, prefix_size(entry, run->depth + 1)};
+        list_run inner = item_at(work, run, i);
+        end = inner.end;
         FSDP_TRY(entry->path_count == inner.depth ? fsdp_value_copy(entry->value, value, err)
                                                   : make_list(work, &inner, value, whole, err));
     }
@@ -244,11 +259,11 @@ fsdp_status dcp_fold_lists(const fsdp_target_entry *entries, size_t count, dcp_f
     fsdp_status st = count_all(&work, err);
     if (st == FSDP_OK)
         st = fold_all(&work, err);
+    if (st == FSDP_OK && work.containers.key.failed)
+        st = fsdp_fail_memory(err, "the names of a checkpoint");
     fsdp_name_table_release(&work.names);
-    fsdp_name_table_release(&work.lists);
-    fsdp_arena_release(&work.arena);
+    container_table_release(&work.containers);
     fsdp_free(work.contents);
-    fsdp_text_release(&work.key);
     return st;
 }
 

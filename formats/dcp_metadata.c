@@ -56,8 +56,7 @@ typedef struct metadata {
     fsdp_name_table files; /* relative path -> number in item_files */
     item_file *item_files;
     size_t file_count, file_room;
-    fsdp_name_table
-        places; /* number of a name, offsets -> number in ranges: for long lists out of order */
+    fsdp_name_table places; /* number of a name, offsets -> number in ranges: of long lists */
     stored_range *ranges;
     size_t range_count, range_room;
     fsdp_name_table names; /* -> number in entries */
@@ -66,6 +65,7 @@ typedef struct metadata {
     int32_t *path; /* scratch: see name_path.h */
     size_t path_room;
     fsdp_text key;         /* scratch */
+    uint64_t box_count;    /* of the file at hand, shared ones each time */
     torch_archive archive; /* of which only the pickle is used, and where */
 } metadata;
 
@@ -449,6 +449,15 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
 }
 
+/* Every box is written once: a list that many tensors share is no checkpoint's. */
+static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsdp_error *err)
+{
+    meta->box_count += list->count;
+    if (meta->box_count <= (uint64_t)meta->archive.pickle.count + FSDP_PICKLE_WORK)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: tensors share too many boxes", meta->archive.where);
+}
+
 /* A value that tells what kind of tensor it would be. */
 static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
 {
@@ -487,6 +496,7 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
     const fsdp_pickle_node *list = node_at(meta, chunks);
     if (list->kind != FSDP_NODE_LIST && list->kind != FSDP_NODE_TUPLE)
         return damaged_entry(meta, name, "has no list of boxes", err);
+    FSDP_TRY(count_boxes(meta, list, err));
     for (uint32_t i = 0; i < list->count; i++)
         FSDP_TRY(add_chunk(meta, name, number, list->as.items[i], err));
     return FSDP_OK;
@@ -587,6 +597,7 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     FSDP_TRY(
         fsdp_pickle_parse(&options, meta->archive.data, size, &meta->archive.pickle, NULL, err));
     fsdp_node root = meta->archive.pickle.root;
+    meta->box_count = 0;
     if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
         return damaged(meta, "it holds no metadata of a checkpoint", err);
     fsdp_node places = attribute(meta, root, "storage_data");

@@ -2,14 +2,16 @@
 #include "formats/nesting.h"
 
 #include "base/name_path.h"
-#include "formats/name_table.h"
+#include "formats/container_table.h"
 
-#include <fsdp/text.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* PyTorch fills a list up to the position, whatever comes after that. */
-enum { LONGEST_LIST = 1 << 20, ROUNDS = 100 };
+enum { LONGEST_LIST = 1 << 20, ROOT = 0 };
+
+/* Rounds of settling, and the elements that all of them together may look at: seconds. */
+enum { ROUNDS_LEAST = 4, ROUNDS_MOST = 100, STEPS_MOST = 1 << 28 };
 
 typedef enum place_kind { PLACE_LEAF = 1, PLACE_DICT, PLACE_LIST } place_kind;
 
@@ -21,11 +23,10 @@ typedef struct place {
 } place;
 
 typedef struct place_map {
-    fsdp_name_table table; /* of numbers of places */
-    fsdp_arena arena;
+    container_table table; /* of numbers of places */
     place *places;
     size_t count, room;
-    fsdp_text key; /* of the place at hand */
+    size_t containers;
     nesting_reader reader;
     size_t flattened;
 } place_map;
@@ -88,27 +89,19 @@ static fsdp_status choose(nesting *paths, size_t i, const fsdp_target_entry *ent
 
 /* --- all together ----------------------------------------------------------------------------- */
 
-static void add_element(place_map *map, const char *text, int32_t element)
+static bool add_place(place_map *map, place_kind kind)
 {
-    fsdp_text_add(&map->key, (const char *)&element, sizeof element);
-    fsdp_text_add(&map->key, text, nesting_bytes(element));
+    if (!fsdp_grow(&map->places, &map->room, map->count + 1, sizeof *map->places))
+        return false;
+    map->places[map->count++] = (place){.kind = kind, .last = -1};
+    map->containers += kind != PLACE_LEAF;
+    return true;
 }
 
-static place *find_place(const place_map *map)
+/* The place that was looked for last. */
+static bool put_place(place_map *map, place_kind kind)
 {
-    const uint64_t *found = fsdp_name_table_find(&map->table, map->key.data, map->key.size);
-    return found ? &map->places[*found] : NULL;
-}
-
-/* NULL when there is no memory. */
-static place *put_place(place_map *map, place_kind kind)
-{
-    const char *key = fsdp_arena_strndup(&map->arena, map->key.data, map->key.size);
-    if (!key || !fsdp_grow(&map->places, &map->room, map->count + 1, sizeof *map->places) ||
-        !fsdp_name_table_put(&map->table, key, map->key.size, map->count))
-        return NULL;
-    map->places[map->count] = (place){.kind = kind, .last = -1};
-    return &map->places[map->count++];
+    return container_table_put(&map->table, map->count) && add_place(map, kind);
 }
 
 static void count_item(place *list, const char *position)
@@ -122,22 +115,21 @@ static void count_item(place *list, const char *position)
 static bool put_path(place_map *map, const char *name, const int32_t *path, size_t count,
                      fsdp_error *err, fsdp_status *status)
 {
-    size_t at = 0, parent = 0;
-    map->key.size = 0;
+    size_t at = 0, parent = ROOT;
     for (size_t i = 0; i < count; i++) {
         place_kind kind = i + 1 == count ? PLACE_LEAF : path[i + 1] < 0 ? PLACE_LIST : PLACE_DICT;
-        add_element(map, name + at, path[i]);
-        place *here = map->key.failed ? NULL : find_place(map);
-        if (here && (kind == PLACE_LEAF || here->kind != kind))
+        const uint64_t *found = container_table_find(&map->table, parent, name + at, path[i]);
+        bool is_other = found && (kind == PLACE_LEAF || map->places[*found].kind != kind);
+        if (is_other || (!found && kind != PLACE_LEAF && map->containers > NESTING_MOST))
             return false;
-        bool is_new = !here;
-        if (map->key.failed || (is_new && !(here = put_place(map, kind)))) {
+        size_t here = found ? (size_t)*found : map->count;
+        if (!found && !put_place(map, kind)) {
             *status = fsdp_fail_memory(err, "the names of a checkpoint");
             return true;
         }
-        if (is_new && i > 0 && path[i] < 0)
+        if (!found && path[i] < 0)
             count_item(&map->places[parent], name + at);
-        parent = (size_t)(here - map->places);
+        parent = here;
         at += nesting_bytes(path[i]) + 1;
     }
     return true;
@@ -176,13 +168,16 @@ static bool each_list(place_map *map, const fsdp_target_entry *entry, const int3
                       bool (*visit)(place_map *map, place *list, const fsdp_target_entry *entry,
                                     const int32_t *rest, size_t rest_count))
 {
-    size_t at = 0;
-    map->key.size = 0;
+    size_t at = 0, parent = ROOT;
     for (size_t i = 0; i + 1 < count; i++) {
-        add_element(map, entry->name + at, path[i]);
+        const uint64_t *found =
+            container_table_find(&map->table, parent, entry->name + at, path[i]);
+        if (!found)
+            return true; /* no memory: see check_lists */
+        parent = (size_t)*found;
         at += nesting_bytes(path[i]) + 1;
-        if (path[i + 1] < 0 && !map->key.failed &&
-            !visit(map, find_place(map), entry, path + i + 1, count - i - 1))
+        if (path[i + 1] < 0 &&
+            !visit(map, &map->places[parent], entry, path + i + 1, count - i - 1))
             return false;
     }
     return true;
@@ -218,24 +213,24 @@ static fsdp_status check_lists(place_map *map, nesting *paths, const fsdp_target
             map->flattened++;
             FSDP_TRY(flatten(paths, i, &entries[i], err));
         }
-    return map->key.failed ? fsdp_fail_memory(err, "the names of a checkpoint") : FSDP_OK;
+    return map->table.key.failed ? fsdp_fail_memory(err, "the names of a checkpoint") : FSDP_OK;
 }
 
 /* --- rounds ----------------------------------------------------------------------------------- */
 
 static void release_map(place_map *map)
 {
-    fsdp_name_table_release(&map->table);
-    fsdp_arena_release(&map->arena);
+    container_table_release(&map->table);
     fsdp_free(map->places);
-    fsdp_text_release(&map->key);
 }
 
 static fsdp_status settle_once(nesting *paths, const fsdp_target_entry *entries, size_t count,
                                nesting_reader reader, bool *is_settled, fsdp_error *err)
 {
     place_map map = {.reader = reader};
-    fsdp_status st = put_all(&map, paths, entries, count, err);
+    fsdp_status st = add_place(&map, PLACE_DICT)
+                         ? put_all(&map, paths, entries, count, err)
+                         : fsdp_fail_memory(err, "the names of a checkpoint");
     if (st == FSDP_OK && map.flattened == 0)
         st = check_lists(&map, paths, entries, count, err);
     *is_settled = map.flattened == 0;
@@ -247,7 +242,12 @@ static fsdp_status settle_once(nesting *paths, const fsdp_target_entry *entries,
 static fsdp_status settle(nesting *paths, const fsdp_target_entry *entries, size_t count,
                           nesting_reader reader, fsdp_error *err)
 {
-    for (int round = 0; round < ROUNDS; round++) {
+    size_t steps = 0;
+    for (size_t i = 0; i < count; i++)
+        steps += paths->counts[i];
+    size_t rounds = STEPS_MOST / (steps + 1);
+    rounds = rounds < ROUNDS_LEAST ? ROUNDS_LEAST : rounds > ROUNDS_MOST ? ROUNDS_MOST : rounds;
+    for (size_t round = 0; round < rounds; round++) {
         bool is_settled;
         FSDP_TRY(settle_once(paths, entries, count, reader, &is_settled, err));
         if (is_settled)

@@ -9,6 +9,8 @@
 
 #include "base/mem.h"
 
+enum { NESTING_MOST = 1 << 21 };   /* containers: some hundred bytes of memory each */
+
 /* Zero-initialise; release when done. */
 typedef struct nesting {
     const int32_t **paths;     /* per entry, see name_path.h */
@@ -25,7 +27,7 @@ typedef enum nesting_reader {
 /*
  * The path that each entry states, or by default has. All of them hold together: nothing is a dict and a
  * list, or a container and a tensor; lists have all positions, and are gone into. Entries that would not fit
- * in get a path of one element.
+ * in, and those of more containers than NESTING_MOST, get a path of one element.
  */
 FSDP_CHECKED fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting_reader reader,
                                       nesting *nesting_out, fsdp_error *err);

@@ -22,7 +22,8 @@
 
 enum {
     FSDP_PICKLE_DEPTH = 1000,
-    FSDP_PICKLE_WORK = 10000000     /* nodes visited, shared ones each time */
+    FSDP_PICKLE_WORK = 10000000,    /* nodes visited, shared ones each time */
+    FSDP_PICKLE_ATTRIBUTES = 100    /* of an object that a reader knows */
 };
 
 typedef uint32_t fsdp_node;    /* 0: none */
@@ -154,14 +155,17 @@ static inline bool fsdp_pickle_has_text(const fsdp_pickle_node *node, const char
     return node->kind == FSDP_NODE_STR && node->count == size && memcmp(node->as.text, text, size) == 0;
 }
 
-/* The value of a text key in a dict (the last one), 0 when there is none. */
+/* The value of a text key in a dict (the last one), 0 when there is none. For attributes: of a dict of more
+ * than FSDP_PICKLE_ATTRIBUTES, only the last are looked at. */
 static inline fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key)
 {
     const fsdp_pickle_node *node = &pickle->nodes[dict];
     size_t size = strlen(key);
     if (node->kind != FSDP_NODE_DICT)
         return 0;
-    for (size_t i = node->count; i >= 2; i -= 2)
+    const size_t most = 2 * (size_t)FSDP_PICKLE_ATTRIBUTES;
+    const size_t first = node->count > most ? node->count - most : 0;
+    for (size_t i = node->count; i >= first + 2; i -= 2)
         if (fsdp_pickle_has_text(&pickle->nodes[node->as.items[i - 2]], key, size))
             return node->as.items[i - 1];
     return 0;

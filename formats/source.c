@@ -154,16 +154,22 @@ static const char *numbered_name(fsdp_source *source, const char *name, size_t s
     return text;
 }
 
+static fsdp_status count_bytes(fsdp_source *source, size_t bytes, fsdp_error *err)
+{
+    source->name_bytes += bytes;
+    if (source->name_bytes <= FSDP_SOURCE_NAMES)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "'%s': its names have over %d MiB together, a long one before many others",
+                     source->path, FSDP_SOURCE_NAMES >> 20);
+}
+
 /* Copies a name and makes it unique. */
 static fsdp_status take_name(fsdp_source *source, const char *name, size_t size,
                              const char **name_out, size_t *size_out, fsdp_error *err)
 {
     FSDP_TRY(check_name(source, name, size, err));
-    source->name_bytes += size;
-    if (source->name_bytes > FSDP_SOURCE_NAMES)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "'%s': its names have over %d MiB together, a long one before many others",
-                         source->path, FSDP_SOURCE_NAMES >> 20);
+    FSDP_TRY(count_bytes(source, size, err));
     uint64_t *count = fsdp_name_table_find(&source->names, name, size);
     *size_out = size;
     *name_out = count ? numbered_name(source, name, size, count, size_out)
@@ -186,6 +192,7 @@ static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
     size_t count = source->nesting_count;
     if (count == 0 || !fsdp_path_fits(name, size, source->nesting, count))
         return FSDP_OK;
+    FSDP_TRY(count_bytes(source, count * sizeof(int32_t), err));
     int32_t *own = fsdp_arena_alloc(&source->arena, count, sizeof *own);
     if (!own)
         return fsdp_fail_memory(err, "the names of a checkpoint");

@@ -98,6 +98,9 @@ const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
 /* As it was when it was opened. */
 const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
+/* FSDP_ERR_DAMAGED when what was learned since, by another open, is of another file, or of a changed one. */
+fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number, const fsdp_file_info *now,
+                                     fsdp_error *err);
 /* The first of them hold tensors and values. Behind those are files that were only read to understand them:
  * metadata, an index. */
 size_t fsdp_source_content_count(const fsdp_source *source);
@@ -210,7 +213,8 @@ fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data
 fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset, int64_t size,
                                 uint32_t crc, fsdp_error *err);
 
-/* Bytes of all names together: a long key that stands before many short ones would be copied for each. */
+/* Bytes of all names and their paths together: a long key that stands before many short ones would be copied
+ * for each. */
 enum { FSDP_SOURCE_NAMES = 256 << 20 };
 
 /* About so many tensors and chunks will be added: room for them is made at once, as far as there is memory.

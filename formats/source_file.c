@@ -199,16 +199,25 @@ static fsdp_status open_file(fsdp_source *source, source_file *file, fsdp_error 
     }
 }
 
+fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number,
+                                     const fsdp_file_info *now, fsdp_error *err)
+{
+    const source_file *file = &source->files[number];
+    if (same_node(now, &file->info) && now->size == file->info.size &&
+        now->mtime_ns == file->info.mtime_ns)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was replaced while it was read", file->path);
+}
+
 static fsdp_status reopen(fsdp_source *source, source_file *file, fsdp_error *err)
 {
     FSDP_TRY(open_file(source, file, err));
-    fsdp_file_info now;
-    int result = source->io->ops->info(source->io, file->path, &now);
-    if (result == 0 && same_node(&now, &file->info) && now.size == file->info.size &&
-        now.mtime_ns == file->info.mtime_ns)
-        return FSDP_OK;
-    close_one(source, file);
-    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' was replaced while it was read", file->path);
+    fsdp_file_info now = {0}; /* nothing: of no file that was opened */
+    (void)source->io->ops->info(source->io, file->path, &now);
+    fsdp_status st = fsdp_source_file_compare(source, (size_t)(file - source->files), &now, err);
+    if (st != FSDP_OK)
+        close_one(source, file);
+    return st;
 }
 
 fsdp_status fsdp_source_pin(fsdp_source *source, int number, fsdp_file **file_out, fsdp_error *err)

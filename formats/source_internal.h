@@ -70,7 +70,7 @@ struct fsdp_source {
     struct { const char *member, *json; } *extras;
     size_t extra_count, extra_room;
     fsdp_name_table names, paths;
-    size_t name_bytes;         /* of all names */
+    size_t name_bytes;         /* of all names and paths */
 
     pthread_mutex_t lock;      /* of open files and of the memory for streams */
     size_t open_count;

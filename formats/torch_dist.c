@@ -117,6 +117,7 @@ static fsdp_status add_sharded(torch_archive *archive, const char *name, size_t 
         fsdp_source_add_tensor(archive->source, name, name_size, dtype, ndim, shape, &number, err));
     for (size_t i = 0; item(archive, shards, i) != 0; i++) {
         fsdp_node shard = item(archive, shards, i);
+        FSDP_TRY(torch_count_work(archive, 1, err));
         fsdp_node place =
             torch_attribute(archive, torch_attribute(archive, shard, "metadata"), "shard_offsets");
         FSDP_TRY(torch_read_sizes(archive, place, "offsets", &lo_count, lo, err));

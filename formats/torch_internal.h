@@ -165,7 +165,9 @@ bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data
 
 /* --- torch_value.c --- */
 
-enum { TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8 };
+enum {
+    TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8, TORCH_MARK_KEPT = 16
+};
 
 /* FSDP_ERR_LIMIT when there is too much in the node once shared containers are expanded. */
 fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err);
@@ -173,6 +175,8 @@ fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *er
 /* Any node as a value; tensors in it become inner ones of the source. */
 fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);
 
+/* Nodes that are looked at, shared ones each time. FSDP_ERR_LIMIT beyond FSDP_PICKLE_WORK. */
+fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err);
 /* Before a container's items are visited: counts the work, and says in *cycle_out whether it is inside
  * itself. FSDP_ERR_LIMIT beyond the caps. leave undoes it (not after a cycle). */
 fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out, fsdp_error *err);

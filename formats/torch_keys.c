@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEEPEST = 16, LONGEST = 4096 };
+enum { DEEPEST = 16, LONGEST = 4096, DAY = 86400 };
 
 typedef struct spelling {
     const torch_archive *archive;
@@ -324,7 +324,7 @@ static void add_delta_repr(const spelling *at, const int64_t parts[3])
     fsdp_text_addf(at->text, "%s)", between[0] ? "" : "0");
 }
 
-/* "+02:00" of timezone(timedelta); false for zones that are not such. */
+/* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than any is. */
 static bool add_zone(const spelling *at, fsdp_node zone)
 {
     if (zone == 0)
@@ -333,11 +333,13 @@ static bool add_zone(const spelling *at, fsdp_node zone)
     if (node_at(at, zone)->known != FSDP_KNOWN_DATETIME ||
         strcmp(torch_class_name(at->archive, zone), "timezone") != 0)
         return false;
-    int64_t seconds =
-        int_of(at, argument(at, delta, 0)) * 86400 + int_of(at, argument(at, delta, 1));
+    int64_t days = int_of(at, argument(at, delta, 0)), seconds = int_of(at, argument(at, delta, 1));
+    if (days < -1 || days > 1 || seconds < -2 * DAY || seconds > 2 * DAY)
+        return false;
+    seconds += days * DAY;
     char sign = seconds < 0 ? '-' : '+';
     seconds = seconds < 0 ? -seconds : seconds;
-    if (seconds >= 86400)
+    if (seconds >= DAY)
         return false;
     fsdp_text_addf(at->text, "%c%02lld:%02lld", sign, (long long)(seconds / 3600),
                    (long long)(seconds / 60 % 60));

@@ -18,7 +18,7 @@ typedef struct walk {
     int depth;     /* path elements */
     int32_t *path; /* see name_path.h */
     size_t path_room;
-    size_t name_bytes; /* of all that was visited */
+    size_t name_bytes; /* of all that was visited, and of their paths */
     fsdp_error *err;
 } walk;
 
@@ -259,28 +259,62 @@ static fsdp_status go_into_state(walk *at, fsdp_node state)
     return visit_element(at, before, false, state);
 }
 
-/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
-static bool is_attribute(const walk *at, const fsdp_pickle_node *object, fsdp_node value)
+/* What an object was made with, and per item whether it is kept as an attribute, too. */
+typedef struct arguments {
+    const fsdp_pickle_node *args, *named;
+    bool *are_kept; /* of args, then of named */
+} arguments;
+
+static void mark_attributes(const torch_archive *archive, const fsdp_pickle_node *state, bool is_on)
 {
-    const fsdp_pickle_node *state = node_at(at->archive, object->as.call->state);
-    for (uint32_t i = 1; state->kind == FSDP_NODE_DICT && i < state->count; i += 2)
-        if (state->as.items[i] == value)
-            return true;
-    return false;
+    for (uint32_t i = 1; state->kind == FSDP_NODE_DICT && i < state->count; i += 2) {
+        uint8_t *mark = &archive->marks[state->as.items[i]];
+        *mark = (uint8_t)(is_on ? *mark | TORCH_MARK_KEPT : *mark & ~TORCH_MARK_KEPT);
+    }
 }
 
-static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
+/* All at once, by marks: both may be long. */
+static fsdp_status find_kept(const walk *at, const fsdp_pickle_node *object, arguments *found)
 {
-    const fsdp_pickle_node *args = node_at(at->archive, object->as.call->args);
-    const fsdp_pickle_node *named =
-        node_at(at->archive, fsdp_pickle_kwargs(&at->archive->pickle, object));
+    torch_archive *archive = at->archive;
+    const fsdp_pickle_node *state = node_at(archive, object->as.call->state);
+    found->args = node_at(archive, object->as.call->args);
+    found->named = node_at(archive, fsdp_pickle_kwargs(&archive->pickle, object));
+    size_t args = found->args->count, named = found->named->count;
+    archive->work += (int64_t)(args + named);
+    found->are_kept = fsdp_alloc(args + named, sizeof *found->are_kept);
+    if (!found->are_kept)
+        return fsdp_fail_memory(at->err, "a walk through a pickle");
+    mark_attributes(archive, state, true);
+    for (size_t i = 0; i < args; i++)
+        found->are_kept[i] = archive->marks[found->args->as.items[i]] & TORCH_MARK_KEPT;
+    for (size_t i = 0; i < named; i++)
+        found->are_kept[args + i] = archive->marks[found->named->as.items[i]] & TORCH_MARK_KEPT;
+    mark_attributes(archive, state, false);
+    return FSDP_OK;
+}
+
+static fsdp_status visit_arguments(walk *at, const arguments *found)
+{
+    const fsdp_pickle_node *args = found->args, *named = found->named;
+    const bool *is_named_kept = found->are_kept + args->count;
     for (uint32_t i = 0; i < args->count; i++)
-        if (!is_attribute(at, object, args->as.items[i]))
+        if (!found->are_kept[i])
             FSDP_TRY(visit_number(at, i, args->as.items[i]));
     for (uint32_t i = 0; i + 1 < named->count; i += 2)
-        if (!is_attribute(at, object, named->as.items[i + 1]))
+        if (!is_named_kept[i + 1])
             FSDP_TRY(visit_pair(at, named->as.items[i], named->as.items[i + 1]));
     return FSDP_OK;
+}
+
+/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
+static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
+{
+    arguments found;
+    FSDP_TRY(find_kept(at, object, &found));
+    fsdp_status st = visit_arguments(at, &found);
+    fsdp_free(found.are_kept);
+    return st;
 }
 
 static fsdp_status go_into_object(walk *at, fsdp_node node)
@@ -341,7 +375,7 @@ static fsdp_status tensor_leaf(walk *at, fsdp_node node)
 /* A source counts the names that it gets, but not those of rank files, and not those of containers. */
 static fsdp_status count_name(walk *at)
 {
-    at->name_bytes += at->name.size;
+    at->name_bytes += at->name.size + (size_t)at->depth * sizeof *at->path;
     if (at->name_bytes <= FSDP_SOURCE_NAMES)
         return FSDP_OK;
     return fsdp_fail(at->err, FSDP_ERR_LIMIT,

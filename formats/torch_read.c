@@ -82,6 +82,9 @@ static fsdp_status open_look(const torch_state *state, int file, second_look *lo
     opening.where = look->where;
     opening.source = look->source;
     FSDP_TRY(fsdp_source_add_file(look->source, path, false, &opening.file, err));
+    FSDP_TRY(fsdp_source_file_compare(state->source, (size_t)file,
+                                      fsdp_source_file_info(look->source, (size_t)opening.file),
+                                      err));
     return torch_file_open(&opening, &look->archive, err);
 }
 

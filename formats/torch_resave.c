@@ -352,6 +352,9 @@ static fsdp_status resave(resaving *work, fsdp_node node, size_t most, fsdp_text
                           fsdp_error *err)
 {
     size_t count = work->archive->pickle.count;
+    if (node >= count)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s was changed while it was read",
+                         work->archive->where);
     work->memo = fsdp_alloc(count, sizeof *work->memo);
     work->is_open = fsdp_alloc(count, sizeof *work->is_open);
     if (!work->memo || !work->is_open)

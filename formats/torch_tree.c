@@ -2,7 +2,7 @@
 #include "formats/torch_tree.h"
 
 #include "base/mem.h"
-#include "formats/name_table.h"
+#include "formats/container_table.h"
 #include "formats/nesting.h"
 
 #include <stdlib.h>
@@ -16,6 +16,7 @@ typedef struct tree_node {
     bool is_list, is_leaf;
     size_t entry;             /* of a leaf */
     size_t first, last, next; /* items, and the item behind this one */
+    size_t count;             /* of items */
 } tree_node;
 
 typedef struct tree {
@@ -24,9 +25,7 @@ typedef struct tree {
     nesting nesting;
     tree_node *nodes;
     size_t count, room;
-    fsdp_name_table table; /* of containers by their paths: numbers of nodes */
-    fsdp_arena arena;
-    fsdp_text path; /* of the container at hand */
+    container_table table; /* of numbers of nodes */
     fsdp_pickler *pickler;
     fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err);
     void *user;
@@ -34,33 +33,13 @@ typedef struct tree {
 
 /* --- growing ---------------------------------------------------------------------------------- */
 
-static int64_t position_of(const tree_node *node)
+static void append_item(tree *at, size_t parent, size_t number)
 {
-    return strtoll(node->key, NULL, 10);
-}
-
-/* The item behind which the new one comes: those of a list are in the order of their positions. */
-static size_t find_before(const tree *at, const tree_node *parent, const tree_node *item)
-{
-    size_t before = NO_NODE;
-    const tree_node *last = &at->nodes[parent->last];
-    if (!parent->is_list || parent->last == NO_NODE || position_of(last) < position_of(item))
-        return parent->last;
-    for (size_t i = parent->first; position_of(&at->nodes[i]) < position_of(item);
-         i = at->nodes[i].next)
-        before = i;
-    return before;
-}
-
-static void link_item(tree *at, size_t parent, size_t number)
-{
-    tree_node *list = &at->nodes[parent], *item = &at->nodes[number];
-    size_t before = find_before(at, list, item);
-    size_t *link = before == NO_NODE ? &list->first : &at->nodes[before].next;
-    item->next = *link;
+    tree_node *around = &at->nodes[parent];
+    size_t *link = around->last == NO_NODE ? &around->first : &at->nodes[around->last].next;
     *link = number;
-    if (item->next == NO_NODE)
-        list->last = number;
+    around->last = number;
+    around->count++;
 }
 
 static fsdp_status add_node(tree *at, size_t parent, const tree_node *node, fsdp_error *err)
@@ -69,20 +48,19 @@ static fsdp_status add_node(tree *at, size_t parent, const tree_node *node, fsdp
         return fsdp_fail_memory(err, "a pickle");
     at->nodes[at->count++] = *node;
     if (at->count > 1)
-        link_item(at, parent, at->count - 1);
+        append_item(at, parent, at->count - 1);
     return FSDP_OK;
 }
 
-/* The container at at->path, made when it is not there yet. */
+/* The container in *parent that the node is, made when it is not there yet; it becomes *parent. */
 static fsdp_status find_container(tree *at, const tree_node *node, size_t *parent, fsdp_error *err)
 {
-    const uint64_t *found = fsdp_name_table_find(&at->table, at->path.data, at->path.size);
+    const uint64_t *found = container_table_find(&at->table, *parent, node->key, node->element);
     if (found) {
         *parent = (size_t)*found;
         return FSDP_OK;
     }
-    const char *key = fsdp_arena_strndup(&at->arena, at->path.data, at->path.size);
-    if (at->path.failed || !key || !fsdp_name_table_put(&at->table, key, at->path.size, at->count))
+    if (!container_table_put(&at->table, at->count))
         return fsdp_fail_memory(err, "a pickle");
     FSDP_TRY(add_node(at, *parent, node, err));
     *parent = at->count - 1;
@@ -94,16 +72,53 @@ static fsdp_status add_entry(tree *at, size_t i, fsdp_error *err)
     const char *key = at->entries[i].name;
     const int32_t *path = at->nesting.paths[i];
     size_t count = at->nesting.counts[i], parent = 0;
-    at->path.size = 0;
     for (size_t e = 0; e + 1 < count; e++) {
         tree_node node = {.key = key, .element = path[e], .is_list = path[e + 1] < 0};
-        fsdp_text_add(&at->path, (const char *)&path[e], sizeof path[e]);
-        fsdp_text_add(&at->path, key, nesting_bytes(path[e]));
         FSDP_TRY(find_container(at, &node, &parent, err));
         key += nesting_bytes(path[e]) + 1;
     }
     tree_node leaf = {.key = key, .element = path[count - 1], .is_leaf = true, .entry = i};
     return add_node(at, parent, &leaf, err);
+}
+
+/* --- order ------------------------------------------------------------------------------------ */
+
+typedef struct list_item {
+    int64_t position;
+    size_t number; /* of its node */
+} list_item;
+
+static int compare_positions(const void *a, const void *b)
+{
+    const list_item *x = a, *y = b;
+    return (x->position > y->position) - (x->position < y->position);
+}
+
+/* Entries come in any order, the items of a list are told in that of their positions. */
+static fsdp_status sort_list(tree *at, tree_node *list, fsdp_error *err)
+{
+    list_item *items = fsdp_alloc(list->count, sizeof *items);
+    if (!items)
+        return fsdp_fail_memory(err, "a pickle");
+    size_t count = 0, *link = &list->first;
+    for (size_t i = list->first; i != NO_NODE; i = at->nodes[i].next)
+        items[count++] = (list_item){strtoll(at->nodes[i].key, NULL, 10), i};
+    qsort(items, count, sizeof *items, compare_positions);
+    for (size_t i = 0; i < count; i++) {
+        *link = items[i].number;
+        link = &at->nodes[items[i].number].next;
+    }
+    *link = NO_NODE;
+    fsdp_free(items);
+    return FSDP_OK;
+}
+
+static fsdp_status sort_lists(tree *at, fsdp_error *err)
+{
+    for (size_t i = 0; i < at->count; i++)
+        if (at->nodes[i].is_list)
+            FSDP_TRY(sort_list(at, &at->nodes[i], err));
+    return FSDP_OK;
 }
 
 /* --- telling ---------------------------------------------------------------------------------- */
@@ -131,6 +146,7 @@ static fsdp_status tell_all(tree *at, fsdp_error *err)
     FSDP_TRY(add_node(at, 0, &(tree_node){.is_list = false}, err));
     for (size_t i = 0; i < at->entry_count; i++)
         FSDP_TRY(add_entry(at, i, err));
+    FSDP_TRY(sort_lists(at, err));
     return tell(at, 0, err);
 }
 
@@ -143,8 +159,6 @@ fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entr
     fsdp_status st = tell_all(&at, err);
     nesting_release(&at.nesting);
     fsdp_free(at.nodes);
-    fsdp_name_table_release(&at.table);
-    fsdp_arena_release(&at.arena);
-    fsdp_text_release(&at.path);
+    container_table_release(&at.table);
     return st;
 }

@@ -24,6 +24,12 @@ static fsdp_status fail_work(const torch_archive *archive, fsdp_error *err)
                      archive->where);
 }
 
+fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err)
+{
+    archive->work += count;
+    return archive->work > FSDP_PICKLE_WORK ? fail_work(archive, err) : FSDP_OK;
+}
+
 fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out,
                         fsdp_error *err)
 {
@@ -36,9 +42,7 @@ fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool 
     if (depth >= FSDP_PICKLE_DEPTH)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: containers are nested more than %d deep",
                          archive->where, FSDP_PICKLE_DEPTH);
-    archive->work += 1 + node_at(archive, node)->count;
-    if (archive->work > FSDP_PICKLE_WORK)
-        return fail_work(archive, err);
+    FSDP_TRY(torch_count_work(archive, 1 + (int64_t)node_at(archive, node)->count, err));
     *cycle_out = archive->marks[node] & TORCH_MARK_PATH;
     archive->marks[node] |= TORCH_MARK_PATH;
     archive->subject = node;

@@ -292,9 +292,12 @@ static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan 
                      (wanted + unit - 1) / unit);
 }
 
-static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,
-                                fsdp_error *err)
+/* All that comes before the first byte. */
+static fsdp_status prepare(convert_job *job, const char *from, const char *to,
+                           fsdp_convert_plan *plan, fsdp_error *err)
 {
+    FSDP_TRY(open_source(job, from, to, plan, err));
+    count_work(job, plan);
     FSDP_TRY(check_target(job, to, err));
     FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, to, plan, err);
@@ -517,7 +520,7 @@ static fsdp_status begin(convert_job *job, const char *to, fsdp_error *err)
     if (!opts->resume)
         return FSDP_OK;
     fsdp_resume_tell(&opts->watch, staging->is_taken_up ? staging->path : NULL);
-    return fsdp_io_reuse_create(job->io, &job->reuse, err);
+    return staging->is_taken_up ? fsdp_io_reuse_create(job->io, &job->reuse, err) : FSDP_OK;
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -567,9 +570,7 @@ static fsdp_status convert_files(convert_job *job, const fsdp_convert_plan *plan
 static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
 {
     fsdp_convert_plan plan = {.free_bytes = -1};
-    FSDP_TRY(open_source(job, from, to, &plan, err));
-    count_work(job, &plan);
-    FSDP_TRY(check_before(job, to, &plan, err));
+    FSDP_TRY(prepare(job, from, to, &plan, err));
     FSDP_TRY(begin(job, to, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
@@ -658,11 +659,7 @@ static fsdp_status plan_own(const char *from, const char *to, const fsdp_convert
 {
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
-    fsdp_status st = open_source(&job, from, to, plan_out, err);
-    if (st == FSDP_OK) {
-        count_work(&job, plan_out);
-        st = check_before(&job, to, plan_out, err);
-    }
+    fsdp_status st = prepare(&job, from, to, plan_out, err);
     release_job(&job, NULL);
     return st;
 }
@@ -679,18 +676,16 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
 }
 
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                   fsdp_text *text, fsdp_error *err)
+                                   const char *path, fsdp_text *text, fsdp_error *err)
 {
     if (is_export(opts))
-        return fsdp_export_plan_text(from, to, opts, text, err);
+        return fsdp_export_plan_text(from, to, opts, path, text, err);
     fsdp_convert_plan plan = {.free_bytes = -1};
     fsdp_convert_opts own;
     convert_job job = new_job(opts, &own);
-    fsdp_status st = open_source(&job, from, to, &plan, err);
-    if (st == FSDP_OK) {
-        count_work(&job, &plan);
-        st = check_before(&job, to, &plan, err);
-    }
+    fsdp_status st = prepare(&job, from, to, &plan, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_check_path(job.from, to, path, err);
     fsdp_planned planned = plan_of(&job, to);
     if (st == FSDP_OK)
         st = fsdp_plan_head(&planned, text, job.hash, err);

@@ -174,8 +174,9 @@ static fsdp_status begin(export_job *job, const char *to, fsdp_error *err)
     if (opts->resume) {
         fsdp_resume_tell(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
         fsdp_export_agree_on_slabs(&job->place, FSDP_EXPORT_SLAB_LEAST, &job->slab_bytes);
-        FSDP_TRY(fsdp_io_reuse_create(job->io, &job->reuse, err));
     }
+    if (job->place.is_taken_up)
+        FSDP_TRY(fsdp_io_reuse_create(job->io, &job->reuse, err));
     return fsdp_export_number_slabs(job, err);
 }
 

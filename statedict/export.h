@@ -11,6 +11,6 @@ fsdp_status fsdp_export_plan(const char *from, const char *to, const fsdp_conver
                              fsdp_convert_plan *plan_out, fsdp_error *err);
 /* The same as the text of a plan, see plan_file.h. */
 fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                  fsdp_text *text, fsdp_error *err);
+                                  const char *path, fsdp_text *text, fsdp_error *err);
 
 #endif

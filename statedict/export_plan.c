@@ -336,12 +336,14 @@ static fsdp_status add_text(export_job *job, const char *to, const fsdp_convert_
 }
 
 fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                  fsdp_text *text, fsdp_error *err)
+                                  const char *path, fsdp_text *text, fsdp_error *err)
 {
     export_job job;
     fsdp_convert_plan plan = {.free_bytes = -1};
     FSDP_TRY(fsdp_export_job_init(opts, &job, err));
     fsdp_status st = fsdp_export_prepare(&job, from, to, &plan, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_check_path(job.from, to, path, err);
     if (st == FSDP_OK)
         st = add_text(&job, to, &plan, text, err);
     fsdp_export_job_release(&job, NULL);

@@ -48,9 +48,14 @@ fsdp_status fsdp_plan_add_target(const fsdp_planned *planned, const fsdp_convert
 
 /* Closes the text: its own hash. FSDP_ERR_LIMIT for one that nobody would read. */
 fsdp_status fsdp_plan_close(fsdp_text *text, fsdp_error *err);
-/* All of it for a conversion into our own format or another one. What would stop it is the status. */
+/* All of it for a conversion into our own format or another one. What would stop it is the status. path: of
+ * the file that it is for, or NULL. */
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
-                                   fsdp_text *text, fsdp_error *err);
+                                   const char *path, fsdp_text *text, fsdp_error *err);
+/* FSDP_ERR_USAGE when the file would lie in the result, or replace a file of the source; FSDP_ERR_EXISTS when
+ * it would replace what is no plan. path NULL: no file. */
+fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
+                                 fsdp_error *err);
 /* Is that last hash right? */
 bool fsdp_plan_is_whole(const char *text, size_t size);
 

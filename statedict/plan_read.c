@@ -421,7 +421,7 @@ fsdp_status fsdp_convert_order_check(const fsdp_convert_order *order, fsdp_error
         FSDP_TRY(check_file(plan, &plan->files[i], err));
     fsdp_convert_opts opts = order->opts;
     opts.plan_hash = NULL;
-    fsdp_status st = fsdp_convert_plan_text(order->from, order->to, &opts, &now, err);
+    fsdp_status st = fsdp_convert_plan_text(order->from, order->to, &opts, NULL, &now, err);
     if (st == FSDP_OK && (now.size != plan->size || memcmp(now.data, plan->data, now.size) != 0))
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
                        "'%s' is not what this version would do with '%s' now: make the plan anew "

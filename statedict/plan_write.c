@@ -12,12 +12,21 @@
 static fsdp_status check_place(fsdp_io *io, const char *path, fsdp_error *err)
 {
     char start[sizeof FSDP_PLAN_START] = "";
+    fsdp_error why = {0};
     fsdp_file *file = NULL;
-    int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
-    if (result == -ENOENT)
+    fsdp_status st = fsdp_io_open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file, &why);
+    if (why.errnum == ENOENT)
         return FSDP_OK;
-    ssize_t n = result < 0 ? 0 : file->ops->pread(file, start, sizeof start - 1, 0);
-    (void)fsdp_io_close(&file, path, NULL);
+    bool is_other = why.errnum == EISDIR || why.errnum == EINVAL || why.errnum == ELOOP;
+    if (st != FSDP_OK && !is_other) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    ssize_t n = file ? file->ops->pread(file, start, sizeof start - 1, 0) : 0;
+    (void)fsdp_io_close(&file, path, NULL); /* only read */
+    if (n < 0)
+        return fsdp_fail_errno(err, (int)-n, "cannot read '%s'", path);
     if (n == sizeof start - 1 && memcmp(start, FSDP_PLAN_START, sizeof start - 1) == 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is no plan: it is not replaced", path);
@@ -69,24 +78,30 @@ static bool is_own_source(const fsdp_checkpoint *from, const char *path)
     return is_own;
 }
 
-static fsdp_status check_apart(fsdp_io *io, const char *from, const char *to, const char *path,
+static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, const char *path,
                                fsdp_error *err)
 {
-    fsdp_checkpoint *source = NULL;
-    if (lies_in(io, path, to))
+    if (lies_in(from->io, path, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the plan '%s' would be where the result '%s' is to be: give it another "
                          "name",
                          path, to);
-    FSDP_TRY(fsdp_checkpoint_open(from, io, &source, err));
-    bool is_source = fsdp_paths_are_same(io, path, from) || fsdp_foreign_reads(source, path) ||
-                     is_own_source(source, path);
-    fsdp_checkpoint_close(source);
+    bool is_source = fsdp_paths_are_same(from->io, path, from->path) ||
+                     fsdp_foreign_reads(from, path) || is_own_source(from, path);
     return is_source ? fsdp_fail(err, FSDP_ERR_USAGE,
                                  "the plan '%s' would replace what is converted: give it another "
                                  "name",
                                  path)
                      : FSDP_OK;
+}
+
+fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, const char *path,
+                                 fsdp_error *err)
+{
+    if (!path)
+        return FSDP_OK;
+    FSDP_TRY(check_apart(from, to, path, err));
+    return check_place(from->io, path, err);
 }
 
 /* --- the call --------------------------------------------------------------------------------- */
@@ -99,9 +114,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
     fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
-    FSDP_TRY(check_apart(io, from, to, path, err));
-    FSDP_TRY(check_place(io, path, err));
-    fsdp_status st = fsdp_convert_plan_text(from, to, opts, &text, err);
+    fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
     if (st == FSDP_OK)
         st = fsdp_io_replace_file(io, path, text.data, text.size, err);
     fsdp_text_release(&text);

@@ -119,6 +119,8 @@ static int add_size(void *user, const char *name)
 {
     size_sum *sum = user;
     fsdp_file_info info;
+    if (strcmp(name, FSDP_RESUME_NAME) == 0)
+        return 0; /* of the notes, not of what is converted */
     char *path = fsdp_path_join(sum->dir, name);
     if (path && sum->io->ops->info(sum->io, path, &info) == 0) {
         if (info.kind == FSDP_FILE_REGULAR)
@@ -133,12 +135,17 @@ static int add_size(void *user, const char *name)
     return 0;
 }
 
+/* What a living conversion of the same plan has written is not gone on with. */
 static bool add_staging(void *user, const char *path)
 {
     size_sum *sum = user;
+    fsdp_file *marker;
     sum->dir = path;
-    if (fsdp_resume_matches(sum->io, path, sum->hash))
+    if (fsdp_resume_matches(sum->io, path, sum->hash) &&
+        fsdp_marker_take_over(sum->io, path, FSDP_MARKER_SAVING, &marker)) {
         (void)sum->io->ops->list(sum->io, path, add_size, sum);
+        (void)fsdp_io_close(&marker, path, NULL); /* nothing was written */
+    }
     return true;
 }
 

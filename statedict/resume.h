@@ -36,7 +36,8 @@ void fsdp_resume_end(fsdp_resume *resume);
 void fsdp_resume_tell(const fsdp_watch *watch, const char *staging);
 void fsdp_resume_tell_kept(const fsdp_watch *watch, int64_t bytes);
 
-/* Bytes in the staging directories beside `to` that match: room that is taken already. */
+/* Bytes in the staging directories beside `to` that match and whose makers are dead, but for the notes
+ * themselves: room that is taken already. */
 int64_t fsdp_resume_bytes(fsdp_io *io, const char *to, const char *hash);
 
 #endif

@@ -97,6 +97,28 @@ def listed(key, protocol, path):
     return list(json.loads(ran.stdout)["values"]) if ran.returncode == 0 else ran.stderr
 
 
+class Claim:
+    """Pickled as a call of another class with these arguments."""
+
+    def __init__(self, called, *arguments):
+        self.reduced = called, arguments
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def far_zones(path):
+    """Zones that Python would refuse, and whose seconds are no int64: they are no text."""
+    problems = []
+    packed = bytes([7, 228, 1, 2, 3, 4, 5, 0, 0, 0])
+    for days, seconds in ((2**57, 0), (2**62, 0), (-(2**63), -1), (0, 2**63 - 1), (1, 2**63 - 1), (2, 0)):
+        zone = Claim(datetime.timezone, Claim(datetime.timedelta, days, seconds, 0))
+        names = listed(Claim(datetime.datetime, packed, zone), 2, path)
+        if len(names) != 1 or "2020" in names[0]:
+            problems.append(f"a zone {days} days and {seconds} seconds away: {names}")
+    return problems
+
+
 def main():
     problems = []
     with tempfile.TemporaryDirectory() as folder:
@@ -105,6 +127,7 @@ def main():
                 names = listed(key, protocol, Path(folder) / "keys.pt")
                 if names != [str(key)]:
                     problems.append(f"protocol {protocol}: {key!r} is {names}, not {[str(key)]}")
+        problems += far_zones(Path(folder) / "zones.pt")
     print("\n".join(problems) or "every key is what Python calls it")
     return 1 if problems else 0
 

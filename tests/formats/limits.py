@@ -133,6 +133,45 @@ def long_names(folder):
         check("names have over 256 MiB together" in ran.stderr, f"{path.name}: {ran.stderr[:200]}")
 
 
+def many_attributes(folder):
+    """An object made of 300,000 numbers, which has as many attributes, none of which it was made of."""
+    count = 300000
+    numbers = [b"J" + struct.pack("<i", i) for i in range(count)]
+    made = b"cmine\nThing\n(" + b"".join(numbers) + b"tR"
+    attributes = b"}(" + b"".join(number * 2 for number in numbers) + b"ub"
+    source = folder / "attributes.pt"
+    write_torch(source, b"}" + text(b"o") + made + attributes + b"s")
+    ran = run("fsdp-ls", source)
+    check(ran.returncode == 0 and "o.#" in ran.stdout, f"{source.name}: {ran.returncode} {ran.stderr[:200]}")
+
+
+def made(module, name, **attributes):
+    """An object with these attributes, each as opcodes."""
+    state = b"".join(text(key.encode()) + value for key, value in attributes.items())
+    return f"c{module}\n{name}\n".encode() + b")\x81}(" + state + b"ub"
+
+
+def shared_boxes(folder):
+    """20,000 tensors of DCP share a list of 500,000 boxes without elements: ten thousand million in 3 MB."""
+    module, size = "torch.distributed.checkpoint.metadata", b"ctorch\nSize\n(K\0t\x85R"
+    properties = made(module, "TensorProperties")[:-4] + b"(ctorch\nfloat32\n\x89tb"
+    box = made(module, "ChunkStorageMetadata", offsets=size, sizes=size)
+    boxes = b"](" + box + b"q\0" + b"h\0" * 499999 + b"eq\1"
+    tensors = b"".join(
+        text(b"t%d" % i)
+        + made(module, "TensorStorageMetadata", properties=properties, size=size,
+               chunks=b"h\1" if i else boxes)
+        for i in range(20000)
+    )
+    entries = b"}(" + tensors + b"u"
+    source = folder / "boxes.dcp"
+    source.mkdir()
+    data = made(module, "Metadata", state_dict_metadata=entries, planner_data=b"N", storage_data=b"}")
+    (source / ".metadata").write_bytes(b"\x80\2" + data + b".")
+    ran = run("fsdp-ls", source)
+    check(ran.returncode == LIMIT and "boxes" in ran.stderr, f"boxes: {ran.returncode} {ran.stderr[:200]}")
+
+
 def records(folder):
     plain = {"data.pkl": b"\x80\2}" + text(b"v") + b"K\1s.", "byteorder": "little", "version": "3\n"}
     several = folder / "records.pt"
@@ -156,7 +195,8 @@ def records(folder):
 
 def main():
     with tempfile.TemporaryDirectory() as place:
-        for test in (many_dims, too_many_dims, deep_values, long_names, records):
+        for test in (many_dims, too_many_dims, deep_values, long_names, many_attributes, shared_boxes,
+                     records):
             test(Path(place))
     print("\n".join(problems) or "everything within the limits")
     return 1 if problems else 0

@@ -1,11 +1,14 @@
 /* Plans as files: what was written comes back, nothing of a file is believed, and what changed is named. */
+#include "base/io_fault.h"
 #include "statedict/plan_file.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <fsdp/fsdp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char directory[64];
@@ -165,7 +168,85 @@ Test(plan_file, what_is_no_plan_is_never_replaced)
     cr_expect_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
                                                     &opts, path_of("link"), &err),
                  FSDP_ERR_EXISTS);
+    cr_assert_eq(mkdir(path_of("folder"), 0700), 0);
+    cr_expect_eq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
+                                                    &opts, path_of("folder"), &err),
+                 FSDP_ERR_EXISTS);
     cr_expect_not(fsdp_io_exists(NULL, path_of("plan.tmp")));
+}
+
+static int fail_open(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    return strstr(path, "/plan") ? -*(const int *)user : 0;
+}
+
+/* What cannot be opened is not said to be something else. */
+Test(plan_file, a_place_that_cannot_be_looked_at_is_called_so)
+{
+    static const int reasons[] = {EACCES, EIO, ENAMETOOLONG};
+    fsdp_convert_opts opts = {.format = "torch"};
+    write_plan(&opts, "plan");
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        int reason = reasons[i];
+        fsdp_fault_plan fault = {.calls = 1 << FSDP_CALL_OPEN,
+                                 .at = 1,
+                                 .forever = true,
+                                 .action = FSDP_FAULT_CALL,
+                                 .call = fail_open,
+                                 .user = &reason};
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"),
+                                                         path_of("out"), &opts, path_of("plan"),
+                                                         &err),
+                      FSDP_OK);
+        cr_expect_eq(err.errnum, reasons[i]);
+        cr_expect(strstr(err.text, "cannot open") && strstr(err.text, path_of("plan")), "%s",
+                  err.text);
+        fsdp_io_fault_free(opts.io);
+    }
+    opts.io = NULL;
+    cr_expect_neq(fsdp_checkpoint_convert_plan_write(path_of("source.safetensors"), path_of("out"),
+                                                     &opts, path_of("source.safetensors/plan"),
+                                                     &err),
+                  FSDP_OK);
+    cr_expect_eq(err.errnum, ENOTDIR);
+    cr_expect(strstr(err.text, "cannot open"), "%s", err.text);
+}
+
+static int count_open(void *user, fsdp_io_call call, const char *path)
+{
+    (void)call;
+    *(int *)user += strstr(path, "/source.safetensors") != NULL;
+    return 0;
+}
+
+/* A large one takes a while to open. */
+Test(plan_file, the_source_is_opened_once)
+{
+    const char *const formats[] = {"fsdp", "torch"};
+    for (size_t i = 0; i < 2; i++) {
+        int plain = 0, with_file = 0;
+        fsdp_fault_plan fault = {.calls = 1 << FSDP_CALL_OPEN,
+                                 .at = 1,
+                                 .forever = true,
+                                 .action = FSDP_FAULT_CALL,
+                                 .call = count_open,
+                                 .user = &plain};
+        fsdp_convert_opts opts = {.format = formats[i]};
+        fsdp_convert_plan plan;
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("out"),
+                                                  &opts, &plan, &err),
+                     FSDP_OK, "%s", err.text);
+        fsdp_io_fault_free(opts.io);
+        fault.user = &with_file;
+        cr_assert_eq(fsdp_io_fault_create(NULL, &fault, &opts.io, &err), FSDP_OK);
+        write_plan(&opts, "plan");
+        fsdp_io_fault_free(opts.io);
+        cr_expect_gt(plain, 0);
+        cr_expect_eq(with_file, plain, "%s: %d, without a file %d", formats[i], with_file, plain);
+    }
 }
 
 Test(plan_file, a_conversion_with_another_hash_is_refused)

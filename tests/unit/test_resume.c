@@ -1,6 +1,8 @@
 /* Conversions that are killed and gone on with: the bytes are those of an undisturbed one, what was written
  * is not written again, and what the dead left is removed. Every target. */
 #include "base/io_fault.h"
+#include "base/mem.h"
+#include "statedict/commit_internal.h"
 #include "statedict/resume.h"
 
 #include <criterion/criterion.h>
@@ -342,6 +344,87 @@ Test(resume, of_a_source_that_changed_begins_anew)
     cr_assert_eq(convert("cut/out", opts, &err), FSDP_OK, "%s", err.text);
     cr_expect(strstr(first_notice, "starting anew"), "%s", first_notice);
     expect_same("changed", calls / 2);
+}
+
+/* --- room ------------------------------------------------------------------------------------- */
+
+static int64_t bytes_needed(fsdp_convert_opts opts)
+{
+    fsdp_error err = {0};
+    fsdp_convert_plan plan;
+    cr_assert_eq(fsdp_checkpoint_convert_plan(path_of("source.safetensors"), path_of("cut/out"),
+                                              &opts, &plan, &err),
+                 FSDP_OK, "%s", err.text);
+    return plan.bytes_needed;
+}
+
+static int take_staging(void *user, const char *name)
+{
+    char *path = fsdp_path_join(path_of("cut"), name);
+    snprintf(user, 300, "%s", path);
+    fsdp_free(path);
+    return 0;
+}
+
+/* What the dead one wrote counts, but not its notes, and not what a living one of the same plan writes. */
+static void expect_room(const char *format)
+{
+    fsdp_error err = {0};
+    fsdp_convert_opts opts = opts_for(format);
+    char staging[300] = "", *notes;
+    fsdp_file *marker;
+    fsdp_io *io = fsdp_io_posix();
+    int64_t calls = count_writes(opts);
+    convert_and_die(opts, calls / 2);
+    cr_assert_eq(io->ops->list(io, path_of("cut"), take_staging, staging), 0);
+    int64_t whole = bytes_needed(opts);
+    opts.resume = true;
+    int64_t rest = bytes_needed(opts);
+    cr_expect_lt(rest, whole - (1 << 20), "%s: %" PRId64 " of %" PRId64, format, rest, whole);
+
+    notes = fsdp_path_join(staging, FSDP_RESUME_NAME);
+    cr_assert_eq(truncate(notes, 3 << 20), 0);
+    cr_expect_eq(bytes_needed(opts), rest, "%s: notes", format);
+    fsdp_free(notes);
+
+    cr_assert(fsdp_marker_take_over(io, staging, FSDP_MARKER_SAVING, &marker));
+    cr_expect_eq(bytes_needed(opts), whole, "%s: a living one", format);
+    cr_assert_eq(fsdp_io_close(&marker, staging, &err), FSDP_OK);
+    cr_expect_eq(bytes_needed(opts), rest, "%s: dead again", format);
+    remove_output("cut");
+    remove_output("whole");
+}
+
+Test(resume, room_that_a_dead_one_took_is_not_asked_for)
+{
+    expect_room("torch");
+    expect_room("fsdp");
+}
+
+/* --- nothing to go on with -------------------------------------------------------------------- */
+
+static int64_t count_reads(fsdp_convert_opts opts)
+{
+    fsdp_error err = {0};
+    fsdp_fault_plan plan = {.calls = 1 << FSDP_CALL_PREAD};
+    cr_assert_eq(fsdp_io_fault_create(NULL, &plan, &opts.io, &err), FSDP_OK);
+    cr_assert_eq(convert("whole/out", opts, &err), FSDP_OK, "%s", err.text);
+    int64_t calls = fsdp_io_fault_calls(opts.io);
+    fsdp_io_fault_free(opts.io);
+    remove_output("whole");
+    return calls;
+}
+
+/* Whoever always says --resume does not pay for it. */
+Test(resume, of_nothing_reads_nothing_back)
+{
+    static const char *const formats[] = {"fsdp", "torch", "dcp"};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        fsdp_convert_opts opts = opts_for(formats[i]);
+        int64_t plain = count_reads(opts);
+        opts.resume = true;
+        cr_expect_eq(count_reads(opts), plain, "%s", formats[i]);
+    }
 }
 
 static void spoil_result(const char *staging, int64_t offset)

@@ -101,6 +101,25 @@ Test(source, names_have_a_limit_together)
     free(name);
 }
 
+/* Names of dots alone: their paths are four times as large. */
+Test(source, paths_count_among_the_names)
+{
+    enum { COUNT = 1000, SIZE = COUNT + 7, FIT = FSDP_SOURCE_NAMES / (SIZE + 4 * COUNT) };
+    char name[SIZE + 1];
+    int32_t path[COUNT] = {0};
+    memset(name, '.', sizeof name);
+    path[COUNT - 1] = 8;
+    fsdp_source_nest(source, path, COUNT);
+    for (int i = 0; i <= FIT; i++) {
+        snprintf(name + COUNT - 1, 9, "%08d", i);
+        fsdp_value value = {0};
+        fsdp_status st = fsdp_source_add_value(source, name, SIZE, &value, NULL, &err);
+        cr_assert_eq(st, i < FIT ? FSDP_OK : FSDP_ERR_LIMIT, "%d: %s", i, err.text);
+    }
+    cr_expect(strstr(err.text, "256 MiB together"), "%s", err.text);
+    cr_expect_eq(fsdp_source_entry_at(source, 0)->path_count, COUNT);
+}
+
 Test(source, names_that_are_not_utf8_are_refused)
 {
     fsdp_value value = fsdp_value_bool(true);
