@@ -19,6 +19,7 @@ typedef struct convert_job {
     char hash[FSDP_PLAN_HASH];
     fsdp_sd *sd;    /* the target's description */
     size_t *source; /* per target entry: entry of the source */
+    fsdp_ties ties; /* names that are left out */
     int *owners;
     int first_file, end_file, group_files; /* the group at work, and the most files of one */
     fsdp_save_plan *plans;                 /* per file */

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/export.h"
 #include "statedict/foreign.h"
 
 #include <errno.h>
@@ -69,8 +70,8 @@ static bool is_own_source(const fsdp_checkpoint *from, const char *path)
     return is_own;
 }
 
-static fsdp_status check_apart(fsdp_io *io, const char *from, const char *to, const char *path,
-                               fsdp_error *err)
+static fsdp_status check_apart(fsdp_io *io, const char *from, const char *to,
+                               const fsdp_convert_opts *opts, const char *path, fsdp_error *err)
 {
     fsdp_checkpoint *source = NULL;
     if (lies_in(io, path, to))
@@ -78,7 +79,7 @@ static fsdp_status check_apart(fsdp_io *io, const char *from, const char *to, co
                          "the plan '%s' would be where the result '%s' is to be: give it another "
                          "name",
                          path, to);
-    FSDP_TRY(fsdp_checkpoint_open(from, io, &source, err));
+    FSDP_TRY(fsdp_convert_open(from, opts, &source, err));
     bool is_source = fsdp_paths_are_same(io, path, from) || fsdp_foreign_reads(source, path) ||
                      is_own_source(source, path);
     fsdp_checkpoint_close(source);
@@ -99,7 +100,7 @@ fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
     fsdp_text text = {0};
     opts = opts ? opts : &defaults;
     fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
-    FSDP_TRY(check_apart(io, from, to, path, err));
+    FSDP_TRY(check_apart(io, from, to, opts, path, err));
     FSDP_TRY(check_place(io, path, err));
     fsdp_status st = fsdp_convert_plan_text(from, to, opts, &text, err);
     if (st == FSDP_OK)

@@ -72,6 +72,11 @@ def differences(expected, got):
         "tensor", expected["tensors"], tensors, optional, lambda a, b: digest(a) == digest(b)
     )
     yield from named_differences("value", values, got_values, optional, same_value)
+    metadata = expected.get("metadata", {})
+    tied = expected.get("aliases", {})
+    noted = {name: tied[name] for name in metadata if name in tied} if metadata else {}
+    if noted != got.get("aliases", {}):
+        yield f"aliases are {got.get('aliases')}, expected {noted}"
     for member in ("metadata", "attributes"):
         if member in expected and not same_value(expected[member], got.get(member, {})):
             yield f"{member} are {got.get(member)}, expected {expected[member]}"
