@@ -36,13 +36,12 @@ typedef struct item_file {
 
 /* A name: what is stored of it, then what it is. */
 typedef struct listed {
-    uint32_t first, last;   /* ranges, a list in the order of the file */
-    uint32_t count, cursor; /* cursor: where the next box is looked for */
-    bool is_indexed;        /* its boxes are in the table of places */
-    bool was_met;           /* by the list of names */
-    bool is_tensor;
-    bool is_lost;   /* a file of it */
-    fsdp_node path; /* of its name, in planner_data; 0: none */
+    uint32_t first, last;    /* ranges, a list in the order of the file */
+    uint32_t count, cursor;  /* cursor: where the next box is looked for */
+    bool is_indexed;         /* its boxes are in the table of places */
+    bool was_met;            /* by the list of names */
+    bool is_tensor, is_lost; /* lost: a file of it */
+    fsdp_node path;          /* of its name, in planner_data; 0: none */
     fsdp_dtype dtype;
     int ndim;
     size_t tensor;
@@ -251,15 +250,13 @@ static fsdp_status open_item_file(metadata *meta, item_file *file, const char *n
         return fsdp_fail_memory(err, "a path");
     fsdp_status st = fsdp_source_add_file(meta->source, path, true, &file->number, err);
     file->is_lost = st == FSDP_ERR_NOT_FOUND && fsdp_source_tolerates(meta->source);
-    if (file->is_lost)
-        st = FSDP_OK;
-    else if (st == FSDP_ERR_NOT_FOUND)
+    if (st == FSDP_ERR_NOT_FOUND && !file->is_lost)
         st = fsdp_fail(err, FSDP_ERR_DAMAGED,
                        "'%s' is not there, and %s says that it belongs to the "
                        "checkpoint" FSDP_MISSING_HINT,
                        path, meta->archive.where);
     fsdp_free(path);
-    return st == FSDP_OK && !file->is_lost ? look_at_file(meta, file, err) : st;
+    return file->is_lost ? FSDP_OK : st == FSDP_OK ? look_at_file(meta, file, err) : st;
 }
 
 static fsdp_status find_file(metadata *meta, fsdp_node node, const item_file **file_out,
@@ -452,7 +449,7 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     if (range->was_used)
         return FSDP_OK; /* listed by several ranks */
     range->was_used = true;
-    entry->is_lost = entry->is_lost || range->item.is_lost;
+    entry->is_lost |= range->item.is_lost;
     if (range->item.is_lost)
         return FSDP_OK; /* sealing tells */
     piece.item = range->item;

@@ -260,33 +260,6 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
     return st;
 }
 
-static fsdp_status check_file_target(const convert_job *job, const char *to, fsdp_error *err)
-{
-    int64_t step;
-    if (fsdp_dir_is_step(to, &step))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is the name of a step of a run, which is a directory: give the file "
-                         "another name",
-                         to);
-    if (fsdp_foreign_reads(job->from, to))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is a file of '%s', which is converted: convert to another name", to,
-                         job->from->path);
-    return fsdp_export_check(&job->place, to, err);
-}
-
-static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)
-{
-    if (fsdp_paths_are_same(job->io, job->from->path, to))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' and '%s' are the same checkpoint: convert to another name",
-                         job->from->path, to);
-    if (job->place.format)
-        return check_file_target(job, to, err);
-    FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
-    return fsdp_place_check(job->io, to, job->opts->overwrite, err);
-}
-
 /* Records of many tensors take memory that no budget makes smaller. */
 static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
                                 fsdp_error *err)
@@ -305,7 +278,7 @@ static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan 
 static fsdp_status check_before(const convert_job *job, const char *to, fsdp_convert_plan *plan,
                                 fsdp_error *err)
 {
-    FSDP_TRY(check_target(job, to, err));
+    FSDP_TRY(fsdp_convert_check_target(job, to, err));
     FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, to, plan, err);
 }
@@ -573,14 +546,6 @@ static fsdp_status convert_files(convert_job *job, const fsdp_convert_plan *plan
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
-                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
-{
-    fsdp_open_opts open = {
-        .format = opts->from_format, .allow_missing = opts->allow_missing, .io = opts->io};
-    return fsdp_checkpoint_open_with(from, &open, checkpoint_out, err);
-}
 
 static fsdp_status convert_planned(convert_job *job, const char *from, const char *to,
                                    fsdp_convert_plan *plan, fsdp_error *err)

@@ -38,6 +38,9 @@ typedef struct convert_job {
     fsdp_meter meter;
 } convert_job;
 
+/* May the result be there? */
+fsdp_status fsdp_convert_check_target(const convert_job *job, const char *to, fsdp_error *err);
+
 /* Where a file of the target is written, in fresh memory; NULL when there is none. */
 char *fsdp_convert_staged_path(const convert_job *job, int file);
 fsdp_shard_id fsdp_convert_file_id(const convert_job *job, int file);

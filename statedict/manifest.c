@@ -5,7 +5,6 @@
 #include "statedict/manifest_internal.h"
 
 #include "base/mem.h"
-#include "formats/source.h"
 #include "statedict/commit_internal.h"
 #include "statedict/resume.h"
 
@@ -550,7 +549,7 @@ static fsdp_status check_file(fsdp_io *io, const char *dir, const fsdp_manifest 
     fsdp_status status = FSDP_OK;
     int result = io->ops->info(io, path, &info);
     if (result == -ENOENT)
-        status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is missing" FSDP_MISSING_HINT, path);
+        status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' is missing", path);
     else if (result < 0)
         status = fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
     else if (info.kind != FSDP_FILE_REGULAR)

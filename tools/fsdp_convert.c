@@ -4,6 +4,7 @@
  */
 #include "tools/convert.h"
 
+#include <string.h>
 #include <unistd.h>
 
 static void add_replaced(fsdp_text *text, const char *path)
@@ -153,6 +154,16 @@ static fsdp_status take_order(convert_options *opts, fsdp_error *err)
     return fsdp_convert_order_check(opts->order, err);
 }
 
+/* Opening does not know what the option is called. */
+static void name_allow_missing(const convert_options *opts, fsdp_error *err)
+{
+    static const char end[] = "is missing";
+    size_t size = strlen(err->text), n = sizeof end - 1;
+    fsdp_error found = *err;
+    if (!opts->convert.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
+        fsdp_fail(err, found.status, "%s; --allow-missing REGEX takes what is whole", found.text);
+}
+
 static fsdp_status run(convert_options *opts, fsdp_error *err)
 {
     fsdp_convert_plan plan = {0};
@@ -162,8 +173,12 @@ static fsdp_status run(convert_options *opts, fsdp_error *err)
     opts->convert.cast = &opts->cast;
     fsdp_open_opts open = {.format = opts->convert.from_format,
                            .allow_missing = opts->convert.allow_missing};
-    FSDP_TRY(cli_open_with(opts->from, &open, &opts->convert.watch, &opts->source, err));
-    fsdp_status st = plan_and_convert(opts, fsdp_checkpoint_describe(opts->source), &plan, err);
+    fsdp_status st = cli_open_with(opts->from, &open, &opts->convert.watch, &opts->source, err);
+    if (st != FSDP_OK) {
+        name_allow_missing(opts, err);
+        return st;
+    }
+    st = plan_and_convert(opts, fsdp_checkpoint_describe(opts->source), &plan, err);
     fsdp_convert_plan_release(&plan);
     fsdp_checkpoint_close(opts->source);
     opts->source = NULL;
