@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
 enum { METADATA_LIMIT = 2000 << 20 };
 
 enum { NO_RANGE = UINT32_MAX, NO_BOX = -1 };
@@ -30,18 +29,18 @@ typedef struct stored_range {
 /* A file that items lie in. */
 typedef struct item_file {
     int number;
-    bool is_known;
+    bool is_known, is_lost;
     fsdp_safetensors *header; /* NULL: a row of zip archives */
 } item_file;
 
 /* A name: what is stored of it, then what it is. */
 typedef struct listed {
-    uint32_t first, last;   /* ranges, a list in the order of the file */
-    uint32_t count, cursor; /* cursor: where the next box is looked for */
-    bool is_indexed;        /* its boxes are in the table of places */
-    bool was_met;           /* by the list of names */
-    bool is_tensor;
-    fsdp_node path; /* of its name, in planner_data; 0: none */
+    uint32_t first, last;    /* ranges, a list in the order of the file */
+    uint32_t count, cursor;  /* cursor: where the next box is looked for */
+    bool is_indexed;         /* its boxes are in the table of places */
+    bool was_met;            /* by the list of names */
+    bool is_tensor, is_lost; /* lost: a file of it */
+    fsdp_node path;          /* of its name, in planner_data; 0: none */
     fsdp_dtype dtype;
     int ndim;
     size_t tensor;
@@ -249,14 +248,14 @@ static fsdp_status open_item_file(metadata *meta, item_file *file, const char *n
     if (!path)
         return fsdp_fail_memory(err, "a path");
     fsdp_status st = fsdp_source_add_file(meta->source, path, true, &file->number, err);
-    if (st == FSDP_ERR_NOT_FOUND) {
-        fsdp_fail(err, FSDP_ERR_DAMAGED,
-                  "'%s' is not there, and %s says that it belongs to the checkpoint", path,
-                  meta->archive.where);
-        st = FSDP_ERR_DAMAGED;
-    }
+    file->is_lost = st == FSDP_ERR_NOT_FOUND && fsdp_source_tolerates(meta->source);
+    if (st == FSDP_ERR_NOT_FOUND && !file->is_lost)
+        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                       "'%s' is not there, and %s says that it belongs to the "
+                       "checkpoint" FSDP_MISSING_HINT,
+                       path, meta->archive.where);
     fsdp_free(path);
-    return st == FSDP_OK ? look_at_file(meta, file, err) : st;
+    return file->is_lost ? FSDP_OK : st == FSDP_OK ? look_at_file(meta, file, err) : st;
 }
 
 static fsdp_status find_file(metadata *meta, fsdp_node node, const item_file **file_out,
@@ -306,7 +305,9 @@ static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_item *item, fs
     const fsdp_pickle *pickle = &meta->archive.pickle;
     const item_file *file = NULL;
     FSDP_TRY(find_file(meta, attribute(meta, info, "relative_path"), &file, err));
-    *item = (dcp_item){.file = file->number, .header = file->header};
+    *item = (dcp_item){.file = file->number, .header = file->header, .is_lost = file->is_lost};
+    if (file->is_lost)
+        return FSDP_OK;
     FSDP_TRY(read_transforms(meta, attribute(meta, info, "transform_descriptors"), item, err));
     int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
     if (!fsdp_pickle_int(pickle, attribute(meta, info, "offset"), &item->offset) ||
@@ -337,8 +338,12 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
     if (meta->has_several) { /* a replica, which another rank has stored, too */
         uint32_t known;
         FSDP_TRY(find_range(meta, number, range.ndim, lo, &known, err));
-        if (known != NO_RANGE)
+        if (known != NO_RANGE && !meta->ranges[known].item.is_lost)
             return FSDP_OK;
+        if (known != NO_RANGE) {
+            meta->ranges[known].was_used = false;
+            return read_range(meta, info, &meta->ranges[known].item, err);
+        }
     }
     FSDP_TRY(read_range(meta, info, &range.item, err));
     return put_range(meta, number, &range, lo, err);
@@ -443,6 +448,9 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     if (range->was_used)
         return FSDP_OK; /* listed by several ranks */
     range->was_used = true;
+    entry->is_lost |= range->item.is_lost;
+    if (range->item.is_lost)
+        return FSDP_OK; /* sealing tells */
     piece.item = range->item;
     entry->stored += piece.item.length;
     dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
@@ -510,6 +518,8 @@ static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size
     if (at == NO_RANGE)
         return damaged_entry(meta, name, "is in no file", err);
     const dcp_item *item = &meta->ranges[at].item;
+    if (item->is_lost)
+        return fsdp_source_add_missing(meta->source, name->as.text, name->count, NULL, err);
     fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, item, err);
     if (st != FSDP_OK) {
         char shown[200];
@@ -630,7 +640,7 @@ static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
     static const int64_t large = INT64_C(4) << 30;
     for (size_t i = 0; i < meta->entry_count; i++) {
         const listed *entry = &meta->entries[i];
-        if (entry->bytes > large && entry->bytes / 1000 > entry->stored) {
+        if (entry->bytes > large && !entry->is_lost && entry->bytes / 1000 > entry->stored) {
             const fsdp_source_tensor *tensor = fsdp_source_tensor_at(meta->source, entry->tensor);
             char shown[200];
             return fsdp_fail(err, FSDP_ERR_REFUSED,

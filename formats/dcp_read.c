@@ -325,6 +325,7 @@ static fsdp_status create(const fsdp_probe *probe, dcp_state **state_out, fsdp_s
         return st;
     }
     (*state_out)->source = *source_out;
+    fsdp_source_tolerate(*source_out, probe->opts);
     fsdp_source_set_ops(*source_out, &dcp_ops, *state_out);
     return FSDP_OK;
 }
@@ -337,6 +338,9 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' holds what an interrupted save left behind: there is no .metadata",
                          probe->path);
+    if (bid(probe) == 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' holds no .metadata, which every checkpoint of DCP has", probe->path);
     FSDP_TRY(create(probe, &state, source_out, err));
     fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
     if (st == FSDP_OK)

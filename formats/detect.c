@@ -178,6 +178,51 @@ static const fsdp_foreign_format *choose(const fsdp_probe *probe)
     return best;
 }
 
+/* --- being told ------------------------------------------------------------------------------- */
+
+/* Formats by the names that users have for them, and what such a path is. */
+static const struct named_format {
+    const char *name;
+    const fsdp_foreign_format *format;
+    bool is_file, is_directory;
+} named[] = {
+    {"dcp", &fsdp_format_dcp, false, true},
+    {"torch", &fsdp_format_torch, true, true},
+    {"ranks", &fsdp_format_ranks, false, true},
+    {"safetensors", &fsdp_format_safetensors, true, true},
+    {"hf", &fsdp_format_safetensors, false, true},
+    {"hdf5", &fsdp_format_hdf5, true, false},
+    {"npz", &fsdp_format_npz, true, false},
+    {"npy", &fsdp_format_npy, true, false},
+};
+
+enum { NAMED = sizeof named / sizeof *named };
+
+const char *fsdp_source_format_name(size_t i)
+{
+    return i < NAMED ? named[i].name : NULL;
+}
+
+static fsdp_status find_named(const fsdp_probe *probe, const char *name,
+                              const fsdp_foreign_format **format_out, fsdp_error *err)
+{
+    size_t i = 0;
+    while (i < NAMED && strcmp(named[i].name, name) != 0)
+        i++;
+    if (i == NAMED)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to read", name);
+    *format_out = named[i].format;
+    if (probe->is_pattern && named[i].format != &fsdp_format_ranks)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' is not there; as a pattern it would be of format ranks, not %s",
+                         probe->path, name);
+    if (probe->is_directory ? named[i].is_directory : probe->is_pattern || named[i].is_file)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a %s, and format %s is a %s", probe->path,
+                     probe->is_directory ? "directory" : "file", name,
+                     probe->is_directory ? "file" : "directory");
+}
+
 /* Whatever the format reads to understand the checkpoint becomes a file of the source, also what it reads
  * by itself: an index, metadata. */
 static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format *format,
@@ -204,8 +249,8 @@ void fsdp_source_limit_only(void)
     fsdp_hdf5_set_sandbox(FSDP_HDF5_RLIMIT);
 }
 
-fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out,
-                             fsdp_error *err)
+fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
+                             fsdp_source **source_out, fsdp_error *err)
 {
     *source_out = NULL;
     seen_path *seen = fsdp_alloc(1, sizeof *seen);
@@ -213,9 +258,14 @@ fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source
         return fsdp_fail_memory(err, path);
     seen->probe.io = io ? io : fsdp_io_posix();
     seen->probe.path = path;
+    seen->probe.opts = opts;
+    const fsdp_foreign_format *format = NULL;
     fsdp_status status = look(seen, err);
-    const fsdp_foreign_format *format = status == FSDP_OK ? choose(&seen->probe) : NULL;
-    if (format)
+    if (status == FSDP_OK && opts && opts->format)
+        status = find_named(&seen->probe, opts->format, &format, err);
+    else if (status == FSDP_OK)
+        format = choose(&seen->probe);
+    if (status == FSDP_OK && format)
         status = open_noted(&seen->probe, format, source_out, err);
     else if (status == FSDP_OK)
         status = fail_unknown(&seen->probe, err);

@@ -58,6 +58,7 @@ static void release(fsdp_packed *target)
         fsdp_value_release(&target->values[i].value);
     fsdp_free(target->tensors);
     fsdp_free(target->values);
+    fsdp_free(target->ties);
     fsdp_free(target->files);
     fsdp_text_release(&target->spelling);
     fsdp_name_table_release(&target->names);
@@ -123,6 +124,36 @@ fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t 
     kept->name_size = name_size;
     target->value_count++;
     return FSDP_OK;
+}
+
+bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, size_t name_size,
+                           const char *kept, size_t kept_size)
+{
+    return format->notes_tie && format->notes_tie(name, name_size) &&
+           fsdp_packed_holds_name(format, kept, kept_size);
+}
+
+fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size,
+                                size_t tensor, fsdp_error *err)
+{
+    char shown[200];
+    const fsdp_packed_tensor *kept = &target->tensors[tensor].what;
+    if (!fsdp_packed_notes_tie(target->format, name, name_size, kept->name, kept->name_size))
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "%s cannot note that '%s' is another name of a tensor",
+            target->format->name, fsdp_printable(name, name_size, shown, sizeof shown));
+    const char *copy = fsdp_arena_strndup(&target->arena, name, name_size);
+    if (!copy ||
+        !fsdp_grow(&target->ties, &target->tie_room, target->tie_count + 1, sizeof *target->ties))
+        return fsdp_fail_memory(err, target->path);
+    target->ties[target->tie_count++] = (target_tie){copy, name_size, tensor};
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err)
+{
+    target->copied = fsdp_arena_strndup(&target->arena, text, strlen(text));
+    return target->copied ? FSDP_OK : fsdp_fail_memory(err, target->path);
 }
 
 /* --- names that the format cannot spell ------------------------------------------------------- */

@@ -53,6 +53,15 @@ fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor
 fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t name_size,
                                   const fsdp_value *value, fsdp_error *err);
 
+/* Another name of a tensor, which is noted with it. FSDP_ERR_USAGE: the format cannot
+ * (fsdp_packed_notes_tie). */
+fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size, size_t tensor,
+                                fsdp_error *err);
+bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, size_t name_size,
+                           const char *kept, size_t kept_size);
+/* A text that is kept with the tensors, if the format has room for one. */
+fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err);
+
 /* Creates the files at their full size and writes what stands before the tensors. */
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err);
 

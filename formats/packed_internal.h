@@ -38,6 +38,11 @@ typedef struct target_value {
     fsdp_value value;
 } target_value;
 
+typedef struct target_tie {
+    const char *name;
+    size_t name_size;
+    size_t tensor;
+} target_tie;
 
 struct fsdp_packed_format {
     const char *name;
@@ -46,6 +51,7 @@ struct fsdp_packed_format {
     bool holds_values;
     bool (*holds_dtype)(fsdp_dtype dtype);
     bool (*holds_name)(const char *name, size_t size);   /* NULL: any */
+    bool (*notes_tie)(const char *name, size_t size);    /* as another name; NULL: none */
     /* Files that the tensors fill. NULL: one. */
     fsdp_status (*count_files)(fsdp_packed *target, int *count_out, fsdp_error *err);
     /* Adds files, gives every tensor its file and offset, writes headers. */
@@ -66,6 +72,9 @@ struct fsdp_packed {
     size_t tensor_count, tensor_room;
     target_value *values;
     size_t value_count, value_room;
+    target_tie *ties;
+    size_t tie_count, tie_room;
+    const char *copied;        /* or NULL */
     fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
     target_file *files;
     size_t file_count, file_room;

@@ -40,7 +40,10 @@ static fsdp_status declare(fsdp_target *target, const fsdp_packed_format *format
         fsdp_packed_create(format, &packed, opts->path ? opts->path : "", &target->packed, err));
     for (size_t i = 0; i < opts->entry_count; i++)
         FSDP_TRY(add_entry(target, &opts->entries[i], &target->numbers[i], err));
-    return FSDP_OK;
+    for (size_t i = 0; i < opts->tie_count; i++)
+        FSDP_TRY(fsdp_packed_add_tie(target->packed, opts->ties[i].name, opts->ties[i].name_size,
+                                     target->numbers[opts->ties[i].entry], err));
+    return opts->copied ? fsdp_packed_set_copied(target->packed, opts->copied, err) : FSDP_OK;
 }
 
 static fsdp_status create_declared(const fsdp_packed_format *format, const fsdp_target_opts *opts,
@@ -86,6 +89,10 @@ static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_o
     release(target);
     *files_out = files;
     *bytes_out = (int64_t)files * HEADER_OF_FILE;
+    if (opts->copied) /* escaped */
+        *bytes_out += (int64_t)files * 2 * (int64_t)strlen(opts->copied);
+    for (size_t i = 0; i < opts->tie_count; i++)
+        *bytes_out += HEADER_OF_TENSOR + (int64_t)opts->ties[i].name_size;
     for (size_t i = 0; i < opts->entry_count; i++) {
         const fsdp_target_entry *entry = &opts->entries[i];
         *bytes_out += HEADER_OF_TENSOR + (int64_t)entry->name_size;
@@ -192,18 +199,27 @@ static bool safetensors_holds(fsdp_dtype dtype)
     return fsdp_packed_holds_dtype(&fsdp_packed_safetensors, dtype);
 }
 
+static bool safetensors_notes(const char *dropped, size_t dropped_size, const char *kept,
+                              size_t kept_size)
+{
+    return fsdp_packed_notes_tie(&fsdp_packed_safetensors, dropped, dropped_size, kept, kept_size);
+}
+
 static bool npz_holds(fsdp_dtype dtype)
 {
     return fsdp_packed_holds_dtype(&fsdp_packed_npz, dtype);
 }
 
-const fsdp_target_format fsdp_safetensors_target = {
-    .limits = {.format = "safetensors", .model_only = true, .holds_dtype = safetensors_holds},
-    .ops = &safetensors_ops};
+const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safetensors",
+                                                               .model_only = true,
+                                                               .holds_dtype = safetensors_holds,
+                                                               .notes_tie = safetensors_notes},
+                                                    .ops = &safetensors_ops};
 const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                                       .is_directory = true,
                                                       .model_only = true,
-                                                      .holds_dtype = safetensors_holds},
+                                                      .holds_dtype = safetensors_holds,
+                                                      .notes_tie = safetensors_notes},
                                            .owns = hf_owns,
                                            .ops = &hf_ops};
 const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},

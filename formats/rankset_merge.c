@@ -58,10 +58,11 @@ static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *l
                                 fsdp_error *err)
 {
     const char *pattern = set->group->pattern;
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': rank %lld of %lld is missing: there is no '%.*s%lld%s'%s", set->where,
-                     (long long)rank, (long long)set->world, (int)set->group->stem, pattern,
-                     (long long)rank, pattern + set->group->stem + 3, lost);
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s': rank %lld of %lld is missing: there is no '%.*s%lld%s'%s" FSDP_MISSING_HINT,
+        set->where, (long long)rank, (long long)set->world, (int)set->group->stem, pattern,
+        (long long)rank, pattern + set->group->stem + 3, lost);
 }
 
 /* The first one that no other rank stands for is an error; *missing_out is the first one of all, or -1. */
@@ -73,7 +74,7 @@ static fsdp_status look_for_missing(rank_set *set, int64_t *missing_out, fsdp_er
         if (is_present(set, rank))
             continue;
         FSDP_TRY(find_peer(set, rank, &has_peer, err));
-        if (!has_peer)
+        if (!has_peer && !fsdp_source_tolerates(set->source))
             return fail_missing(set, rank, "", err);
         *missing_out = *missing_out < 0 ? rank : *missing_out;
     }
@@ -185,7 +186,7 @@ static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
             *chunks = other;
         }
         drop_replicas(entry, &entry->readings[RANK_ORDERED]);
-        if (missing >= 0)
+        if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* sealing tells */
             FSDP_TRY(check_whole(set, entry, &entry->readings[RANK_ORDERED], missing, err));
     }
     return FSDP_OK;

@@ -133,7 +133,10 @@ static fsdp_status find_set(const fsdp_probe *probe, const char *directory, rank
         keep_sets(probe, names);
     fsdp_status st = FSDP_OK;
     if (names->count == 0)
-        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND, "no file is named as '%s' says", probe->path);
+        st =
+            fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                      pattern ? "no file is named as '%s' says" : "'%s' holds no set of rank files",
+                      probe->path);
     else if (names->count > 1)
         st = fail_several(probe, directory, names, err);
     else
@@ -179,6 +182,7 @@ static fsdp_status create(const fsdp_probe *probe, rank_set *set, fsdp_error *er
         return st;
     }
     state->source = set->source;
+    fsdp_source_tolerate(set->source, probe->opts);
     set->memory = state->memory;
     fsdp_source_set_ops(set->source, &ranks_ops, state);
     return FSDP_OK;

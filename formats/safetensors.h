@@ -19,6 +19,8 @@ typedef struct fsdp_safetensors_entry {
     int ndim;
     const int64_t *shape;      /* ours: the last dim of F4 and F6 counts bytes */
     int64_t begin, end;        /* in the file */
+    bool is_added;             /* for readers: it is a tensor of the source, with this number */
+    size_t tensor;
     const int64_t *lo;         /* where it lies in the whole tensor (DCP_SHARDING_INFO); NULL: not told */
 } fsdp_safetensors_entry;
 

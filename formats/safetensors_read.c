@@ -78,13 +78,61 @@ static fsdp_status add_part(fsdp_source *source, size_t tensor, const fsdp_safet
     return fsdp_source_add_chunk(source, tensor, &chunk, err);
 }
 
-static fsdp_status add_whole(fsdp_source *source, const fsdp_safetensors_entry *entry, int file,
+static fsdp_status add_whole(fsdp_source *source, fsdp_safetensors_entry *entry, int file,
                              fsdp_error *err)
 {
-    size_t tensor;
     FSDP_TRY(fsdp_source_add_tensor(source, entry->true_name, entry->true_size, entry->dtype,
-                                    entry->ndim, entry->shape, &tensor, err));
-    return add_part(source, tensor, entry, NULL, file, err);
+                                    entry->ndim, entry->shape, &entry->tensor, err));
+    entry->is_added = true;
+    return add_part(source, entry->tensor, entry, NULL, file, err);
+}
+
+/* --- tied tensors ------------------------------------------------------------------------------- */
+
+/* The one key that says something else in files of everybody. */
+static bool is_usual_key(const char *key, size_t size)
+{
+    return size == 6 && memcmp(key, "format", 6) == 0;
+}
+
+static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header, const char *key,
+                            size_t key_size, const char *kept, size_t kept_size, fsdp_error *err)
+{
+    const uint64_t *found = fsdp_name_table_find(&header->names, kept, kept_size);
+    const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
+    if (!entry || !entry->is_added || is_usual_key(key, key_size) ||
+        fsdp_source_has(source, key, key_size))
+        return FSDP_OK;
+    return fsdp_source_add_alias(source, key, key_size, entry->tensor, err);
+}
+
+/* Who saves tied tensors leaves out all names but one, and notes the others in the metadata, each with the
+ * name that was kept. What is no name of a tensor here is about something else. */
+static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *header,
+                                fsdp_error *err)
+{
+    fsdp_json json;
+    fsdp_text key = {0};
+    if (!header->has_metadata || header->is_sharded)
+        return FSDP_OK;
+    fsdp_json_init(&json, header->metadata.data, header->metadata.size, fsdp_source_path(source));
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    for (bool more = true; st == FSDP_OK;) {
+        const char *name, *kept;
+        size_t name_size, kept_size;
+        st = fsdp_json_next_key(&json, &name, &name_size, &more, err);
+        if (st != FSDP_OK || !more)
+            break;
+        key.size = 0;
+        fsdp_text_add(&key, name, name_size);
+        st = key.failed ? fsdp_fail_memory(err, "metadata")
+                        : fsdp_json_string(&json, &kept, &kept_size, err);
+        if (st == FSDP_OK)
+            st = add_tied(source, header, key.size ? key.data : "", key.size, kept, kept_size, err);
+    }
+    fsdp_text_release(&key);
+    fsdp_json_release(&json);
+    return st;
 }
 
 /* The whole is as large as its parts reach: nobody wrote its shape down. */
@@ -298,8 +346,13 @@ static fsdp_status open_file(model_folder *folder, const char *name, int *file_o
         return fsdp_fail_memory(err, name);
     fsdp_error why = {0};
     fsdp_status status = fsdp_source_add_file(folder->source, path, true, file_out, &why);
-    if (status == FSDP_ERR_NOT_FOUND && folder->index_path)
-        status = fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' names the file '%s', which is not there",
+    bool is_lost = status == FSDP_ERR_NOT_FOUND && folder->index_path;
+    if (is_lost && fsdp_source_tolerates(folder->source)) {
+        *file_out = -1; /* check_map tells what it held */
+        status = FSDP_OK;
+    } else if (is_lost)
+        status = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                           "'%s' names the file '%s', which is not there" FSDP_MISSING_HINT,
                            folder->index_path, name);
     else if (status != FSDP_OK && err)
         *err = why;
@@ -320,7 +373,7 @@ static fsdp_status add_file(model_folder *folder, size_t number, const int *file
 {
     const fsdp_safetensors *header = &folder->headers[number];
     for (size_t i = 0; i < header->count; i++) {
-        const fsdp_safetensors_entry *entry = &header->entries[i];
+        fsdp_safetensors_entry *entry = &header->entries[i];
         if (is_elsewhere(folder, entry, number))
             continue;
         if (!header->is_sharded) {
@@ -336,28 +389,50 @@ static fsdp_status add_file(model_folder *folder, size_t number, const int *file
     return FSDP_OK;
 }
 
+/* How large a cut tensor is follows from all of its parts. */
+static fsdp_status check_cut(const model_folder *folder, size_t lost, fsdp_error *err)
+{
+    for (size_t i = 0; i < folder->name_count && lost < folder->name_count; i++)
+        if (folder->headers[i].is_sharded)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s' names the file '%s', which is not there, and tensors are cut: "
+                             "which of them are whole cannot be told",
+                             folder->index_path, folder->names[lost]);
+    return FSDP_OK;
+}
+
 static fsdp_status read_headers(model_folder *folder, int *files, fsdp_error *err)
 {
+    size_t lost = folder->name_count;
     for (size_t i = 0; i < folder->name_count; i++) {
         fsdp_safetensors *header = &folder->headers[i];
         FSDP_TRY(open_file(folder, folder->names[i], &files[i], err));
+        if (files[i] < 0) {
+            lost = i;
+            continue;
+        }
         FSDP_TRY(fsdp_safetensors_read(folder->source, files[i], header, err));
         for (size_t k = 0; header->is_sharded && k < header->count; k++) {
             if (!is_elsewhere(folder, &header->entries[k], i))
                 FSDP_TRY(keep_part(folder, &header->entries[k], files[i], err));
         }
     }
-    return FSDP_OK;
+    return check_cut(folder, lost, err);
 }
 
 /* What the index promises must be there. */
-static fsdp_status check_map(const model_folder *folder, fsdp_error *err)
+static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_error *err)
 {
     for (size_t i = 0; i < folder->map.capacity; i++) {
         const fsdp_name_slot *slot = &folder->map.slots[i];
         if (!slot->name ||
             fsdp_name_table_find(&folder->headers[slot->number].names, slot->name, slot->size))
             continue;
+        if (files[slot->number] < 0) {
+            FSDP_TRY(fsdp_source_add_missing(folder->source, slot->name, slot->size,
+                                             folder->names[slot->number], err));
+            continue;
+        }
         char shown[200];
         return fsdp_fail(
             err, FSDP_ERR_DAMAGED, "'%s' says that tensor '%s' is in '%s', where it is not",
@@ -384,9 +459,11 @@ static fsdp_status add_files(model_folder *folder, fsdp_error *err)
     }
     fsdp_status status = read_headers(folder, files, err);
     if (status == FSDP_OK)
-        status = check_map(folder, err);
+        status = check_map(folder, files, err);
     for (size_t i = 0; i < folder->name_count && status == FSDP_OK; i++)
         status = add_file(folder, i, files, err);
+    for (size_t i = 0; i < folder->name_count && status == FSDP_OK; i++)
+        status = add_all_tied(folder->source, &folder->headers[i], err);
     if (status == FSDP_OK && folder->name_count > 0 && folder->headers[0].has_metadata)
         status = add_metadata(folder->source, &folder->headers[0], err);
     fsdp_free(files);
@@ -398,6 +475,9 @@ static fsdp_status open_folder(model_folder *folder, const fsdp_probe *probe, fs
     const char *index;
     FSDP_TRY(choose_index(probe, &index, err));
     FSDP_TRY(index ? read_index(folder, index, err) : list_files(folder, probe, err));
+    if (!index && folder->name_count == 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' holds no file NAME%s", probe->path,
+                         file_suffix);
     return add_files(folder, err);
 }
 
@@ -442,6 +522,8 @@ static fsdp_status open_single(fsdp_source *source, const char *path, fsdp_error
     fsdp_status status = fsdp_safetensors_read(source, file, &header, err);
     if (status == FSDP_OK)
         status = add_entries(source, &header, file, err);
+    if (status == FSDP_OK)
+        status = add_all_tied(source, &header, err);
     if (status == FSDP_OK && header.has_metadata)
         status = add_metadata(source, &header, err);
     fsdp_safetensors_release(&header);
@@ -483,6 +565,7 @@ static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **sourc
 {
     fsdp_source *source = NULL;
     FSDP_TRY(fsdp_source_create(probe->io, probe->path, "safetensors", &source, err));
+    fsdp_source_tolerate(source, probe->opts);
     model_folder folder = {.source = source};
     fsdp_status status = probe->is_directory ? open_folder(&folder, probe, err)
                                              : open_single(source, probe->path, err);

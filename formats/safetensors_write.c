@@ -24,6 +24,16 @@ static bool holds_name(const char *name, size_t size)
     return size != strlen("__metadata__") || memcmp(name, "__metadata__", size) != 0;
 }
 
+/* A key of the metadata that means something else. */
+static bool notes_tie(const char *name, size_t size)
+{
+    static const char own[] = "fsdp.";
+    bool is_own = size >= sizeof own - 1 && memcmp(name, own, sizeof own - 1) == 0;
+    bool is_format = size == 6 && memcmp(name, "format", 6) == 0;
+    bool is_cut = size == 17 && memcmp(name, "DCP_SHARDING_INFO", 17) == 0;
+    return !is_own && !is_format && !is_cut && holds_name(name, size);
+}
+
 /* --- the order within a file ------------------------------------------------------------------ */
 
 /* Tensors of larger elements first, so that all are aligned: the library's list of dtypes, backwards. */
@@ -127,7 +137,23 @@ static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
     fsdp_text_release(&shapes);
 }
 
-static void add_metadata(fsdp_text *text, const fsdp_packed *target)
+/* "dropped": "kept", of tensors in this file; as save_model of the format's own library notes it. */
+static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
+{
+    for (size_t i = 0; i < target->tie_count; i++) {
+        const target_tie *tie = &target->ties[i];
+        const target_tensor *kept = &target->tensors[tie->tensor];
+        if (kept->file != file)
+            continue;
+        fsdp_text_addf(text, ",");
+        fsdp_text_add_json_string(text, tie->name, tie->name_size);
+        fsdp_text_addf(text, ":");
+        fsdp_text_add_json_string(text, kept->spelled, kept->spelled_size);
+    }
+}
+
+/* file: the number that it will have. */
+static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 {
     fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers looks for it */
     if (target->spelling.size > 0) {
@@ -135,6 +161,11 @@ static void add_metadata(fsdp_text *text, const fsdp_packed *target)
         fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);
     }
     add_true_shapes(text, target);
+    if (target->copied) {
+        fsdp_text_addf(text, ",\"fsdp.copied\":");
+        fsdp_text_add_json_string(text, target->copied, strlen(target->copied));
+    }
+    add_ties(text, target, file);
     fsdp_text_addf(text, "}");
 }
 
@@ -163,7 +194,7 @@ static fsdp_status make_header(const fsdp_packed *target, target_tensor *const *
     uint8_t length[LENGTH_BYTES] = {0};
     *data_size_out = 0;
     fsdp_text_add(text, (const char *)length, sizeof length);
-    add_metadata(text, target);
+    add_metadata(text, target, (int)target->file_count);
     for (size_t i = 0; i < n; i++) {
         add_tensor(text, tensors[i], *data_size_out);
         if (fsdp_add_overflow(*data_size_out, tensors[i]->size, data_size_out))
@@ -219,6 +250,8 @@ static fsdp_status lay_out_file(fsdp_packed *target, fsdp_error *err)
     target_tensor **list = list_tensors(target);
     if (!list)
         return fsdp_fail_memory(err, target->path);
+    for (size_t i = 0; i < target->tensor_count; i++)
+        list[i]->file = 0;
     if (target->tensor_count > 0)
         qsort(list, target->tensor_count, sizeof *list, compare_tensors);
     fsdp_status status = write_file(target, NULL, list, target->tensor_count, err);
@@ -341,10 +374,12 @@ static fsdp_status lay_out_directory(fsdp_packed *target, fsdp_error *err)
 const fsdp_packed_format fsdp_packed_safetensors = {.name = "safetensors",
                                                     .holds_dtype = holds_dtype,
                                                     .holds_name = holds_name,
+                                                    .notes_tie = notes_tie,
                                                     .lay_out = lay_out_file};
 const fsdp_packed_format fsdp_packed_hf = {.name = "hf",
                                            .is_directory = true,
                                            .holds_dtype = holds_dtype,
                                            .holds_name = holds_name,
+                                           .notes_tie = notes_tie,
                                            .count_files = count_shards,
                                            .lay_out = lay_out_directory};

@@ -114,6 +114,7 @@ void fsdp_source_close(fsdp_source *source)
     fsdp_free(source->chunk_tensors);
     fsdp_free(source->orders);
     fsdp_free(source->extras);
+    fsdp_free(source->missing);
     fsdp_name_table_release(&source->names);
     fsdp_name_table_release(&source->paths);
     fsdp_arena_release(&source->arena);
@@ -292,6 +293,21 @@ fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t
     source->tensors[number].is_inner = false;
     if (tensor_out)
         *tensor_out = number;
+    return FSDP_OK;
+}
+
+bool fsdp_source_has(const fsdp_source *source, const char *name, size_t name_size)
+{
+    return fsdp_name_table_find(&source->names, name, name_size) != NULL;
+}
+
+fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t name_size,
+                                  size_t tensor, fsdp_error *err)
+{
+    fsdp_source_entry *entry;
+    FSDP_TRY(add_entry(source, name, name_size, &entry, err));
+    entry->is_alias = true;
+    entry->tensor = tensor;
     return FSDP_OK;
 }
 

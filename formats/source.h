@@ -53,6 +53,7 @@ typedef struct fsdp_source_tensor {
     int ndim;
     const int64_t *shape;
     bool is_inner;             /* only inside a value (FSDP_VALUE_TENSOR): no name of its own */
+    bool is_missing;           /* not whole, and it may be: see fsdp_source_opts. It must not be read */
     const fsdp_source_chunk *chunks;   /* after seal: they cover it exactly once */
     size_t chunk_count;
 } fsdp_source_tensor;
@@ -78,6 +79,7 @@ typedef struct fsdp_source_blob {
 /* Entries in the order of the source: a tensor (its number) or a value. */
 typedef struct fsdp_source_entry {
     bool is_tensor;
+    bool is_alias;             /* a second name of the tensor; behind all others */
     size_t tensor;
     const char *name;
     size_t name_size;
@@ -108,6 +110,10 @@ size_t fsdp_source_content_count(const fsdp_source *source);
 /* Members of the listing that are neither tensors nor values: "metadata" of safetensors, "attributes" of
  * HDF5: a JSON text, or NULL. */
 const char *fsdp_source_extra(const fsdp_source *source, const char *member);
+
+/* Entries that are not whole, or of which no more than the name is known: what may_lack allowed. */
+size_t fsdp_source_missing_count(const fsdp_source *source);
+const char *fsdp_source_missing_at(const fsdp_source *source, size_t number, size_t *size_out);
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
@@ -232,6 +238,11 @@ fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t
 /* How the names of tensors and values are nested that are added from now on (name_path.h); a name of which
  * it is not the path has none. Borrowed; count 0: not at all. */
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count);
+/* Another name of a tensor, which is not there yet. No tensor and no value is added afterwards. */
+fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t name_size, size_t tensor,
+                                  fsdp_error *err);
+/* Is there an entry of that name? */
+bool fsdp_source_has(const fsdp_source *source, const char *name, size_t name_size);
 /* A tensor inside a value. */
 fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndim, const int64_t *shape,
                                   size_t *tensor_out, fsdp_error *err);
@@ -247,6 +258,27 @@ fsdp_status fsdp_source_add_value(fsdp_source *source, const char *name, size_t 
 /* Adds a member of the listing (a JSON text that is copied). */
 fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const char *json, size_t size,
                                   fsdp_error *err);
+
+/* --- what is not there */
+
+/* How the source is opened. Zero-initialised, or NULL: in the format that bids most, and whole. */
+typedef struct fsdp_source_opts {
+    const char *format;        /* a name of fsdp_source_format_name: no other is tried */
+    /* An entry of this name may be incomplete, since a file of it is not there. NULL: none may. */
+    bool (*may_lack)(void *user, const char *name, size_t size);
+    void *user;
+} fsdp_source_opts;
+
+/* For formats, before the first file is added: opts of the probe, or NULL. */
+void fsdp_source_tolerate(fsdp_source *source, const fsdp_source_opts *opts);
+/* May a file be missing? What it holds is then not added, or added to the missing. */
+bool fsdp_source_tolerates(const fsdp_source *source);
+/* An entry that has not all of its files, and is not added. FSDP_ERR_DAMAGED when it may not lack any; `file`
+ * for that message, or NULL. */
+fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size, const char *file,
+                                    fsdp_error *err);
+/* Behind a message about what is missing: what to do. */
+#define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX takes what is whole"
 
 /*
  * The catalog is complete. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once
@@ -270,6 +302,7 @@ typedef struct fsdp_probe {
     size_t head_size;
     const char *const *names;  /* of a directory: what it holds, sorted */
     size_t name_count;
+    const fsdp_source_opts *opts;      /* NULL: defaults */
 } fsdp_probe;
 
 /*
@@ -291,8 +324,12 @@ void fsdp_source_limit_only(void);
 /* The last part of the path holds "{r}": where no such file is, it stands for a set of files, one a rank. */
 bool fsdp_source_is_pattern(const char *path);
 
+/* Names that opts->format takes, as fsdp_source_format gives them, and "hf"; NULL behind the last. */
+const char *fsdp_source_format_name(size_t i);
+
 /* Opens a path in the format that bids most, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "... is in
- * no format that is known: ..." */
-fsdp_status fsdp_source_open(fsdp_io *io, const char *path, fsdp_source **source_out, fsdp_error *err);
+ * no format that is known: ..." opts may be NULL. */
+fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
+                             fsdp_source **source_out, fsdp_error *err);
 
 #endif

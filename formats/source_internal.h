@@ -38,6 +38,11 @@ typedef struct chunk_order {
     int64_t longest;           /* chunk in that dim */
 } chunk_order;
 
+typedef struct missing_entry {
+    const char *name;
+    size_t size;
+} missing_entry;
+
 typedef struct packed_stream packed_stream;
 
 struct fsdp_source {
@@ -71,6 +76,9 @@ struct fsdp_source {
     size_t extra_count, extra_room;
     fsdp_name_table names, paths;
     size_t name_bytes;         /* of all names and paths */
+    fsdp_source_opts tolerance;
+    missing_entry *missing;
+    size_t missing_count, missing_room;
 
     pthread_mutex_t lock;      /* of open files and of the memory for streams */
     size_t open_count;
@@ -88,6 +96,14 @@ void fsdp_source_close_files(fsdp_source *source);
 /* The source was opened through the notes: files that are none of it yet are from now on, and it reads on
  * without them. */
 fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err);
+
+/* --- source_missing.c --- */
+
+/* Is the tensor allowed to be incomplete? Then it is missing from now on. */
+fsdp_status fsdp_source_let_go(fsdp_source *source, size_t tensor, bool *may_out, fsdp_error *err);
+
+/* By name. */
+void fsdp_source_sort_missing(fsdp_source *source);
 
 /* --- source_seal.c --- */
 

@@ -204,11 +204,12 @@ static fsdp_status fail_missing(const fsdp_source *source, const fsdp_source_ten
         snprintf(where, sizeof where, ", among them %s",
                  fsdp_box_text(tensor->ndim, point, ones, box, sizeof box));
     }
-    return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                     "'%s': %" PRId64 " of the %" PRId64
-                     " elements of tensor '%s' are stored nowhere%s: a file may be missing",
-                     source->path, missing, count, fsdp_tensor_text(tensor, shown, sizeof shown),
-                     where);
+    return fsdp_fail(
+        err, FSDP_ERR_DAMAGED,
+        "'%s': %" PRId64 " of the %" PRId64 " elements of tensor '%s' are stored nowhere%s%s",
+        source->path, missing, count, fsdp_tensor_text(tensor, shown, sizeof shown), where,
+        fsdp_source_tolerates(source) ? ", and --allow-missing does not match its name"
+                                      : ": a file may be missing" FSDP_MISSING_HINT);
 }
 
 /* --- how much is stored ----------------------------------------------------------------------- */
@@ -269,8 +270,11 @@ static fsdp_status seal_tensor(fsdp_source *source, size_t number, fsdp_error *e
         if (tensor->ndim > 0 && chunks[i].len[order->dim] > order->longest)
             order->longest = chunks[i].len[order->dim];
     }
-    if (stored != count)
-        return fail_missing(source, tensor, count - stored, count, err);
+    if (stored != count) {
+        bool may_lack = false;
+        FSDP_TRY(fsdp_source_let_go(source, number, &may_lack, err));
+        return may_lack ? FSDP_OK : fail_missing(source, tensor, count - stored, count, err);
+    }
     return check_ratio(source, tensor, count, err);
 }
 
@@ -330,6 +334,7 @@ fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err)
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
         FSDP_TRY(seal_tensor(source, i, err));
+    fsdp_source_sort_missing(source);
     source->is_sealed = true;
     return FSDP_OK;
 }

@@ -26,7 +26,16 @@ typedef struct fsdp_limits {
     bool model_only;           /* optimizer states only when they are asked for */
     bool sharded;              /* cut over ranks: tensors have boxes */
     bool (*holds_dtype)(fsdp_dtype dtype);
+    /* Can it say that `dropped` is another name of tensor `kept`? NULL: never. */
+    bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_limits;
+
+/* A name that is left out, and the tensor that it is another name of. */
+typedef struct fsdp_target_tie {
+    const char *name;
+    size_t name_size;
+    size_t entry;
+} fsdp_target_tie;
 
 /* A box of a tensor that one rank stores. */
 typedef struct fsdp_target_box {
@@ -58,7 +67,10 @@ typedef struct fsdp_target_opts {
     size_t entry_count;
     int world;                 /* sharded: number of ranks */
     int64_t max_file_bytes;    /* hf: tensors of a file; 0: the format's default */
-    const char *metadata;      /* safetensors: further "__metadata__" as a JSON object, or NULL */
+    const fsdp_target_tie *ties;       /* formats that note them; borrowed as the entries are */
+    size_t tie_count;
+    const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
+                                * NULL; its length must not change between measuring and writing */
     bool sync;
 } fsdp_target_opts;
 

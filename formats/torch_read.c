@@ -208,6 +208,7 @@ static fsdp_status create(const fsdp_probe *probe, fsdp_source **source_out,
         return st;
     }
     state->source = *source_out;
+    fsdp_source_tolerate(*source_out, probe->opts);
     *state_out = state;
     fsdp_source_set_ops(*source_out, &torch_ops, state);
     return FSDP_OK;
@@ -415,6 +416,29 @@ static fsdp_status check_names(fsdp_source *source, const weight_map *map, const
     return FSDP_OK;
 }
 
+static bool is_lost(fsdp_status *st, const char *path, const fsdp_source *source, fsdp_error *err)
+{
+    if (*st != FSDP_ERR_NOT_FOUND)
+        return false;
+    if (fsdp_source_tolerates(source))
+        return true;
+    *st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                    "'%s' is not there, and the index says that it belongs to the "
+                    "checkpoint" FSDP_MISSING_HINT,
+                    path);
+    return false;
+}
+
+static fsdp_status add_lost(fsdp_source *source, const weight_map *map, const mapping *file,
+                            fsdp_error *err)
+{
+    for (size_t i = 0; i < map->count; i++)
+        if (by_file(&map->items[i], file) == 0)
+            FSDP_TRY(fsdp_source_add_missing(source, map->items[i].name, map->items[i].name_size,
+                                             file->file, err));
+    return FSDP_OK;
+}
+
 static fsdp_status add_indexed(torch_state *state, const weight_map *map, const mapping *file,
                                bool *found, fsdp_error *err)
 {
@@ -428,12 +452,13 @@ static fsdp_status add_indexed(torch_state *state, const weight_map *map, const 
         return fsdp_fail_memory(err, "a path");
     size_t from = fsdp_source_entry_count(source);
     fsdp_status st = fsdp_source_add_file(source, path, true, &number, err);
+    bool lost = is_lost(&st, path, source, err);
+    fsdp_free(path);
+    if (lost)
+        return add_lost(source, map, file, err);
     if (st == FSDP_OK)
         st = add_contents(state, number, err);
-    if (st == FSDP_OK)
-        st = check_names(source, map, file, from, found, err);
-    fsdp_free(path);
-    return st;
+    return st == FSDP_OK ? check_names(source, map, file, from, found, err) : st;
 }
 
 static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_error *err)

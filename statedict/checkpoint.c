@@ -6,6 +6,7 @@
 
 #include "formats/source.h"
 #include "statedict/foreign.h"
+#include "statedict/incomplete.h"
 #include "statedict/large_value.h"
 #include "statedict/one_file.h"
 
@@ -83,6 +84,8 @@ static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_sto
 {
     const fsdp_stored_box *stored = NULL;
     fsdp_value unpacked = {0};
+    if (checkpoint->may_lack && !checkpoint->readers[0] && fsdp_incomplete_is_lost(checkpoint, 0))
+        return fsdp_incomplete_lose(checkpoint, value->entry, 0, err);
     FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
     FSDP_TRY(find_stored(checkpoint, value, &stored, err));
     char *bytes = fsdp_alloc_pages((size_t)value->size);
@@ -134,14 +137,17 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     return load_stored_values(checkpoint, err);
 }
 
-static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_files,
-                                   fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                   bool look_at_files, fsdp_checkpoint **checkpoint_out,
+                                   fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
     if (!checkpoint)
         return fsdp_fail_memory(err, "a checkpoint");
     checkpoint->io = io;
-    fsdp_status st = open_manifest(checkpoint, path, look_at_files, err);
+    fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
+    if (st == FSDP_OK)
+        st = open_manifest(checkpoint, path, look_at_files && !checkpoint->may_lack, err);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;
@@ -150,18 +156,25 @@ static fsdp_status open_checkpoint(fsdp_io *io, const char *path, bool look_at_f
     return FSDP_OK;
 }
 
+fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                    fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    const char *format = opts ? opts->format : NULL;
+    if (format ? strcmp(format, "fsdp") != 0 : fsdp_path_is_foreign(io, path))
+        return fsdp_foreign_open(io, path, opts, checkpoint_out, err);
+    return open_checkpoint(io, path, opts, true, checkpoint_out, err);
+}
+
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path,
                                           fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    if (fsdp_path_is_foreign(io, path))
-        return fsdp_foreign_open(io, path, checkpoint_out, err);
-    return open_checkpoint(io, path, true, checkpoint_out, err);
+    return fsdp_checkpoint_open_as(io, path, NULL, checkpoint_out, err);
 }
 
 fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path,
                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    return open_checkpoint(io, path, false, checkpoint_out, err);
+    return open_checkpoint(io, path, NULL, false, checkpoint_out, err);
 }
 
 void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
@@ -174,6 +187,8 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     fsdp_free(checkpoint->owners);
     fsdp_source_close(checkpoint->source);
     fsdp_free(checkpoint->source_tensor);
+    fsdp_free(checkpoint->is_missing);
+    fsdp_filter_free(checkpoint->may_lack);
     fsdp_manifest_release(&checkpoint->manifest);
     fsdp_free(checkpoint->path);
     fsdp_free(checkpoint);

@@ -199,6 +199,24 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open(const char *path, struct 
                                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 FSDP_API void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint);   /* accepts NULL */
 
+/* How a checkpoint is opened. Zero-initialised: as above. */
+typedef struct fsdp_open_opts {
+    const char *format;        /* a name of fsdp_checkpoint_format_at, and no other is tried. NULL: the bytes
+                                * tell */
+    const char *allow_missing; /* regex over names: what it matches may be incomplete, since files are not
+                                * there. NULL: an incomplete checkpoint is FSDP_ERR_DAMAGED */
+    struct fsdp_io *io;
+} fsdp_open_opts;
+FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
+                                                            fsdp_checkpoint **checkpoint_out,
+                                                            fsdp_error *err);
+/* Formats that can be read, "fsdp" first; NULL behind the last. */
+FSDP_API const char *fsdp_checkpoint_format_at(size_t i);
+/* What is incomplete, and must not be read: converting leaves it out. */
+FSDP_API size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint);
+FSDP_API const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t i,
+                                                size_t *size_out);
+
 FSDP_API const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint);
 /* Names, dtypes, shapes, saved layouts, values; no data. Lives as long as the checkpoint. */
 FSDP_API const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint);

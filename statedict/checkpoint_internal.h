@@ -5,6 +5,7 @@
 #include "statedict/manifest.h"
 #include "statedict/pipeline.h"
 #include "statedict/plan.h"
+#include <fsdp/filter.h>
 
 struct fsdp_checkpoint {
     fsdp_io *io;
@@ -16,7 +17,13 @@ struct fsdp_checkpoint {
     fsdp_checkpoint_info info;
     struct fsdp_source *source;    /* a checkpoint of another program (foreign.c); NULL: our own */
     size_t *source_tensor;     /* per entry: its tensor there */
+    fsdp_filter *may_lack;     /* while it is opened: names of what may be incomplete; NULL: nothing may */
+    bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
 };
+
+/* The path itself, no run; files of ours are opened when they are needed. opts NULL: defaults. */
+fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                    fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
 /* Opens the directory itself (no run), without shard files. */
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,

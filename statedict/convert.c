@@ -22,6 +22,7 @@
 #include "statedict/export_commit.h"
 #include "statedict/foreign.h"
 #include "statedict/layout_internal.h"
+#include "statedict/plan_notes.h"
 #include "statedict/relayout.h"
 #include "statedict/space.h"
 
@@ -67,18 +68,24 @@ static fsdp_status choose_mesh(convert_job *job, fsdp_error *err)
                             err);
 }
 
-static fsdp_status describe_target(convert_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+static fsdp_status describe_target(convert_job *job, const char *to, fsdp_convert_plan *plan,
+                                   fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
     FSDP_TRY(choose_mesh(job, err));
-    fsdp_status st =
-        fsdp_selection_create(job->from->manifest.sd, &job->opts->select, NULL, &selection, err);
+    fsdp_status st = fsdp_selection_create(job->from->manifest.sd, &job->opts->select, NULL,
+                                           job->from->is_missing, &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
-    st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
-                       job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
-                       &job->sd, &job->source, err);
+    fsdp_tie_rules rules = {.opts = job->opts, .config = -1, .to = to};
+    st = fsdp_ties_drop(job->from, &rules, selection, &job->ties, err);
+    if (st == FSDP_OK)
+        st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
+                           job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
+                           &job->sd, &job->source, err);
+    if (st == FSDP_OK)
+        st = fsdp_plan_note(plan, &job->ties, NULL, err);
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
     job->casts = plan->cast_tensors > 0;
@@ -173,7 +180,8 @@ static fsdp_planned plan_of(const convert_job *job, const char *to)
                           .opts = job->opts,
                           .chunk_bytes = job->chunk_bytes,
                           .sd = job->sd,
-                          .source = job->source};
+                          .source = job->source,
+                          .ties = &job->ties};
 }
 
 static fsdp_status check_chunk(const fsdp_convert_opts *opts, fsdp_error *err)
@@ -188,11 +196,13 @@ static fsdp_status check_chunk(const fsdp_convert_opts *opts, fsdp_error *err)
 static fsdp_status open_source(convert_job *job, const char *from, const char *to,
                                fsdp_convert_plan *plan, fsdp_error *err)
 {
+    fsdp_copies no_copies; /* asking for some is refused */
     FSDP_TRY(fsdp_check_budget(job->opts->threads, job->opts->memory, err));
     FSDP_TRY(check_chunk(job->opts, err));
-    FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
+    FSDP_TRY(fsdp_copies_open(job->io, job->opts, to, &no_copies, err));
+    FSDP_TRY(fsdp_convert_open(from, job->opts, &job->from, err));
     FSDP_TRY(fsdp_foreign_carry_values(job->from, true, err));
-    FSDP_TRY(describe_target(job, plan, err));
+    FSDP_TRY(describe_target(job, to, plan, err));
     FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     divide_memory(job);
     FSDP_TRY(announce_reading(job, err));
@@ -250,33 +260,6 @@ static fsdp_status check_space(const convert_job *job, const char *to, fsdp_conv
     return st;
 }
 
-static fsdp_status check_file_target(const convert_job *job, const char *to, fsdp_error *err)
-{
-    int64_t step;
-    if (fsdp_dir_is_step(to, &step))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is the name of a step of a run, which is a directory: give the file "
-                         "another name",
-                         to);
-    if (fsdp_foreign_reads(job->from, to))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' is a file of '%s', which is converted: convert to another name", to,
-                         job->from->path);
-    return fsdp_export_check(&job->place, to, err);
-}
-
-static fsdp_status check_target(const convert_job *job, const char *to, fsdp_error *err)
-{
-    if (fsdp_paths_are_same(job->io, job->from->path, to))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' and '%s' are the same checkpoint: convert to another name",
-                         job->from->path, to);
-    if (job->place.format)
-        return check_file_target(job, to, err);
-    FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
-    return fsdp_place_check(job->io, to, job->opts->overwrite, err);
-}
-
 /* Records of many tensors take memory that no budget makes smaller. */
 static fsdp_status check_memory(const convert_job *job, const fsdp_convert_plan *plan,
                                 fsdp_error *err)
@@ -298,7 +281,7 @@ static fsdp_status prepare(convert_job *job, const char *from, const char *to,
 {
     FSDP_TRY(open_source(job, from, to, plan, err));
     count_work(job, plan);
-    FSDP_TRY(check_target(job, to, err));
+    FSDP_TRY(fsdp_convert_check_target(job, to, err));
     FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, to, plan, err);
 }
@@ -567,18 +550,26 @@ static fsdp_status convert_files(convert_job *job, const fsdp_convert_plan *plan
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
+static fsdp_status convert_planned(convert_job *job, const char *from, const char *to,
+                                   fsdp_convert_plan *plan, fsdp_error *err)
 {
-    fsdp_convert_plan plan = {.free_bytes = -1};
-    FSDP_TRY(prepare(job, from, to, &plan, err));
+    FSDP_TRY(prepare(job, from, to, plan, err));
     FSDP_TRY(begin(job, to, err));
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
-    FSDP_TRY(convert_files(job, &plan, err));
+    FSDP_TRY(convert_files(job, plan, err));
     FSDP_TRY(job->place.format ? fsdp_convert_publish_file(job, err)
                                : fsdp_convert_publish(job, err));
-    fsdp_convert_report_casts(job, &plan);
+    fsdp_convert_report_casts(job, plan);
     return FSDP_OK;
+}
+
+static fsdp_status convert(convert_job *job, const char *from, const char *to, fsdp_error *err)
+{
+    fsdp_convert_plan plan = {.free_bytes = -1};
+    fsdp_status st = convert_planned(job, from, to, &plan, err);
+    fsdp_convert_plan_release(&plan);
+    return st;
 }
 
 /* err: of a failure, or NULL; see fsdp_staging_abandon. All descriptors go first: removing needs one. */
@@ -597,6 +588,7 @@ static void release_job(convert_job *job, fsdp_error *err)
     fsdp_resume_end(&job->notes);
     fsdp_io_reuse_free(job->reuse);
     fsdp_free(job->owners);
+    fsdp_ties_release(&job->ties);
     fsdp_free(job->source);
     fsdp_sd_free(job->sd);
     fsdp_mesh_free(job->mesh);
@@ -693,6 +685,7 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
         st = fsdp_plan_add_files(&planned, &plan, job.owners, text, err);
     if (st == FSDP_OK)
         st = fsdp_plan_close(text, err);
+    fsdp_convert_plan_release(&plan);
     release_job(&job, NULL);
     return st;
 }

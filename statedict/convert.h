@@ -42,7 +42,16 @@ typedef struct fsdp_cast_report {
     double max_underflow;      /* the largest |old| that became zero */
 } fsdp_cast_report;
 
+typedef enum fsdp_tied {
+    FSDP_TIED_AUTO = 0,        /* for hf and safetensors, one name of what the source knows to be one; else
+                                * all */
+    FSDP_TIED_KEEP,            /* a tensor, or what the target has for aliases, for each name */
+    FSDP_TIED_DROP             /* one name; also of embeddings that are equal byte by byte */
+} fsdp_tied;
+
 typedef struct fsdp_convert_opts {
+    const char *from_format;   /* as fsdp_open_opts.format */
+    const char *allow_missing; /* as fsdp_open_opts.allow_missing */
     const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
@@ -55,6 +64,10 @@ typedef struct fsdp_convert_opts {
     bool no_sync, no_view, no_verify, overwrite;
     fsdp_select_opts select;
     fsdp_cast_report *cast;    /* filled in by a conversion that succeeds; may be NULL */
+    const char *copy_from;     /* hf: a directory whose config.json, tokenizer, licences and the like are
+                                * copied beside the weights, config.json edited to be true of them */
+    bool copy_code;            /* Python files as well */
+    fsdp_tied tied;
     int threads;
     int64_t memory;
     bool resume;               /* go on where a conversion of the same plan was cut off; should this one fail
@@ -74,6 +87,17 @@ typedef struct fsdp_cast_pair {
     int64_t tensors;
 } fsdp_cast_pair;
 
+/* Two names of one tensor. */
+typedef struct fsdp_convert_tie {
+    const char *dropped, *kept;
+    size_t dropped_size, kept_size;
+} fsdp_convert_tie;
+
+typedef struct fsdp_convert_copy {
+    const char *name;
+    const char *change;        /* "dtype float32 -> bfloat16", or "" */
+} fsdp_convert_copy;
+
 typedef struct fsdp_convert_plan {
     int64_t tensors, values, aliases;
     int64_t bytes_read, bytes_written, peak_memory, free_bytes;
@@ -92,7 +116,15 @@ typedef struct fsdp_convert_plan {
     fsdp_cast_pair casts[FSDP_CAST_PAIRS];     /* which ones; cast_pairs of them */
     int cast_pairs;
     int64_t optim_uncast;      /* floating tensors of the optimizer that `dtype` leaves as they are */
+    const fsdp_convert_tie *tied;      /* names that are left out, since another one is kept */
+    size_t tied_count;
+    const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
+    size_t copied_count;
+    struct fsdp_plan_notes *notes;     /* owns what the lists lead to */
 } fsdp_convert_plan;
+
+/* Frees the lists; what is left may be filled again. Also after a failure, and of a zero-initialised one. */
+FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
 
 /* HDF5 files of other programs are read by a child process; by default it may make few system calls. Where
  * the kernel cannot hold it to that, opening fails (FSDP_ERR_REFUSED) unless this was called before. */

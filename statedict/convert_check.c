@@ -5,6 +5,8 @@
 #include "statedict/convert_internal.h"
 
 #include "base/pool.h"
+#include "statedict/commit_internal.h"
+#include "statedict/foreign.h"
 
 #include <string.h>
 
@@ -90,4 +92,33 @@ fsdp_status fsdp_convert_keep_files(convert_job *job, fsdp_error *err)
     for (int i = 0; i < job->file_count; i++)
         job->kept_bytes += job->is_kept[i] ? job->seals[i].size : 0;
     return FSDP_OK;
+}
+
+/* --- where it is to be ------------------------------------------------------------------------ */
+
+static fsdp_status check_file_target(const convert_job *job, const char *to, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(to, &step))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is the name of a step of a run, which is a directory: give the file "
+                         "another name",
+                         to);
+    if (fsdp_foreign_reads(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         job->from->path);
+    return fsdp_export_check(&job->place, to, err);
+}
+
+fsdp_status fsdp_convert_check_target(const convert_job *job, const char *to, fsdp_error *err)
+{
+    if (fsdp_paths_are_same(job->io, job->from->path, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         job->from->path, to);
+    if (job->place.format)
+        return check_file_target(job, to, err);
+    FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
+    return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }

@@ -19,6 +19,7 @@ typedef struct convert_job {
     char hash[FSDP_PLAN_HASH];
     fsdp_sd *sd;    /* the target's description */
     size_t *source; /* per target entry: entry of the source */
+    fsdp_ties ties; /* names that are left out */
     int *owners;
     int first_file, end_file, group_files; /* the group at work, and the most files of one */
     fsdp_save_plan *plans;                 /* per file */
@@ -36,6 +37,9 @@ typedef struct convert_job {
     fsdp_watch watch; /* the caller's, which also keeps the lease of a run */
     fsdp_meter meter;
 } convert_job;
+
+/* May the result be there? */
+fsdp_status fsdp_convert_check_target(const convert_job *job, const char *to, fsdp_error *err);
 
 /* Where a file of the target is written, in fresh memory; NULL when there is none. */
 char *fsdp_convert_staged_path(const convert_job *job, int file);

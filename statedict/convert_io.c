@@ -4,11 +4,20 @@
 #include "base/io_direct.h"
 #include "base/io_limit.h"
 #include "base/pool.h"
+#include "statedict/export.h"
 #include "statedict/pipeline.h"
 
 #include <inttypes.h>
 
 enum { DIRECT_MOST = 16 << 20, BUFFER_MOST = 1 << 20, BUFFER_LEAST = 64 << 10 };
+
+fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    fsdp_open_opts open = {
+        .format = opts->from_format, .allow_missing = opts->allow_missing, .io = opts->io};
+    return fsdp_checkpoint_open_with(from, &open, checkpoint_out, err);
+}
 
 static int threads_of(const fsdp_convert_opts *opts)
 {

@@ -159,6 +159,7 @@ static fsdp_status read_back(export_job *job, fsdp_error *err)
         return fsdp_fail_memory(err, "a conversion");
     for (size_t i = 0; i < count; i++)
         FSDP_TRY(pair_entry(job, i, err));
+    FSDP_TRY(fsdp_copies_check(&job->copies, job->io, job->place.path, err));
     return work_on_all(job, err);
 }
 
@@ -185,6 +186,7 @@ static fsdp_status write_target(export_job *job, const char *to, fsdp_error *err
     if (!job->opts->no_verify)
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
     FSDP_TRY(begin(job, to, err));
+    FSDP_TRY(fsdp_copies_write(&job->copies, job->io, job->place.path, !job->opts->no_sync, err));
     fsdp_target_opts opts = fsdp_export_target_opts(job);
     FSDP_TRY(job->format->ops->create(&opts, &job->target, err));
     fsdp_status st = work_on_all(job, err);
@@ -216,6 +218,7 @@ fsdp_status fsdp_export(const char *from, const char *to, const fsdp_convert_opt
     fsdp_cast_tally tally = fsdp_cast_sum_get(&job.cast_sum);
     if (st == FSDP_OK)
         fsdp_cast_report_fill(opts->cast, &tally, &plan);
+    fsdp_convert_plan_release(&plan);
     fsdp_export_job_release(&job, st == FSDP_OK ? NULL : err);
     return st;
 }

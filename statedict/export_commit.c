@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/copied.h"
 #include "statedict/leftovers.h"
 
 #include <errno.h>
@@ -12,13 +13,22 @@
 
 typedef struct stranger_search {
     const fsdp_target_format *format;
+    fsdp_io_names copied; /* beside it, by an earlier export */
     char *found;
 } stranger_search;
+
+static bool was_copied(const stranger_search *search, const char *name)
+{
+    for (size_t i = 0; i < search->copied.count; i++)
+        if (strcmp(search->copied.items[i], name) == 0)
+            return true;
+    return false;
+}
 
 static int find_stranger(void *user, const char *name)
 {
     stranger_search *search = user;
-    if (search->format->owns(name))
+    if (search->format->owns(name) || was_copied(search, name))
         return 0;
     search->found = fsdp_strndup(name, strlen(name));
     return 1;
@@ -28,15 +38,20 @@ static fsdp_status require_no_strangers(const fsdp_export_place *place, const ch
                                         fsdp_error *err)
 {
     stranger_search search = {.format = place->format};
+    if (strcmp(place->format->limits.format, "hf") == 0)
+        fsdp_copied_list_ours(place->io, to, "hf", &search.copied);
     int result = place->io->ops->list(place->io, to, find_stranger, &search);
+    fsdp_io_names_release(&search.copied);
     if (result < 0)
         return fsdp_fail_errno(err, -result, "cannot list '%s'", to);
     if (!search.found)
         return FSDP_OK;
+    bool could_be = fsdp_copied_name(search.found, true);
     fsdp_fail(err, FSDP_ERR_EXISTS,
-              "'%s' holds '%s', which is not of format %s: it is not overwritten, move that away "
+              "'%s' holds '%s', which is not of format %s%s: it is not overwritten, move that away "
               "first",
-              to, search.found, place->format->limits.format);
+              to, search.found, place->format->limits.format,
+              could_be ? " or was changed since it was copied" : "");
     fsdp_free(search.found);
     return FSDP_ERR_EXISTS;
 }

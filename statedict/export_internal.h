@@ -8,6 +8,7 @@
 #include "formats/target.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/export.h"
+#include "statedict/copied.h"
 #include "statedict/export_commit.h"
 #include "statedict/plan_file.h"
 #include "statedict/recast.h"
@@ -30,6 +31,9 @@ typedef struct export_job {
     fsdp_mesh *mesh;
     fsdp_sd *sd;    /* the target's description */
     size_t *source; /* per entry of it: entry of the source */
+    fsdp_copies copies;
+    fsdp_ties names_left; /* tied names that are left out, */
+    fsdp_target_tie *ties; /* and the same for the target */
     int world, threads;
     int64_t slab_bytes;
     char hash[FSDP_PLAN_HASH]; /* of the plan */

@@ -7,6 +7,7 @@
 #include "base/io_reuse.h"
 #include "statedict/commit_internal.h"
 #include "statedict/foreign.h"
+#include "statedict/plan_notes.h"
 #include "statedict/relayout.h"
 #include "statedict/selection.h"
 
@@ -128,22 +129,70 @@ static fsdp_status declare_entries(export_job *job, fsdp_error *err)
     return st;
 }
 
-static fsdp_status describe_target(export_job *job, fsdp_convert_plan *plan, fsdp_error *err)
+/* What is known of tied names, in the numbers of the target. */
+static fsdp_status declare_ties(export_job *job, fsdp_error *err)
+{
+    const fsdp_ties *names = &job->names_left;
+    job->ties = fsdp_alloc(names->count, sizeof *job->ties);
+    if (!job->ties)
+        return fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < names->count; i++) {
+        const fsdp_convert_tie *tie = &names->items[i];
+        int64_t kept = fsdp_sd_find(job->sd, tie->kept, tie->kept_size);
+        if (kept < 0)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "a tied name that is not there");
+        job->ties[i] = (fsdp_target_tie){tie->dropped, tie->dropped_size, (size_t)kept};
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status fit_copies(export_job *job, const fsdp_selection *selection, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(job->sd);
+    bool *is_model = fsdp_alloc(count, sizeof *is_model);
+    if (!is_model)
+        return fsdp_fail_memory(err, "a conversion");
+    for (size_t i = 0; i < count; i++)
+        is_model[i] = !fsdp_selection_at(selection, job->source[i])->is_optim;
+    fsdp_status st = fsdp_copies_fit(&job->copies, job->opts, job->entries, is_model, count,
+                                     &job->names_left, err);
+    fsdp_free(is_model);
+    return st;
+}
+
+static fsdp_status describe_selected(export_job *job, const char *to, fsdp_selection *selection,
+                                     fsdp_error *err)
+{
+    fsdp_tie_rules rules = {.opts = job->opts,
+                            .limits = &job->format->limits,
+                            .config = job->copies.config.tied,
+                            .to = to};
+    FSDP_TRY(fsdp_ties_drop(job->from, &rules, selection, &job->names_left, err));
+    FSDP_TRY(fsdp_relayout(job->from->manifest.sd, FSDP_SHARDED,
+                           job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
+                           &job->sd, &job->source, err));
+    FSDP_TRY(declare_entries(job, err));
+    if (job->format->limits.notes_tie)
+        FSDP_TRY(declare_ties(job, err));
+    return fit_copies(job, selection, err);
+}
+
+static fsdp_status describe_target(export_job *job, const char *to, fsdp_convert_plan *plan,
+                                   fsdp_error *err)
 {
     fsdp_selection *selection = NULL;
     const fsdp_sd *from = job->from->manifest.sd;
     FSDP_TRY(choose_mesh(job, err));
-    fsdp_status st =
-        fsdp_selection_create(from, &job->opts->select, &job->format->limits, &selection, err);
+    fsdp_status st = fsdp_selection_create(from, &job->opts->select, &job->format->limits,
+                                           job->from->is_missing, &selection, err);
     if (st == FSDP_DIFFERS)
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
-    st = fsdp_relayout(from, FSDP_SHARDED, job->mesh ? job->mesh : job->opts->mesh,
-                       job->opts->shard_dim, selection, &job->sd, &job->source, err);
+    st = describe_selected(job, to, selection, err);
     fsdp_selection_tell(selection, plan);
     job->casts = plan->cast_tensors > 0;
     fsdp_selection_free(selection);
-    return st == FSDP_OK ? declare_entries(job, err) : st;
+    return st == FSDP_OK ? fsdp_plan_note(plan, &job->names_left, &job->copies, err) : st;
 }
 
 /* Its elements are one run of the tensor's row-major order. */
@@ -181,6 +230,9 @@ fsdp_target_opts fsdp_export_target_opts(const export_job *job)
                               .entry_count = fsdp_sd_count(job->sd),
                               .world = job->world,
                               .max_file_bytes = job->opts->max_shard_bytes,
+                              .ties = job->ties,
+                              .tie_count = job->ties ? job->names_left.count : 0,
+                              .copied = fsdp_copies_record(&job->copies),
                               .sync = !job->opts->no_sync};
 }
 
@@ -203,7 +255,8 @@ static fsdp_status count_work(export_job *job, fsdp_convert_plan *plan, fsdp_err
         }
     }
     FSDP_TRY(job->format->ops->measure(&opts, &files, &plan->bytes_written, err));
-    plan->files = (int)files;
+    plan->files = (int)files + (int)job->copies.count;
+    plan->bytes_written += fsdp_copies_bytes(&job->copies);
     plan->peak_memory = job->slab_bytes * job->threads;
     return FSDP_OK;
 }
@@ -276,6 +329,9 @@ void fsdp_export_job_release(export_job *job, fsdp_error *err)
     fsdp_checkpoint_close(job->written);
     fsdp_checkpoint_close(job->from); /* removing needs a descriptor */
     fsdp_export_end(&job->place, err);
+    fsdp_copies_release(&job->copies);
+    fsdp_ties_release(&job->names_left);
+    fsdp_free(job->ties);
     fsdp_free(job->written_entry);
     fsdp_free(job->hashes);
     fsdp_free(job->parts);
@@ -290,17 +346,23 @@ void fsdp_export_job_release(export_job *job, fsdp_error *err)
 
 static fsdp_planned plan_of(const export_job *job, const char *to)
 {
-    return (fsdp_planned){
-        .from = job->from, .to = to, .opts = job->opts, .sd = job->sd, .source = job->source};
+    return (fsdp_planned){.from = job->from,
+                          .to = to,
+                          .opts = job->opts,
+                          .sd = job->sd,
+                          .source = job->source,
+                          .copies = &job->copies,
+                          .ties = &job->names_left};
 }
 
 fsdp_status fsdp_export_prepare(export_job *job, const char *from, const char *to,
                                 fsdp_convert_plan *plan, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_checkpoint_open(from, job->io, &job->from, err));
+    FSDP_TRY(fsdp_convert_open(from, job->opts, &job->from, err));
     if (job->format->limits.opaque)
         FSDP_TRY(fsdp_foreign_carry_values(job->from, false, err));
-    FSDP_TRY(describe_target(job, plan, err));
+    FSDP_TRY(fsdp_copies_open(job->io, job->opts, to, &job->copies, err));
+    FSDP_TRY(describe_target(job, to, plan, err));
     FSDP_TRY(fsdp_foreign_set_memory(job->from, job->opts->memory, to, err));
     fsdp_export_divide_memory(job);
     FSDP_TRY(announce_reading(job, err));
@@ -346,6 +408,7 @@ fsdp_status fsdp_export_plan_text(const char *from, const char *to, const fsdp_c
         st = fsdp_plan_check_path(job.from, to, path, err);
     if (st == FSDP_OK)
         st = add_text(&job, to, &plan, text, err);
+    fsdp_convert_plan_release(&plan);
     fsdp_export_job_release(&job, NULL);
     return st;
 }

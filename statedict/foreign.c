@@ -4,6 +4,7 @@
  */
 #include "statedict/foreign.h"
 
+#include "statedict/incomplete.h"
 #include "statedict/one_file.h"
 #include "statedict/verify_values.h"
 
@@ -49,6 +50,14 @@ static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_ten
                                tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
 }
 
+static fsdp_status add_alias(fsdp_checkpoint *checkpoint, const fsdp_source_entry *entry,
+                             fsdp_error *err)
+{
+    const fsdp_source_tensor *tensor = fsdp_source_tensor_at(checkpoint->source, entry->tensor);
+    return fsdp_sd_add_alias(checkpoint->manifest.sd, entry->name, entry->name_size, tensor->name,
+                             tensor->name_size, err);
+}
+
 /* What has no path there is not nested. That is only worth noting where we would nest it. */
 static fsdp_status add_path(fsdp_checkpoint *checkpoint, size_t i, const fsdp_source_entry *entry,
                             fsdp_error *err)
@@ -75,6 +84,8 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
         if (entry->is_tensor)
             FSDP_TRY(
                 add_tensor(checkpoint, fsdp_source_tensor_at(source, entry->tensor), mesh, err));
+        else if (entry->is_alias)
+            FSDP_TRY(add_alias(checkpoint, entry, err));
         else
             FSDP_TRY(fsdp_sd_add_value(checkpoint->manifest.sd, entry->name, entry->name_size,
                                        entry->value, err));
@@ -104,17 +115,26 @@ static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, fsdp_error *err)
+static bool may_lack(void *user, const char *name, size_t size)
 {
+    return fsdp_filter_selects(user, name, size);
+}
+
+static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, const char *format,
+                               fsdp_error *err)
+{
+    fsdp_source_opts opts = {.format = format,
+                             .may_lack = checkpoint->may_lack ? may_lack : NULL,
+                             .user = checkpoint->may_lack};
     checkpoint->path = fsdp_strndup(path, strlen(path));
     if (!checkpoint->path)
         return fsdp_fail_memory(err, "a path");
-    FSDP_TRY(fsdp_source_open(checkpoint->io, path, &checkpoint->source, err));
+    FSDP_TRY(fsdp_source_open(checkpoint->io, path, &opts, &checkpoint->source, err));
     return describe(checkpoint, err);
 }
 
-fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
-                              fsdp_error *err)
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
     if (!checkpoint)
@@ -123,7 +143,11 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **c
     checkpoint->manifest.step = FSDP_STEP_NONE;
     checkpoint->manifest.kind = FSDP_FULL;
     checkpoint->manifest.world = 1;
-    fsdp_status st = open_source(checkpoint, path, err);
+    fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
+    if (st == FSDP_OK)
+        st = open_source(checkpoint, path, opts ? opts->format : NULL, err);
+    if (st == FSDP_OK)
+        st = fsdp_incomplete_mark(checkpoint, err);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;
@@ -429,7 +453,7 @@ fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify
     verify_job job = {.opts = opts};
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error found = {0};
-    FSDP_TRY(fsdp_foreign_open(io, path, &checkpoint, err));
+    FSDP_TRY(fsdp_foreign_open(io, path, NULL, &checkpoint, err));
     job.summary.files = checkpoint->info.file_count;
     fsdp_status st = FSDP_OK;
     if (opts->level >= FSDP_VERIFY_DATA)

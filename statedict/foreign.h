@@ -7,9 +7,10 @@
 /* Is the path a file that is none of ours, or a directory without a file of ours? */
 bool fsdp_path_is_foreign(fsdp_io *io, const char *path);
 
-/* Opens a path in whichever foreign format it is. Its state dict has every tensor whole, on one rank. */
-fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
-                              fsdp_error *err);
+/* Opens a path in whichever foreign format it is, or opts (NULL: defaults) say. Its state dict has every
+ * tensor whole, on one rank. */
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
 /* Is one of its files, or the checkpoint itself, in this directory? */
 bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);

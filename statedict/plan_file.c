@@ -103,6 +103,23 @@ static const char *spell_bool(bool value)
     return value ? "true" : "false";
 }
 
+/* Only when they were given, so that plans without them stay what they were. */
+static void add_given(head_text *head, const fsdp_convert_opts *opts)
+{
+    if (opts->from_format)
+        add_optional(head, "from_format", opts->from_format);
+    if (opts->allow_missing)
+        add_optional(head, "allow_missing", opts->allow_missing);
+    if (opts->tied != FSDP_TIED_AUTO)
+        add_optional(head, "tied", opts->tied == FSDP_TIED_KEEP ? "keep" : "drop");
+    if (opts->copy_from) {
+        fsdp_text_addf(head->text, ",\n  \"copy_from\": ");
+        add_path(head, opts->copy_from);
+    }
+    if (opts->copy_code)
+        fsdp_text_addf(head->text, ",\n  \"copy_code\": true");
+}
+
 static void add_options(head_text *head, const fsdp_planned *planned)
 {
     static const char *const kinds[] = {"sharded", "full", "local"};
@@ -121,6 +138,7 @@ static void add_options(head_text *head, const fsdp_planned *planned)
     fsdp_text_addf(text, ",\n  \"view\": %s,\n  \"overwrite\": %s", spell_bool(!opts->no_view),
                    spell_bool(opts->overwrite));
     add_selection(head, &opts->select);
+    add_given(head, opts);
     fsdp_text_addf(text, "\n}");
 }
 
@@ -163,20 +181,28 @@ static fsdp_status add_own_files(head_text *head, const fsdp_checkpoint *from, f
     FSDP_TRY(add_own_file(head, from, FSDP_MANIFEST_NAME, true, err));
     for (int i = 0; i < from->manifest.file_count; i++) {
         char name[FSDP_SHARD_NAME_SIZE];
+        if (!from->readers[i])
+            continue; /* it is not there (incomplete.h) */
         fsdp_shard_name(i, from->manifest.file_count, name);
         FSDP_TRY(add_own_file(head, from, name, false, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status add_sources(head_text *head, const fsdp_checkpoint *from, fsdp_error *err)
+static fsdp_status add_sources(head_text *head, const fsdp_planned *planned, fsdp_error *err)
 {
+    const fsdp_checkpoint *from = planned->from;
     fsdp_text_addf(head->text, ",\n\"sources\": [");
     fsdp_status st = from->source ? FSDP_OK : add_own_files(head, from, err);
     size_t count = from->source ? fsdp_source_file_count(from->source) : 0;
     for (size_t i = 0; i < count; i++)
         add_file(head, fsdp_source_file_path(from->source, i),
                  fsdp_source_file_info(from->source, i), i == 0);
+    for (size_t i = 0; planned->copies && i < planned->copies->count; i++) {
+        fsdp_file_info info;
+        const char *path = fsdp_copies_path(planned->copies, i, &info);
+        add_file(head, path, &info, count == 0 && i == 0 && from->source);
+    }
     fsdp_text_addf(head->text, "\n]");
     return st;
 }
@@ -199,7 +225,7 @@ static fsdp_status add_head(head_text *head, const fsdp_planned *planned, fsdp_e
     fsdp_text_addf(text, ",\n\"to\": ");
     add_path(head, planned->to);
     add_options(head, planned);
-    FSDP_TRY(add_sources(head, planned->from, err));
+    FSDP_TRY(add_sources(head, planned, err));
     return text->failed ? fsdp_fail_memory(err, "a plan") : FSDP_OK;
 }
 

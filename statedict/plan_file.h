@@ -15,6 +15,7 @@
 
 #include "formats/target.h"
 #include "statedict/checkpoint_internal.h"
+#include "statedict/copied.h"
 #include <fsdp/convert.h>
 #include <fsdp/text.h>
 
@@ -30,6 +31,8 @@ typedef struct fsdp_planned {
     int64_t chunk_bytes;       /* of an encoded target */
     const fsdp_sd *sd;         /* the target's description */
     const size_t *source;      /* per entry of it: entry of the source */
+    const fsdp_copies *copies; /* files that are copied beside it, or NULL */
+    const fsdp_ties *ties;     /* names that are left out, or NULL */
 } fsdp_planned;
 
 /* The hash of the plan as hexadecimal digits; FSDP_ERR_DAMAGED when opts->plan_hash is another one. */

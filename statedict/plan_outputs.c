@@ -40,7 +40,10 @@ static fsdp_status add_stored(void *user, int rank, size_t part, const fsdp_box 
     (void)box;
     (void)err;
     const fsdp_checkpoint *from = out->planned->from;
-    add_origin(out, from->is_one_file ? 0 : 1 + (size_t)fsdp_checkpoint_file_of(from, rank));
+    size_t number = from->is_one_file ? 0 : 1;
+    for (int i = 0; !from->is_one_file && i < fsdp_checkpoint_file_of(from, rank); i++)
+        number += from->readers[i] != NULL;
+    add_origin(out, number);
     return FSDP_OK;
 }
 
@@ -164,6 +167,30 @@ static void add_entries(const outputs *out, bool (*is_meant)(const fsdp_entry *e
     fsdp_text_addf(out->text, "\n]");
 }
 
+/* Both lists only when there is something in them: plans without were made before there were such. */
+static void add_tied(const outputs *out)
+{
+    const fsdp_ties *ties = out->planned->ties;
+    for (size_t i = 0; ties && i < ties->count; i++) {
+        fsdp_text_addf(out->text, i == 0 ? ",\n\"tied\": [\n  {\"name\": " : ",\n  {\"name\": ");
+        fsdp_text_add_json_string(out->text, ties->items[i].dropped, ties->items[i].dropped_size);
+        fsdp_text_addf(out->text, ", \"kept\": ");
+        fsdp_text_add_json_string(out->text, ties->items[i].kept, ties->items[i].kept_size);
+        fsdp_text_addf(out->text, i + 1 == ties->count ? "}\n]" : "}");
+    }
+}
+
+static void add_copied(const outputs *out)
+{
+    const fsdp_copies *copies = out->planned->copies;
+    for (size_t i = 0; copies && i < copies->count; i++) {
+        const char *name = fsdp_copies_name(copies, i);
+        fsdp_text_addf(out->text, i == 0 ? ",\n\"copied\": [" : ", ");
+        fsdp_text_add_json_string(out->text, name, strlen(name));
+        fsdp_text_addf(out->text, i + 1 == copies->count ? "]" : "");
+    }
+}
+
 static fsdp_status begin(outputs *out, const fsdp_planned *planned, const fsdp_convert_plan *plan,
                          fsdp_text *text, fsdp_error *err)
 {
@@ -179,6 +206,8 @@ static fsdp_status begin(outputs *out, const fsdp_planned *planned, const fsdp_c
                    plan->bytes_read, plan->bytes_written, plan->bytes_spooled);
     add_entries(out, is_value, "values");
     add_entries(out, is_empty, "empty");
+    add_tied(out);
+    add_copied(out);
     return FSDP_OK;
 }
 

@@ -161,9 +161,10 @@ static fsdp_status read_mesh(order_text *plan, fsdp_json *json, fsdp_error *err)
 }
 
 static const char *const option_names[] = {
-    "format", "kind",   "world_size", "mesh",      "shard_dim",  "max_shard_size", "compress",
-    "level",  "chunk",  "view",       "overwrite", "only",       "include",        "exclude",
-    "drop",   "rename", "dtype",      "dtype_for", "on_overflow"};
+    "format",      "kind",        "world_size",    "mesh",   "shard_dim", "max_shard_size",
+    "compress",    "level",       "chunk",         "view",   "overwrite", "only",
+    "include",     "exclude",     "drop",          "rename", "dtype",     "dtype_for",
+    "on_overflow", "from_format", "allow_missing", "tied",   "copy_from", "copy_code"};
 enum {
     OPTION_FORMAT,
     OPTION_KIND,
@@ -185,6 +186,11 @@ enum {
     OPTION_DTYPE = OPTION_REQUIRED,
     OPTION_DTYPE_FOR,
     OPTION_ON_OVERFLOW,
+    OPTION_FROM_FORMAT,
+    OPTION_ALLOW_MISSING,
+    OPTION_TIED,
+    OPTION_COPY_FROM,
+    OPTION_COPY_CODE,
     OPTION_COUNT
 };
 
@@ -213,6 +219,24 @@ static fsdp_status read_selection(order_text *plan, fsdp_json *json, int option,
     }
 }
 
+/* Those that need not be there. */
+static fsdp_status read_given(order_text *plan, fsdp_json *json, int option, fsdp_error *err)
+{
+    static const char *const ties[] = {"auto", "keep", "drop"};
+    fsdp_convert_opts *opts = &plan->order.opts;
+    int word = 0;
+    switch (option) {
+    case OPTION_FROM_FORMAT: return read_string(plan, json, &opts->from_format, err);
+    case OPTION_ALLOW_MISSING: return read_string(plan, json, &opts->allow_missing, err);
+    case OPTION_COPY_FROM: return read_string(plan, json, &opts->copy_from, err);
+    case OPTION_COPY_CODE: return fsdp_json_bool(json, &opts->copy_code, err);
+    default:
+        FSDP_TRY(read_word(json, ties, 3, &word, err));
+        opts->tied = (fsdp_tied)word;
+        return FSDP_OK;
+    }
+}
+
 static fsdp_status read_option(order_text *plan, fsdp_json *json, int option, fsdp_error *err)
 {
     enum { WORLD_MOST = 1 << 20, LEVEL_MOST = 22 };
@@ -234,7 +258,9 @@ static fsdp_status read_option(order_text *plan, fsdp_json *json, int option, fs
     case OPTION_CHUNK: return read_count(json, FSDP_BLOCK_BYTES, &opts->chunk_bytes, err);
     case OPTION_VIEW: return read_not(json, &opts->no_view, err);
     case OPTION_OVERWRITE: return fsdp_json_bool(json, &opts->overwrite, err);
-    default: return read_selection(plan, json, option, err);
+    default:
+        return option >= OPTION_FROM_FORMAT ? read_given(plan, json, option, err)
+                                            : read_selection(plan, json, option, err);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
+#include "statedict/export.h"
 #include "statedict/foreign.h"
 
 #include <errno.h>

@@ -6,6 +6,7 @@
 
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
+#include "statedict/incomplete.h"
 #include "statedict/run_internal.h"
 
 #include <errno.h>
@@ -65,14 +66,22 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
 fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
                                  fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
+    return fsdp_checkpoint_open_with(path, &(fsdp_open_opts){.io = io}, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
+                                      fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
     char *resolved = NULL;
     fsdp_checkpoint *checkpoint = NULL;
-    io = io ? io : fsdp_io_posix();
+    fsdp_io *io = opts && opts->io ? opts->io : fsdp_io_posix();
     FSDP_TRY(fsdp_checkpoint_resolve(path, io, NULL, &resolved, err));
-    fsdp_status st = fsdp_checkpoint_open_manifest(io, resolved, &checkpoint, err);
+    fsdp_status st = fsdp_checkpoint_open_as(io, resolved, opts, &checkpoint, err);
     fsdp_free(resolved);
     if (st == FSDP_OK)
-        st = fsdp_checkpoint_need_all(checkpoint, err);
+        st = checkpoint->may_lack && !checkpoint->source
+                 ? fsdp_incomplete_open(checkpoint, err)
+                 : fsdp_checkpoint_need_all(checkpoint, err);
     if (st != FSDP_OK) {
         fsdp_checkpoint_close(checkpoint);
         return st;

@@ -31,6 +31,7 @@ typedef struct selecting {
     const fsdp_sd *sd;
     const fsdp_select_opts *opts;
     const fsdp_limits *limits;
+    const bool *is_missing;
     fsdp_selection *selection;
     fsdp_filter *filter;
     drop_rule *drops;
@@ -131,12 +132,14 @@ static bool is_dropped(const selecting *work, const fsdp_entry *entry)
     return false;
 }
 
-static bool is_kept(selecting *work, const fsdp_entry *entry)
+static bool is_kept(selecting *work, size_t i)
 {
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
     fsdp_selection *selection = work->selection;
     if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size))
         return false;
     bool optim = is_optim(work, entry);
+    selection->entries[i].is_optim = optim;
     if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
         selection->left_out++;
         return false;
@@ -506,7 +509,8 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         return fsdp_fail_memory(err, "a selection");
     look_for_state(work);
     for (size_t i = 0; i < count; i++)
-        work->selection->entries[i].is_kept = is_kept(work, fsdp_sd_at(work->sd, i));
+        work->selection->entries[i].is_kept =
+            !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
     if (work->selection->kept == 0 && count > 0)
         return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
     FSDP_TRY(decide_dtypes(work, err));
@@ -519,10 +523,11 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
 }
 
 fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
-                                  const fsdp_limits *limits, fsdp_selection **selection_out,
-                                  fsdp_error *err)
+                                  const fsdp_limits *limits, const bool *is_missing,
+                                  fsdp_selection **selection_out, fsdp_error *err)
 {
-    selecting work = {.sd = sd, .opts = opts, .limits = limits, .only = opts->only};
+    selecting work = {
+        .sd = sd, .opts = opts, .limits = limits, .is_missing = is_missing, .only = opts->only};
     work.selection = fsdp_alloc(1, sizeof *work.selection);
     if (!work.selection)
         return fsdp_fail_memory(err, "a selection");
@@ -550,6 +555,12 @@ void fsdp_selection_free(fsdp_selection *selection)
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry)
 {
     return &selection->entries[entry];
+}
+
+void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
+{
+    selection->entries[entry].is_kept = false;
+    selection->kept--;
 }
 
 void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan)

@@ -169,6 +169,9 @@ void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
  * what an interrupted overwrite set aside, when that is taken. */
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                                 fsdp_error *err);
+/* The same, as opts say. */
+fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
+                          fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 /* The same, and of a run the newest one whose data was read and is right, as loading takes it. */
 fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
                               fsdp_error *err);

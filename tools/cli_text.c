@@ -190,9 +190,9 @@ const char *cli_opened_run(void)
 }
 
 /* level: of the search for the newest good one of a run. */
-static fsdp_status open_checkpoint(const char *path, fsdp_verify_level level,
-                                   const fsdp_watch *watch, fsdp_checkpoint **checkpoint_out,
-                                   fsdp_error *err)
+static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
+                                   fsdp_verify_level level, const fsdp_watch *watch,
+                                   fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     FSDP_TRY(cli_check_not_inside(path, err));
     bool is_run = cli_is_run(path);
@@ -201,7 +201,7 @@ static fsdp_status open_checkpoint(const char *path, fsdp_verify_level level,
     char *resolved = NULL;
     FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, NULL, &resolved, err)
                     : fsdp_checkpoint_resolve(path, NULL, watch, &resolved, err));
-    fsdp_status st = fsdp_checkpoint_open(resolved, NULL, checkpoint_out, err);
+    fsdp_status st = fsdp_checkpoint_open_with(resolved, opts, checkpoint_out, err);
     fsdp_string_free(resolved);
     return st;
 }
@@ -209,11 +209,17 @@ static fsdp_status open_checkpoint(const char *path, fsdp_verify_level level,
 fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    return open_checkpoint(path, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
+    return open_checkpoint(path, NULL, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
+}
+
+fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
+                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return open_checkpoint(path, opts, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
 }
 
 fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch,
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
-    return open_checkpoint(path, FSDP_VERIFY_DATA, watch, checkpoint_out, err);
+    return open_checkpoint(path, NULL, FSDP_VERIFY_DATA, watch, checkpoint_out, err);
 }

@@ -20,6 +20,7 @@ typedef struct convert_options {
     const char *plan_out, *apply;
     char planning[32];         /* an option that plans and was given, for the message */
     fsdp_convert_order *order; /* what --apply read */
+    fsdp_checkpoint *source;   /* once it was opened */
 } convert_options;
 
 /* --- convert_options.c ------------------------------------------------------------------------ */
@@ -53,5 +54,12 @@ void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const 
 void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
 /* " --rtol 4e-3": with that fsdp-diff finds source and result equal, unless something did not fit. */
 void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
+
+/* --- convert_carried.c ------------------------------------------------------------------------ */
+
+/* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing. */
+void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_tell_missing(const convert_options *opts);
 
 #endif

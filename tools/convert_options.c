@@ -9,6 +9,12 @@
 
 enum {
     KEY_TO = 0x2000,
+    KEY_FROM,
+    KEY_ALLOW_MISSING,
+    KEY_STRICT,
+    KEY_COPY_FROM,
+    KEY_COPY_CODE,
+    KEY_TIED,
     KEY_KIND,
     KEY_WORLD,
     KEY_MESH,
@@ -36,6 +42,7 @@ enum {
 
 static const struct argp_option options[] = {
     {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz", 0},
+    {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: its bytes tell)", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
     {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
@@ -43,6 +50,11 @@ static const struct argp_option options[] = {
     {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "the same for names; the first that matches wins", 0},
     {"on-overflow", KEY_ON_OVERFLOW, "HOW", 0, "of a cast: fail (default), clamp or inf", 0},
     {"max-shard-size", KEY_SHARD_SIZE, "SIZE", 0, "hf: bytes in a file (default: 50G)", 0},
+    {"copy-from", KEY_COPY_FROM, "DIR", 0, "hf: config.json, tokenizer, ... from DIR", 0},
+    {"copy-code", KEY_COPY_CODE, NULL, 0, "with it: also *.py, and auto_map stays", 0},
+    {"tied", KEY_TIED, "MODE", 0, "names of one tensor: auto, keep or drop", 0},
+    {"allow-missing", KEY_ALLOW_MISSING, "RE", 0, "leave out names that files lack", 0},
+    {"strict", KEY_STRICT, NULL, 0, "every file must be there (the default)", 0},
     {"kind", KEY_KIND, "KIND", 0, "fsdp: sharded (default), full or local", 0},
     {"world-size", KEY_WORLD, "N", 0, "ranks of the result (default: as SRC)", 0},
     {"mesh", KEY_MESH, "NAME=N,...", 0, "mesh of the result, such as dp=4,tp=2", 0},
@@ -66,14 +78,17 @@ static const struct argp_option options[] = {
 
 /* The library knows the formats and dtypes; see list_words. */
 enum { MOST_FORMATS = 32 };
-static const char *formats[MOST_FORMATS + 1];
+static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
 static const char *const parts[] = {"all", "model", "optim", NULL};
+static const char *const ties[] = {"auto", "keep", "drop", NULL};
 static const char *const modes[] = {"auto", "pread", "direct", NULL};
 static const char *const digests[] = {"sha256", NULL};
 static const char *const policies[] = {"fail", "clamp", "inf", NULL};
 enum { MOST_DTYPES = 16 };
 static const char *dtypes[MOST_DTYPES + 1] = {"keep"};
 static const cli_words words[] = {{"to", formats},
+                                  {"from", sources},
+                                  {"tied", ties},
                                   {"only", parts},
                                   {"io", modes},
                                   {"digest", digests},
@@ -87,6 +102,8 @@ static void list_words(void)
         formats[i] = fsdp_convert_format(i);
     for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable(i); i++)
         dtypes[i + 1] = fsdp_castable(i);
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_checkpoint_format_at(i); i++)
+        sources[i] = fsdp_checkpoint_format_at(i);
 }
 
 _Noreturn static void refuse_format(const char *text)
@@ -124,6 +141,8 @@ static void check_format(const convert_options *opts)
 {
     const fsdp_convert_opts *convert = &opts->convert;
     const char *format = convert->format;
+    if (convert->copy_from && strcmp(format, "hf") != 0)
+        cli_usage_error("--copy-from is for --to hf, not for %s", format);
     if (strcmp(format, "fsdp") == 0)
         return;
     if (opts->kind_given)
@@ -171,6 +190,8 @@ static fsdp_mesh *parse_mesh(const char *given)
 /* What would be ignored is a misunderstanding. */
 static void check_contradictions(const convert_options *opts)
 {
+    if (opts->convert.copy_code && !opts->convert.copy_from)
+        cli_usage_error("--copy-code has no meaning without --copy-from DIR");
     fsdp_kind kind = opts->convert.kind;
     if (kind == FSDP_FULL && opts->mesh_text)
         cli_usage_error("--kind full has every tensor whole: --mesh has no meaning");
@@ -258,6 +279,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         convert->select.dtype_rules = opts->dtype_rules;
         return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
     case KEY_TO: convert->format = parse_format(arg); return 0;
+    case KEY_FROM: convert->from_format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_ALLOW_MISSING: convert->allow_missing = arg; return 0;
+    case KEY_STRICT: convert->allow_missing = NULL; return 0;
+    case KEY_COPY_FROM: convert->copy_from = arg; return 0;
+    case KEY_COPY_CODE: convert->copy_code = true; return 0;
+    case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;
     case KEY_ONLY:
         convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
         return 0;

@@ -58,6 +58,7 @@ static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp
         fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
     if (plan->cast_tensors > 0)
         convert_add_casts(text, plan);
+    convert_add_carried(text, opts, plan);
     if (plan->short_tensors > 0) {
         fsdp_text_addf(text, "  ");
         convert_add_short(text, opts, plan);
@@ -132,8 +133,9 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,
                    ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
-                   ", \"free_bytes\": %" PRId64 ", ",
+                   ", \"free_bytes\": %" PRId64 ",",
                    plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
+    convert_add_carried_json(text, opts, plan);
     if (plan->cast_tensors > 0)
         convert_add_casts_json(text, opts, plan);
     if (opts->plan)

@@ -4,6 +4,7 @@
  */
 #include "tools/convert.h"
 
+#include <string.h>
 #include <unistd.h>
 
 static void add_replaced(fsdp_text *text, const char *path)
@@ -74,6 +75,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
         FSDP_TRY(cli_put_all(&text));
     } else {
         tell_short(opts, plan);
+        convert_tell_missing(opts);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     double seconds = cli_now() - began;
@@ -100,6 +102,7 @@ static void name_overwrite(const convert_options *opts, const char *from, fsdp_e
     overwriting.overwrite = true;
     overwriting.watch = (fsdp_watch){0}; /* notices were given */
     fsdp_status st = fsdp_checkpoint_convert_plan(from, opts->to, &overwriting, &plan, &other);
+    fsdp_convert_plan_release(&plan);
     if (st == FSDP_OK)
         fsdp_fail(err, FSDP_ERR_EXISTS, "%s; --overwrite replaces it", found.text);
     else if (st == FSDP_ERR_EXISTS)
@@ -115,22 +118,21 @@ static void choose_kind(convert_options *opts, const fsdp_checkpoint_info *info)
         convert->kind = FSDP_FULL;
 }
 
-static fsdp_status plan_and_convert(convert_options *opts, fsdp_checkpoint *source, fsdp_error *err)
+static fsdp_status plan_and_convert(convert_options *opts, const fsdp_checkpoint_info *info,
+                                    fsdp_convert_plan *plan, fsdp_error *err)
 {
-    const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(source);
-    fsdp_convert_plan plan = {0};
     choose_kind(opts, info);
-    fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, &plan, err);
+    fsdp_status st = fsdp_checkpoint_convert_plan(info->path, opts->to, &opts->convert, plan, err);
     if (st == FSDP_ERR_EXISTS && !opts->convert.overwrite)
         name_overwrite(opts, info->path, err);
     if (st == FSDP_OK && opts->plan_out)
         st = fsdp_checkpoint_convert_plan_write(info->path, opts->to, &opts->convert,
                                                 opts->plan_out, err);
-    if (opts->plan && plan.files > 0) {
-        fsdp_status printed = print_plan(opts, info, &plan, st == FSDP_OK ? NULL : err);
+    if (opts->plan && plan->files > 0) {
+        fsdp_status printed = print_plan(opts, info, plan, st == FSDP_OK ? NULL : err);
         return st == FSDP_OK ? printed : st;
     }
-    return st == FSDP_OK ? convert(opts, info, &plan, err) : st;
+    return st == FSDP_OK ? convert(opts, info, plan, err) : st;
 }
 
 /* The plan's options; how the work is done is the command line's. */
@@ -152,16 +154,34 @@ static fsdp_status take_order(convert_options *opts, fsdp_error *err)
     return fsdp_convert_order_check(opts->order, err);
 }
 
+/* Opening does not know what the option is called. */
+static void name_allow_missing(const convert_options *opts, fsdp_error *err)
+{
+    static const char end[] = "is missing";
+    size_t size = strlen(err->text), n = sizeof end - 1;
+    fsdp_error found = *err;
+    if (!opts->convert.allow_missing && size > n && strcmp(err->text + size - n, end) == 0)
+        fsdp_fail(err, found.status, "%s; --allow-missing REGEX takes what is whole", found.text);
+}
+
 static fsdp_status run(convert_options *opts, fsdp_error *err)
 {
-    fsdp_checkpoint *source = NULL;
+    fsdp_convert_plan plan = {0};
     if (opts->apply)
         FSDP_TRY(take_order(opts, err));
     opts->convert.watch = cli_watch(&opts->common);
     opts->convert.cast = &opts->cast;
-    FSDP_TRY(cli_open_checkpoint(opts->from, &opts->convert.watch, &source, err));
-    fsdp_status st = plan_and_convert(opts, source, err);
-    fsdp_checkpoint_close(source);
+    fsdp_open_opts open = {.format = opts->convert.from_format,
+                           .allow_missing = opts->convert.allow_missing};
+    fsdp_status st = cli_open_with(opts->from, &open, &opts->convert.watch, &opts->source, err);
+    if (st != FSDP_OK) {
+        name_allow_missing(opts, err);
+        return st;
+    }
+    st = plan_and_convert(opts, fsdp_checkpoint_describe(opts->source), &plan, err);
+    fsdp_convert_plan_release(&plan);
+    fsdp_checkpoint_close(opts->source);
+    opts->source = NULL;
     return st;
 }
 

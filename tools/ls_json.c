@@ -329,7 +329,8 @@ static fsdp_status add_tensors(ls_listing *listing, digest_cache *cache, fsdp_te
     fsdp_text_addf(text, " \"tensors\": {");
     for (size_t i = 0; i < listing->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
-        if (entry->kind == FSDP_ENTRY_VALUE)
+        bool is_noted = entry->kind == FSDP_ENTRY_ALIAS && listing->info->format_major == 0;
+        if (entry->kind == FSDP_ENTRY_VALUE || is_noted) /* a name in the metadata is no tensor */
             continue;
         add_key(text, entry->name, entry->name_size, &is_first);
         FSDP_TRY(add_tensor(listing, cache, listing->order[i], text, err));

@@ -156,7 +156,7 @@ void read_everything(fsdp_io *io)
 {
     fsdp_source *source = NULL;
     fsdp_error err = {0};
-    fsdp_status status = fsdp_source_open(io, "fuzz", &source, &err);
+    fsdp_status status = fsdp_source_open(io, "fuzz", NULL, &source, &err);
     require(status == FSDP_OK ? source != NULL : !source && is_refusal(status, &err));
     if (status != FSDP_OK)
         return;

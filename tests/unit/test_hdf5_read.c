@@ -97,7 +97,7 @@ static fsdp_source *open_source(void)
 {
     fsdp_error err = {0};
     fsdp_source *source = NULL;
-    ASSERT_OK(fsdp_source_open(NULL, path, &source, &err));
+    ASSERT_OK(fsdp_source_open(NULL, path, NULL, &source, &err));
     cr_assert_str_eq(fsdp_source_format(source), "hdf5");
     return source;
 }
@@ -106,7 +106,7 @@ static void expect_refusal(fsdp_status status, const char *why)
 {
     fsdp_error err = {0};
     fsdp_source *source = NULL;
-    cr_assert_eq(fsdp_source_open(NULL, path, &source, &err), status, "%s", err.text);
+    cr_assert_eq(fsdp_source_open(NULL, path, NULL, &source, &err), status, "%s", err.text);
     cr_assert_null(source);
     ASSERT_SAYS(why);
     ASSERT_SAYS(path);

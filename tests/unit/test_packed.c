@@ -63,7 +63,7 @@ static void compare_all(void)
     fsdp_source *source;
     static float got[ROWS * COLS];
     fsdp_source_reader reader = {0};
-    cr_assert_eq(fsdp_source_open(NULL, path, &source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_open(NULL, path, NULL, &source, &err), FSDP_OK, "%s", err.text);
     fsdp_box box = {.ndim = 2, .len = {ROWS, COLS}};
     cr_assert_eq(fsdp_source_read(source, 0, &box, got, &reader, &err), FSDP_OK);
     cr_assert_arr_eq(got, data, sizeof data);

@@ -653,12 +653,12 @@ Test(source, what_is_no_format_is_told_with_what_was_seen)
 {
     fsdp_source *none = NULL;
     put_file("odd", "hello", 5);
-    cr_expect_eq(fsdp_source_open(NULL, path_of("odd"), &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect_eq(fsdp_source_open(NULL, path_of("odd"), NULL, &none, &err), FSDP_ERR_NOT_FOUND);
     cr_expect(strstr(err.text, "68 65 6c 6c 6f") && strstr(err.text, "safetensors"), "%s",
               err.text);
-    cr_expect_eq(fsdp_source_open(NULL, directory, &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect_eq(fsdp_source_open(NULL, directory, NULL, &none, &err), FSDP_ERR_NOT_FOUND);
     cr_expect(strstr(err.text, "'odd'"), "%s", err.text);
-    cr_expect_eq(fsdp_source_open(NULL, path_of("none"), &none, &err), FSDP_ERR_NOT_FOUND);
+    cr_expect_eq(fsdp_source_open(NULL, path_of("none"), NULL, &none, &err), FSDP_ERR_NOT_FOUND);
     cr_expect(strstr(err.text, "No such file"), "%s", err.text);
     cr_expect_null(none);
 }

@@ -83,7 +83,7 @@ static fsdp_source *open_source(size_t *object_out)
 {
     fsdp_error err = {0};
     fsdp_source *source;
-    cr_assert_eq(fsdp_source_open(NULL, path, &source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_open(NULL, path, NULL, &source, &err), FSDP_OK, "%s", err.text);
     size_t count = fsdp_source_entry_count(source);
     *object_out = 0;
     while (*object_out < count &&

@@ -85,7 +85,7 @@ static void expect_listed(const char *path)
     fsdp_source *source;
     fsdp_source_reader reader = {0};
     int32_t got[ELEMENTS] = {0};
-    cr_assert_eq(fsdp_source_open(NULL, path, &source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_open(NULL, path, NULL, &source, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_source_entry_count(source), 3);
     for (size_t i = 0; i < fsdp_source_check_count(source); i++)
         cr_assert_eq(fsdp_source_check(source, i, &reader, &err), FSDP_OK, "%s", err.text);

@@ -1,0 +1,196 @@
+/* config.json: what it says, and the edits that leave all other bytes alone. */
+#include "base/json.h"
+#include "base/mem.h"
+#include "statedict/copied.h"
+#include "statedict/model_config.h"
+#include "statedict/ties.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static void expect_edit(const char *text, const char *dtype, bool no_code, const char *expected)
+{
+    fsdp_config_edits edits = {.dtype = dtype, .no_code = no_code};
+    fsdp_text out = {0};
+    char was[32];
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_model_config_edit(text, strlen(text), "c", &edits, &out, was, &err), FSDP_OK,
+                 "%s", err.text);
+    if (expected)
+        cr_expect_str_eq(out.data ? out.data : "", expected);
+    else
+        cr_expect_eq(out.size, 0, "%s became %s", text, out.data);
+    fsdp_text_release(&out);
+}
+
+static fsdp_status read(const char *text, fsdp_model_config *config)
+{
+    fsdp_error err = {0};
+    return fsdp_model_config_read(text, strlen(text), "c", config, &err);
+}
+
+Test(model_config, the_dtype_is_replaced_and_nothing_else)
+{
+    expect_edit("{ \"torch_dtype\" :\t\"float32\" , \"x\":1.50}", "bfloat16", false,
+                "{ \"torch_dtype\" :\t\"bfloat16\" , \"x\":1.50}");
+    expect_edit("{\"dtype\":\"a\",\"torch_dtype\":\"b\"}", "float16", false,
+                "{\"dtype\":\"float16\",\"torch_dtype\":\"float16\"}");
+    expect_edit("{\"d\\u0074ype\":\"flo\\u0061t32\"}", "float16", false,
+                "{\"d\\u0074ype\":\"float16\"}");
+    expect_edit("{\"d\\u0074ype\":\"flo\\u0061t32\"}", "float32", false, NULL);
+}
+
+Test(model_config, what_is_no_dtype_of_the_model_stays)
+{
+    expect_edit("{}", "float16", true, NULL);
+    expect_edit("{\"dtype\":null}", "float16", true, NULL);
+    expect_edit("{\"a\":{\"dtype\":\"x\"},\"b\":[{\"dtype\":\"x\"}]}", "float16", true, NULL);
+    expect_edit("{\"quantization_config\":{\"dtype\":\"x\"}}", "float16", true, NULL);
+    expect_edit("{\"text_config\":{\"dtype\":\"x\",\"y_config\":{\"dtype\":\"x\"}}}", "float16",
+                true, "{\"text_config\":{\"dtype\":\"float16\",\"y_config\":{\"dtype\":\"x\"}}}");
+}
+
+Test(model_config, numbers_that_only_python_writes_are_passed_over)
+{
+    expect_edit("{\"a\":[NaN, -Infinity,Infinity],\"dtype\":\"x\"}", "float16", false,
+                "{\"a\":[NaN, -Infinity,Infinity],\"dtype\":\"float16\"}");
+}
+
+Test(model_config, code_is_removed_wherever_it_stands)
+{
+    expect_edit("{\"auto_map\":{}}", NULL, true, "{}");
+    expect_edit("{\"auto_map\":{},\"a\":1}", NULL, true, "{\"a\":1}");
+    expect_edit("{\"a\":1, \"auto_map\":{}\n}", NULL, true, "{\"a\":1\n}");
+    expect_edit("{\"a\":1, \"auto_map\":\"x\" , \"b\":2}", NULL, true, "{\"a\":1, \"b\":2}");
+    expect_edit("{\"auto_map\":1,\"auto_map\":{\"auto_map\":2}}", NULL, true, "{}");
+    expect_edit("{\"a\":1,\"auto_map\":1,\"auto_map\":[3],\"b\":[{\"auto_map\":2}]}", NULL, true,
+                "{\"a\":1,\"b\":[{}]}");
+    expect_edit("{\"a\":1,\"auto_map\":1,\"auto_map\":[3]}", NULL, true, "{\"a\":1}");
+    expect_edit("{\"auto\\u005fmap\":1, \"b\":2}", NULL, true, "{\"b\":2}");
+    expect_edit("{\"a\":\"auto_map\"}", NULL, true, NULL);
+    expect_edit("{\"auto_map\":{}}", NULL, false, NULL);
+}
+
+/* Whatever is cut, JSON is left. */
+Test(model_config, what_is_left_can_be_read)
+{
+    static const char *const members[] = {"\"a\":1", "\"auto_map\":{\"b\":[1,2]}",
+                                          "\"c\": {\"auto_map\":0}", "\"auto_map\": 1 "};
+    for (int code = 0; code < 256; code++) {
+        fsdp_text text = {0}, out = {0};
+        const fsdp_config_edits edits = {.no_code = true};
+        fsdp_model_config config;
+        char was[32];
+        for (int i = 0; i < 4; i++)
+            fsdp_text_addf(&text, "%s%s", i > 0 ? " ,\n" : "{", members[code >> 2 * i & 3]);
+        fsdp_text_addf(&text, "}");
+        cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, was, NULL),
+                     FSDP_OK);
+        if (out.size > 0) {
+            cr_expect_eq(read(out.data, &config), FSDP_OK, "%s became %s", text.data, out.data);
+            cr_expect_null(strstr(out.data, "auto_map"), "%s became %s", text.data, out.data);
+        }
+        fsdp_text_release(&text);
+        fsdp_text_release(&out);
+    }
+}
+
+Test(model_config, the_top_is_asked_before_the_text_model)
+{
+    fsdp_model_config config;
+    cr_assert_eq(read("{\"text_config\":{\"vocab_size\":5,\"tie_word_embeddings\":false},"
+                      "\"tie_word_embeddings\":true,\"vision_config\":{\"vocab_size\":9}}",
+                      &config),
+                 FSDP_OK);
+    cr_expect_eq(config.vocab_size, 5);
+    cr_expect_eq(config.tied, 1);
+    cr_assert_eq(read("{\"vocab_size\":null,\"tie_word_embeddings\":null}", &config), FSDP_OK);
+    cr_expect_eq(config.vocab_size, -1);
+    cr_expect_eq(config.tied, -1);
+}
+
+Test(model_config, two_answers_are_none)
+{
+    fsdp_model_config config;
+    cr_expect_eq(read("{\"vocab_size\":1,\"vocab_size\":1}", &config), FSDP_ERR_DAMAGED);
+    cr_expect_eq(read("{\"dtype\":\"a\",\"dtype\":\"a\"}", &config), FSDP_ERR_DAMAGED);
+    cr_expect_eq(read("{\"a\":{\"vocab_size\":1,\"vocab_size\":1}}", &config), FSDP_OK);
+}
+
+Test(model_config, what_is_no_object_is_damaged)
+{
+    static const char *const texts[] = {"", "[]", "1", "{", "{}x", "{\"a\":}", "{\"a\":Inf}"};
+    fsdp_model_config config;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        cr_expect_eq(read(texts[i], &config), FSDP_ERR_DAMAGED, "%s", texts[i]);
+    fsdp_text deep = {0};
+    fsdp_text_addf(&deep, "{\"a\":");
+    for (int i = 0; i < 100; i++)
+        fsdp_text_addf(&deep, "[");
+    cr_expect_eq(read(deep.data, &config), FSDP_ERR_DAMAGED);
+    fsdp_text_release(&deep);
+}
+
+Test(model_config, a_large_text_is_edited_in_place)
+{
+    fsdp_text text = {0}, out = {0};
+    const fsdp_config_edits edits = {.dtype = "float16", .no_code = true};
+    char was[32];
+    fsdp_text_addf(&text, "{");
+    for (int i = 0; i < 100000; i++)
+        fsdp_text_addf(&text, "\"label%d\": \"x\", ", i);
+    size_t before = text.size;
+    fsdp_text_addf(&text, "\"dtype\": \"a-dtype-of-a-name-that-is-longer-than-its-room\"}");
+    cr_assert_eq(fsdp_model_config_edit(text.data, text.size, "c", &edits, &out, was, NULL),
+                 FSDP_OK);
+    cr_expect_eq(memcmp(text.data, out.data, before), 0);
+    cr_expect_str_eq(out.data + before, "\"dtype\": \"float16\"}");
+    cr_expect(strlen(was) > 0 && strlen(was) < sizeof was);
+    fsdp_text_release(&text);
+    fsdp_text_release(&out);
+}
+
+/* --- beside it: names ------------------------------------------------------------------------- */
+
+Test(model_config, files_are_chosen_by_name)
+{
+    static const char *const yes[] = {
+        "config.json",         "tokenizer.json", "tokenizer.model", "vocab.txt", "merges.txt",
+        "chat_template.jinja", "qwen.tiktoken",  "LICENSE.txt",     "NOTICE",    "README.md"};
+    static const char *const no[] = {"model.safetensors",
+                                     "tokenizer.bin",
+                                     "vocab.safetensors",
+                                     "x.py",
+                                     "tokenizer.py",
+                                     ".config.json",
+                                     "model.safetensors.index.json",
+                                     "xconfig.json",
+                                     "config.json.bak",
+                                     "vocab",
+                                     ".tiktoken"};
+    for (size_t i = 0; i < sizeof yes / sizeof *yes; i++)
+        cr_expect(fsdp_copied_name(yes[i], false), "%s", yes[i]);
+    for (size_t i = 0; i < sizeof no / sizeof *no; i++)
+        cr_expect_not(fsdp_copied_name(no[i], false), "%s", no[i]);
+    cr_expect(fsdp_copied_name("x.py", true));
+    cr_expect_not(fsdp_copied_name(".x.py", true));
+}
+
+static bool is_head(const char *name)
+{
+    return fsdp_name_is_head(name, strlen(name));
+}
+
+static bool is_embedding(const char *name)
+{
+    return fsdp_name_is_embedding(name, strlen(name));
+}
+
+Test(model_config, heads_and_embeddings_are_known_by_the_ends_of_names)
+{
+    cr_expect(is_head("lm_head.weight") && is_head("model.output.weight"));
+    cr_expect_not(is_head("layers.0.attention.output.weight") || is_head("xlm_head.weight") ||
+                  is_head("lm_head.bias") || is_head(""));
+    cr_expect(is_embedding("wte.weight") && is_embedding("model.embed_tokens.weight"));
+    cr_expect_not(is_embedding("awte.weight") || is_embedding("wte") || is_embedding(""));
+}
