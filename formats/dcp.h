@@ -40,6 +40,8 @@ fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size, 
                           fsdp_error *err);
 /* About so many pieces more will be added. */
 void dcp_expect(dcp_state *state, size_t pieces);
+/* A whole file of metadata; *data_out is the caller's, also after a failure. */
+fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);
 bool dcp_is_rank_metadata(const char *name);
 
 #endif

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-enum { METADATA_LIMIT = 2000 << 20 };
 
 enum { NO_RANGE = UINT32_MAX, NO_BOX = -1 };
 
@@ -560,28 +559,6 @@ static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
 
 /* --- files -------------------------------------------------------------------------------------- */
 
-static fsdp_status read_bytes(metadata *meta, fsdp_io *io, const char *path, size_t *size_out,
-                              fsdp_error *err)
-{
-    fsdp_file *file = NULL;
-    int64_t size = 0;
-    *size_out = 0;
-    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
-    fsdp_status st = FSDP_OK;
-    int result = file->ops->size(file, &size);
-    if (result < 0)
-        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
-    else if (size > METADATA_LIMIT)
-        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than metadata can be", path);
-    else if (!(meta->archive.data = fsdp_realloc(NULL, (size_t)size + 1, 1)))
-        st = fsdp_fail_memory(err, path);
-    else
-        st = fsdp_io_read(file, path, meta->archive.data, (size_t)size, 0, err);
-    *size_out = (size_t)size;
-    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
-    return st;
-}
-
 /* Room for what there is, so that long lists need not grow again and again. Names are nodes, which keeps
  * a dict that repeats one of them from asking for more than the file could fill. */
 static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
@@ -626,7 +603,7 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
         return fsdp_fail_memory(err, "a path");
     size_t size;
     meta->archive = (torch_archive){.source = meta->source, .where = path};
-    fsdp_status st = read_bytes(meta, probe->io, path, &size, err);
+    fsdp_status st = dcp_read_bytes(probe->io, path, &meta->archive.data, &size, err);
     if (st == FSDP_OK)
         st = read_root(meta, size, err);
     torch_archive_release(&meta->archive);

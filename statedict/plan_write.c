@@ -3,7 +3,6 @@
 
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
-#include "statedict/export.h"
 #include "statedict/foreign.h"
 
 #include <errno.h>
