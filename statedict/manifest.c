@@ -245,7 +245,7 @@ static fsdp_status check_whole(const char *text, size_t size, const char *path, 
         return FSDP_OK;
     if (is_whole(text, size))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' is damaged: its first lines do not say the format's version", path);
+                         "'%s' is damaged: its first lines state no format version", path);
     if (major > FSDP_FORMAT_MAJOR)
         return fail_newer(major, path, err);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,

@@ -167,7 +167,8 @@ static fsdp_status find_known(tie_search *search, fsdp_error *err)
     const fsdp_sd *sd = search->from->manifest.sd;
     for (size_t i = 0; i < search->count; i++)
         search->one[i] = i;
-    FSDP_TRY(find_same_places(search, err));
+    if (search->rules->opts->tied == FSDP_TIED_DROP || search->rules->config == 1)
+        FSDP_TRY(find_same_places(search, err));
     for (size_t i = 0; i < search->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_ALIAS)
@@ -320,8 +321,10 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
                            fsdp_selection *selection, fsdp_ties *ties, fsdp_error *err)
 {
     fsdp_tied mode = rules->opts->tied;
-    bool is_noted = rules->limits && rules->limits->notes_tie;
-    if (mode == FSDP_TIED_KEEP || (mode == FSDP_TIED_AUTO && (!is_noted || rules->config == 0)))
+    bool notes = rules->limits && rules->limits->notes_tie;
+    bool is_noted = from->source != NULL; /* aliases of other programs' checkpoints are notes only */
+    bool is_left = mode == FSDP_TIED_AUTO && ((!notes && !is_noted) || rules->config == 0);
+    if (mode == FSDP_TIED_KEEP || is_left)
         return FSDP_OK;
     tie_search search = {.from = from,
                          .rules = rules,
