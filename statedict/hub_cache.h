@@ -4,8 +4,9 @@
 
 #include "base/io.h"
 
-/* *path_out is NULL when the path is no such model (a directory with snapshots and blobs), else PATH/snapshots/
- * and what refs/main says, or the only one there is. FSDP_ERR_USAGE: there are several and nothing tells. */
+/* *path_out is NULL when the path is no such model (a directory with snapshots and blobs), else
+ * PATH/snapshots/ and what refs/main says, or the only one there is. FSDP_ERR_USAGE: there are several and
+ * nothing tells. */
 fsdp_status fsdp_hub_snapshot(const char *path, fsdp_io *io, char **path_out, fsdp_error *err);
 
 #endif

@@ -1,8 +1,9 @@
 /*
  * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
- * values (verify_values.c), and what other programs read: HDF5's structures and the view. Every fault is reported; verifying goes on to find
- * the others. The view alone can be written anew: everything in it follows from the manifest.
+ * values (verify_values.c), and what other programs read: HDF5's structures and the view. Every fault is
+ * reported; verifying goes on to find the others. The view alone can be written anew: everything in it
+ * follows from the manifest.
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit_internal.h"
