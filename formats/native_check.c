@@ -1,7 +1,8 @@
 /*
  * Do HDF5's structures of a shard file say what its index says? Our reader needs only the index; other
- * programs need superblock, groups, object headers and B-trees, and nothing hashes those. So libhdf5 lists the
- * file in the child that reads files of other programs (hdf5_session.h), and the listing is held against the index.
+ * programs need superblock, groups, object headers and B-trees, and nothing hashes those. So libhdf5 lists
+ * the file in the child that reads files of other programs (hdf5_session.h), and the listing is held against
+ * the index.
  * See fsdp_shard_check_structure in format.h.
  */
 #include "formats/format.h"

@@ -1,6 +1,7 @@
 /*
  * Sets of safetensors files without an index: MODEL-00002-of-00003.safetensors says that there are three.
- * What a file that is missing held, nobody knows then, so a set must be complete. safetensors_read.c asks here.
+ * What a file that is missing held, nobody knows then, so a set must be complete. safetensors_read.c asks
+ * here.
  */
 #include "formats/safetensors.h"
 
