@@ -30,6 +30,12 @@ enum {
                                 * the file system cannot */
 };
 
+/* For files that are read where a name within a directory says: READ | BENEATH, until this process was told
+ * once that links are to be followed wherever they lead. */
+unsigned fsdp_io_read_beneath(void);
+bool fsdp_io_follows_links(void);
+void fsdp_io_follow_links(void);
+
 typedef enum fsdp_file_kind { FSDP_FILE_REGULAR, FSDP_FILE_DIRECTORY, FSDP_FILE_OTHER } fsdp_file_kind;
 
 typedef struct fsdp_file_info {

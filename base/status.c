@@ -65,7 +65,8 @@ static void set_text(fsdp_error *err, fsdp_status status, int errnum, const char
     vsnprintf(draft, sizeof draft, format, args);
     if (errnum != 0) {
         const char *known = strerrordesc_np(errnum);
-        snprintf(reason, sizeof reason, ": %s", known ? known : "unknown error");
+        const char *hint = errnum == EFBIG ? " ('ulimit -f' shows a limit that may be raised)" : "";
+        snprintf(reason, sizeof reason, ": %s%s", known ? known : "unknown error", hint);
     }
     err->status = status;
     err->errnum = errnum;

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 20 };
+enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 50 };
 
 /* Where the elements of an item lie. */
 typedef struct placed_item {
@@ -325,6 +325,21 @@ bool dcp_is_rank_metadata(const char *name)
     return digits > 0 && strcmp(name + 2 + digits, ".metadata") == 0;
 }
 
+/* .metadata is written last, under another name first. */
+static bool is_without_metadata(const fsdp_probe *probe)
+{
+    static const char suffix[] = ".distcp";
+    if (fsdp_probe_has(probe, ".metadata.tmp"))
+        return true;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        size_t size = strlen(probe->names[i]);
+        if (size >= sizeof suffix &&
+            strcmp(probe->names[i] + size - sizeof suffix + 1, suffix) == 0)
+            return true;
+    }
+    return false;
+}
+
 static int bid(const fsdp_probe *probe)
 {
     if (!probe->is_directory)
@@ -334,7 +349,7 @@ static int bid(const fsdp_probe *probe)
     for (size_t i = 0; i < probe->name_count; i++)
         if (dcp_is_rank_metadata(probe->names[i]))
             return BITS_OF_RANKS;
-    return fsdp_probe_has(probe, ".metadata.tmp") ? BITS_OF_REMAINS : 0;
+    return is_without_metadata(probe) ? BITS_OF_REMAINS : 0;
 }
 
 static fsdp_status create(const fsdp_probe *probe, dcp_state **state_out, fsdp_source **source_out,
@@ -361,7 +376,8 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     *source_out = NULL;
     if (bid(probe) == BITS_OF_REMAINS)
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
-                         "'%s' holds what an interrupted save left behind: there is no .metadata",
+                         "'%s' holds files of DCP and no .metadata, which is written last: was the "
+                         "save finished, and was everything copied?",
                          probe->path);
     if (bid(probe) == 0)
         return fsdp_fail(err, FSDP_ERR_NOT_FOUND,

@@ -231,6 +231,15 @@ void fsdp_decoder_release(fsdp_decoder *decoder);
 fsdp_status fsdp_shard_decode(fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t block,
                               fsdp_decoder *decoder, const void **data_out, fsdp_error *err);
 
+/*
+ * HDF5's own structures, which other programs read and this reader does not (native_check.c): libhdf5 must
+ * find in the file, in a process of its own, a dataset for every box of the index where the index has it.
+ * is_exact: datasets are named for tensors, not for flat buffers. FSDP_ERR_DAMAGED says what is wrong;
+ * FSDP_ERR_REFUSED: this system has no walls for that process.
+ */
+fsdp_status fsdp_shard_check_structure(fsdp_io *io, const fsdp_shard_reader *reader, int64_t index_offset,
+                                       bool is_exact, fsdp_error *err);
+
 /* FSDP_ERR_DAMAGED naming file, tensor, block and its rows. */
 fsdp_status fsdp_block_damaged(const fsdp_shard_reader *reader, const fsdp_stored_box *box, int64_t block,
                                fsdp_error *err);

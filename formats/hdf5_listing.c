@@ -366,7 +366,8 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
     if (!fsdp_grow(&tensors->items, &tensors->room, number + 1, sizeof *tensors->items))
         return fsdp_fail_memory(list->err, "the tensors of an HDF5 file");
     tensor = &tensors->items[number];
-    *tensor = (fsdp_h5_tensor){.dataset = list->dataset, .is_plain = set->offset >= 0};
+    *tensor = (fsdp_h5_tensor){
+        .dataset = list->dataset, .is_plain = set->offset >= 0, .stored = set->stored};
     tensors->count = number + 1;
     if (!set->is_chunked)
         return FSDP_OK;
@@ -435,6 +436,8 @@ static fsdp_status take_tensor(listing *list)
     fsdp_status status = FSDP_OK;
     if (!list->is_native || !is_index(&set))
         status = add_tensor(list, &set);
+    else
+        list->tensors->index_offset = set.offset;
     list->dataset++;
     return status;
 }

@@ -12,12 +12,14 @@ typedef struct fsdp_h5_tensor {
     bool is_plain;             /* its bytes lie in the file as they are */
     int64_t *chunk;            /* shape of its chunks; NULL when it has none */
     int64_t chunk_bytes;
+    int64_t stored;            /* bytes in the file */
 } fsdp_h5_tensor;
 
 typedef struct fsdp_h5_tensors {
     fsdp_h5_tensor *items;
     size_t count, room;
     fsdp_arena arena;
+    int64_t index_offset;      /* of a file of ours; 0: it is none */
 } fsdp_h5_tensors;
 
 void fsdp_h5_tensors_release(fsdp_h5_tensors *tensors);

@@ -260,10 +260,10 @@ static fsdp_status forbid_calls(fsdp_error *err)
             return FSDP_OK;
         reason = errno;
     }
-    (void)fsdp_fail_errno(
-        err, reason,
-        "this kernel refuses seccomp, behind which HDF5 files of other programs are "
-        "read; --sandbox=rlimit reads them behind resource limits only");
+    (void)fsdp_fail_errno(err, reason,
+                          FSDP_HDF5_NO_WALLS
+                          ", behind which HDF5 files of other programs are "
+                          "read; --sandbox=rlimit reads them behind resource limits only");
     if (err)
         err->status = FSDP_ERR_REFUSED;
     return FSDP_ERR_REFUSED;

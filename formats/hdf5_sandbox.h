@@ -15,6 +15,9 @@ typedef enum fsdp_hdf5_sandbox {
     FSDP_HDF5_RLIMIT           /* limits only */
 } fsdp_hdf5_sandbox;
 
+/* What a refusal for want of seccomp begins with. */
+#define FSDP_HDF5_NO_WALLS "this kernel refuses seccomp"
+
 /* Chosen once, before the first source is opened. */
 void fsdp_hdf5_set_sandbox(fsdp_hdf5_sandbox sandbox);
 

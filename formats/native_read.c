@@ -284,7 +284,7 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_s
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
     /* A checkpoint holds files; a link could lead out of it. */
-    unsigned flags = FSDP_IO_READ | (seal->follows_links ? 0 : FSDP_IO_BENEATH);
+    unsigned flags = seal->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
     FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)

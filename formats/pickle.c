@@ -539,6 +539,11 @@ static fsdp_status other_step(pickle_vm *vm, uint8_t opcode)
     case OP_DUP: return push_again(vm);
     case OP_PROTO: return check_protocol(vm);
     case OP_FRAME: return begin_frame(vm);
+    case OP_INT:
+    case OP_LONG:
+    case OP_FLOAT:
+    case OP_STRING:
+    case OP_UNICODE: return line_step(vm, opcode);
     case OP_EXT1:
     case OP_EXT2:
     case OP_EXT4:
@@ -590,11 +595,6 @@ static fsdp_status rare_step(pickle_vm *vm, uint8_t opcode)
     case OP_INST:
     case OP_PERSID:
     case OP_BINPERSID: return object_step(vm, opcode);
-    case OP_INT:
-    case OP_LONG:
-    case OP_FLOAT:
-    case OP_STRING:
-    case OP_UNICODE: return line_step(vm, opcode);
     default: return other_step(vm, opcode);
     }
 }

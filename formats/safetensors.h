@@ -40,4 +40,9 @@ fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safe
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
 
+/* Of a directory without an index: a set whose names count its files must have them all. FSDP_ERR_DAMAGED
+ * names the first that is missing. */
+fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,
+                                       fsdp_error *err);
+
 #endif

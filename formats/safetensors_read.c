@@ -336,7 +336,7 @@ static fsdp_status list_files(model_folder *folder, const fsdp_probe *probe, fsd
         if (is_part(probe->names[i]))
             FSDP_TRY(number_file(folder, probe->names[i], strlen(probe->names[i]), &number, err));
     }
-    return FSDP_OK;
+    return fsdp_safetensors_check_set(probe->path, folder->names, folder->name_count, err);
 }
 
 static fsdp_status open_file(model_folder *folder, const char *name, int *file_out, fsdp_error *err)

@@ -321,6 +321,9 @@ bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 /* Formats that read in a child process hold it back by resource limits only: for kernels without better. */
 void fsdp_source_limit_only(void);
 
+/* NAME-00002-of-00003.safetensors: number 2 of 3 files. False for other names. */
+bool fsdp_source_is_part(const char *path, int *number_out, int *count_out);
+
 /* The last part of the path holds "{r}": where no such file is, it stands for a set of files, one a rank. */
 bool fsdp_source_is_pattern(const char *path);
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_OPEN = 256, LONGEST_PATH = 4096 };
+enum { MOST_OPEN = 256, LONGEST_PATH = 4096, DEEPEST_FOLDER = 4 };
 
 size_t fsdp_source_file_count(const fsdp_source *source)
 {
@@ -47,7 +47,9 @@ static bool same_node(const fsdp_file_info *a, const fsdp_file_info *b)
 static fsdp_status fail_leads_out(const char *path, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_REFUSED,
-                     "'%s' leads out of its directory; 'cp -rL' makes a copy without links", path);
+                     "'%s' leads out of its directory; --follow-links follows it, 'cp -rL' makes a "
+                     "copy without links",
+                     path);
 }
 
 /* "a/b" without empty parts, "." and "..", as one part of a path after the other. */
@@ -96,36 +98,74 @@ typedef struct blob_search {
     bool is_found;
 } blob_search;
 
+/* A blob is a file itself: a link in its place could lead anywhere. */
+static bool is_link(fsdp_io *io, const char *path)
+{
+    fsdp_file *file = NULL;
+    int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
+    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    return result < 0;
+}
+
 static int compare_blob(void *user, const char *name)
 {
     blob_search *search = user;
     char *path = fsdp_path_join(search->directory, name);
     fsdp_file_info info;
     if (path && search->io->ops->info(search->io, path, &info) == 0 &&
-        info.kind == FSDP_FILE_REGULAR && same_node(&info, &search->wanted))
+        info.kind == FSDP_FILE_REGULAR && same_node(&info, &search->wanted) &&
+        !is_link(search->io, path))
         search->is_found = true;
     fsdp_free(path);
     return search->is_found;
 }
 
-/* True when the link's target is one of the blobs of a Hugging Face cache, whose snapshots/REVISION is
- * the source. */
-static bool is_cached_blob(const fsdp_source *source, const fsdp_file_info *target)
+/* Is `name` in the directory `above`, itself and not through a link, the directory `here`? */
+static bool is_child(fsdp_io *io, const char *above, const char *name, const char *here)
 {
+    fsdp_file_info wanted, found, parent, outer;
+    char *path = fsdp_path_join(above, name);
+    char *back = path ? fsdp_path_join(path, "..") : NULL;
+    bool is_there = back && io->ops->info(io, here ? here : path, &wanted) == 0 &&
+                    io->ops->info(io, path, &found) == 0 && same_node(&wanted, &found) &&
+                    io->ops->info(io, back, &parent) == 0 &&
+                    io->ops->info(io, above, &outer) == 0 && same_node(&parent, &outer);
+    fsdp_free(path);
+    fsdp_free(back);
+    return is_there;
+}
+
+/* up: the source's directory and so many "/..". */
+static bool is_blob_above(const fsdp_source *source, const char *up, const fsdp_file_info *target)
+{
+    char *repository = fsdp_path_join(up, "..");
+    char *blobs = repository ? fsdp_path_join(repository, "blobs") : NULL;
     bool is_found = false;
-    char *blobs = fsdp_path_join(source->path, "../../blobs");
-    char *snapshots = fsdp_path_join(source->path, "../../snapshots");
-    fsdp_file_info above, here;
-    char *up = fsdp_path_join(source->path, "..");
-    if (blobs && snapshots && up && source->io->ops->info(source->io, snapshots, &above) == 0 &&
-        source->io->ops->info(source->io, up, &here) == 0 && same_node(&above, &here)) {
+    if (blobs && is_child(source->io, repository, "snapshots", up) &&
+        is_child(source->io, repository, "blobs", NULL)) {
         blob_search search = {.io = source->io, .directory = blobs, .wanted = *target};
         source->io->ops->list(source->io, blobs, compare_blob, &search);
         is_found = search.is_found;
     }
+    fsdp_free(repository);
     fsdp_free(blobs);
-    fsdp_free(snapshots);
-    fsdp_free(up);
+    return is_found;
+}
+
+/* True when the link's target is one of the blobs of a Hugging Face cache, of which the source is
+ * snapshots/REVISION or a folder in that. */
+static bool is_cached_blob(const fsdp_source *source, const fsdp_file_info *target)
+{
+    char up[LONGEST_PATH];
+    bool is_found = false;
+    size_t size = strlen(source->path);
+    if (size + 3 * DEEPEST_FOLDER >= sizeof up)
+        return false;
+    memcpy(up, source->path, size + 1);
+    for (int depth = 0; depth < DEEPEST_FOLDER && !is_found; depth++) {
+        strcat(up, "/..");
+        is_found = is_blob_above(source, up, target);
+    }
     return is_found;
 }
 
@@ -139,6 +179,8 @@ static fsdp_status open_beneath(fsdp_source *source, source_file *file, fsdp_err
     if (!is_below || name > strlen(file->path) || !is_clean(file->path + name))
         return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no clean name below '%s'", file->path,
                          source->path);
+    if (fsdp_io_follows_links())
+        return fsdp_io_open(source->io, file->path, FSDP_IO_READ, &file->file, err);
     FSDP_TRY(check_folders(source->io, name - 1, file->path, err));
     fsdp_error why = {0};
     fsdp_status status =

@@ -2,8 +2,10 @@
  * DTensor and ShardedTensor in a file that stands alone: whole ones become tensors, a part is told as
  * such. Sets of rank files are put together elsewhere. See torch_internal.h.
  */
+#include "formats/rankset.h"
 #include "formats/torch_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
@@ -14,12 +16,27 @@ static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t numb
 static fsdp_status fail_part(const torch_archive *archive, const char *name, size_t name_size,
                              fsdp_error *err)
 {
-    char shown[200];
-    return fsdp_fail(
-        err, FSDP_ERR_DAMAGED,
-        "%s: tensor '%s' is spread over several files: give the directory of all ranks, or a "
-        "pattern with {r}",
-        archive->where, fsdp_printable(name, name_size, shown, sizeof shown));
+    char shown[200], last[256];
+    const char *slash = strrchr(archive->where, '/');
+    const char *begin = slash ? slash + 1 : archive->where + 1; /* where: 'PATH' */
+    const char *const file = last;
+    rank_names names;
+    snprintf(last, sizeof last, "%.*s", (int)strcspn(begin, "'"), begin);
+    FSDP_TRY(rank_names_group(&file, 1, NULL, &names, err));
+    fsdp_printable(name, name_size, shown, sizeof shown);
+    if (names.count > 0)
+        fsdp_fail(err, FSDP_ERR_DAMAGED,
+                  "%s: tensor '%s' is spread over several files: give the pattern '%.*s%s', or the "
+                  "directory of all ranks",
+                  archive->where, shown, (int)(begin - archive->where - 1), archive->where + 1,
+                  names.groups[0].pattern);
+    else
+        fsdp_fail(err, FSDP_ERR_DAMAGED,
+                  "%s: tensor '%s' is spread over several files: give the directory of all ranks, "
+                  "or a pattern with {r} for the rank",
+                  archive->where, shown);
+    rank_names_release(&names);
+    return FSDP_ERR_DAMAGED;
 }
 
 fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *name,

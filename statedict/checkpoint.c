@@ -189,6 +189,7 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
     fsdp_free(checkpoint->source_tensor);
     fsdp_free(checkpoint->is_missing);
     fsdp_filter_free(checkpoint->may_lack);
+    fsdp_free(checkpoint->source_boxes);
     fsdp_manifest_release(&checkpoint->manifest);
     fsdp_free(checkpoint->path);
     fsdp_free(checkpoint);

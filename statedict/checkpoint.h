@@ -190,7 +190,7 @@ typedef struct fsdp_checkpoint_info {
 typedef struct fsdp_checkpoint_file {
     char name[256];            /* within the checkpoint */
     int64_t size;
-    int64_t box_count, block_count;
+    int64_t box_count, block_count;    /* other programs' have no blocks: 0 */
 } fsdp_checkpoint_file;
 
 /* Opens a checkpoint (or the newest good one of a run directory) and checks manifest, file sizes and
@@ -222,6 +222,11 @@ FSDP_API const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpo
 FSDP_API const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint);
 FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
                                       fsdp_checkpoint_file *file_out);
+
+/* How a tensor entry lies in the files of another program's checkpoint, whose layouts say nothing of that: a
+ * box of it and the number of its file. False behind the last one, and for our own checkpoints. */
+FSDP_API bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
+                                         fsdp_box *box_out, int *file_out);
 
 /* Any box of a tensor entry, packed row-major into data. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry,
@@ -259,8 +264,9 @@ FSDP_API const char *fsdp_checkpoint_extra(const fsdp_checkpoint *checkpoint, co
 typedef enum fsdp_verify_level {
     FSDP_VERIFY_QUICK = 0,     /* manifest, sizes, shard indexes, every element stored exactly once */
     FSDP_VERIFY_DATA,          /* and every block's hash */
-    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here; of what is
-                                  whole: NaN and Inf, and whether optimizer states fit the model */
+    FSDP_VERIFY_DEEP           /* and the view, if there is one, is the one that belongs here, and HDF5's own
+                                  structures of the shards show what the indexes say; of what is whole: NaN
+                                  and Inf, and whether optimizer states fit the model */
 } fsdp_verify_level;
 
 typedef enum fsdp_finding_kind {

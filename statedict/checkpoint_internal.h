@@ -19,6 +19,7 @@ struct fsdp_checkpoint {
     size_t *source_tensor;     /* per entry: its tensor there */
     fsdp_filter *may_lack;     /* while it is opened: names of what may be incomplete; NULL: nothing may */
     bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
+    int64_t *source_boxes;     /* per file of it that holds tensors or values: boxes of tensors */
 };
 
 /* The path itself, no run; files of ours are opened when they are needed. opts NULL: defaults. */

@@ -130,6 +130,11 @@ FSDP_API void fsdp_convert_plan_release(fsdp_convert_plan *plan);
  * the kernel cannot hold it to that, opening fails (FSDP_ERR_REFUSED) unless this was called before. */
 FSDP_API void fsdp_sandbox_by_limits_only(void);
 
+/* A symbolic link in a checkpoint's directory is followed only within a Hugging Face cache, where
+ * snapshots/REVISION/NAME leads to a file in blobs; everywhere, and wherever it leads, after this was called.
+ * What is written never goes through a link. */
+FSDP_API void fsdp_follow_links(void);
+
 /* Names of the formats that can be written, "fsdp" first; NULL behind the last. */
 FSDP_API const char *fsdp_convert_format(size_t i);
 /* The format that the suffix of a path asks for, "hf" for any other. */

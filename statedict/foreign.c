@@ -40,6 +40,11 @@ void fsdp_sandbox_by_limits_only(void)
     fsdp_source_limit_only();
 }
 
+void fsdp_follow_links(void)
+{
+    fsdp_io_follow_links();
+}
+
 /* --- opening ---------------------------------------------------------------------------------- */
 
 static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_tensor *tensor,
@@ -94,6 +99,26 @@ static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mes
     return FSDP_OK;
 }
 
+static int file_of(const fsdp_source_chunk *chunk)
+{
+    return chunk->file >= 0 ? chunk->file : chunk->origin;
+}
+
+static fsdp_status count_boxes(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    checkpoint->source_boxes =
+        fsdp_alloc(fsdp_source_file_count(source), sizeof *checkpoint->source_boxes);
+    if (!checkpoint->source_boxes)
+        return fsdp_fail_memory(err, "a checkpoint");
+    for (size_t i = 0; i < fsdp_source_tensor_count(source); i++) {
+        const fsdp_source_tensor *tensor = fsdp_source_tensor_at(source, i);
+        for (size_t c = 0; c < tensor->chunk_count; c++)
+            checkpoint->source_boxes[file_of(&tensor->chunks[c])]++;
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
 {
     fsdp_mesh *mesh = NULL;
@@ -112,7 +137,7 @@ static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
     for (size_t i = 0; i < fsdp_source_content_count(source); i++)
         checkpoint->info.file_bytes += fsdp_source_file_size(source, i);
     checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
-    return FSDP_OK;
+    return count_boxes(checkpoint, err);
 }
 
 static bool may_lack(void *user, const char *name, size_t size)
@@ -200,9 +225,27 @@ void fsdp_foreign_file_at(const fsdp_checkpoint *checkpoint, int number,
                           fsdp_checkpoint_file *file_out)
 {
     const fsdp_source *source = checkpoint->source;
-    *file_out = (fsdp_checkpoint_file){.size = fsdp_source_file_size(source, (size_t)number)};
+    *file_out = (fsdp_checkpoint_file){.size = fsdp_source_file_size(source, (size_t)number),
+                                       .box_count = checkpoint->source_boxes[number]};
     snprintf(file_out->name, sizeof file_out->name, "%s",
              within(checkpoint->path, fsdp_source_file_path(source, (size_t)number)));
+}
+
+bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
+                                fsdp_box *box_out, int *file_out)
+{
+    if (!checkpoint->source)
+        return false;
+    const fsdp_source_tensor *tensor =
+        fsdp_source_tensor_at(checkpoint->source, checkpoint->source_tensor[entry]);
+    if (number >= tensor->chunk_count)
+        return false;
+    const fsdp_source_chunk *chunk = &tensor->chunks[number];
+    *box_out = (fsdp_box){.ndim = tensor->ndim};
+    memcpy(box_out->lo, chunk->lo, (size_t)tensor->ndim * sizeof *chunk->lo);
+    memcpy(box_out->len, chunk->len, (size_t)tensor->ndim * sizeof *chunk->len);
+    *file_out = file_of(chunk);
+    return true;
 }
 
 /* --- reading ---------------------------------------------------------------------------------- */
@@ -396,7 +439,7 @@ static fsdp_status judge(verify_job *job, fsdp_status status, const fsdp_error *
     bool unreadable = status == FSDP_ERR_IO;
     if (status == FSDP_OK)
         return FSDP_OK;
-    if (status != FSDP_ERR_DAMAGED && status != FSDP_ERR_REFUSED && !unreadable) {
+    if (status != FSDP_ERR_DAMAGED && !unreadable) {
         if (err)
             *err = *found;
         return status;
@@ -447,19 +490,30 @@ static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_e
     return FSDP_OK;
 }
 
+static fsdp_status verify_opened(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    job->summary.files = checkpoint->info.file_count;
+    if (job->opts->level < FSDP_VERIFY_DATA)
+        return FSDP_OK;
+    fsdp_status st = fsdp_checkpoint_check(checkpoint, job->opts->threads, &found);
+    FSDP_TRY(judge(job, st, &found, "", err));
+    return read_all(job, checkpoint, err);
+}
+
 fsdp_status fsdp_foreign_verify(fsdp_io *io, const char *path, const fsdp_verify_opts *opts,
                                 fsdp_verify_summary *summary_out, fsdp_error *err)
 {
     verify_job job = {.opts = opts};
     fsdp_checkpoint *checkpoint = NULL;
     fsdp_error found = {0};
-    FSDP_TRY(fsdp_foreign_open(io, path, NULL, &checkpoint, err));
-    job.summary.files = checkpoint->info.file_count;
-    fsdp_status st = FSDP_OK;
-    if (opts->level >= FSDP_VERIFY_DATA)
-        st = judge(&job, fsdp_checkpoint_check(checkpoint, opts->threads, &found), &found, "", err);
-    if (st == FSDP_OK && opts->level >= FSDP_VERIFY_DATA)
-        st = read_all(&job, checkpoint, err);
+    fsdp_status st = fsdp_foreign_open(io, path, NULL, &checkpoint, &found);
+    if (st == FSDP_OK)
+        st = verify_opened(&job, checkpoint, err);
+    else if (st == FSDP_ERR_DAMAGED)
+        st = judge(&job, st, &found, "", err);
+    else if (err)
+        *err = found;
     fsdp_checkpoint_close(checkpoint);
     if (summary_out)
         *summary_out = job.summary;

@@ -6,10 +6,12 @@
 
 #include "formats/source.h"
 #include "statedict/commit_internal.h"
+#include "statedict/hub_cache.h"
 #include "statedict/incomplete.h"
 #include "statedict/run_internal.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* An overwrite that was cut between its two renames left no DIR: what it set aside is still good. */
@@ -44,6 +46,73 @@ fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fs
     return FSDP_OK;
 }
 
+/* The number that the name of a path ends with. */
+static int64_t wanted_step(const char *name)
+{
+    size_t size = strlen(name), at = size;
+    while (at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9')
+        at--;
+    return at < size ? strtoll(name + at, NULL, 10) : INT64_MAX;
+}
+
+static uint64_t distance(int64_t a, int64_t b)
+{
+    return a > b ? (uint64_t)a - (uint64_t)b : (uint64_t)b - (uint64_t)a;
+}
+
+static const fsdp_run_step *nearest(const fsdp_run_steps *steps, int64_t wanted,
+                                    const fsdp_run_step *but)
+{
+    const fsdp_run_step *found = NULL;
+    for (size_t i = 0; i < steps->count; i++) {
+        const fsdp_run_step *step = &steps->items[i];
+        if (step->state == FSDP_STEP_GOOD && step != but &&
+            (!found || distance(step->step, wanted) < distance(found->step, wanted)))
+            found = step;
+    }
+    return found;
+}
+
+/* "; 'RUN' holds step-00000200 and step-00000300" behind what is known, where the path is beside steps. */
+static void tell_steps(const char *path, fsdp_io *io, fsdp_error *err)
+{
+    char *own = NULL, *run = NULL;
+    fsdp_run_steps steps = {0};
+    if (err && fsdp_path_split(path, &own, &run, NULL) == FSDP_OK &&
+        fsdp_run_scan(run, io, &steps, NULL) == FSDP_OK) {
+        const char *slash = strrchr(own, '/');
+        int64_t wanted = wanted_step(slash ? slash + 1 : own);
+        const fsdp_run_step *first = nearest(&steps, wanted, NULL);
+        const fsdp_run_step *second = nearest(&steps, wanted, first);
+        fsdp_error found = *err;
+        if (first)
+            fsdp_fail(err, found.status, "%s; '%s' holds %s%s%s", found.text, run, first->name,
+                      second ? " and " : "", second ? second->name : "");
+        err->errnum = found.errnum;
+    }
+    fsdp_run_steps_release(&steps);
+    fsdp_free(own);
+    fsdp_free(run);
+}
+
+/* Some of a model looks like a model. */
+static void tell_part(const char *path, const fsdp_watch *watch)
+{
+    const char *slash = strrchr(path, '/');
+    int number, count;
+    if (fsdp_source_is_part(path, &number, &count) && count > 1)
+        fsdp_notice(watch, "'%s' is one of %d files of a model: name the directory '%.*s' for all",
+                    path, count, slash ? (int)(slash - path) : 1, slash ? path : ".");
+}
+
+static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_error *err)
+{
+    fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
+    if (errnum == ENOENT)
+        tell_steps(path, io, err);
+    return st;
+}
+
 fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
                                     char **path_out, fsdp_error *err)
 {
@@ -54,11 +123,17 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
         return FSDP_OK;
     bool is_pattern = errnum == -ENOENT && fsdp_source_is_pattern(path), is_run = false;
     if (errnum < 0 && !is_pattern)
-        return fsdp_fail_errno(err, -errnum, "cannot open '%s'", path);
+        return fail_to_open(path, io, -errnum, err);
     if (!is_pattern)
         FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
     if (is_run)
         return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
+    if (!is_pattern)
+        FSDP_TRY(fsdp_hub_snapshot(path, io, path_out, err));
+    if (!is_pattern && *path_out)
+        return FSDP_OK;
+    if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
+        tell_part(path, watch);
     *path_out = fsdp_strndup(path, strlen(path));
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }

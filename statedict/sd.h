@@ -129,6 +129,14 @@ FSDP_API int64_t fsdp_entry_bytes(const fsdp_entry *entry);
 FSDP_API int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd);
 FSDP_API int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank);
 
+/* --- model or optimizer? ---------------------------------------------------------------------- */
+
+/* Does the entry belong to an optimizer? That is all below a first element optim, optimizer, optimizers, opt
+ * or optimizer_state_dict, and where state_is_optim (ask once per state dict: first elements state and
+ * param_groups are both there) below those two. */
+FSDP_API bool fsdp_sd_state_is_optim(const fsdp_sd *sd);
+FSDP_API bool fsdp_entry_is_optim(const fsdp_entry *entry, bool state_is_optim);
+
 #ifdef __cplusplus
 }
 #endif

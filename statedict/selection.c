@@ -43,33 +43,14 @@ typedef struct selecting {
 
 /* --- model or optimizer? ---------------------------------------------------------------------- */
 
-/* The name's first element is `element`. */
-static bool begins_with(const fsdp_entry *entry, const char *element)
-{
-    size_t size = strlen(element);
-    return entry->name_size >= size && memcmp(entry->name, element, size) == 0 &&
-           (entry->name_size == size || entry->name[size] == '.');
-}
-
 static void look_for_state(selecting *work)
 {
-    bool state = false, groups = false;
-    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
-        state = state || begins_with(fsdp_sd_at(work->sd, i), "state");
-        groups = groups || begins_with(fsdp_sd_at(work->sd, i), "param_groups");
-    }
-    work->state_is_optim = state && groups;
+    work->state_is_optim = fsdp_sd_state_is_optim(work->sd);
 }
 
 static bool is_optim(const selecting *work, const fsdp_entry *entry)
 {
-    static const char *const tops[] = {"optim", "optimizer", "optimizers", "opt",
-                                       "optimizer_state_dict"};
-    for (size_t i = 0; i < sizeof tops / sizeof *tops; i++)
-        if (begins_with(entry, tops[i]))
-            return true;
-    return work->state_is_optim &&
-           (begins_with(entry, "state") || begins_with(entry, "param_groups"));
+    return fsdp_entry_is_optim(entry, work->state_is_optim);
 }
 
 /* --- dropping --------------------------------------------------------------------------------- */

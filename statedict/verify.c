@@ -1,8 +1,9 @@
 /*
  * Is a checkpoint whole and undamaged? Quick: manifest, file sizes, shard indexes, and that they hold
  * every box that the manifest promises and no other. Data: every block against its hash. Deep: the
- * view and the values (verify_values.c) as well. Every fault is reported; verifying goes on to find
- * the others. The view alone can be written anew: everything in it follows from the manifest.
+ * values (verify_values.c), and what other programs read: HDF5's structures and the view. Every fault is
+ * reported; verifying goes on to find the others. The view alone can be written anew: everything in it
+ * follows from the manifest.
  */
 #include "statedict/checkpoint_internal.h"
 #include "statedict/commit_internal.h"
@@ -208,16 +209,57 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
                            checkpoint->owners, same_out, err);
 }
 
+/* What is no damage, after the workers are done. */
+static void tell_beside(verify_job *job, const char *file, fsdp_finding_kind kind, const char *text)
+{
+    *(kind == FSDP_FINDING_FIXED ? &job->fixed : &job->warnings) += 1;
+    if (job->opts->finding)
+        job->opts->finding(
+            job->opts->finding_user,
+            &(fsdp_finding){.file = file, .tensor = "", .block = -1, .text = text, .kind = kind});
+}
+
 static void tell_fixed(verify_job *job, const char *file, const char *what)
 {
     char text[FSDP_ERROR_TEXT];
     snprintf(text, sizeof text, "%s/%s: %s", job->checkpoint->path, file, what);
-    job->fixed++;
-    if (job->opts->finding)
-        job->opts->finding(
-            job->opts->finding_user,
-            &(fsdp_finding){
-                .file = file, .tensor = "", .block = -1, .text = text, .kind = FSDP_FINDING_FIXED});
+    tell_beside(job, file, FSDP_FINDING_FIXED, text);
+}
+
+/* --- for other programs ----------------------------------------------------------------------- */
+
+/* HDF5's structures in one shard file, which nothing hashes. */
+static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err)
+{
+    const fsdp_manifest *manifest = &job->checkpoint->manifest;
+    bool has_flats = manifest->kind == FSDP_LOCAL && fsdp_sd_flat_count(manifest->sd) > 0;
+    fsdp_error found = {0};
+    char file[FSDP_SHARD_NAME_SIZE];
+    file_name(job, number, file);
+    fsdp_status st = fsdp_shard_check_structure(
+        job->checkpoint->io, job->checkpoint->readers[number], manifest->files[number].index_offset,
+        !has_flats || manifest->compressed, &found);
+    if (st == FSDP_OK)
+        return FSDP_OK;
+    if (st == FSDP_ERR_DAMAGED || st == FSDP_ERR_IO) {
+        report_failure(job, file, "", -1, &found);
+        return FSDP_OK;
+    }
+    if (st == FSDP_ERR_REFUSED) { /* no walls on this system: the data was checked all the same */
+        tell_beside(job, file, FSDP_FINDING_VALUE, found.text);
+        return FSDP_OK;
+    }
+    if (err)
+        *err = found;
+    return st;
+}
+
+static fsdp_status verify_structures(verify_job *job, fsdp_error *err)
+{
+    for (int i = 0; i < job->checkpoint->manifest.file_count; i++)
+        if (job->checkpoint->readers[i])
+            FSDP_TRY(verify_structure(job, i, err));
+    return FSDP_OK;
 }
 
 static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *err)
@@ -228,6 +270,27 @@ static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *e
     if (!*written_out)
         return FSDP_OK;
     tell_fixed(job, FSDP_VIEW_NAME, "the view was written again");
+    return FSDP_OK;
+}
+
+/* Who saves may leave the view out, and nothing notes that; one that is too large always is. */
+static fsdp_status tell_view(verify_job *job, bool there, fsdp_error *err)
+{
+    char text[FSDP_ERROR_TEXT];
+    int64_t mappings;
+    const fsdp_checkpoint *checkpoint = job->checkpoint;
+    FSDP_TRY(fsdp_view_mappings(&checkpoint->manifest, checkpoint->owners, &mappings, err));
+    if (!there && mappings > FSDP_VIEW_MAPPINGS)
+        return FSDP_OK;
+    snprintf(text, sizeof text, "%s/" FSDP_VIEW_NAME ": %s", job->checkpoint->path,
+             there ? "the view is not the one that belongs to this checkpoint; the data is not "
+                     "affected, fsdp-verify --repair makes a new one"
+                   : "there is no view, by which other programs see whole tensors, unless it was "
+                     "left out on purpose; fsdp-verify --repair makes one");
+    if (there)
+        report(job, FSDP_VIEW_NAME, "", -1, text);
+    else
+        tell_beside(job, FSDP_VIEW_NAME, FSDP_FINDING_VALUE, text);
     return FSDP_OK;
 }
 
@@ -251,10 +314,8 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
         return FSDP_OK;
     if (st != FSDP_OK)
         report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
-    else if (!same)
-        report(job, FSDP_VIEW_NAME, "", -1,
-               "the view is not the one that belongs to this checkpoint; the data is not affected, "
-               "fsdp-verify --repair makes a new one");
+    else if (!same || !there)
+        return tell_view(job, there, err);
     return FSDP_OK;
 }
 
@@ -328,6 +389,8 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_data(job, err));
     if (deep)
         FSDP_TRY(verify_values(job, err));
+    if (deep)
+        FSDP_TRY(verify_structures(job, err));
     if (deep || job->opts->repair)
         FSDP_TRY(verify_view(job, err));
     if (job->opts->repair && atomic_load(&job->findings) == 0 &&

@@ -36,8 +36,8 @@ static fsdp_status each_stored(const fsdp_entry *entry, int owner, fsdp_stored_v
     return fsdp_plan_stored(entry, owner, &whole, visit, user, err);
 }
 
-static fsdp_status count_mappings(const fsdp_manifest *manifest, const int *owners,
-                                  int64_t *count_out, fsdp_error *err)
+fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
+                               fsdp_error *err)
 {
     *count_out = 0;
     for (size_t i = 0; i < fsdp_sd_count(manifest->sd); i++) {
@@ -157,7 +157,7 @@ fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifes
     int64_t mappings;
     *written_out = false;
     fsdp_flow("statedict/view.c", "view '%s'", path);
-    FSDP_TRY(count_mappings(manifest, owners, &mappings, err));
+    FSDP_TRY(fsdp_view_mappings(manifest, owners, &mappings, err));
     if (mappings > FSDP_VIEW_MAPPINGS) {
         fsdp_notice(watch,
                     "no " FSDP_VIEW_NAME

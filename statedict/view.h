@@ -7,6 +7,9 @@
 /* More mappings than this would make the view slower than it is useful. */
 enum { FSDP_VIEW_MAPPINGS = 262144 };
 
+fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners, int64_t *count_out,
+                               fsdp_error *err);
+
 /*
  * Writes DIR/index.h5 for the kinds sharded and local. Left out, with a notice, above
  * FSDP_VIEW_MAPPINGS. owners as in fsdp_plan_owners.

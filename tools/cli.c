@@ -15,7 +15,16 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { KEY_HELP = 0x1000, KEY_VERSION, KEY_PROGRESS, KEY_SANDBOX, KEY_JSON, KEY_MEM, KEY_LOG };
+enum {
+    KEY_HELP = 0x1000,
+    KEY_VERSION,
+    KEY_PROGRESS,
+    KEY_SANDBOX,
+    KEY_LINKS,
+    KEY_JSON,
+    KEY_MEM,
+    KEY_LOG
+};
 
 static const cli_tool *running;
 static volatile sig_atomic_t stop_signal;
@@ -257,6 +266,7 @@ static error_t parse_work(int key, char *arg, struct argp_state *state)
         if (cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS)
             fsdp_sandbox_by_limits_only();
         return 0;
+    case KEY_LINKS: fsdp_follow_links(); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }
@@ -266,6 +276,7 @@ static const struct argp_option work_options[] = {
     {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
     {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
     {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit", 0},
+    {"follow-links", KEY_LINKS, NULL, 0, "read through symbolic links, wherever they lead", 0},
     {0}};
 const struct argp cli_work_argp = {.options = work_options, .parser = parse_work};
 

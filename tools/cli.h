@@ -160,6 +160,8 @@ void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-ali
 void cli_add_argument(fsdp_text *text, const char *argument);
 /* Nothing in it is spelled otherwise for a terminal. */
 bool cli_is_harmless(const char *text);
+/* A line feed, and no blanks before it. */
+void cli_end_line(fsdp_text *text);
 /* Whole, for lists that other programs read line by line. */
 void cli_add_full_name(fsdp_text *text, const char *name, size_t size);
 

@@ -140,6 +140,13 @@ void cli_add_padded(fsdp_text *text, const char *data, int width)
     fsdp_text_addf(text, "%-*s", width, data);
 }
 
+void cli_end_line(fsdp_text *text)
+{
+    while (text->size > 0 && text->data[text->size - 1] == ' ')
+        text->size--;
+    fsdp_text_add(text, "\n", 1);
+}
+
 /* --- paths ------------------------------------------------------------------------------------ */
 
 static bool has_manifest(const char *directory)
@@ -148,21 +155,6 @@ static bool has_manifest(const char *directory)
     struct stat info;
     int n = snprintf(path, sizeof path, "%s/manifest.json", directory);
     return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
-}
-
-fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
-{
-    char directory[PATH_MAX];
-    struct stat info;
-    const char *slash = strrchr(path, '/');
-    int n = slash ? (int)(slash - path) : 1;
-    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
-        return FSDP_OK;
-    snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
-    if (!has_manifest(directory))
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",
-                     path, directory);
 }
 
 bool cli_is_run(const char *path)

@@ -1,5 +1,5 @@
 /* fsdp-diff: are two checkpoints the same state, and where not? Largest differences first. */
-#include "tools/cli.h"
+#include "tools/ls.h"
 
 #include <fsdp/diff.h>
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TOP_DEFAULT = 20 };
+enum { TOP_DEFAULT = 20, VALUE_SHOWN = 80, VALUE_BEFORE = 16 };
 
 typedef enum color_mode { COLOR_AUTO, COLOR_ALWAYS, COLOR_NEVER } color_mode;
 
@@ -260,8 +260,9 @@ static void add_summary(fsdp_text *text, const fsdp_diff_summary *summary,
                    summary->equal, summary->differ, summary->only_b, summary->only_a);
     for (int i = 0; i < 2; i++) {
         const fsdp_checkpoint_info *info = fsdp_checkpoint_describe(sides[i]);
-        fsdp_text_addf(text, "%s: %s %s, world %d", i == 0 ? "     (a" : "; b", info->format,
-                       cli_kind(info->kind), info->world);
+        fsdp_text_addf(text, "%s: %s", i == 0 ? "     (a" : "; b", info->format);
+        if (info->format_major > 0)
+            fsdp_text_addf(text, " %s, world %d", cli_kind(info->kind), info->world);
     }
     fsdp_text_addf(text, ")\n");
 }
@@ -285,7 +286,8 @@ static void add_data(fsdp_text *text, const fsdp_diff_item *item, const fsdp_ent
     cli_add_shape(text, tensor->ndim, item->at);
     fsdp_text_addf(text, ": %s -> %s", item->from, item->to);
     if (item->bits > 0)
-        fsdp_text_addf(text, " (%d bit%s)", item->bits, item->bits == 1 ? "" : "s");
+        fsdp_text_addf(text, " (%d of %zu bits differ%s)", item->bits,
+                       8 * fsdp_dtype_size(tensor->dtype), item->bits == 1 ? "s" : "");
     if (isfinite(item->max_rel))
         fsdp_text_addf(text, ", max rel %.2g", item->max_rel);
 }
@@ -307,14 +309,61 @@ static void add_mark(fsdp_text *text, char mark)
         fsdp_text_addf(text, "%c ", mark);
 }
 
-static void add_difference(fsdp_text *text, const fsdp_diff_item *item,
+static bool is_value(const fsdp_diff_item *item)
+{
+    return item->why && strcmp(item->why, "value") == 0;
+}
+
+static void add_value(fsdp_text *text, const diff_options *opts, fsdp_checkpoint *side,
+                      const fsdp_entry *entry)
+{
+    ls_options shown = {.common = opts->common};
+    ls_listing listing = {.options = &shown, .checkpoint = side};
+    ls_add_value(&listing, text, &entry->value);
+}
+
+/* What stands before the first difference is cut, but for a few characters, where all would not fit. */
+static void add_cut(fsdp_text *text, const fsdp_text *value, size_t same)
+{
+    char shown[VALUE_SHOWN];
+    size_t skipped = value->size >= sizeof shown && same > VALUE_BEFORE ? same - VALUE_BEFORE : 0;
+    while (skipped > 0 && ((unsigned char)value->data[skipped] & 0xC0) == 0x80)
+        skipped--; /* inside a character */
+    if (skipped > 0)
+        fsdp_text_addf(text, "...");
+    fsdp_printable(value->data + skipped, value->size - skipped, shown, sizeof shown);
+    fsdp_text_add(text, shown, strlen(shown));
+}
+
+static void add_values(fsdp_text *text, const diff_options *opts, const fsdp_diff_item *item,
+                       fsdp_checkpoint *const sides[2])
+{
+    fsdp_text a = {0}, b = {0};
+    size_t same = 0;
+    add_value(&a, opts, sides[0], item->a);
+    add_value(&b, opts, sides[1], item->b);
+    if (a.failed || b.failed)
+        text->failed = true;
+    while (!text->failed && same < a.size && same < b.size && a.data[same] == b.data[same])
+        same++;
+    if (!text->failed) {
+        fsdp_text_addf(text, "value: ");
+        add_cut(text, &a, same);
+        fsdp_text_addf(text, " -> ");
+        add_cut(text, &b, same);
+    }
+    fsdp_text_release(&a);
+    fsdp_text_release(&b);
+}
+
+static void add_difference(fsdp_text *text, const diff_options *opts, const fsdp_diff_item *item,
                            fsdp_checkpoint *const sides[2])
 {
     add_mark(text, '*');
     cli_add_name(text, item->a->name, item->a->name_size);
     fsdp_text_addf(text, "  ");
-    if (item->why && strcmp(item->why, "value") == 0) {
-        fsdp_text_addf(text, "the value differs");
+    if (is_value(item)) {
+        add_values(text, opts, item, sides);
     } else if (item->why) {
         fsdp_text_addf(text, "%s: ", item->why);
         add_entry(text, tensor_of(sides[0], item->a));
@@ -346,7 +395,7 @@ static fsdp_status print_items(const diff_options *opts, const diff_list *list,
         opts->top > 0 && (size_t)opts->top < list->count ? (size_t)opts->top : list->count;
     for (size_t i = 0; i < shown; i++) {
         if (list->items[i].state == FSDP_DIFF_DIFFERS)
-            add_difference(text, &list->items[i], sides);
+            add_difference(text, opts, &list->items[i], sides);
         else
             add_one_sided(text, &list->items[i]);
         FSDP_TRY(cli_put(text));
@@ -377,8 +426,18 @@ static void add_data_json(fsdp_text *text, const fsdp_diff_item *item, int ndim)
     add_real(text, item->max_rel);
 }
 
-static fsdp_status print_json(const diff_list *list, const fsdp_diff_summary *summary,
-                              fsdp_checkpoint *const sides[2], fsdp_text *text)
+static void add_values_json(fsdp_text *text, const diff_options *opts, const fsdp_diff_item *item,
+                            fsdp_checkpoint *const sides[2])
+{
+    fsdp_text_addf(text, ", \"a\": ");
+    add_value(text, opts, sides[0], item->a);
+    fsdp_text_addf(text, ", \"b\": ");
+    add_value(text, opts, sides[1], item->b);
+}
+
+static fsdp_status print_json(const diff_options *opts, const diff_list *list,
+                              const fsdp_diff_summary *summary, fsdp_checkpoint *const sides[2],
+                              fsdp_text *text)
 {
     static const char *const states[] = {"equal", "differs", "only_a", "only_b"};
     fsdp_text_addf(text, "{\"schema\": 1, \"equal\": %" PRId64 ", \"differ\": %" PRId64,
@@ -395,6 +454,8 @@ static fsdp_status print_json(const diff_list *list, const fsdp_diff_summary *su
             fsdp_text_addf(text, ", \"why\": \"%s\"", item->why ? item->why : "data");
         if (item->state == FSDP_DIFF_DIFFERS && !item->why)
             add_data_json(text, item, tensor_of(sides[0], item->a)->ndim);
+        else if (is_value(item))
+            add_values_json(text, opts, item, sides);
         fsdp_text_addf(text, "}");
         FSDP_TRY(cli_put(text));
     }
@@ -413,7 +474,7 @@ static fsdp_status print_result(const diff_options *opts, diff_list *list,
     if (list->count > 1)
         qsort(list->items, list->count, sizeof *list->items, largest_first);
     if (opts->common.json) {
-        st = print_json(list, summary, sides, &text);
+        st = print_json(opts, list, summary, sides, &text);
     } else if (!opts->common.quiet) {
         add_summary(&text, summary, sides);
         st = print_items(opts, list, sides, &text);

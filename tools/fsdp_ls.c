@@ -117,15 +117,6 @@ const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry)
     return entry->kind == FSDP_ENTRY_TENSOR ? entry : NULL;
 }
 
-void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS])
-{
-    bool six_bits = tensor->dtype == FSDP_F6_E2M3 || tensor->dtype == FSDP_F6_E3M2;
-    for (int d = 0; d < tensor->ndim; d++)
-        shape_out[d] = tensor->shape[d];
-    if (six_bits && tensor->ndim > 0)
-        shape_out[tensor->ndim - 1] = shape_out[tensor->ndim - 1] / 3 * 4;
-}
-
 static int64_t listed_bytes(const ls_listing *listing, size_t number)
 {
     const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);

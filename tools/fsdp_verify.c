@@ -232,10 +232,16 @@ static fsdp_status verify_resolved(const char *path, const fsdp_verify_opts *opt
                                    fsdp_verify_summary *summary_out, fsdp_error *err)
 {
     char *resolved = NULL;
+    fsdp_error found = {0};
     FSDP_TRY(cli_check_not_inside(path, err));
-    if (fsdp_checkpoint_resolve(path, NULL, &opts->watch, &resolved, NULL) != FSDP_OK)
+    fsdp_status status = fsdp_checkpoint_resolve(path, NULL, &opts->watch, &resolved, &found);
+    if (status == FSDP_ERR_NOT_FOUND) {
+        *err = found;
+        return status;
+    }
+    if (status != FSDP_OK)
         return fsdp_checkpoint_verify(path, opts, summary_out, err);
-    fsdp_status status = fsdp_checkpoint_verify(resolved, opts, summary_out, err);
+    status = fsdp_checkpoint_verify(resolved, opts, summary_out, err);
     fsdp_string_free(resolved);
     return status;
 }

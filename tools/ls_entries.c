@@ -121,12 +121,36 @@ static void add_ranks(fsdp_text *text, const fsdp_entry *tensor, int first, int 
     fsdp_text_add(text, "\n", 1);
 }
 
-static void add_holders(fsdp_text *text, const ls_listing *listing, const fsdp_entry *tensor)
+/* Other programs' files hold boxes; who saved them is nowhere. */
+static void add_places(fsdp_text *text, const ls_listing *listing, size_t number)
 {
+    const fsdp_entry *tensor = fsdp_sd_at(listing->sd, number);
+    fsdp_box box;
+    char bytes[CLI_NUMBER];
+    int in;
+    for (size_t i = 0; fsdp_checkpoint_stored_box(listing->checkpoint, number, i, &box, &in); i++) {
+        fsdp_checkpoint_file file;
+        int64_t size = fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(tensor->dtype);
+        fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
+        fsdp_text_addf(text, "  ");
+        cli_add_message(text, file.name);
+        fsdp_text_addf(text, "  %10s  ", cli_bytes(size, bytes));
+        add_box(text, &box);
+        fsdp_text_add(text, "\n", 1);
+    }
+}
+
+static void add_holders(fsdp_text *text, const ls_listing *listing, size_t number)
+{
+    const fsdp_entry *tensor = fsdp_sd_at(listing->sd, number);
     int first = 0;
     add_padded_name(text, tensor);
     add_tensor_columns(text, tensor);
-    fsdp_text_add(text, "\n", 1);
+    cli_end_line(text);
+    if (listing->info->format_major == 0) {
+        add_places(text, listing, number);
+        return;
+    }
     for (int rank = 1; rank <= listing->info->world; rank++) {
         if (rank < listing->info->world && same_boxes(tensor, first, rank))
             continue;
@@ -135,20 +159,31 @@ static void add_holders(fsdp_text *text, const ls_listing *listing, const fsdp_e
     }
 }
 
+static void add_file(fsdp_text *text, const ls_listing *listing, int number)
+{
+    fsdp_checkpoint_file file;
+    char words[CLI_NUMBER];
+    fsdp_checkpoint_file_at(listing->checkpoint, number, &file);
+    cli_add_message(text, file.name);
+    fsdp_text_addf(text, "  %10s  ", cli_bytes(file.size, words));
+    if (listing->info->format_major == 0)
+        fsdp_text_addf(text, "%" PRId64 " %s\n", file.box_count,
+                       file.box_count == 1 ? "box" : "boxes");
+    else
+        fsdp_text_addf(text, "%" PRId64 " boxes, %" PRId64 " blocks\n", file.box_count,
+                       file.block_count);
+}
+
 fsdp_status ls_print_shards(ls_listing *listing, fsdp_text *text)
 {
     for (int i = 0; i < listing->info->file_count; i++) {
-        fsdp_checkpoint_file file;
-        char number[CLI_NUMBER];
-        fsdp_checkpoint_file_at(listing->checkpoint, i, &file);
-        fsdp_text_addf(text, "%s  %10s  %" PRId64 " boxes, %" PRId64 " blocks\n", file.name,
-                       cli_bytes(file.size, number), file.box_count, file.block_count);
+        add_file(text, listing, i);
         FSDP_TRY(cli_put(text));
     }
     for (size_t i = 0; i < listing->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(listing->sd, listing->order[i]);
         if (entry->kind == FSDP_ENTRY_TENSOR)
-            add_holders(text, listing, entry);
+            add_holders(text, listing, listing->order[i]);
         FSDP_TRY(cli_put(text));
     }
     return FSDP_OK;

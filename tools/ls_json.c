@@ -7,187 +7,8 @@
 #include <fsdp/digest.h>
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* --- values ----------------------------------------------------------------------------------- */
-
-static void add_hex_digest(fsdp_text *text, const void *data, size_t size)
-{
-    fsdp_sha256 sha;
-    uint8_t digest[FSDP_SHA256_SIZE];
-    fsdp_sha256_init(&sha);
-    fsdp_sha256_add(&sha, data, size);
-    fsdp_sha256_value(&sha, digest);
-    fsdp_text_add_hex(text, digest, sizeof digest);
-}
-
-static void add_float(fsdp_text *text, double value)
-{
-    if (isfinite(value))
-        fsdp_text_add_f64(text, value);
-    else
-        fsdp_text_addf(text, "{\"float\": \"%s\"}",
-                       isnan(value) ? "nan"
-                       : value > 0  ? "inf"
-                                    : "-inf");
-}
-
-static void add_list(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    fsdp_text_add(text, "[", 1);
-    for (size_t i = 0; i < value->as.list.count; i++) {
-        if (i > 0)
-            fsdp_text_add(text, ", ", 2);
-        ls_add_value(listing, text, &value->as.list.items[i]);
-    }
-    fsdp_text_add(text, "]", 1);
-}
-
-static void add_dict(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    if (value->as.list.count == 0) {
-        fsdp_text_add(text, "{}", 2);
-        return;
-    }
-    fsdp_text_addf(text, "{\"dict\": [");
-    for (size_t i = 0; i + 1 < value->as.list.count; i += 2) {
-        fsdp_text_addf(text, i > 0 ? ", [" : "[");
-        ls_add_value(listing, text, &value->as.list.items[i]);
-        fsdp_text_add(text, ", ", 2);
-        ls_add_value(listing, text, &value->as.list.items[i + 1]);
-        fsdp_text_add(text, "]", 1);
-    }
-    fsdp_text_addf(text, "]}");
-}
-
-static void add_per_rank(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    fsdp_text_addf(text, "{\"per_rank\": ");
-    add_list(listing, text, fsdp_value_per_rank(value));
-    fsdp_text_add(text, "}", 1);
-}
-
-static void add_bytes(fsdp_text *text, const fsdp_value *value)
-{
-    fsdp_text_addf(text, "{\"bytes\": %zu, \"sha256\": \"", value->as.bytes.size);
-    add_hex_digest(text, value->as.bytes.data, value->as.bytes.size);
-    fsdp_text_addf(text, "\"}");
-}
-
-/* What PyTorch stored is shown as it is shown there. */
-static bool add_opened(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    ls_listing inner = {.options = listing->options};
-    fsdp_error err = {0};
-    if (fsdp_checkpoint_open_value(value, &inner.checkpoint, &err) != FSDP_OK)
-        return false;
-    ls_add_value(&inner, text, &fsdp_sd_at(fsdp_checkpoint_sd(inner.checkpoint), 0)->value);
-    if (listing->failure.status == FSDP_OK)
-        listing->failure = inner.failure;
-    fsdp_checkpoint_close(inner.checkpoint);
-    return true;
-}
-
-static void add_opaque(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    if (add_opened(listing, text, value))
-        return;
-    fsdp_text_addf(text, "{\"opaque\": ");
-    if (fsdp_utf8_valid(value->as.bytes.data, value->as.bytes.size))
-        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
-    else
-        fsdp_text_addf(text, "\"%zu bytes\"", value->as.bytes.size);
-    fsdp_text_add(text, "}", 1);
-}
-
-static void add_integer(fsdp_text *text, const fsdp_value *value)
-{
-    fsdp_text_addf(text, "{\"int\": ");
-    fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
-    fsdp_text_add(text, "}", 1);
-}
-
-static void add_complex(fsdp_text *text, const double parts[2])
-{
-    fsdp_text_addf(text, "{\"complex\": [");
-    add_float(text, parts[0]);
-    fsdp_text_add(text, ", ", 2);
-    add_float(text, parts[1]);
-    fsdp_text_addf(text, "]}");
-}
-
-typedef struct inner_digest {
-    fsdp_sha256 sha;
-    fsdp_text head; /* dtype and shape */
-} inner_digest;
-
-static fsdp_status add_inner_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
-                                  const void *data, fsdp_error *err)
-{
-    inner_digest *inner = user;
-    (void)err;
-    fsdp_sha256_add(&inner->sha, data, (size_t)count * fsdp_dtype_size(entry->dtype));
-    if (first > 0)
-        return FSDP_OK;
-    int64_t shape[FSDP_MAX_DIMS];
-    ls_shape(entry, shape);
-    fsdp_text_addf(&inner->head, "{\"dtype\": \"%s\", \"shape\": ", fsdp_dtype_name(entry->dtype));
-    cli_add_shape(&inner->head, entry->ndim, shape);
-    return FSDP_OK;
-}
-
-/* What fails here is told at the end of the listing. */
-static void add_inner(ls_listing *listing, fsdp_text *text, uint64_t tensor)
-{
-    inner_digest inner = {0};
-    uint8_t digest[FSDP_SHA256_SIZE];
-    fsdp_sha256_init(&inner.sha);
-    fsdp_error err = {0};
-    if (fsdp_checkpoint_stream_inner(listing->checkpoint, tensor, listing->options->common.memory,
-                                     add_inner_slab, &inner, &err) != FSDP_OK &&
-        listing->failure.status == FSDP_OK)
-        listing->failure = err;
-    fsdp_sha256_value(&inner.sha, digest);
-    fsdp_text_addf(text, "{\"tensor\": ");
-    if (inner.head.size > 0)
-        fsdp_text_add(text, inner.head.data, inner.head.size);
-    fsdp_text_addf(text, ", \"sha256\": \"");
-    fsdp_text_add_hex(text, digest, sizeof digest);
-    fsdp_text_addf(text, "\"}}");
-    fsdp_text_release(&inner.head);
-}
-
-void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
-{
-    switch (value->kind) {
-    case FSDP_VALUE_NULL: fsdp_text_addf(text, "null"); break;
-    case FSDP_VALUE_BOOL: fsdp_text_addf(text, value->as.boolean ? "true" : "false"); break;
-    case FSDP_VALUE_I64: fsdp_text_addf(text, "%" PRId64, value->as.i64); break;
-    case FSDP_VALUE_U64:
-        fsdp_text_addf(text, value->as.u64 <= INT64_MAX ? "%" PRIu64 : "{\"int\": \"%" PRIu64 "\"}",
-                       value->as.u64);
-        break;
-    case FSDP_VALUE_F64: add_float(text, value->as.f64); break;
-    case FSDP_VALUE_STRING:
-        fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
-        break;
-    case FSDP_VALUE_BYTES: add_bytes(text, value); break;
-    case FSDP_VALUE_LIST: add_list(listing, text, value); break;
-    case FSDP_VALUE_DICT:
-        if (fsdp_value_per_rank(value))
-            add_per_rank(listing, text, value);
-        else
-            add_dict(listing, text, value);
-        break;
-    case FSDP_VALUE_OPAQUE:
-    case FSDP_VALUE_CLASS: add_opaque(listing, text, value); break;
-    case FSDP_VALUE_INTEGER: add_integer(text, value); break;
-    case FSDP_VALUE_COMPLEX: add_complex(text, value->as.complex_parts); break;
-    case FSDP_VALUE_TENSOR: add_inner(listing, text, value->as.tensor); break;
-    }
-}
 
 /* --- digests ---------------------------------------------------------------------------------- */
 
@@ -222,12 +43,17 @@ static fsdp_status add_slab(void *user, const fsdp_entry *entry, int64_t first, 
     return FSDP_OK;
 }
 
+static size_t target_of(const ls_listing *listing, size_t number)
+{
+    const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);
+    return entry->kind == FSDP_ENTRY_ALIAS ? entry->target : number;
+}
+
 /* number is of a tensor or an alias. */
 static fsdp_status add_tensor_digest(ls_listing *listing, digest_cache *cache, size_t number,
                                      fsdp_text *text, fsdp_error *err)
 {
-    const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);
-    size_t target = entry->kind == FSDP_ENTRY_ALIAS ? entry->target : number;
+    size_t target = target_of(listing, number);
     if (!cache->known[target]) {
         fsdp_sha256 sha;
         fsdp_sha256_init(&sha);
@@ -303,6 +129,26 @@ static void add_boxes(fsdp_text *text, const ls_listing *listing, const fsdp_ent
     fsdp_text_add(text, "]", 1);
 }
 
+/* Other programs' files: where a box lies, since nobody knows which rank had it. */
+static void add_places(fsdp_text *text, const ls_listing *listing, size_t number)
+{
+    fsdp_box box;
+    int in;
+    fsdp_text_addf(text, ", \"boxes\": [");
+    for (size_t i = 0; fsdp_checkpoint_stored_box(listing->checkpoint, number, i, &box, &in); i++) {
+        fsdp_checkpoint_file file;
+        fsdp_checkpoint_file_at(listing->checkpoint, in, &file);
+        fsdp_text_addf(text, "%s{\"file\": ", i > 0 ? ", " : "");
+        fsdp_text_add_json_string(text, file.name, strlen(file.name));
+        fsdp_text_addf(text, ", \"offset\": ");
+        add_numbers(text, box.ndim, box.lo);
+        fsdp_text_addf(text, ", \"shape\": ");
+        add_numbers(text, box.ndim, box.len);
+        fsdp_text_add(text, "}", 1);
+    }
+    fsdp_text_add(text, "]", 1);
+}
+
 static fsdp_status add_tensor(ls_listing *listing, digest_cache *cache, size_t number,
                               fsdp_text *text, fsdp_error *err)
 {
@@ -316,7 +162,9 @@ static fsdp_status add_tensor(ls_listing *listing, digest_cache *cache, size_t n
         FSDP_TRY(add_tensor_digest(listing, cache, number, text, err));
         fsdp_text_add(text, "\"", 1);
     }
-    if (listing->options->mode == LS_SHARDS)
+    if (listing->options->mode == LS_SHARDS && listing->info->format_major == 0)
+        add_places(text, listing, target_of(listing, number));
+    else if (listing->options->mode == LS_SHARDS)
         add_boxes(text, listing, tensor);
     fsdp_text_add(text, "}", 1);
     return FSDP_OK;
@@ -394,10 +242,26 @@ static void add_files(const ls_listing *listing, fsdp_text *text)
         fsdp_text_addf(text, i > 0 ? ",\n  {\"name\": " : "\n  {\"name\": ");
         fsdp_text_add_json_string(text, file.name, strlen(file.name));
         fsdp_text_addf(text,
-                       ", \"size\": %" PRId64 ", \"boxes\": %" PRId64 ", \"blocks\": %" PRId64 "}",
-                       file.size, file.box_count, file.block_count);
+                       ", \"size\": %" PRId64 ", \"boxes\": %" PRId64 ", \"blocks\": ", file.size,
+                       file.box_count);
+        if (listing->info->format_major > 0)
+            fsdp_text_addf(text, "%" PRId64 "}", file.block_count);
+        else
+            fsdp_text_addf(text, "null}");
     }
     fsdp_text_addf(text, "],\n");
+}
+
+/* Other programs name no run. */
+static void add_run(fsdp_text *text, const fsdp_checkpoint_info *info)
+{
+    if (info->format_major == 0) {
+        fsdp_text_addf(text, "null");
+        return;
+    }
+    fsdp_text_add(text, "\"", 1);
+    fsdp_text_add_hex(text, info->run, sizeof info->run);
+    fsdp_text_add(text, "\"", 1);
 }
 
 static void add_head(const ls_listing *listing, fsdp_text *text)
@@ -405,17 +269,20 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
     const fsdp_checkpoint_info *info = listing->info;
     fsdp_text_addf(text, "{\"schema\": 1, \"path\": ");
     fsdp_text_add_json_string(text, info->path, strlen(info->path));
-    fsdp_text_addf(text, ", \"format\": \"%s\", \"format_version\": \"%d.%d\", \"kind\": \"%s\",\n",
-                   info->format, info->format_major, info->format_minor, cli_kind(info->kind));
-    fsdp_text_addf(text, " \"step\": ");
+    fsdp_text_addf(text, ", \"format\": \"%s\", \"format_version\": ", info->format);
+    if (info->format_major > 0)
+        fsdp_text_addf(text, "\"%d.%d\"", info->format_major, info->format_minor);
+    else
+        fsdp_text_addf(text, "null");
+    fsdp_text_addf(text, ", \"kind\": \"%s\",\n \"step\": ", cli_kind(info->kind));
     if (info->step == FSDP_STEP_NONE)
         fsdp_text_addf(text, "null");
     else
         fsdp_text_addf(text, "%" PRId64, info->step);
-    fsdp_text_addf(text, ", \"world_size\": %d, \"compressed\": %s, \"run\": \"", info->world,
+    fsdp_text_addf(text, ", \"world_size\": %d, \"compressed\": %s, \"run\": ", info->world,
                    info->compressed ? "true" : "false");
-    fsdp_text_add_hex(text, info->run, sizeof info->run);
-    fsdp_text_addf(text, "\",\n");
+    add_run(text, info);
+    fsdp_text_addf(text, ",\n");
     if (info->compressed) {
         char plugin[4096];
         ls_plugin_path(plugin, sizeof plugin);

@@ -28,7 +28,7 @@ static void add_line(fsdp_text *text, const fsdp_entry *entry, const fsdp_stats 
         fsdp_text_addf(text, "  NaN %" PRId64, stats->nans);
     if (stats->infinities > 0)
         fsdp_text_addf(text, "  Inf %" PRId64, stats->infinities);
-    fsdp_text_add(text, "\n", 1);
+    cli_end_line(text);
 }
 
 /* One character per bin, as high as the logarithm of its count; what is no finite number is told. */

@@ -91,6 +91,7 @@ typedef struct summary {
     size_t *next_alias; /* per entry: the next alias of the same tensor, SIZE_MAX at the end */
     size_t *first_alias;
     int name_width;
+    bool state_is_optim;
 } summary;
 
 static const fsdp_entry *selected(const summary *sum, size_t index)
@@ -186,6 +187,14 @@ static void make_rows(summary *sum)
     }
 }
 
+/* Of the row that begins with entry `index`. Nothing is folded where it stands alone. */
+static const char *row_name_of(const summary *sum, size_t index, size_t *size_out)
+{
+    bool is_alone = sum->row_sizes[index] == 1;
+    *size_out = is_alone ? selected(sum, index)->name_size : sum->folded[index].size;
+    return is_alone ? selected(sum, index)->name : sum->names.data + sum->folded[index].start;
+}
+
 static void link_aliases(summary *sum)
 {
     const fsdp_sd *sd = sum->listing->sd;
@@ -207,11 +216,11 @@ static bool begins_with(const char *data, size_t size, const char *prefix)
     return size >= strlen(prefix) && memcmp(data, prefix, strlen(prefix)) == 0;
 }
 
-static int group_of(const fsdp_entry *entry)
+static int group_of(const summary *sum, const fsdp_entry *entry)
 {
-    if (begins_with(entry->name, entry->name_size, "model."))
-        return GROUP_MODEL;
-    return begins_with(entry->name, entry->name_size, "optim.") ? GROUP_OPTIM : GROUP_EXTRA;
+    if (fsdp_entry_is_optim(entry, sum->state_is_optim))
+        return GROUP_OPTIM;
+    return begins_with(entry->name, entry->name_size, "model.") ? GROUP_MODEL : GROUP_EXTRA;
 }
 
 typedef struct group {
@@ -236,7 +245,7 @@ static void count_groups(const summary *sum, group groups[GROUPS])
 {
     for (size_t i = 0; i < sum->listing->count; i++) {
         const fsdp_entry *entry = selected(sum, i);
-        group *into = &groups[group_of(entry)];
+        group *into = &groups[group_of(sum, entry)];
         if (entry->kind == FSDP_ENTRY_TENSOR)
             count_tensor(into, entry);
         else if (entry->kind == FSDP_ENTRY_VALUE)
@@ -286,14 +295,16 @@ static void add_value_names(fsdp_text *text, const summary *sum, int group_numbe
     for (size_t i = 0; i < sum->listing->count; i++) {
         const fsdp_entry *entry = selected(sum, i);
         if (sum->row_sizes[i] == 0 || entry->kind != FSDP_ENTRY_VALUE ||
-            group_of(entry) != group_number)
+            group_of(sum, entry) != group_number)
             continue;
         if (shown++ == KINDS_SHOWN) {
             fsdp_text_addf(text, ", ...");
             return;
         }
         fsdp_text_addf(text, shown == 1 ? ": " : ", ");
-        cli_add_name(text, sum->names.data + sum->folded[i].start, sum->folded[i].size);
+        size_t size;
+        const char *name = row_name_of(sum, i, &size);
+        cli_add_name(text, name, size);
         if (sum->row_sizes[i] > 1)
             fsdp_text_addf(text, " x%" PRId64, sum->row_sizes[i]);
     }
@@ -339,11 +350,12 @@ static bool same_layouts(const summary *sum, size_t place)
     return true;
 }
 
-static void add_folded_name(fsdp_text *text, const summary *sum, size_t index)
+static void add_row_name(fsdp_text *text, const summary *sum, size_t index)
 {
     char name[NAME_MOST + 1];
-    const row_name *folded = &sum->folded[index];
-    fsdp_printable(sum->names.data + folded->start, folded->size, name, sizeof name);
+    size_t size;
+    const char *shown = row_name_of(sum, index, &size);
+    fsdp_printable(shown, size, name, sizeof name);
     cli_add_padded(text, name, sum->name_width);
 }
 
@@ -357,7 +369,7 @@ static void add_row(fsdp_text *text, const summary *sum, size_t place)
     ls_shape(tensor, shape);
     cli_add_shape(&words, tensor->ndim, shape);
     fsdp_text_add(text, "  ", 2);
-    add_folded_name(text, sum, index);
+    add_row_name(text, sum, index);
     fsdp_text_addf(text, "  %4" PRId64 " x %-16s  %-7s  %10s  ", count,
                    words.data ? words.data : "", fsdp_dtype_name(tensor->dtype),
                    cli_bytes(count * fsdp_entry_bytes(tensor), number));
@@ -376,7 +388,7 @@ static bool is_shown(const summary *sum, size_t index, bool with_optim)
 {
     const fsdp_entry *entry = selected(sum, index);
     return sum->row_sizes[index] > 0 && entry->kind == FSDP_ENTRY_TENSOR &&
-           (with_optim || group_of(entry) != GROUP_OPTIM);
+           (with_optim || group_of(sum, entry) != GROUP_OPTIM);
 }
 
 static bool only_optim(const summary *sum)
@@ -394,8 +406,12 @@ static fsdp_status add_rows(fsdp_text *text, summary *sum, size_t *places)
     for (size_t place = 0; place < count; place++)
         places[sum->rows[place]] = place;
     for (size_t i = 0; i < count; i++) {
-        int width = (int)(sum->folded[i].size < NAME_MOST ? sum->folded[i].size : NAME_MOST);
-        if (is_shown(sum, i, with_optim) && width > sum->name_width)
+        size_t size;
+        if (!is_shown(sum, i, with_optim))
+            continue;
+        (void)row_name_of(sum, i, &size);
+        int width = (int)(size < NAME_MOST ? size : NAME_MOST);
+        if (width > sum->name_width)
             sum->name_width = width;
     }
     for (size_t i = 0; i < count; i++) {
@@ -421,6 +437,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *places)
 {
     link_aliases(sum);
     make_rows(sum);
+    sum->state_is_optim = fsdp_sd_state_is_optim(sum->listing->sd);
     if (sum->names.failed) {
         text->failed = true;
         return FSDP_ERR_LIMIT;

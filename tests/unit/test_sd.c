@@ -1,5 +1,6 @@
 /* State dicts: what is taken, what is refused by name, and that everything but tensor memory is a copy. */
 #include "base/mem.h"
+#include "statedict/layout_internal.h"
 #include <fsdp/sd.h>
 
 #include <criterion/criterion.h>
@@ -255,6 +256,64 @@ Test(sd, a_hundred_thousand_names_are_found)
         cr_assert_eq(fsdp_sd_find(sd, name, (size_t)size), i < NAMES ? i : -1);
     }
     fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+Test(sd, names_are_found_where_room_was_made_for_them)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_mesh *mesh = make_mesh(2);
+    char name[32];
+    for (int i = 0; i < 3000; i++) {
+        if (i == 1) /* one stands in the table already */
+            fsdp_sd_expect(sd, 1000);
+        if (i == 2000) /* more came than were expected */
+            fsdp_sd_expect(sd, 0);
+        int size = snprintf(name, sizeof name, "w.%d", i);
+        cr_assert_eq(add_rows(sd, name, (size_t)size, i, mesh, NULL, NULL), FSDP_OK);
+    }
+    fsdp_error err = {0};
+    cr_expect_eq(add_rows(sd, "w.0", 3, 1, mesh, NULL, &err), FSDP_ERR_USAGE);
+    for (int i = 0; i < 3001; i++) {
+        int size = snprintf(name, sizeof name, "w.%d", i);
+        cr_assert_eq(fsdp_sd_find(sd, name, (size_t)size), i < 3000 ? i : -1);
+        cr_assert(i == 3000 || fsdp_sd_at(sd, (size_t)i)->shape[0] == i);
+    }
+    fsdp_mesh_free(mesh);
+    fsdp_sd_free(sd);
+}
+
+/* --- model or optimizer? ------------------------------------------------------------------------ */
+
+static bool is_optim(const char *name, bool state_is_optim)
+{
+    const fsdp_entry entry = {.name = name, .name_size = strlen(name)};
+    return fsdp_entry_is_optim(&entry, state_is_optim);
+}
+
+Test(sd, the_first_element_of_a_name_says_what_is_of_an_optimizer)
+{
+    static const char *const optim[] = {
+        "optim",           "optim.lr", "optimizer.state.0.step",
+        "optimizers.0.lr", "opt.m",    "optimizer_state_dict.state"};
+    static const char *const model[] = {"",       "model.optim.w", "optimum.w",
+                                        "optim_", "state.0",       "param_groups"};
+    for (size_t i = 0; i < sizeof optim / sizeof *optim; i++)
+        cr_expect(is_optim(optim[i], false), "%s", optim[i]);
+    for (size_t i = 0; i < sizeof model / sizeof *model; i++)
+        cr_expect(!is_optim(model[i], false), "%s", model[i]);
+    cr_expect(is_optim("state.0", true) && is_optim("param_groups", true));
+    cr_expect(!is_optim("states.0", true));
+}
+
+Test(sd, state_is_of_an_optimizer_beside_its_groups)
+{
+    fsdp_sd *sd = make_sd();
+    fsdp_value value = fsdp_value_i64(1);
+    cr_assert_eq(fsdp_sd_add_value(sd, "state.0.step", 12, &value, NULL), FSDP_OK);
+    cr_expect(!fsdp_sd_state_is_optim(sd));
+    cr_assert_eq(fsdp_sd_add_value(sd, "param_groups.0.lr", 17, &value, NULL), FSDP_OK);
+    cr_expect(fsdp_sd_state_is_optim(sd));
     fsdp_sd_free(sd);
 }
 

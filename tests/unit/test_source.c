@@ -190,6 +190,48 @@ Test(source, links_into_the_blobs_of_a_cache_are_followed)
     fsdp_source_close(cached);
 }
 
+/* A source in snapshots/rev/unet of the cache, and a file in it that is a link to `target`. */
+static fsdp_status add_link_in_folder(const char *target)
+{
+    char folder[160], link[200];
+    int number;
+    fsdp_source *cached;
+    snprintf(folder, sizeof folder, "%s", path_of("snapshots/rev/unet"));
+    snprintf(link, sizeof link, "%s/link", folder);
+    (void)unlink(link);
+    cr_assert_eq(symlink(target, link), 0);
+    cr_assert_eq(fsdp_source_create(NULL, folder, "test", &cached, NULL), FSDP_OK);
+    err = (fsdp_error){0};
+    fsdp_status status = fsdp_source_add_file(cached, link, true, &number, &err);
+    fsdp_source_close(cached);
+    return status;
+}
+
+Test(source, a_blob_is_a_file_of_the_same_cache)
+{
+    cr_assert_eq(mkdir(path_of("blobs"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots/rev"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots/rev/unet"), 0755), 0);
+    put_file("blobs/1234", "x", 1);
+    cr_assert_eq(symlink("/etc/hostname", path_of("blobs/away")), 0);
+    cr_expect_eq(add_link_in_folder("../../../blobs/1234"), FSDP_OK, "%s", err.text);
+    cr_expect_eq(add_link_in_folder("../../../blobs/away"), FSDP_ERR_REFUSED);
+    cr_expect_eq(add_link_in_folder("/etc/hostname"), FSDP_ERR_REFUSED);
+    cr_expect(strstr(err.text, "--follow-links"), "%s", err.text);
+    fsdp_io_follow_links();
+    cr_expect_eq(add_link_in_folder("/etc/hostname"), FSDP_OK, "%s", err.text);
+}
+
+Test(source, a_link_in_the_place_of_blobs_is_none)
+{
+    cr_assert_eq(mkdir(path_of("snapshots"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots/rev"), 0755), 0);
+    cr_assert_eq(mkdir(path_of("snapshots/rev/unet"), 0755), 0);
+    cr_assert_eq(symlink("/etc", path_of("blobs")), 0);
+    cr_expect_eq(add_link_in_folder("../../../blobs/hostname"), FSDP_ERR_REFUSED);
+}
+
 Test(source, more_files_than_may_be_open_are_read)
 {
     enum { FILES = 700 };
@@ -270,6 +312,67 @@ Test(source, a_grid_of_many_chunks_is_checked_fast_and_found_again)
         cr_expect_eq(got[i], wanted);
     }
     fsdp_source_reader_release(&reader);
+}
+
+/* Two tensors of four rows, a chunk per row; the rows' bytes follow one another. */
+static void expect_rows(const size_t tensors[2])
+{
+    fsdp_source_reader reader = {0};
+    for (int t = 0; t < 2; t++) {
+        uint8_t got[16];
+        fsdp_box box = {.ndim = 2, .lo = {0, 0}, .len = {4, 4}};
+        cr_assert_eq(fsdp_source_tensor_at(source, tensors[t])->chunk_count, 4);
+        cr_assert_eq(fsdp_source_read(source, tensors[t], &box, got, &reader, &err), FSDP_OK);
+        cr_expect_arr_eq(got, bytes + 16 * t, sizeof got);
+    }
+    fsdp_source_reader_release(&reader);
+}
+
+static void add_row(size_t tensor, int64_t row, int64_t offset)
+{
+    cr_assert_eq(add_box(tensor, (int64_t[]){row, 0}, (int64_t[]){1, 4}, offset + 4 * row),
+                 FSDP_OK);
+}
+
+Test(source, chunks_that_come_tensor_by_tensor_stay_where_they_are)
+{
+    size_t tensors[2] = {tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4}),
+                         tensor_of("b", FSDP_U8, 2, (int64_t[]){4, 4})};
+    for (int t = 0; t < 2; t++)
+        for (int64_t row = 0; row < 4; row++)
+            add_row(tensors[t], 3 - row, 16 * t);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    expect_rows(tensors);
+}
+
+Test(source, chunks_that_come_mixed_are_put_to_their_tensors)
+{
+    size_t tensors[2] = {tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4}),
+                         tensor_of("b", FSDP_U8, 2, (int64_t[]){4, 4})};
+    size_t empty = tensor_of("c", FSDP_U8, 1, (int64_t[]){0});
+    for (int64_t row = 0; row < 4; row++)
+        for (int t = 1; t >= 0; t--)
+            add_row(tensors[t], row, 16 * t);
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_expect_eq(fsdp_source_tensor_at(source, empty)->chunk_count, 0);
+    expect_rows(tensors);
+}
+
+Test(source, what_was_expected_may_be_more_or_less_than_what_comes)
+{
+    static const size_t expected[] = {0, 1, 2, 50, SIZE_MAX / 1024};
+    size_t tensors[2] = {tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4}), 0};
+    add_row(tensors[0], 0, 0);
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)
+        fsdp_source_expect(source, expected[i], 4 * expected[i]);
+    tensors[1] = tensor_of("b", FSDP_U8, 2, (int64_t[]){4, 4});
+    for (int64_t row = 0; row < 8; row++)
+        if (row != 0)
+            add_row(tensors[row / 4], row % 4, 16 * (row / 4));
+    tensor_of("a", FSDP_U8, 1, (int64_t[]){0});
+    cr_expect_str_eq(fsdp_source_entry_at(source, 2)->name, "a#2");
+    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    expect_rows(tensors);
 }
 
 Test(source, a_repeated_element_of_many_gigabytes_is_refused)
