@@ -322,7 +322,8 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
 {
     fsdp_tied mode = rules->opts->tied;
     bool notes = rules->limits && rules->limits->notes_tie;
-    bool is_noted = from->source != NULL; /* aliases of other programs' checkpoints are notes only */
+    bool is_noted =
+        from->source != NULL; /* aliases of other programs' checkpoints are notes only */
     bool is_left = mode == FSDP_TIED_AUTO && ((!notes && !is_noted) || rules->config == 0);
     if (mode == FSDP_TIED_KEEP || is_left)
         return FSDP_OK;
