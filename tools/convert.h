@@ -17,6 +17,8 @@ typedef struct convert_options {
     const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
+    int argc;
+    char **argv;               /* as typed */
     const char *plan_out, *apply;
     char planning[32];         /* an option that plans and was given, for the message */
     fsdp_convert_order *order; /* what --apply read */
@@ -54,6 +56,15 @@ void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const 
 void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
 /* " --rtol 4e-3": with that fsdp-diff finds source and result equal, unless something did not fit. */
 void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
+
+/* --- convert_next.c ----------------------------------------------------------------------------- */
+
+/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none can be
+ * spelled. */
+void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan);
+/* A refusal that ends with what to drop gets the whole command line that does. */
+void convert_name_drops(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 
