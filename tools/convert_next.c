@@ -84,28 +84,74 @@ static void add_literal(left_out *left, const char *name, size_t size)
     }
 }
 
-static void add_alternative(left_out *left, const char *name, size_t size, const char *end)
+/* "^(a|b)" grows by one; is_first begins it. */
+static void add_alternative(left_out *left, bool is_first, const char *name, size_t size)
 {
-    fsdp_text_addf(&left->pattern, "%s^", left->pattern.size > 0 ? "|" : "");
+    const char *before = is_first && left->pattern.size > 0 ? "|" : "";
+    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", before);
     add_literal(left, name, size);
-    fsdp_text_addf(&left->pattern, "%s", end);
     left->failed = left->failed || left->pattern.failed || left->pattern.size > PATTERN_MOST;
 }
 
-/* Whole branches where the result has nothing of them, names elsewhere. */
+/* Whole branches where the result has nothing of them. */
+static void add_tops(left_out *left)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < left->top_count && !left->failed; i++) {
+        if (left->tops[i].is_shared)
+            continue;
+        add_alternative(left, is_first, left->tops[i].name, left->tops[i].size);
+        is_first = false;
+    }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
+}
+
+static bool is_in_top(left_out *left, const fsdp_entry *entry)
+{
+    const left_top *top = find_top(left, entry);
+    return top && !top->is_shared;
+}
+
+/* One by one elsewhere. */
 static void add_names(left_out *left)
 {
-    for (size_t i = 0; i < left->top_count && !left->failed; i++)
-        if (!left->tops[i].is_shared)
-            add_alternative(left, left->tops[i].name, left->tops[i].size, "(\\.|$)");
+    bool is_first = true;
     for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
         const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-        if (left->plan->kept[i] || !is_selected(left, i))
+        if (left->plan->kept[i] || !is_selected(left, i) || is_in_top(left, entry))
             continue;
-        const left_top *top = find_top(left, entry);
-        if (top && top->is_shared)
-            add_alternative(left, entry->name, entry->name_size, "$");
+        add_alternative(left, is_first, entry->name, entry->name_size);
+        is_first = false;
     }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")$");
+}
+
+/* What other programs nest comes back as one name for each value in it, or the other way round. */
+static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
+{
+    const char *format = opts->convert.format;
+    fsdp_value_kind kind = entry->value.kind;
+    bool nests = strcmp(format, "torch") == 0 || strcmp(format, "dcp") == 0;
+    return nests && entry->kind == FSDP_ENTRY_VALUE &&
+           (kind == FSDP_VALUE_LIST || kind == FSDP_VALUE_DICT);
+}
+
+/* Values that both sides have, under other names. */
+static void add_regrouped(left_out *left)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (!left->plan->kept[i] || !may_regroup(left->opts, entry))
+            continue;
+        left->failed = left->plan->renamed > 0;
+        add_alternative(left, is_first, entry->name, entry->name_size);
+        is_first = false;
+    }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
 }
 
 static bool is_word(const char *drop)
@@ -140,8 +186,9 @@ static bool describe_left(left_out *left)
                                            &left->filter, NULL) != FSDP_OK)
         return false;
     list_tops(left);
-    if (!left->failed)
-        add_names(left);
+    add_tops(left);
+    add_names(left);
+    add_regrouped(left);
     fsdp_filter_free(left->filter);
     return !left->failed;
 }
