@@ -138,6 +138,18 @@ static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
            (kind == FSDP_VALUE_LIST || kind == FSDP_VALUE_DICT);
 }
 
+/* Of a list within a list its siblings come back otherwise, too: the name without the numbers at its end. */
+static size_t group_size(const fsdp_entry *entry)
+{
+    size_t size = entry->name_size, at = size;
+    while (at > 0 && entry->name[at - 1] >= '0' && entry->name[at - 1] <= '9') {
+        at--;
+        if (at > 1 && at < size && entry->name[at - 1] == '.')
+            size = --at;
+    }
+    return size;
+}
+
 /* Values that both sides have, under other names. */
 static void add_regrouped(left_out *left)
 {
@@ -147,7 +159,7 @@ static void add_regrouped(left_out *left)
         if (!left->plan->kept[i] || !may_regroup(left->opts, entry))
             continue;
         left->failed = left->plan->renamed > 0;
-        add_alternative(left, is_first, entry->name, entry->name_size);
+        add_alternative(left, is_first, entry->name, group_size(entry));
         is_first = false;
     }
     if (!is_first)
