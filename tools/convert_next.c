@@ -150,20 +150,45 @@ static size_t group_size(const fsdp_entry *entry)
     return size;
 }
 
+static bool is_regrouped(const left_out *left, const fsdp_sd *result, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+    return left->plan->kept[i] && may_regroup(left->opts, entry) &&
+           fsdp_sd_find(result, entry->name, entry->name_size) < 0;
+}
+
 /* Values that both sides have, under other names. */
-static void add_regrouped(left_out *left)
+static void add_groups(left_out *left, const fsdp_sd *result)
 {
     bool is_first = true;
     for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
         const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-        if (!left->plan->kept[i] || !may_regroup(left->opts, entry))
+        if (!is_regrouped(left, result, i))
             continue;
-        left->failed = left->plan->renamed > 0;
         add_alternative(left, is_first, entry->name, group_size(entry));
         is_first = false;
     }
     if (!is_first)
         fsdp_text_addf(&left->pattern, ")(\\.|$)");
+}
+
+/* The result tells; where names change, by their number. */
+static void add_regrouped(left_out *left)
+{
+    fsdp_checkpoint *result = NULL;
+    size_t kept = 0, candidates = 0;
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        kept += left->plan->kept[i];
+        candidates += left->plan->kept[i] && may_regroup(left->opts, fsdp_sd_at(left->sd, i));
+    }
+    if (candidates == 0 || left->failed)
+        return;
+    left->failed = fsdp_checkpoint_open(left->opts->to, NULL, &result, NULL) != FSDP_OK;
+    if (!left->failed && left->plan->renamed == 0)
+        add_groups(left, fsdp_checkpoint_sd(result));
+    else if (!left->failed)
+        left->failed = fsdp_sd_count(fsdp_checkpoint_sd(result)) != kept;
+    fsdp_checkpoint_close(result);
 }
 
 static bool is_word(const char *drop)
