@@ -1,6 +1,7 @@
 /*
  * What the files of fsdp-convert share: convert_options.c (the command line), convert_report.c (what is
- * printed), convert_casts.c (of casts), convert_next.c (commands to type), fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
+ * printed), convert_casts.c (of casts), convert_next.c (commands to type),
+ * fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
  */
 #ifndef FSDP_TOOLS_CONVERT_H
 #define FSDP_TOOLS_CONVERT_H
