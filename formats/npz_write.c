@@ -97,10 +97,10 @@ static fsdp_status make_head(const fsdp_packed *target, const target_tensor *ten
     return status;
 }
 
-/* Only where everything comes to lie. */
+/* Only where everything comes to lie, and how large what stands behind it is. */
 static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_error *err)
 {
-    fsdp_text head = {0};
+    fsdp_text head = {0}, directory = {0};
     fsdp_status status = FSDP_OK;
     int64_t at = 0;
     for (size_t i = 0; i < target->tensor_count && status == FSDP_OK; i++) {
@@ -111,9 +111,17 @@ static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_er
         tensor->file = 0;
         if (status == FSDP_OK && fsdp_add_overflow(tensor->offset, tensor->size, &at))
             status = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' would be too large", target->path);
+        if (status == FSDP_OK) {
+            member.name = head.data + FSDP_ZIP_NAME_AT;
+            fsdp_zip_emit_central(&directory, &member);
+        }
     }
+    fsdp_zip_emit_end(&directory, (int64_t)target->tensor_count, at, (int64_t)directory.size);
+    if (status == FSDP_OK && directory.failed)
+        status = fsdp_fail_memory(err, target->path);
+    *size_out = at + (int64_t)directory.size;
+    fsdp_text_release(&directory);
     fsdp_text_release(&head);
-    *size_out = at;
     return status;
 }
 

@@ -21,13 +21,6 @@ bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, 
     return !format->holds_name || format->holds_name(name, size);
 }
 
-fsdp_status fsdp_packed_count_files(fsdp_packed *target, int *count_out, fsdp_error *err)
-{
-    *count_out = 1;
-    return target->format->count_files ? target->format->count_files(target, count_out, err)
-                                       : FSDP_OK;
-}
-
 /* --- declaring -------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
@@ -232,6 +225,7 @@ fsdp_status fsdp_packed_add_file(fsdp_packed *target, const char *name, int64_t 
     FSDP_TRY(fsdp_io_open(target->io, file.path, FSDP_IO_CREATE, &file.file, err));
     *number_out = (int)target->file_count;
     target->files[target->file_count++] = file;
+    target->file_bytes += size;
     return size > 0 ? fsdp_io_reserve(file.file, file.path, size, err) : FSDP_OK;
 }
 
@@ -251,6 +245,12 @@ fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
             FSDP_TRY(fsdp_io_mkdir(target->io, target->path, err));
     }
     return target->format->lay_out(target, err);
+}
+
+void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out)
+{
+    *files_out = (int64_t)target->file_count;
+    *bytes_out = target->file_bytes;
 }
 
 bool fsdp_packed_is_directory(const fsdp_packed *target)

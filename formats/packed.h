@@ -33,8 +33,6 @@ typedef struct fsdp_packed_tensor {
     const int64_t *shape;
 } fsdp_packed_tensor;
 
-/* Files that the tensors added so far would fill. */
-fsdp_status fsdp_packed_count_files(fsdp_packed *target, int *count_out, fsdp_error *err);
 /* What a format can hold: asked before work starts. */
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype);
 /* False for a name that stands escaped in the file, with the true one beside it. */
@@ -71,6 +69,8 @@ typedef struct fsdp_packed_place {
     const char *path;          /* of the file */
     int64_t offset, size;
 } fsdp_packed_place;
+/* Of the files that the layout made. */
+void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out);
 bool fsdp_packed_is_directory(const fsdp_packed *target);
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 

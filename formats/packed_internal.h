@@ -52,8 +52,6 @@ struct fsdp_packed_format {
     bool (*holds_dtype)(fsdp_dtype dtype);
     bool (*holds_name)(const char *name, size_t size);   /* NULL: any */
     bool (*notes_tie)(const char *name, size_t size);    /* as another name; NULL: none */
-    /* Files that the tensors fill. NULL: one. */
-    fsdp_status (*count_files)(fsdp_packed *target, int *count_out, fsdp_error *err);
     /* Adds files, gives every tensor its file and offset, writes headers. */
     fsdp_status (*lay_out)(fsdp_packed *target, fsdp_error *err);
     /* All elements are written: trailers, checksums. NULL: nothing. */
@@ -78,6 +76,7 @@ struct fsdp_packed {
     fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
     target_file *files;
     size_t file_count, file_room;
+    int64_t file_bytes;        /* of all files */
     pthread_mutex_t lock;      /* of the ranges */
 };
 

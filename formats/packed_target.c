@@ -1,6 +1,7 @@
 /* Targets of packed tensors (packed.h) behind the face that all formats have (target.h). */
 #include "formats/targets.h"
 
+#include "base/io_dry.h"
 #include "base/mem.h"
 #include "formats/packed.h"
 
@@ -65,7 +66,7 @@ static fsdp_status create_declared(const fsdp_packed_format *format, const fsdp_
 static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_opts *opts,
                           fsdp_target **target_out, fsdp_error *err)
 {
-    fsdp_target *target;
+    fsdp_target *target = NULL;
     FSDP_TRY(create_declared(format, opts, &target, err));
     fsdp_status st = fsdp_packed_lay_out(target->packed, err);
     if (st != FSDP_OK) {
@@ -77,31 +78,19 @@ static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_op
     return FSDP_OK;
 }
 
+/* As it is laid out, where nothing is written. */
 static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_opts *opts,
                            int64_t *files_out, int64_t *bytes_out, fsdp_error *err)
 {
-    enum { HEADER_OF_TENSOR = 160, HEADER_OF_FILE = 4096 };
-    fsdp_target *target;
-    int files = 1;
-    FSDP_TRY(create_declared(format, opts, &target, err));
-    fsdp_status st = fsdp_packed_count_files(target->packed, &files, err);
+    fsdp_target_opts dry = *opts;
+    fsdp_target *target = NULL;
+    dry.io = fsdp_io_dry();
+    dry.sync = false;
+    FSDP_TRY(create(format, &dry, &target, err));
+    fsdp_packed_total(target->packed, files_out, bytes_out);
     fsdp_packed_discard(target->packed);
     release(target);
-    *files_out = files;
-    *bytes_out = (int64_t)files * HEADER_OF_FILE;
-    if (opts->copied) /* escaped */
-        *bytes_out += (int64_t)files * 2 * (int64_t)strlen(opts->copied);
-    for (size_t i = 0; i < opts->tie_count; i++)
-        *bytes_out += HEADER_OF_TENSOR + (int64_t)opts->ties[i].name_size;
-    for (size_t i = 0; i < opts->entry_count; i++) {
-        const fsdp_target_entry *entry = &opts->entries[i];
-        *bytes_out += HEADER_OF_TENSOR + (int64_t)entry->name_size;
-        for (size_t b = 0; b < entry->box_count; b++) {
-            fsdp_box box = fsdp_target_box_at(entry, b);
-            *bytes_out += fsdp_box_count(&box) * (int64_t)fsdp_dtype_size(entry->dtype);
-        }
-    }
-    return st;
+    return FSDP_OK;
 }
 
 static fsdp_status write_elements(fsdp_target *target, size_t entry, size_t box, int64_t first,

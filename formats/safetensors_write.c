@@ -325,7 +325,8 @@ static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int co
     int file;
     fsdp_status status = text.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
     if (status == FSDP_OK)
-        status = fsdp_packed_add_file(target, "model.safetensors.index.json", 0, &file, err);
+        status = fsdp_packed_add_file(target, "model.safetensors.index.json", (int64_t)text.size,
+                                      &file, err);
     if (status == FSDP_OK)
         status = fsdp_packed_put(target, file, text.data, text.size, 0, err);
     fsdp_text_release(&text);
@@ -346,14 +347,6 @@ static fsdp_status write_shards(fsdp_packed *target, target_tensor **list, int c
         first = end;
     }
     return count > 1 ? write_index(target, list, count, err) : FSDP_OK;
-}
-
-static fsdp_status count_shards(fsdp_packed *target, int *count_out, fsdp_error *err)
-{
-    if (!assign_shards(target, count_out))
-        return fsdp_fail_memory(err, target->path);
-    *count_out += *count_out > 1; /* the index */
-    return FSDP_OK;
 }
 
 static fsdp_status lay_out_directory(fsdp_packed *target, fsdp_error *err)
@@ -381,5 +374,4 @@ const fsdp_packed_format fsdp_packed_hf = {.name = "hf",
                                            .holds_dtype = holds_dtype,
                                            .holds_name = holds_name,
                                            .notes_tie = notes_tie,
-                                           .count_files = count_shards,
                                            .lay_out = lay_out_directory};

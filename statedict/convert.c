@@ -84,8 +84,10 @@ static fsdp_status describe_target(convert_job *job, const char *to, fsdp_conver
         st = fsdp_relayout(job->from->manifest.sd, job->opts->kind,
                            job->mesh ? job->mesh : job->opts->mesh, job->opts->shard_dim, selection,
                            &job->sd, &job->source, err);
+    fsdp_noted noted = {
+        .selection = selection, .count = fsdp_sd_count(job->from->manifest.sd), .ties = &job->ties};
     if (st == FSDP_OK)
-        st = fsdp_plan_note(plan, &job->ties, NULL, err);
+        st = fsdp_plan_note(plan, &noted, err);
     fsdp_selection_tell(selection, plan);
     fsdp_selection_free(selection);
     job->casts = plan->cast_tensors > 0;
@@ -456,7 +458,8 @@ static fsdp_status convert_worker(void *user, size_t worker, fsdp_error *err)
 {
     convert_work *all = user;
     slab_work work = {.job = all->job, .data = fsdp_alloc_pages((size_t)all->job->slab_bytes)};
-    fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "a slab of a tensor");
+    fsdp_status st =
+        work.data ? FSDP_OK : fsdp_fail_slab(all->job->slab_bytes, all->job->threads, err);
     int64_t count = (int64_t)fsdp_sd_count(all->job->sd);
     (void)worker;
     for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&all->next, 1)) < count;) {

@@ -120,6 +120,8 @@ typedef struct fsdp_convert_plan {
     size_t tied_count;
     const fsdp_convert_copy *copied;   /* files that are copied beside the weights */
     size_t copied_count;
+    const bool *kept;          /* per entry of the source: its name, or what it becomes, is in the result */
+    size_t kept_count;
     struct fsdp_plan_notes *notes;     /* owns what the lists lead to */
 } fsdp_convert_plan;
 

@@ -104,6 +104,10 @@ static fsdp_status check_file_target(const convert_job *job, const char *to, fsd
                          "'%s' is the name of a step of a run, which is a directory: give the file "
                          "another name",
                          to);
+    if (fsdp_foreign_takes_in(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' would lie in '%s', which is converted: convert to another place", to,
+                         job->from->path);
     if (fsdp_foreign_reads(job->from, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' is a file of '%s', which is converted: convert to another name", to,
@@ -119,6 +123,10 @@ fsdp_status fsdp_convert_check_target(const convert_job *job, const char *to, fs
                          job->from->path, to);
     if (job->place.format)
         return check_file_target(job, to, err);
+    if (job->from->source && fsdp_foreign_takes_in(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' would lie in '%s', which is converted: convert to another place", to,
+                         job->from->path);
     FSDP_TRY(fsdp_name_check_step(to, job->from->manifest.step, err));
     return fsdp_place_check(job->io, to, job->opts->overwrite, err);
 }

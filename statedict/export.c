@@ -80,7 +80,7 @@ static fsdp_status work(void *user, size_t worker, fsdp_error *err)
     export_job *job = user;
     fsdp_getter getter = {0};
     char *data = fsdp_alloc_pages((size_t)job->slab_bytes);
-    fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "a slab of a tensor");
+    fsdp_status st = data ? FSDP_OK : fsdp_fail_slab(job->slab_bytes, job->threads, err);
     (void)worker;
     for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < job->slab_count;)
         st = job->written ? check_slab(job, i, data, &getter, err)

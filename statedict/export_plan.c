@@ -189,10 +189,17 @@ static fsdp_status describe_target(export_job *job, const char *to, fsdp_convert
         return fsdp_fail(err, FSDP_DIFFERS, "no name in '%s' matches", job->from->path);
     FSDP_TRY(st);
     st = describe_selected(job, to, selection, err);
+    fsdp_noted noted = {.selection = selection,
+                        .count = fsdp_sd_count(from),
+                        .notes_ties = job->format->limits.notes_tie != NULL,
+                        .ties = &job->names_left,
+                        .copies = &job->copies};
+    if (st == FSDP_OK)
+        st = fsdp_plan_note(plan, &noted, err);
     fsdp_selection_tell(selection, plan);
     job->casts = plan->cast_tensors > 0;
     fsdp_selection_free(selection);
-    return st == FSDP_OK ? fsdp_plan_note(plan, &job->names_left, &job->copies, err) : st;
+    return st;
 }
 
 /* Its elements are one run of the tensor's row-major order. */
@@ -297,6 +304,10 @@ static fsdp_status check_target(const export_job *job, const char *to, fsdp_erro
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' and '%s' are the same checkpoint: convert to another name",
                          job->from->path, to);
+    if (fsdp_foreign_takes_in(job->from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' would lie in '%s', which is converted: convert to another place", to,
+                         job->from->path);
     if (fsdp_foreign_lies_in(job->from, to))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' lies in '%s', which would be replaced: convert to another name",

@@ -202,6 +202,11 @@ bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir)
     return false;
 }
 
+bool fsdp_foreign_takes_in(const fsdp_checkpoint *checkpoint, const char *path)
+{
+    return lies_in(checkpoint->io, path, checkpoint->path);
+}
+
 bool fsdp_foreign_reads(const fsdp_checkpoint *checkpoint, const char *path)
 {
     const fsdp_source *source = checkpoint->source;

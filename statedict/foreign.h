@@ -13,6 +13,8 @@ fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opt
                               fsdp_checkpoint **checkpoint_out, fsdp_error *err);
 
 /* Is one of its files, or the checkpoint itself, in this directory? */
+/* Would `path` lie in the directory that is the checkpoint? */
+bool fsdp_foreign_takes_in(const fsdp_checkpoint *checkpoint, const char *path);
 bool fsdp_foreign_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
 
 /* Is it one of its files? */

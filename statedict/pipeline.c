@@ -469,3 +469,12 @@ fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,
     return stored->encoded ? get_encoded(getter, reader, stored, block, NULL, 0, err)
                            : get_raw(getter, reader, stored, block, NULL, 0, err);
 }
+
+fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err)
+{
+    return fsdp_fail(
+        err, FSDP_ERR_LIMIT,
+        "cannot allocate %lld KiB for a slab of a tensor, and each of %d threads takes "
+        "one: a smaller --mem or fewer --jobs take less, or allow the process more",
+        (long long)(bytes >> 10), threads);
+}

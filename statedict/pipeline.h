@@ -88,4 +88,7 @@ fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const
 fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
 
+/* There is no memory for what each of some threads takes at a time: says how much, and what asks for less. */
+fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err);
+
 #endif

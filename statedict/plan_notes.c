@@ -37,16 +37,27 @@ static bool note_copies(fsdp_convert_plan *plan, const fsdp_copies *copies, fsdp
     return list != NULL;
 }
 
-fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_ties *ties,
-                           const fsdp_copies *copies, fsdp_error *err)
+static bool note_kept(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_arena *arena)
 {
-    bool has_copies = copies && copies->count > 0;
-    if (ties->count == 0 && !has_copies)
-        return FSDP_OK;
+    bool *kept = fsdp_arena_alloc(arena, noted->count, sizeof *kept);
+    for (size_t i = 0; kept && i < noted->count; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(noted->selection, i);
+        kept[i] = selected->is_kept || (selected->is_tied && noted->notes_ties);
+    }
+    plan->kept = kept;
+    plan->kept_count = kept ? noted->count : 0;
+    return kept != NULL;
+}
+
+fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err)
+{
+    bool has_copies = noted->copies && noted->copies->count > 0;
     fsdp_convert_plan_release(plan);
     plan->notes = fsdp_alloc(1, sizeof *plan->notes);
-    if (plan->notes && (ties->count == 0 || note_ties(plan, ties, &plan->notes->arena)) &&
-        (!has_copies || note_copies(plan, copies, &plan->notes->arena)))
+    fsdp_arena *arena = plan->notes ? &plan->notes->arena : NULL;
+    if (arena && note_kept(plan, noted, arena) &&
+        (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
+        (!has_copies || note_copies(plan, noted->copies, arena)))
         return FSDP_OK;
     fsdp_convert_plan_release(plan);
     return fsdp_fail_memory(err, "a plan");
@@ -60,5 +71,7 @@ void fsdp_convert_plan_release(fsdp_convert_plan *plan)
     plan->notes = NULL;
     plan->tied = NULL;
     plan->copied = NULL;
+    plan->kept = NULL;
+    plan->kept_count = 0;
     plan->tied_count = plan->copied_count = 0;
 }

@@ -3,10 +3,19 @@
 #define FSDP_PLAN_NOTES_H
 
 #include "statedict/copied.h"
+#include "statedict/selection.h"
 #include "statedict/ties.h"
 
-/* copies may be NULL. Nothing is allocated for empty lists. */
-fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_ties *ties, const fsdp_copies *copies,
-                           fsdp_error *err);
+/* copies may be NULL. count: entries of the selection's source. notes_ties: the target still knows tied names
+ * that are left out. */
+typedef struct fsdp_noted {
+    const fsdp_selection *selection;
+    size_t count;
+    bool notes_ties;
+    const fsdp_ties *ties;
+    const fsdp_copies *copies;
+} fsdp_noted;
+
+fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);
 
 #endif

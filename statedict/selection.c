@@ -133,6 +133,29 @@ static bool is_kept(selecting *work, size_t i)
     return true;
 }
 
+static bool matches_some(const fsdp_sd *sd, const regex_t *expression)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (fsdp_expression_matches(expression, entry->name, entry->name_size))
+            return true;
+    }
+    return false;
+}
+
+/* A pattern that no name matches, kept or not, is a slip. The words are for any source. */
+static fsdp_status check_drops(const selecting *work, fsdp_error *err)
+{
+    for (size_t r = 0; r < work->opts->drop_count; r++) {
+        const drop_rule *rule = &work->drops[r];
+        if (rule->kind == DROP_NAMES && !matches_some(work->sd, &rule->expression))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--drop '%.200s' matches no name: fsdp-ls lists them",
+                             work->opts->drops[r]);
+    }
+    return FSDP_OK;
+}
+
 /* --- dtypes ----------------------------------------------------------------------------------- */
 
 static bool is_kept_tensor(const selecting *work, size_t i)
@@ -288,9 +311,15 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
                                const fsdp_name_list *drops, fsdp_error *err)
 {
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "%s cannot hold everything",
-                   work->limits ? work->limits->format : "fsdp");
-    (void)fsdp_names_tell(names, "that it cannot hold", &text);
+    bool only_values = drops->count == 1 && strcmp(drops->items[0], "values") == 0;
+    const char *format = work->limits ? work->limits->format : "fsdp";
+    if (only_values) {
+        fsdp_text_addf(&text, "%s holds tensors only", format);
+        (void)fsdp_names_tell(names, names->count == 1 ? "value" : "values", &text);
+    } else {
+        fsdp_text_addf(&text, "%s cannot hold everything", format);
+        (void)fsdp_names_tell(names, "that it cannot hold", &text);
+    }
     add_advice(drops, &text);
     fsdp_text_add(&text, "", 1);
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
@@ -489,6 +518,8 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
     if (!work->selection->entries)
         return fsdp_fail_memory(err, "a selection");
     look_for_state(work);
+    if (count > 0)
+        FSDP_TRY(check_drops(work, err));
     for (size_t i = 0; i < count; i++)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
@@ -541,6 +572,7 @@ const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t e
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
 {
     selection->entries[entry].is_kept = false;
+    selection->entries[entry].is_tied = true;
     selection->kept--;
 }
 

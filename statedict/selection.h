@@ -13,6 +13,7 @@
 typedef struct fsdp_selected {
     bool is_kept;
     bool is_optim;             /* of the optimizer */
+    bool is_tied;              /* not kept, since another name of the same tensor is */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
     fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */
@@ -32,7 +33,7 @@ void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
 
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry);
 
-/* It does not go over after all. */
+/* It does not go over after all: another name of the same tensor does. */
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 
 /* Fills in what a plan tells of it. */

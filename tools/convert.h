@@ -1,6 +1,7 @@
 /*
  * What the files of fsdp-convert share: convert_options.c (the command line), convert_report.c (what is
- * printed), convert_casts.c (of casts), fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
+ * printed), convert_casts.c (of casts), convert_next.c (commands to type),
+ * fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
  */
 #ifndef FSDP_TOOLS_CONVERT_H
 #define FSDP_TOOLS_CONVERT_H
@@ -17,6 +18,8 @@ typedef struct convert_options {
     const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
     fsdp_cast_report cast;     /* what casting did to values */
     const char *from, *to;
+    int argc;
+    char **argv;               /* as typed */
     const char *plan_out, *apply;
     char planning[32];         /* an option that plans and was given, for the message */
     fsdp_convert_order *order; /* what --apply read */
@@ -54,6 +57,15 @@ void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const 
 void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
 /* " --rtol 4e-3": with that fsdp-diff finds source and result equal, unless something did not fit. */
 void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
+
+/* --- convert_next.c ----------------------------------------------------------------------------- */
+
+/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none can be
+ * spelled. */
+void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan);
+/* A refusal that ends with what to drop gets the whole command line that does. */
+void convert_name_drops(const convert_options *opts, fsdp_error *err);
 
 /* --- convert_carried.c ------------------------------------------------------------------------ */
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum {
     KEY_TO = 0x2000,
@@ -106,11 +107,24 @@ static void list_words(void)
         sources[i] = fsdp_checkpoint_format_at(i);
 }
 
+static void list_known(fsdp_text *known)
+{
+    for (size_t i = 0; fsdp_convert_format(i); i++)
+        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+}
+
+_Noreturn static void refuse_format_of(const char *to, const char *suffix)
+{
+    fsdp_text known = {0};
+    list_known(&known);
+    cli_usage_error("'%s': %s files cannot be written; known formats for --to: %.*s", to, suffix,
+                    (int)known.size, known.data);
+}
+
 _Noreturn static void refuse_format(const char *text)
 {
     fsdp_text known = {0};
-    for (size_t i = 0; fsdp_convert_format(i); i++)
-        fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+    list_known(&known);
     cli_usage_error("--to '%s' cannot be written; known formats: %.*s", text, (int)known.size,
                     known.data);
 }
@@ -123,6 +137,17 @@ static const char *parse_format(const char *text)
     refuse_format(text);
 }
 
+/* A name that asks for a format which is not written: a directory of that name helps nobody. */
+static void refuse_suffix(const char *to)
+{
+    static const char *const others[] = {".gguf", ".ggml",  ".onnx",    ".tflite", ".npy",
+                                         ".pkl",  ".keras", ".msgpack", ".mlmodel"};
+    const char *suffix = strrchr(to, '.');
+    for (size_t i = 0; suffix && i < sizeof others / sizeof *others; i++)
+        if (strcasecmp(suffix, others[i]) == 0)
+            refuse_format_of(to, suffix);
+}
+
 /* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
 static void choose_format(convert_options *opts)
 {
@@ -133,6 +158,7 @@ static void choose_format(convert_options *opts)
         convert->format = fsdp_convert_format_of(opts->to);
     else
         return;
+    refuse_suffix(opts->to);
     if (ours && strcmp(convert->format, "hf") == 0)
         convert->format = "fsdp";
 }
@@ -217,9 +243,19 @@ static void check_apply(const convert_options *opts, const struct argp_state *st
         cli_usage_error("--quiet and --verbose contradict each other");
 }
 
+static void check_memory(const convert_options *opts)
+{
+    enum { LEAST = 1 << 20 }; /* what is read and written at a time is a block of that */
+    if (opts->common.memory > 0 && opts->common.memory < LEAST)
+        cli_usage_error("--mem of %" PRId64 " bytes is too little: a thread reads and writes 1 MiB "
+                        "at a time, so that the least is 1M",
+                        opts->common.memory);
+}
+
 static void check_arguments(convert_options *opts, const struct argp_state *state)
 {
     fsdp_convert_opts *convert = &opts->convert;
+    check_memory(opts);
     if (opts->apply) {
         check_apply(opts, state);
         return;
@@ -353,6 +389,8 @@ static const cli_tool tool = {
 
 void convert_options_read(int argc, char **argv, convert_options *opts_out)
 {
+    opts_out->argc = argc;
+    opts_out->argv = argv;
     list_words();
     cli_begin(&tool, argc, argv, opts_out);
 }

@@ -186,25 +186,11 @@ void convert_add_done(fsdp_text *text, const convert_options *opts,
                       double seconds)
 {
     char number[CLI_NUMBER];
-    const cli_common *common = &opts->common;
     fsdp_text_addf(text, "ok    %s, ", cli_plural(plan->tensors, "tensor", number));
     fsdp_text_addf(text, "%s in %.2f s ", cli_bytes(plan->bytes_written, number), seconds);
     fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
     if (plan->cast_tensors > 0)
         convert_add_cast_result(text, &opts->cast);
     fsdp_text_addf(text, "%s\n", opts->convert.no_verify ? "not verified" : "verified by re-read");
-    fsdp_text_addf(text, "next  fsdp-diff");
-    cli_add_argument(text, info->path);
-    cli_add_argument(text, opts->to);
-    if (plan->cast_tensors > 0)
-        convert_add_tolerance(text, &opts->cast);
-    if (common->include) {
-        fsdp_text_addf(text, " -I");
-        cli_add_argument(text, common->include);
-    }
-    if (common->exclude) {
-        fsdp_text_addf(text, " -X");
-        cli_add_argument(text, common->exclude);
-    }
-    fsdp_text_add(text, "\n", 1);
+    convert_add_next(text, opts, info, plan);
 }
