@@ -3,8 +3,8 @@
  * independent but for events. Device "cpu" does everything at once, in the caller; "cpu-async" gives each
  * stream a worker thread, so that races and overlap show; others bring their own tables.
  *
- * Work that fails (a collective) leaves its error in the stream: later work of that stream is skipped, and
- * so is work of streams that wait for it; fsdp_stream_error tells the host.
+ * Work that fails (a collective) leaves its error in the stream for good: later work of that stream is
+ * skipped, and so is that of streams which wait for it. The host learns it from check and sync.
  *
  * Nothing here allocates per call but the queues of streams, which are bounded: a host that runs far ahead
  * waits.
@@ -12,13 +12,16 @@
 #ifndef FSDP_DEVICE_H
 #define FSDP_DEVICE_H
 
-#include "kernels/tensor.h"
-#include "runtime/comm_backend.h"
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 typedef struct fsdp_device fsdp_device;
 typedef struct fsdp_stream fsdp_stream;
 
-/* A point in a stream. Zero-initialised: always reached. Copied freely. */
+/* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied freely;
+ * not used after the stream was freed. */
 typedef struct fsdp_event {
     fsdp_stream *stream;
     uint64_t ticket;
@@ -41,6 +44,7 @@ typedef struct fsdp_device_ops {
     void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */
     fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error, if any */
     bool (*is_reached)(fsdp_event event);
+    fsdp_status (*check)(fsdp_stream *stream, fsdp_error *err);        /* its error so far; does not wait */
     void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */
     void (*dealloc)(fsdp_device *device, void *data, size_t size);
     void (*close)(fsdp_device *device);
@@ -55,10 +59,12 @@ struct fsdp_stream {
     const char *name;          /* borrowed: "compute", "all_gather", ... */
 };
 
-fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);
-fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err);
 /* By the name that --device takes; FSDP_ERR_USAGE lists the names. */
 fsdp_status fsdp_device_open(const char *name, fsdp_device **device_out, fsdp_error *err);
 void fsdp_device_close(fsdp_device *device);   /* accepts NULL; its streams are gone */
+
+/* The two that are always there. */
+fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);
+fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err);
 
 #endif
