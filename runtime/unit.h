@@ -140,15 +140,17 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit 
 
 /*
  * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre` fills
- * `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set); `post` makes the
- * parameter of the gathered ones (rank after rank each).
+ * `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the padded shard;
+ * `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] + r * stride bytes.
+ * Both on a stream's thread.
  */
 typedef struct fsdp_extension {
     void *user;
     size_t count;              /* 1..8 */
     const size_t *sizes;       /* bytes of each input, per rank */
     fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs, fsdp_error *err);
-    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, void *data, fsdp_error *err);
+    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride, void *data,
+                        fsdp_error *err);
 } fsdp_extension;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension, fsdp_error *err);
 
