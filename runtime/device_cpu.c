@@ -5,7 +5,6 @@
 #include "base/mem.h"
 #include "runtime/device.h"
 
-
 typedef struct cpu_stream {
     fsdp_stream head;
     fsdp_error error;

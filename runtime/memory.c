@@ -70,7 +70,8 @@ void fsdp_memory_release(fsdp_memory_pool *pool)
 }
 
 /* A little more room than needed is fine: sizes of a step come again. */
-static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_comm *comm, size_t size)
+static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_comm *comm,
+                             size_t size)
 {
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
         fsdp_block *block = *at;

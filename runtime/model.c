@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "base/text.h"
+#include <fsdp/sd.h>
 
 /* --- models ----------------------------------------------------------------------------------- */
 
@@ -82,8 +83,8 @@ static fsdp_status check_declaration(const fsdp_model *model, const char *name, 
     if (fsdp_dtype_size(dtype) == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no dtype that is known", name);
     if (ndim > FSDP_PARAM_DIMS)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible", name, ndim,
-                         FSDP_PARAM_DIMS);
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible", name,
+                         ndim, FSDP_PARAM_DIMS);
     fsdp_status status = fsdp_shape_check(ndim, shape, fsdp_dtype_size(dtype), err);
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "'%s'", name);
@@ -125,8 +126,8 @@ fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype
                          name);
     for (int i = 0; i < ndim && i < FSDP_PARAM_DIMS; i++)
         if (shape[i] < 1)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld", name, i,
-                             (long long)shape[i]);
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld", name,
+                             i, (long long)shape[i]);
     FSDP_TRY(add(model, name, dtype, ndim, shape, &param, err));
     if (param_out)
         *param_out = param;
@@ -147,7 +148,8 @@ fsdp_status fsdp_model_add_buffer(fsdp_model *model, const char *name, fsdp_dtyp
     return FSDP_OK;
 }
 
-fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param, fsdp_error *err)
+fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
+                                 fsdp_error *err)
 {
     FSDP_TRY(check_name(model, name, err));
     char **aliases = fsdp_realloc(param->aliases, param->alias_count + 1, sizeof *aliases);
@@ -251,8 +253,8 @@ fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_
     return FSDP_OK;
 }
 
-fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim, fsdp_placement placement,
-                                     fsdp_error *err)
+fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
+                                     fsdp_placement placement, fsdp_error *err)
 {
     fsdp_tensor_place *place = param->places;
     if (param->unit)
@@ -272,7 +274,8 @@ fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim, fs
     return FSDP_OK;
 }
 
-fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension, fsdp_error *err)
+fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
+                                     fsdp_error *err)
 {
     if (param->model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension is set before the root",
@@ -333,8 +336,9 @@ void *fsdp_param_data(fsdp_param *param)
     if (!param->group)
         return param->shard;
     if (param->group->state != FSDP_IS_UNSHARDED)
-        return complain(param, "the data", "it is there between pre_forward and post_forward, and "
-                                           "pre_backward and post_backward");
+        return complain(param, "the data",
+                        "it is there between pre_forward and post_forward, and "
+                        "pre_backward and post_backward");
     return param->data;
 }
 
@@ -343,7 +347,8 @@ static void *grad(fsdp_param *param, bool zeroed)
     if (!param->requires_grad)
         return complain(param, "the gradient", "it is frozen, or of no kind that has one");
     if (!param->group || param->group->phase != FSDP_PRE_BACKWARD)
-        return complain(param, "the gradient", "it is there between pre_backward and post_backward");
+        return complain(param, "the gradient",
+                        "it is there between pre_backward and post_backward");
     fsdp_context *context = param->model->root->context;
     size_t size = (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->grad_dtype);
     if (!param->grad) {

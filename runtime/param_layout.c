@@ -50,10 +50,11 @@ static fsdp_status check_places(const fsdp_param *param, const fsdp_group *group
             found = strcmp(fsdp_mesh_dim_name(group->mesh, dim), param->places[i].dim) == 0 &&
                     (group->tensor_dims >> dim & 1);
         if (!found)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' has a placement on '%s', which is no mesh dim of unit %s, or one "
-                             "that it shards or replicates itself",
-                             param->name, param->places[i].dim, group->unit->name);
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' has a placement on '%s', which is no mesh dim of unit %s, or one "
+                "that it shards or replicates itself",
+                param->name, param->places[i].dim, group->unit->name);
     }
     return FSDP_OK;
 }

@@ -165,8 +165,8 @@ static fsdp_status allocate_shards(fsdp_group *group, fsdp_error *err)
     size_t bytes = 0, at = 0;
     for (size_t i = 0; i < group->count; i++)
         bytes += (size_t)group->params[i]->padded * fsdp_dtype_size(group->params[i]->dtype);
-    FSDP_TRY(take_zeroed(context, bytes, group->count * ALIGNMENT, group->unit->name, &group->shards,
-                         err));
+    FSDP_TRY(take_zeroed(context, bytes, group->count * ALIGNMENT, group->unit->name,
+                         &group->shards, err));
     for (size_t i = 0; i < group->count; i++) {
         fsdp_param *param = group->params[i];
         param->shard = (unsigned char *)group->shards->data + at;
@@ -377,8 +377,8 @@ void fsdp_root_reset_peak(fsdp_root *root)
     counts->total_peak = counts->total_now;
 }
 
-fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate, bool recurse,
-                                                        fsdp_error *err)
+fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
+                                                        bool recurse, fsdp_error *err)
 {
     (void)recurse;
     unit->is_separate = separate;
@@ -394,8 +394,9 @@ static void begin_streams(fsdp_root *root)
 {
     fsdp_context *context = root->context;
     const fsdp_device_ops *ops = context->device->ops;
-    fsdp_event event = root->has_post_optim_event ? root->post_optim_event
-                                                  : ops->record(context->streams[FSDP_STREAM_COMPUTE]);
+    fsdp_event event = root->has_post_optim_event
+                           ? root->post_optim_event
+                           : ops->record(context->streams[FSDP_STREAM_COMPUTE]);
     root->has_post_optim_event = false;
     ops->wait(context->streams[FSDP_STREAM_COPY_IN], event);
     ops->wait(context->streams[FSDP_STREAM_ALL_GATHER], event);
@@ -519,12 +520,12 @@ void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last)
 void fsdp_root_set_post_optim_event(fsdp_root *root)
 {
     const fsdp_context *context = root->context;
-    root->post_optim_event =
-        context->device->ops->record(context->streams[FSDP_STREAM_COMPUTE]);
+    root->post_optim_event = context->device->ops->record(context->streams[FSDP_STREAM_COMPUTE]);
     root->has_post_optim_event = true;
 }
 
-fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual, fsdp_error *err)
+fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
+                                                       fsdp_error *err)
 {
     if (root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -533,8 +534,8 @@ fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool man
     return FSDP_OK;
 }
 
-fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async, fsdp_finalize_handle **handle_out,
-                                        fsdp_error *err)
+fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
+                                        fsdp_finalize_handle **handle_out, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
     FSDP_TRY(check_finalized(root, err));

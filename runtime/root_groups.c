@@ -135,7 +135,8 @@ static fsdp_status add_joined(const fsdp_mesh *mesh, unsigned dims, char *name, 
 }
 
 /* Several dims that shard, or replicate, are one dim of a mesh of the group's own: replicas, shards, the rest. */
-static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, const unsigned *sets, fsdp_error *err)
+static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, const unsigned *sets,
+                           fsdp_error *err)
 {
     int64_t shape[FSDP_MAX_MESH_DIMS + 2];
     char joined[FSDP_MAX_MESH_DIMS + 2][FSDP_MAX_MESH_NAME + 1] = {{0}};

@@ -58,12 +58,12 @@ fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fs
 }
 
 /* Element numbers in the whole tensor, along the box's rows. */
-typedef struct walk {
+typedef struct row_walk {
     const fsdp_box *box;
     int64_t at[FSDP_PARAM_DIMS], strides[FSDP_MAX_DIMS];
-} walk;
+} row_walk;
 
-static uint64_t first_of_row(const walk *walk)
+static uint64_t first_of_row(const row_walk *walk)
 {
     int64_t position = 0;
     for (int i = 0; i < walk->box->ndim; i++)
@@ -71,7 +71,7 @@ static uint64_t first_of_row(const walk *walk)
     return (uint64_t)position;
 }
 
-static bool next_row(walk *walk)
+static bool next_row(row_walk *walk)
 {
     for (int i = walk->box->ndim - 2; i >= 0; i--) {
         if (++walk->at[i] < walk->box->len[i])
@@ -81,15 +81,15 @@ static bool next_row(walk *walk)
     return false;
 }
 
-static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                                fsdp_error *err)
+static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
+                                void *data, fsdp_error *err)
 {
     enum { PIECE = 256 };
     uint64_t begin = mix(*(const uint64_t *)user ^ fnv1a(param->name));
     double scale = sqrt((double)param->shape[param->ndim - 1]);
     size_t size = fsdp_dtype_size(param->dtype);
     unsigned char *to = data;
-    walk rows = {.box = box};
+    row_walk rows = {.box = box};
     if (!fsdp_dtype_describe(param->dtype)->is_float)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s: there are no uniform values of that",
                          param->name, fsdp_dtype_name(param->dtype));

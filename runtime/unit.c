@@ -39,10 +39,11 @@ static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_e
     if (opts->param_dtype_of)
         dtype = opts->param_dtype_of(opts->user, param);
     if (dtype != FSDP_DTYPE_NONE && dtype != opts->param_dtype && dtype != param->dtype)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "param_dtype_of gives %s for '%s', which is neither the unit's param_dtype "
-                         "nor the parameter's own",
-                         fsdp_dtype_name(dtype), param->name);
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "param_dtype_of gives %s for '%s', which is neither the unit's param_dtype "
+            "nor the parameter's own",
+            fsdp_dtype_name(dtype), param->name);
     param->data_dtype = param->dtype;
     if (dtype != FSDP_DTYPE_NONE && fsdp_dtype_describe(param->dtype)->is_float)
         param->data_dtype = dtype;
@@ -126,7 +127,8 @@ static fsdp_status copy_opts(fsdp_unit *unit, const fsdp_unit_opts *opts, fsdp_e
     return FSDP_OK;
 }
 
-static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, size_t n, fsdp_error *err)
+static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, size_t n,
+                                fsdp_error *err)
 {
     unit->prefixes = fsdp_alloc(n, sizeof *unit->prefixes);
     if (!unit->prefixes)

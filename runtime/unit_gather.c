@@ -175,7 +175,8 @@ fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err
 
 /* Along dim 0, and of slices that were kept, the parts lie one behind the other in the parameter: rows of one
  * rectangle, when the pitch is a number of elements. Along other dims they lie side by side. */
-static void list_outputs(fsdp_group *group, const fsdp_param *param, const unsigned char *from, size_t stride)
+static void list_outputs(fsdp_group *group, const fsdp_param *param, const unsigned char *from,
+                         size_t stride)
 {
     int64_t parts = group->gather.parts;
     size_t size = data_size(param);
@@ -219,10 +220,9 @@ static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
     for (size_t i = 0; i < group->count; i++)
         bytes += data_bytes(group, group->params[i]);
     if (!group->unsharded)
-        FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_UNSHARDED,
-                                  context->streams[FSDP_STREAM_COMPUTE], NULL, bytes,
-                                  group->count * ALIGNMENT, group->unit->name, &group->unsharded,
-                                  err));
+        FSDP_TRY(fsdp_memory_take(
+            &context->memory, FSDP_MEMORY_UNSHARDED, context->streams[FSDP_STREAM_COMPUTE], NULL,
+            bytes, group->count * ALIGNMENT, group->unit->name, &group->unsharded, err));
     for (size_t i = 0; i < group->count; i++) {
         group->params[i]->data = (unsigned char *)group->unsharded->data + offset;
         offset += align(data_bytes(group, group->params[i]));
@@ -332,7 +332,8 @@ static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
     for (size_t i = 0; i < group->count; i++) {
         const fsdp_param *param = group->params[i];
         size_t slice = data_bytes(group, param) / (size_t)group->again_size;
-        const unsigned char *from = (const unsigned char *)param->data + (size_t)group->again_rank * slice;
+        const unsigned char *from =
+            (const unsigned char *)param->data + (size_t)group->again_rank * slice;
         add_dense(&group->rects_in, to, FSDP_U8, from, FSDP_U8, (int64_t)slice);
         to += slice;
     }
@@ -342,8 +343,8 @@ static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
 
 static bool keeps_slices(const fsdp_group *group)
 {
-    return group->phase == FSDP_FORWARD && group->unit->reshard_after_forward > FSDP_RESHARD_ALWAYS &&
-           group->again;
+    return group->phase == FSDP_FORWARD &&
+           group->unit->reshard_after_forward > FSDP_RESHARD_ALWAYS && group->again;
 }
 
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)

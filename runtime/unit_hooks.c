@@ -34,8 +34,8 @@ void fsdp_trace_copy(const fsdp_group *group, const char *event, const char *str
     trace(group, &(fsdp_trace_event){.event = event, .stream = stream, .bytes = bytes});
 }
 
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane, const fsdp_collective *call,
-                           const char *stream)
+void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane,
+                           const fsdp_collective *call, const char *stream)
 {
     static const char *const names[] = {"",           "all_gather", "reduce_scatter",
                                         "all_reduce", "broadcast",  "all_to_all"};
@@ -61,7 +61,8 @@ static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err
     return status;
 }
 
-static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase phase, fsdp_error *err)
+static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase phase,
+                                  fsdp_error *err)
 {
     for (size_t i = 0; i < n; i++)
         for (size_t g = 0; g < units[i]->group_count; g++)
@@ -116,7 +117,8 @@ static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
         unit->groups[i].phase = FSDP_FORWARD;
         FSDP_TRY(gather_now(&unit->groups[i], err));
     }
-    FSDP_TRY(prefetch_units(unit->forward_prefetch, unit->forward_prefetch_count, FSDP_FORWARD, err));
+    FSDP_TRY(
+        prefetch_units(unit->forward_prefetch, unit->forward_prefetch_count, FSDP_FORWARD, err));
     return fsdp_context_sync(context_of(unit), err);
 }
 
@@ -149,8 +151,8 @@ static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
         if (is_default)
             FSDP_TRY(prefetch_previous(group, err));
     }
-    FSDP_TRY(prefetch_units(unit->backward_prefetch, unit->backward_prefetch_count, FSDP_PRE_BACKWARD,
-                            err));
+    FSDP_TRY(prefetch_units(unit->backward_prefetch, unit->backward_prefetch_count,
+                            FSDP_PRE_BACKWARD, err));
     return fsdp_context_sync(context_of(unit), err);
 }
 
@@ -208,8 +210,8 @@ fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "post_forward", true, err));
     if (unit->phase != FSDP_FORWARD && unit->phase != FSDP_PRE_BACKWARD)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "post_forward of unit %s came without its pre_forward",
-                         unit->name);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "post_forward of unit %s came without its pre_forward", unit->name);
     return run(unit, post_forward, err);
 }
 

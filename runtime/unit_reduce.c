@@ -86,8 +86,8 @@ static fsdp_status begin_kept(fsdp_param *param, fsdp_error *err)
 /* What this backward gave is added to what earlier ones left. */
 static void add_to_kept(fsdp_param *param)
 {
-    fsdp_work_add(stream_of(param->group, FSDP_STREAM_COMPUTE), param->kept->data, param->kept_dtype,
-                  param->grad->data, param->grad_dtype, fsdp_param_count(param));
+    fsdp_work_add(stream_of(param->group, FSDP_STREAM_COMPUTE), param->kept->data,
+                  param->kept_dtype, param->grad->data, param->grad_dtype, fsdp_param_count(param));
     drop_grad(param);
 }
 
@@ -188,37 +188,39 @@ static size_t bytes_of(const fsdp_reduced *reduced)
 /* --- chunk-cat -------------------------------------------------------------------------------- */
 
 /* One parameter's column of the table of ranks x elements. */
-typedef struct column {
+typedef struct chunk_column {
     unsigned char *to; /* of rank 0 */
     const unsigned char *from;
     fsdp_dtype to_type, from_type;
     int64_t pitch; /* elements of a rank's row */
-} column;
+} chunk_column;
 
-static void add_rows(fsdp_rect_list *list, const column *column, int64_t rank, int64_t skip, int64_t ranks,
-                     int64_t width, int64_t from_pitch)
+static void add_rows(fsdp_rect_list *list, const chunk_column *column, int64_t rank, int64_t skip,
+                     int64_t ranks, int64_t width, int64_t from_pitch)
 {
     int64_t to = rank * column->pitch + skip;
     int64_t from = rank * from_pitch;
-    size_t to_size = fsdp_dtype_size(column->to_type), from_size = fsdp_dtype_size(column->from_type);
-    fsdp_rects_add(list, &(fsdp_rect){.to = column->to + (size_t)to * to_size,
-                                      .from = column->from ? column->from + (size_t)from * from_size
-                                                           : NULL,
-                                      .to_type = column->to_type,
-                                      .from_type = column->from_type,
-                                      .rows = ranks,
-                                      .width = width,
-                                      .to_pitch = column->pitch,
-                                      .from_pitch = from_pitch});
+    size_t to_size = fsdp_dtype_size(column->to_type),
+           from_size = fsdp_dtype_size(column->from_type);
+    fsdp_rects_add(
+        list, &(fsdp_rect){.to = column->to + (size_t)to * to_size,
+                           .from = column->from ? column->from + (size_t)from * from_size : NULL,
+                           .to_type = column->to_type,
+                           .from_type = column->from_type,
+                           .rows = ranks,
+                           .width = width,
+                           .to_pitch = column->pitch,
+                           .from_pitch = from_pitch});
 }
 
 /* Cut along dim 0: whole chunks, one that is cut short, and zeros for what is missing. */
-static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const column *filled, int64_t ranks)
+static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chunk_column *filled,
+                        int64_t ranks)
 {
-    const column zeros = {.to = filled->to,
-                          .to_type = filled->to_type,
-                          .from_type = filled->to_type,
-                          .pitch = filled->pitch};
+    const chunk_column zeros = {.to = filled->to,
+                                .to_type = filled->to_type,
+                                .from_type = filled->to_type,
+                                .pitch = filled->pitch};
     int64_t whole = param->n / param->chunk, width = param->chunk * param->rest;
     int64_t left = (param->n - whole * param->chunk) * param->rest;
     if (!filled->from)
@@ -231,35 +233,36 @@ static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const col
 }
 
 /* Cut along another dim, which ranks divide evenly: per rank, a piece of every row. */
-static void list_pieces(fsdp_rect_list *list, const fsdp_param *param, const column *column, int64_t ranks)
+static void list_pieces(fsdp_rect_list *list, const fsdp_param *param, const chunk_column *column,
+                        int64_t ranks)
 {
     int64_t width = param->chunk * param->rest;
     for (int64_t rank = 0; rank < ranks; rank++)
-        fsdp_rects_add(list,
-                       &(fsdp_rect){.to = column->to + (size_t)(rank * column->pitch) *
-                                                           fsdp_dtype_size(column->to_type),
-                                    .from = column->from
-                                                ? column->from + (size_t)(rank * width) *
-                                                                     fsdp_dtype_size(column->from_type)
-                                                : NULL,
-                                    .to_type = column->to_type,
-                                    .from_type = column->from_type,
-                                    .rows = param->outer,
-                                    .width = width,
-                                    .to_pitch = width,
-                                    .from_pitch = param->n * param->rest});
+        fsdp_rects_add(
+            list, &(fsdp_rect){.to = column->to + (size_t)(rank * column->pitch) *
+                                                      fsdp_dtype_size(column->to_type),
+                               .from = column->from
+                                           ? column->from + (size_t)(rank * width) *
+                                                                fsdp_dtype_size(column->from_type)
+                                           : NULL,
+                               .to_type = column->to_type,
+                               .from_type = column->from_type,
+                               .rows = param->outer,
+                               .width = width,
+                               .to_pitch = width,
+                               .from_pitch = param->n * param->rest});
 }
 
-static void list_column(fsdp_group *group, const fsdp_reduced *reduced, const fsdp_reduced_part *part,
-                        unsigned char *input)
+static void list_column(fsdp_group *group, const fsdp_reduced *reduced,
+                        const fsdp_reduced_part *part, unsigned char *input)
 {
     const fsdp_param *param = part->param;
     const fsdp_block *source = param->kept ? param->kept : param->grad;
-    const column column = {.to = input + (size_t)part->at * fsdp_dtype_size(reduced->dtype),
-                           .from = source ? source->data : NULL,
-                           .to_type = reduced->dtype,
-                           .from_type = param->kept ? param->kept_dtype : param->grad_dtype,
-                           .pitch = count_of(reduced)};
+    const chunk_column column = {.to = input + (size_t)part->at * fsdp_dtype_size(reduced->dtype),
+                                 .from = source ? source->data : NULL,
+                                 .to_type = reduced->dtype,
+                                 .from_type = param->kept ? param->kept_dtype : param->grad_dtype,
+                                 .pitch = count_of(reduced)};
     if (param->cut.dim == 0)
         list_chunks(&group->rects_reduce, param, &column, group->shard_size);
     else
@@ -320,8 +323,8 @@ void fsdp_context_give_all_reduced(fsdp_context *context)
 
 /* --- reduce-scatter --------------------------------------------------------------------------- */
 
-static void scatter(fsdp_group *group, fsdp_reduced *reduced, fsdp_block *input, const fsdp_divide *divide,
-                    fsdp_stream *stream)
+static void scatter(fsdp_group *group, fsdp_reduced *reduced, fsdp_block *input,
+                    const fsdp_divide *divide, fsdp_stream *stream)
 {
     int64_t count = count_of(reduced);
     const fsdp_collective call = {.kind = FSDP_REDUCE_SCATTER,
@@ -332,18 +335,20 @@ static void scatter(fsdp_group *group, fsdp_reduced *reduced, fsdp_block *input,
                                   .op = divide->scatter_op,
                                   .factor = divide->premul,
                                   .unit = group->unit->name};
-    fsdp_work_divide(stream, input->data, reduced->dtype, count * group->shard_size, divide->before);
+    fsdp_work_divide(stream, input->data, reduced->dtype, count * group->shard_size,
+                     divide->before);
     if (group->shard_size > 1) {
         fsdp_work_collective(stream, group->reduce, &call, group->unit->custom_reduce);
         fsdp_trace_collective(group, group->reduce, &call, stream->name);
     } else {
-        fsdp_work_cast(stream, reduced->block->data, reduced->dtype, input->data, reduced->dtype, count);
+        fsdp_work_cast(stream, reduced->block->data, reduced->dtype, input->data, reduced->dtype,
+                       count);
         fsdp_work_divide(stream, reduced->block->data, reduced->dtype, count, divide->alone);
     }
 }
 
-static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced, const fsdp_divide *divide,
-                                  fsdp_error *err)
+static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced,
+                                  const fsdp_divide *divide, fsdp_error *err)
 {
     fsdp_context *context = context_of(group);
     fsdp_stream *stream = stream_of(group, FSDP_STREAM_REDUCE);
@@ -372,7 +377,8 @@ static fsdp_reduced_part *find_part(const fsdp_reduced *reduced, const fsdp_para
 
 static void *data_at(const fsdp_reduced *reduced, const fsdp_reduced_part *part)
 {
-    return (unsigned char *)reduced->block->data + (size_t)part->at * fsdp_dtype_size(reduced->dtype);
+    return (unsigned char *)reduced->block->data +
+           (size_t)part->at * fsdp_dtype_size(reduced->dtype);
 }
 
 static bool covers(const fsdp_reduced *reduced, const fsdp_reduced *other)
@@ -422,8 +428,8 @@ static fsdp_status repack(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
         const fsdp_reduced *source = from ? reduced : &group->partial;
         if (!from)
             from = find_part(&group->partial, part->param);
-        fsdp_work_cast(stream, data_at(&both, part), both.dtype, data_at(source, from), source->dtype,
-                       part->count);
+        fsdp_work_cast(stream, data_at(&both, part), both.dtype, data_at(source, from),
+                       source->dtype, part->count);
     }
     /* what was copied from the partial one is not to be added again */
     for (size_t i = 0; i < both.count; i++) {
@@ -569,7 +575,8 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     const fsdp_unit *unit = group->unit;
     const fsdp_divide divide = fsdp_divide_for(group, reduced->dtype);
     bool has_replicas = group->replicate_size > 1;
-    fsdp_stream *last = stream_of(group, has_replicas ? FSDP_STREAM_ALL_REDUCE : FSDP_STREAM_REDUCE);
+    fsdp_stream *last =
+        stream_of(group, has_replicas ? FSDP_STREAM_ALL_REDUCE : FSDP_STREAM_REDUCE);
     FSDP_TRY(reduce_scatter(group, reduced, &divide, err));
     FSDP_TRY(add_partial(group, reduced, err));
     if (has_replicas && !unit->all_reduces) {

@@ -105,8 +105,9 @@ void fsdp_unit_set_reduce_scatter_unused_params(fsdp_unit *unit, bool all, bool 
 fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor, fsdp_error *err)
 {
     if (!(factor > 0) || isinf(factor))
-        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: a divide factor is a positive number, not %g",
-                         unit->name, factor);
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s: a divide factor is a positive number, not %g", unit->name,
+                         factor);
     unit->divide_factor = factor;
     return FSDP_OK;
 }
@@ -143,8 +144,8 @@ static fsdp_status set_list(fsdp_unit *unit, fsdp_unit *const *units, size_t n, 
     return FSDP_OK;
 }
 
-fsdp_status fsdp_unit_set_modules_to_forward_prefetch(fsdp_unit *unit, fsdp_unit *const *units, size_t n,
-                                                      fsdp_error *err)
+fsdp_status fsdp_unit_set_modules_to_forward_prefetch(fsdp_unit *unit, fsdp_unit *const *units,
+                                                      size_t n, fsdp_error *err)
 {
     return set_list(unit, units, n, &unit->forward_prefetch, &unit->forward_prefetch_count, err);
 }
@@ -182,18 +183,21 @@ fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_c
     return set_custom(unit, custom, &unit->custom_gather, err);
 }
 
-fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit, const fsdp_custom_collective *custom,
+fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit,
+                                                const fsdp_custom_collective *custom,
                                                 fsdp_error *err)
 {
     return set_custom(unit, custom, &unit->custom_reduce, err);
 }
 
-fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit, bool from_comm,
+fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit,
+                                                                      bool from_comm,
                                                                       fsdp_error *err)
 {
     if (from_comm && (unit->custom_gather || unit->custom_reduce))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s has a custom collective, which brings its own memory", unit->name);
+                         "unit %s has a custom collective, which brings its own memory",
+                         unit->name);
     unit->takes_comm_memory = from_comm;
     return FSDP_OK;
 }

@@ -105,7 +105,8 @@ static fsdp_status divide(void *args, fsdp_error *err)
     return FSDP_OK;
 }
 
-void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t count, double divisor)
+void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t count,
+                      double divisor)
 {
     const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = divisor};
     if (divisor != 1)
@@ -173,8 +174,8 @@ static fsdp_status run_hook(void *args, fsdp_error *err)
     return work->hook(work->user, work->data, work->dtype, work->count, err);
 }
 
-void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user, void *data,
-                               fsdp_dtype dtype, int64_t count)
+void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user,
+                               void *data, fsdp_dtype dtype, int64_t count)
 {
     const hook_args args = {
         .hook = hook, .user = user, .data = data, .dtype = dtype, .count = count};
