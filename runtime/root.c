@@ -85,15 +85,34 @@ static fsdp_status size_inputs(fsdp_context *context, const fsdp_root *root, fsd
     return FSDP_OK;
 }
 
+/* What a root has before its first step: shards and buffers. */
+static void move_blocks(fsdp_root *root, fsdp_context *to)
+{
+    fsdp_stream *compute = to->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_memory *counts = &root->context->memory.counts;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            root->units[i]->groups[g].shards->stream = compute;
+    if (root->buffers)
+        root->buffers->stream = compute;
+    for (int class = 0; class < FSDP_MEMORY_CLASSES; class ++)
+        fsdp_memory_count(&to->memory, (fsdp_memory_class) class, counts->now[class]);
+}
+
 fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
 {
-    if (root->step > 0 || root->is_in_forward || root->context->order_count > 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared before the first step");
-    if (root->context == with->context)
+    fsdp_context *own = root->context, *shared = with->context;
+    if (root->is_in_forward || root->step > 0 || own->order_count > 0 || own->users > 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
+    if (own == shared)
         return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "roots share a context when it is given as they are made: "
-                     "fsdp_root_create_beside");
+    FSDP_TRY(fsdp_context_sync(own, err));
+    FSDP_TRY(size_inputs(shared, root, err));
+    move_blocks(root, shared);
+    root->context = shared;
+    shared->users++;
+    fsdp_context_release(own);
+    return FSDP_OK;
 }
 
 /* --- failures --------------------------------------------------------------------------------- */

@@ -28,7 +28,8 @@ FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
 FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i); /* root first, then by name order
                                                                          * of their parameters */
 
-/* Units of both gather and reduce in one order and share buffers in flight. Before the first step. */
+/* Local. Units of both gather and reduce in one order, share buffers in flight, and count memory as one. Before
+ * the first step, and before root has an optimizer. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
 
 /* --- values ----------------------------------------------------------------------------------- */
