@@ -21,7 +21,8 @@ typedef struct fsdp_world_parts {
 /* A communicator as streams use it: collectives run in the order in which the host issues them, on whatever
  * stream, because each waits for the one before. */
 typedef struct fsdp_lane {
-    fsdp_comm *comm;
+    fsdp_comm *comm;           /* NULL: this rank is not among them */
+    int *ranks, size;
     bool is_separate;
     fsdp_event last;
 } fsdp_lane;
