@@ -77,6 +77,10 @@ FSDP_API fsdp_scaler_opts fsdp_scaler_opts_default(void);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out, fsdp_error *err);
 FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
 FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
+/* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once before a step, which
+ * does it otherwise. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
+/* Collective. The optimizer's step, unless a gradient is not finite; then the scale is adapted. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                                                    fsdp_error *err);
 
