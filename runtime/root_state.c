@@ -210,12 +210,12 @@ fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *optim, const fsdp_state
 }
 
 /* One hyper-parameter of one parameter's group; of a group's parameters, the first one's counts. */
-static void take_hyper(const hyper *hyper, const fsdp_value *value)
+static void take_hyper(const hyper *to, const fsdp_value *value)
 {
-    if (hyper->value && value->kind == FSDP_VALUE_F64)
-        *hyper->value = value->as.f64;
-    else if (hyper->flag && value->kind == FSDP_VALUE_BOOL)
-        *hyper->flag = value->as.boolean;
+    if (to->value && value->kind == FSDP_VALUE_F64)
+        *to->value = value->as.f64;
+    else if (to->flag && value->kind == FSDP_VALUE_BOOL)
+        *to->flag = value->as.boolean;
 }
 
 static fsdp_status take_hypers(fsdp_optim *optim, const fsdp_optim_state *state,
