@@ -1,7 +1,9 @@
 /*
  * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared,
  * sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per processor with
- * the same result bit for bit, whatever the size: a tail rounds as the body does.
+ * the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that arithmetic makes
+ * are the one positive quiet NaN, so that even their bits depend on no order. Data may lie at any address;
+ * what lies at addresses of its type is fast. Buffers overlap only where they are said to, or are the same.
  */
 #ifndef FSDP_TENSOR_H
 #define FSDP_TENSOR_H
@@ -39,7 +41,8 @@ typedef enum fsdp_fold { FSDP_FOLD_SUM, FSDP_FOLD_MAX } fsdp_fold;
 /*
  * to[i] = from[0][i] + from[1][i] + ... in that order, each times `multiply` when that is not 1, the result
  * divided by `divide` when that is not 1, rounded once to dtype. f32, bf16 and f16 in f32; f64 in f64;
- * integers in their own type, wrapping, without multiply and divide. MAX: NaN wins. to may be one of from.
+ * integers in their own type, wrapping, without multiply and divide; n >= 1. MAX: NaN wins. to may be one of
+ * from. Calls over pieces of a tensor give the bits of one call over the whole.
  */
 void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count, fsdp_fold fold,
                       double multiply, double divide);
@@ -47,7 +50,7 @@ bool fsdp_tensor_can_fold(fsdp_dtype dtype);
 
 /* --- norms ------------------------------------------------------------------------------------ */
 
-/* Sum of |x|^p in f64 over pieces of fixed size, added in order; p = infinity: the largest |x|. */
+/* Sum of |x|^p in f64 over pieces of fixed size, added in order; p = infinity: the largest |x|. NaN wins. */
 double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p);
 
 /* --- optimizers ------------------------------------------------------------------------------- */
@@ -60,7 +63,7 @@ typedef struct fsdp_adamw_step {
 } fsdp_adamw_step;
 
 /*
- * One step of AdamW as PyTorch's, fused, on `count` elements of a shard. Arithmetic in f32 (f64 parameters:
+ * One step of AdamW as PyTorch's single-tensor formula, in one pass, on `count` elements of a shard. Arithmetic in f32 (f64 parameters:
  * f64), parameter and moments rounded once to their type. master: NULL, or the f32 weights of bf16 and f16
  * parameters: the step is made on them, and param gets the rounded ones.
  */
