@@ -44,8 +44,8 @@ typedef enum fsdp_fold { FSDP_FOLD_SUM, FSDP_FOLD_MAX } fsdp_fold;
  * integers in their own type, wrapping, without multiply and divide; n >= 1. MAX: NaN wins. to may be one of
  * from. Calls over pieces of a tensor give the bits of one call over the whole.
  */
-void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count, fsdp_fold fold,
-                      double multiply, double divide);
+void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
+                      fsdp_fold fold, double multiply, double divide);
 bool fsdp_tensor_can_fold(fsdp_dtype dtype);
 
 /* --- norms ------------------------------------------------------------------------------------ */
@@ -63,13 +63,13 @@ typedef struct fsdp_adamw_step {
 } fsdp_adamw_step;
 
 /*
- * One step of AdamW as PyTorch's single-tensor formula, in one pass, on `count` elements of a shard. Arithmetic in f32 (f64 parameters:
- * f64), parameter and moments rounded once to their type. master: NULL, or the f32 weights of bf16 and f16
- * parameters: the step is made on them, and param gets the rounded ones.
+ * One step of AdamW as PyTorch's single-tensor formula, in one pass, on `count` elements of a shard.
+ * Arithmetic in f32 (f64 parameters: f64), parameter and moments rounded once to their type. master: NULL, or
+ * the f32 weights of bf16 and f16 parameters: the step is made on them, and param gets the rounded ones.
  */
-void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad, fsdp_dtype grad_type,
-                       void *exp_avg, void *exp_avg_sq, fsdp_dtype moment_type, size_t count,
-                       const fsdp_adamw_step *step);
+void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                       fsdp_dtype grad_type, void *exp_avg, void *exp_avg_sq, fsdp_dtype moment_type,
+                       size_t count, const fsdp_adamw_step *step);
 
 typedef struct fsdp_sgd_step {
     double lr, momentum, dampening, weight_decay;
@@ -77,7 +77,9 @@ typedef struct fsdp_sgd_step {
     double grad_scale;
 } fsdp_sgd_step;
 
-void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad, fsdp_dtype grad_type,
-                     void *momentum, fsdp_dtype moment_type, size_t count, const fsdp_sgd_step *step);
+/* The same for SGD; momentum may be NULL where step->momentum is 0. */
+void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                     fsdp_dtype grad_type, void *momentum, fsdp_dtype moment_type, size_t count,
+                     const fsdp_sgd_step *step);
 
 #endif
