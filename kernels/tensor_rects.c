@@ -1,6 +1,6 @@
 /*
  * Rectangles of elements: the copies of a training step. Rows of one type are copied by the kernel that
- * copies boxes; rows to be cast go through the cast kernel, short ones packed into a block first. See tensor.h.
+ * copies boxes; rows to be cast go through the cast kernel, short ones packed into a block first.
  */
 #include "kernels/tensor.h"
 
