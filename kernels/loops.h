@@ -1,8 +1,8 @@
 /*
  * The inner loops of kernels/tensor.h, over arrays of one type, f32 or f64. kernels/real_loops.h has them;
  * it is compiled once per type and processor, and dispatch.c chooses. The callers, kernels/tensor_*.c, cut
- * tensors into blocks and bring other types to these two and back: here pointers are aligned, arrays that are
- * written overlap no others, and counts are short. NaN results are always the positive quiet NaN without
+ * tensors into blocks and bring other types to these two and back: here pointers are aligned and counts short;
+ * an array that is written may be one that is read, but overlaps none otherwise. NaN results are always the positive quiet NaN without
  * payload: which of two NaNs an addition keeps would depend on the compiler.
  */
 #ifndef FSDP_KERNELS_LOOPS_H
@@ -13,7 +13,7 @@
 
 enum {
     FSDP_LOOP_BLOCK = 1024,    /* elements: some blocks of f32 stay in the first cache */
-    FSDP_LOOP_SOURCES = 4      /* of one call of begin_sum and add_sum */
+    FSDP_LOOP_SOURCES = 4      /* of one sum */
 };
 
 /* What a step of AdamW multiplies with; computed in f64, rounded once where they are used. */
@@ -27,13 +27,13 @@ typedef struct fsdp_sgd_factors {
 } fsdp_sgd_factors;
 
 typedef struct fsdp_loops {
-    /* sum = from[0] + from[1] + ..., and sum + from[0] + from[1] + ..., in that order */
-    void (*begin_sum)(void *sum, const void *const *from, int n, size_t count);
-    void (*add_sum)(void *sum, const void *const *from, int n, size_t count);
+    /* to = (from[0] + from[1] + ...) * factor, in that order, of 1 to FSDP_LOOP_SOURCES sources */
+    void (*sum)(void *to, const void *const *from, int n, size_t count, double factor);
+    /* The same of bf16 numbers, summed in f32 and rounded once; NULL in the loops over f64. */
+    void (*sum_bf16)(void *to, const void *const *from, int n, size_t count, double factor);
     void (*raise)(void *largest, const void *from, size_t count);      /* NaN wins */
     void (*multiply)(void *data, size_t count, double factor);
     void (*divide)(void *data, size_t count, double divisor);
-    void (*settle)(void *data, size_t count);                          /* NaNs become the one NaN */
     bool (*is_finite)(const void *data, size_t count);
     double (*power_sum)(const void *data, size_t count, double p);
     void (*adamw)(void *param, const void *grad, void *exp_avg, void *exp_avg_sq, size_t count,

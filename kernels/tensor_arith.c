@@ -6,20 +6,19 @@
 void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                      size_t count)
 {
+    if (to_type == FSDP_BF16 && from_type == FSDP_BF16) {
+        fsdp_tensor_fold(to, (const void *[]){to, from}, 2, to_type, count, FSDP_FOLD_SUM, 1, 1);
+        return;
+    }
     fsdp_real real = fsdp_real_of(from_type == FSDP_F64 ? from_type : to_type);
     for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK) {
-        fsdp_room sum_room, room;
+        fsdp_room rooms[2];
         size_t n = fsdp_block_size(first, count);
         void *data = fsdp_element(to, to_type, first);
+        void *sum = fsdp_real_edit(real, data, to_type, n, &rooms[0]);
         const void *more = fsdp_element_const(from, from_type, first);
-        void *sum = fsdp_real_edit(real, data, to_type, n, &sum_room);
-        const void *x = &room;
-        if (more == data)
-            fsdp_real_load(real, more, from_type, n, &room);
-        else
-            x = fsdp_real_read(real, more, from_type, n, &room);
-        real.loops->add_sum(sum, &x, 1, n);
-        real.loops->settle(sum, n);
+        const void *numbers[2] = {sum, fsdp_real_read(real, more, from_type, n, &rooms[1])};
+        real.loops->sum(sum, numbers, 2, n, 1);
         fsdp_real_store(real, sum, data, to_type, n);
     }
 }
