@@ -1,12 +1,6 @@
 /*
-<<<<<<< HEAD
  * Rectangles of elements: the copies of a training step. Rows of one type are copied by the kernel that
  * copies boxes; rows to be cast go through the cast kernel, short ones packed into a block first.
-=======
- * Rectangles of elements: the copies of a training step. Rows of one type are copied by the kernel that copies
- * boxes; rows to be cast go through the cast kernel at once where they are long, and where they are short
- * many are packed into a block first. See tensor.h.
->>>>>>> w-rtc
  */
 #include "kernels/tensor.h"
 

@@ -3,11 +3,7 @@
  * nothing and prints the best of a few runs. usage: bench_kernels [MIB] [REPEATS]
  */
 #include "base/mem.h"
-<<<<<<< HEAD
 #include "tests/kernels/bench_tensor.h"
-=======
-#include "bench_tensor.h"
->>>>>>> w-rtc
 #include "kernels/kernels.h"
 
 #include <math.h>

@@ -2,11 +2,7 @@
  * Speed of kernels/tensor.h: every job beside memcpy over as many bytes, read and written, both in turns so
  * that other load meets both; the ratio is of the best runs. The parameters are those of a block of GPT-2.
  */
-<<<<<<< HEAD
 #include "tests/kernels/bench_tensor.h"
-=======
-#include "bench_tensor.h"
->>>>>>> w-rtc
 
 #include "base/mem.h"
 #include "kernels/tensor.h"
