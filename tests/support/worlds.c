@@ -6,7 +6,7 @@
 
 enum { MOST_RANKS = 128, DEADLINE_MS = 30000 };
 
-typedef struct rank_thread {
+typedef struct world_thread {
     pthread_t thread;
     fsdp_world_parts parts;
     world_body body;
@@ -14,12 +14,13 @@ typedef struct rank_thread {
     const char *device;
     fsdp_status status;
     fsdp_error err;
-} rank_thread;
+} world_thread;
 
 static void note(void *user, const fsdp_trace_event *event)
 {
     world_rank *rank = user;
-    static const char *const wanted[][2] = {{"unshard", "U"}, {"reshard", "R"}, {"post_backward", "post"}};
+    static const char *const wanted[][2] = {
+        {"unshard", "U"}, {"reshard", "R"}, {"post_backward", "post"}};
     static const char *const collectives[][2] = {
         {"all_gather", "AG"}, {"reduce_scatter", "RS"}, {"all_reduce", "AR"}};
     for (size_t i = 0; i < 3; i++) {
@@ -51,11 +52,12 @@ int count_events(const world_rank *rank, const char *begin)
 
 static void *run_rank(void *user)
 {
-    rank_thread *self = user;
+    world_thread *self = user;
     fsdp_world *world = NULL;
     self->status = fsdp_device_open(self->device, &self->parts.device, &self->err);
     if (self->status == FSDP_OK)
-        self->status = fsdp_trace_open(NULL, fsdp_ctl_rank(self->parts.ctl), &self->parts.trace, &self->err);
+        self->status =
+            fsdp_trace_open(NULL, fsdp_ctl_rank(self->parts.ctl), &self->parts.trace, &self->err);
     if (self->status == FSDP_OK)
         self->status = fsdp_world_create(&self->parts, &world, &self->err);
     if (self->status != FSDP_OK)
@@ -70,13 +72,13 @@ static void *run_rank(void *user)
 
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err)
 {
-    static rank_thread ranks[MOST_RANKS];
+    static world_thread ranks[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
     fsdp_fabric *fabrics[MOST_RANKS];
     FSDP_TRY(fsdp_ctl_threads(n, ctls, err));
     FSDP_TRY(fsdp_fabric_threads(n, DEADLINE_MS, fabrics, err));
     for (int i = 0; i < n; i++) {
-        ranks[i] = (rank_thread){.body = body, .device = device, .rank.user = user};
+        ranks[i] = (world_thread){.body = body, .device = device, .rank.user = user};
         ranks[i].parts = (fsdp_world_parts){.local_rank = i,
                                             .local_size = n,
                                             .ctl = ctls[i],

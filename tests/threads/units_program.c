@@ -12,31 +12,31 @@
 enum { LAYERS = 3, ROWS = 4, IN = 5, HIDDEN = 7, OUT = 3, STEPS = 4, MOST = 8 };
 
 /* What a run is like; the result must not depend on it. */
-typedef struct mode {
+typedef struct unit_mode {
     int reshard, prefetch, inputs;
     bool replicated; /* HSDP: two replicas */
     bool from_comm, separate, keeps, is_async;
-} mode;
+} unit_mode;
 
-typedef struct run {
-    const mode *mode;
+typedef struct mlp_run {
+    const unit_mode *mode;
     int microbatches; /* of one rank */
     float weights[LAYERS][HIDDEN * HIDDEN + HIDDEN];
     double losses[STEPS][MOST];
-} run;
+} mlp_run;
 
 static const int widths[LAYERS + 1] = {IN, HIDDEN, HIDDEN, OUT};
 
-typedef struct net {
+typedef struct mlp_net {
     fsdp_mesh *mesh;
     fsdp_model *model;
     fsdp_root *root;
     fsdp_optim *optim;
     fsdp_param *weight[LAYERS], *bias[LAYERS];
     fsdp_unit *unit[LAYERS];
-} net;
+} mlp_net;
 
-static void free_net(net *net)
+static void free_net(mlp_net *net)
 {
     fsdp_optim_free(net->optim);
     fsdp_root_free(net->root);
@@ -44,14 +44,14 @@ static void free_net(net *net)
     fsdp_mesh_free(net->mesh);
 }
 
-static fsdp_status declare(net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare(mlp_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         char name[32];
         const int64_t out = widths[i + 1], in = widths[i];
         snprintf(name, sizeof name, "layers.%d.weight", i);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 2, (int64_t[]){out, in}, &net->weight[i],
-                                      err));
+        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 2, (int64_t[]){out, in},
+                                      &net->weight[i], err));
         snprintf(name, sizeof name, "layers.%d.bias", i);
         FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, &out, &net->bias[i], err));
         snprintf(name, sizeof name, "layers.%d", i);
@@ -60,7 +60,7 @@ static fsdp_status declare(net *net, const fsdp_unit_opts *opts, fsdp_error *err
     return FSDP_OK;
 }
 
-static fsdp_status set_modes(net *net, const mode *mode, fsdp_error *err)
+static fsdp_status set_modes(mlp_net *net, const unit_mode *mode, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         fsdp_unit *unit = net->unit[i];
@@ -75,7 +75,8 @@ static fsdp_status set_modes(net *net, const mode *mode, fsdp_error *err)
         FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(unit, ahead, n, err));
         FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(unit, behind, m, err));
         FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, mode->inputs, false, err));
-        FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, mode->from_comm, err));
+        FSDP_TRY(
+            fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, mode->from_comm, err));
         fsdp_unit_set_keep_unsharded_storage(unit, mode->keeps, false);
         fsdp_unit_set_unshard_async_op(unit, mode->is_async, false);
         FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(unit, mode->separate, false, err));
@@ -83,14 +84,15 @@ static fsdp_status set_modes(net *net, const mode *mode, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status build(net *net, world_rank *rank, fsdp_error *err)
+static fsdp_status build(mlp_net *net, world_rank *rank, fsdp_error *err)
 {
-    const run *run = rank->user;
+    const mlp_run *run = rank->user;
     const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
     int64_t size = fsdp_world_size(rank->world);
     bool two = run->mode->replicated && size % 2 == 0;
     FSDP_TRY(fsdp_world_mesh(rank->world, two ? 2 : 1, two ? (int64_t[]){2, size / 2} : &size,
-                             two ? (const char *[]){"rep", "dp"} : (const char *[]){"dp"}, &net->mesh, err));
+                             two ? (const char *[]){"rep", "dp"} : (const char *[]){"dp"},
+                             &net->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
     opts.reshard_after_forward = run->mode->reshard;
@@ -104,7 +106,8 @@ static fsdp_status build(net *net, world_rank *rank, fsdp_error *err)
     return fsdp_adamw_create(net->root, &adam, &net->optim, err);
 }
 
-static void multiply(float *y, const float *x, const float *w, const float *b, int rows, int out, int in)
+static void multiply(float *y, const float *x, const float *w, const float *b, int rows, int out,
+                     int in)
 {
     for (int r = 0; r < rows; r++)
         for (int o = 0; o < out; o++) {
@@ -115,19 +118,20 @@ static void multiply(float *y, const float *x, const float *w, const float *b, i
         }
 }
 
-static fsdp_status forward(net *net, float x[LAYERS + 1][ROWS * HIDDEN], fsdp_error *err)
+static fsdp_status forward(mlp_net *net, float x[LAYERS + 1][ROWS * HIDDEN], fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     for (int i = 0; i < LAYERS; i++) {
         FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
-        multiply(x[i + 1], x[i], fsdp_param_data(net->weight[i]), fsdp_param_data(net->bias[i]), ROWS,
-                 widths[i + 1], widths[i]);
+        multiply(x[i + 1], x[i], fsdp_param_data(net->weight[i]), fsdp_param_data(net->bias[i]),
+                 ROWS, widths[i + 1], widths[i]);
         FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
     }
     return fsdp_root_end_forward(net->root, err);
 }
 
-static fsdp_status backward(net *net, float x[LAYERS + 1][ROWS * HIDDEN], float *dy, fsdp_error *err)
+static fsdp_status backward(mlp_net *net, float x[LAYERS + 1][ROWS * HIDDEN], float *dy,
+                            fsdp_error *err)
 {
     float dx[ROWS * HIDDEN];
     for (int i = LAYERS - 1; i >= 0; i--) {
@@ -151,24 +155,23 @@ static fsdp_status backward(net *net, float x[LAYERS + 1][ROWS * HIDDEN], float 
     return fsdp_root_end_backward(net->root, err);
 }
 
-static fsdp_status microbatch(net *net, int step, int number, double *loss_out, fsdp_error *err)
+static fsdp_status microbatch(mlp_net *net, int step, int number, double *loss_out, fsdp_error *err)
 {
-    static const char *const names[] = {"x", "t"};
     float x[LAYERS + 1][ROWS * HIDDEN], dy[ROWS * HIDDEN];
     uint64_t row = (uint64_t)(step * MOST + number) * ROWS;
     for (int i = 0; i < ROWS * IN; i++)
-        x[0][i] = (float)fsdp_uniform(2, names[0], row * IN + (uint64_t)i);
+        x[0][i] = (float)fsdp_uniform(2, "x", row * IN + (uint64_t)i);
     FSDP_TRY(forward(net, x, err));
     *loss_out = 0;
     for (int i = 0; i < ROWS * OUT; i++) {
-        float e = x[LAYERS][i] - (float)fsdp_uniform(2, names[1], row * OUT + (uint64_t)i);
+        float e = x[LAYERS][i] - (float)fsdp_uniform(2, "t", row * OUT + (uint64_t)i);
         *loss_out += (double)(e * e) / (ROWS * OUT);
         dy[i] = 2 * e / (ROWS * OUT);
     }
     return backward(net, x, dy, err);
 }
 
-static fsdp_status keep_weights(net *net, run *run, fsdp_error *err)
+static fsdp_status keep_weights(mlp_net *net, mlp_run *run, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         size_t weights = (size_t)(widths[i] * widths[i + 1]), biases = (size_t)widths[i + 1];
@@ -180,9 +183,9 @@ static fsdp_status keep_weights(net *net, run *run, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status train(net *net, world_rank *rank, fsdp_error *err)
+static fsdp_status train(mlp_net *net, world_rank *rank, fsdp_error *err)
 {
-    run *run = rank->user;
+    mlp_run *run = rank->user;
     int me = fsdp_world_rank(rank->world);
     for (int step = 0; step < STEPS; step++) {
         for (int m = 0; m < run->microbatches; m++) {
@@ -191,45 +194,47 @@ static fsdp_status train(net *net, world_rank *rank, fsdp_error *err)
             fsdp_root_set_is_last_backward(net->root, is_last);
             if (run->microbatches > 1)
                 for (int i = 0; i < LAYERS; i++)
-                    FSDP_TRY(fsdp_unit_set_gradient_divide_factor(net->unit[i], run->microbatches, err));
+                    FSDP_TRY(
+                        fsdp_unit_set_gradient_divide_factor(net->unit[i], run->microbatches, err));
             FSDP_TRY(microbatch(net, step, me + m, &run->losses[step][me + m], err));
         }
         FSDP_TRY(fsdp_optim_step(net->optim, err));
     }
     if (me == 0)
         return keep_weights(net, run, err);
-    struct run unused = *run;
+    mlp_run unused = *run;
     return keep_weights(net, &unused, err);
 }
 
 static fsdp_status train_rank(world_rank *rank, fsdp_error *err)
 {
-    net net = {0};
+    mlp_net net = {0};
     fsdp_status status = build(&net, rank, err);
     if (status == FSDP_OK)
         status = train(&net, rank, err);
     const fsdp_memory memory = net.root ? fsdp_root_memory(net.root) : (fsdp_memory){0};
     int64_t left = memory.total_now - memory.now[FSDP_MEMORY_SHARD] - memory.now[FSDP_MEMORY_OPTIM];
-    const run *run = rank->user;
+    const mlp_run *run = rank->user;
     if (status == FSDP_OK && left != 0 && !run->mode->keeps)
-        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left after a step", (long long)left);
+        status =
+            fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left after a step", (long long)left);
     free_net(&net);
     return status;
 }
 
-static bool is_equal(const run *a, const run *b)
+static bool is_equal(const mlp_run *a, const mlp_run *b)
 {
     return memcmp(a->weights, b->weights, sizeof a->weights) == 0 &&
            memcmp(a->losses, b->losses, sizeof a->losses) == 0;
 }
 
-static bool try_mode(int ranks, const char *device, const mode *mode)
+static bool try_mode(int ranks, const char *device, const unit_mode *mode)
 {
-    static const struct mode plain = {.reshard = FSDP_RESHARD_ALWAYS, .inputs = 1};
-    static run alone, together;
+    static const unit_mode plain = {.reshard = FSDP_RESHARD_ALWAYS, .inputs = 1};
+    static mlp_run alone, together;
     fsdp_error err = {0};
-    alone = (run){.mode = &plain, .microbatches = ranks};
-    together = (run){.mode = mode, .microbatches = 1};
+    alone = (mlp_run){.mode = &plain, .microbatches = ranks};
+    together = (mlp_run){.mode = mode, .microbatches = 1};
     if (run_worlds(1, "cpu", train_rank, &alone, &err) != FSDP_OK ||
         run_worlds(ranks, device, train_rank, &together, &err) != FSDP_OK) {
         printf("%d ranks on %s: %s\n", ranks, device, err.text);
@@ -238,8 +243,8 @@ static bool try_mode(int ranks, const char *device, const mode *mode)
     bool close = mode->replicated; /* another order of sums */
     if (close || is_equal(&alone, &together))
         return true;
-    printf("%d ranks on %s, reshard %d, prefetch %d, inputs %d%s%s%s%s: other bits\n", ranks, device,
-           mode->reshard, mode->prefetch, mode->inputs, mode->from_comm ? ", pool" : "",
+    printf("%d ranks on %s, reshard %d, prefetch %d, inputs %d%s%s%s%s: other bits\n", ranks,
+           device, mode->reshard, mode->prefetch, mode->inputs, mode->from_comm ? ", pool" : "",
            mode->separate ? ", separate" : "", mode->keeps ? ", keeps" : "",
            mode->is_async ? ", async" : "");
     return false;
@@ -256,14 +261,14 @@ int main(void)
             for (size_t s = 0; s < 4; s++)
                 for (int prefetch = 0; prefetch < 3; prefetch++) {
                     int kind = tried % 6;
-                    const mode mode = {.reshard = reshards[s],
-                                       .prefetch = prefetch,
-                                       .inputs = 1 + kind % 2,
-                                       .from_comm = kind == 1,
-                                       .separate = kind == 2,
-                                       .keeps = kind == 3,
-                                       .is_async = kind == 4,
-                                       .replicated = kind == 5};
+                    const unit_mode mode = {.reshard = reshards[s],
+                                            .prefetch = prefetch,
+                                            .inputs = 1 + kind % 2,
+                                            .from_comm = kind == 1,
+                                            .separate = kind == 2,
+                                            .keeps = kind == 3,
+                                            .is_async = kind == 4,
+                                            .replicated = kind == 5};
                     failed += !try_mode(ranks[r], devices[d], &mode);
                     tried++;
                 }
