@@ -35,6 +35,15 @@ static fsdp_status create_context(fsdp_world *world, fsdp_context **context_out,
     return open_streams(context, err);
 }
 
+/* No stream is freed while another one still waits for it. */
+static void drain(fsdp_context *context)
+{
+    const fsdp_device_ops *ops = context->device->ops;
+    for (int i = 0; i < FSDP_STREAMS; i++)
+        if (context->streams[i])
+            (void)!ops->sync(ops->record(context->streams[i]), NULL);
+}
+
 /* Lanes outlive contexts: an event of a stream that is gone has long been reached. */
 static void forget_streams(fsdp_context *context)
 {
@@ -51,6 +60,7 @@ void fsdp_context_release(fsdp_context *context)
     fsdp_context_flush_gather(context);
     fsdp_context_limit_inputs(context, 0);
     fsdp_context_give_all_reduced(context);
+    drain(context);
     fsdp_memory_release(&context->memory);
     forget_streams(context);
     for (int i = 0; i < FSDP_STREAMS; i++)

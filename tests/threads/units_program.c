@@ -171,13 +171,18 @@ static fsdp_status microbatch(mlp_net *net, int step, int number, double *loss_o
     return backward(net, x, dy, err);
 }
 
-static fsdp_status keep_weights(mlp_net *net, mlp_run *run, fsdp_error *err)
+/* All ranks gather, one keeps. */
+static fsdp_status keep_weights(mlp_net *net, mlp_run *run, bool keeps, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
         size_t weights = (size_t)(widths[i] * widths[i + 1]), biases = (size_t)widths[i + 1];
         FSDP_TRY(fsdp_unit_unshard(net->unit[i], false, NULL, err));
-        memcpy(run->weights[i], fsdp_param_data(net->weight[i]), weights * sizeof(float));
-        memcpy(run->weights[i] + weights, fsdp_param_data(net->bias[i]), biases * sizeof(float));
+        const float *weight = fsdp_param_data(net->weight[i]),
+                    *bias = fsdp_param_data(net->bias[i]);
+        if (keeps) {
+            memcpy(run->weights[i], weight, weights * sizeof(float));
+            memcpy(run->weights[i] + weights, bias, biases * sizeof(float));
+        }
         FSDP_TRY(fsdp_unit_reshard(net->unit[i], err));
     }
     return FSDP_OK;
@@ -200,10 +205,7 @@ static fsdp_status train(mlp_net *net, world_rank *rank, fsdp_error *err)
         }
         FSDP_TRY(fsdp_optim_step(net->optim, err));
     }
-    if (me == 0)
-        return keep_weights(net, run, err);
-    mlp_run unused = *run;
-    return keep_weights(net, &unused, err);
+    return keep_weights(net, run, me == 0, err);
 }
 
 static fsdp_status train_rank(world_rank *rank, fsdp_error *err)
