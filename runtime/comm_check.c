@@ -81,7 +81,8 @@ static bool is_in_place(const fsdp_comm *comm, const fsdp_collective *call, cons
 {
     int64_t element = (int64_t)fsdp_dtype_size(call->dtype);
     switch (call->kind) {
-    case FSDP_ALL_GATHER: return in->data == out->data + fsdp_comm_place(call, comm->rank) * element;
+    case FSDP_ALL_GATHER:
+        return in->data == out->data + fsdp_comm_place(call, comm->rank) * element;
     case FSDP_REDUCE_SCATTER:
         return out->data == in->data + fsdp_comm_place(call, comm->rank) * element;
     case FSDP_ALL_REDUCE: return in->data == out->data;

@@ -67,7 +67,8 @@ static fsdp_status compare_all(const fsdp_comm *comm, shared_group *group, fsdp_
 {
     bool is_same = true;
     for (int i = 0; i < group->size; i++)
-        is_same &= memcmp(&group->block->slots[i].header, &group->header, sizeof group->header) == 0;
+        is_same &=
+            memcmp(&group->block->slots[i].header, &group->header, sizeof group->header) == 0;
     if (!is_same) {
         for (int i = 0; i < group->size; i++)
             group->headers[i] = group->block->slots[i].header;
@@ -83,8 +84,7 @@ static bool is_staged(const shared_move *move)
     for (int i = 0; i < move->group->size; i++) {
         if (move->call->kind == FSDP_BROADCAST && i != move->call->root)
             continue;
-        if (slots[i].in == FSDP_SHARED_PRIVATE ||
-            (uses_out && slots[i].out == FSDP_SHARED_PRIVATE))
+        if (slots[i].in == FSDP_SHARED_PRIVATE || (uses_out && slots[i].out == FSDP_SHARED_PRIVATE))
             return true;
     }
     return false;
@@ -124,14 +124,15 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
 {
     FSDP_TRY(meet(move->group, err));
     FSDP_TRY(compare(comm, move->group, err));
-    bool staged = is_staged(move);
     uint64_t longest = move->steps->longest(move);
-    if (!staged)
-        move->piece = move->steps->direct_piece ? move->steps->direct_piece(move) : longest;
+    if (!is_staged(move))
+        move->piece = longest;
     uint64_t pieces = longest > 0 ? (longest - 1) / move->piece + 1 : 1;
     uint64_t steps = pieces + move->steps->extra;
     for (uint64_t step = 0; step < steps; step++)
         FSDP_TRY(run_step(move, step, move->is_in_private && step + 1 < pieces, err));
+    if (move->steps->finish)
+        move->steps->finish(move);
     return FSDP_OK;
 }
 
@@ -150,7 +151,7 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
     shared_group *group = comm->backend;
     shared_move move = {.group = group,
                         .call = call,
-                        .steps = fsdp_shared_steps_of(call->kind),
+                        .steps = fsdp_shared_steps_of(group, call),
                         .element = fsdp_dtype_size(call->dtype),
                         .in = call->in,
                         .out = call->out};

@@ -58,7 +58,7 @@ typedef struct shared_group {
     uint64_t phase;            /* meetings so far */
     uint64_t call_phase;       /* those before the call that is under way */
     fsdp_comm_header header;   /* of that call, for messages */
-    unsigned char **windows;   /* of all members; NULL: no buffer is private here */
+    unsigned char **windows;   /* of all members: four times window_half bytes */
     fsdp_comm_header *headers; /* room to compare, and to fold */
     const void **sources;
 } shared_group;
@@ -71,7 +71,7 @@ struct shared_fabric {
     uintptr_t *bases;          /* per world rank: what its published addresses count from */
     size_t segment_size;       /* only buffers in this rank's segment can be read by others; 0: all can */
     int spins;                 /* how often a wait looks before it sleeps */
-    size_t window_half;        /* bytes; 0: none */
+    size_t window_half;        /* bytes */
     /* Memory of a group, which all can read and which lives as long as the fabric. NULL: none left. */
     void *(*alloc_shared)(shared_fabric *fabric, size_t size);
     /* NULL: ranks cannot die alone. Also says how to name it: "process 4711". */
@@ -126,9 +126,9 @@ bool fsdp_shared_comm_has_failed(fsdp_comm *comm, fsdp_error *err_out);
 /* --- shared_steps.c --------------------------------------------------------------------------- */
 
 /*
- * One call under way. A member reads *ranges* of others' buffers; a step moves one piece of each range. In
- * steps a buffer that others can read is one piece, or a few; a private one goes through its owner's window,
- * piece by piece, one half of the window after the other.
+ * One call under way. A member reads *ranges* of others' buffers; a step moves one piece of each range. Where
+ * all buffers can be read by others, that is the whole range; else each private one goes through its owner's
+ * window, one half of it after the other.
  */
 typedef struct shared_move {
     shared_group *group;
@@ -144,12 +144,13 @@ typedef struct shared_move {
 typedef struct shared_steps {
     uint64_t (*longest)(const shared_move *move);      /* range, in bytes */
     uint64_t (*window_piece)(const shared_move *move); /* what fits into half a window */
-    uint64_t (*direct_piece)(const shared_move *move); /* not 0 when there is a range; NULL: all of it */
     void (*fill)(const shared_move *move, uint64_t step); /* this member's window for that step */
     void (*work)(const shared_move *move, uint64_t step);
     unsigned extra;            /* steps after the last piece */
+    void (*finish)(const shared_move *move);           /* after the last meeting; NULL: nothing */
 } shared_steps;
 
-const shared_steps *fsdp_shared_steps_of(fsdp_collective_kind kind);
+/* By what is equal on all members. */
+const shared_steps *fsdp_shared_steps_of(const shared_group *group, const fsdp_collective *call);
 
 #endif

@@ -98,7 +98,7 @@ static fsdp_status take_shared(shared_fabric *fabric, size_t size, uint64_t *add
     return FSDP_OK;
 }
 
-/* The two halves take pieces of inputs, two more that are shorter those of results: shared_steps.c. */
+/* Two halves of a window take pieces of inputs, two more those of results: shared_steps.c. */
 static fsdp_status bring_memory(shared_fabric *fabric, new_group *made, fsdp_error *err)
 {
     void *data;
@@ -107,8 +107,6 @@ static fsdp_status bring_memory(shared_fabric *fabric, new_group *made, fsdp_err
         FSDP_TRY(take_shared(fabric, size, &made->block, &data, err));
         memset(data, 0, size);
     }
-    if (fabric->window_half == 0)
-        return FSDP_OK;
     return take_shared(fabric, 4 * fabric->window_half, &made->window, &data, err);
 }
 
@@ -166,11 +164,11 @@ static fsdp_status compare(shared_group *world, const new_group *made, fsdp_erro
             continue;
         err->rank = rank;
         (void)fsdp_fail(err, FSDP_ERR_USAGE,
-                         "rank %d makes a group of %d ranks from rank %d on while rank %d makes one "
-                         "of %d from rank %d on: all make the same groups in the same order",
-                         rank, (int)world->block->slots[rank].header.count,
-                         (int)fsdp_shared_counts(world, rank)[0], world->rank, made->size,
-                         made->ranks[0]);
+                        "rank %d makes a group of %d ranks from rank %d on while rank %d makes one "
+                        "of %d from rank %d on: all make the same groups in the same order",
+                        rank, (int)world->block->slots[rank].header.count,
+                        (int)fsdp_shared_counts(world, rank)[0], world->rank, made->size,
+                        made->ranks[0]);
         fsdp_shared_fail(world, err, false);
         return err->status;
     }
@@ -185,7 +183,7 @@ static void attach(shared_group *world, new_group *made)
     int first = made->ranks[0];
     group->block = (shared_block *)(fabric->bases[first] + slots[first].block);
     group->ranks = made->comm->ranks;
-    for (int i = 0; i < group->size && fabric->window_half > 0; i++) {
+    for (int i = 0; i < group->size; i++) {
         int rank = made->ranks[i];
         group->windows[i] = (unsigned char *)(fabric->bases[rank] + slots[rank].window);
     }

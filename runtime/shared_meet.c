@@ -186,7 +186,8 @@ static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
     return fail_missing(group, member, was_in ? "died in" : "died before", name, err);
 }
 
-static fsdp_status check_each(shared_group *group, fsdp_status (*check)(shared_group *, int, fsdp_error *),
+static fsdp_status check_each(shared_group *group,
+                              fsdp_status (*check)(shared_group *, int, fsdp_error *),
                               fsdp_error *err)
 {
     for (int i = 0; i < group->size; i++) {

@@ -10,7 +10,8 @@
 
 enum {
     SIGN_OF_LIFE = 32 << 20, /* bytes between two */
-    REDUCED_SLICE = 2 << 20  /* so that a slice is still in the cache when the others fetch it */
+    LITTLE = 256 << 10,      /* of all members together: each adds up everything */
+    LITTLE_OF_TWO = 1 << 20  /* of each of two */
 };
 
 /* --- places ----------------------------------------------------------------------------------- */
@@ -185,19 +186,13 @@ static uint64_t all_bytes(const shared_move *move)
 static uint64_t longest_slice(const shared_move *move)
 {
     uint64_t n = (uint64_t)move->group->size;
-    return all_bytes(move) / n + (all_bytes(move) % n != 0);
+    return round_up(all_bytes(move) / n + (all_bytes(move) % n != 0));
 }
 
 static uint64_t window_slice(const shared_move *move)
 {
-    uint64_t all = round_up(longest_slice(move)), share = share_of_half(move);
-    return all < share ? all : share;
-}
-
-static uint64_t direct_slice(const shared_move *move)
-{
-    uint64_t all = round_up(longest_slice(move));
-    return all < REDUCED_SLICE ? all : REDUCED_SLICE;
+    uint64_t longest = longest_slice(move), share = share_of_half(move);
+    return longest < share ? longest : share;
 }
 
 static uint64_t slice_at(const shared_move *move, int member, uint64_t step)
@@ -251,6 +246,43 @@ static void reduce(const shared_move *move, uint64_t step)
     if (step > 0)
         fetch_slices(move, step - 1);
     reduce_slice(move, step);
+}
+
+/* --- all_reduce of little --------------------------------------------------------------------- */
+
+/*
+ * Every member adds up everything, which saves a meeting and moves no more than before as long as there are
+ * two members, or caches hold it. In place the sum waits in the window until all have read the input.
+ */
+static bool waits_in_window(const shared_move *move)
+{
+    return move->in == move->out && !move->is_in_private;
+}
+
+static void fill_all(const shared_move *move, uint64_t step)
+{
+    copy(move, window_half(move, move->group->rank, step), move->in, all_bytes(move));
+}
+
+static void reduce_all(const shared_move *move, uint64_t step)
+{
+    for (int from = 0; from < move->group->size; from++)
+        move->group->sources[from] = source(move, from, 0, 0, step);
+    fold(move, waits_in_window(move) ? result_half(move, move->group->rank, 0) : move->out,
+         all_bytes(move));
+}
+
+static void finish_all(const shared_move *move)
+{
+    if (waits_in_window(move))
+        copy(move, move->out, result_half(move, move->group->rank, 0), all_bytes(move));
+}
+
+static bool is_little(const shared_group *group, const fsdp_collective *call)
+{
+    uint64_t bytes = (uint64_t)call->count * fsdp_dtype_size(call->dtype);
+    uint64_t n = (uint64_t)group->size, most = n == 2 ? LITTLE_OF_TWO : LITTLE / n;
+    return bytes <= most && bytes <= group->fabric->window_half;
 }
 
 /* --- broadcast -------------------------------------------------------------------------------- */
@@ -322,14 +354,18 @@ static void exchange(const shared_move *move, uint64_t step)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-const shared_steps *fsdp_shared_steps_of(fsdp_collective_kind kind)
+const shared_steps *fsdp_shared_steps_of(const shared_group *group, const fsdp_collective *call)
 {
     static const shared_steps all[] = {
-        [FSDP_ALL_GATHER] = {longest_part, whole_half, NULL, fill_gather, gather, 0},
-        [FSDP_REDUCE_SCATTER] = {longest_part, share_of_half, NULL, fill_scatter, scatter, 0},
-        [FSDP_ALL_REDUCE] = {longest_slice, window_slice, direct_slice, fill_reduce, reduce, 1},
-        [FSDP_BROADCAST] = {all_bytes, whole_half, NULL, fill_broadcast, fetch_broadcast, 0},
-        [FSDP_ALL_TO_ALL] = {longest_sent, share_of_half, NULL, fill_exchange, exchange, 0},
+        [FSDP_ALL_GATHER] = {longest_part, whole_half, fill_gather, gather, 0, NULL},
+        [FSDP_REDUCE_SCATTER] = {longest_part, share_of_half, fill_scatter, scatter, 0, NULL},
+        [FSDP_ALL_REDUCE] = {longest_slice, window_slice, fill_reduce, reduce, 1, NULL},
+        [FSDP_BROADCAST] = {all_bytes, whole_half, fill_broadcast, fetch_broadcast, 0, NULL},
+        [FSDP_ALL_TO_ALL] = {longest_sent, share_of_half, fill_exchange, exchange, 0, NULL},
     };
-    return &all[kind];
+    static const shared_steps little_reduce = {all_bytes,  whole_half, fill_all,
+                                               reduce_all, 0,          finish_all};
+    if (call->kind == FSDP_ALL_REDUCE && is_little(group, call))
+        return &little_reduce;
+    return &all[call->kind];
 }

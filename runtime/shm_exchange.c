@@ -35,7 +35,7 @@ typedef struct exchange {
     int64_t until_ms;
     const shm_segment *own;
     shm_peer *peers;
-    fsdp_status local;     /* a failure here that the others need not wait for */
+    fsdp_status local; /* a failure here that the others need not wait for */
     fsdp_error *err;
 } exchange;
 

@@ -59,10 +59,8 @@ void fsdp_shm_pool_free(shm_pool *pool)
 /* The rest of a range that is cut after `size` bytes. */
 static void cut(shm_range *range, size_t size, shm_range *rest)
 {
-    *rest = (shm_range){.before = range,
-                        .after = range->after,
-                        .at = range->at + size,
-                        .size = range->size - size};
+    *rest = (shm_range){
+        .before = range, .after = range->after, .at = range->at + size, .size = range->size - size};
     if (range->after)
         range->after->before = rest;
     range->after = rest;

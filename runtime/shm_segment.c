@@ -58,9 +58,7 @@ static fsdp_status fill(shm_segment *segment, fsdp_error *err)
     if (ftruncate(segment->fd, (off_t)segment->size) != 0 ||
         fcntl(segment->fd, F_ADD_SEALS, seals) != 0)
         return fsdp_fail_errno(err, errno, "cannot make %zu bytes of shared memory", segment->size);
-    FSDP_TRY(map(segment, 0, err));
-    (void)madvise(segment->data, segment->size, MADV_HUGEPAGE);
-    return FSDP_OK;
+    return map(segment, 0, err);
 }
 
 fsdp_status fsdp_shm_segment_create(int ranks, shm_segment *segment_out, fsdp_error *err)

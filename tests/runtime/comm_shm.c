@@ -207,10 +207,14 @@ static void test_trouble(const trouble *now)
 static void test_troubles(void)
 {
     static const trouble all[] = {
-        {KILLED, 0, false, "died"},         {KILLED, 1, true, "died"},
-        {KILLED_IN_WORK, 1, false, "died"}, {KILLED_IN_WORK, 2, true, "died"},
-        {STOPPED, 1, false, "stopped"},     {STOPPED, 0, true, "stopped"},
-        {LEAVES, 1, true, "has left"},      {ABORTS, 1, false, "the disk is full"},
+        {KILLED, 0, false, "died"},
+        {KILLED, 1, true, "died"},
+        {KILLED_IN_WORK, 1, false, "died"},
+        {KILLED_IN_WORK, 2, true, "died"},
+        {STOPPED, 1, false, "stopped"},
+        {STOPPED, 0, true, "stopped"},
+        {LEAVES, 1, true, "has left"},
+        {ABORTS, 1, false, "the disk is full"},
         {DIFFERS, 1, false, "of 7 f32 for layers.0 (call 3)"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

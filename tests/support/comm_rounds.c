@@ -39,7 +39,8 @@ static uint64_t draw(uint64_t *state)
 static void fill_floats(const one_case *now, int rank, unsigned char *data, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
-        uint64_t bits = mix(now->test->seed * 1000003 + (uint64_t)rank * 7919 + (uint64_t)i * 31 + 1);
+        uint64_t bits =
+            mix(now->test->seed * 1000003 + (uint64_t)rank * 7919 + (uint64_t)i * 31 + 1);
         /* many exponents, so that the order of a sum shows */
         float value = ((float)(bits >> 40) / 8388608.0f - 1) * (float)(1 << (bits & 7));
         fsdp_rect rect = {.to = data + (size_t)i * now->element,
@@ -55,7 +56,8 @@ static void fill_floats(const one_case *now, int rank, unsigned char *data, int6
 static void fill_bytes(const one_case *now, int rank, unsigned char *data, int64_t count)
 {
     for (size_t i = 0; i < (size_t)count * now->element; i++)
-        data[i] = (unsigned char)mix(now->test->seed * 31 + (uint64_t)rank * 131 + i / 8) >> (i % 8);
+        data[i] =
+            (unsigned char)mix(now->test->seed * 31 + (uint64_t)rank * 131 + i / 8) >> (i % 8);
 }
 
 static bool reduces(const one_case *now)
@@ -81,9 +83,10 @@ static void set_counts(one_case *now)
 {
     for (int i = 0; i < now->n; i++) {
         bool is_pair = now->test->kind == FSDP_ALL_TO_ALL;
-        now->counts[i] = is_pair ? pair_count(now, now->rank, i)
-                                 : (int64_t)(mix(now->test->seed + (uint64_t)i) %
-                                             (uint64_t)(now->test->count + 1));
+        now->counts[i] =
+            is_pair
+                ? pair_count(now, now->rank, i)
+                : (int64_t)(mix(now->test->seed + (uint64_t)i) % (uint64_t)(now->test->count + 1));
         now->out_counts[i] = pair_count(now, i, now->rank);
     }
 }

@@ -71,8 +71,7 @@ void start_rank_processes(rank_processes *ranks)
 {
     int ends[RANK_PROCESSES_MOST * RANK_PROCESSES_MOST];
     size_t size = RANK_PROCESSES_MOST * sizeof *ranks->results;
-    ranks->results =
-        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    ranks->results = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (ranks->results == MAP_FAILED || !make_ctl_pairs(ranks->size, ends))
         stop("a world of processes");
     fflush(NULL);

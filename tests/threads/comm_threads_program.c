@@ -53,7 +53,8 @@ static void *abort_soon(void *user)
 
 static fsdp_status reduce(fsdp_comm *comm, int64_t count, fsdp_error *err)
 {
-    float *in = calloc((size_t)count + 1, sizeof *in), *out = calloc((size_t)count + 1, sizeof *out);
+    float *in = calloc((size_t)count + 1, sizeof *in),
+          *out = calloc((size_t)count + 1, sizeof *out);
     fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
                             .dtype = FSDP_F32,
                             .in = in,

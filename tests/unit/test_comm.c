@@ -296,10 +296,8 @@ static fsdp_status run_with_buffers(fsdp_comm *comm, fsdp_collective call, fsdp_
 static fsdp_status differ(rank_thread *rank, fsdp_error *err)
 {
     const wrong_call *wrong = rank->user;
-    fsdp_collective call = {.kind = FSDP_REDUCE_SCATTER,
-                            .dtype = FSDP_F32,
-                            .count = 4,
-                            .unit = "layers.0"};
+    fsdp_collective call = {
+        .kind = FSDP_REDUCE_SCATTER, .dtype = FSDP_F32, .count = 4, .unit = "layers.0"};
     return run_with_buffers(rank->comm, rank->rank == 1 ? wrong->call : call, err);
 }
 
@@ -349,10 +347,8 @@ static fsdp_status send_other_counts(rank_thread *rank, fsdp_error *err)
     int64_t counts[] = {1, 2, 3}, expected[] = {rank->rank + 1, rank->rank + 1, rank->rank + 1};
     if (rank->rank == 2)
         expected[1] = 4;
-    fsdp_collective call = {.kind = FSDP_ALL_TO_ALL,
-                            .dtype = FSDP_U8,
-                            .counts = counts,
-                            .out_counts = expected};
+    fsdp_collective call = {
+        .kind = FSDP_ALL_TO_ALL, .dtype = FSDP_U8, .counts = counts, .out_counts = expected};
     return run_with_buffers(rank->comm, call, err);
 }
 
@@ -383,12 +379,14 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
         {{.kind = FSDP_BROADCAST, .dtype = 77}, "no dtype has the number 77"},
         {{.kind = FSDP_BROADCAST, .dtype = FSDP_F32, .root = 2}, "root 2 is not one of 2 ranks"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_C64}, "c64 cannot be reduced"},
-        {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_I32, .op = FSDP_REDUCE_AVG}, "i32 has no averages"},
+        {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_I32, .op = FSDP_REDUCE_AVG},
+         "i32 has no averages"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .op = 8}, "no operation has the number 8"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = -1}, "a count is -1"},
         {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .counts = negative}, "a count is -2"},
         {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .counts = huge}, "its size overflows"},
-        {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .count = INT64_MAX / 4}, "its size overflows"},
+        {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .count = INT64_MAX / 4},
+         "its size overflows"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .counts = huge}, "no uneven counts"},
         {{.kind = FSDP_ALL_TO_ALL, .dtype = FSDP_F32, .counts = huge}, "out_counts are needed"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 1}, "'in' is missing"},
@@ -448,8 +446,8 @@ static fsdp_status make_other_group(rank_thread *rank, fsdp_error *err)
 {
     const int pair[] = {0, 1}, other[] = {0, 2};
     fsdp_comm *made = NULL;
-    fsdp_status status = rank->fabric->ops->comm_create(
-        rank->fabric, rank->rank == 2 ? other : pair, 2, &made, err);
+    fsdp_status status =
+        rank->fabric->ops->comm_create(rank->fabric, rank->rank == 2 ? other : pair, 2, &made, err);
     fsdp_comm_free(made);
     return status;
 }
