@@ -1,7 +1,7 @@
 /*
- * Collectives: what all back ends have in common. Arguments are checked here, a group of one rank is served
- * here, and here a communicator is poisoned: the first failure, whosever it is, is that of every call from
- * then on. See comm.h.
+ * Collectives: what all back ends have in common. Arguments are checked here, a group of one rank
+ * is served here, and here a communicator is poisoned: the first failure, whosever it is, is that
+ * of every call from then on. See comm.h.
  */
 #include "runtime/comm_backend.h"
 

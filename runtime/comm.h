@@ -70,7 +70,8 @@ enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
 /* Collective in the group. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
+                                                fsdp_error *err);
 
 /*
  * Memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a collective;

@@ -37,7 +37,7 @@ typedef struct fsdp_fabric_ops {
                        fsdp_error *err);
     /* From any thread of this rank, also while another is in run; NULL: only this rank is poisoned. */
     void (*abort)(fsdp_comm *comm, const fsdp_error *why);
-    /* Has a rank of the group failed? Then *err_out is the first failure, as this rank tells it. May be NULL. */
+    /* Has a rank of the group failed? *err_out is the first failure, as this rank tells it. May be NULL. */
     bool (*has_failed)(fsdp_comm *comm, fsdp_error *err_out);
     void (*comm_close)(fsdp_comm *comm);       /* frees the back end's part */
     void *(*alloc)(fsdp_fabric *fabric, size_t size);
@@ -89,7 +89,8 @@ fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *ca
 /* Are the headers of all ranks (in group order) the same call? Otherwise the same FSDP_ERR_USAGE on every
  * rank, naming two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1 (call 7),
  * rank 0 all_gather of 16 f32 for layers.0 (call 7)". */
-FSDP_API fsdp_status fsdp_comm_compare(const fsdp_comm *comm, const fsdp_comm_header *headers, fsdp_error *err);
+FSDP_API fsdp_status fsdp_comm_compare(const fsdp_comm *comm, const fsdp_comm_header *headers,
+                                       fsdp_error *err);
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
 FSDP_API void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
 

@@ -1,6 +1,6 @@
 /*
- * What goes with every collective call, so that ranks which make different calls find out before any data
- * moves. See comm_backend.h.
+ * What goes with every collective call, so that ranks which make different calls find out before
+ * any data moves. See comm_backend.h.
  */
 #include "runtime/comm_backend.h"
 

@@ -1,6 +1,6 @@
 /*
- * Averages and premultiplied sums by a back end that only adds, with the bits of one that does it all: the
- * sum is made in the type of the accumulator, which rounds nothing, and scaled there.
+ * Averages and premultiplied sums by a back end that only adds, with the bits of one that does it
+ * all: the sum is made in the type of the accumulator, which rounds nothing, and scaled there.
  */
 #include "runtime/comm_backend.h"
 

@@ -1,6 +1,6 @@
 /*
- * A collective over memory that all ranks see: every rank publishes what it calls and where its buffers are,
- * all meet, compare, do their steps, and meet after each. See comm_shared.h.
+ * A collective over memory that all ranks see: every rank publishes what it calls and where its
+ * buffers are, all meet, compare, do their steps, and meet after each. See comm_shared.h.
  */
 #include "runtime/comm_shared.h"
 
@@ -136,8 +136,10 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
     return FSDP_OK;
 }
 
-/* The caller gets its buffers back: nobody may read them from now on. In other processes nobody does harm
- * by it, and finds the failure after. */
+/*
+ * The caller gets its buffers back: nobody may read them from now on. In other processes nobody
+ * does harm by it, and finds the failure after.
+ */
 static void give_up(shared_group *group, const fsdp_error *why)
 {
     fsdp_shared_fail(group, why, true);

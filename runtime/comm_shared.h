@@ -41,7 +41,7 @@ typedef struct shared_slot {
 } shared_slot;
 
 typedef struct shared_block {
-    _Alignas(FSDP_SHARED_LINE) _Atomic uint32_t event; /* a futex: a meeting is complete, or something is wrong */
+    _Alignas(FSDP_SHARED_LINE) _Atomic uint32_t event; /* a futex: all have come, or something is wrong */
     _Atomic uint32_t sleepers;
     shared_failure failure;
     shared_slot slots[];       /* then, per member: counts[size], out_counts[size] of all_to_all */

@@ -1,6 +1,7 @@
 /*
- * The fabric of ranks that are processes of one host. Every rank has a segment of memory that all others have
- * mapped; pools, blocks of groups and windows lie in it. See comm_shared.h and fabric_shm.h.
+ * The fabric of ranks that are processes of one host. Every rank has a segment of memory that all
+ * others have mapped; pools, blocks of groups and windows lie in it. See comm_shared.h and
+ * fabric_shm.h.
  */
 #include "runtime/comm_shared.h"
 #include "runtime/fabric_shm.h"
@@ -112,7 +113,10 @@ static fsdp_status create_fabric(fsdp_ctl *ctl, int deadline_ms, shm_fabric **mi
     return status;
 }
 
-/* Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for it. */
+/*
+ * Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for
+ * it.
+ */
 static fsdp_status prepare(shm_fabric *mine, fsdp_error *err)
 {
     int rank = mine->shared.fabric.rank, size = mine->shared.fabric.size;

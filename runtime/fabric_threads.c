@@ -1,6 +1,6 @@
 /*
- * The fabric of ranks that are threads of one process: every buffer can be read by all. Blocks of groups hang
- * on a hub that goes with the last rank. See comm_shared.h.
+ * The fabric of ranks that are threads of one process: every buffer can be read by all. Blocks of
+ * groups hang on a hub that goes with the last rank. See comm_shared.h.
  */
 #include "runtime/comm_shared.h"
 

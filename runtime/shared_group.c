@@ -1,6 +1,7 @@
 /*
- * How groups are made and left. All ranks of the world meet for each new group, so that all know of it in the
- * same order; its first member brings the block, each member its window. See comm_shared.h.
+ * How groups are made and left. All ranks of the world meet for each new group, so that all know of
+ * it in the same order; its first member brings the block, each member its window. See
+ * comm_shared.h.
  */
 #include "runtime/comm_shared.h"
 

@@ -1,7 +1,7 @@
 /*
- * How the members of a group wait for each other. A wait looks a few times, then sleeps on the block's futex
- * in short slices; after each it looks whether somebody failed, left or died, and at the deadline, which
- * counts from the last sign of life. See comm_shared.h.
+ * How the members of a group wait for each other. A wait looks a few times, then sleeps on the
+ * block's futex in short slices; after each it looks whether somebody failed, left or died, and at
+ * the deadline, which counts from the last sign of life. See comm_shared.h.
  */
 #include "runtime/comm_shared.h"
 

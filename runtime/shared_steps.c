@@ -1,6 +1,6 @@
 /*
- * What each member does in each step of a collective: which ranges of whose buffers it copies or adds up.
- * Sums are in the order of the group's ranks, whoever makes them. See comm_shared.h.
+ * What each member does in each step of a collective: which ranges of whose buffers it copies or
+ * adds up. Sums are in the order of the group's ranks, whoever makes them. See comm_shared.h.
  */
 #include "runtime/comm_shared.h"
 
@@ -45,7 +45,10 @@ static const unsigned char *base_of(const shared_move *move, int member)
     return (const unsigned char *)group->fabric->bases[group->ranks[member]];
 }
 
-/* Where this rank reads byte `at` of a member's input, or where that byte's piece lies in the window. */
+/*
+ * Where this rank reads byte `at` of a member's input, or where that byte's piece lies in the
+ * window.
+ */
 static const unsigned char *source(const shared_move *move, int member, uint64_t at,
                                    uint64_t at_in_window, uint64_t step)
 {
@@ -174,9 +177,9 @@ static void scatter(const shared_move *move, uint64_t step)
 /* --- all_reduce ------------------------------------------------------------------------------- */
 
 /*
- * Every member adds up its slice of a piece, which is as many slices as there are members; one step later all
- * fetch the slices of the others. In place is safe: a member overwrites slices of its input only after the
- * step in which their owners have added them up.
+ * Every member adds up its slice of a piece, which is as many slices as there are members; one step
+ * later all fetch the slices of the others. In place is safe: a member overwrites slices of its
+ * input only after the step in which their owners have added them up.
  */
 static uint64_t all_bytes(const shared_move *move)
 {
@@ -251,8 +254,9 @@ static void reduce(const shared_move *move, uint64_t step)
 /* --- all_reduce of little --------------------------------------------------------------------- */
 
 /*
- * Every member adds up everything, which saves a meeting and moves no more than before as long as there are
- * two members, or caches hold it. In place the sum waits in the window until all have read the input.
+ * Every member adds up everything, which saves a meeting and moves no more than before as long as
+ * there are two members, or caches hold it. In place the sum waits in the window until all have
+ * read the input.
  */
 static bool waits_in_window(const shared_move *move)
 {

@@ -1,8 +1,8 @@
 /*
- * How ranks of one host get at each other's segments. Every rank listens on an abstract Unix socket, whose name
- * holds a random number that only this job knows, sends its descriptor to all others, and takes theirs. Both
- * sides look who is at the other end; processes of other users are not talked to. Abstract names and descriptors
- * under way go with the processes. See fabric_shm.h.
+ * How ranks of one host get at each other's segments. Every rank listens on an abstract Unix
+ * socket, whose name holds a random number that only this job knows, sends its descriptor to all
+ * others, and takes theirs. Both sides look who is at the other end; processes of other users are
+ * not talked to. Abstract names and descriptors under way go with the processes. See fabric_shm.h.
  */
 #include "runtime/fabric_shm.h"
 
@@ -81,7 +81,10 @@ static bool is_same_user(int fd, int *pid_out)
 
 /* --- lives ------------------------------------------------------------------------------------ */
 
-/* A rank that is not in our space of process numbers, or on an old kernel, is missed at the deadline only. */
+/*
+ * A rank that is not in our space of process numbers, or on an old kernel, is missed at the
+ * deadline only.
+ */
 static fsdp_status watch(shm_peer *peer, int rank, fsdp_error *err)
 {
     if (peer->pid <= 0)
@@ -109,7 +112,7 @@ typedef union descriptor_room {
 
 static bool send_letter(const exchange *now, int fd)
 {
-    bool has_segment = now->own && now->local == FSDP_OK;
+    bool has_segment = now->local == FSDP_OK;
     letter mine = {.rank = now->rank, .has_segment = has_segment};
     struct iovec data = {.iov_base = &mine, .iov_len = sizeof mine};
     descriptor_room room = {.bytes = {0}};
@@ -127,7 +130,9 @@ static bool send_letter(const exchange *now, int fd)
     return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof mine;
 }
 
-/* False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it. */
+/*
+ * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it.
+ */
 static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed_out)
 {
     struct iovec data = {.iov_base = theirs, .iov_len = sizeof *theirs};
@@ -188,7 +193,10 @@ static fsdp_status send_to(exchange *now, int rank, fsdp_error *err)
 
 /* --- taking ----------------------------------------------------------------------------------- */
 
-/* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the end. */
+/*
+ * A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the
+ * end.
+ */
 static void take_from(exchange *now, int fd)
 {
     letter theirs;

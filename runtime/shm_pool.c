@@ -1,7 +1,8 @@
 /*
- * Who has which pages of this rank's segment: a list of ranges in order, free ones joined. Low addresses are
- * taken first, so that what is in use lies together; large ranges that come back give their pages to the
- * system. See fabric_shm.h. Owner of pthread.h here: streams of a rank are threads.
+ * Who has which pages of this rank's segment: a list of ranges in order, free ones joined. Low
+ * addresses are taken first, so that what is in use lies together; large ranges that come back give
+ * their pages to the system. See fabric_shm.h. Owner of pthread.h here: streams of a rank are
+ * threads.
  */
 #include "runtime/fabric_shm.h"
 

@@ -1,7 +1,7 @@
 /*
- * A segment is a memfd: it has no name that could be left behind, and no limit but the host's memory. It is as
- * large as it ever gets from the start, sealed so that no rank's access can fail, and takes pages only where it
- * is written. See fabric_shm.h.
+ * A segment is a memfd: it has no name that could be left behind, and no limit but the host's
+ * memory. It is as large as it ever gets from the start, sealed so that no rank's access can fail,
+ * and takes pages only where it is written. See fabric_shm.h.
  */
 #include "runtime/fabric_shm.h"
 
@@ -40,25 +40,24 @@ static size_t choose_size(int ranks)
 }
 
 /* Core files would hold what can be computed again, once per rank. */
-static fsdp_status map(shm_segment *segment, int rank, fsdp_error *err)
+static bool map(shm_segment *segment)
 {
     void *data = mmap(NULL, segment->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                       segment->fd, 0);
     if (data == MAP_FAILED)
-        return fsdp_fail_errno(err, errno, "cannot map %zu bytes of memory shared with rank %d",
-                               segment->size, rank);
+        return false;
     segment->data = data;
     (void)madvise(data, segment->size, MADV_DONTDUMP);
-    return FSDP_OK;
+    return true;
 }
 
 static fsdp_status fill(shm_segment *segment, fsdp_error *err)
 {
     const unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     if (ftruncate(segment->fd, (off_t)segment->size) != 0 ||
-        fcntl(segment->fd, F_ADD_SEALS, seals) != 0)
+        fcntl(segment->fd, F_ADD_SEALS, seals) != 0 || !map(segment))
         return fsdp_fail_errno(err, errno, "cannot make %zu bytes of shared memory", segment->size);
-    return map(segment, 0, err);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp_shm_segment_create(int ranks, shm_segment *segment_out, fsdp_error *err)
@@ -85,7 +84,9 @@ fsdp_status fsdp_shm_segment_map(int fd, int rank, shm_segment *segment_out, fsd
         status = fsdp_fail(err, FSDP_ERR_PEER, "rank %d passed no segment of shared memory", rank);
     if (status == FSDP_OK) {
         made.size = (size_t)about.st_size;
-        status = map(&made, rank, err);
+        if (!map(&made))
+            status = fsdp_fail_errno(err, errno, "cannot map %zu bytes of shared memory of rank %d",
+                                     made.size, rank);
     }
     fsdp_shm_segment_close_fd(&made);
     if (status == FSDP_OK)

@@ -33,7 +33,8 @@ THIRD_PARTY = {
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
-    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|tests/.*",
+    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
+    r"runtime/shm_pool\.c|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

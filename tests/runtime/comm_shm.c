@@ -1,6 +1,6 @@
 /*
- * Collectives between processes: values from pools, private buffers and both; ranks that are killed, stopped,
- * leave, or run out of memory; and that nothing of them is left.
+ * Collectives between processes: values from pools, private buffers and both; ranks that are
+ * killed, stopped, leave, or run out of memory; and that nothing of them is left.
  */
 #include <pthread.h>
 #include <signal.h>

@@ -1,4 +1,7 @@
-/* See comm_rounds.h. Every rank can compute every other rank's input, so it knows what must come out. */
+/*
+ * See comm_rounds.h. Every rank can compute every other rank's input, so it knows what must come
+ * out.
+ */
 #include "tests/support/comm_rounds.h"
 
 #include <stdlib.h>

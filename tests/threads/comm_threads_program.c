@@ -1,6 +1,7 @@
 /*
- * Collectives between threads as a plain program, so that ThreadSanitizer can watch them: random calls on 1
- * to 8 ranks, and ranks that fail, leave or abort in the middle of them, whose buffers are freed at once.
+ * Collectives between threads as a plain program, so that ThreadSanitizer can watch them: random
+ * calls on 1 to 8 ranks, and ranks that fail, leave or abort in the middle of them, whose buffers
+ * are freed at once.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -31,7 +32,7 @@ static fsdp_status run_rounds(rank_thread *rank, fsdp_error *err)
 static void run_random_calls(void)
 {
     for (int n = 1; n <= 8; n++) {
-        comm_rounds rounds = {.seed = (uint64_t)n, .rounds = 40, .max_count = 20000};
+        comm_rounds rounds = {.seed = (uint64_t)n, .rounds = 20, .max_count = 6000};
         fsdp_error err = {0};
         expect(run_rank_threads_well(n, run_rounds, &rounds, &err) == FSDP_OK, "random calls", n,
                &err);

@@ -1,4 +1,4 @@
-/* Collectives between threads: values, groups, wrong calls, and ranks that abort, leave or stall. */
+/* Collectives between threads: values, groups, wrong calls; ranks that abort, leave or stall. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void expect_well(int n, rank_thread_body body, void *user)
     cr_assert_eq(status, FSDP_OK, "%d ranks: %s", n, err.text);
 }
 
-/* --- values --------------------------------------------------------------------------------------- */
+/* --- values ----------------------------------------------------------------------------------- */
 
 static const fsdp_dtype reducible[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64, FSDP_I64, FSDP_I32,
                                        FSDP_I16, FSDP_I8,   FSDP_U64, FSDP_U32, FSDP_U16, FSDP_U8};
@@ -104,21 +104,21 @@ static fsdp_status run_rounds(rank_thread *rank, fsdp_error *err)
 Test(comm, random_calls_on_every_number_of_ranks)
 {
     for (int n = 1; n <= 8; n++) {
-        comm_rounds rounds = {.seed = (uint64_t)n, .rounds = 40, .max_count = 20000};
+        comm_rounds rounds = {.seed = (uint64_t)n, .rounds = 30, .max_count = 10000};
         expect_well(n, run_rounds, &rounds);
     }
 }
 
 Test(comm, hundred_and_twenty_eight_ranks)
 {
-    comm_rounds rounds = {.seed = 128, .rounds = 6, .max_count = 300};
+    comm_rounds rounds = {.seed = 128, .rounds = 4, .max_count = 100};
     expect_well(MANY, run_rounds, &rounds);
 }
 
 /* Large counts of its own fold in slices; the sums of these values depend on their order. */
 static fsdp_status compare_with_scatter_and_gather(rank_thread *rank, fsdp_error *err)
 {
-    enum { PART = 700000 };
+    enum { PART = 400000 };
     int64_t all = (int64_t)PART * rank->size;
     size_t size = (size_t)all * sizeof(float);
     float *in = malloc(size), *once = malloc(size), *twice = malloc(size);
@@ -241,7 +241,7 @@ Test(comm, one_rank_alone)
     fabric->ops->close(fabric);
 }
 
-/* --- what a back end lacks ------------------------------------------------------------------------ */
+/* --- what a back end lacks -------------------------------------------------------------------- */
 
 static fsdp_status run_without_abilities(rank_thread *rank, fsdp_error *err)
 {
@@ -276,7 +276,7 @@ Test(comm, a_back_end_that_only_adds_gives_the_same_bits)
         expect_well(n, run_without_abilities, &list);
 }
 
-/* --- wrong calls ---------------------------------------------------------------------------------- */
+/* --- wrong calls ------------------------------------------------------------------------------ */
 
 enum { ROOM = 64 };
 
@@ -411,7 +411,7 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
     }
 }
 
-/* --- groups --------------------------------------------------------------------------------------- */
+/* --- groups ----------------------------------------------------------------------------------- */
 
 static fsdp_status make_rows_and_columns(rank_thread *rank, fsdp_error *err)
 {
@@ -470,7 +470,7 @@ Test(comm, different_groups_are_an_error_on_all_ranks)
         cr_assert(strstr(ranks[i].err.text, "rank 0 in a group twice"), "%s", ranks[i].err.text);
 }
 
-/* --- failures ------------------------------------------------------------------------------------- */
+/* --- failures --------------------------------------------------------------------------------- */
 
 static fsdp_status expect_poison(rank_thread *rank, fsdp_status status, fsdp_error *err)
 {
@@ -545,7 +545,7 @@ Test(comm, a_rank_that_does_not_come_is_named_at_the_deadline)
                       "rank 1 is stuck, or stopped: it did not come within 0.3 s to broadcast of");
 }
 
-/* --- no memory ------------------------------------------------------------------------------------ */
+/* --- no memory -------------------------------------------------------------------------------- */
 
 static fsdp_status make_groups_without_memory(rank_thread *rank, fsdp_error *err)
 {
@@ -580,7 +580,7 @@ Test(comm, every_allocation_may_fail)
     }
 }
 
-/* --- the pool of a segment ------------------------------------------------------------------------ */
+/* --- the pool of a segment -------------------------------------------------------------------- */
 
 Test(comm, pool_of_a_segment_joins_what_comes_back)
 {
