@@ -157,6 +157,10 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
                         .element = fsdp_dtype_size(call->dtype),
                         .in = call->in,
                         .out = call->out};
+    if (!move.in) /* of no elements, or not used: an address to count from */
+        move.in = (const unsigned char *)group;
+    if (!move.out)
+        move.out = (unsigned char *)group;
     fsdp_error failure = {.rank = comm->fabric->rank};
     group->call_phase = group->phase;
     publish(&move, header);

@@ -39,10 +39,11 @@ static unsigned char *result_half(const shared_move *move, int member, uint64_t 
     return window_half(move, member, step) + 2 * move->group->fabric->window_half;
 }
 
-static const unsigned char *base_of(const shared_move *move, int member)
+/* Numbers, because the base of threads is 0. */
+static const unsigned char *readable(const shared_move *move, int member, uint64_t address)
 {
     const shared_group *group = move->group;
-    return (const unsigned char *)group->fabric->bases[group->ranks[member]];
+    return (const unsigned char *)(group->fabric->bases[group->ranks[member]] + address);
 }
 
 /*
@@ -57,7 +58,7 @@ static const unsigned char *source(const shared_move *move, int member, uint64_t
     uint64_t in = move->group->block->slots[member].in;
     if (in == FSDP_SHARED_PRIVATE)
         return window_half(move, member, step) + at_in_window;
-    return base_of(move, member) + in + at;
+    return readable(move, member, in + at);
 }
 
 static uint64_t part_of(const shared_move *move, int member)
@@ -239,7 +240,7 @@ static void fetch_slices(const shared_move *move, uint64_t step)
         uint64_t at = slice_at(move, from, step);
         uint64_t out = move->group->block->slots[from].out;
         const unsigned char *slice = out == FSDP_SHARED_PRIVATE ? result_half(move, from, step)
-                                                                : base_of(move, from) + out + at;
+                                                                : readable(move, from, out + at);
         copy(move, move->out + at, slice, slice_size(move, from, step));
     }
 }
