@@ -36,13 +36,16 @@ static char *path_of(const char *pattern, int rank)
     return copy;
 }
 
+/* An older trace makes way; what is no file (a device, a pipe) stays, and open says that it is there. */
 static fsdp_status open_file(fsdp_trace *trace, const char *pattern, fsdp_error *err)
 {
     fsdp_io *io = fsdp_io_posix();
+    fsdp_file_info info;
     trace->path = path_of(pattern, trace->rank);
     if (!trace->path)
         return fsdp_fail_memory(err, "the path of a trace");
-    (void)io->ops->unlink(io, trace->path); /* what matters is said by open */
+    if (io->ops->info(io, trace->path, &info) == 0 && info.kind == FSDP_FILE_REGULAR)
+        (void)io->ops->unlink(io, trace->path); /* what matters is said by open */
     return fsdp_io_open(io, trace->path, FSDP_IO_CREATE, &trace->file, err);
 }
 

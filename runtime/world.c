@@ -4,6 +4,7 @@
  */
 #include "runtime/world_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -37,6 +38,8 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
 
 static void free_lane(fsdp_lane *lane)
 {
+    if (!lane)
+        return;
     fsdp_comm_free(lane->comm);
     fsdp_free(lane->ranks);
     fsdp_free(lane);
@@ -81,11 +84,12 @@ fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
 fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
 {
     double *all = fsdp_alloc((size_t)world->size, sizeof *all), sum = 0;
-    if (!all)
-        return fsdp_fail_memory(err, "the values of all ranks");
+    /* Without room the call fails on all ranks: none waits for this one. */
     fsdp_status status = fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, all, err);
-    for (int i = 0; i < world->size; i++)
+    for (int i = 0; i < world->size && status == FSDP_OK; i++)
         sum += all[i];
+    if (!all)
+        status = fsdp_fail_memory(err, "the values of all ranks");
     fsdp_free(all);
     if (status == FSDP_OK)
         *value = sum / world->size;
@@ -105,27 +109,32 @@ static fsdp_lane *find_lane(const fsdp_world *world, const int *ranks, int size,
     return NULL;
 }
 
-static fsdp_status fill_lane(fsdp_lane *lane, fsdp_fabric *fabric, const int *ranks, int size,
-                             fsdp_error *err)
+static fsdp_lane *make_lane(const int *ranks, int size, bool is_separate)
 {
-    lane->ranks = fsdp_alloc((size_t)size, sizeof *ranks);
-    if (!lane->ranks)
-        return fsdp_fail_memory(err, "a group of ranks");
-    memcpy(lane->ranks, ranks, (size_t)size * sizeof *ranks);
-    lane->size = size;
-    return fabric->ops->comm_create(fabric, ranks, size, &lane->comm, err);
+    fsdp_lane *lane = fsdp_alloc(1, sizeof *lane);
+    int *copy = fsdp_alloc((size_t)size, sizeof *copy);
+    if (!lane || !copy) {
+        fsdp_free(lane);
+        fsdp_free(copy);
+        return NULL;
+    }
+    memcpy(copy, ranks, (size_t)size * sizeof *ranks);
+    *lane = (fsdp_lane){.ranks = copy, .size = size, .is_separate = is_separate};
+    return lane;
 }
 
+/* A rank without memory for it must not let the others wait: all agree before they begin. */
 static fsdp_status add_lane(fsdp_world *world, const int *ranks, int size, bool is_separate,
                             fsdp_lane **lane_out, fsdp_error *err)
 {
-    if (!fsdp_grow(&world->lanes, &world->lane_room, world->lane_count + 1, sizeof(fsdp_lane *)))
-        return fsdp_fail_memory(err, "a group of ranks");
-    fsdp_lane *lane = fsdp_alloc(1, sizeof *lane);
-    if (!lane)
-        return fsdp_fail_memory(err, "a group of ranks");
-    lane->is_separate = is_separate;
-    fsdp_status status = fill_lane(lane, world->parts.fabric, ranks, size, err);
+    fsdp_fabric *fabric = world->parts.fabric;
+    bool has_room =
+        fsdp_grow(&world->lanes, &world->lane_room, world->lane_count + 1, sizeof(fsdp_lane *));
+    fsdp_lane *lane = has_room ? make_lane(ranks, size, is_separate) : NULL;
+    fsdp_status status = lane ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status == FSDP_OK)
+        status = fabric->ops->comm_create(fabric, ranks, size, &lane->comm, err);
     if (status != FSDP_OK) {
         free_lane(lane);
         return status;
@@ -181,6 +190,68 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
     return FSDP_OK;
 }
 
+/* What all ranks must have equal. */
+typedef struct mesh_print {
+    int64_t ndim, shape[FSDP_MAX_MESH_DIMS];
+    uint64_t ranks; /* a hash */
+} mesh_print;
+
+static mesh_print print_of(const fsdp_mesh *mesh)
+{
+    mesh_print print = {.ndim = fsdp_mesh_ndim(mesh), .ranks = 14695981039346656037u};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        print.shape[i] = fsdp_mesh_dim_size(mesh, i);
+    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
+        print.ranks = (print.ranks ^ (uint64_t)fsdp_mesh_rank_at(mesh, i)) * 1099511628211u;
+    return print;
+}
+
+static void spell_shape(const mesh_print *print, char *out, size_t out_size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; i < print->ndim && i < FSDP_MAX_MESH_DIMS && used < out_size; i++)
+        used += (size_t)snprintf(out + used, out_size - used, "%s%lld", i > 0 ? "x" : "",
+                                 (long long)print->shape[i]);
+}
+
+static fsdp_status compare_prints(const fsdp_world *world, const mesh_print *all, fsdp_error *err)
+{
+    char first[96], other[96];
+    for (int i = 1; i < world->size; i++) {
+        if (memcmp(&all[i], &all[0], sizeof *all) == 0)
+            continue;
+        spell_shape(&all[0], first, sizeof first);
+        spell_shape(&all[i], other, sizeof other);
+        err->rank = i;
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "rank %d connects a mesh of %s, rank 0 one of %s%s: all ranks must make "
+                         "the same meshes in the same order",
+                         i, other, first, strcmp(first, other) == 0 ? " with other ranks" : "");
+    }
+    return FSDP_OK;
+}
+
+/* Collective. Brings this rank's own failure to the others, and compares what they connect. */
+static fsdp_status agree_on_mesh(fsdp_world *world, const fsdp_mesh *mesh, fsdp_status status,
+                                 fsdp_error *err)
+{
+    fsdp_error mine = {0};
+    const mesh_print print = print_of(mesh);
+    mesh_print *all = fsdp_alloc((size_t)world->size, sizeof *all);
+    if (status == FSDP_OK && !all)
+        status = fsdp_fail_memory(err, "the meshes of all ranks");
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(world->parts.ctl, &print, sizeof print, all, err);
+    if (status == FSDP_OK)
+        status = compare_prints(world, all, &mine);
+    if (mine.status != FSDP_OK && err)
+        *err = mine;
+    fsdp_free(all);
+    return status;
+}
+
 static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
     for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
@@ -194,9 +265,11 @@ static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, f
 fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
 {
     int ndim = fsdp_mesh_ndim(mesh);
-    FSDP_TRY(check_ranks(world, mesh, err));
+    fsdp_status status = check_ranks(world, mesh, err);
     int *ranks = fsdp_alloc((size_t)fsdp_mesh_size(mesh), sizeof *ranks);
-    fsdp_status status = ranks ? FSDP_OK : fsdp_fail_memory(err, "the groups of a mesh");
+    if (status == FSDP_OK && !ranks)
+        status = fsdp_fail_memory(err, "the groups of a mesh");
+    status = agree_on_mesh(world, mesh, status, err);
     for (int count = 1; count <= ndim; count++)
         for (int dim = 0; dim + count <= ndim && status == FSDP_OK; dim++)
             status = connect_span(world, mesh, dim, dim + count - 1, ranks, err);
