@@ -46,7 +46,9 @@ struct fsdp_supervisor {
     int pipe[2];
     sigset_t waited, before;
     process *ranks;
-    int first; /* the rank that failed first; -1: none yet */
+    bool has_failed; /* a rank has ended, and not well */
+    bool is_ending;  /* the rest is being ended */
+    int first;       /* the rank that failed first; -1: not known yet */
     int first_code;
     int64_t term_ms, kill_ms; /* when the rest is sent these; INT64_MAX: not, or done */
     bool sent[NSIG];          /* what was passed on, or sent to end them */
@@ -162,22 +164,27 @@ static void say_how(const process *rank, int number)
                 rank->noted ? rank->noted : rank->code);
 }
 
-static void find_first(fsdp_supervisor *supervisor)
+/* The rank that failed first, as far as is known; -1: none has. */
+static int find_first(const fsdp_supervisor *supervisor)
 {
-    int earliest = -1;
+    int earliest = -1, first = -1;
     for (int i = 0; i < supervisor->size; i++) {
         int late = lateness(supervisor, &supervisor->ranks[i]);
         if (late >= 0 && (earliest < 0 || late < earliest)) {
             earliest = late;
-            supervisor->first = i;
+            first = i;
         }
     }
-    if (earliest < 0)
-        return;
-    const process *rank = &supervisor->ranks[supervisor->first];
+    return first;
+}
+
+static void settle_first(fsdp_supervisor *supervisor, int first)
+{
+    const process *rank = &supervisor->ranks[first];
+    supervisor->first = first;
     supervisor->first_code = rank->noted ? rank->noted : rank->code;
     if (!is_ours(supervisor, rank) || rank->noted)
-        say_how(rank, supervisor->first);
+        say_how(rank, first);
 }
 
 /* --- ending ----------------------------------------------------------------------------------- */
@@ -195,6 +202,7 @@ static void begin_to_end(fsdp_supervisor *supervisor, int64_t notice_ms)
     int64_t now_ms = fsdp_now_ms(), quarter_ms = supervisor->deadline_ms / 4;
     supervisor->term_ms = now_ms + (notice_ms < quarter_ms ? notice_ms : quarter_ms);
     supervisor->kill_ms = now_ms + supervisor->deadline_ms;
+    supervisor->is_ending = true;
 }
 
 static void end_in_time(fsdp_supervisor *supervisor)
@@ -229,18 +237,26 @@ static void reap(fsdp_supervisor *supervisor)
         if (rank->pid == 0 || rank->has_ended || waitpid(rank->pid, &status, WNOHANG) <= 0)
             continue;
         note_end(supervisor, rank, status);
+        supervisor->has_failed = supervisor->has_failed || rank->code != 0;
         if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
             say_how(rank, i);
     }
     read_notes(supervisor);
-    if (had_failed)
+}
+
+/* A lost peer may be all that is seen at first: a process that crashes lets its connections go before it
+ * has ended. So that is the answer only when no other failure shows up in time. */
+static void judge(fsdp_supervisor *supervisor)
+{
+    int first = supervisor->has_failed && supervisor->first < 0 ? find_first(supervisor) : -1;
+    if (first < 0)
         return;
-    for (int i = 0; i < supervisor->size; i++)
-        if (supervisor->ranks[i].has_ended && supervisor->ranks[i].code != 0) {
-            find_first(supervisor);
-            begin_to_end(supervisor, NOTICE_MS);
-            return;
-        }
+    const process *rank = &supervisor->ranks[first];
+    if (!supervisor->is_ending)
+        begin_to_end(supervisor, NOTICE_MS);
+    if ((rank->noted ? rank->noted : rank->code) != FSDP_ERR_PEER || supervisor->running == 0 ||
+        fsdp_now_ms() >= supervisor->term_ms)
+        settle_first(supervisor, first);
 }
 
 /* --- the loop --------------------------------------------------------------------------------- */
@@ -267,6 +283,7 @@ int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed)
     while (supervisor->running > 0) {
         wait_for_signal(supervisor);
         reap(supervisor);
+        judge(supervisor);
         end_in_time(supervisor);
     }
     return supervisor->first_code;
