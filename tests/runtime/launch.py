@@ -350,10 +350,8 @@ def slurm():
 def mpirun():
     command = (REST[0], "--oversubscribe", "--allow-run-as-root", "-n")
     check_ranks(4, expect_run(0, "rank 0", 4, PROGRAM, command=command), "mpirun")
-    expect_run(0, "shm over 2", 2, PROGRAM, "collect", command=command)
     expect_run(7, "rank 1 has left|exited with non-zero", 3, PROGRAM, "exit", 1, 7, command=command)
     expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
-    expect_run(0, "rank 0 of 1", 1, PROGRAM, command=command)
     expect_nobody("mpirun")
 
 

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,24 +32,6 @@ static void note_signal(int number)
         usr1++;
     else
         term++;
-}
-
-static fsdp_status meet(fsdp_world *world, fsdp_error *err)
-{
-    ctl_rounds rounds = {.seed = 5, .rounds = 60, .max_size = 60000};
-    int rank = fsdp_world_rank(world), size = fsdp_world_size(world);
-    int64_t shape[] = {size};
-    const char *names[] = {"dp"};
-    double mean = rank;
-    fsdp_mesh *mesh = NULL;
-    FSDP_TRY(run_ctl_rounds(fsdp_world_ctl(world), &rounds, err));
-    FSDP_TRY(fsdp_world_mesh(world, 1, shape, names, &mesh, err));
-    fsdp_status status = fsdp_world_mean(world, &mean, err);
-    printf("rank %d of %d: local %d of %d, group of %d, mean %g\n", rank, size,
-           fsdp_world_local_rank(world), fsdp_world_local_size(world),
-           fsdp_comm_size(fsdp_world_comm(world, mesh, 0, 0)), mean);
-    fsdp_mesh_free(mesh);
-    return status;
 }
 
 static fsdp_status collect(fsdp_world *world, fsdp_error *err)
@@ -70,6 +53,24 @@ static fsdp_status collect(fsdp_world *world, fsdp_error *err)
         printf("%s over %d\n", fsdp_comm_backend(comm), size);
     fsdp_mesh_free(mesh);
     return status;
+}
+
+static fsdp_status meet(fsdp_world *world, fsdp_error *err)
+{
+    ctl_rounds rounds = {.seed = 5, .rounds = 60, .max_size = 60000};
+    int rank = fsdp_world_rank(world), size = fsdp_world_size(world);
+    int64_t shape[] = {size};
+    const char *names[] = {"dp"};
+    double mean = rank;
+    fsdp_mesh *mesh = NULL;
+    FSDP_TRY(run_ctl_rounds(fsdp_world_ctl(world), &rounds, err));
+    FSDP_TRY(fsdp_world_mesh(world, 1, shape, names, &mesh, err));
+    fsdp_status status = fsdp_world_mean(world, &mean, err);
+    printf("rank %d of %d: local %d of %d, group of %d, mean %g\n", rank, size,
+           fsdp_world_local_rank(world), fsdp_world_local_size(world),
+           fsdp_comm_size(fsdp_world_comm(world, mesh, 0, 0)), mean);
+    fsdp_mesh_free(mesh);
+    return status == FSDP_OK ? collect(world, err) : status;
 }
 
 static fsdp_status wait_for_others(fsdp_world *world, fsdp_error *err)
@@ -124,8 +125,10 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
         (void)wait_for_others(world, &err);
         return fsdp_error_report(&err);
     }
-    if (strcmp(how, "signal") == 0)
+    if (strcmp(how, "signal") == 0) {
+        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0});
         (void)raise(number);
+    }
     if (strcmp(how, "quit") == 0)
         exit(number);
     return number;
