@@ -1,7 +1,7 @@
 /*
- * The control plane over TCP: ranks are processes of any hosts. Rank 0 has a connection with every rank from
- * their meeting (rendezvous.h). Others connect when one sends to another for the first time, each direction on a
- * connection of its own, so that the receiver never has to take part in it.
+ * The control plane over TCP: ranks are processes of any hosts. Rank 0 has a connection with every rank
+ * from their meeting (rendezvous.h). Others connect when one sends to another for the first time, each
+ * direction on a connection of its own, so that the receiver never has to take part in it.
  */
 #ifndef FSDP_CTL_TCP_H
 #define FSDP_CTL_TCP_H

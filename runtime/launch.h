@@ -15,6 +15,12 @@
  *
  * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Which
  * one won is said on standard error by rank 0 when FSDP_VERBOSE is set. What contradicts is exit code 2.
+ *
+ * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
+ * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never meet). FSDP_MASTER also
+ * says where the ranks of srun meet.
+ *
+ * Under --np rank 0 has the standard input, unless that is a terminal; the others have none.
  */
 #ifndef FSDP_LAUNCH_H
 #define FSDP_LAUNCH_H
@@ -31,9 +37,12 @@ typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *us
 
 /*
  * Returns the program's exit code: the first failing rank's, by time, or 0. Ranks that are still at work
- * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says which
- * rank died and how, and leaves no orphan. Call it from main, before threads are made. user is given to
+ * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says
+ * which rank died and how, and leaves no orphan. Call it from main, before threads are made. user is given to
  * body as it is: under --threads all ranks see the same.
+ *
+ * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
+ * ends without MPI_Finalize (that would wait for the others).
  */
 FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user);
 

@@ -102,6 +102,7 @@ int fsdp_launch_processes(const fsdp_launch_job *job);
 int fsdp_launch_threads(const fsdp_launch_job *job);
 int fsdp_launch_mpi(const fsdp_launch_job *job);
 /* Ranks that torchrun, srun or FSDP_* started. */
-fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out, fsdp_error *err);
+fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
+                                fsdp_error *err);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * --np: ranks as forked processes of this host. See launch_internal.h.
  *
- * The listener is made before the first fork, so nobody races for a port, and the job's id is random, so two jobs
- * never mix. What happens to the ranks afterwards is launch_supervise.c.
+ * The listener is made before the first fork, so nobody races for a port, and the job's id is random,
+ * so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
  */
 #include "runtime/launch_supervise.h"
 

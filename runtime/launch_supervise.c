@@ -1,12 +1,12 @@
 /*
  * The supervisor of forked ranks. See launch_supervise.h.
  *
- * Which rank failed first: a rank that fails leaves a note in a pipe before the others can see it. One that
- * crashed could not; its death counts as earlier than the errors that it causes in the others, which mostly have
- * the code of a lost peer.
+ * Which rank failed first: a rank that fails leaves a note in a pipe before the others can see it. One
+ * that crashed could not; its death counts as earlier than the errors that it causes in the others, which
+ * mostly have the code of a lost peer.
  *
- * Ranks are a process group of their own, so that what a terminal or `timeout` sends to the parent's group reaches
- * them once, through the parent.
+ * Ranks are a process group of their own, so that what a terminal or `timeout` sends to the parent's
+ * group reaches them once, through the parent.
  */
 #include "runtime/launch_supervise.h"
 

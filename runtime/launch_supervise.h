@@ -7,7 +7,8 @@
 typedef struct fsdp_supervisor fsdp_supervisor;
 
 /* Before the first fork; from here on signals wait for fsdp_supervise. */
-fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out, fsdp_error *err);
+fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out,
+                                   fsdp_error *err);
 /* Signals are again as before. Accepts NULL. */
 void fsdp_supervisor_free(fsdp_supervisor *supervisor);
 
@@ -19,9 +20,9 @@ void fsdp_supervisor_leave(fsdp_supervisor *supervisor, int rank);
 void fsdp_supervisor_note(void *supervisor, int rank, int code);
 
 /*
- * Returns when all ranks have ended: 0, or the exit code of the first that failed (128 + N: killed by signal N).
- * After a failure the others get some time to find out by themselves, then SIGTERM, and at the deadline SIGKILL.
- * is_failed: that is to begin at once.
+ * Returns when all ranks have ended: 0, or the exit code of the first that failed (128 + N: killed by
+ * signal N). After a failure the others get some time to find out by themselves, then SIGTERM, and at the
+ * deadline SIGKILL. is_failed: that is to begin at once.
  */
 int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed);
 

@@ -1,8 +1,9 @@
 /*
- * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's files.
+ * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's
+ * files.
  *
- * A thread cannot be ended from outside: when one has failed the others learn it from their next call, and who is
- * still at work when the deadline has passed ends with the process.
+ * A thread cannot be ended from outside: when one has failed the others learn it from their next call,
+ * and who is still at work when the deadline has passed ends with the process.
  */
 #include "runtime/launch_internal.h"
 

@@ -1,10 +1,10 @@
 /*
- * How processes become ranks that know each other: rank 0 listens, the others come to it, say who they are and
- * get everybody's address. All within a deadline; whoever is missing is named.
+ * How processes become ranks that know each other: rank 0 listens, the others come to it, say who they
+ * are and get everybody's address. All within a deadline; whoever is missing is named.
  *
  * Every hello carries a digest of the job's id. Guests of another job are told so and do not disturb; what is
- * no hello is turned away. A rank that comes twice, or counts the ranks differently, ends the meeting for all,
- * with the same error.
+ * no hello is turned away. A rank that comes twice, or counts the ranks differently, ends the meeting for
+ * all, with the same error.
  */
 #ifndef FSDP_RENDEZVOUS_H
 #define FSDP_RENDEZVOUS_H

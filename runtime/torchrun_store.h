@@ -17,6 +17,7 @@ fsdp_status fsdp_store_set(const char *host, int port, const char *name, const c
 /* Waits until somebody has set it. */
 fsdp_status fsdp_store_get(const char *host, int port, const char *name, char value_out[FSDP_STORE_VALUE],
                            int64_t until_ms, fsdp_error *err);
-fsdp_status fsdp_store_delete(const char *host, int port, const char *name, int64_t until_ms, fsdp_error *err);
+fsdp_status fsdp_store_delete(const char *host, int port, const char *name, int64_t until_ms,
+                              fsdp_error *err);
 
 #endif

@@ -1,12 +1,12 @@
 /* The trace of a rank, as JSON lines. See trace.h. */
 #include "runtime/trace.h"
 
+#include <fsdp/text.h>
 #include <inttypes.h>
 #include <string.h>
 
 #include "base/io.h"
 #include "base/mem.h"
-#include "base/text.h"
 
 struct fsdp_trace {
     fsdp_file *file; /* NULL: none */

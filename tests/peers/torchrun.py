@@ -19,7 +19,8 @@ def run(n, options, *command):
 
 
 def check_ranks(n, said):
-    want = {f"rank {rank} of {n}: local {rank} of {n}, group of {n}, mean {(n - 1) / 2:g}" for rank in range(n)}
+    mean = f"{(n - 1) / 2:g}"
+    want = {f"rank {rank} of {n}: local {rank} of {n}, group of {n}, mean {mean}" for rank in range(n)}
     assert want <= set(said[1].splitlines()), said
 
 

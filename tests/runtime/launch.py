@@ -1,4 +1,4 @@
-"""One program, every way to launch it: exit codes, signals, lost ranks, lost supervisors, what is left behind.
+"""One program, every way to launch it: exit codes, signals, lost ranks and supervisors, what is left.
 
 usage: launch.py PROGRAM local|loss|supervisor|meeting|slurm
        launch.py PROGRAM mpirun MPIEXEC
@@ -45,8 +45,8 @@ def finish(process, given=None):
 
 
 def run(*arguments, given=None, **more):
-    return finish(start(*arguments, stdin=subprocess.PIPE if given is not None else subprocess.DEVNULL, **more),
-                  given)
+    stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
+    return finish(start(*arguments, stdin=stdin, **more), given)
 
 
 def expect(holds, *what):
@@ -57,14 +57,15 @@ def expect(holds, *what):
 def expect_run(code, pattern, *arguments, **more):
     result = run(*arguments, **more)
     said = result[1] + result[2]
-    expect(result[0] == code and re.search(pattern, said), arguments, more, f"want {code}, '{pattern}'; got", result)
+    expect(result[0] == code and re.search(pattern, said),
+           arguments, more, f"want {code}, '{pattern}'; got", result)
     return said
 
 
 def at_once(*cases):
     """They wait for deadlines, mostly."""
     with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(*case) if isinstance(case, tuple) else threads.submit(case) for case in cases]:
+        for done in [threads.submit(*case) for case in cases]:
             done.result()
 
 
@@ -169,8 +170,8 @@ def lose_at_work(rank):
 def loss():
     for number, name in ((9, "Killed"), (11, "Segmentation fault")):
         for rank in range(3):
-            said = expect_run(128 + number, rf"rank {rank} was killed by signal {number} \({name}\)", "--np", 3,
-                              "signal", rank, number)
+            how = rf"rank {rank} was killed by signal {number} \({name}\)"
+            said = expect_run(128 + number, how, "--np", 3, "signal", rank, number)
             expect(f"rank {rank} has left" in said, "others name the lost rank", said)
     expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
     at_once(*((lose_at_work, rank) for rank in range(3)))
@@ -331,8 +332,8 @@ def wait_in_vain():
 
 
 def meeting():
-    at_once(member_stopped_in_meeting, zero_stopped_in_meeting, wait_in_vain, lost_in_meeting,
-            contradict_each_other, meet_among_strangers, meet_by_any_name)
+    at_once([member_stopped_in_meeting], [zero_stopped_in_meeting], [wait_in_vain], [lost_in_meeting],
+            [contradict_each_other], [meet_among_strangers], [meet_by_any_name])
     expect_nobody("a meeting")
 
 
