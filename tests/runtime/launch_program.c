@@ -127,6 +127,7 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
     }
     if (strcmp(how, "signal") == 0) {
         (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0});
+        (void)signal(number, SIG_DFL); /* sanitizers have handlers */
         (void)raise(number);
     }
     if (strcmp(how, "quit") == 0)
