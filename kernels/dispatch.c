@@ -28,6 +28,8 @@ static const variant plain = {
             .shuffle = fsdp_shuffle_c,
             .unshuffle = fsdp_unshuffle_c,
             .hash = fsdp_hash_c,
+            .f32 = &fsdp_loops_f32_c,
+            .f64 = &fsdp_loops_f64_c,
         },
     .hash_stream = &fsdp_hash_stream_c,
 };
@@ -43,6 +45,8 @@ static const variant avx2 = {
             .shuffle = fsdp_shuffle_avx2,
             .unshuffle = fsdp_unshuffle_avx2,
             .hash = fsdp_hash_avx2,
+            .f32 = &fsdp_loops_f32_avx2,
+            .f64 = &fsdp_loops_f64_avx2,
         },
     .hash_stream = &fsdp_hash_stream_avx2,
 };

@@ -7,6 +7,7 @@
 #define FSDP_KERNELS_VARIANTS_H
 
 #include "kernels/kernels.h"
+#include "kernels/loops.h"
 
 /* The streaming hash of one variant. All variants keep the same state, so they can be mixed. */
 typedef struct fsdp_hash_stream {

@@ -29,11 +29,15 @@ THIRD_PARTY = {
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
+    "netdb.h": r"runtime/socket\.c",
+    "netinet/in.h": r"runtime/socket\.c",
+    "netinet/tcp.h": r"runtime/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
-    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|tests/.*",
+    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
+    r"runtime/(launch_threads|device_async|shm_pool)\.c|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

@@ -3,6 +3,7 @@
  * nothing and prints the best of a few runs. usage: bench_kernels [MIB] [REPEATS]
  */
 #include "base/mem.h"
+#include "tests/kernels/bench_tensor.h"
 #include "kernels/kernels.h"
 
 #include <math.h>
@@ -255,6 +256,7 @@ int main(int argc, char **argv)
     report(&bench, NULL, run_sha256, "sha256", bench.size);
     bench_codec(&bench, FSDP_CODEC_HUFFMAN);
     bench_codec(&bench, 1);
+    bench_tensor(bench.size, bench.repeats);
     fsdp_free(bench.from);
     fsdp_free(bench.to);
     return 0;

@@ -1,0 +1,85 @@
+/*
+ * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared,
+ * sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per processor with
+ * the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that arithmetic makes
+ * are the one positive quiet NaN, so that even their bits depend on no order. Data may lie at any address;
+ * what lies at addresses of its type is fast. Buffers overlap only where they are said to, or are the same.
+ */
+#ifndef FSDP_TENSOR_H
+#define FSDP_TENSOR_H
+
+#include <fsdp/dtype.h>
+#include <fsdp/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * rows x width elements from one buffer to another, cast on the way (to nearest even, overflow to infinity).
+ * Pitches count elements between the beginnings of rows. from NULL: zeros. The shapes of a step are lists of
+ * these: copy-in, copy-out, chunk-cat and their mirrors.
+ */
+typedef struct fsdp_rect {
+    void *to;
+    const void *from;
+    fsdp_dtype to_type, from_type;
+    int64_t rows, width, to_pitch, from_pitch;
+} fsdp_rect;
+void fsdp_rects_copy(const fsdp_rect *rects, size_t n);
+
+/* to[i] += from[i], rounded once to to's type. Floating types. */
+void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count);
+/* data[i] = data[i] * factor or data[i] / factor in f32 (f64: f64), rounded once. */
+void fsdp_tensor_multiply(void *data, fsdp_dtype dtype, size_t count, double factor);
+void fsdp_tensor_divide(void *data, fsdp_dtype dtype, size_t count, double divisor);
+/* Are all elements finite? Floating types. */
+bool fsdp_tensor_is_finite(const void *data, fsdp_dtype dtype, size_t count);
+
+/* --- sums over ranks -------------------------------------------------------------------------- */
+
+typedef enum fsdp_fold { FSDP_FOLD_SUM, FSDP_FOLD_MAX } fsdp_fold;
+
+/*
+ * to[i] = from[0][i] + from[1][i] + ... in that order, each times `multiply` when that is not 1, the result
+ * divided by `divide` when that is not 1, rounded once to dtype. f32, bf16 and f16 in f32; f64 in f64;
+ * integers in their own type, wrapping, without multiply and divide; n >= 1. MAX: NaN wins. to may be one of
+ * from. Calls over pieces of a tensor give the bits of one call over the whole.
+ */
+void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
+                      fsdp_fold fold, double multiply, double divide);
+bool fsdp_tensor_can_fold(fsdp_dtype dtype);
+
+/* --- norms ------------------------------------------------------------------------------------ */
+
+/* Sum of |x|^p in f64 over pieces of fixed size, added in order; p = infinity: the largest |x|. NaN wins. */
+double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, double p);
+
+/* --- optimizers ------------------------------------------------------------------------------- */
+
+typedef struct fsdp_adamw_step {
+    double lr, beta1, beta2, eps, weight_decay;
+    int64_t step;              /* 1 for the first */
+    double grad_scale;         /* multiplies every gradient: clipping, loss scaling; 1: none */
+    bool maximize;
+} fsdp_adamw_step;
+
+/*
+ * One step of AdamW as PyTorch's single-tensor formula, in one pass, on `count` elements of a shard.
+ * Arithmetic in f32 (f64 parameters: f64), parameter and moments rounded once to their type. master: NULL, or
+ * the f32 weights of bf16 and f16 parameters: the step is made on them, and param gets the rounded ones.
+ */
+void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                       fsdp_dtype grad_type, void *exp_avg, void *exp_avg_sq, fsdp_dtype moment_type,
+                       size_t count, const fsdp_adamw_step *step);
+
+typedef struct fsdp_sgd_step {
+    double lr, momentum, dampening, weight_decay;
+    bool nesterov, is_first, maximize; /* is_first: the momentum buffer is set, not updated */
+    double grad_scale;
+} fsdp_sgd_step;
+
+/* The same for SGD; momentum may be NULL where step->momentum is 0. */
+void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                     fsdp_dtype grad_type, void *momentum, fsdp_dtype moment_type, size_t count,
+                     const fsdp_sgd_step *step);
+
+#endif

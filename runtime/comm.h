@@ -1,0 +1,90 @@
+/*
+ * Collectives: how ranks exchange tensors. A communicator is one rank's end of a group of ranks; the world
+ * makes and keeps them (world.h).
+ *
+ * One summation order: every reduced element is x0 + x1 + ... in the order of the group's ranks, in f32 for
+ * f32, bf16 and f16, else in its own type; an average divides once, and there is one rounding at the end. So
+ * all back ends give the same bits, all ranks hold the same bits, and all_reduce equals reduce_scatter and
+ * all_gather.
+ *
+ * Every call carries a header (its number, kind, unit, dtype, count, operation). When ranks make different
+ * calls, all of them get an error that names both. A process that dies is named within a second, one that
+ * stalls at the deadline. After a failure the communicator is poisoned: every later call returns that first
+ * error at once, here and on the other ranks.
+ */
+#ifndef FSDP_COMM_H
+#define FSDP_COMM_H
+
+#include <fsdp/dtype.h>
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_comm fsdp_comm;
+
+typedef enum fsdp_collective_kind {
+    FSDP_ALL_GATHER = 1,       /* in: count elements of this rank; out: those of all, in rank order */
+    FSDP_REDUCE_SCATTER,       /* in: of all ranks' parts; out: this rank's part, reduced */
+    FSDP_ALL_REDUCE,           /* count elements, from in to out */
+    FSDP_BROADCAST,            /* count elements of root; in is used there, out elsewhere */
+    FSDP_ALL_TO_ALL            /* in: counts[r] elements for rank r; out: out_counts[r] of rank r */
+} fsdp_collective_kind;
+
+typedef enum fsdp_reduce_op {
+    FSDP_REDUCE_SUM = 0,
+    FSDP_REDUCE_AVG,           /* sum / size; floating types */
+    FSDP_REDUCE_MAX,           /* NaN wins */
+    FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
+} fsdp_reduce_op;
+
+/* In place is allowed where it makes sense: all_gather with `in` at its own place in `out`,
+ * reduce_scatter with `out` at its own place in `in`, all_reduce and broadcast with in == out. Other
+ * overlaps are not. Buffers stay untouched by the caller until the call returns. */
+typedef struct fsdp_collective {
+    fsdp_collective_kind kind;
+    fsdp_dtype dtype;
+    const void *in;
+    void *out;
+    int64_t count;             /* per rank for all_gather and reduce_scatter, else of the whole */
+    const int64_t *counts;     /* NULL, or uneven: one per rank of the group, equal on all ranks (all_to_all:
+                                * what this rank sends to each) */
+    const int64_t *out_counts; /* all_to_all: what it gets from each */
+    fsdp_reduce_op op;
+    double factor;             /* premul_sum */
+    int root;                  /* broadcast: position in the group */
+    const char *unit;          /* who asks, for messages; NULL: nobody in particular */
+} fsdp_collective;
+
+FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
+FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
+FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order */
+FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi" */
+
+/* What the back end does itself; the rest is done around it with the same result. */
+enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
+FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
+
+/* Collective in the group. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
+                                                fsdp_error *err);
+
+/*
+ * Memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a collective;
+ * these are faster. Local. NULL when there is none left (a plain buffer does then) or the back end has none.
+ */
+FSDP_API void *fsdp_comm_alloc(fsdp_comm *comm, size_t size);
+FSDP_API void fsdp_comm_dealloc(fsdp_comm *comm, void *data);  /* accepts NULL */
+
+/* Local. This rank cannot go on: every call on this communicator, here and on the other ranks, returns
+ * `why` from now on. */
+FSDP_API void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

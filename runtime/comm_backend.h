@@ -1,0 +1,97 @@
+/*
+ * What moves tensors between ranks, behind comm.h. A *fabric* is one rank's connection to all ranks of its
+ * world (self, threads, shm, mpi); a communicator is a group on it. What is common to all of them (checks of
+ * arguments, poison, what a back end lacks) is comm.c; headers and how they differ are comm_header.c.
+ */
+#ifndef FSDP_COMM_BACKEND_H
+#define FSDP_COMM_BACKEND_H
+
+#include <fsdp/comm.h>
+#include <fsdp/ctl.h>
+#include <stdatomic.h>
+
+typedef struct fsdp_fabric fsdp_fabric;
+
+/* Goes with every call. Equal on all ranks but for the rank. */
+enum { FSDP_HEADER_UNIT = 64 };
+typedef struct fsdp_comm_header {
+    uint64_t sequence;         /* calls on this communicator so far */
+    uint32_t kind, dtype, op;  /* kind 0: a group is made */
+    int32_t root;
+    uint64_t count;            /* uneven: of all parts together; all_to_all: 0 */
+    uint64_t counts;           /* uneven: a hash of all counts, never 0; all_to_all: 0 */
+    double factor;
+    char unit[FSDP_HEADER_UNIT];       /* cut to fit */
+} fsdp_comm_header;
+
+typedef struct fsdp_fabric_ops {
+    const char *name;
+    unsigned abilities;
+    /* Collective over the world: all ranks call it for all groups in one order, with the same ranks; a rank
+     * that is not among them gets a NULL communicator. */
+    fsdp_status (*comm_create)(fsdp_fabric *fabric, const int *ranks, int size, fsdp_comm **comm_out,
+                               fsdp_error *err);
+    /* size > 1, arguments checked, abilities respected. Exchanges headers first (fsdp_comm_compare). A
+     * failure has a status and a text; comm.c poisons, and passes it to abort. */
+    fsdp_status (*run)(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
+                       fsdp_error *err);
+    /* From any thread of this rank, also while another is in run; NULL: only this rank is poisoned. */
+    void (*abort)(fsdp_comm *comm, const fsdp_error *why);
+    /* Has a rank of the group failed? *err_out is the first failure, as this rank tells it. May be NULL. */
+    bool (*has_failed)(fsdp_comm *comm, fsdp_error *err_out);
+    void (*comm_close)(fsdp_comm *comm);       /* frees the back end's part */
+    void *(*alloc)(fsdp_fabric *fabric, size_t size);
+    void (*dealloc)(fsdp_fabric *fabric, void *data);
+    void (*close)(fsdp_fabric *fabric);        /* frees the fabric; the others see a rank that has left */
+} fsdp_fabric_ops;
+
+/* The head of every fabric. */
+struct fsdp_fabric {
+    const fsdp_fabric_ops *ops;
+    int rank, size;            /* in the world */
+    int deadline_ms;
+};
+
+struct fsdp_comm {
+    fsdp_fabric *fabric;
+    int rank, size;            /* in the group */
+    int *ranks;                /* world ranks */
+    uint64_t sequence;         /* calls so far */
+    fsdp_error poison;         /* to be read when poison_state says so */
+    _Atomic int poison_state;
+    void *backend;
+};
+
+/* --- the fabrics ------------------------------------------------------------------------------ */
+
+fsdp_status fsdp_fabric_self(fsdp_fabric **fabric_out, fsdp_error *err);
+/* n connected ranks for n threads of this process. */
+fsdp_status fsdp_fabric_threads(int n, int deadline_ms, fsdp_fabric **fabrics_out, fsdp_error *err);
+/* Collective over ctl, whose ranks are all processes of this host. */
+fsdp_status fsdp_fabric_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_fabric **fabric_out, fsdp_error *err);
+
+/* --- for back ends ---------------------------------------------------------------------------- */
+
+/* One rank's end of a group that it is in. On failure the back end's part stays the caller's. */
+FSDP_API fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
+                                      fsdp_comm **comm_out, fsdp_error *err);
+FSDP_API void fsdp_comm_free(fsdp_comm *comm); /* accepts NULL */
+
+/* Are the arguments good, alone? The text has no name of the call. */
+fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
+/* The part of one rank in all_gather and reduce_scatter, and what lies before it, in elements. */
+FSDP_API int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
+FSDP_API int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
+/* An average or premultiplied sum by a back end that only adds; the bits are the same. */
+fsdp_status fsdp_comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
+
+fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call);
+/* Are the headers of all ranks (in group order) the same call? Otherwise the same FSDP_ERR_USAGE on every
+ * rank, naming two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1 (call 7),
+ * rank 0 all_gather of 16 f32 for layers.0 (call 7)". */
+FSDP_API fsdp_status fsdp_comm_compare(const fsdp_comm *comm, const fsdp_comm_header *headers,
+                                       fsdp_error *err);
+/* "all_gather of 1190 f32 for layers.1 (call 17)" */
+FSDP_API void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
+
+#endif

@@ -1,0 +1,70 @@
+/*
+ * Devices: where tensors live and work is done in streams. A stream does its work in order; streams are
+ * independent but for events. Device "cpu" does everything at once, in the caller; "cpu-async" gives each
+ * stream a worker thread, so that races and overlap show; others bring their own tables.
+ *
+ * Work that fails (a collective) leaves its error in the stream for good: later work of that stream is
+ * skipped, and so is that of streams which wait for it. The host learns it from check and sync.
+ *
+ * Nothing here allocates per call but the queues of streams, which are bounded: a host that runs far ahead
+ * waits.
+ */
+#ifndef FSDP_DEVICE_H
+#define FSDP_DEVICE_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct fsdp_device fsdp_device;
+typedef struct fsdp_stream fsdp_stream;
+
+/* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied freely;
+ * not used after the stream was freed. */
+typedef struct fsdp_event {
+    fsdp_stream *stream;
+    uint64_t ticket;
+} fsdp_event;
+
+/* args was copied when the work was given. */
+typedef fsdp_status (*fsdp_work)(void *args, fsdp_error *err);
+enum { FSDP_WORK_ARGS = 192 };
+
+typedef struct fsdp_device_ops {
+    const char *name;
+    bool is_host;              /* the host may read and write its memory */
+    fsdp_status (*stream_create)(fsdp_device *device, const char *name, fsdp_stream **stream_out,
+                                 fsdp_error *err);
+    void (*stream_free)(fsdp_stream *stream);  /* does what is queued first */
+    /* In stream order; at most FSDP_WORK_ARGS bytes of args are copied. What args points to stays valid until
+     * the work is done. Host code: for devices whose kernels are host functions. */
+    void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
+    fsdp_event (*record)(fsdp_stream *stream);
+    void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */
+    fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error, if any */
+    bool (*is_reached)(fsdp_event event);
+    fsdp_status (*check)(fsdp_stream *stream, fsdp_error *err);        /* its error so far; does not wait */
+    void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */
+    void (*dealloc)(fsdp_device *device, void *data, size_t size);
+    void (*close)(fsdp_device *device);
+} fsdp_device_ops;
+
+struct fsdp_device {
+    const fsdp_device_ops *ops;
+};
+
+struct fsdp_stream {
+    fsdp_device *device;
+    const char *name;          /* borrowed: "compute", "all_gather", ... */
+};
+
+/* By the name that --device takes; FSDP_ERR_USAGE lists the names. */
+fsdp_status fsdp_device_open(const char *name, fsdp_device **device_out, fsdp_error *err);
+void fsdp_device_close(fsdp_device *device);   /* accepts NULL; its streams are gone */
+
+/* The two that are always there. */
+fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);
+fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err);
+
+#endif

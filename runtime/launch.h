@@ -1,0 +1,52 @@
+/*
+ * One program, every way to run it: alone, as forked processes, as threads, under mpirun, srun or
+ * torchrun. fsdp_launch finds out which, connects the ranks and calls body once per rank.
+ *
+ * It takes its own options out of argv, each also as an environment variable (--np as FSDP_NP, ...); the
+ * command line wins:
+ *
+ *   --np N               fork N ranks of this host
+ *   --threads N          ranks are threads of this process
+ *   --comm NAME          self, threads, shm or mpi: what moves the tensors (default: shm on one host)
+ *   --device NAME        cpu, or cpu-async: a worker thread per stream
+ *   --deadline SECONDS   how long any call may wait for another rank (default 30)
+ *   --trace FILE         one JSON object per event and line; %r is the rank
+ *   --check              check who owns which buffer, and that all ranks do the same (slower)
+ *
+ * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Which
+ * one won is said on standard error by rank 0 when FSDP_VERBOSE is set. What contradicts is exit code 2.
+ *
+ * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
+ * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never meet). FSDP_MASTER also
+ * says where the ranks of srun meet.
+ *
+ * Under --np rank 0 has the standard input, unless that is a terminal; the others have none.
+ */
+#ifndef FSDP_LAUNCH_H
+#define FSDP_LAUNCH_H
+
+#include <fsdp/status.h>
+#include <fsdp/world.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Returns the exit code of this rank. argv ends with NULL and has no option of fsdp_launch left. */
+typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *user);
+
+/*
+ * Returns the program's exit code: the first failing rank's, by time, or 0. Ranks that are still at work
+ * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says
+ * which rank died and how, and leaves no orphan. Call it from main, before threads are made. user is given to
+ * body as it is: under --threads all ranks see the same.
+ *
+ * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
+ * ends without MPI_Finalize (that would wait for the others).
+ */
+FSDP_API int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

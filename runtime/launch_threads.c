@@ -1,0 +1,223 @@
+/*
+ * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's
+ * files.
+ *
+ * A thread cannot be ended from outside: when one has failed the others learn it from their next call,
+ * and who is still at work when the deadline has passed ends with the process.
+ */
+#include "runtime/launch_internal.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "statedict/ctl_backend.h"
+
+enum { STACK_SIZE = 8 << 20, LATE_MS = 3000 };
+
+typedef struct thread_group thread_group;
+
+typedef struct thread_rank {
+    thread_group *group;
+    fsdp_ctl *ctl;
+    fsdp_fabric *fabric;
+    pthread_t thread;
+} thread_rank;
+
+struct thread_group {
+    fsdp_launch_job job;
+    int size, started, ended;
+    thread_rank *ranks;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int first_code; /* by time */
+    int64_t failed_ms;
+};
+
+static void note_failure(void *listener, int rank, int code)
+{
+    thread_group *group = listener;
+    (void)rank;
+    pthread_mutex_lock(&group->lock);
+    if (group->first_code == 0) {
+        group->first_code = code;
+        group->failed_ms = fsdp_now_ms();
+        pthread_cond_signal(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void *run_thread(void *user)
+{
+    thread_rank *rank = user;
+    thread_group *group = rank->group;
+    int number = fsdp_ctl_rank(rank->ctl);
+    int code = fsdp_launch_rank(&group->job, rank->ctl, rank->fabric);
+    if (code != 0)
+        note_failure(group, number, code);
+    pthread_mutex_lock(&group->lock);
+    group->ended++;
+    pthread_cond_signal(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    return NULL;
+}
+
+/* --- starting --------------------------------------------------------------------------------- */
+
+/* The program's own stack limit where that is larger. */
+static size_t stack_size(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        limit.rlim_cur < STACK_SIZE)
+        return STACK_SIZE;
+    return (size_t)limit.rlim_cur;
+}
+
+static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
+{
+    size_t n = (size_t)group->size;
+    fsdp_ctl **ctls = fsdp_alloc(n, sizeof *ctls);
+    fsdp_fabric **fabrics = fsdp_alloc(n, sizeof *fabrics);
+    fsdp_status status = FSDP_OK;
+    if (!ctls || !fabrics)
+        status = fsdp_fail_memory(err, "threads as ranks");
+    if (status == FSDP_OK)
+        status = fsdp_ctl_threads(group->size, ctls, err);
+    if (status == FSDP_OK) {
+        status = fsdp_fabric_threads(group->size, group->job.options->deadline_ms, fabrics, err);
+        for (size_t i = 0; i < n && status != FSDP_OK; i++)
+            fsdp_ctl_free(ctls[i]);
+    }
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .fabric = fabrics[i]};
+    fsdp_free(ctls);
+    fsdp_free(fabrics);
+    return status;
+}
+
+/* A rank without a thread leaves at once, so that the others do not wait for it. */
+static void start_rank(thread_group *group, thread_rank *rank, const pthread_attr_t *attributes)
+{
+    fsdp_error err = {0};
+    int failed = pthread_create(&rank->thread, attributes, run_thread, rank);
+    if (failed == 0) {
+        group->started++;
+        return;
+    }
+    (void)fsdp_fail_errno(&err, failed, "cannot start a thread for rank %d",
+                          fsdp_ctl_rank(rank->ctl));
+    note_failure(group, fsdp_ctl_rank(rank->ctl), fsdp_error_report(&err));
+    rank->fabric->ops->close(rank->fabric);
+    fsdp_ctl_free(rank->ctl);
+}
+
+/* --- ending ----------------------------------------------------------------------------------- */
+
+static struct timespec time_of(int64_t ms)
+{
+    return (struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+}
+
+/* False when a rank is still at work long after another has failed. */
+static bool wait_for_ranks(thread_group *group)
+{
+    const int64_t patience_ms = (int64_t)group->job.options->deadline_ms + LATE_MS;
+    bool in_time = true;
+    pthread_mutex_lock(&group->lock);
+    while (group->ended < group->started && in_time) {
+        if (group->first_code == 0) {
+            pthread_cond_wait(&group->changed, &group->lock);
+            continue;
+        }
+        struct timespec until = time_of(group->failed_ms + patience_ms);
+        (void)pthread_cond_timedwait(&group->changed, &group->lock, &until);
+        in_time = fsdp_now_ms() < group->failed_ms + patience_ms;
+    }
+    in_time = group->ended == group->started;
+    pthread_mutex_unlock(&group->lock);
+    return in_time;
+}
+
+static void leave_at_once(const thread_group *group)
+{
+    fprintf(stderr, "fsdp: %d ranks are still at work after another has failed: ending them\n",
+            group->started - group->ended);
+    _exit(group->first_code);
+}
+
+static int init_locks(thread_group *group)
+{
+    pthread_condattr_t attributes;
+    int failed = pthread_condattr_init(&attributes);
+    if (failed)
+        return failed;
+    failed = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (!failed)
+        failed = pthread_cond_init(&group->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (!failed && (failed = pthread_mutex_init(&group->lock, NULL)) != 0)
+        pthread_cond_destroy(&group->changed);
+    return failed;
+}
+
+static int run_threads(thread_group *group, const pthread_attr_t *attributes)
+{
+    fsdp_error err = {0};
+    bool *has_thread = fsdp_alloc((size_t)group->size, sizeof *has_thread);
+    fsdp_status status =
+        has_thread ? connect_ranks(group, &err) : fsdp_fail_memory(&err, "threads as ranks");
+    if (status == FSDP_OK) {
+        for (int i = 0; i < group->size; i++) {
+            int before = group->started;
+            start_rank(group, &group->ranks[i], attributes);
+            has_thread[i] = group->started > before;
+        }
+        if (!wait_for_ranks(group))
+            leave_at_once(group);
+        for (int i = 0; i < group->size; i++)
+            if (has_thread[i])
+                pthread_join(group->ranks[i].thread, NULL);
+    }
+    fsdp_free(has_thread);
+    return status == FSDP_OK ? group->first_code : fsdp_launch_fail(&err);
+}
+
+static int run_group(thread_group *group)
+{
+    pthread_attr_t attributes;
+    fsdp_error err = {0};
+    int failed = pthread_attr_init(&attributes), code;
+    if (!failed)
+        failed = pthread_attr_setstacksize(&attributes, stack_size());
+    if (!failed)
+        failed = init_locks(group);
+    if (failed) {
+        (void)fsdp_fail_errno(&err, failed, "cannot set up threads for %d ranks", group->size);
+        return fsdp_launch_fail(&err);
+    }
+    code = run_threads(group, &attributes);
+    pthread_mutex_destroy(&group->lock);
+    pthread_cond_destroy(&group->changed);
+    pthread_attr_destroy(&attributes);
+    return code;
+}
+
+int fsdp_launch_threads(const fsdp_launch_job *job)
+{
+    thread_group group = {.job = *job, .size = job->options->threads};
+    fsdp_error err = {0};
+    group.job.failed = note_failure;
+    group.job.listener = &group;
+    group.ranks = fsdp_alloc((size_t)group.size, sizeof *group.ranks);
+    if (!group.ranks) {
+        (void)fsdp_fail_memory(&err, "threads as ranks");
+        return fsdp_launch_fail(&err);
+    }
+    int code = run_group(&group);
+    fsdp_free(group.ranks);
+    return code;
+}

@@ -1,0 +1,151 @@
+/* One rank: its world around a control plane, the program's body, the end. See launch_internal.h. */
+#include "runtime/launch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/io.h"
+#include "base/mem.h"
+
+enum { HOST_ID = 256 };
+
+/* --- hosts ------------------------------------------------------------------------------------ */
+
+/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
+ * their own) and the same network (sockets by which memory is passed). */
+static void name_this_host(char id_out[HOST_ID])
+{
+    char name[128] = "", *boot = NULL;
+    size_t size = 0;
+    struct stat network = {0};
+    (void)gethostname(name, sizeof name - 1);
+    (void)!fsdp_io_read_file(NULL, "/proc/sys/kernel/random/boot_id", 64, &boot, &size, NULL);
+    (void)stat("/proc/self/ns/net", &network);
+    memset(id_out, 0, HOST_ID);
+    snprintf(id_out, HOST_ID, "%.40s %s %llu", boot ? boot : "", name,
+             (unsigned long long)network.st_ino);
+    fsdp_free(boot);
+}
+
+/* Collective. */
+static fsdp_status count_hosts(fsdp_ctl *ctl, fsdp_world_parts *parts, fsdp_error *err)
+{
+    char mine[HOST_ID];
+    int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
+    char *all = fsdp_alloc((size_t)size, HOST_ID);
+    name_this_host(mine);
+    fsdp_status status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
+    for (int i = 0; i < size && status == FSDP_OK; i++) {
+        bool is_here = memcmp(all + (size_t)i * HOST_ID, mine, HOST_ID) == 0;
+        parts->local_size += is_here;
+        parts->local_rank += is_here && i < rank;
+    }
+    fsdp_free(all);
+    return status;
+}
+
+/* --- the world -------------------------------------------------------------------------------- */
+
+/* Collective where there is more than one rank. */
+static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                               fsdp_error *err)
+{
+    int size = fsdp_ctl_size(parts->ctl);
+    if (options->comm == FSDP_COMM_MPI || (size > 1 && parts->local_size < size))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "tensors move between the ranks of one host only: collectives over MPI "
+                         "are not part of this version%s",
+                         options->comm == FSDP_COMM_MPI ? " (--comm mpi)" : "");
+    if (size == 1)
+        return fsdp_fabric_self(&parts->fabric, err);
+    return fsdp_fabric_shm(parts->ctl, options->deadline_ms, &parts->fabric, err);
+}
+
+static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                              fsdp_error *err)
+{
+    FSDP_TRY(fsdp_device_open(options->device, &parts->device, err));
+    if (!options->trace)
+        return FSDP_OK;
+    return fsdp_trace_open(options->trace, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
+}
+
+static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                              fsdp_error *err)
+{
+    fsdp_ctl_set_deadline(parts->ctl, options->deadline_ms);
+    FSDP_TRY(count_hosts(parts->ctl, parts, err));
+    FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_local(options, parts, err), err));
+    fsdp_status status = parts->fabric ? FSDP_OK : open_fabric(options, parts, err);
+    return fsdp_ctl_agree(parts->ctl, status, err);
+}
+
+/* What was made before the failure goes with a world that nobody sees. */
+static void drop_parts(const fsdp_world_parts *parts)
+{
+    fsdp_world *world = NULL;
+    if (fsdp_world_create(parts, &world, NULL) == FSDP_OK)
+        fsdp_world_free(world);
+}
+
+static int exit_code_of(fsdp_status status, const fsdp_error *err, int rank)
+{
+    /* agreed on: the rank that failed says why */
+    if (err->rank == rank || status == FSDP_ERR_PEER)
+        (void)fsdp_error_report(err);
+    return (int)status;
+}
+
+/* What the trace could not write is this rank's failure, when nothing else is. */
+static int end_world(fsdp_world *world, int code)
+{
+    fsdp_error err = {0};
+    fsdp_trace *trace = world->parts.trace;
+    world->parts.trace = NULL;
+    fsdp_world_free(world);
+    fsdp_status status = fsdp_trace_close(trace, &err);
+    if (status == FSDP_OK)
+        return code;
+    (void)fsdp_error_report(&err);
+    return code != 0 ? code : (int)status;
+}
+
+static int run_body(const fsdp_launch_job *job, fsdp_world *world)
+{
+    const fsdp_launch_options *options = job->options;
+    char **argv = fsdp_alloc((size_t)options->argc + 1, sizeof *argv);
+    fsdp_error err = {0};
+    if (!argv) {
+        (void)fsdp_fail_memory(&err, "the program's arguments");
+        return fsdp_error_report(&err);
+    }
+    memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
+    int code = job->body(world, options->argc, argv, job->user);
+    fsdp_free(argv);
+    return code;
+}
+
+int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric)
+{
+    fsdp_error err = {0};
+    fsdp_world *world = NULL;
+    int rank = fsdp_ctl_rank(ctl), code;
+    fsdp_world_parts parts = {.ctl = ctl,
+                              .fabric = fabric,
+                              .check = job->options->check,
+                              .deadline_ms = job->options->deadline_ms};
+    fsdp_status status = fill_parts(job->options, &parts, &err);
+    bool has_parts = status != FSDP_OK;
+    if (status == FSDP_OK) {
+        status = fsdp_world_create(&parts, &world, &err);
+        err.rank = rank;
+    }
+    code = world ? run_body(job, world) : exit_code_of(status, &err, rank);
+    if (code != 0 && job->failed)
+        job->failed(job->listener, rank, code);
+    if (has_parts)
+        drop_parts(&parts);
+    return world ? end_world(world, code) : code;
+}

@@ -1,0 +1,142 @@
+/* Blocks of memory that belong to streams. See memory.h. */
+#include "runtime/memory.h"
+
+#include "base/mem.h"
+
+static const char *const class_names[FSDP_MEMORY_CLASSES] = {"shard",  "unsharded", "all_gather",
+                                                             "reduce", "grad",      "optim"};
+
+const char *fsdp_memory_class_name(fsdp_memory_class which)
+{
+    return which >= 0 && which < FSDP_MEMORY_CLASSES ? class_names[which] : "?";
+}
+
+/* --- counts ----------------------------------------------------------------------------------- */
+
+void fsdp_memory_count(fsdp_memory_pool *pool, fsdp_memory_class class, int64_t bytes)
+{
+    fsdp_memory *counts = &pool->counts;
+    counts->now[class] += bytes;
+    counts->total_now += bytes;
+    if (counts->now[class] > counts->peak[class])
+        counts->peak[class] = counts->now[class];
+    if (counts->total_now > counts->total_peak)
+        counts->total_peak = counts->total_now;
+}
+
+void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_class class)
+{
+    fsdp_memory_count(pool, block->class, -(int64_t)block->size);
+    fsdp_memory_count(pool, class, (int64_t)block->size);
+    block->class = class;
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device)
+{
+    *pool = (fsdp_memory_pool){.device = device};
+}
+
+static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
+{
+    if (block->comm)
+        fsdp_comm_dealloc(block->comm, block->data);
+    else if (block->data)
+        pool->device->ops->dealloc(pool->device, block->data, block->room);
+    fsdp_free(block);
+}
+
+/* Those that no stream uses any more; all: waits for the others. */
+static void trim(fsdp_memory_pool *pool, bool all)
+{
+    fsdp_block **at = &pool->free;
+    while (*at) {
+        fsdp_block *block = *at;
+        if (all)
+            (void)!pool->device->ops->sync(block->given, NULL);
+        if (all || pool->device->ops->is_reached(block->given)) {
+            *at = block->next;
+            destroy(pool, block);
+        } else {
+            at = &block->next;
+        }
+    }
+}
+
+void fsdp_memory_release(fsdp_memory_pool *pool)
+{
+    trim(pool, true);
+}
+
+/* A little more room than needed is fine: sizes of a step come again. */
+static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_comm *comm,
+                             size_t size)
+{
+    for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
+        fsdp_block *block = *at;
+        if (block->stream == stream && block->comm == comm && block->room >= size &&
+            block->room - size <= size / 8) {
+            *at = block->next;
+            return block;
+        }
+    }
+    return NULL;
+}
+
+static fsdp_block *make(fsdp_memory_pool *pool, fsdp_comm *comm, size_t size)
+{
+    fsdp_block *block = fsdp_alloc(1, sizeof *block);
+    if (!block)
+        return NULL;
+    block->room = size > 0 ? size : 1;
+    if (comm) {
+        block->comm = comm;
+        block->data = fsdp_comm_alloc(comm, block->room);
+    }
+    if (!block->data) {
+        block->comm = NULL;
+        block->data = pool->device->ops->alloc(pool->device, block->room);
+    }
+    if (!block->data) {
+        fsdp_free(block);
+        return NULL;
+    }
+    return block;
+}
+
+fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream,
+                             fsdp_comm *comm, size_t size, size_t slack, const char *what,
+                             fsdp_block **block_out, fsdp_error *err)
+{
+    size_t room = size + slack;
+    fsdp_block *block = find_free(pool, stream, comm, room);
+    if (!block) {
+        trim(pool, false);
+        block = make(pool, comm, room);
+    }
+    if (!block) {
+        trim(pool, true);
+        block = make(pool, comm, room);
+    }
+    if (!block)
+        return fsdp_fail_memory(err, what);
+    block->size = size;
+    block->class = class;
+    block->stream = stream;
+    fsdp_memory_count(pool, class, (int64_t)size);
+    *block_out = block;
+    return FSDP_OK;
+}
+
+void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use)
+{
+    if (!block)
+        return;
+    const fsdp_device_ops *ops = pool->device->ops;
+    ops->wait(block->stream, last_use);
+    block->given = ops->record(block->stream);
+    fsdp_memory_count(pool, block->class, -(int64_t)block->size);
+    block->next = pool->free;
+    pool->free = block;
+}

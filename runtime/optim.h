@@ -1,0 +1,96 @@
+/*
+ * Optimizers on the shards of a root, the norm of its gradients, and schedules of the learning rate.
+ *
+ * State lies where the parameter's shard lies: moments have its layout, the step is a 0-d f32 tensor. In state
+ * dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and .master.
+ */
+#ifndef FSDP_OPTIM_H
+#define FSDP_OPTIM_H
+
+#include <fsdp/root.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_optim fsdp_optim;
+
+/* Which parameters, and hyper-parameters of their own: the first group whose `match` says yes. */
+typedef struct fsdp_optim_group {
+    bool (*match)(void *user, const fsdp_param *param);        /* NULL: all */
+    void *user;
+    double lr, weight_decay;
+} fsdp_optim_group;
+
+typedef struct fsdp_adamw_opts {
+    double lr, beta1, beta2, eps, weight_decay;        /* 1e-3, 0.9, 0.999, 1e-8, 0.01 */
+    bool maximize;
+    bool master;               /* bf16 and f16 parameters: f32 weights beside them; default true */
+    fsdp_dtype moment_dtype;   /* NONE: f32 with master, else the parameter's */
+    const fsdp_optim_group *groups;    /* NULL: one of all parameters. Copied */
+    size_t group_count;
+} fsdp_adamw_opts;
+FSDP_API fsdp_adamw_opts fsdp_adamw_opts_default(void);
+/* Local. The root outlives the optimizer. Frozen parameters get no state. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
+                                                    fsdp_error *err);
+
+typedef struct fsdp_sgd_opts {
+    double lr, momentum, dampening, weight_decay;      /* 1e-3, 0, 0, 0 */
+    bool nesterov, maximize, master;
+    fsdp_dtype moment_dtype;
+    const fsdp_optim_group *groups;
+    size_t group_count;
+} fsdp_sgd_opts;
+FSDP_API fsdp_sgd_opts fsdp_sgd_opts_default(void);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_optim **optim_out,
+                                                  fsdp_error *err);
+FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
+
+/* Local. Steps every parameter that has a sharded gradient, and drops the gradients. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
+
+FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
+FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);
+FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr);
+
+/* --- gradients -------------------------------------------------------------------------------- */
+
+typedef struct fsdp_clip_opts {
+    double max_norm;           /* infinity: only measure */
+    double norm_type;          /* default 2; infinity: the largest */
+    bool error_if_nonfinite;
+} fsdp_clip_opts;
+/* Collective over all ranks of the root's meshes, between end_backward and the step. *norm_out: of all
+ * gradients as one vector, the same on every rank. They are multiplied by min(1, max_norm / (norm + 1e-6)). */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                                                           fsdp_error *err);
+
+/* Loss scaling for f16: scale the loss by fsdp_scaler_scale, then fsdp_scaler_step instead of fsdp_optim_step.
+ * Whether any gradient is not finite is agreed by all ranks (collective). */
+typedef struct fsdp_scaler fsdp_scaler;
+typedef struct fsdp_scaler_opts {
+    double init_scale, growth_factor, backoff_factor;  /* 65536, 2, 0.5 */
+    int64_t growth_interval;                           /* 2000 */
+} fsdp_scaler_opts;
+FSDP_API fsdp_scaler_opts fsdp_scaler_opts_default(void);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out, fsdp_error *err);
+FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
+FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
+/* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once before a step, which
+ * does it otherwise. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
+/* Collective. The optimizer's step, unless a gradient is not finite; then the scale is adapted. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
+                                                   fsdp_error *err);
+
+/* --- schedules: a factor for the learning rate of a step (0 is the first) ---------------------- */
+
+FSDP_API double fsdp_schedule_constant(int64_t step, int64_t warmup);
+FSDP_API double fsdp_schedule_linear(int64_t step, int64_t warmup, int64_t total, double end);
+FSDP_API double fsdp_schedule_cosine(int64_t step, int64_t warmup, int64_t total, double end);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

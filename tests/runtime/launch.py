@@ -1,0 +1,370 @@
+"""One program, every way to launch it: exit codes, signals, lost ranks and supervisors, what is left.
+
+usage: launch.py PROGRAM local|loss|supervisor|meeting|slurm
+       launch.py PROGRAM mpirun MPIEXEC
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+PROGRAM, WHAT, *REST = sys.argv[1:]
+TIMEOUT = 120
+MARK = f"FSDP_LAUNCH_TEST={uuid.uuid4()}"
+CLEAN = {name: value for name, value in os.environ.items()
+         if not name.startswith(("FSDP_", "SLURM_", "OMPI_", "PMIX_")) and name not in ("RANK", "WORLD_SIZE")}
+problems = []
+
+
+def environment(**more):
+    name, value = MARK.split("=")
+    return CLEAN | {name: value} | {key: str(text) for key, text in more.items()}
+
+
+def start(*arguments, stdin=None, command=(PROGRAM,), **variables):
+    return subprocess.Popen([*command, *map(str, arguments)], env=environment(**variables), text=True,
+                            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(process, given=None):
+    try:
+        out, err = process.communicate(given, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        problems.append(f"{process.args} does not end: {err}")
+    return process.returncode, out, err
+
+
+def run(*arguments, given=None, **more):
+    stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
+    return finish(start(*arguments, stdin=stdin, **more), given)
+
+
+def expect(holds, *what):
+    if not holds:
+        problems.append(" ".join(map(str, what)))
+
+
+def expect_run(code, pattern, *arguments, **more):
+    result = run(*arguments, **more)
+    said = result[1] + result[2]
+    expect(result[0] == code and re.search(pattern, said),
+           arguments, more, f"want {code}, '{pattern}'; got", result)
+    return said
+
+
+def at_once(*cases):
+    """They wait for deadlines, mostly."""
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(*case) for case in cases]:
+            done.result()
+
+
+def marked():
+    """The processes of this test that are still there."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if MARK.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            pass
+    return found
+
+
+def wait_for(condition):
+    end = time.monotonic() + TIMEOUT
+    while not (value := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return value
+
+
+def expect_nobody(what):
+    expect(wait_for(lambda: not marked()), what, "leaves processes", marked())
+    for pid in marked():
+        os.kill(pid, signal.SIGKILL)
+
+
+def state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def read_notes(folder, what, n):
+    """The numbers that all ranks have written, or nothing yet."""
+    notes = [folder / f"{what}-{rank}" for rank in range(n)]
+    return all(note.exists() for note in notes) and [int(note.read_text()) for note in notes]
+
+
+def started(n, *arguments):
+    """n ranks at work under --np, their supervisor and their pids."""
+    folder = Path(tempfile.mkdtemp(dir=home.name))
+    process = start("--np", n, *arguments, "wait", folder)
+    return process, wait_for(lambda: read_notes(folder, "rank", n)), folder
+
+
+# --- ways to start ---------------------------------------------------------------------------------
+
+
+def check_ranks(n, said, what):
+    mean = f"{(n - 1) / 2:g}"
+    want = {f"rank {rank} of {n}: local {rank} of {n}, group of {n}, mean {mean}" for rank in range(n)}
+    expect(set(said.splitlines()) >= want, what, "says", said)
+
+
+def local():
+    for n, options in [(1, []), (1, ["--np", 1]), (2, ["--np=2"]), (4, ["--np", 4]), (4, ["--threads", 4]),
+                       (1, ["--threads=1"])]:
+        check_ranks(n, expect_run(0, "rank 0", *options), options)
+    check_ranks(3, expect_run(0, "rank 0", FSDP_NP=3), "FSDP_NP")
+    check_ranks(2, expect_run(0, "rank 0", "--threads", 2, FSDP_NP=3), "the command line wins")
+    expect_run(0, "shm over 3", "--np", 3, "collect")
+    expect_run(0, "threads over 3", "--threads", 3, "collect")
+    expect_run(0, "self over 1", "collect")
+    expect_run(0, "^arguments a b -- --np 3\n", "arguments", "a", "--np", 2, "b", "--", "--np", 3)
+    expect_run(0, "3 ranks as processes, by --np", "--np", 3, FSDP_VERBOSE=1)
+    for options in (["--np", 3], ["--threads", 3]):
+        for rank in range(3):
+            expect_run(7, rf"rank {rank}", *options, "exit", rank, 7)
+    expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
+    expect_run(6, "still at work", "--threads", 3, "--deadline", 0.1, "work", 1, 6)
+    expect_run(0, "^a\nb\n$", "--np", 2, "read", given="a\nb\n")
+    for pattern, options, variables in [
+        ("--np and --threads: ranks are either", ["--np", 2, "--threads", 2], {}),
+        ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
+        ("--comm threads contradicts --np", ["--np", 2, "--comm", "threads"], {}),
+        ("--np needs a value", ["--np"], {}),
+        ("each rank writes a file of its own", ["--np", 2, "--trace", "x"], {}),
+        ("there is no device 'x'", ["--np", 2, "--device", "x"], {}),
+        ("RANK is not set", [], {"WORLD_SIZE": 2}),
+        ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),
+    ]:
+        expect_run(2, pattern, *options, **variables)
+    traces = Path(home.name) / "trace-%r"
+    expect_run(0, "shm", "--np", 2, "--trace", traces, "collect")
+    expect(sorted(path.name for path in traces.parent.glob("trace-*")) == ["trace-0", "trace-1"], "traces")
+
+
+# --- lost ranks, lost supervisors --------------------------------------------------------------------
+
+
+def lose_at_work(rank):
+    process, pids, _ = started(3)
+    os.kill(pids[rank], signal.SIGKILL)
+    code, _, err = finish(process)
+    expect(code == 137 and f"rank {rank} was killed by signal 9" in err, "killed", rank, code, err)
+    process, pids, _ = started(3, "--deadline", 1)
+    os.kill(pids[rank], signal.SIGSTOP)
+    code, _, err = finish(process)
+    expect(code == 10 and f"rank {rank} did not answer within 1 s" in err, "stopped", rank, code, err)
+
+
+def loss():
+    for number, name in ((9, "Killed"), (11, "Segmentation fault")):
+        for rank in range(3):
+            how = rf"rank {rank} was killed by signal {number} \({name}\)"
+            said = expect_run(128 + number, how, "--np", 3, "signal", rank, number)
+            expect(f"rank {rank} has left" in said, "others name the lost rank", said)
+    expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
+    at_once(*((lose_at_work, rank) for rank in range(3)))
+    expect_nobody("a lost rank")
+
+
+def supervisor():
+    process, pids, folder = started(2)
+    for n in (1, 2):
+        process.send_signal(signal.SIGUSR1)
+        expect(wait_for(lambda: read_notes(folder, "usr1", 2) == [n, n]), "SIGUSR1 arrives once")
+    process.send_signal(signal.SIGTSTP)
+    expect(wait_for(lambda: all(state(pid) == "T" for pid in [*pids, process.pid])), "SIGTSTP stops all")
+    process.send_signal(signal.SIGCONT)
+    expect(wait_for(lambda: all(state(pid) != "T" for pid in [*pids, process.pid])), "SIGCONT continues all")
+    other, other_pids, _ = started(2)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process)
+    expect(code == 75, "SIGTERM arrives", code, err)
+    expect(all(state(pid) != "Z" for pid in other_pids), "another job goes on")
+    other.send_signal(signal.SIGINT)
+    code, _, err = finish(other)
+    expect(code == 130, "SIGINT arrives", code, err)
+
+    process, pids, _ = started(3)
+    process.kill()
+    process.wait()
+    expect_nobody("a killed supervisor")
+    process, pids, _ = started(3)
+    for pid in (process.pid, *pids):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+    expect_nobody("a job that is killed as a whole")
+    for delay_ms in (0, 1, 2, 4, 8, 16):
+        process = start("--np", 4, "wait", home.name)
+        time.sleep(delay_ms / 1000)
+        process.kill()
+        process.wait()
+        expect_nobody(f"a supervisor that is killed after {delay_ms} ms")
+
+
+# --- meetings ----------------------------------------------------------------------------------------
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def member(rank, size, port, *arguments, host="127.0.0.1", deadline=20, **more):
+    more = {"FSDP_RANK": rank, "FSDP_WORLD_SIZE": size, "FSDP_MASTER": f"{host}:{port}",
+            "FSDP_DEADLINE": deadline, "FSDP_JOB_ID": "mine"} | more
+    return start(*arguments, **more)
+
+
+def is_connected(port, n=1):
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(at[1].split(":")[1], 16) == port and at[3] == "01" for at in lines) >= n
+
+
+def is_listening(port):
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(int(at[1].split(":")[1], 16) == port and at[3] == "0A" for at in lines)
+
+
+def meet_all(what, processes):
+    results = [finish(process) for process in processes]
+    expect(all(code == 0 for code, _, _ in results), what, results)
+    check_ranks(len(processes), "".join(out for _, out, _ in results), what)
+
+
+def expect_error(process, code, pattern):
+    result = finish(process)
+    expect(result[0] == code and re.search(pattern, result[2]), f"want {code}, '{pattern}'; got", result)
+
+
+def lost_in_meeting():
+    port = free_port()
+    zero, one = (member(rank, 3, port) for rank in (0, 1))
+    wait_for(lambda: is_connected(port))
+    one.kill()
+    expect_error(zero, 10, "rank 1 has left while the ranks were meeting")
+    finish(one)
+    port = free_port()
+    zero, one = (member(rank, 3, port) for rank in (0, 1))
+    wait_for(lambda: is_connected(port))
+    zero.kill()
+    expect_error(one, 10, "rank 0 at 127.0.0.1 port .* has left")
+    finish(zero)
+
+
+def member_stopped_in_meeting():
+    port = free_port()
+    zero, one = (member(rank, 3, port, deadline=3) for rank in (0, 1))
+    wait_for(lambda: is_connected(port))
+    one.send_signal(signal.SIGSTOP)
+    two = member(2, 3, port, deadline=3)
+    expect_error(zero, 10, "rank 1 did not answer within 3 s")
+    expect_error(two, 10, "rank 1 did not answer within 3 s")
+    one.kill()
+    finish(one)
+
+
+def zero_stopped_in_meeting():
+    port = free_port()
+    zero, one = (member(rank, 3, port, deadline=1) for rank in (0, 1))
+    wait_for(lambda: is_connected(port))
+    zero.send_signal(signal.SIGSTOP)
+    expect_error(one, 10, "rank 0 at 127.0.0.1 port .* did not answer within 1 s")
+    zero.kill()
+    finish(zero)
+
+
+def meet_by_any_name():
+    for host in ("127.0.0.1", "localhost", "[::1]", socket.gethostname()):
+        port = free_port()
+        meet_all(f"FSDP_MASTER at {host}", [member(rank, 3, port, host=host) for rank in (2, 0, 1)])
+
+
+def meet_among_strangers():
+    port = free_port()
+    processes = [member(rank, 3, port) for rank in (0, 1)]
+    wait_for(lambda: is_connected(port))
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+    strangers[70].sendall(b"GET / HTTP/1.0\r\n\r\n")
+    foreign = member(2, 3, port, FSDP_JOB_ID="theirs")
+    expect_error(foreign, 2, "another job's ranks meet there")
+    meet_all("a meeting with strangers", [*processes, member(2, 3, port)])
+    for stranger in strangers:
+        stranger.close()
+
+
+def contradict_each_other():
+    port = free_port()
+    processes = [member(rank, 3, port) for rank in (0, 1)]
+    wait_for(lambda: is_connected(port))
+    processes.append(member(1, 3, port))
+    for process in processes:
+        expect_error(process, 2, "two processes say that they are rank 1")
+    port = free_port()
+    for process in [member(rank, 3 + rank, port) for rank in (0, 1)]:
+        expect_error(process, 2, "rank 1 .* was started with a world of 4 ranks, rank 0 with 3")
+
+
+def wait_in_vain():
+    port = free_port()
+    absent = [member(rank, 4, port, deadline=1) for rank in (0, 2)]
+    nobody = member(1, 2, free_port(), deadline=0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        busy = server.getsockname()[1]
+        silent = member(1, 2, busy, deadline=0.5)
+        expect_error(member(0, 2, busy), 8, "cannot listen at 127.0.0.1 port")
+        for process in absent:
+            expect_error(process, 10, "ranks 1, 3 did not come within 1 s")
+        expect_error(nobody, 10, "rank 0 did not come within 0.5 s: .*refused")
+        expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or something else listens there")
+
+
+def meeting():
+    at_once([member_stopped_in_meeting], [zero_stopped_in_meeting], [wait_in_vain], [lost_in_meeting],
+            [contradict_each_other], [meet_among_strangers], [meet_by_any_name])
+    expect_nobody("a meeting")
+
+
+def slurm():
+    """Two jobs at once; only the step's id differs."""
+    jobs = [[start(SLURM_PROCID=rank, SLURM_NTASKS=3, SLURM_LOCALID=rank, SLURM_JOB_ID=os.getpid(),
+                   SLURM_STEP_ID=step, SLURM_STEP_NODELIST="localhost,far[01-07]") for rank in range(3)]
+            for step in (0, 1)]
+    for job in jobs:
+        meet_all("srun", job)
+    expect_run(0, "rank 0 of 1", SLURM_PROCID=0, SLURM_NTASKS=3, SLURM_LOCALID=0, SLURM_JOB_ID=7)
+    expect_nobody("srun")
+
+
+def mpirun():
+    command = (REST[0], "--oversubscribe", "--allow-run-as-root", "-n")
+    check_ranks(4, expect_run(0, "rank 0", 4, PROGRAM, command=command), "mpirun")
+    expect_run(7, "rank 1 has left|exited with non-zero", 3, PROGRAM, "exit", 1, 7, command=command)
+    expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
+    expect_nobody("mpirun")
+
+
+with tempfile.TemporaryDirectory(prefix="fsdp-launch-") as folder:
+    home = type("Home", (), {"name": folder})
+    scratch = Path(folder) / "scratch"
+    scratch.mkdir()
+    CLEAN |= {"TMPDIR": str(scratch), "XDG_RUNTIME_DIR": str(scratch)} if WHAT != "mpirun" else {}
+    shared = set(os.listdir("/dev/shm"))
+    globals()[WHAT]()
+    expect(not any(scratch.iterdir()), "left behind:", *scratch.iterdir())
+    new = [name for name in set(os.listdir("/dev/shm")) - shared if "fsdp" in name]
+    expect(not new, "left in /dev/shm:", new)
+print("\n".join(problems) or f"{WHAT}: as it should be")
+sys.exit(1 if problems else 0)

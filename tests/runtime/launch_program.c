@@ -1,0 +1,179 @@
+/*
+ * A program for every way to launch it; launch.py runs it. What its ranks do is the first argument:
+ *
+ *   meet                 random calls of the control plane, a mesh and a mean; says "rank R of N: ..."
+ *   arguments ...        rank 0 prints the arguments that are left
+ *   exit RANK CODE       RANK returns CODE, the others wait for it in a mean
+ *   signal RANK NUMBER   RANK raises that signal, the others wait
+ *   quit RANK CODE       RANK calls exit
+ *   work RANK CODE       RANK returns CODE, the others never look
+ *   wait FOLDER          each writes its pid to FOLDER/rank-N, then all meet until told otherwise;
+ *                        SIGUSR1 is noted in FOLDER/usr1-N, SIGTERM ends with 75
+ *   read                 rank 0 repeats its standard input
+ *   collect              all-reduces and checks
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fsdp/fsdp.h>
+
+#include "tests/support/ctl_rounds.h"
+
+static volatile sig_atomic_t usr1, term;
+
+static void note_signal(int number)
+{
+    if (number == SIGUSR1)
+        usr1++;
+    else
+        term++;
+}
+
+static fsdp_status collect(fsdp_world *world, fsdp_error *err)
+{
+    int size = fsdp_world_size(world);
+    float x[100];
+    fsdp_mesh *mesh = NULL;
+    FSDP_TRY(fsdp_world_mesh(world, 1, (int64_t[]){size}, (const char *[]){"dp"}, &mesh, err));
+    fsdp_comm *comm = fsdp_world_comm(world, mesh, 0, 0);
+    for (int i = 0; i < 100; i++)
+        x[i] = (float)(i + fsdp_world_rank(world));
+    fsdp_collective call = {
+        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .in = x, .out = x, .count = 100};
+    fsdp_status status = fsdp_comm_run(comm, &call, err);
+    for (int i = 0; i < 100 && status == FSDP_OK; i++)
+        if (x[i] != (float)(i * size + size * (size - 1) / 2))
+            status = fsdp_fail(err, FSDP_ERR_INTERNAL, "element %d is %g", i, (double)x[i]);
+    if (status == FSDP_OK)
+        printf("%s over %d\n", fsdp_comm_backend(comm), size);
+    fsdp_mesh_free(mesh);
+    return status;
+}
+
+static fsdp_status meet(fsdp_world *world, fsdp_error *err)
+{
+    ctl_rounds rounds = {.seed = 5, .rounds = 60, .max_size = 60000};
+    int rank = fsdp_world_rank(world), size = fsdp_world_size(world);
+    int64_t shape[] = {size};
+    const char *names[] = {"dp"};
+    double mean = rank;
+    fsdp_mesh *mesh = NULL;
+    FSDP_TRY(run_ctl_rounds(fsdp_world_ctl(world), &rounds, err));
+    FSDP_TRY(fsdp_world_mesh(world, 1, shape, names, &mesh, err));
+    fsdp_status status = fsdp_world_mean(world, &mean, err);
+    printf("rank %d of %d: local %d of %d, group of %d, mean %g\n", rank, size,
+           fsdp_world_local_rank(world), fsdp_world_local_size(world),
+           fsdp_comm_size(fsdp_world_comm(world, mesh, 0, 0)), mean);
+    fsdp_mesh_free(mesh);
+    return status == FSDP_OK ? collect(world, err) : status;
+}
+
+static fsdp_status wait_for_others(fsdp_world *world, fsdp_error *err)
+{
+    double value = 0;
+    for (;;)
+        FSDP_TRY(fsdp_world_mean(world, &value, err));
+}
+
+static void write_note(const char *folder, const char *what, int rank, int number)
+{
+    char path[4096], done[4200];
+    snprintf(path, sizeof path, "%s/.%s-%d", folder, what, rank);
+    snprintf(done, sizeof done, "%s/%s-%d", folder, what, rank);
+    FILE *file = fopen(path, "w");
+    if (!file)
+        exit(99);
+    fprintf(file, "%d\n", number);
+    fclose(file);
+    rename(path, done);
+}
+
+/* All look at once whether one was told to end, so that none waits for another. */
+static fsdp_status wait_for_signals(fsdp_world *world, const char *folder, fsdp_error *err)
+{
+    int rank = fsdp_world_rank(world);
+    struct sigaction action = {.sa_handler = note_signal};
+    double is_over = 0;
+    (void)sigaction(SIGUSR1, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+    write_note(folder, "rank", rank, (int)getpid());
+    while (is_over == 0) {
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        if (usr1)
+            write_note(folder, "usr1", rank, (int)usr1);
+        is_over = term;
+        FSDP_TRY(fsdp_world_mean(world, &is_over, err));
+    }
+    return FSDP_ERR_CANCELLED;
+}
+
+static int fail_somehow(fsdp_world *world, const char *how, int special, int number)
+{
+    fsdp_error err = {0};
+    double value = 0;
+    if (fsdp_world_mean(world, &value, &err) != FSDP_OK)
+        return fsdp_error_report(&err);
+    if (fsdp_world_rank(world) != special && strcmp(how, "work") == 0)
+        for (;;)
+            pause();
+    if (fsdp_world_rank(world) != special) {
+        (void)wait_for_others(world, &err);
+        return fsdp_error_report(&err);
+    }
+    if (strcmp(how, "signal") == 0) {
+        (void)setrlimit(RLIMIT_CORE, &(struct rlimit){0});
+        (void)signal(number, SIG_DFL); /* sanitizers have handlers */
+        (void)raise(number);
+    }
+    if (strcmp(how, "quit") == 0)
+        exit(number);
+    return number;
+}
+
+static void print_arguments(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        printf("%s%s", i > 1 ? " " : "", argv[i]);
+    printf("%s\n", argv[argc] ? "!" : "");
+}
+
+static void repeat_input(void)
+{
+    char line[100];
+    while (fgets(line, sizeof line, stdin))
+        fputs(line, stdout);
+}
+
+static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+{
+    fsdp_error err = {0};
+    const char *what = argc > 1 ? argv[1] : "meet";
+    fsdp_status status = FSDP_OK;
+    if (user != &usr1)
+        return 98;
+    if (strcmp(what, "meet") == 0)
+        status = meet(world, &err);
+    else if (strcmp(what, "collect") == 0)
+        status = collect(world, &err);
+    else if (strcmp(what, "wait") == 0 && argc == 3)
+        status = wait_for_signals(world, argv[2], &err);
+    else if (strcmp(what, "arguments") == 0 && fsdp_world_rank(world) == 0)
+        print_arguments(argc, argv);
+    else if (strcmp(what, "read") == 0 && fsdp_world_rank(world) == 0)
+        repeat_input();
+    else if (argc == 4)
+        return fail_somehow(world, what, atoi(argv[2]), atoi(argv[3]));
+    if (err.text[0] != '\0')
+        (void)fsdp_error_report(&err);
+    return (int)status;
+}
+
+int main(int argc, char **argv)
+{
+    return fsdp_launch(argc, argv, run_rank, (void *)&usr1);
+}

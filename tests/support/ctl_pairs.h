@@ -1,0 +1,15 @@
+/* A control plane over socket pairs that were made before the ranks were forked, for tests of processes. */
+#ifndef FSDP_TESTS_CTL_PAIRS_H
+#define FSDP_TESTS_CTL_PAIRS_H
+
+#include <fsdp/ctl.h>
+
+enum { CTL_PAIRS_MOST = 8 };
+
+/* ends[i * n + j]: rank i's towards rank j. False when there are none. */
+bool make_ctl_pairs(int n, int *ends_out);
+void close_ctl_pairs(int n, const int *ends);
+/* In rank's process: takes its ends and closes the others. */
+fsdp_status take_ctl_pairs(int n, int rank, const int *ends, fsdp_ctl **ctl_out, fsdp_error *err);
+
+#endif

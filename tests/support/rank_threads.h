@@ -1,0 +1,24 @@
+/* Ranks of a fabric of threads, for tests: n threads, each with its fabric and a group of all. */
+#ifndef FSDP_TESTS_RANK_THREADS_H
+#define FSDP_TESTS_RANK_THREADS_H
+
+#include "runtime/comm_backend.h"
+
+typedef struct rank_thread {
+    int rank, size;
+    fsdp_fabric *fabric;
+    fsdp_comm *comm;           /* of all ranks; the body may close it, and the fabric, and set them NULL */
+    void *user;
+    fsdp_status status;        /* of the body */
+    fsdp_error err;
+} rank_thread;
+
+typedef fsdp_status (*rank_thread_body)(rank_thread *rank, fsdp_error *err);
+
+/* Runs body on n threads; results has room for n. False, and the reason in err, when there is no world. */
+bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user, rank_thread *results,
+                      fsdp_error *err);
+/* The same, and the failure of the lowest failing rank. */
+fsdp_status run_rank_threads_well(int n, rank_thread_body body, void *user, fsdp_error *err);
+
+#endif

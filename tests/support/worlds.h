@@ -1,0 +1,26 @@
+/* Worlds of thread ranks for tests of the runtime, and events as short texts. */
+#ifndef FSDP_TESTS_WORLDS_H
+#define FSDP_TESTS_WORLDS_H
+
+#include "runtime/unit_internal.h"
+#include "runtime/world_internal.h"
+#include "base/text.h"
+
+typedef struct world_rank {
+    fsdp_world *world;
+    void *user;
+    fsdp_text events;          /* "U root|U layers.0|R layers.0|post layers.0|..." of what is wanted */
+    bool notes_collectives;    /* "AG layers.0/4" (kind, unit, group size), too */
+} world_rank;
+
+typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
+
+/* Runs body on n threads, each with its world on that device; the failure of the lowest failing rank. */
+fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
+
+/* Forgets the events so far. */
+void forget_events(world_rank *rank);
+/* The number of times that a text begins an event. */
+int count_events(const world_rank *rank, const char *begin);
+
+#endif
