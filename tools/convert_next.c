@@ -57,7 +57,8 @@ static void list_tops(left_out *left)
 {
     for (size_t i = 0; i < left->plan->kept_count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
-        if (left->plan->kept[i] || !is_selected(left, i) || find_top(left, entry))
+        bool is_note = entry->kind == FSDP_ENTRY_ALIAS; /* it says nothing of its branch */
+        if (left->plan->kept[i] || is_note || !is_selected(left, i) || find_top(left, entry))
             continue;
         if (left->top_count == TOPS_MOST) {
             left->failed = true;
