@@ -28,8 +28,22 @@ def dcp_to_torch_save(source, target):
     format_utils.dcp_to_torch_save(source, target)
 
 
+def flat(state, before=""):
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{key}.")
+        elif isinstance(value, torch.Tensor):
+            yield before + key, value
+
+
 def torch_to_safetensors(source, target):
-    save_file(torch.load(source, weights_only=True), target)
+    """A format without nesting gets names; one without shared storages gets the first of them."""
+    tensors, seen = {}, set()
+    for name, tensor in flat(torch.load(source, weights_only=True)):
+        if tensor.data_ptr() not in seen:
+            tensors[name] = tensor
+        seen.add(tensor.data_ptr())
+    save_file(tensors, target)
 
 
 def names_of(folder):
