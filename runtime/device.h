@@ -20,8 +20,8 @@
 typedef struct fsdp_device fsdp_device;
 typedef struct fsdp_stream fsdp_stream;
 
-/* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied freely;
- * not used after the stream was freed. */
+/* A point in a stream: behind its first `ticket` pieces of work. Zero-initialised: always reached. Copied
+ * freely; not used after the stream was freed. */
 typedef struct fsdp_event {
     fsdp_stream *stream;
     uint64_t ticket;
@@ -42,7 +42,7 @@ typedef struct fsdp_device_ops {
     void (*submit)(fsdp_stream *stream, fsdp_work work, const void *args, size_t args_size);
     fsdp_event (*record)(fsdp_stream *stream);
     void (*wait)(fsdp_stream *stream, fsdp_event event);       /* the stream waits; the host does not */
-    fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error, if any */
+    fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error */
     bool (*is_reached)(fsdp_event event);
     fsdp_status (*check)(fsdp_stream *stream, fsdp_error *err);        /* its error so far; does not wait */
     void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */

@@ -33,9 +33,11 @@ typedef struct fsdp_memory_pool {
 void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device);
 void fsdp_memory_release(fsdp_memory_pool *pool);      /* all blocks were given back */
 
-/* Not zeroed. slack: bytes beyond size that are not counted, for alignment. comm: NULL, or where it shall lie if there is room (FSDP_COMM_POOL). what: for the error. */
-fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream, fsdp_comm *comm,
-                             size_t size, size_t slack, const char *what, fsdp_block **block_out, fsdp_error *err);
+/* Not zeroed. slack: bytes beyond size that are not counted, for alignment. comm: NULL, or where it shall lie
+ * if there is room (FSDP_COMM_POOL). what: for the error. */
+fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream,
+                             fsdp_comm *comm, size_t size, size_t slack, const char *what,
+                             fsdp_block **block_out, fsdp_error *err);
 /* last_use: of another stream, or of its own. Accepts NULL. */
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use);
 /* From now on it counts as that. */

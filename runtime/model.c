@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
+#include <fsdp/text.h>
 #include <fsdp/sd.h>
 
 /* --- models ----------------------------------------------------------------------------------- */

@@ -24,12 +24,13 @@ typedef struct fsdp_model fsdp_model;
 typedef struct fsdp_param fsdp_param;
 
 /* Local. The world outlives the model. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out,
+                                                    fsdp_error *err);
 /* Frees parameters, units and buffers; free the root first. Accepts NULL. */
 FSDP_API void fsdp_model_free(fsdp_model *model);
 
-/* Local. name: dotted, as in the module tree ("layers.0.weight"), used once. shape: global, 1 to 8 dims, each at
- * least 1. The parameter is the model's. param_out may be NULL. */
+/* Local. name: dotted, as in the module tree ("layers.0.weight"), used once. shape: global, 1 to 8 dims, each
+ * at least 1. The parameter is the model's. param_out may be NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype,
                                                        int ndim, const int64_t *shape, fsdp_param **param_out,
                                                        fsdp_error *err);
@@ -43,7 +44,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_buffer(fsdp_model *model, const
 
 FSDP_API size_t fsdp_model_count(const fsdp_model *model);     /* parameters and buffers, in order */
 FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);
-FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);       /* aliases, too; NULL */
+/* Aliases, too; NULL when there is none. */
+FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);
 
 /* --- what a parameter is ---------------------------------------------------------------------- */
 
@@ -58,12 +60,13 @@ FSDP_API bool fsdp_param_is_buffer(const fsdp_param *param);
 FSDP_API bool fsdp_param_requires_grad(const fsdp_param *param);
 
 /* Frozen parameters are gathered and have no gradient. Between steps only. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
+                                                               fsdp_error *err);
 
 /*
- * Tensor parallelism, before the parameter's unit is made: the placement on a mesh dim that is neither a shard
- * nor a replicate dim of the unit (default: replicated there). Gathering then gives this rank's part of the
- * tensor, and its box says which.
+ * Tensor parallelism, before the parameter's unit is made: the placement on a mesh dim that is neither a
+ * shard nor a replicate dim of the unit (default: replicated there). Gathering then gives this rank's part of
+ * the tensor, and its box says which.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                                            fsdp_placement placement, fsdp_error *err);
@@ -87,7 +90,8 @@ FSDP_API void *fsdp_param_grad(fsdp_param *param);
 /* The same without zeroing, all of it to be overwritten. */
 FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
 /* In which dtype: fsdp_param_data_dtype unless it is changed before the root is made. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
+                                                            fsdp_error *err);
 
 /* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
 FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);

@@ -1,8 +1,8 @@
 /*
  * Optimizers on the shards of a root, the norm of its gradients, and schedules of the learning rate.
  *
- * State lies where the parameter's shard lies: moments have its layout, the step is a 0-d f32 tensor. In state
- * dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and .master.
+ * State lies where the parameter's shard lies: moments have its layout, the step is a 0-d f32 tensor. In
+ * state dicts they are optim.state.<name>.step, .exp_avg, .exp_avg_sq, .momentum_buffer and .master.
  */
 #ifndef FSDP_OPTIM_H
 #define FSDP_OPTIM_H
@@ -32,8 +32,8 @@ typedef struct fsdp_adamw_opts {
 } fsdp_adamw_opts;
 FSDP_API fsdp_adamw_opts fsdp_adamw_opts_default(void);
 /* Local. The root outlives the optimizer. Frozen parameters get no state. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
-                                                    fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts,
+                                                    fsdp_optim **optim_out, fsdp_error *err);
 
 typedef struct fsdp_sgd_opts {
     double lr, momentum, dampening, weight_decay;      /* 1e-3, 0, 0, 0 */
@@ -43,8 +43,8 @@ typedef struct fsdp_sgd_opts {
     size_t group_count;
 } fsdp_sgd_opts;
 FSDP_API fsdp_sgd_opts fsdp_sgd_opts_default(void);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_optim **optim_out,
-                                                  fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts,
+                                                  fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 
 /* Local. Steps every parameter that has a sharded gradient, and drops the gradients. */
@@ -62,23 +62,25 @@ typedef struct fsdp_clip_opts {
     bool error_if_nonfinite;
 } fsdp_clip_opts;
 /* Collective over all ranks of the root's meshes, between end_backward and the step. *norm_out: of all
- * gradients as one vector, the same on every rank. They are multiplied by min(1, max_norm / (norm + 1e-6)). */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
-                                                           fsdp_error *err);
+ * gradients as one vector, the same on every rank. They are multiplied by
+ * min(1, max_norm / (norm + 1e-6)). */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts,
+                                                           double *norm_out, fsdp_error *err);
 
-/* Loss scaling for f16: scale the loss by fsdp_scaler_scale, then fsdp_scaler_step instead of fsdp_optim_step.
- * Whether any gradient is not finite is agreed by all ranks (collective). */
+/* Loss scaling for f16: scale the loss by fsdp_scaler_scale, then fsdp_scaler_step instead of
+ * fsdp_optim_step. Whether any gradient is not finite is agreed by all ranks (collective). */
 typedef struct fsdp_scaler fsdp_scaler;
 typedef struct fsdp_scaler_opts {
     double init_scale, growth_factor, backoff_factor;  /* 65536, 2, 0.5 */
     int64_t growth_interval;                           /* 2000 */
 } fsdp_scaler_opts;
 FSDP_API fsdp_scaler_opts fsdp_scaler_opts_default(void);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
+                                                     fsdp_error *err);
 FSDP_API void fsdp_scaler_free(fsdp_scaler *scaler);
 FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
-/* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once before a step, which
- * does it otherwise. */
+/* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once before a
+ * step, which does it otherwise. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
 /* Collective. The optimizer's step, unless a gradient is not finite; then the scale is adapted. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,

@@ -1,6 +1,6 @@
 /*
- * What this rank holds of a parameter: tensor parallelism first, then the unit's mesh cuts what is left of one
- * dim into equal chunks of rows, the last ones shorter or empty. See fsdp-semantics 2.1, 2.2, 2.12 in
+ * What this rank holds of a parameter: tensor parallelism first, then the unit's mesh cuts what is left of
+ * one dim into equal chunks of rows, the last ones shorter or empty. See fsdp-semantics 2.1, 2.2, 2.12 in
  * docs/runtime.md's terms: boxes in the tensor, and sizes of padded shards.
  */
 #include "runtime/unit_internal.h"

@@ -1,6 +1,6 @@
 /*
- * Roots: the structure is frozen and gets its memory; a step begins and ends. See root.h, and docs/flow_step.md for
- * the way of a step.
+ * Roots: the structure is frozen and gets its memory; a step begins and ends. See root.h, and
+ * docs/flow_step.md for the way of a step.
  */
 #include "runtime/root_internal.h"
 

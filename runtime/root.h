@@ -20,28 +20,29 @@ typedef struct fsdp_root fsdp_root;
 
 /* Collective. Makes the unit `root` of what no unit took, allocates all shards (zeroed), freezes the
  * structure. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
-                                                   fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts,
+                                                   fsdp_root **root_out, fsdp_error *err);
 FSDP_API void fsdp_root_free(fsdp_root *root); /* local; accepts NULL */
 FSDP_API fsdp_unit *fsdp_root_unit(fsdp_root *root);   /* the unit `root` */
 FSDP_API size_t fsdp_root_unit_count(const fsdp_root *root);
 FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i); /* root first, then by name order
                                                                          * of their parameters */
 
-/* Local. Units of both gather and reduce in one order, share buffers in flight, and count memory as one. Before
- * the first step, and before root has an optimizer. */
+/* Local. Units of both gather and reduce in one order, share buffers in flight, and count memory as one.
+ * Before the first step, and before root has an optimizer. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
 
 /* --- values ----------------------------------------------------------------------------------- */
 
-/* Local. Element i of a parameter becomes fsdp_uniform(seed, its name, i) / sqrt(its last dimension); the same
- * values at any world size. */
+/* Local. Element i of a parameter becomes fsdp_uniform(seed, its name, i) / sqrt(its last dimension); the
+ * same values at any world size. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err);
 /* Local. fill is called per parameter for the rows that this rank holds: elements of `box`, packed, in the
  * parameter's dtype. Called in the same order on all ranks. */
 typedef fsdp_status (*fsdp_param_fill)(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
                                        fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user,
+                                                 fsdp_error *err);
 /* Collective. All parameters and buffers as rank 0 has them: there, fill brings whole tensors; on the other
  * ranks it is not called. One bounded buffer. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
@@ -54,7 +55,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_er
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
 
 /* After an error of the user's own in mid-step: everything back to sharded, gradients of this step dropped
- * (those kept without sync and partial ones included), handles invalid. Collective when calls are under way. */
+ * (those kept without sync and partial ones included), handles invalid. Collective when calls are
+ * under way. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
 
 FSDP_API void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last);
@@ -65,9 +67,11 @@ FSDP_API void fsdp_root_set_post_optim_event(fsdp_root *root);
 typedef struct fsdp_finalize_handle fsdp_finalize_handle;
 /* The caller ends backward by fsdp_root_finalize_backward; is_last_backward means nothing then. Not inside a
  * backward. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
+                                                                             fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
-                                                              fsdp_finalize_handle **handle_out, fsdp_error *err);
+                                                              fsdp_finalize_handle **handle_out,
+                                                              fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err);
 
 /* Local. Drops the reduced gradients, as fsdp_optim_step does. */

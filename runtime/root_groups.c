@@ -1,13 +1,13 @@
 /*
- * The parameters of a unit become groups: those of one mesh each, with the communicators they need. Collective
- * over the world: every rank asks for all sets of ranks in one order.
+ * The parameters of a unit become groups: those of one mesh each, with the communicators they need.
+ * Collective over the world: every rank asks for all sets of ranks in one order.
  */
 #include "runtime/root_internal.h"
 
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
+#include <fsdp/text.h>
 
 /* --- dims by name ----------------------------------------------------------------------------- */
 
@@ -95,8 +95,8 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
     return index;
 }
 
-/* Runs of `each` ranks along some dims, for every coordinate of the others; *lane_out: the run that this rank is
- * in. */
+/* Runs of `each` ranks along some dims, for every coordinate of the others; *lane_out: the run that this rank
+ * is in. */
 static fsdp_status connect(fsdp_world *world, const fsdp_mesh *mesh, unsigned dims, int64_t each,
                            bool is_separate, fsdp_lane **lane_out, fsdp_error *err)
 {
@@ -134,7 +134,8 @@ static fsdp_status add_joined(const fsdp_mesh *mesh, unsigned dims, char *name, 
                 : fsdp_fail(err, FSDP_ERR_USAGE, "the joined names of mesh dims are too long");
 }
 
-/* Several dims that shard, or replicate, are one dim of a mesh of the group's own: replicas, shards, the rest. */
+/* Several dims that shard, or replicate, are one dim of a mesh of the group's own: replicas, shards,
+ * the rest. */
 static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, const unsigned *sets,
                            fsdp_error *err)
 {

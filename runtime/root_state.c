@@ -1,11 +1,11 @@
 /* State dicts of a root, and checkpoints of them. See state.h. */
 #include "runtime/optim_internal.h"
-#include "runtime/state.h"
+#include <fsdp/state.h>
 
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
+#include <fsdp/text.h>
 
 /* --- names ------------------------------------------------------------------------------------ */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/text.h"
+#include <fsdp/text.h>
 
 fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
 {

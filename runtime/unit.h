@@ -43,7 +43,7 @@ typedef struct fsdp_unit_opts {
     /* Callbacks, each may be NULL. */
     void *user;
     void (*placement)(void *user, const fsdp_param *param, fsdp_param_place *place);
-    fsdp_dtype (*param_dtype_of)(void *user, const fsdp_param *param); /* NONE, param_dtype or the stored one */
+    fsdp_dtype (*param_dtype_of)(void *user, const fsdp_param *param); /* NONE: opts' or the stored one */
     bool (*ignore)(void *user, const fsdp_param *param);       /* left whole, not reduced */
 } fsdp_unit_opts;
 FSDP_API fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh);
@@ -52,12 +52,13 @@ FSDP_API fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh);
  * Local. A unit of every parameter whose name is `prefix` or begins with "prefix." and that no unit has:
  * inner units first. "": all. It may have none. opts are copied, the mesh must outlive the model.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_unit_opts *opts,
-                                                   fsdp_unit **unit_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix,
+                                                   const fsdp_unit_opts *opts, fsdp_unit **unit_out,
+                                                   fsdp_error *err);
 /* The same for several prefixes as one unit of several members. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
-                                                        const fsdp_unit_opts *opts, fsdp_unit **unit_out,
-                                                        fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes,
+                                                        size_t n, const fsdp_unit_opts *opts,
+                                                        fsdp_unit **unit_out, fsdp_error *err);
 
 FSDP_API const char *fsdp_unit_name(const fsdp_unit *unit);    /* members joined by ", "; "root" */
 FSDP_API size_t fsdp_unit_param_count(const fsdp_unit *unit);
@@ -71,16 +72,20 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_e
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err);
 
 /* Units of several members: per member. The first pre gathers, the last post gives back. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward_member(fsdp_unit *unit, size_t member, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member,
+                                                               fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member,
+                                                                fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward_member(fsdp_unit *unit, size_t member,
+                                                                fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward_member(fsdp_unit *unit, size_t member,
+                                                                 fsdp_error *err);
 
 /* Gathers outside the hooks, or gives back at once. A handle is waited for once or by pre_forward; it stays
  * the unit's. */
 typedef struct fsdp_unshard_handle fsdp_unshard_handle;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handle **handle_out,
-                                                    fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async,
+                                                    fsdp_unshard_handle **handle_out, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
 
@@ -97,29 +102,35 @@ FSDP_API void fsdp_unit_set_force_sum_reduction_for_comms(fsdp_unit *unit, bool 
 /* Zeros for parameters without a gradient, so that ranks may use different ones. */
 FSDP_API void fsdp_unit_set_reduce_scatter_unused_params(fsdp_unit *unit, bool all, bool recurse);
 /* factor > 0 replaces the number of ranks in the mean of gradients. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
+                                                                       fsdp_error *err);
 /* Copied; units of one root. n 0: back to the default. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_modules_to_forward_prefetch(fsdp_unit *unit, fsdp_unit *const *units,
-                                                                            size_t n, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit, fsdp_unit *const *units,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_modules_to_forward_prefetch(fsdp_unit *unit,
+                                                                            fsdp_unit *const *units, size_t n,
+                                                                            fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit,
+                                                                             fsdp_unit *const *units,
                                                                              size_t n, fsdp_error *err);
 /* Reduce-scatter inputs in flight, at least 1; units of one root share the largest. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_reduce_scatter_max_input_buffers(fsdp_unit *unit, int n, bool recurse,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_reduce_scatter_max_input_buffers(fsdp_unit *unit, int n,
+                                                                                 bool recurse,
                                                                                  fsdp_error *err);
 /* Collective when first set: reduce-scatter on a communicator of its own, beside all-gather. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
                                                                               bool recurse, fsdp_error *err);
 /* Buffers in memory that the communicator gives. FSDP_ERR_USAGE after a custom collective was set. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit, bool from_comm,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit,
+                                                                                            bool from_comm,
                                                                                             fsdp_error *err);
 
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
-/* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce (HSDP)
- * or the reduce-scatter, before the last division. On the stream's thread. */
-typedef fsdp_status (*fsdp_all_reduce_hook)(void *user, void *data, fsdp_dtype dtype, int64_t count, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook, void *user,
-                                                                fsdp_error *err);
+/* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
+ * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. */
+typedef fsdp_status (*fsdp_all_reduce_hook)(void *user, void *data, fsdp_dtype dtype, int64_t count,
+                                            fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook,
+                                                                void *user, fsdp_error *err);
 
 /* Called in end_backward for a parameter whose sharded gradient is complete. */
 typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error *err);
@@ -133,31 +144,35 @@ typedef struct fsdp_custom_collective {
     fsdp_status (*run)(void *user, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 } fsdp_custom_collective;
 /* NULL: the library's again. FSDP_ERR_USAGE for units of several groups. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_collective *custom,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit,
+                                                                  const fsdp_custom_collective *custom,
                                                                   fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit, const fsdp_custom_collective *custom,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit,
+                                                                      const fsdp_custom_collective *custom,
                                                                       fsdp_error *err);
 
 /*
- * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre` fills
- * `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the padded shard;
- * `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] + r * stride bytes.
- * Both on a stream's thread.
+ * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
+ * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
+ * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
+ * r * stride bytes. Both on a stream's thread.
  */
 typedef struct fsdp_extension {
     void *user;
     size_t count;              /* 1..8 */
     const size_t *sizes;       /* bytes of each input, per rank */
-    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs, fsdp_error *err);
-    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride, void *data,
-                        fsdp_error *err);
+    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs,
+                       fsdp_error *err);
+    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride,
+                        void *data, fsdp_error *err);
 } fsdp_extension;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
+                                                           fsdp_error *err);
 
 /* --- mixed precision of activations ----------------------------------------------------------- */
 
-/* The dtype that inputs of the unit's mathematics are cast to, and its outputs; `dtype` itself when nothing is
- * to be done or it is not a floating type. */
+/* The dtype that inputs of the unit's mathematics are cast to, and its outputs; `dtype` itself when nothing
+ * is to be done or it is not a floating type. */
 FSDP_API fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
 FSDP_API fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype);
 /* Casts n elements; for the two above. */

@@ -1,12 +1,12 @@
 /*
  * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and "reshard".
  *
- *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in stream
- *   all-gather  the flat buffer, in place                                                     all_gather stream
- *   copy-out    every rank's part of every parameter to its place                             compute stream
+ *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in
+ *   all-gather  the flat buffer, in place                                                     all_gather
+ *   copy-out    every rank's part of every parameter to its place                             compute
  *
- * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After a
- * reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
+ * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
  */
 #include "runtime/unit_internal.h"
 #include "runtime/work.h"

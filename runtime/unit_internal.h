@@ -1,6 +1,6 @@
 /*
- * The inside of models, units and roots. What they are to the outside is in model.h, unit.h, root.h; how a step
- * goes through these files is in docs/flow_step.md.
+ * The inside of models, units and roots. What they are to the outside is in model.h, unit.h, root.h; how a
+ * step goes through these files is in docs/flow_step.md.
  *
  *   model.c         parameters as they are declared
  *   unit.c          units are made, and their setters
@@ -180,7 +180,7 @@ struct fsdp_unit {
     void *all_reduce_hook_user;
     fsdp_custom_collective *custom_gather, *custom_reduce;     /* or NULL */
     fsdp_phase phase;
-    bool *to_run, *to_return;          /* members whose forward, backward is still to come; NULL for one member */
+    bool *to_run, *to_return;          /* members whose forward, backward is to come; NULL for one member */
     size_t to_run_count, to_return_count;
 };
 

@@ -1,10 +1,10 @@
 /*
  * Gradients become sharded gradients. In docs/flow_step.md: step "reduce".
  *
- *   chunk-cat       rank after rank, each rank's rows of every gradient, padded, in the reduce dtype   compute
- *   reduce-scatter  every rank gets the sum of its own rows                                            reduce
- *   all-reduce      over replicas (HSDP), when it is wanted now                                        all_reduce
- *   view-out        divided, in the parameter's dtype: installed, or added to what is there            the last of them
+ *   chunk-cat       per rank, its rows of every gradient, padded, in the reduce dtype           compute
+ *   reduce-scatter  every rank gets the sum of its own rows                                     reduce
+ *   all-reduce      over replicas (HSDP), when it is wanted now                                 all_reduce
+ *   view-out        divided, in the parameter's dtype: installed, or added to what is there     the last
  *
  * Without synchronisation gradients are kept whole, in the dtype they will be reduced in.
  */

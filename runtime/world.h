@@ -42,7 +42,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, c
 
 /* Collective. Groups for a mesh that was made otherwise: a subset of the ranks, or another order. All
  * ranks of the world take part, also those that are not in the mesh. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh,
+                                                     fsdp_error *err);
 
 /* Local. The group of a mesh dim that this rank is in, or of all dims from `dim` to `last_dim` seen as one;
  * NULL when the mesh was not connected or does not hold this rank. Borrowed. */

@@ -1,4 +1,5 @@
-/* The inside of a world: what fsdp_launch puts together, and what meshes and units take from it. See world.h. */
+/* The inside of a world: what fsdp_launch puts together, and what meshes and units take from it.
+ * See world.h. */
 #ifndef FSDP_WORLD_INTERNAL_H
 #define FSDP_WORLD_INTERNAL_H
 
@@ -38,10 +39,10 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
 void fsdp_world_free(fsdp_world *world);       /* accepts NULL */
 
 /* Collective over the world: the lane of these ranks, made when there is none; NULL on ranks that are not
- * among them. is_separate: a second one of the same ranks, for reductions beside gathers. It lives as long as the
- * world. */
-fsdp_status fsdp_world_lane_of(fsdp_world *world, const int *ranks, int size, bool is_separate, fsdp_lane **lane_out,
-                               fsdp_error *err);
+ * among them. is_separate: a second one of the same ranks, for reductions beside gathers. It lives as long as
+ * the world. */
+fsdp_status fsdp_world_lane_of(fsdp_world *world, const int *ranks, int size, bool is_separate,
+                               fsdp_lane **lane_out, fsdp_error *err);
 /* Local: one that was made before, as fsdp_world_comm finds it; or NULL. */
 fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim);
 

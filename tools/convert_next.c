@@ -295,7 +295,8 @@ void convert_add_next(fsdp_text *text, const convert_options *opts,
 
 /* --- what to drop ----------------------------------------------------------------------------- */
 
-/* " --drop values --drop dtype:bf16" at the end of a refusal, or NULL. Names of the source stand before it. */
+/* " --drop values --drop dtype:bf16" at the end of a refusal, or NULL. Names of the source stand
+ * before it. */
 static const char *find_drops(const char *message)
 {
     static const char advice[] = "; leave out with";

@@ -4,7 +4,7 @@
 
 #include "runtime/unit_internal.h"
 #include "runtime/world_internal.h"
-#include "base/text.h"
+#include <fsdp/text.h>
 
 typedef struct world_rank {
     fsdp_world *world;

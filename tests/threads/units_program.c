@@ -1,6 +1,7 @@
 /*
- * Units over ranks that are threads: a small MLP is trained by W ranks in every mode, on both devices, and must give
- * the bits of one rank that runs the W microbatches one after the other. Plain program, so that ThreadSanitizer sees it.
+ * Units over ranks that are threads: a small MLP is trained by W ranks in every mode, on both devices, and
+ * must give the bits of one rank that runs the W microbatches one after the other. Plain program, so that
+ * ThreadSanitizer sees it.
  */
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>

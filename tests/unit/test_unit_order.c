@@ -1,6 +1,7 @@
 /*
- * In which order units gather, give back and reduce: the scenarios that PyTorch's own tests fix, C6 to C8 and C11 to
- * C16, on two ranks that are threads. "U" is unshard, "R" reshard, "post" a post_backward that has returned.
+ * In which order units gather, give back and reduce: the scenarios that PyTorch's own tests fix, C6 to C8 and
+ * C11 to C16, on two ranks that are threads. "U" is unshard, "R" reshard, "post" a post_backward that has
+ * returned.
  */
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>

@@ -1,6 +1,7 @@
 /*
- * What gathers and reductions compute, against a model element by element: every size on small meshes, HSDP and
- * tensor parallelism, other dims, dtypes, divide factors, gradients that are kept, and what is counted as memory.
+ * What gathers and reductions compute, against a model element by element: every size on small meshes, HSDP
+ * and tensor parallelism, other dims, dtypes, divide factors, gradients that are kept, and what is counted as
+ * memory.
  */
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>
