@@ -460,6 +460,7 @@ int main(int argc, char **argv)
     compare_page(load_page, 1, "begin", update);
     check_functions(argv[1], "flow_save.md", 20);
     check_functions(argv[1], "flow_load.md", 15);
+    check_functions(argv[1], "flow_step.md", 40);
     check_functions(argv[1], "architecture.md", 3);
     remove_folder();
     return problems ? 1 : 0;
