@@ -1,10 +1,12 @@
 """
-opens.py BIN GOLDEN: no tool opens, makes or runs anything outside the paths it was given. Every hostile entry and one file
-of every format is listed under strace; what the loader and libc need before is a short list of places of the system.
+opens.py BIN GOLDEN: no tool opens, makes or runs anything outside the paths it was given. Every hostile
+entry and one file of every format is listed under strace; what the loader and libc need before that is a
+short list of places of the system.
 """
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -12,10 +14,20 @@ from pathlib import Path
 import tools
 
 GOLDEN = Path(sys.argv[2])
-SYSTEM = ("/etc/ld.so", "/lib/", "/lib64/", "/usr/lib/", "/usr/share/locale", "/usr/share/zoneinfo", "/etc/localtime", "/proc/", "/sys/",
-          "/dev/null")  # fmt: skip
-CALL = re.compile(r'(?:open|openat|openat2|creat|mkdir|mkdirat|rename|renameat2|unlink|unlinkat|link|linkat|symlink'
-                  r'|symlinkat|execve|truncate|chmod|fchmodat)\((?:AT_FDCWD, )?"((?:[^"\\]|\\.)*)"')  # fmt: skip
+SYSTEM = (
+    "/etc/ld.so",
+    "/etc/localtime",
+    "/lib/",
+    "/lib64/",
+    "/usr/lib/",
+    "/usr/share/locale",
+    "/usr/share/zoneinfo",
+    "/proc/",
+    "/sys/",
+    "/dev/null",
+)
+NAMES = "open|creat|mkdir|rename|unlink|link|symlink|execve|truncate|chmod"
+CALL = re.compile(rf'(?:{NAMES})(?:at2?)?\((?:AT_FDCWD, )?"((?:[^"\\]|\\.)*)"')
 
 
 def is_allowed(path, given):
@@ -29,8 +41,9 @@ def is_allowed(path, given):
 
 
 def trace(log, given, program, *arguments):
-    command = ["strace", "-f", "-qq", "-s", "4096", "-e", "trace=%file", "-o", log, str(tools.BIN / program)]
-    tools.subprocess.run([*command, *map(str, arguments)], capture_output=True, timeout=120, check=False)
+    strace = ["strace", "-f", "-qq", "-s", "4096", "-e", "trace=%file", "-o", log]
+    command = [*strace, str(tools.BIN / program), *map(str, arguments)]
+    subprocess.run(command, capture_output=True, timeout=120, check=False)
     calls = CALL.findall(Path(log).read_text(encoding="utf-8", errors="replace"))
     tools.check(len(calls) > 2, f"{program} {arguments}: strace saw nothing")
     for path in calls:
@@ -39,7 +52,7 @@ def trace(log, given, program, *arguments):
 
 
 def main():
-    hostile = sorted(entry for case in (GOLDEN / "hostile").iterdir() for entry in (case / "data").iterdir())
+    hostile = sorted((GOLDEN / "hostile").glob("*/data/*"))
     tools.check(len(hostile) > 50, f"only {len(hostile)} hostile entries")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "strace"
@@ -47,10 +60,11 @@ def main():
             trace(log, [entry.resolve()], "fsdp-ls", "--json", "--digest", "sha256", entry)
         for group in ("safetensors", "hf", "npz", "torchsave", "dcp", "hdf5"):
             case = sorted((GOLDEN / group).iterdir())[0] / "data"
-            source = next(iter(sorted(case.iterdir()))) if group not in ("hf", "dcp") else case
+            source = case if group in ("hf", "dcp") else min(case.iterdir())
             target = Path(folder) / "out" / group
             target.parent.mkdir(exist_ok=True)
-            trace(log, [source.resolve(), target.parent], "fsdp-convert", source, target, "--to", "fsdp")
+            given = [source.resolve(), target.parent]
+            trace(log, given, "fsdp-convert", source, target, "--to", "fsdp")
     print("\n".join(tools.problems) or "nothing outside was touched")
     return bool(tools.problems)
 
