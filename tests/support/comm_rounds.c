@@ -60,7 +60,7 @@ static void fill_bytes(const one_case *now, int rank, unsigned char *data, int64
 {
     for (size_t i = 0; i < (size_t)count * now->element; i++)
         data[i] =
-            (unsigned char)mix(now->test->seed * 31 + (uint64_t)rank * 131 + i / 8) >> (i % 8);
+            (unsigned char)(mix(now->test->seed * 31 + (uint64_t)rank * 131 + i / 8) >> (i % 8));
 }
 
 static bool reduces(const one_case *now)
