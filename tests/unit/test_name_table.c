@@ -18,7 +18,7 @@ static void put(fsdp_name_table *table, int first, int end)
 
 static void expect_all(const fsdp_name_table *table, int count)
 {
-    cr_expect_eq(table->count, count);
+    cr_expect_eq(table->count, (size_t)count);
     for (int i = 0; i < count; i++) {
         const uint64_t *number = fsdp_name_table_find(table, names[i], strlen(names[i]));
         cr_assert(number && *number == (uint64_t)i, "'%s'", names[i]);
