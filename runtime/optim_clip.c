@@ -3,6 +3,7 @@
  * another one holds, too, counts nothing: so one number is summed over all ranks, whatever the meshes.
  */
 #include "runtime/optim_internal.h"
+#include "runtime/root_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -27,11 +28,16 @@ static const fsdp_mesh *widest_mesh(const fsdp_root *root)
     return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 
+fsdp_lane *fsdp_root_all_ranks(fsdp_root *root)
+{
+    const fsdp_mesh *mesh = widest_mesh(root);
+    return fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+}
+
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
                            fsdp_error *err)
 {
-    const fsdp_mesh *mesh = widest_mesh(root);
-    fsdp_lane *lane = fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+    fsdp_lane *lane = fsdp_root_all_ranks(root);
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
                                   .dtype = FSDP_F64,
                                   .in = value,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/kernels.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 
@@ -114,4 +115,104 @@ static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_
 fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err)
 {
     return fsdp_root_init(root, fill_uniform, &seed, err);
+}
+
+/* --- as rank 0 has it ------------------------------------------------------------------------- */
+
+enum { SLAB_BYTES = 16 << 20 };
+
+typedef struct sync_work {
+    fsdp_root *root;
+    fsdp_lane *lane; /* of all ranks; NULL: this one is alone */
+    fsdp_param_fill fill;
+    void *user;
+    void *slab;
+} sync_work;
+
+/* The part of a slab that this rank holds goes to its place. */
+static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
+{
+    fsdp_box own = fsdp_box_whole(param->ndim, param->shape), part;
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS], at[FSDP_MAX_DIMS];
+    int64_t from = 0, to = 0, size = (int64_t)fsdp_dtype_size(param->dtype);
+    if (param->mesh)
+        own = param->shard_box;
+    if (!fsdp_box_intersect(slab, &own, &part))
+        return;
+    fsdp_box_strides(param->ndim, own.len, to_strides);
+    fsdp_box_strides(param->ndim, slab->len, from_strides);
+    for (int i = 0; i < param->ndim; i++) {
+        at[i] = part.lo[i];
+        to += (at[i] - own.lo[i]) * to_strides[i];
+        from += (at[i] - slab->lo[i]) * from_strides[i];
+        to_strides[i] *= size;
+        from_strides[i] *= size;
+    }
+    fsdp_kernels_get()->copy_box((char *)param->shard + to * size, to_strides,
+                                 (const char *)data + from * size, from_strides, param->ndim,
+                                 part.len, (size_t)size);
+}
+
+static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
+                             fsdp_error *err)
+{
+    fsdp_world *world = work->root->world;
+    fsdp_status status = FSDP_OK;
+    if (world->rank == 0)
+        status = work->fill(work->user, param, slab, work->slab, err);
+    FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = param->dtype,
+                                  .in = work->slab,
+                                  .out = work->slab,
+                                  .count = fsdp_box_count(slab),
+                                  .unit = param->name};
+    if (work->lane)
+        FSDP_TRY(fsdp_comm_run(work->lane->comm, &call, err));
+    take_part(param, slab, work->slab);
+    return FSDP_OK;
+}
+
+/* Slab after slab of the row-major order; a 0-d tensor is one. */
+static fsdp_status sync_param(sync_work *work, const fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    int64_t count = fsdp_box_count(&whole);
+    int64_t most = SLAB_BYTES / (int64_t)fsdp_dtype_size(param->dtype);
+    for (int64_t first = 0; first < count; first += most) {
+        fsdp_box pieces[FSDP_BOX_PIECES];
+        int64_t rest = count - first;
+        int n = fsdp_box_cut(&whole, first, rest < most ? rest : most, pieces);
+        for (int i = 0; i < n; i++)
+            FSDP_TRY(sync_slab(work, param, &pieces[i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status sync_all(sync_work *work, fsdp_error *err)
+{
+    fsdp_world *world = work->root->world;
+    const fsdp_model *model = work->root->model;
+    work->slab = fsdp_alloc_pages(SLAB_BYTES);
+    fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
+    if (status == FSDP_OK && world->size > 1) {
+        work->lane = fsdp_root_all_ranks(work->root);
+        if (!work->lane)
+            status = fsdp_fail(err, FSDP_ERR_USAGE,
+                               "sync_from_rank0 needs a mesh of all ranks (fsdp_world_connect)");
+    }
+    FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
+    for (size_t i = 0; i < model->count; i++)
+        FSDP_TRY(sync_param(work, model->params[i], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
+                                      fsdp_error *err)
+{
+    sync_work work = {.root = root, .fill = fill, .user = user};
+    FSDP_TRY(check_idle(root, "fsdp_root_sync_from_rank0", err));
+    fsdp_status status = sync_all(&work, err);
+    fsdp_free(work.slab);
+    return fsdp_root_done(root, status, err);
 }

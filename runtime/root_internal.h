@@ -11,4 +11,7 @@ void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were give
 /* Collective: reductions on a communicator of their own, or no longer. */
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
 
+/* The lane of the widest mesh of the root's units (optim_clip.c); NULL when it was not connected. */
+fsdp_lane *fsdp_root_all_ranks(fsdp_root *root);
+
 #endif

@@ -158,6 +158,16 @@ static fsdp_status gather_everywhere(world_rank *rank, one_unit *one, fsdp_error
     return fsdp_root_end_backward(one->root, err);
 }
 
+/* The same values, which only rank 0 knows. */
+static fsdp_status gather_synced(world_rank *rank, one_unit *one, fsdp_error *err)
+{
+    (void)rank;
+    FSDP_TRY(fsdp_root_sync_from_rank0(one->root, number, NULL, err));
+    FSDP_TRY(fsdp_unit_unshard(one->unit, false, NULL, err));
+    FSDP_TRY(check_all_gathered(one, err));
+    return fsdp_unit_reshard(one->unit, err);
+}
+
 static fsdp_status declare_sizes(one_unit *one, fsdp_error *err)
 {
     for (int64_t n = 1; n <= 17; n++)
@@ -210,6 +220,17 @@ Test(unit_values, tensor_parallel_parameters_are_gathered_to_this_ranks_part)
     opts.replicate_dims = "rep";
     expect_case((unit_case){
         3, {2, 2, 3}, {"rep", "dp", "tp"}, opts, declare_tensor_parallel, gather_everywhere, NULL});
+}
+
+Test(unit_values, every_rank_gets_what_rank_0_has)
+{
+    fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
+    for (int64_t ranks = 1; ranks <= 4; ranks++)
+        expect_case((unit_case){1, {ranks}, {"dp"}, opts, declare_sizes, gather_synced, NULL});
+    opts.shard_dims = "dp";
+    opts.replicate_dims = "";
+    expect_case(
+        (unit_case){2, {2, 2}, {"dp", "tp"}, opts, declare_tensor_parallel, gather_synced, NULL});
 }
 
 static void cut_dim_one(void *user, const fsdp_param *param, fsdp_param_place *place)
