@@ -4,6 +4,7 @@
 #include "base/io_direct.h"
 #include "base/io_limit.h"
 #include "base/pool.h"
+#include "statedict/checkpoint_internal.h"
 #include "statedict/export.h"
 #include "statedict/pipeline.h"
 
@@ -16,7 +17,14 @@ fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
 {
     fsdp_open_opts open = {
         .format = opts->from_format, .allow_missing = opts->allow_missing, .io = opts->io};
-    return fsdp_checkpoint_open_with(from, &open, checkpoint_out, err);
+    FSDP_TRY(fsdp_checkpoint_open_with(from, &open, checkpoint_out, err));
+    bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
+    if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
+        return FSDP_OK;
+    fsdp_checkpoint_close(*checkpoint_out);
+    *checkpoint_out = NULL;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks every file that holds something of it",
+                     from);
 }
 
 static int threads_of(const fsdp_convert_opts *opts)

@@ -541,7 +541,11 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
         add_rules(tool, &argc, &argv);
     if (begin_log(&err) != FSDP_OK)
         exit(cli_end(err.status, &err));
-    argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+    error_t failed = argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+    if (failed) {
+        fsdp_status status = fsdp_fail_errno(&err, failed, "cannot read the command line");
+        exit(cli_end(status, &err));
+    }
     parsing = NULL;
     refuse_ranks();
 }
