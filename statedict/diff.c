@@ -7,6 +7,7 @@
 #include "base/pool.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/diff_internal.h"
+#include "statedict/foreign.h"
 #include "statedict/rename.h"
 #include <fsdp/filter.h>
 
@@ -325,11 +326,21 @@ static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
                      state->a->path, state->b->path);
 }
 
+/* Objects of classes are compared as their writers store them, not by the names of their classes. */
+static fsdp_status carry_values(diff_state *state, fsdp_error *err)
+{
+    if (state->opts.keys_only)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_foreign_carry_values(state->a, true, err));
+    return fsdp_foreign_carry_values(state->b, true, err);
+}
+
 static fsdp_status compare(diff_state *state, fsdp_error *err)
 {
     FSDP_TRY(fsdp_check_budget(state->opts.threads, state->opts.memory, err));
     FSDP_TRY(fsdp_filter_create(state->opts.include, state->opts.exclude, &state->filter, err));
     share_memory(state);
+    FSDP_TRY(carry_values(state, err));
     FSDP_TRY(pair_all(state, err));
     size_t workers =
         (size_t)state->threads < state->task_count ? (size_t)state->threads : state->task_count;
