@@ -16,6 +16,7 @@
 
 #include "formats/name_table.h"
 #include "formats/torch_internal.h"
+#include "kernels/kernels.h"
 
 /* --- rankset_name.c --- */
 
@@ -131,6 +132,7 @@ typedef struct rank_item {
     bool is_tensor;
     torch_tensor *tensor;      /* is_tensor; its data is the item's */
     fsdp_value value;
+    fsdp_hash stored;          /* of an object: as it is stored, since its value is only its class; or zeros */
 } rank_item;
 
 typedef struct rank_entry {
@@ -222,8 +224,8 @@ fsdp_status rank_set_distributed(void *user, torch_archive *archive, const char 
                                  const torch_wrapper *wrapper, fsdp_error *err);
 fsdp_status rank_set_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
                             torch_tensor *tensor, fsdp_error *err);
-fsdp_status rank_set_value(void *user, const char *name, size_t name_size, fsdp_value *value,
-                           fsdp_error *err);
+fsdp_status rank_set_value(void *user, const torch_archive *archive, fsdp_node node, const char *name,
+                           size_t name_size, fsdp_value *value, fsdp_error *err);
 fsdp_status rank_set_object(void *user, torch_archive *archive, const char *name, size_t name_size,
                             fsdp_node node, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);

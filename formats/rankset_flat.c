@@ -543,7 +543,7 @@ static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t co
             fsdp_value value = {0};
             set->rank = units[i].flats[f].rank;
             FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, class, sizeof class - 1, err));
-            fsdp_status st = rank_set_value(set, units[i].flats[f].name,
+            fsdp_status st = rank_set_value(set, NULL, 0, units[i].flats[f].name,
                                             units[i].flats[f].name_size, &value, err);
             fsdp_value_release(&value);
             FSDP_TRY(st);

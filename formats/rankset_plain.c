@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "formats/torch_resave.h"
+
 static fsdp_status fail_mixed(const rank_set *set, const rank_entry *entry, fsdp_error *err)
 {
     char shown[200];
@@ -74,8 +76,29 @@ fsdp_status rank_set_tensor(void *user, torch_archive *archive, const char *name
     return FSDP_OK;
 }
 
-fsdp_status rank_set_value(void *user, const char *name, size_t name_size, fsdp_value *value,
-                           fsdp_error *err)
+/* An object that is not gone into is compared by its bytes, as far as they can be told. */
+static fsdp_status hash_stored(const torch_archive *archive, fsdp_node node,
+                               const fsdp_value *value, fsdp_hash *stored, fsdp_error *err)
+{
+    enum { MOST = 64 << 20 };
+    fsdp_text bytes = {0};
+    if (node == 0 || !fsdp_value_is_opaque(value))
+        return FSDP_OK;
+    fsdp_status st = torch_resave_node(archive, node, MOST, &bytes, err);
+    if (st == FSDP_OK && bytes.size > 0)
+        *stored = fsdp_kernels_get()->hash(bytes.data, bytes.size);
+    fsdp_text_release(&bytes);
+    return st;
+}
+
+static bool is_same(const rank_item *first, const rank_item *item, const fsdp_value *value)
+{
+    return item != first && !first->is_tensor && fsdp_value_equal(&first->value, value) &&
+           memcmp(&first->stored, &item->stored, sizeof first->stored) == 0;
+}
+
+fsdp_status rank_set_value(void *user, const torch_archive *archive, fsdp_node node,
+                           const char *name, size_t name_size, fsdp_value *value, fsdp_error *err)
 {
     rank_set *set = user;
     rank_entry *entry;
@@ -85,7 +108,8 @@ fsdp_status rank_set_value(void *user, const char *name, size_t name_size, fsdp_
     FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];
-    item->is_same = item != first && !first->is_tensor && fsdp_value_equal(&first->value, value);
+    FSDP_TRY(hash_stored(archive, node, value, &item->stored, err));
+    item->is_same = is_same(first, item, value);
     if (item->is_same)
         return FSDP_OK;
     item->value = *value;

@@ -105,13 +105,13 @@ static const char *name_of(const walk *at)
     return at->name.data ? at->name.data : "";
 }
 
-static fsdp_status add_value(walk *at, fsdp_value *value)
+static fsdp_status add_value(walk *at, fsdp_node node, fsdp_value *value)
 {
     const torch_visitor *visitor = at->visitor;
-    fsdp_status st = visitor
-                         ? visitor->value(visitor->user, name_of(at), at->name.size, value, at->err)
-                         : fsdp_source_add_value(at->archive->source, name_of(at), at->name.size,
-                                                 value, NULL, at->err);
+    fsdp_status st = visitor ? visitor->value(visitor->user, at->archive, node, name_of(at),
+                                              at->name.size, value, at->err)
+                             : fsdp_source_add_value(at->archive->source, name_of(at),
+                                                     at->name.size, value, NULL, at->err);
     fsdp_value_release(value);
     return st;
 }
@@ -120,7 +120,7 @@ static fsdp_status leaf(walk *at, fsdp_node node)
 {
     fsdp_value value;
     FSDP_TRY(torch_value_read(at->archive, node, &value, at->err));
-    return add_value(at, &value);
+    return add_value(at, node, &value);
 }
 
 /* Takes the tensor. */
@@ -144,7 +144,7 @@ static fsdp_status class_leaf(walk *at, fsdp_node node)
         return fsdp_fail_memory(at->err, "a value");
     fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, strlen(text), at->err);
     fsdp_free(text);
-    return st == FSDP_OK ? add_value(at, &value) : st;
+    return st == FSDP_OK ? add_value(at, 0, &value) : st;
 }
 
 static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
@@ -152,7 +152,7 @@ static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
     fsdp_value value = {0};
     FSDP_TRY(text ? fsdp_value_set_bytes(&value, kind, text, strlen(text), at->err)
                   : fsdp_value_set_items(&value, kind, 0, at->err));
-    return add_value(at, &value);
+    return add_value(at, 0, &value);
 }
 
 /* Says which tensor it was. */

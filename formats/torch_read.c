@@ -170,10 +170,13 @@ static fsdp_status take_object(void *user, torch_archive *archive, const char *n
     return FSDP_OK;
 }
 
-static fsdp_status take_value(void *user, const char *name, size_t name_size, fsdp_value *value,
+static fsdp_status take_value(void *user, const torch_archive *archive, fsdp_node node,
+                              const char *name, size_t name_size, fsdp_value *value,
                               fsdp_error *err)
 {
     const finding *found = user;
+    (void)archive;
+    (void)node;
     if (fsdp_value_is_opaque(value) && !is_cycle(value))
         FSDP_TRY(note_opaque(found->state, found->archive, err));
     return fsdp_source_add_value(found->state->source, name, name_size, value, NULL, err);
