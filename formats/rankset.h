@@ -132,7 +132,7 @@ typedef struct rank_item {
     bool is_tensor;
     torch_tensor *tensor;      /* is_tensor; its data is the item's */
     fsdp_value value;
-    fsdp_hash stored;          /* of an object: as it is stored, since its value is only its class; or zeros */
+    fsdp_hash stored;          /* of an object, whose value is only its class: as it is stored; or zeros */
 } rank_item;
 
 typedef struct rank_entry {

@@ -208,8 +208,8 @@ typedef struct torch_visitor {
     /* Before an object of a class is gone into; *taken_out true: it is not. */
     fsdp_status (*object)(void *user, torch_archive *archive, const char *name, size_t name_size,
                           fsdp_node node, bool *taken_out, fsdp_error *err);
-    /* Anything else; what value holds goes over. node: what it was read from; 0 when its parts follow by names
-     * of their own. */
+    /* Anything else; what value holds goes over. node: what it was read from; 0 when its parts follow by
+     * names of their own. */
     fsdp_status (*value)(void *user, const torch_archive *archive, fsdp_node node, const char *name,
                          size_t name_size, fsdp_value *value, fsdp_error *err);
 } torch_visitor;

@@ -280,30 +280,23 @@ static size_t count_meshes(const fsdp_unit *unit)
     return count;
 }
 
-static fsdp_status fill_group(fsdp_group *group, const fsdp_mesh *mesh, fsdp_error *err)
+static fsdp_status plan_group(fsdp_group *group, const fsdp_mesh *mesh, fsdp_error *err)
 {
     fsdp_unit *unit = group->unit;
     group->params = fsdp_alloc(unit->param_count, sizeof *group->params);
     if (!group->params)
         return fsdp_fail_memory(err, unit->name);
-    FSDP_TRY(choose_mesh(group, mesh, err));
-    FSDP_TRY(connect_group(group, err));
     for (size_t i = 0; i < unit->param_count; i++) {
         fsdp_param *param = unit->params[i];
         if (param->group || !fsdp_mesh_equal(param->cut.mesh, mesh))
             continue;
         param->group = group;
         group->params[group->count++] = param;
-        FSDP_TRY(fsdp_param_lay_out(param, err));
-        bool is_first = group->count == 1;
-        group->wire = is_first || group->wire == param->data_dtype ? param->data_dtype : FSDP_U8;
-        if (param->extension)
-            group->wire = FSDP_U8;
     }
-    return FSDP_OK;
+    return choose_mesh(group, mesh, err);
 }
 
-fsdp_status fsdp_unit_make_groups(fsdp_unit *unit, fsdp_error *err)
+fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err)
 {
     size_t count = count_meshes(unit);
     unit->groups = fsdp_alloc(count, sizeof *unit->groups);
@@ -314,7 +307,25 @@ fsdp_status fsdp_unit_make_groups(fsdp_unit *unit, fsdp_error *err)
             continue;
         fsdp_group *group = &unit->groups[unit->group_count++];
         group->unit = unit;
-        FSDP_TRY(fill_group(group, unit->params[i]->cut.mesh, err));
+        FSDP_TRY(plan_group(group, unit->params[i]->cut.mesh, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
+{
+    for (size_t g = 0; g < unit->group_count; g++)
+        FSDP_TRY(connect_group(&unit->groups[g], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err)
+{
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        FSDP_TRY(fsdp_param_lay_out(group->params[i], err));
+        bool is_alike = i == 0 || group->wire == param->data_dtype;
+        group->wire = is_alike && !param->extension ? param->data_dtype : FSDP_U8;
     }
     return FSDP_OK;
 }

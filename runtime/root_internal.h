@@ -1,12 +1,29 @@
-/* What root.c needs of root_groups.c. */
+/* Between the files that roots are made of. */
 #ifndef FSDP_ROOT_INTERNAL_H
 #define FSDP_ROOT_INTERNAL_H
 
 #include "runtime/unit_internal.h"
 #include "runtime/work.h"
 
-/* Collective: groups, their communicators, and what this rank holds of each parameter. */
-fsdp_status fsdp_unit_make_groups(fsdp_unit *unit, fsdp_error *err);
+/* --- root_context.c --------------------------------------------------------------------------- */
+
+fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err);
+/* Room for as many reductions in flight as any unit wants. */
+fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err);
+
+/* --- root.c ----------------------------------------------------------------------------------- */
+
+/* Everything that a step has made: gathers, gathered parameters, gradients of any kind. */
+void fsdp_root_drop_all(fsdp_root *root);
+
+/* --- root_groups.c ---------------------------------------------------------------------------- */
+
+/* Which parameters are groups, on which mesh: local. */
+fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err);
+/* Collective: their communicators. */
+fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err);
+/* What this rank holds of each parameter: local. */
+fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err);
 void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were given back */
 /* Collective: reductions on a communicator of their own, or no longer. */
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);

@@ -15,11 +15,6 @@
 
 /* --- which streams, which ranks --------------------------------------------------------------- */
 
-static fsdp_context *context_of(const fsdp_group *group)
-{
-    return group->unit->root->context;
-}
-
 /* Work that the caller has ordered by hand goes to the compute stream. */
 static bool uses_side_streams(const fsdp_group *group, bool is_async)
 {
@@ -140,7 +135,7 @@ static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
 
 static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
 {
-    fsdp_context *context = context_of(group);
+    fsdp_context *context = fsdp_group_context(group);
     bool aside = uses_side_streams(group, is_async);
     fsdp_stream *in = context->streams[aside ? FSDP_STREAM_COPY_IN : FSDP_STREAM_COMPUTE];
     fsdp_stream *out = context->streams[aside ? FSDP_STREAM_ALL_GATHER : FSDP_STREAM_COMPUTE];
@@ -215,7 +210,7 @@ static size_t align(size_t offset)
 /* One block for the parameters of the group, which find their places in it. */
 static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = context_of(group);
+    fsdp_context *context = fsdp_group_context(group);
     size_t bytes = 0, offset = 0;
     for (size_t i = 0; i < group->count; i++)
         bytes += data_bytes(group, group->params[i]);
@@ -267,12 +262,12 @@ void fsdp_context_flush_gather(fsdp_context *context)
 
 void fsdp_group_drop_gather(fsdp_group *group)
 {
-    give_gather(context_of(group), &group->gather, group->gather.event);
+    give_gather(fsdp_group_context(group), &group->gather, group->gather.event);
 }
 
 static void give_again_shard(fsdp_group *group, fsdp_event read)
 {
-    fsdp_memory_give(&context_of(group)->memory, group->again_shard, read);
+    fsdp_memory_give(&fsdp_group_context(group)->memory, group->again_shard, read);
     group->again_shard = NULL;
 }
 
@@ -280,7 +275,7 @@ static void give_again_shard(fsdp_group *group, fsdp_event read)
  * overlap; in backward, and when the caller orders by hand, it goes at once. */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = context_of(group);
+    fsdp_context *context = fsdp_group_context(group);
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     const fsdp_device_ops *ops = compute->device->ops;
     if (!group->gather.block)
@@ -307,7 +302,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 
 static void give_unsharded(fsdp_group *group)
 {
-    fsdp_context *context = context_of(group);
+    fsdp_context *context = fsdp_group_context(group);
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     for (size_t i = 0; i < group->count; i++)
         group->params[i]->data = NULL;
@@ -320,7 +315,7 @@ static void give_unsharded(fsdp_group *group)
 /* This rank's slice of every gathered parameter, so that fewer ranks can gather it again. */
 static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = context_of(group);
+    fsdp_context *context = fsdp_group_context(group);
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     size_t bytes = 0;
     for (size_t i = 0; i < group->count; i++)
@@ -349,7 +344,7 @@ static bool keeps_slices(const fsdp_group *group)
 
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_stream *compute = context_of(group)->streams[FSDP_STREAM_COMPUTE];
+    fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
     bool slices = keeps_slices(group);
     if (group->phase == FSDP_FORWARD && group->unit->reshard_after_forward == FSDP_RESHARD_NEVER)
         return FSDP_OK;

@@ -5,10 +5,10 @@
  *   model.c         parameters as they are declared
  *   unit.c          units are made, and their setters
  *   param_layout.c  what this rank holds of a parameter
- *   root.c          the structure is frozen, memory appears; a step begins and ends
+ *   root.c          the structure is frozen, memory appears; root_step.c: a step begins and ends
  *   unit_hooks.c    the hooks: states, order, prefetch
  *   unit_gather.c   shards -> gathered parameters, and back
- *   unit_reduce.c   gradients -> sharded gradients
+ *   unit_reduce.c   gradients -> sharded gradients (unit_reduce.h: with which files)
  *
  * A *group* is the part of a unit that lies on one mesh: usually all of it. Groups are what is gathered and
  * reduced; hooks of a unit go over its groups, forwards in order, backwards in reverse.

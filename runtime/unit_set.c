@@ -1,5 +1,5 @@
 /* Setters of units, named as PyTorch's. See unit.h. */
-#include "runtime/unit_internal.h"
+#include "runtime/root_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -157,6 +157,18 @@ fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit, fsdp_uni
 }
 
 /* --- communication ---------------------------------------------------------------------------- */
+
+fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
+                                                        bool recurse, fsdp_error *err)
+{
+    unit_range range = {.outer = unit, .recurse = recurse};
+    for (fsdp_unit *at; (at = next_unit(&range)) != NULL;) {
+        at->is_separate = separate;
+        for (size_t g = 0; g < at->group_count; g++)
+            FSDP_TRY(fsdp_group_separate_reduce(&at->groups[g], err));
+    }
+    return FSDP_OK;
+}
 
 static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *custom,
                               fsdp_custom_collective **slot, fsdp_error *err)

@@ -32,6 +32,29 @@ void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, v
 void fsdp_work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to);
 void fsdp_work_post_extension(fsdp_stream *stream, const fsdp_param *param, const void *from, size_t stride);
 
+/* The streams and the memory of a group are those of its root's context. */
+static inline fsdp_context *fsdp_group_context(const fsdp_group *group)
+{
+    return group->unit->root->context;
+}
+
+static inline fsdp_stream *fsdp_group_stream(const fsdp_group *group, int which)
+{
+    return fsdp_group_context(group)->streams[which];
+}
+
+/* last_use: of the block, on any stream. */
+static inline void fsdp_group_give(const fsdp_group *group, fsdp_block *block, fsdp_event last_use)
+{
+    fsdp_memory_give(&fsdp_group_context(group)->memory, block, last_use);
+}
+
+/* All that the stream was given until now. */
+static inline fsdp_event fsdp_stream_now(fsdp_stream *stream)
+{
+    return stream->device->ops->record(stream);
+}
+
 /* stream does what comes next after all that `after` has so far. */
 void fsdp_stream_follow(fsdp_stream *stream, fsdp_stream *after);
 

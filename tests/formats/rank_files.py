@@ -346,7 +346,8 @@ def plain():
     fails("plain and spread", DAMAGED, "distributed tensor on", [{"x": 1}, {"x": whole}])
     sets = {"opaque": "builtins.set"}
     holds("sets alike", [{"v": {1, 2}} for _ in range(2)], {}, {"v": sets})
-    holds("differing sets", [{"v": {1, 2 + rank}} for rank in range(2)], {}, {"v": {"per_rank": [sets, sets]}})
+    differing = [{"v": {1, 2 + rank}} for rank in range(2)]
+    holds("differing sets", differing, {}, {"v": {"per_rank": [sets, sets]}})
     twice = {1: 1.0, "1": 2.0}
     holds("a name twice", [twice, twice], {}, {"1": 1.0, "1#2": 2.0})
 

@@ -1,0 +1,123 @@
+/*
+ * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and several
+ * roots may.
+ */
+#include "runtime/root_internal.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+
+static const char *const stream_names[FSDP_STREAMS] = {"compute", "copy_in", "all_gather", "reduce",
+                                                       "all_reduce"};
+
+static fsdp_status open_streams(fsdp_context *context, fsdp_error *err)
+{
+    for (int i = 0; i < FSDP_STREAMS; i++)
+        FSDP_TRY(context->device->ops->stream_create(context->device, stream_names[i],
+                                                     &context->streams[i], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err)
+{
+    fsdp_context *context = fsdp_alloc(1, sizeof *context);
+    if (!context)
+        return fsdp_fail_memory(err, "the context of a root");
+    context->users = 1;
+    context->world = world;
+    context->device = world->parts.device;
+    fsdp_memory_init(&context->memory, context->device);
+    *context_out = context;
+    return open_streams(context, err);
+}
+
+/* No stream is freed while another one still waits for it. */
+static void drain(fsdp_context *context)
+{
+    const fsdp_device_ops *ops = context->device->ops;
+    for (int i = 0; i < FSDP_STREAMS; i++)
+        if (context->streams[i])
+            (void)!ops->sync(ops->record(context->streams[i]), NULL);
+}
+
+/* Lanes outlive contexts: an event of a stream that is gone has long been reached. */
+static void forget_streams(fsdp_context *context)
+{
+    for (size_t i = 0; i < context->world->lane_count; i++)
+        for (int s = 0; s < FSDP_STREAMS; s++)
+            if (context->world->lanes[i]->last.stream == context->streams[s])
+                context->world->lanes[i]->last = (fsdp_event){0};
+}
+
+void fsdp_context_release(fsdp_context *context)
+{
+    if (!context || --context->users > 0)
+        return;
+    fsdp_context_flush_gather(context);
+    fsdp_context_limit_inputs(context, 0);
+    fsdp_context_give_all_reduced(context);
+    drain(context);
+    fsdp_memory_release(&context->memory);
+    forget_streams(context);
+    for (int i = 0; i < FSDP_STREAMS; i++)
+        if (context->streams[i])
+            context->device->ops->stream_free(context->streams[i]);
+    fsdp_free(context->inputs);
+    fsdp_free(context->order);
+    fsdp_free(context);
+}
+
+fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
+{
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_ops *ops = context->device->ops;
+    return ops->is_host ? ops->sync(ops->record(compute), err) : FSDP_OK;
+}
+
+/* The largest that any unit wants. */
+fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err)
+{
+    int most = context->max_inputs;
+    for (size_t i = 0; i < root->unit_count; i++)
+        if (root->units[i]->max_inputs > most)
+            most = root->units[i]->max_inputs;
+    if (most == context->max_inputs)
+        return FSDP_OK;
+    fsdp_used_block *inputs = fsdp_realloc(context->inputs, (size_t)most, sizeof *inputs);
+    if (!inputs)
+        return fsdp_fail_memory(err, "the list of reductions");
+    context->inputs = inputs;
+    context->max_inputs = most;
+    return FSDP_OK;
+}
+
+/* What a root has before its first step: shards and buffers. */
+static void move_blocks(fsdp_root *root, fsdp_context *to)
+{
+    fsdp_stream *compute = to->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_memory *counts = &root->context->memory.counts;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            root->units[i]->groups[g].shards->stream = compute;
+    if (root->buffers)
+        root->buffers->stream = compute;
+    for (int class = 0; class < FSDP_MEMORY_CLASSES; class ++)
+        fsdp_memory_count(&to->memory, (fsdp_memory_class) class, counts->now[class]);
+}
+
+fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
+{
+    fsdp_context *own = root->context, *shared = with->context;
+    if (root->is_in_forward || root->step > 0 || own->order_count > 0 || own->users > 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
+    if (own == shared)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_context_sync(own, err));
+    FSDP_TRY(fsdp_context_size_inputs(shared, root, err));
+    move_blocks(root, shared);
+    root->context = shared;
+    shared->users++;
+    fsdp_context_release(own);
+    return FSDP_OK;
+}
