@@ -45,6 +45,11 @@ typedef struct fsdp_device_ops {
     fsdp_status (*sync)(fsdp_event event, fsdp_error *err);    /* the host waits; the stream's error */
     bool (*is_reached)(fsdp_event event);
     fsdp_status (*check)(fsdp_stream *stream, fsdp_error *err);        /* its error so far; does not wait */
+    /* Only of a device that is watched; else NULL. A block is the stream's from what it has so far on; its
+     * next work uses what lies there; the block is given back. */
+    void (*own)(fsdp_stream *stream, const void *data, size_t size);
+    void (*use)(fsdp_stream *stream, const void *data);
+    void (*disown)(fsdp_stream *stream, const void *data);
     void *(*alloc)(fsdp_device *device, size_t size);          /* page-aligned, not zeroed; NULL: none left */
     void (*dealloc)(fsdp_device *device, void *data, size_t size);
     void (*close)(fsdp_device *device);
@@ -62,6 +67,10 @@ struct fsdp_stream {
 /* By the name that --device takes; FSDP_ERR_USAGE lists the names. */
 fsdp_status fsdp_device_open(const char *name, fsdp_device **device_out, fsdp_error *err);
 void fsdp_device_close(fsdp_device *device);   /* accepts NULL; its streams are gone */
+
+/* *device becomes one that does the same and watches who uses which block (--check); what it finds is an
+ * error of its streams. It owns the other one. On failure *device stays. */
+fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err);
 
 /* The two that are always there. */
 fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);

@@ -67,6 +67,8 @@ static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_par
                               fsdp_error *err)
 {
     FSDP_TRY(fsdp_device_open(options->device, &parts->device, err));
+    if (options->check)
+        FSDP_TRY(fsdp_device_watch(&parts->device, err));
     if (!options->trace)
         return FSDP_OK;
     return fsdp_trace_open(options->trace, fsdp_ctl_rank(parts->ctl), &parts->trace, err);

@@ -47,6 +47,18 @@ static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
     fsdp_free(block);
 }
 
+static void tell_own(const fsdp_memory_pool *pool, const fsdp_block *block)
+{
+    if (pool->device->ops->own)
+        pool->device->ops->own(block->stream, block->data, block->room);
+}
+
+static void tell_disown(const fsdp_memory_pool *pool, const fsdp_block *block)
+{
+    if (pool->device->ops->disown)
+        pool->device->ops->disown(block->stream, block->data);
+}
+
 /* Those that no stream uses any more; all: waits for the others. */
 static void trim(fsdp_memory_pool *pool, bool all)
 {
@@ -125,8 +137,16 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
     block->class = class;
     block->stream = stream;
     fsdp_memory_count(pool, class, (int64_t)size);
+    tell_own(pool, block);
     *block_out = block;
     return FSDP_OK;
+}
+
+void fsdp_memory_pass(fsdp_memory_pool *pool, fsdp_block *block, fsdp_stream *stream)
+{
+    tell_disown(pool, block);
+    block->stream = stream;
+    tell_own(pool, block);
 }
 
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use)
@@ -135,6 +155,7 @@ void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last
         return;
     const fsdp_device_ops *ops = pool->device->ops;
     ops->wait(block->stream, last_use);
+    tell_disown(pool, block);
     block->given = ops->record(block->stream);
     fsdp_memory_count(pool, block->class, -(int64_t)block->size);
     block->next = pool->free;

@@ -40,6 +40,8 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
                              fsdp_block **block_out, fsdp_error *err);
 /* last_use: of another stream, or of its own. Accepts NULL. */
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use);
+/* From now on it is that stream's; the host has waited for the one it had. */
+void fsdp_memory_pass(fsdp_memory_pool *pool, fsdp_block *block, fsdp_stream *stream);
 /* From now on it counts as that. */
 void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_class class);
 /* Memory that somebody else allocated, or gave back (negative). */

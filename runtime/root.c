@@ -201,7 +201,8 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     FSDP_TRY(fsdp_ctl_agree(ctl, plan(root, opts, err), err));
     FSDP_TRY(fsdp_ctl_agree(ctl, connect(root, err), err));
-    return fsdp_ctl_agree(ctl, allocate(root, err), err);
+    FSDP_TRY(fsdp_ctl_agree(ctl, allocate(root, err), err));
+    return fsdp_root_check_structure(root, err);
 }
 
 fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
@@ -273,6 +274,7 @@ void fsdp_root_free(fsdp_root *root)
     }
     fsdp_context_release(root->context);
     root->model->root = NULL;
+    fsdp_text_release(&root->events);
     fsdp_free(root->units);
     fsdp_free(root);
 }

@@ -99,9 +99,9 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
     const fsdp_memory *counts = &root->context->memory.counts;
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++)
-            root->units[i]->groups[g].shards->stream = compute;
+            fsdp_memory_pass(&to->memory, root->units[i]->groups[g].shards, compute);
     if (root->buffers)
-        root->buffers->stream = compute;
+        fsdp_memory_pass(&to->memory, root->buffers, compute);
     for (int class = 0; class < FSDP_MEMORY_CLASSES; class ++)
         fsdp_memory_count(&to->memory, (fsdp_memory_class) class, counts->now[class]);
 }

@@ -16,6 +16,13 @@ fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *roo
 /* Everything that a step has made: gathers, gathered parameters, gradients of any kind. */
 void fsdp_root_drop_all(fsdp_root *root);
 
+/* --- root_check.c ----------------------------------------------------------------------------- */
+
+/* With --check only, else nothing. Collective among the root's ranks: all have declared the same, have done
+ * the same since they were asked last. */
+fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
+fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
+
 /* --- root_groups.c ---------------------------------------------------------------------------- */
 
 /* Which parameters are groups, on which mesh: local. */

@@ -38,7 +38,8 @@ typedef struct fsdp_unit_opts {
     fsdp_dtype reduce_dtype;           /* gradients are reduced in; NONE: the parameter's stored dtype */
     fsdp_dtype output_dtype;           /* NONE: as computed; see fsdp_unit_cast_output */
     bool cast_forward_inputs;          /* see fsdp_unit_cast_input; default true */
-    bool offload;                      /* shards and their gradients live in host memory */
+    bool offload;                      /* shards and their gradients live in host memory, which on devices of
+                                        * the host only means that gradients are copied */
     bool pin;                          /* of it: pinned; default true */
     /* Callbacks, each may be NULL. */
     void *user;

@@ -22,6 +22,7 @@ static void trace(const fsdp_group *group, fsdp_trace_event *event)
     event->unit = group->unit->name;
     event->state = phase_names[group->phase];
     fsdp_trace_add(context_of(group->unit)->world->parts.trace, event);
+    fsdp_root_note_event(group->unit->root, event);
 }
 
 void fsdp_trace_unit(const fsdp_group *group, const char *event)

@@ -20,6 +20,7 @@
 #include "runtime/memory.h"
 #include "runtime/world_internal.h"
 #include <fsdp/root.h>
+#include <fsdp/text.h>
 
 enum { FSDP_PARAM_DIMS = 8, FSDP_MAX_EXTENSION_INPUTS = 8 };
 
@@ -233,6 +234,7 @@ struct fsdp_root {
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;
+    fsdp_text events;                  /* of this step, a line each; with --check only */
     fsdp_error complaint;              /* a pointer asked for in a wrong state: of the next call */
     fsdp_error failure;                /* the first failure: of every later call */
 };
@@ -241,6 +243,8 @@ struct fsdp_root {
 fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
 /* At its end: errors of streams; a failure of any kind is kept, and the other ranks are told. */
 fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err);
+/* For --check (root_check.c). */
+void fsdp_root_note_event(fsdp_root *root, const fsdp_trace_event *event);
 /* The host may touch what the compute stream has made so far. */
 fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err);
 void fsdp_context_release(fsdp_context *context);      /* one user less */

@@ -125,7 +125,7 @@ static size_t grad_bytes(const fsdp_reduced *reduced)
     return bytes;
 }
 
-/* Every run of parts with one dtype is cast as one; *block_out holds all of them. */
+/* Every run of parts with one dtype is cast, or copied to host memory, as one. *block_out holds all. */
 static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, fsdp_stream *stream,
                               fsdp_block **block_out, fsdp_error *err)
 {
@@ -167,7 +167,7 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 {
     fsdp_context *context = fsdp_group_context(group);
     fsdp_block *block = reduced->block;
-    if (!all_have_dtype(reduced, reduced->dtype)) {
+    if (group->unit->opts.offload || !all_have_dtype(reduced, reduced->dtype)) {
         FSDP_TRY(cast_grads(group, reduced, stream, &block, err));
         fsdp_context_give_all_reduced(context);
         const fsdp_used_block used = {.block = reduced->block, .event = fsdp_stream_now(stream)};

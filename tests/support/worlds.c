@@ -56,6 +56,8 @@ static void *run_rank(void *user)
     fsdp_world *world = NULL;
     self->status = fsdp_device_open(self->device, &self->parts.device, &self->err);
     if (self->status == FSDP_OK)
+        self->status = fsdp_device_watch(&self->parts.device, &self->err);
+    if (self->status == FSDP_OK)
         self->status =
             fsdp_trace_open(NULL, fsdp_ctl_rank(self->parts.ctl), &self->parts.trace, &self->err);
     if (self->status == FSDP_OK)
@@ -83,6 +85,7 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
                                             .local_size = n,
                                             .ctl = ctls[i],
                                             .fabric = fabrics[i],
+                                            .check = true,
                                             .deadline_ms = DEADLINE_MS};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "no thread for rank %d", i);

@@ -1,0 +1,145 @@
+/* A watched device tells who uses a block too early, or gives it back too early, on either device. */
+#include <criterion/criterion.h>
+
+#include <string.h>
+
+#include "runtime/device.h"
+
+typedef struct watched_pair {
+    fsdp_device *device;
+    fsdp_stream *owner, *other;
+    unsigned char block[64];
+} watched_pair;
+
+static fsdp_status nothing(void *args, fsdp_error *err)
+{
+    (void)args;
+    (void)err;
+    return FSDP_OK;
+}
+
+static void open_pair(watched_pair *pair, const char *device)
+{
+    memset(pair, 0, sizeof *pair);
+    cr_assert_eq(fsdp_device_open(device, &pair->device, NULL), FSDP_OK);
+    cr_assert_eq(fsdp_device_watch(&pair->device, NULL), FSDP_OK);
+    const fsdp_device_ops *ops = pair->device->ops;
+    cr_assert_str_eq(ops->name, device);
+    cr_assert_eq(ops->stream_create(pair->device, "compute", &pair->owner, NULL), FSDP_OK);
+    cr_assert_eq(ops->stream_create(pair->device, "reduce", &pair->other, NULL), FSDP_OK);
+    ops->submit(pair->owner, nothing, "", 1);
+    ops->own(pair->owner, pair->block, sizeof pair->block);
+}
+
+static void use(watched_pair *pair, fsdp_stream *stream)
+{
+    pair->device->ops->use(stream, pair->block + 10);
+    pair->device->ops->submit(stream, nothing, "", 1);
+}
+
+static void follow(watched_pair *pair, fsdp_stream *stream, fsdp_stream *after)
+{
+    pair->device->ops->wait(stream, pair->device->ops->record(after));
+}
+
+/* What the host is told at the end, and the text of it. */
+static fsdp_status close_pair(watched_pair *pair, const char *words)
+{
+    fsdp_error err = {0};
+    const fsdp_device_ops *ops = pair->device->ops;
+    cr_assert_eq(ops->sync(ops->record(pair->owner), &err), ops->check(pair->other, &err));
+    fsdp_status status = ops->check(pair->owner, &err);
+    ops->stream_free(pair->other);
+    ops->stream_free(pair->owner);
+    fsdp_device_close(pair->device);
+    cr_assert_neq(strstr(err.text, words), NULL, "'%s' has not '%s'", err.text, words);
+    return status;
+}
+
+static const char *const devices[] = {"cpu", "cpu-async"};
+
+Test(device_watch, a_stream_that_waits_may_use_and_give_back)
+{
+    for (size_t i = 0; i < 2; i++) {
+        watched_pair pair;
+        open_pair(&pair, devices[i]);
+        follow(&pair, pair.other, pair.owner);
+        use(&pair, pair.other);
+        follow(&pair, pair.owner, pair.other);
+        pair.device->ops->disown(pair.owner, pair.block);
+        cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
+    }
+}
+
+Test(device_watch, use_without_waiting_is_told)
+{
+    for (size_t i = 0; i < 2; i++) {
+        watched_pair pair;
+        open_pair(&pair, devices[i]);
+        use(&pair, pair.other);
+        cr_assert_eq(close_pair(&pair, "stream reduce uses 64 bytes of stream compute"),
+                     FSDP_ERR_INTERNAL);
+    }
+}
+
+Test(device_watch, giving_back_too_early_is_told)
+{
+    for (size_t i = 0; i < 2; i++) {
+        watched_pair pair;
+        open_pair(&pair, devices[i]);
+        follow(&pair, pair.other, pair.owner);
+        fsdp_event early = pair.device->ops->record(pair.other);
+        use(&pair, pair.other);
+        pair.device->ops->wait(pair.owner, early);
+        pair.device->ops->disown(pair.owner, pair.block);
+        cr_assert_eq(close_pair(&pair, "given back while stream reduce may use them"),
+                     FSDP_ERR_INTERNAL);
+    }
+}
+
+Test(device_watch, what_a_third_stream_has_waited_for_is_known)
+{
+    watched_pair pair;
+    fsdp_stream *third;
+    open_pair(&pair, "cpu-async");
+    cr_assert_eq(pair.device->ops->stream_create(pair.device, "third", &third, NULL), FSDP_OK);
+    follow(&pair, third, pair.owner);
+    follow(&pair, pair.other, third);
+    use(&pair, pair.other);
+    follow(&pair, third, pair.other);
+    follow(&pair, pair.owner, third);
+    pair.device->ops->disown(pair.owner, pair.block);
+    pair.device->ops->stream_free(third);
+    cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
+}
+
+Test(device_watch, a_block_that_was_owned_anew_forgets_what_was)
+{
+    watched_pair pair;
+    open_pair(&pair, "cpu");
+    follow(&pair, pair.other, pair.owner);
+    use(&pair, pair.other);
+    follow(&pair, pair.owner, pair.other);
+    pair.device->ops->disown(pair.owner, pair.block);
+    pair.device->ops->own(pair.other, pair.block, sizeof pair.block);
+    use(&pair, pair.other);
+    cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
+}
+
+/* More points than are kept: an event of long ago was reached. */
+Test(device_watch, an_old_event_holds_nobody_up)
+{
+    watched_pair pair;
+    open_pair(&pair, "cpu-async");
+    fsdp_event old = pair.device->ops->record(pair.owner);
+    for (int i = 0; i < 5000; i++) {
+        pair.device->ops->submit(pair.owner, nothing, "", 1);
+        (void)pair.device->ops->record(pair.owner);
+    }
+    cr_assert(pair.device->ops->is_reached(old));
+    pair.device->ops->wait(pair.other, old);
+    use(&pair, pair.other);
+    follow(&pair, pair.owner, pair.other);
+    pair.device->ops->disown(pair.owner, pair.block);
+    cr_assert_eq(close_pair(&pair, ""), FSDP_OK);
+}
