@@ -3,21 +3,40 @@
 
 #include <string.h>
 
-static size_t bytes_of(int32_t element)
+size_t fsdp_path_bytes(int32_t element)
 {
-    return element < 0 ? (size_t) - (int64_t)element : (size_t)element;
+    return (size_t)(element < 0 ? -(int64_t)element : element & ~FSDP_PATH_NUMBER);
 }
 
-/* 0, or digits without a zero before them, few enough for an int. */
-static bool is_position(const char *text, size_t size)
+/* 0, or digits without a zero before them. */
+static bool is_natural(const char *text, size_t size, size_t digits)
 {
-    enum { DIGITS = 9 };
-    if (size == 0 || size > DIGITS || (size > 1 && text[0] == '0'))
+    if (size == 0 || size > digits || (size > 1 && text[0] == '0'))
         return false;
     for (size_t i = 0; i < size; i++)
         if (text[i] < '0' || text[i] > '9')
             return false;
     return true;
+}
+
+/* Few enough digits for an int. */
+static bool is_position(const char *text, size_t size)
+{
+    return is_natural(text, size, 9);
+}
+
+/* Few enough for an int64_t. */
+bool fsdp_path_is_number(const char *text, size_t size)
+{
+    bool is_negative = size > 1 && text[0] == '-' && text[1] != '0';
+    return is_natural(text + is_negative, size - is_negative, 18);
+}
+
+static bool is_spelled(const char *text, size_t size, int32_t element)
+{
+    if (element < 0)
+        return is_position(text, size);
+    return !(element & FSDP_PATH_NUMBER) || fsdp_path_is_number(text, size);
 }
 
 bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t count)
@@ -26,10 +45,10 @@ bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t c
     if (count == 0 || count > FSDP_PATH_MOST)
         return false;
     for (size_t i = 0; i < count; i++) {
-        size_t bytes = bytes_of(path[i]);
+        size_t bytes = fsdp_path_bytes(path[i]);
         if (i > 0 && (at >= size || name[at++] != '.'))
             return false;
-        if (bytes > size - at || (path[i] < 0 && !is_position(name + at, bytes)))
+        if (bytes > size - at || !is_spelled(name + at, bytes, path[i]))
             return false;
         at += bytes;
     }
@@ -101,7 +120,7 @@ static size_t same_first(const char *old, const int32_t *path, size_t count, con
 {
     size_t at = 0, i = 0;
     for (; i + 1 < count; i++) {
-        size_t end = at + bytes_of(path[i]) + 1;
+        size_t end = at + fsdp_path_bytes(path[i]) + 1;
         if (end > size || memcmp(old + at, name + at, end - at) != 0)
             break;
         at = end;
@@ -116,7 +135,7 @@ static size_t same_last(const char *old_end, const int32_t *path, size_t count, 
 {
     size_t at = 0, n = 0;
     for (; n < most; n++) {
-        size_t bytes = bytes_of(path[count - 1 - n]) + 1;
+        size_t bytes = fsdp_path_bytes(path[count - 1 - n]) + 1;
         if (bytes > room - at || memcmp(old_end - at - bytes, name_end - at - bytes, bytes) != 0)
             break;
         at += bytes;

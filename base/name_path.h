@@ -1,7 +1,8 @@
 /*
  * How programs with nested dicts and lists nest a name: its path. The name is the path's elements joined
  * by dots, so a path only says where the elements end: per element its bytes in the name, negative for a
- * position in a list. "optim.0.lr" as ["optim", 0, "lr"] is 5, -1, 2.
+ * position in a list. "optim.0.lr" as ["optim", 0, "lr"] is 5, -1, 2. A key of a dict that is a number there,
+ * as in optimizer states of PyTorch, has FSDP_PATH_NUMBER beside its bytes.
  */
 #ifndef FSDP_NAME_PATH_H
 #define FSDP_NAME_PATH_H
@@ -12,7 +13,15 @@
 
 enum { FSDP_PATH_MOST = 1000, FSDP_PATH_DEFAULT_MOST = 4 };
 
-/* Do the elements make up the name, and are positions numbers as they are spelled? */
+enum { FSDP_PATH_NUMBER = 1 << 30 };
+
+/* Bytes of an element in the name. */
+size_t fsdp_path_bytes(int32_t element);
+
+/* Is the text a number as it is spelled in such a key? */
+bool fsdp_path_is_number(const char *text, size_t size);
+
+/* Do the elements make up the name, and are positions and numbers spelled as such? */
 bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t count);
 
 /*

@@ -1,7 +1,7 @@
 /* Containers by the one around them: see container_table.h. Used by nesting.c, torch_tree.c, dcp_fold.c. */
 #include "formats/container_table.h"
 
-#include "formats/nesting.h"
+#include "base/name_path.h"
 
 void container_table_release(container_table *table)
 {
@@ -14,10 +14,11 @@ const uint64_t *container_table_find(container_table *table, size_t parent, cons
                                      int32_t element)
 {
     uint64_t number = parent;
+    element = element < 0 ? element : element & ~FSDP_PATH_NUMBER; /* names cannot tell 1 from "1" */
     table->key.size = 0;
     fsdp_text_add(&table->key, (const char *)&number, sizeof number);
     fsdp_text_add(&table->key, (const char *)&element, sizeof element);
-    fsdp_text_add(&table->key, text, nesting_bytes(element));
+    fsdp_text_add(&table->key, text, fsdp_path_bytes(element));
     if (table->key.failed)
         return NULL;
     return fsdp_name_table_find(&table->table, table->key.data, table->key.size);

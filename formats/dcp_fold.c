@@ -65,7 +65,7 @@ static contents *go_down(folding *work, const fsdp_target_entry *entry, size_t i
     if (!found)
         return NULL;
     way->around = (size_t)*found + 1;
-    way->at += nesting_bytes(entry->path[i]) + 1;
+    way->at += fsdp_path_bytes(entry->path[i]) + 1;
     return &work->contents[*found];
 }
 
@@ -164,14 +164,14 @@ static bool are_of_one_item(const fsdp_target_entry *a, const fsdp_target_entry 
     size_t depth = run->depth, at = run->name_size + 1;
     return a->path_count > depth + 1 && b->path_count > depth + 1 &&
            a->path[depth] == b->path[depth] &&
-           memcmp(a->name + at, b->name + at, nesting_bytes(a->path[depth])) == 0;
+           memcmp(a->name + at, b->name + at, fsdp_path_bytes(a->path[depth])) == 0;
 }
 
 /* The entries from there on that share the run's next element. */
 static list_run item_at(const folding *work, const list_run *run, size_t from)
 {
     const fsdp_target_entry *first = &work->entries[from];
-    size_t bytes = nesting_bytes(first->path[run->depth]), end = from + 1;
+    size_t bytes = fsdp_path_bytes(first->path[run->depth]), end = from + 1;
     while (end < run->end && are_of_one_item(first, &work->entries[end], run))
         end++;
     return (list_run){from, end, run->depth + 1, run->name_size + 1 + bytes};

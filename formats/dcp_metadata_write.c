@@ -8,6 +8,7 @@
 #include "formats/dcp_write.h"
 
 #include "base/mem.h"
+#include "base/name_path.h"
 #include "formats/nesting.h"
 
 #include <stdio.h>
@@ -146,7 +147,7 @@ static void add_nesting(fsdp_pickler *pickler, const char *name, const int32_t *
 {
     fsdp_pickler_op(pickler, FSDP_OP_MARK);
     for (size_t i = 0; i < count; i++) {
-        size_t size = (size_t)abs(path[i]);
+        size_t size = fsdp_path_bytes(path[i]);
         if (path[i] < 0)
             fsdp_pickler_int(pickler, strtol(name, NULL, 10));
         else

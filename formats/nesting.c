@@ -40,18 +40,13 @@ void nesting_release(nesting *paths)
 
 /* --- one path --------------------------------------------------------------------------------- */
 
-size_t nesting_bytes(int32_t element)
-{
-    return (size_t)(element < 0 ? -element : element);
-}
-
 static bool is_long_list(const char *name, const int32_t *path, size_t count)
 {
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
         if (path[i] < 0 && strtol(name + at, NULL, 10) >= LONGEST_LIST)
             return true;
-        at += nesting_bytes(path[i]) + 1;
+        at += fsdp_path_bytes(path[i]) + 1;
     }
     return false;
 }
@@ -63,7 +58,8 @@ static fsdp_status set_path(nesting *paths, size_t i, const int32_t *path, size_
     if (!own)
         return fsdp_fail_memory(err, "the names of a checkpoint");
     memcpy(own, path, count * sizeof *own);
-    own[0] = (int32_t)nesting_bytes(own[0]); /* the outermost container is a dict */
+    if (own[0] < 0)
+        own[0] = (int32_t)fsdp_path_bytes(own[0]); /* the outermost container is a dict */
     paths->paths[i] = own;
     paths->counts[i] = count;
     return FSDP_OK;
@@ -130,7 +126,7 @@ static bool put_path(place_map *map, const char *name, const int32_t *path, size
         if (!found && path[i] < 0)
             count_item(&map->places[parent], name + at);
         parent = here;
-        at += nesting_bytes(path[i]) + 1;
+        at += fsdp_path_bytes(path[i]) + 1;
     }
     return true;
 }
@@ -175,7 +171,7 @@ static bool each_list(place_map *map, const fsdp_target_entry *entry, const int3
         if (!found)
             return true; /* no memory: see check_lists */
         parent = (size_t)*found;
-        at += nesting_bytes(path[i]) + 1;
+        at += fsdp_path_bytes(path[i]) + 1;
         if (path[i + 1] < 0 &&
             !visit(map, &map->places[parent], entry, path + i + 1, count - i - 1))
             return false;

@@ -33,7 +33,4 @@ FSDP_CHECKED fsdp_status nesting_find(const fsdp_target_entry *entries, size_t c
                                       nesting *nesting_out, fsdp_error *err);
 void nesting_release(nesting *paths);
 
-/* Bytes of an element in the name. */
-size_t nesting_bytes(int32_t element);
-
 #endif

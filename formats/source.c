@@ -199,7 +199,7 @@ static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
         return fsdp_fail_memory(err, "the names of a checkpoint");
     memcpy(own, source->nesting, count * sizeof *own);
     if (entry->name_size != size)
-        own[count - 1] = abs(own[count - 1]) + (int32_t)(entry->name_size - size);
+        own[count - 1] = (int32_t)(fsdp_path_bytes(own[count - 1]) + entry->name_size - size);
     entry->path = own;
     entry->path_count = count;
     return FSDP_OK;

@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ELEMENT_MOST = 1 << 30 };
+#include "base/name_path.h"
+
+enum { ELEMENT_MOST = FSDP_PATH_NUMBER - 1 };
 
 typedef struct walk {
     torch_archive *archive;
@@ -45,8 +47,10 @@ static void tell_path(const walk *at)
         fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
 }
 
+typedef enum element_kind { ELEMENT_KEY, ELEMENT_NUMBER, ELEMENT_POSITION } element_kind;
+
 /* The element is what was added to the name since begin_element. */
-static fsdp_status push_element(walk *at, size_t before, bool is_position)
+static fsdp_status push_element(walk *at, size_t before, element_kind kind)
 {
     size_t depth = (size_t)at->depth, start = before + (depth > 1);
     if (at->name.failed || !fsdp_grow(&at->path, &at->path_room, depth, sizeof *at->path))
@@ -54,13 +58,15 @@ static fsdp_status push_element(walk *at, size_t before, bool is_position)
     size_t size = at->name.size - start;
     if (size > ELEMENT_MOST)
         size = ELEMENT_MOST; /* the name itself will be refused */
-    at->path[depth - 1] = is_position ? -(int32_t)size : (int32_t)size;
+    at->path[depth - 1] = kind == ELEMENT_POSITION ? -(int32_t)size : (int32_t)size;
+    if (kind == ELEMENT_NUMBER && fsdp_path_is_number(at->name.data + start, size))
+        at->path[depth - 1] |= FSDP_PATH_NUMBER;
     return FSDP_OK;
 }
 
-static fsdp_status visit_element(walk *at, size_t before, bool is_position, fsdp_node node)
+static fsdp_status visit_element(walk *at, size_t before, element_kind kind, fsdp_node node)
 {
-    FSDP_TRY(push_element(at, before, is_position));
+    FSDP_TRY(push_element(at, before, kind));
     tell_path(at);
     fsdp_status st = visit(at, node);
     at->name.size = before;
@@ -73,7 +79,7 @@ static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
 {
     size_t before = begin_element(at);
     fsdp_text_addf(&at->name, "%zu", number);
-    return visit_element(at, before, true, node);
+    return visit_element(at, before, ELEMENT_POSITION, node);
 }
 
 static fsdp_status visit_items(walk *at, fsdp_node list)
@@ -86,8 +92,9 @@ static fsdp_status visit_items(walk *at, fsdp_node list)
 static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
 {
     size_t before = begin_element(at);
+    bool is_number = node_at(at->archive, key)->kind == FSDP_NODE_INT;
     torch_add_key(at->archive, key, &at->name);
-    return visit_element(at, before, false, value);
+    return visit_element(at, before, is_number ? ELEMENT_NUMBER : ELEMENT_KEY, value);
 }
 
 static fsdp_status visit_pairs(walk *at, fsdp_node dict)
@@ -256,7 +263,7 @@ static fsdp_status go_into_state(walk *at, fsdp_node state)
     }
     size_t before = begin_element(at);
     fsdp_text_addf(&at->name, "state");
-    return visit_element(at, before, false, state);
+    return visit_element(at, before, ELEMENT_KEY, state);
 }
 
 /* What an object was made with, and per item whether it is kept as an attribute, too. */

@@ -2,6 +2,7 @@
 #include "formats/torch_tree.h"
 
 #include "base/mem.h"
+#include "base/name_path.h"
 #include "formats/container_table.h"
 #include "formats/nesting.h"
 
@@ -75,7 +76,7 @@ static fsdp_status add_entry(tree *at, size_t i, fsdp_error *err)
     for (size_t e = 0; e + 1 < count; e++) {
         tree_node node = {.key = key, .element = path[e], .is_list = path[e + 1] < 0};
         FSDP_TRY(find_container(at, &node, &parent, err));
-        key += nesting_bytes(path[e]) + 1;
+        key += fsdp_path_bytes(path[e]) + 1;
     }
     tree_node leaf = {.key = key, .element = path[count - 1], .is_leaf = true, .entry = i};
     return add_node(at, parent, &leaf, err);
@@ -123,6 +124,14 @@ static fsdp_status sort_lists(tree *at, fsdp_error *err)
 
 /* --- telling ---------------------------------------------------------------------------------- */
 
+static void tell_key(fsdp_pickler *pickler, const tree_node *item)
+{
+    if (item->element >= 0 && item->element & FSDP_PATH_NUMBER)
+        fsdp_pickler_int(pickler, strtoll(item->key, NULL, 10));
+    else
+        fsdp_pickler_text(pickler, item->key, fsdp_path_bytes(item->element));
+}
+
 /* As deep as paths are long. */
 static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
 {
@@ -133,7 +142,7 @@ static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
     for (size_t i = node.first; i != NO_NODE; i = at->nodes[i].next) {
         if (!node.is_list)
-            fsdp_pickler_text(at->pickler, at->nodes[i].key, nesting_bytes(at->nodes[i].element));
+            tell_key(at->pickler, &at->nodes[i]);
         FSDP_TRY(tell(at, i, err));
     }
     fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_APPENDS : FSDP_OP_SETITEMS);

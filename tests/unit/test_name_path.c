@@ -36,6 +36,12 @@ Test(name_path, a_path_makes_up_its_name)
     cr_assert(fits("", PATH(0)));
     cr_assert(fits(".", PATH(0, 0)));
     cr_assert(fits("a..b", PATH(1, 0, 1)));
+    cr_assert(fits("state.0.lr", PATH(5, FSDP_PATH_NUMBER | 1, 2)));
+    cr_assert(fits("-12", PATH(FSDP_PATH_NUMBER | 3)));
+    cr_assert_not(fits("a.x", PATH(1, FSDP_PATH_NUMBER | 1)), "a number is spelled as one");
+    cr_assert_not(fits("-0", PATH(FSDP_PATH_NUMBER | 2)));
+    cr_assert_not(fits("", PATH(FSDP_PATH_NUMBER)));
+    cr_assert_not(fits("1234567890123456789", PATH(FSDP_PATH_NUMBER | 19)), "of 64 bits");
     cr_assert_not(fits("a", NULL, 0));
     cr_assert_not(fits("optim.0.lr", PATH(5, -1)));
     cr_assert_not(fits("optim.0.lr", PATH(5, -1, 2, 0)));
