@@ -64,17 +64,11 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
     return FSDP_OK;
 }
 
-static void refresh_master(fsdp_optim_state *state)
+void fsdp_optim_refresh_master(fsdp_optim_state *state)
 {
     if (state->master)
         fsdp_cast(state->master, FSDP_F32, state->param->shard, state->param->dtype,
                   (size_t)fsdp_param_own_count(state->param));
-}
-
-void fsdp_optim_refresh_masters(fsdp_optim *optim)
-{
-    for (size_t i = 0; i < optim->count; i++)
-        refresh_master(&optim->states[i]);
 }
 
 static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group, fsdp_error *err)
@@ -89,7 +83,7 @@ static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group,
                               &state->moments[i], err));
     if (needs_master(optim, param))
         FSDP_TRY(allocate(optim, param, sizeof(float), (void **)&state->master, err));
-    refresh_master(state);
+    fsdp_optim_refresh_master(state);
     return FSDP_OK;
 }
 

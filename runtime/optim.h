@@ -54,6 +54,20 @@ FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
 FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);
 FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr);
 
+/* One tensor of what an optimizer keeps for a parameter. */
+enum { FSDP_OPTIM_TENSORS = 4 };
+typedef struct fsdp_optim_tensor {
+    const char *name;          /* "step", "exp_avg", "exp_avg_sq", "momentum_buffer", "master" */
+    fsdp_dtype dtype;
+    int ndim;                  /* step: 0; the others have the parameter's shape and layout */
+    const int64_t *shape;
+    fsdp_layout layout;
+    void *data;                /* live: this rank's part, packed */
+} fsdp_optim_tensor;
+/* Local, and before the first step, too. Returns how many there are; 0: no state of this parameter. */
+FSDP_API size_t fsdp_optim_describe_state(const fsdp_optim *optim, const fsdp_param *param,
+                                          fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
+
 /* --- gradients -------------------------------------------------------------------------------- */
 
 typedef struct fsdp_clip_opts {

@@ -1,6 +1,7 @@
 /*
  * The inside of optimizers: state per parameter, in the order of the model. optim.c makes it and steps;
- * optim_clip.c measures gradients, optim_scaler.c scales losses; root_state.c saves and loads it.
+ * optim_clip.c measures gradients, optim_scaler.c scales losses; optim_state.c describes state to those who
+ * save and load it (state_internal.h).
  */
 #ifndef FSDP_OPTIM_INTERNAL_H
 #define FSDP_OPTIM_INTERNAL_H
@@ -42,8 +43,11 @@ struct fsdp_optim {
 int64_t fsdp_param_own_count(const fsdp_param *param);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
-/* Masters follow parameters that were changed by loading or by hand. */
-void fsdp_optim_refresh_masters(fsdp_optim *optim);
+/* A master follows its parameter, which was changed by loading or by hand. */
+void fsdp_optim_refresh_master(fsdp_optim_state *state);
+/* fsdp_optim_describe_state of a state that is known. */
+size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
+                                fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
 
 /* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what, fsdp_error *err);

@@ -1,5 +1,6 @@
 /* The first values of parameters: reproducible ones, the user's, or rank 0's. See root.h. */
 #include "runtime/root_internal.h"
+#include "runtime/state_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -132,25 +133,9 @@ typedef struct sync_work {
 /* The part of a slab that this rank holds goes to its place. */
 static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
 {
-    fsdp_box own = fsdp_box_whole(param->ndim, param->shape), part;
-    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS], at[FSDP_MAX_DIMS];
-    int64_t from = 0, to = 0, size = (int64_t)fsdp_dtype_size(param->dtype);
-    if (param->mesh)
-        own = param->shard_box;
-    if (!fsdp_box_intersect(slab, &own, &part))
-        return;
-    fsdp_box_strides(param->ndim, own.len, to_strides);
-    fsdp_box_strides(param->ndim, slab->len, from_strides);
-    for (int i = 0; i < param->ndim; i++) {
-        at[i] = part.lo[i];
-        to += (at[i] - own.lo[i]) * to_strides[i];
-        from += (at[i] - slab->lo[i]) * from_strides[i];
-        to_strides[i] *= size;
-        from_strides[i] *= size;
-    }
-    fsdp_kernels_get()->copy_box((char *)param->shard + to * size, to_strides,
-                                 (const char *)data + from * size, from_strides, param->ndim,
-                                 part.len, (size_t)size);
+    const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
+    fsdp_state_copy_range(slab, 0, fsdp_box_count(slab), data, &own, param->shard,
+                          fsdp_dtype_size(param->dtype));
 }
 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,

@@ -1,9 +1,14 @@
 /*
- * State dicts of a root: names, layouts and the live memory of shards, with no copy and no communication.
- * What they say is saved and loaded by checkpoint.h, at any other world size.
+ * State dicts of a root and its optimizers: what get_state_dict and set_state_dict are in PyTorch. Names do
+ * not depend on how the model is sharded, so that what one world gets another one sets.
  *
- * Names in checkpoints: model.<name>; optim.state.<name>.step, .exp_avg, ...;
- * optim.param_groups.<name>.lr, ...
+ *   model.<name>                       parameters, their further names as aliases, persistent buffers
+ *   optim.state.<name>.<kind>          step (a 0-d f32 tensor), exp_avg, exp_avg_sq, momentum_buffer, master
+ *   optim.param_groups.<name>.<hyper>  lr, betas, eps, weight_decay, ...: per parameter, or, with nested_optim,
+ *   optim.param_groups                 one list of a dict per group, {lr, ..., params: [names]}
+ *
+ * A dict is *sharded*, its values being the live memory of this rank's shards, or *full*, every value whole.
+ * docs/runtime.md, "State dicts", says how it goes; checkpoint.h saves and loads dicts at any world size.
  */
 #ifndef FSDP_STATE_H
 #define FSDP_STATE_H
@@ -15,24 +20,78 @@
 extern "C" {
 #endif
 
+/* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
 typedef struct fsdp_state_opts {
-    bool ignore_frozen;        /* leave out parameters that need no gradient */
-    bool no_model, no_optim;
+    bool no_model, no_optim;           /* leave them alone: get_optimizer_state_dict, get_model_state_dict */
+    bool ignore_frozen;                /* parameters that need no gradient are neither in what is got, nor
+                                        * missing, nor touched [ignore_frozen_params] */
+    bool full_state_dict;              /* whole tensors, see below */
+    bool cpu_offload;                  /* get: copies instead of live memory; of a full dict only rank 0 gets
+                                        * data, the others an empty dict. set: nothing more to do here */
+    bool broadcast_from_rank0;         /* set, with full_state_dict: rank 0 has the dict, the others any or
+                                        * NULL */
+    bool not_strict;                   /* set: names may be missing, and model names unexpected [strict] */
+    bool nested_optim;                 /* get: hyper-parameters as one list [not flatten_optimizer_state_dict]
+                                        * set takes both forms */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
+
+    /* Only what lies below these modules; NULL: all of the model. */
+    const char *const *submodules;
+    size_t submodule_count;
+    bool drop_submodule_prefixes;      /* their prefixes are no part of names [not keep_submodule_prefixes] */
+
+    /* The name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
+    const char *(*rename)(void *user, const char *name);
+    void *user;
 } fsdp_state_opts;
 
+/* --- get -------------------------------------------------------------------------------------- */
+
 /*
- * Local. Borrows the memory of shards, moments and buffers: free it before root and optim, and do not use it
- * inside a step. optim and opts may be NULL. Parameters come in the model's order, with their further names
- * as aliases, then persistent buffers, then the optimizer's state.
+ * Between steps; what is gathered is resharded. opts NULL: all zero. Optimizers may be none, and are merged.
+ *
+ * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: free it before root
+ * and optimizers, and do not use it inside a step.
+ * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer into
+ * memory of the dict; ranks whose dicts differ are told the first name that does.
  */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                                      const fsdp_state_opts *opts, fsdp_sd **sd_out,
+                                                      fsdp_error *err);
+/* The same with one optimizer, or NULL. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *optim,
                                                   const fsdp_state_opts *opts, fsdp_sd **sd_out,
                                                   fsdp_error *err);
-/* Local. After sd was loaded into: hyper-parameters and masters follow. */
+
+/* --- set -------------------------------------------------------------------------------------- */
+
+/*
+ * Outside a step: before backward, or after the optimizer's. Everything is copied into the memory that is
+ * there; shapes and dtypes must be the same. When it fails before the copying began, nothing was changed.
+ *
+ * Sharded: local. Each tensor must lie as the parameter does, a whole one is refused.
+ * full_state_dict: local. Each tensor is whole on every rank, with the same values, and each rank takes its
+ * part of it. With broadcast_from_rank0: collective over the world; one tensor at a time comes from rank 0
+ * through one bounded buffer.
+ *
+ * State of optimizers may be named by any name of its parameter, or by its number in the optimizer, as in
+ * Optimizer.state_dict(); `step` may be a number or a 0-d tensor; without `master` that follows the
+ * parameter. Hyper-parameters come in either form. Names outside both prefixes are the caller's own.
+ *
+ * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they are why it failed:
+ * missing ones, an error unless not_strict, and unexpected ones, an error below model_prefix unless
+ * not_strict.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                                      const fsdp_state_opts *opts, const fsdp_sd *sd,
+                                                      fsdp_load_report *report, fsdp_error *err);
+/* The same with one optimizer, or NULL. What fsdp_sd_load has brought into a sharded dict is there already:
+ * hyper-parameters and masters follow. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_optim *optim,
                                                        const fsdp_state_opts *opts, const fsdp_sd *sd,
                                                        fsdp_error *err);
+
+/* --- checkpoints ------------------------------------------------------------------------------ */
 
 /* Collective over the world. As fsdp_sd_save and fsdp_sd_load of the above; optim may be NULL: then the
  * checkpoint has, or may have, no optimizer. */
