@@ -1,5 +1,5 @@
-/* What an optimizer keeps for a parameter, as tensors. It is there since the optimizer was made, so that nobody
- * has to make a step to learn names and shapes. See optim.h. */
+/* What an optimizer keeps for a parameter, as tensors. It is there since the optimizer was made, so that
+ * nobody has to make a step to learn names and shapes. See optim.h. */
 #include "runtime/optim_internal.h"
 
 static fsdp_optim_tensor tensor_of(const fsdp_param *param, const char *name, fsdp_dtype dtype,

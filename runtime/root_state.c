@@ -1,4 +1,4 @@
-/* Checkpoints of a root and its optimizer: the live state dict (state_get.c), saved and loaded. See state.h. */
+/* Checkpoints of a root and its optimizer: the live dict (state_get.c), saved and loaded. See state.h. */
 #include "runtime/state_internal.h"
 
 fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)

@@ -1,8 +1,8 @@
 /*
- * Setting what only rank 0 has. First it tells everybody what that is: names, dtypes, shapes, values, and the
- * contents of 0-d tensors, as one text. Every rank matches that with its own live dict, and all see that it fits
- * before anything is touched. Then the tensors come one by one through one bounded buffer, of which each rank
- * keeps its part. The mirror is state_full.c.
+ * Setting what only rank 0 has. First it tells everybody what that is: names, dtypes, shapes, values, and
+ * the contents of 0-d tensors, as one text. Every rank matches that with its own live dict, and all see
+ * that it fits before anything is touched. Then the tensors come one by one through one bounded buffer, of
+ * which each rank keeps its part. The mirror is state_full.c.
  */
 #include "runtime/root_internal.h"
 #include "runtime/state_internal.h"

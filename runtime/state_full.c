@@ -1,7 +1,7 @@
 /*
- * Whole values of a live dict: on every rank, one tensor after the other through one bounded buffer; or on rank
- * 0 only, streamed over the control plane. First all ranks see that they ask for the same, so that a rank with
- * another dict is an error that names it, and not a wait. The mirror is state_broadcast.c.
+ * Whole values of a live dict: on every rank, one tensor after the other through one bounded buffer; or on
+ * rank 0 only, streamed over the control plane. First all ranks see that they ask for the same, so that a
+ * rank with another dict is an error that names it, and not a wait. The mirror is state_broadcast.c.
  */
 #include "runtime/root_internal.h"
 #include "runtime/state_internal.h"

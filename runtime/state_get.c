@@ -1,6 +1,6 @@
 /*
- * Getting: a dict of the memory that this rank holds, without a copy or a word to other ranks; then, where it
- * was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
+ * Getting: a dict of the memory that this rank holds, without a copy or a word to other ranks; then, where
+ * it was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
  */
 #include "runtime/state_internal.h"
 

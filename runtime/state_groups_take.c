@@ -1,7 +1,7 @@
 /*
- * Hyper-parameters out of state dicts, in either form, and numbers in place of names. A dict's groups are found
- * again by the parameters in them. All is checked before any of it is applied: two values for one group are
- * an error. The way there is state_groups.c.
+ * Hyper-parameters out of state dicts, in either form, and numbers in place of names. A dict's groups are
+ * found again by the parameters in them. All is checked before any of it is applied: two values for one
+ * group are an error. The way there is state_groups.c.
  */
 #include "runtime/state_internal.h"
 

@@ -109,7 +109,8 @@ typedef struct fsdp_state_hyper {
     bool is_shared;            /* by all groups of the optimizer */
 } fsdp_state_hyper;
 enum { FSDP_STATE_HYPERS = 6 };
-size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group, fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS]);
+size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
+                              fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS]);
 /* Groups of all optimizers before `until`. */
 size_t fsdp_state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until);
 

@@ -1,6 +1,6 @@
 /*
- * Which parameters are in a state dict, what they are called there, and whose state a name is. Names are the
- * paths of the model, below the wanted submodules, as the caller renames them. See state_internal.h.
+ * Which parameters are in a state dict, what they are called there, and whose state a name is. Names are
+ * the paths of the model, below the wanted submodules, as the caller renames them. See state_internal.h.
  */
 #include "runtime/state_internal.h"
 

@@ -1,7 +1,7 @@
 /*
  * Setting: a dict is matched with the live one that getting would give (state_get.c), by name; all of it is
- * checked; then everything is copied into the memory that is there. Whole tensors are cut here, or come from
- * rank 0 (state_broadcast.c).
+ * checked; then everything is copied into the memory that is there. Whole tensors are cut here, or come
+ * from rank 0 (state_broadcast.c).
  */
 #include "runtime/state_internal.h"
 

@@ -77,7 +77,8 @@ static inline fsdp_status declare_net(state_net *net, const fsdp_unit_opts *opts
     FSDP_TRY(fsdp_param_set_requires_grad(scale, false, err));
     FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.mean", FSDP_F32, 1, (int64_t[]){2}, true, NULL, err));
     FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.count", FSDP_I64, 0, NULL, true, NULL, err));
-    FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.scratch", FSDP_F32, 1, (int64_t[]){2}, false, NULL, err));
+    FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.scratch", FSDP_F32, 1, (int64_t[]){2}, false, NULL,
+                                   err));
     FSDP_TRY(net_unit(net, "layers.0", opts, err));
     return net_unit(net, "layers.1", opts, err);
 }

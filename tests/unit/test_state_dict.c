@@ -1,6 +1,7 @@
 /*
- * State dicts of sharded models, scenarios S1 to S10 of PyTorch's own tests: live values on every mesh, round
- * trips in place, values that stay live over steps, whole dicts on rank 0, and what must not be loaded silently.
+ * State dicts of sharded models, scenarios S1 to S10 of PyTorch's own tests: live values on every mesh,
+ * round trips in place, values that stay live over steps, whole dicts on rank 0, and what must not be
+ * loaded silently.
  */
 #include "tests/unit/state_net.h"
 
