@@ -109,7 +109,8 @@ static fsdp_status add(fsdp_model *model, const char *name, fsdp_dtype dtype, in
                           .data_dtype = dtype,
                           .ndim = ndim,
                           .requires_grad = fsdp_dtype_describe(dtype)->is_float};
-    memcpy(param->shape, shape, (size_t)ndim * sizeof *shape);
+    if (ndim > 0)
+        memcpy(param->shape, shape, (size_t)ndim * sizeof *shape);
     model->params[model->count++] = param;
     *param_out = param;
     return FSDP_OK;
