@@ -265,6 +265,8 @@ void fsdp_root_free(fsdp_root *root)
         fsdp_root_drop_all(root);
         give(root, root->buffers);
     }
+    if (root->context)
+        fsdp_context_drain(root->context); /* work reads what groups hold */
     for (size_t i = 0; i < root->unit_count; i++) {
         fsdp_unit *unit = root->units[i];
         for (size_t g = 0; g < unit->group_count; g++)

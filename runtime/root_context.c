@@ -32,8 +32,7 @@ fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, f
     return open_streams(context, err);
 }
 
-/* No stream is freed while another one still waits for it. */
-static void drain(fsdp_context *context)
+void fsdp_context_drain(fsdp_context *context)
 {
     const fsdp_device_ops *ops = context->device->ops;
     for (int i = 0; i < FSDP_STREAMS; i++)
@@ -57,7 +56,7 @@ void fsdp_context_release(fsdp_context *context)
     fsdp_context_flush_gather(context);
     fsdp_context_limit_inputs(context, 0);
     fsdp_context_give_all_reduced(context);
-    drain(context);
+    fsdp_context_drain(context); /* no stream is freed while another one still waits for it */
     fsdp_memory_release(&context->memory);
     forget_streams(context);
     for (int i = 0; i < FSDP_STREAMS; i++)

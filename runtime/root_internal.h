@@ -8,6 +8,8 @@
 /* --- root_context.c --------------------------------------------------------------------------- */
 
 fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err);
+/* Until every stream has done what was issued. */
+void fsdp_context_drain(fsdp_context *context);
 /* Room for as many reductions in flight as any unit wants. */
 fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err);
 
