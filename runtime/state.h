@@ -4,8 +4,8 @@
  *
  *   model.<name>                       parameters, their further names as aliases, persistent buffers
  *   optim.state.<name>.<kind>          step (a 0-d f32 tensor), exp_avg, exp_avg_sq, momentum_buffer, master
- *   optim.param_groups.<name>.<hyper>  lr, betas, eps, weight_decay, ... per parameter; or, with nested_optim,
- *   optim.param_groups                 one list of a dict per group, {lr, ..., params: [names]}
+ *   optim.param_groups.<name>.<hyper>  lr, betas, eps, weight_decay, ... per parameter; with nested_optim
+ *   optim.param_groups                 one list of a dict per group instead, {lr, ..., params: [names]}
  *
  * A dict is *sharded*, its values being the live memory of this rank's shards, or *full*, every value whole.
  * docs/runtime.md, "State dicts", says how it goes; checkpoint.h saves and loads dicts at any world size.
