@@ -1,6 +1,6 @@
 /*
- * State dicts: which names are in them, in both forms of hyper-parameters, and every name that a dict may have
- * when it is set; what is missing, unexpected, or refused.
+ * State dicts: which names are in them, in both forms of hyper-parameters, and every name that a dict may
+ * have when it is set; what is missing, unexpected, or refused.
  */
 #include "tests/unit/state_net.h"
 #include <fsdp/text.h>
