@@ -35,7 +35,7 @@ static fsdp_status run(state_net *net, fsdp_error *err)
     fsdp_sd *live = NULL;
     FSDP_TRY(net_get(net, NULL, &live, err));
     fsdp_status status = FSDP_OK;
-    for (int i = 0; i < 3 && status == FSDP_OK; i++)
+    for (int i = 0; i < 2 && status == FSDP_OK; i++)
         status = go_round(net, live, err);
     fsdp_sd_free(live);
     return status;
