@@ -50,35 +50,51 @@ int count_events(const world_rank *rank, const char *begin)
     return count;
 }
 
+fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body,
+                      world_rank *rank, fsdp_error *err)
+{
+    fsdp_status status = fsdp_device_open(device, &parts->device, err);
+    if (status == FSDP_OK)
+        status = fsdp_device_watch(&parts->device, err);
+    if (status == FSDP_OK)
+        status = fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
+    if (status == FSDP_OK)
+        status = fsdp_world_create(parts, &rank->world, err);
+    if (status != FSDP_OK)
+        return status;
+    fsdp_trace_set_listener(parts->trace, note, rank);
+    status = body(rank, err);
+    fsdp_world_free(rank->world);
+    fsdp_text_release(&rank->events);
+    return status;
+}
+
 static void *run_rank(void *user)
 {
     world_thread *self = user;
-    fsdp_world *world = NULL;
-    self->status = fsdp_device_open(self->device, &self->parts.device, &self->err);
-    if (self->status == FSDP_OK)
-        self->status = fsdp_device_watch(&self->parts.device, &self->err);
-    if (self->status == FSDP_OK)
-        self->status =
-            fsdp_trace_open(NULL, fsdp_ctl_rank(self->parts.ctl), &self->parts.trace, &self->err);
-    if (self->status == FSDP_OK)
-        self->status = fsdp_world_create(&self->parts, &world, &self->err);
-    if (self->status != FSDP_OK)
-        return NULL;
-    self->rank.world = world;
-    fsdp_trace_set_listener(self->parts.trace, note, &self->rank);
-    self->status = self->body(&self->rank, &self->err);
-    fsdp_world_free(world);
-    fsdp_text_release(&self->rank.events);
+    self->status = run_world(&self->parts, self->device, self->body, &self->rank, &self->err);
     return NULL;
 }
 
-fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err)
+/* The lowest failing rank's. */
+static fsdp_status first_failure(const world_thread *ranks, int n, fsdp_error *err)
+{
+    for (int i = 0; i < n; i++)
+        if (ranks[i].status != FSDP_OK) {
+            *err = ranks[i].err;
+            return ranks[i].status;
+        }
+    return FSDP_OK;
+}
+
+fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body,
+                              void *user, world_result *results_out, fsdp_error *err)
 {
     static world_thread ranks[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
     fsdp_fabric *fabrics[MOST_RANKS];
     FSDP_TRY(fsdp_ctl_threads(n, ctls, err));
-    FSDP_TRY(fsdp_fabric_threads(n, DEADLINE_MS, fabrics, err));
+    FSDP_TRY(fsdp_fabric_threads(n, deadline_ms, fabrics, err));
     for (int i = 0; i < n; i++) {
         ranks[i] = (world_thread){.body = body, .device = device, .rank.user = user};
         ranks[i].parts = (fsdp_world_parts){.local_rank = i,
@@ -86,17 +102,18 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
                                             .ctl = ctls[i],
                                             .fabric = fabrics[i],
                                             .check = true,
-                                            .deadline_ms = DEADLINE_MS};
+                                            .deadline_ms = deadline_ms};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]))
             return fsdp_fail(err, FSDP_ERR_LIMIT, "no thread for rank %d", i);
     }
-    fsdp_status status = FSDP_OK;
     for (int i = 0; i < n; i++)
         pthread_join(ranks[i].thread, NULL);
-    for (int i = n - 1; i >= 0; i--)
-        if (ranks[i].status != FSDP_OK) {
-            status = ranks[i].status;
-            *err = ranks[i].err;
-        }
-    return status;
+    for (int i = 0; i < n && results_out; i++)
+        results_out[i] = (world_result){ranks[i].status, ranks[i].err};
+    return first_failure(ranks, n, err);
+}
+
+fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err)
+{
+    return run_worlds_within(n, device, DEADLINE_MS, body, user, NULL, err);
 }

@@ -18,6 +18,19 @@ typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
 /* Runs body on n threads, each with its world on that device; the failure of the lowest failing rank. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
+/* The same with another deadline; what came of each rank. */
+typedef struct world_result {
+    fsdp_status status;
+    fsdp_error err;
+} world_result;
+fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
+                              world_result *results_out, fsdp_error *err);
+
+/* Makes a world of parts that have a control plane and a fabric, runs body in it, and frees it: what a
+ * rank's thread or process does. */
+fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body, world_rank *rank,
+                      fsdp_error *err);
+
 /* Forgets the events so far. */
 void forget_events(world_rank *rank);
 /* The number of times that a text begins an event. */

@@ -1,0 +1,24 @@
+/* Parameters of units as tests see them: values and gradients as f32, whatever they are stored in. */
+#ifndef FSDP_TESTS_TENSORS_H
+#define FSDP_TESTS_TENSORS_H
+
+#include <fsdp/root.h>
+
+/* The gathered parameter, elements of fsdp_param_data_box: its data, or a copy of them in scratch. NULL
+ * when it is not gathered. */
+const float *tensor_values(fsdp_param *param, float *scratch);
+/* Its gradient of this backward becomes that, rounded to its dtype. */
+fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *err);
+
+/* This rank's rows beside those of a whole tensor. tolerance 0: the same bits; else how far they may lie apart,
+ * relative to what is larger than one. */
+fsdp_status expect_shard(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
+fsdp_status expect_shard_grad(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
+
+/* This rank's rows go to their place in a whole tensor; without a gradient: zeros. */
+void keep_shard(fsdp_param *param, float *whole);
+void keep_shard_grad(fsdp_param *param, float *whole);
+
+bool are_close(double a, double b, double tolerance);
+
+#endif
