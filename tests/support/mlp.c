@@ -269,6 +269,16 @@ void mlp_values_init(const mlp_plan *plan, mlp_values *values_out)
     }
 }
 
+void mlp_values_round(mlp_values *values, fsdp_dtype dtype)
+{
+    enum { COUNT = sizeof *values / sizeof(float) };
+    unsigned char narrow[COUNT * sizeof(double)];
+    if (dtype == FSDP_F32)
+        return;
+    fsdp_cast(narrow, dtype, values, FSDP_F32, COUNT);
+    fsdp_cast(values, FSDP_F32, narrow, dtype, COUNT);
+}
+
 double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint64_t microbatch,
                             mlp_values *grads_out)
 {
@@ -311,16 +321,6 @@ void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *m
 
 /* --- replicas ----------------------------------------------------------------------------------- */
 
-static void round_all(mlp_values *values, fsdp_dtype dtype)
-{
-    enum { COUNT = sizeof *values / sizeof(float) };
-    unsigned char narrow[COUNT * sizeof(double)];
-    if (dtype == FSDP_F32)
-        return;
-    fsdp_cast(narrow, dtype, values, FSDP_F32, COUNT);
-    fsdp_cast(values, FSDP_F32, narrow, dtype, COUNT);
-}
-
 static fsdp_status add_up(mlp_values *values, fsdp_world *world, const fsdp_mesh *mesh,
                           fsdp_error *err)
 {
@@ -339,7 +339,7 @@ fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const 
 {
     replica->loss = mlp_plain_microbatch(net->plan, gathered ? gathered : &replica->values,
                                          microbatch, &replica->grads);
-    round_all(&replica->grads, fsdp_param_data_dtype(net->weight[0]));
+    mlp_values_round(&replica->grads, fsdp_param_data_dtype(net->weight[0]));
     return add_up(&replica->grads, world, net->mesh, err);
 }
 

@@ -59,6 +59,8 @@ typedef struct mlp_values {
 } mlp_values;
 
 void mlp_values_init(const mlp_plan *plan, mlp_values *values_out);
+/* To what a dtype can hold. */
+void mlp_values_round(mlp_values *values, fsdp_dtype dtype);
 double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint64_t microbatch,
                             mlp_values *grads_out);
 

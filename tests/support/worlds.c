@@ -76,15 +76,18 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-/* The lowest failing rank's. */
+/* The lowest failing rank's, rather of one that failed by itself than of one that missed another. */
 static fsdp_status first_failure(const world_thread *ranks, int n, fsdp_error *err)
 {
+    const world_thread *first = NULL;
     for (int i = 0; i < n; i++)
-        if (ranks[i].status != FSDP_OK) {
-            *err = ranks[i].err;
-            return ranks[i].status;
-        }
-    return FSDP_OK;
+        if (ranks[i].status != FSDP_OK &&
+            (!first || (first->status == FSDP_ERR_PEER && ranks[i].status != FSDP_ERR_PEER)))
+            first = &ranks[i];
+    if (!first)
+        return FSDP_OK;
+    *err = first->err;
+    return first->status;
 }
 
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body,

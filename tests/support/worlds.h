@@ -15,7 +15,8 @@ typedef struct world_rank {
 
 typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
 
-/* Runs body on n threads, each with its world on that device; the failure of the lowest failing rank. */
+/* Runs body on n threads, each with its world on that device; the failure of the lowest failing rank, but
+ * rather of one that failed by itself than of one that missed another. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
 /* The same with another deadline; what came of each rank. */

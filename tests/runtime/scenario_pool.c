@@ -1,0 +1,145 @@
+/*
+ * Scenario C21: buffers of gathers and reductions in memory that the communicator gives, between processes.
+ * None is taken before a unit asks for it, every one lies there afterwards, values stay what they are, and all
+ * goes back. A custom collective brings its own memory: it may come after, not before.
+ */
+#include "tests/support/mlp.h"
+#include "tests/support/world_processes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { LAYERS = 3 };
+
+/* --- a fabric that counts ----------------------------------------------------------------------- */
+
+static const fsdp_fabric_ops *usual;
+static int taken, given;
+
+static void *take(fsdp_fabric *fabric, size_t size)
+{
+    taken++;
+    return usual->alloc(fabric, size);
+}
+
+static void give(fsdp_fabric *fabric, void *data)
+{
+    given++;
+    usual->dealloc(fabric, data);
+}
+
+static void count_on(fsdp_fabric *fabric)
+{
+    static fsdp_fabric_ops counting;
+    usual = fabric->ops;
+    counting = *usual;
+    counting.alloc = take;
+    counting.dealloc = give;
+    fabric->ops = &counting;
+}
+
+/* --- steps -------------------------------------------------------------------------------------- */
+
+static fsdp_status step_both(mlp *net, fsdp_world *world, fsdp_error *err)
+{
+    mlp_replica replica = {0};
+    double loss;
+    mlp_values_init(net->plan, &replica.values);
+    uint64_t microbatch = (uint64_t)fsdp_world_rank(world);
+    FSDP_TRY(mlp_replica_backward(&replica, world, net, microbatch, NULL, err));
+    for (int i = 0; i < LAYERS; i++)
+        mlp_replica_divide(&replica, i, fsdp_world_size(world));
+    FSDP_TRY(mlp_microbatch(net, microbatch, &loss, err));
+    FSDP_TRY(mlp_expect_grads(net, &replica.grads, 0, err));
+    fsdp_root_zero_grad(net->root);
+    return loss == replica.loss
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_INTERNAL, "loss %.17g, not %.17g", loss, replica.loss);
+}
+
+static fsdp_status run_custom(void *user, fsdp_comm *comm, const fsdp_collective *call,
+                              fsdp_error *err)
+{
+    ++*(int *)user;
+    return fsdp_comm_run(comm, call, err);
+}
+
+static fsdp_status set_pools(mlp *net, bool from_comm, fsdp_error *err)
+{
+    for (int i = 0; i < LAYERS; i++)
+        FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i], from_comm,
+                                                                           err));
+    return FSDP_OK;
+}
+
+static fsdp_status expect_taken(bool some, fsdp_error *err)
+{
+    if ((taken > 0) == some)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "%d buffers of the communicator", taken);
+}
+
+/* The reverse order is an error. */
+static fsdp_status step_with_custom(mlp *net, fsdp_world *world, fsdp_error *err)
+{
+    int calls = 0;
+    const fsdp_custom_collective custom = {.user = &calls, .run = run_custom};
+    fsdp_error found = {0};
+    FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[0], &custom, err));
+    FSDP_TRY(step_both(net, world, err));
+    if (calls != (net->plan->opts.reshard_after_forward == FSDP_RESHARD_NEVER ? 1 : 2))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "%d calls of the custom collective", calls);
+    if (fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, &found) !=
+            FSDP_ERR_USAGE ||
+        !strstr(found.text, "custom collective"))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "then '%.200s'", found.text);
+    return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
+}
+
+static fsdp_status run_steps(mlp *net, fsdp_world *world, fsdp_error *err)
+{
+    FSDP_TRY(step_both(net, world, err));
+    FSDP_TRY(expect_taken(false, err));
+    FSDP_TRY(set_pools(net, true, err));
+    FSDP_TRY(step_both(net, world, err));
+    FSDP_TRY(expect_taken(true, err));
+    return step_with_custom(net, world, err);
+}
+
+static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
+{
+    int64_t size = fsdp_world_size(rank->world);
+    mlp_plan plan = mlp_plan_default(LAYERS, size);
+    mlp net;
+    plan.opts.reshard_after_forward = *(const int *)rank->user;
+    count_on(rank->world->parts.fabric);
+    FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
+    fsdp_status status = run_steps(&net, rank->world, err);
+    mlp_free(&net);
+    if (status == FSDP_OK && taken != given)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%d buffers taken, %d given back", taken, given);
+    return status;
+}
+
+int main(void)
+{
+    static const char *const devices[] = {"cpu", "cpu-async"};
+    static const int reshards[] = {FSDP_RESHARD_ALWAYS, FSDP_RESHARD_NEVER, 2};
+    int failed = 0;
+    for (int size = 2; size <= 4; size += 2)
+        for (size_t d = 0; d < 2; d++)
+            for (size_t r = 0; r < 2 + (size == 4); r++) {
+                int reshard = reshards[r];
+                world_processes worlds = {.size = size,
+                                          .deadline_ms = 30000,
+                                          .device = devices[d],
+                                          .body = run_rank,
+                                          .user = &reshard};
+                fsdp_error err = {0};
+                if (run_world_processes(&worlds, &err) == FSDP_OK)
+                    continue;
+                printf("%d processes on %s, reshard %d: %s\n", size, devices[d], reshard, err.text);
+                failed++;
+            }
+    return failed > 0;
+}
