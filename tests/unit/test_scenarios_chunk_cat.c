@@ -66,7 +66,7 @@ static fsdp_status build(packed_unit *packed, world_rank *rank, fsdp_error *err)
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &packed->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &packed->model, err));
     for (int i = 0; i < what->count; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "u.%d", i);
         FSDP_TRY(fsdp_model_add_param(packed->model, name, what->params[i].dtype,
                                       what->params[i].ndim, what->params[i].shape,
@@ -84,7 +84,7 @@ static fsdp_status build(packed_unit *packed, world_rank *rank, fsdp_error *err)
 /* Numbers that are rounded in the narrow dtypes. */
 static float grad_at(int param, int64_t element)
 {
-    char name[8];
+    char name[16];
     snprintf(name, sizeof name, "g%d", param);
     return (float)fsdp_uniform(4, name, (uint64_t)element);
 }

@@ -61,7 +61,7 @@ static fsdp_status build(wide_unit *wide, world_rank *rank, fsdp_error *err)
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &wide->mesh, err));
     FSDP_TRY(fsdp_model_create(rank->world, &wide->model, err));
     for (size_t i = 0; i < COUNT; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "u.%zu", i);
         FSDP_TRY(fsdp_model_add_param(wide->model, name, FSDP_F32, shapes[i][1] > 0 ? 2 : 1,
                                       shapes[i], &wide->params[i], err));
