@@ -1,7 +1,8 @@
 /*
- * Scenario C21: buffers of gathers and reductions in memory that the communicator gives, between processes.
- * None is taken before a unit asks for it, every one lies there afterwards, values stay what they are, and all
- * goes back. A custom collective brings its own memory: it may come after, not before.
+ * Scenario C21: buffers of gathers and reductions in memory that the communicator gives, between
+ * processes. None is taken before a unit asks for it, every one lies there afterwards, values stay
+ * what they are, and all goes back. A custom collective brings its own memory: it may come after,
+ * not before.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/world_processes.h"
@@ -11,7 +12,8 @@
 
 enum { LAYERS = 3 };
 
-/* --- a fabric that counts ----------------------------------------------------------------------- */
+/* --- a fabric that counts
+ * ----------------------------------------------------------------------- */
 
 static const fsdp_fabric_ops *usual;
 static int taken, given;
@@ -38,7 +40,8 @@ static void count_on(fsdp_fabric *fabric)
     fabric->ops = &counting;
 }
 
-/* --- steps -------------------------------------------------------------------------------------- */
+/* --- steps
+ * -------------------------------------------------------------------------------------- */
 
 static fsdp_status step_both(mlp *net, fsdp_world *world, fsdp_error *err)
 {

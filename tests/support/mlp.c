@@ -7,7 +7,8 @@
 
 #include "tests/support/tensors.h"
 
-/* --- plans -------------------------------------------------------------------------------------- */
+/* --- plans
+ * -------------------------------------------------------------------------------------- */
 
 mlp_plan mlp_plan_default(int layers, int64_t ranks)
 {
@@ -34,7 +35,8 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
         snprintf(out, 32, "L%d", layer);
 }
 
-/* --- making it ---------------------------------------------------------------------------------- */
+/* --- making it
+ * ---------------------------------------------------------------------------------- */
 
 static fsdp_status declare_layer(mlp *net, int i, fsdp_error *err)
 {
@@ -117,7 +119,8 @@ void mlp_free(mlp *net)
     *net = (mlp){0};
 }
 
-/* --- arithmetic --------------------------------------------------------------------------------- */
+/* --- arithmetic
+ * --------------------------------------------------------------------------------- */
 
 static void layer_forward(float *y, const float *x, const float *w, const float *b, int out, int in,
                           bool has_relu)
@@ -174,7 +177,8 @@ static bool has_relu(const mlp_plan *plan, int layer)
     return layer + 1 < plan->layers;
 }
 
-/* --- over units --------------------------------------------------------------------------------- */
+/* --- over units
+ * --------------------------------------------------------------------------------- */
 
 static bool is_own(const mlp *net, int layer)
 {
@@ -251,7 +255,8 @@ fsdp_status mlp_microbatch(mlp *net, uint64_t microbatch, double *loss_out, fsdp
     return mlp_backward(net, dy, err);
 }
 
-/* --- in plain C --------------------------------------------------------------------------------- */
+/* --- in plain C
+ * --------------------------------------------------------------------------------- */
 
 void mlp_values_init(const mlp_plan *plan, mlp_values *values_out)
 {
@@ -319,7 +324,8 @@ void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *m
     }
 }
 
-/* --- replicas ----------------------------------------------------------------------------------- */
+/* --- replicas
+ * ----------------------------------------------------------------------------------- */
 
 static fsdp_status add_up(mlp_values *values, fsdp_world *world, const fsdp_mesh *mesh,
                           fsdp_error *err)
@@ -351,7 +357,8 @@ void mlp_replica_divide(mlp_replica *replica, int layer, double divisor)
         replica->grads.bias[layer][i] /= (float)divisor;
 }
 
-/* --- both --------------------------------------------------------------------------------------- */
+/* --- both
+ * --------------------------------------------------------------------------------------- */
 
 fsdp_status mlp_gather(mlp *net, mlp_values *values_out, fsdp_error *err)
 {

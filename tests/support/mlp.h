@@ -68,8 +68,8 @@ double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint
 typedef struct mlp_moments { mlp_values first, second; int step; } mlp_moments;
 void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *moments);
 
-/* A rank that has all, and adds up gradients with the others, over the last dim of the mesh first, as shards
- * do. */
+/* A rank that has all, and adds up gradients with the others, over the last dim of the mesh first, as
+ * shards do. */
 typedef struct mlp_replica {
     mlp_values values, grads;
     mlp_moments moments;

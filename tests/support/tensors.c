@@ -37,7 +37,8 @@ bool are_close(double a, double b, double tolerance)
     return fabs(a - b) <= tolerance * fmax(1, fabs(b));
 }
 
-/* --- rows of a rank ----------------------------------------------------------------------------- */
+/* --- rows of a rank
+ * ----------------------------------------------------------------------------- */
 
 static bool next_element(const fsdp_box *box, int64_t *at)
 {

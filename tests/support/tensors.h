@@ -10,8 +10,8 @@ const float *tensor_values(fsdp_param *param, float *scratch);
 /* Its gradient of this backward becomes that, rounded to its dtype. */
 fsdp_status tensor_give_grad(fsdp_param *param, const float *grad, fsdp_error *err);
 
-/* This rank's rows beside those of a whole tensor. tolerance 0: the same bits; else how far they may lie apart,
- * relative to what is larger than one. */
+/* This rank's rows beside those of a whole tensor. tolerance 0: the same bits; else how far they may lie
+ * apart, relative to what is larger than one. */
 fsdp_status expect_shard(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
 fsdp_status expect_shard_grad(fsdp_param *param, const float *whole, double tolerance, fsdp_error *err);
 

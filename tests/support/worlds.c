@@ -76,7 +76,8 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-/* The lowest failing rank's, rather of one that failed by itself than of one that missed another. */
+/* The lowest failing rank's, rather of one that failed by itself than of one that missed
+ * another. */
 static fsdp_status first_failure(const world_thread *ranks, int n, fsdp_error *err)
 {
     const world_thread *first = NULL;

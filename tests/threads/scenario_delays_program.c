@@ -1,8 +1,8 @@
 /*
- * Scenario C23: streams that are late. On cpu-async, work of some or all streams is held up, and every block
- * that the pool has free is taken, overwritten and given back between the layers: whoever gives a block back
- * too early, or reads too late, has other gradients than the reference. Plain program, so that ThreadSanitizer
- * sees it.
+ * Scenario C23: streams that are late. On cpu-async, work of some or all streams is held up, and
+ * every block that the pool has free is taken, overwritten and given back between the layers:
+ * whoever gives a block back too early, or reads too late, has other gradients than the reference.
+ * Plain program, so that ThreadSanitizer sees it.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -20,7 +20,8 @@ typedef struct delayed_case {
     bool replicated, narrow, offload, separate, from_comm;
 } delayed_case;
 
-/* --- a device whose streams are late ------------------------------------------------------------ */
+/* --- a device whose streams are late
+ * ------------------------------------------------------------ */
 
 static const fsdp_device_ops *usual;
 static fsdp_device_ops late;
@@ -55,7 +56,8 @@ static fsdp_status prepare_device(fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- whoever comes next gets the memory --------------------------------------------------------- */
+/* --- whoever comes next gets the memory
+ * --------------------------------------------------------- */
 
 typedef struct scribble_args {
     void *data;
@@ -94,7 +96,8 @@ static fsdp_status overwrite_free_blocks(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- a step of both ----------------------------------------------------------------------------- */
+/* --- a step of both
+ * ----------------------------------------------------------------------------- */
 
 static fsdp_status forward_and_backward(mlp *net, uint64_t microbatch, double *loss_out,
                                         fsdp_error *err)
@@ -196,7 +199,8 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- the cases ---------------------------------------------------------------------------------- */
+/* --- the cases
+ * ---------------------------------------------------------------------------------- */
 
 static bool try_case(const delayed_case *what)
 {

@@ -1,6 +1,6 @@
 /*
- * Scenario C5: what a reduce-scatter is given, when gradients of several dtypes and cut along several dims are
- * packed, is bit for bit what casting each and then packing them one by one gives.
+ * Scenario C5: what a reduce-scatter is given, when gradients of several dtypes and cut along
+ * several dims are packed, is bit for bit what casting each and then packing them one by one gives.
  */
 #include "tests/support/worlds.h"
 
@@ -37,7 +37,8 @@ typedef struct packed_unit {
     fsdp_dtype input_dtype;
 } packed_unit;
 
-/* --- the unit ----------------------------------------------------------------------------------- */
+/* --- the unit
+ * ----------------------------------------------------------------------------------- */
 
 static fsdp_status keep_input(void *user, fsdp_comm *comm, const fsdp_collective *call,
                               fsdp_error *err)
@@ -109,7 +110,8 @@ static fsdp_status backward(packed_unit *packed, fsdp_error *err)
     return fsdp_root_end_backward(packed->root, err);
 }
 
-/* --- the model ---------------------------------------------------------------------------------- */
+/* --- the model
+ * ---------------------------------------------------------------------------------- */
 
 /* One element as it is in its gradient, then in the dtype of the reduction. */
 static void cast_one(const packed_case *what, int param, int64_t element, fsdp_dtype to_type,
@@ -205,7 +207,8 @@ static void expect_case(const packed_case *what)
     }
 }
 
-/* --- tests -------------------------------------------------------------------------------------- */
+/* --- tests
+ * -------------------------------------------------------------------------------------- */
 
 static packed_case mix(fsdp_dtype first, fsdp_dtype second)
 {

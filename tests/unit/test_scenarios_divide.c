@@ -1,7 +1,7 @@
 /*
- * Scenarios C9 and C22: what divides gradients. A factor of the root's goes to the root's own parameters only,
- * on every mesh, for ten steps as a replica does that adds up and divides by itself; and the trace says with
- * which operation, of how many elements, units are reduced.
+ * Scenarios C9 and C22: what divides gradients. A factor of the root's goes to the root's own
+ * parameters only, on every mesh, for ten steps as a replica does that adds up and divides by
+ * itself; and the trace says with which operation, of how many elements, units are reduced.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -34,7 +34,8 @@ static void expect_on_devices(world_body body, void *user)
     }
 }
 
-/* --- C9: a factor of the root's ----------------------------------------------------------------- */
+/* --- C9: a factor of the root's
+ * ----------------------------------------------------------------- */
 
 typedef struct factor_case {
     mlp_plan plan;
@@ -95,7 +96,8 @@ Test(scenarios_divide, c9_a_factor_goes_to_the_roots_own_parameters)
         }
 }
 
-/* --- C22: what the trace says ------------------------------------------------------------------- */
+/* --- C22: what the trace says
+ * ------------------------------------------------------------------- */
 
 typedef struct traced_case {
     mlp_plan plan;

@@ -1,7 +1,7 @@
 /*
  * Scenario C16: units of several members. Their names are joined, each group is gathered before the
- * one behind it is reduced, and a group of which a member never runs is completed at the end of forward and of
- * backward, and still trains.
+ * one behind it is reduced, and a group of which a member never runs is completed at the end of
+ * forward and of backward, and still trains.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -31,8 +31,9 @@ static fsdp_status expect(world_rank *rank, const char *events, fsdp_error *err)
     return status;
 }
 
-/* Autograd comes to the output of a layer, that is to its pre_backward, before the layer above is through. What
- * was completed at the end of forward comes last in the order of forwards: no prefetch finds it. */
+/* Autograd comes to the output of a layer, that is to its pre_backward, before the layer above
+ * is through. What was completed at the end of forward comes last in the order of forwards: no
+ * prefetch finds it. */
 static fsdp_status begin_backward_early(mlp *net, fsdp_error *err)
 {
     if (!net->plan->is_skipped[1])
@@ -68,7 +69,8 @@ static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, i
     return mlp_expect(net, &replica->values, 1e-6, err);
 }
 
-/* --- all members run ---------------------------------------------------------------------------- */
+/* --- all members run
+ * ---------------------------------------------------------------------------- */
 
 static mlp_plan transformer_like(void)
 {
@@ -107,7 +109,8 @@ Test(scenarios_groups, c16_each_group_is_gathered_before_the_one_behind_it_is_re
     expect_on_devices(train_groups);
 }
 
-/* --- a member that never runs ------------------------------------------------------------------- */
+/* --- a member that never runs
+ * ------------------------------------------------------------------- */
 
 static mlp_plan with_unused(void)
 {

@@ -1,6 +1,7 @@
 /*
- * Scenario C10: how many inputs of reductions are in flight changes no bit, in bf16, on meshes with and without
- * replicas; units of one root share the largest number, and each keeps what it was told.
+ * Scenario C10: how many inputs of reductions are in flight changes no bit, in bf16, on meshes with
+ * and without replicas; units of one root share the largest number, and each keeps what it was
+ * told.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"

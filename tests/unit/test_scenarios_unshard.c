@@ -1,7 +1,7 @@
 /*
- * Scenarios C18 to C20: units that are gathered at other times than their hooks'. A backward prefetch of what
- * has had its backward, siblings gathered ahead beside all-reduces of the caller's own, units without
- * parameters, and before the first step.
+ * Scenarios C18 to C20: units that are gathered at other times than their hooks'. A backward
+ * prefetch of what has had its backward, siblings gathered ahead beside all-reduces of the caller's
+ * own, units without parameters, and before the first step.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -30,7 +30,8 @@ static void expect_on_devices(world_body body, void *user)
     }
 }
 
-/* --- beside a replica --------------------------------------------------------------------------- */
+/* --- beside a replica
+ * --------------------------------------------------------------------------- */
 
 static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
@@ -70,7 +71,8 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- C18: a prefetch that comes too late -------------------------------------------------------- */
+/* --- C18: a prefetch that comes too late
+ * -------------------------------------------------------- */
 
 static fsdp_status prefetch_what_is_done(mlp *net, world_rank *rank, fsdp_error *err)
 {
@@ -94,7 +96,8 @@ Test(scenarios_unshard, c18_a_prefetch_of_what_is_done_changes_nothing)
     expect_on_devices(train_both, &what);
 }
 
-/* --- C19: siblings gathered ahead --------------------------------------------------------------- */
+/* --- C19: siblings gathered ahead
+ * --------------------------------------------------------------- */
 
 /* The same ranks in another order: a group of its own. */
 static fsdp_status connect_backwards(mlp *net, world_rank *rank, fsdp_error *err)
@@ -152,7 +155,8 @@ Test(scenarios_unshard, c19_siblings_are_gathered_beside_all_reduces)
     expect_on_devices(train_both, &what);
 }
 
-/* --- C20: nothing to gather, and before the first step ------------------------------------------ */
+/* --- C20: nothing to gather, and before the first step
+ * ------------------------------------------ */
 
 static fsdp_status expect_gathered(mlp *net, const mlp_values *values, fsdp_error *err)
 {

@@ -1,7 +1,7 @@
 /*
- * What gathers and reductions compute, against a model element by element: every size on small meshes, HSDP
- * and tensor parallelism, other dims, dtypes, divide factors, gradients that are kept, and what is counted as
- * memory.
+ * What gathers and reductions compute, against a model element by element: every size on small
+ * meshes, HSDP and tensor parallelism, other dims, dtypes, divide factors, gradients that are kept,
+ * and what is counted as memory.
  */
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>
@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- one unit of some parameters ---------------------------------------------------------------- */
+/* --- one unit of some parameters
+ * ---------------------------------------------------------------- */
 
 enum { MOST_PARAMS = 20 };
 
@@ -81,7 +82,8 @@ static fsdp_status add(one_unit *one, fsdp_dtype dtype, int ndim, const int64_t 
                                 err);
 }
 
-/* --- gathers ------------------------------------------------------------------------------------ */
+/* --- gathers
+ * ------------------------------------------------------------------------------------ */
 
 /* Every element is its own number. */
 static float number_at(const fsdp_param *param, const int64_t *at)
@@ -279,7 +281,8 @@ Test(unit_values, other_dims_must_divide_evenly)
     cr_assert_eq(run_worlds(3, "cpu", expect_uneven_error, &what, &err), FSDP_OK, "%s", err.text);
 }
 
-/* --- reductions --------------------------------------------------------------------------------- */
+/* --- reductions
+ * --------------------------------------------------------------------------------- */
 
 typedef struct divide_case {
     double factor; /* 0: none */
@@ -425,7 +428,8 @@ Test(unit_values, gradients_are_reduced_along_other_dims)
     expect_case((unit_case){1, {3}, {"dp"}, opts, declare_few, reduce, &divide});
 }
 
-/* --- partial reductions whose gradients change ---------------------------------------------------- */
+/* --- partial reductions whose gradients change
+ * ---------------------------------------------------- */
 
 static fsdp_status give_one(one_unit *one, int which, fsdp_error *err)
 {
@@ -471,7 +475,8 @@ Test(unit_values, partial_reductions_are_packed_anew_when_gradients_change)
         2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, change_partial, NULL});
 }
 
-/* --- errors and memory ---------------------------------------------------------------------------- */
+/* --- errors and memory
+ * ---------------------------------------------------------------------------- */
 
 static fsdp_status ask_too_early(world_rank *rank, one_unit *one, fsdp_error *err)
 {
@@ -538,7 +543,8 @@ Test(unit_values, memory_is_counted_by_class)
         (unit_case){1, {2}, {"dp"}, fsdp_unit_opts_default(NULL), declare_few, count_memory, NULL});
 }
 
-/* --- values that anybody can compute -------------------------------------------------------------- */
+/* --- values that anybody can compute
+ * -------------------------------------------------------------- */
 
 Test(unit_values, uniform_numbers_are_the_documented_ones)
 {
