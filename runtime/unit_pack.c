@@ -134,7 +134,9 @@ static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chu
                                 .to_type = filled->to_type,
                                 .from_type = filled->to_type,
                                 .pitch = filled->pitch};
-    int64_t whole = param->n / param->chunk, width = param->chunk * param->rest;
+    /* a part of a tensor-parallel parameter may have no rows at all */
+    int64_t whole = param->chunk > 0 ? param->n / param->chunk : 0;
+    int64_t width = param->chunk * param->rest;
     int64_t left = (param->n - whole * param->chunk) * param->rest;
     if (!filled->from)
         whole = left = 0;
