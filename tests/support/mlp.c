@@ -38,6 +38,16 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
 /* --- making it
  * ---------------------------------------------------------------------------------- */
 
+static fsdp_status place_layer(mlp *net, int i, fsdp_error *err)
+{
+    const fsdp_placement columns = {FSDP_SHARD, 0, 0}, rows = {FSDP_SHARD, 1, 0};
+    const char *dim = net->plan->tensor_dim;
+    if (i % 2 == 1) /* its bias is everywhere */
+        return fsdp_param_set_placement(net->weight[i], dim, rows, err);
+    FSDP_TRY(fsdp_param_set_placement(net->weight[i], dim, columns, err));
+    return fsdp_param_set_placement(net->bias[i], dim, columns, err);
+}
+
 static fsdp_status declare_layer(mlp *net, int i, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
@@ -48,7 +58,8 @@ static fsdp_status declare_layer(mlp *net, int i, fsdp_error *err)
     snprintf(name, sizeof name, "%s.weight", prefix);
     FSDP_TRY(fsdp_model_add_param(net->model, name, dtype, 2, shape, &net->weight[i], err));
     snprintf(name, sizeof name, "%s.bias", prefix);
-    return fsdp_model_add_param(net->model, name, dtype, 1, shape, &net->bias[i], err);
+    FSDP_TRY(fsdp_model_add_param(net->model, name, dtype, 1, shape, &net->bias[i], err));
+    return plan->tensor_dim ? place_layer(net, i, err) : FSDP_OK;
 }
 
 /* The unit of layer `first` and its neighbours; returns the layer behind them by *next_out. */
@@ -153,7 +164,7 @@ static void layer_backward(float *dy, const float *x, const float *y, const floa
     memcpy(dy, dx, sizeof dx);
 }
 
-static void fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x)
+void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x)
 {
     uint64_t first = microbatch * MLP_ROWS * (uint64_t)plan->widths[0];
     for (int i = 0; i < MLP_ROWS * plan->widths[0]; i++)
@@ -206,7 +217,7 @@ static fsdp_status forward_layer(mlp *net, int i, fsdp_error *err)
 
 fsdp_status mlp_forward(mlp *net, uint64_t microbatch, fsdp_error *err)
 {
-    fill_rows(net->plan, microbatch, net->x[0]);
+    mlp_fill_rows(net->plan, microbatch, net->x[0]);
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(fsdp_root_unit(net->root), err));
     for (int i = 0; i < net->plan->layers; i++)
@@ -289,7 +300,7 @@ double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint
 {
     float x[MLP_LAYERS + 1][MLP_ROWS * MLP_WIDTH], dy[MLP_ROWS * MLP_WIDTH];
     const int *widths = plan->widths;
-    fill_rows(plan, microbatch, x[0]);
+    mlp_fill_rows(plan, microbatch, x[0]);
     memset(grads_out, 0, sizeof *grads_out);
     for (int i = 0; i < plan->layers; i++)
         if (plan->is_skipped[i])

@@ -20,6 +20,8 @@ typedef struct mlp_plan {
     int64_t mesh_shape[3];
     const char *mesh_names[3];
     fsdp_dtype dtype;                  /* as stored; NONE: f32 */
+    const char *tensor_dim;            /* NULL; or the mesh dim over which even layers are cut by columns,
+                                        * odd ones by rows */
     fsdp_unit_opts opts;               /* without mesh */
     int root_reshard;
 } mlp_plan;
@@ -46,6 +48,7 @@ void mlp_free(mlp *net);
 
 /* The rows of a microbatch, forward and backward. */
 fsdp_status mlp_forward(mlp *net, uint64_t microbatch, fsdp_error *err);
+void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x_out);
 double mlp_loss(const mlp *net, uint64_t microbatch, float *dy_out);
 fsdp_status mlp_backward_layer(mlp *net, int layer, float *dy, fsdp_error *err);
 fsdp_status mlp_backward(mlp *net, float *dy, fsdp_error *err);
