@@ -1,4 +1,5 @@
-/* The small transformer over ranks that are processes: the bits of one rank, in some modes of each kind. */
+/* The small transformer over ranks that are processes: the bits of one rank, in some modes of
+ * each kind. */
 #include "tests/support/transformer_units.h"
 #include "tests/support/world_processes.h"
 

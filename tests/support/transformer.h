@@ -1,7 +1,7 @@
 /*
- * The arithmetic of a small transformer, in plain C: tokens and places are embedded, blocks of causal attention
- * with two heads and of an MLP, each behind a layer norm, and a head that is tied with the embedding. Every
- * function does the same arithmetic in the same order wherever it runs.
+ * The arithmetic of a small transformer, in plain C: tokens and places are embedded, blocks of causal
+ * attention with two heads and of an MLP, each behind a layer norm, and a head that is tied with the
+ * embedding. Every function does the same arithmetic in the same order wherever it runs.
  */
 #ifndef FSDP_TESTS_TRANSFORMER_H
 #define FSDP_TESTS_TRANSFORMER_H

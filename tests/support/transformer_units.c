@@ -20,7 +20,8 @@ typedef struct transformer_net {
     fsdp_param *own[ROOT_PARAMS], *params[BLOCKS][BLOCK_PARAMS];
 } transformer_net;
 
-/* --- making it ---------------------------------------------------------------------------------- */
+/* --- making it
+ * ---------------------------------------------------------------------------------- */
 
 static fsdp_status declare(transformer_net *net, const char *prefix, const transformer_param *list,
                            int count, fsdp_param **params, fsdp_error *err)
@@ -119,7 +120,8 @@ static void free_net(transformer_net *net)
     fsdp_mesh_free(net->mesh);
 }
 
-/* --- a microbatch ------------------------------------------------------------------------------- */
+/* --- a microbatch
+ * ------------------------------------------------------------------------------- */
 
 /* Parameters of one unit as f32, and gradients to be. */
 typedef struct unit_values {
@@ -211,7 +213,8 @@ static fsdp_status run_microbatch(transformer_net *net, int step, int number, do
     return backward(net, &state, err);
 }
 
-/* --- parameters beside a record ----------------------------------------------------------------- */
+/* --- parameters beside a record
+ * ----------------------------------------------------------------- */
 
 typedef fsdp_status (*look_at_param)(fsdp_param *param, float *whole, double tolerance,
                                      fsdp_error *err);
@@ -254,7 +257,8 @@ static fsdp_status note_grad(fsdp_param *param, float *whole, double tolerance, 
     return FSDP_OK;
 }
 
-/* --- one rank ----------------------------------------------------------------------------------- */
+/* --- one rank
+ * ----------------------------------------------------------------------------------- */
 
 typedef struct alone_run {
     const transformer_mode *mode;
@@ -313,7 +317,8 @@ fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatch
     return run_world(&parts, "cpu", run_alone, &rank, err);
 }
 
-/* --- many --------------------------------------------------------------------------------------- */
+/* --- many
+ * --------------------------------------------------------------------------------------- */
 
 static fsdp_status compare_step(transformer_net *net, const transformer_record *expected, int step,
                                 fsdp_error *err)

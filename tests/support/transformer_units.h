@@ -1,7 +1,7 @@
 /*
- * The transformer of transformer.h, trained over units: one per block, and the root with the embedding, which is
- * tied with the head. Whatever the mode, every rank can compare what it has with the record of one rank
- * that ran the microbatches of all, one after the other, without synchronisation.
+ * The transformer of transformer.h, trained over units: one per block, and the root with the embedding,
+ * which is tied with the head. Whatever the mode, every rank can compare what it has with the record of one
+ * rank that ran the microbatches of all, one after the other, without synchronisation.
  */
 #ifndef FSDP_TESTS_TRANSFORMER_UNITS_H
 #define FSDP_TESTS_TRANSFORMER_UNITS_H
@@ -28,8 +28,8 @@ typedef struct transformer_record {
     float weights[TRANSFORMER_ELEMENTS];
 } transformer_record;
 
-/* By one rank, in a world of its own, for `microbatches` of them a step; reshard, prefetch and meshes of the
- * mode do not count. May be called by several threads at once. */
+/* By one rank, in a world of its own, for `microbatches` of them a step; reshard, prefetch and meshes of
+ * the mode do not count. May be called by several threads at once. */
 fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatches,
                                     transformer_record *record_out, fsdp_error *err);
 

@@ -1,8 +1,9 @@
 /*
- * A small transformer, its embedding tied with its head, is trained for 20 steps by W ranks that are threads, in
- * every mode and on both devices: losses, gradients and weights are the bits of one rank that runs the W
- * microbatches one after the other. With replicas, where sums have another order, they are close.
- * FSDP_TEST_SAMPLE: every n-th run. Plain program, so that ThreadSanitizer sees it.
+ * A small transformer, its embedding tied with its head, is trained for 20 steps by W ranks that
+ * are threads, in every mode and on both devices: losses, gradients and weights are the bits of one
+ * rank that runs the W microbatches one after the other. With replicas, where sums have another
+ * order, they are close. FSDP_TEST_SAMPLE: every n-th run. Plain program, so that ThreadSanitizer
+ * sees it.
  */
 #include "tests/support/state.h"
 #include "tests/support/transformer_units.h"
