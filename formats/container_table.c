@@ -14,7 +14,8 @@ const uint64_t *container_table_find(container_table *table, size_t parent, cons
                                      int32_t element)
 {
     uint64_t number = parent;
-    element = element < 0 ? element : element & ~FSDP_PATH_NUMBER; /* names cannot tell 1 from "1" */
+    element =
+        element < 0 ? element : element & ~FSDP_PATH_NUMBER; /* names cannot tell 1 from "1" */
     table->key.size = 0;
     fsdp_text_add(&table->key, (const char *)&number, sizeof number);
     fsdp_text_add(&table->key, (const char *)&element, sizeof element);
