@@ -12,7 +12,6 @@ typedef struct dcp_item {
     int file;
     int64_t offset, length;
     bool is_packed;            /* with zstd */
-    bool is_lost;              /* the file is not there, and may be missing */
     const fsdp_safetensors *header;   /* of a file that is safetensors: the range says nothing; or NULL */
 } dcp_item;
 

@@ -9,21 +9,11 @@
 #include "base/name_path.h"
 #include "formats/bytes.h"
 #include "formats/dcp.h"
+#include "formats/dcp_ranges.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { NO_RANGE = UINT32_MAX, NO_BOX = -1 };
-
-/* What is stored of a name: a box, or (ndim NO_BOX) a value. */
-typedef struct stored_range {
-    dcp_item item;
-    uint32_t next; /* of the same name; NO_RANGE: none */
-    int ndim;
-    const int64_t *lo;
-    bool was_used;
-} stored_range;
 
 /* A file that items lie in. */
 typedef struct item_file {
@@ -34,11 +24,10 @@ typedef struct item_file {
 
 /* A name: what is stored of it, then what it is. */
 typedef struct listed {
-    uint32_t first, last;    /* ranges, a list in the order of the file */
-    uint32_t count, cursor;  /* cursor: where the next box is looked for */
-    bool is_indexed;         /* its boxes are in the table of places */
+    dcp_range_list ranges;
     bool was_met;            /* by the list of names */
     bool is_tensor, is_lost; /* lost: a file of it */
+    fsdp_node name;          /* in the file at hand; 0: not known, or another node */
     fsdp_node path;          /* of its name, in planner_data; 0: none */
     fsdp_dtype dtype;
     int ndim;
@@ -54,15 +43,13 @@ typedef struct metadata {
     fsdp_name_table files; /* relative path -> number in item_files */
     item_file *item_files;
     size_t file_count, file_room;
-    fsdp_name_table places; /* number of a name, offsets -> number in ranges: of long lists */
-    stored_range *ranges;
-    size_t range_count, range_room;
+    dcp_ranges ranges;
     fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
+    size_t last;   /* the entry that was asked for */
     int32_t *path; /* scratch: see name_path.h */
     size_t path_room;
-    fsdp_text key;         /* scratch */
     uint64_t box_count;    /* of the file at hand, shared ones each time */
     torch_archive archive; /* of which only the pickle is used, and where */
 } metadata;
@@ -105,123 +92,69 @@ static fsdp_status damaged_entry(const metadata *meta, const fsdp_pickle_node *n
 
 /* --- storage_data ------------------------------------------------------------------------------- */
 
-/* The number of the name's entry, which is made when it is new. */
+/* The number of the name's entry, which is made when it is new. Of one file, the pickle lives as long as the
+ * names. */
+static fsdp_status look_up_entry(metadata *meta, const fsdp_pickle_node *name, size_t *number_out,
+                                 fsdp_error *err)
+{
+    const char *text = name->as.text;
+    const uint64_t *known = NULL;
+    size_t count = meta->entry_count;
+    if (meta->has_several) {
+        known = fsdp_name_table_find(&meta->names, text, name->count);
+        text = known ? text : fsdp_arena_strndup(&meta->arena, text, name->count);
+    }
+    if (!known && text && count < DCP_NO_RANGE - 1 &&
+        fsdp_grow(&meta->entries, &meta->entry_room, count + 1, sizeof *meta->entries))
+        known = fsdp_name_table_enter(&meta->names, text, name->count, count);
+    if (!known)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
+    *number_out = (size_t)*known;
+    if (*number_out == count)
+        meta->entries[meta->entry_count++] = (listed){.ranges = DCP_NO_RANGES};
+    return FSDP_OK;
+}
+
+/* Is it the entry that was asked for last, or one of the next? The lists of names have them mostly in one
+ * order, of which a rank leaves some out, and one node for each name in all of them. */
+static bool find_expected(metadata *meta, fsdp_node name)
+{
+    enum { AHEAD = 8 };
+    for (size_t number = meta->last; number <= meta->last + AHEAD; number++)
+        if (number < meta->entry_count && meta->entries[number].name == name) {
+            meta->last = number;
+            return true;
+        }
+    return false;
+}
+
 static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out, fsdp_error *err)
 {
     const fsdp_pickle_node *name = node_at(meta, node);
     *number_out = 0;
     if (name->kind != FSDP_NODE_STR)
         return damaged(meta, "a name is no text", err);
-    const uint64_t *known = fsdp_name_table_find(&meta->names, name->as.text, name->count);
-    size_t number = known ? (size_t)*known : meta->entry_count;
-    if (!known) {
-        /* of one file, the pickle lives as long as the names */
-        const char *own = meta->has_several
-                              ? fsdp_arena_strndup(&meta->arena, name->as.text, name->count)
-                              : name->as.text;
-        if (!own || number >= NO_RANGE - 1 ||
-            !fsdp_grow(&meta->entries, &meta->entry_room, number + 1, sizeof *meta->entries) ||
-            !fsdp_name_table_put(&meta->names, own, name->count, number))
-            return fsdp_fail_memory(err, "the names of a checkpoint");
-        meta->entries[meta->entry_count++] =
-            (listed){.first = NO_RANGE, .last = NO_RANGE, .cursor = NO_RANGE};
+    if (!find_expected(meta, node)) {
+        FSDP_TRY(look_up_entry(meta, name, &meta->last, err));
+        meta->entries[meta->last].name = node;
     }
-    *number_out = number;
+    *number_out = meta->last;
     return FSDP_OK;
 }
 
-static bool is_at(const stored_range *range, int ndim, const int64_t *lo)
+static const item_file *file_of(const metadata *meta, const dcp_range *range)
 {
-    return range->ndim == ndim &&
-           (ndim <= 0 || memcmp(range->lo, lo, (size_t)ndim * sizeof *lo) == 0);
+    return &meta->item_files[range->file];
 }
 
-static bool make_key(metadata *meta, size_t number, int ndim, const int64_t *lo)
+static dcp_item item_of(const metadata *meta, const dcp_range *range)
 {
-    uint64_t name = number;
-    meta->key.size = 0;
-    fsdp_text_add(&meta->key, (const char *)&name, sizeof name);
-    fsdp_text_add(&meta->key, ndim < 0 ? "v" : "t", 1);
-    if (ndim > 0)
-        fsdp_text_add(&meta->key, (const char *)lo, (size_t)ndim * sizeof *lo);
-    return !meta->key.failed;
-}
-
-static bool put_place(metadata *meta, size_t number, uint32_t at)
-{
-    const stored_range *range = &meta->ranges[at];
-    if (!make_key(meta, number, range->ndim, range->lo))
-        return false;
-    if (fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size))
-        return true;
-    const char *key = fsdp_arena_strndup(&meta->arena, meta->key.data, meta->key.size);
-    return key && fsdp_name_table_put(&meta->places, key, meta->key.size, at);
-}
-
-/* In a table when the list is long and was not in the order of the questions. */
-static fsdp_status find_indexed(metadata *meta, size_t number, int ndim, const int64_t *lo,
-                                uint32_t *at_out, fsdp_error *err)
-{
-    listed *entry = &meta->entries[number];
-    for (uint32_t at = entry->first; !entry->is_indexed && at != NO_RANGE;
-         at = meta->ranges[at].next)
-        if (!put_place(meta, number, at))
-            return fsdp_fail_memory(err, "the items of a checkpoint");
-    entry->is_indexed = true;
-    if (!make_key(meta, number, ndim, lo))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    const uint64_t *found = fsdp_name_table_find(&meta->places, meta->key.data, meta->key.size);
-    *at_out = found ? (uint32_t)*found : NO_RANGE;
-    return FSDP_OK;
-}
-
-/* The range of a box (ndim NO_BOX: of a value), NO_RANGE when there is none. Boxes are mostly asked for in
- * the order in which they are stored. */
-static fsdp_status find_range(metadata *meta, size_t number, int ndim, const int64_t *lo,
-                              uint32_t *at_out, fsdp_error *err)
-{
-    enum { SHORT_LIST = 16 };
-    listed *entry = &meta->entries[number];
-    uint32_t at = entry->cursor != NO_RANGE ? meta->ranges[entry->cursor].next : entry->first;
-    if (at == NO_RANGE || !is_at(&meta->ranges[at], ndim, lo)) {
-        if (entry->count > SHORT_LIST) {
-            FSDP_TRY(find_indexed(meta, number, ndim, lo, &at, err));
-        } else {
-            at = entry->first;
-            while (at != NO_RANGE && !is_at(&meta->ranges[at], ndim, lo))
-                at = meta->ranges[at].next;
-        }
-    }
-    if (at != NO_RANGE)
-        entry->cursor = at;
-    *at_out = at;
-    return FSDP_OK;
-}
-
-static fsdp_status put_range(metadata *meta, size_t number, stored_range *range, const int64_t *lo,
-                             fsdp_error *err)
-{
-    listed *entry = &meta->entries[number];
-    uint32_t at = (uint32_t)meta->range_count;
-    int64_t *kept =
-        fsdp_arena_alloc(&meta->arena, range->ndim > 0 ? (size_t)range->ndim : 0, sizeof *lo);
-    if (!kept || at >= NO_RANGE - 1 ||
-        !fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + 1, sizeof *range))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    if (range->ndim > 0)
-        memcpy(kept, lo, (size_t)range->ndim * sizeof *lo);
-    range->lo = kept;
-    range->next = NO_RANGE;
-    meta->ranges[meta->range_count++] = *range;
-    if (entry->last == NO_RANGE)
-        entry->first = at;
-    else
-        meta->ranges[entry->last].next = at;
-    entry->last = at;
-    entry->count++;
-    if (entry->is_indexed && !put_place(meta, number, at))
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    return FSDP_OK;
+    const item_file *file = file_of(meta, range);
+    return (dcp_item){.file = file->number,
+                      .offset = range->offset,
+                      .length = range->length,
+                      .is_packed = range->is_packed,
+                      .header = file->header};
 }
 
 /* Safetensors begin with the size of their header and '{'. */
@@ -257,30 +190,29 @@ static fsdp_status open_item_file(metadata *meta, item_file *file, const char *n
     return file->is_lost ? FSDP_OK : st == FSDP_OK ? look_at_file(meta, file, err) : st;
 }
 
-static fsdp_status find_file(metadata *meta, fsdp_node node, const item_file **file_out,
-                             fsdp_error *err)
+static fsdp_status find_file(metadata *meta, fsdp_node node, uint32_t *file_out, fsdp_error *err)
 {
     const fsdp_pickle_node *name = node_at(meta, node);
     if (name->kind != FSDP_NODE_STR || memchr(name->as.text, '\0', name->count))
         return damaged(meta, "an item has no file", err);
     const uint64_t *known = fsdp_name_table_find(&meta->files, name->as.text, name->count);
-    if (known) {
-        *file_out = &meta->item_files[*known];
+    *file_out = (uint32_t)(known ? *known : meta->file_count);
+    if (known)
         return FSDP_OK;
-    }
     char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
-    if (!copy ||
-        !fsdp_grow(&meta->item_files, &meta->file_room, meta->file_count + 1, sizeof **file_out) ||
+    if (!copy || meta->file_count >= DCP_NO_RANGE ||
+        !fsdp_grow(&meta->item_files, &meta->file_room, meta->file_count + 1,
+                   sizeof *meta->item_files) ||
         !fsdp_name_table_put(&meta->files, copy, name->count, meta->file_count))
         return fsdp_fail_memory(err, "the files of a checkpoint");
     item_file *file = &meta->item_files[meta->file_count++];
     *file = (item_file){0};
-    *file_out = file;
     return open_item_file(meta, file, copy, err);
 }
 
 /* ["stream.zstd/1"]: what the bytes went through, the last first. */
-static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_item *item, fsdp_error *err)
+static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_range *range,
+                                   fsdp_error *err)
 {
     const fsdp_pickle_node *list = node_at(meta, node);
     if (list->kind == FSDP_NODE_ABSENT || list->kind == FSDP_NODE_NONE ||
@@ -295,29 +227,29 @@ static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_item *ite
         (only->count > size && only->as.text[size] != '/'))
         return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: items are packed in a way that is not known",
                          meta->archive.where);
-    item->is_packed = true;
+    range->is_packed = true;
     return FSDP_OK;
 }
 
-static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_item *item, fsdp_error *err)
+static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, fsdp_error *err)
 {
     const fsdp_pickle *pickle = &meta->archive.pickle;
-    const item_file *file = NULL;
-    FSDP_TRY(find_file(meta, attribute(meta, info, "relative_path"), &file, err));
-    *item = (dcp_item){.file = file->number, .header = file->header, .is_lost = file->is_lost};
+    FSDP_TRY(find_file(meta, attribute(meta, info, "relative_path"), &range->file, err));
+    const item_file *file = file_of(meta, range);
+    range->is_packed = false;
     if (file->is_lost)
         return FSDP_OK;
-    FSDP_TRY(read_transforms(meta, attribute(meta, info, "transform_descriptors"), item, err));
+    FSDP_TRY(read_transforms(meta, attribute(meta, info, "transform_descriptors"), range, err));
     int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
-    if (!fsdp_pickle_int(pickle, attribute(meta, info, "offset"), &item->offset) ||
-        !fsdp_pickle_int(pickle, attribute(meta, info, "length"), &item->length) ||
-        item->offset < 0 || item->length < 0)
+    if (!fsdp_pickle_int(pickle, attribute(meta, info, "offset"), &range->offset) ||
+        !fsdp_pickle_int(pickle, attribute(meta, info, "length"), &range->length) ||
+        range->offset < 0 || range->length < 0)
         return damaged(meta, "an item has no range of bytes", err);
-    if (!file->header && (item->offset > size || item->length > size - item->offset))
+    if (!file->header && (range->offset > size || range->length > size - range->offset))
         return fsdp_fail(err, FSDP_ERR_DAMAGED,
                          "'%s' has %lld bytes, and an item should end at byte %lld",
                          fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
-                         (long long)item->offset + (long long)item->length);
+                         (long long)range->offset + (long long)range->length);
     return FSDP_OK;
 }
 
@@ -330,22 +262,25 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
     FSDP_TRY(find_entry(meta, attribute(meta, index, "fqn"), &number, err));
     fsdp_node place = attribute(meta, index, "offset");
     uint8_t kind = node_at(meta, place)->kind;
-    stored_range range = {.ndim = NO_BOX};
+    dcp_range range = {0};
+    int ndim = DCP_NO_BOX;
     int64_t lo[FSDP_MAX_DIMS];
     if (kind != FSDP_NODE_ABSENT && kind != FSDP_NODE_NONE)
-        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &range.ndim, lo, err));
+        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &ndim, lo, err));
+    range.ndim = (int8_t)ndim;
     if (meta->has_several) { /* a replica, which another rank has stored, too */
         uint32_t known;
-        FSDP_TRY(find_range(meta, number, range.ndim, lo, &known, err));
-        if (known != NO_RANGE && !meta->ranges[known].item.is_lost)
+        FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, ndim, lo,
+                                 &known, err));
+        if (known != DCP_NO_RANGE && !file_of(meta, &meta->ranges.all[known])->is_lost)
             return FSDP_OK;
-        if (known != NO_RANGE) {
-            meta->ranges[known].was_used = false;
-            return read_range(meta, info, &meta->ranges[known].item, err);
+        if (known != DCP_NO_RANGE) {
+            meta->ranges.all[known].was_used = false;
+            return read_range(meta, info, &meta->ranges.all[known], err);
         }
     }
-    FSDP_TRY(read_range(meta, info, &range.item, err));
-    return put_range(meta, number, &range, lo, err);
+    FSDP_TRY(read_range(meta, info, &range, err));
+    return dcp_ranges_put(&meta->ranges, &meta->entries[number].ranges, number, &range, lo, err);
 }
 
 static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
@@ -360,19 +295,30 @@ static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
 
 /* --- planner_data ------------------------------------------------------------------------------- */
 
+/* NULL: nothing is stored under that name. */
+static listed *known_entry(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *name = node_at(meta, node);
+    if (find_expected(meta, node))
+        return &meta->entries[meta->last];
+    const uint64_t *known = name->kind == FSDP_NODE_STR
+                                ? fsdp_name_table_find(&meta->names, name->as.text, name->count)
+                                : NULL;
+    if (!known)
+        return NULL;
+    meta->last = (size_t)*known;
+    return &meta->entries[meta->last];
+}
+
 /* What is no dict of names is another planner's own. */
 static void read_paths(metadata *meta, fsdp_node node)
 {
     const fsdp_pickle_node *dict = node_at(meta, node);
-    for (size_t i = 0; i < meta->entry_count; i++)
-        meta->entries[i].path = 0; /* nodes of another rank's file */
+    meta->last = 0;
     for (uint32_t i = 0; dict->kind == FSDP_NODE_DICT && i + 1 < dict->count; i += 2) {
-        const fsdp_pickle_node *name = node_at(meta, dict->as.items[i]);
-        const uint64_t *known = name->kind == FSDP_NODE_STR
-                                    ? fsdp_name_table_find(&meta->names, name->as.text, name->count)
-                                    : NULL;
-        if (known)
-            meta->entries[*known].path = dict->as.items[i + 1];
+        listed *entry = known_entry(meta, dict->as.items[i]);
+        if (entry)
+            entry->path = dict->as.items[i + 1];
     }
 }
 
@@ -440,17 +386,19 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
     if (is_empty(&piece))
         return FSDP_OK;
     uint32_t at;
-    FSDP_TRY(find_range(meta, number, piece.ndim, piece.lo, &at, err));
-    if (at == NO_RANGE)
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, piece.ndim,
+                             piece.lo, &at, err));
+    if (at == DCP_NO_RANGE)
         return damaged_entry(meta, name, "has a box that is in no file", err);
-    stored_range *range = &meta->ranges[at];
+    dcp_range *range = &meta->ranges.all[at];
     if (range->was_used)
         return FSDP_OK; /* listed by several ranks */
     range->was_used = true;
-    entry->is_lost |= range->item.is_lost;
-    if (range->item.is_lost)
+    bool is_lost = file_of(meta, range)->is_lost;
+    entry->is_lost |= is_lost;
+    if (is_lost)
         return FSDP_OK; /* sealing tells */
-    piece.item = range->item;
+    piece.item = item_of(meta, range);
     entry->stored += piece.item.length;
     dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
     return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
@@ -513,13 +461,14 @@ static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size
                               fsdp_error *err)
 {
     uint32_t at;
-    FSDP_TRY(find_range(meta, number, NO_BOX, NULL, &at, err));
-    if (at == NO_RANGE)
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, DCP_NO_BOX, NULL,
+                             &at, err));
+    if (at == DCP_NO_RANGE)
         return damaged_entry(meta, name, "is in no file", err);
-    const dcp_item *item = &meta->ranges[at].item;
-    if (item->is_lost)
+    if (file_of(meta, &meta->ranges.all[at])->is_lost)
         return fsdp_source_add_missing(meta->source, name->as.text, name->count, NULL, err);
-    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, item, err);
+    dcp_item item = item_of(meta, &meta->ranges.all[at]);
+    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, &item, err);
     if (st != FSDP_OK) {
         char shown[200];
         fsdp_error_prefix(err, "value '%s'",
@@ -550,6 +499,7 @@ static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsd
 static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
 {
     const fsdp_pickle_node *dict = node_at(meta, node);
+    meta->last = 0;
     if (dict->kind != FSDP_NODE_DICT)
         return damaged(meta, "there is no state_dict_metadata", err);
     for (uint32_t i = 0; i + 1 < dict->count; i += 2)
@@ -569,13 +519,20 @@ static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
     size_t name_count = names->kind == FSDP_NODE_DICT ? names->count / 2 : 0;
     range_count = range_count < most ? range_count : most;
     name_count = name_count < most ? name_count : most;
-    (void)fsdp_grow(&meta->ranges, &meta->range_room, meta->range_count + range_count,
-                    sizeof *meta->ranges);
+    dcp_ranges_expect(&meta->ranges, range_count);
     (void)fsdp_grow(&meta->entries, &meta->entry_room, meta->entry_count + name_count,
                     sizeof *meta->entries);
     fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
     fsdp_source_expect(meta->source, name_count, range_count);
     dcp_expect(meta->state, range_count);
+}
+
+/* Those of another rank's file. */
+static void forget_nodes(metadata *meta)
+{
+    meta->last = 0;
+    for (size_t i = 0; i < meta->entry_count; i++)
+        meta->entries[i].name = meta->entries[i].path = 0;
 }
 
 static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
@@ -590,6 +547,7 @@ static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
     fsdp_node places = attribute(meta, root, "storage_data");
     fsdp_node entries = attribute(meta, root, "state_dict_metadata");
     expect_all(meta, places, entries);
+    forget_nodes(meta);
     FSDP_TRY(read_places(meta, places, err));
     read_paths(meta, attribute(meta, root, "planner_data"));
     return read_entries(meta, entries, err);
@@ -638,13 +596,11 @@ static void release(metadata *meta)
             fsdp_free(meta->item_files[i].header);
         }
     fsdp_free(meta->item_files);
-    fsdp_free(meta->ranges);
+    dcp_ranges_release(&meta->ranges);
     fsdp_free(meta->path);
     fsdp_free(meta->entries);
     fsdp_name_table_release(&meta->files);
-    fsdp_name_table_release(&meta->places);
     fsdp_name_table_release(&meta->names);
-    fsdp_text_release(&meta->key);
     fsdp_arena_release(&meta->arena);
 }
 

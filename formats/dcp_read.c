@@ -28,13 +28,13 @@ typedef struct placed_item {
 } placed_item;
 
 typedef struct tensor_item {
-    int file;
-    int ndim;
-    fsdp_dtype dtype;
     int64_t offset, length;
-    int64_t *shape;
-    placed_item *placed; /* NULL until it is first needed */
+    const int64_t *shape; /* several may share it */
+    placed_item *placed;  /* NULL until it is first needed */
+    int file;
+    uint8_t ndim, dtype;
 } tensor_item;
+_Static_assert(FSDP_MAX_DIMS <= UINT8_MAX && FSDP_DTYPE_COUNT <= UINT8_MAX, "they fit in an item");
 
 typedef struct dcp_state {
     fsdp_source *source;
@@ -173,23 +173,32 @@ void dcp_expect(dcp_state *state, size_t pieces)
     (void)fsdp_grow(&state->items, &state->room, state->count + pieces, sizeof *state->items);
 }
 
+/* A copy of the shape, or that of the item before: what is cut alike mostly comes in a row. */
+static const int64_t *keep_shape(dcp_state *state, const dcp_piece *piece)
+{
+    size_t bytes = (size_t)piece->ndim * sizeof *piece->len;
+    const tensor_item *before = state->count > 0 ? &state->items[state->count - 1] : NULL;
+    if (before && before->ndim == piece->ndim && memcmp(before->shape, piece->len, bytes) == 0)
+        return before->shape;
+    int64_t *shape = fsdp_arena_alloc(&state->arena, bytes, 1);
+    if (shape)
+        memcpy(shape, piece->len, bytes);
+    return shape;
+}
+
 static fsdp_status add_item(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
                             fsdp_source_chunk *chunk, fsdp_error *err)
 {
-    if (!fsdp_grow(&state->items, &state->room, state->count + 1, sizeof *state->items))
+    const int64_t *shape = keep_shape(state, piece);
+    if (!shape || !fsdp_grow(&state->items, &state->room, state->count + 1, sizeof *state->items))
         return fsdp_fail_memory(err, "the items of a checkpoint");
-    size_t dims = (size_t)piece->ndim;
-    tensor_item item = {.file = piece->item.file,
-                        .ndim = piece->ndim,
-                        .dtype = dtype,
-                        .offset = piece->item.offset,
-                        .length = piece->item.length,
-                        .shape = fsdp_arena_alloc(&state->arena, dims, sizeof(int64_t))};
-    if (!item.shape)
-        return fsdp_fail_memory(err, "the items of a checkpoint");
-    memcpy(item.shape, piece->len, dims * sizeof *item.shape);
     chunk->offset = (int64_t)state->count;
-    state->items[state->count++] = item;
+    state->items[state->count++] = (tensor_item){.file = piece->item.file,
+                                                 .ndim = (uint8_t)piece->ndim,
+                                                 .dtype = (uint8_t)dtype,
+                                                 .offset = piece->item.offset,
+                                                 .length = piece->item.length,
+                                                 .shape = shape};
     return FSDP_OK;
 }
 
@@ -208,10 +217,10 @@ static fsdp_status add_packed(dcp_state *state, const dcp_piece *piece, fsdp_dty
                                  fsdp_source_file_path(state->source, (size_t)piece->item.file)};
     FSDP_TRY(fsdp_source_add_stream(state->source, &stream, &opening.stream, err));
     tensor_item item = {.file = piece->item.file,
-                        .ndim = piece->ndim,
-                        .dtype = dtype,
+                        .ndim = (uint8_t)piece->ndim,
+                        .dtype = (uint8_t)dtype,
                         .length = fsdp_source_stream_size(state->source, opening.stream),
-                        .shape = (int64_t *)(uintptr_t)piece->len};
+                        .shape = piece->len};
     placed_item place;
     FSDP_TRY(read_place(state, &item, &opening, &place, err));
     chunk->strides = place.strides;

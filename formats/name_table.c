@@ -75,15 +75,25 @@ void fsdp_name_table_expect(fsdp_name_table *table, size_t count)
         (void)grow_to(table, capacity);
 }
 
-bool fsdp_name_table_put(fsdp_name_table *table, const char *name, size_t size, uint64_t number)
+uint64_t *fsdp_name_table_enter(fsdp_name_table *table, const char *name, size_t size,
+                                uint64_t number)
 {
     if (is_full(table, table->count) &&
         !grow_to(table, table->capacity ? table->capacity * 2 : SMALLEST))
-        return false;
+        return NULL;
     uint64_t hash = hash_of(name, size);
     fsdp_name_slot *slot = slot_of(table, name, size, hash);
-    if (!slot->name)
+    if (!slot->name) {
+        *slot = (fsdp_name_slot){.name = name, .size = size, .hash = hash, .number = number};
         table->count++;
-    *slot = (fsdp_name_slot){.name = name, .size = size, .hash = hash, .number = number};
-    return true;
+    }
+    return &slot->number;
+}
+
+bool fsdp_name_table_put(fsdp_name_table *table, const char *name, size_t size, uint64_t number)
+{
+    uint64_t *entered = fsdp_name_table_enter(table, name, size, number);
+    if (entered)
+        *entered = number;
+    return entered;
 }

@@ -6,82 +6,12 @@
 #include "formats/pickle.h"
 
 #include "formats/bytes.h"
+#include "formats/pickle_opcodes.h"
 #include "formats/pickle_vm.h"
 
 #include <string.h>
 
 enum { MEMO_LIMIT = 1 << 24, PROTOCOL_LIMIT = 5, BYTES_PER_NODE = 4, NODES_AT_FIRST = 1 << 24 };
-
-enum {
-    OP_MARK = '(',
-    OP_STOP = '.',
-    OP_POP = '0',
-    OP_POP_MARK = '1',
-    OP_DUP = '2',
-    OP_FLOAT = 'F',
-    OP_INT = 'I',
-    OP_BININT = 'J',
-    OP_BININT1 = 'K',
-    OP_LONG = 'L',
-    OP_BININT2 = 'M',
-    OP_NONE = 'N',
-    OP_PERSID = 'P',
-    OP_BINPERSID = 'Q',
-    OP_REDUCE = 'R',
-    OP_STRING = 'S',
-    OP_BINSTRING = 'T',
-    OP_SHORT_BINSTRING = 'U',
-    OP_UNICODE = 'V',
-    OP_BINUNICODE = 'X',
-    OP_APPEND = 'a',
-    OP_BUILD = 'b',
-    OP_GLOBAL = 'c',
-    OP_DICT = 'd',
-    OP_EMPTY_DICT = '}',
-    OP_APPENDS = 'e',
-    OP_GET = 'g',
-    OP_BINGET = 'h',
-    OP_INST = 'i',
-    OP_LONG_BINGET = 'j',
-    OP_LIST = 'l',
-    OP_EMPTY_LIST = ']',
-    OP_OBJ = 'o',
-    OP_PUT = 'p',
-    OP_BINPUT = 'q',
-    OP_LONG_BINPUT = 'r',
-    OP_SETITEM = 's',
-    OP_TUPLE = 't',
-    OP_EMPTY_TUPLE = ')',
-    OP_SETITEMS = 'u',
-    OP_BINFLOAT = 'G',
-    OP_BINBYTES = 'B',
-    OP_SHORT_BINBYTES = 'C',
-    OP_PROTO = 0x80,
-    OP_NEWOBJ,
-    OP_EXT1,
-    OP_EXT2,
-    OP_EXT4,
-    OP_TUPLE1,
-    OP_TUPLE2,
-    OP_TUPLE3,
-    OP_NEWTRUE,
-    OP_NEWFALSE,
-    OP_LONG1,
-    OP_LONG4,
-    OP_SHORT_BINUNICODE,
-    OP_BINUNICODE8,
-    OP_BINBYTES8,
-    OP_EMPTY_SET,
-    OP_ADDITEMS,
-    OP_FROZENSET,
-    OP_NEWOBJ_EX,
-    OP_STACK_GLOBAL,
-    OP_MEMOIZE,
-    OP_FRAME,
-    OP_BYTEARRAY8,
-    OP_NEXT_BUFFER,
-    OP_READONLY_BUFFER
-};
 
 /* --- messages ----------------------------------------------------------------------------------- */
 
@@ -206,10 +136,15 @@ static fsdp_status push_marked(pickle_vm *vm, fsdp_node_kind kind)
     return pickle_push_items(vm, kind, from);
 }
 
-static fsdp_status push_last(pickle_vm *vm, fsdp_node_kind kind, size_t count)
+static inline fsdp_status push_tuple(pickle_vm *vm, size_t count)
 {
     FSDP_TRY(need(vm, count));
-    return pickle_push_items(vm, kind, vm->height - count);
+    return pickle_push_items(vm, FSDP_NODE_TUPLE, vm->height - count);
+}
+
+static inline fsdp_status push_empty(pickle_vm *vm, fsdp_node_kind kind)
+{
+    return pickle_push_node(vm, (fsdp_pickle_node){.kind = (uint8_t)kind});
 }
 
 /* Gives what lies above `from` to the container below it. */
@@ -261,20 +196,38 @@ static fsdp_status push_again(pickle_vm *vm)
 
 /* --- memo --------------------------------------------------------------------------------------- */
 
+/* Makes room for the number and some more: most pickles count up. Nothing was put there yet. */
+static fsdp_status extend_memo(pickle_vm *vm, uint64_t number)
+{
+    enum { AT_ONCE = 1024 };
+    size_t count = ((size_t)number / AT_ONCE + 1) * AT_ONCE;
+    if (number >= MEMO_LIMIT)
+        return pickle_fail(vm, FSDP_ERR_LIMIT, "a memo index is beyond 2^24");
+    if (!fsdp_grow(&vm->memo, &vm->memo_capacity, count, sizeof *vm->memo))
+        return pickle_no_memory(vm);
+    memset(vm->memo + vm->memo_count, 0, (count - vm->memo_count) * sizeof *vm->memo);
+    vm->memo_count = count;
+    return FSDP_OK;
+}
+
 static fsdp_status memo_put(pickle_vm *vm, uint64_t number)
 {
     FSDP_TRY(need(vm, 1));
-    if (number >= MEMO_LIMIT)
-        return pickle_fail(vm, FSDP_ERR_LIMIT, "a memo index is beyond 2^24");
-    if (number >= vm->memo_count) {
-        size_t before = vm->memo_capacity;
-        if (!fsdp_grow(&vm->memo, &vm->memo_capacity, (size_t)number + 1, sizeof *vm->memo))
-            return pickle_no_memory(vm);
-        memset(vm->memo + before, 0, (vm->memo_capacity - before) * sizeof *vm->memo);
-        vm->memo_count = (size_t)number + 1;
-    }
+    if (number >= vm->memo_count)
+        FSDP_TRY(extend_memo(vm, number));
     vm->memo_used += vm->memo[number] == 0;
     vm->memo[number] = vm->stack[vm->height - 1];
+    return FSDP_OK;
+}
+
+/* At the number that follows: as many as there are. */
+static inline fsdp_status memo_put_next(pickle_vm *vm)
+{
+    size_t number = vm->memo_used;
+    if (vm->height == vm->floor || number >= vm->memo_count || vm->memo[number] != 0)
+        return memo_put(vm, number);
+    vm->memo[number] = vm->stack[vm->height - 1];
+    vm->memo_used = number + 1;
     return FSDP_OK;
 }
 
@@ -315,8 +268,7 @@ static fsdp_status memo_step(pickle_vm *vm, uint8_t opcode)
     case OP_BINPUT: FSDP_TRY(take_number(vm, 1, &number)); return memo_put(vm, number);
     case OP_LONG_BINPUT: FSDP_TRY(take_number(vm, 4, &number)); return memo_put(vm, number);
     case OP_PUT: FSDP_TRY(take_index(vm, &number)); return memo_put(vm, number);
-    case OP_GET: FSDP_TRY(take_index(vm, &number)); return memo_get(vm, number);
-    default: return memo_put(vm, vm->memo_used);
+    default: FSDP_TRY(take_index(vm, &number)); return memo_get(vm, number);
     }
 }
 
@@ -350,6 +302,13 @@ static inline fsdp_status push_byte(pickle_vm *vm)
     return pickle_push_int(vm, (int64_t)number);
 }
 
+static inline fsdp_status push_short(pickle_vm *vm)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, 2, &number));
+    return pickle_push_int(vm, (int64_t)number);
+}
+
 static fsdp_status number_step(pickle_vm *vm, uint8_t opcode)
 {
     uint64_t number;
@@ -357,9 +316,6 @@ static fsdp_status number_step(pickle_vm *vm, uint8_t opcode)
     case OP_BININT:
         FSDP_TRY(take_number(vm, 4, &number));
         return pickle_push_int(vm, (int32_t)number);
-    case OP_BININT2:
-        FSDP_TRY(take_number(vm, 2, &number));
-        return pickle_push_int(vm, (int64_t)number);
     case OP_LONG1: return push_long(vm, 1);
     case OP_LONG4: return push_long(vm, 4);
     default: return push_float(vm);
@@ -417,9 +373,9 @@ static fsdp_status push_stack_global(pickle_vm *vm)
     return pickle_push_global(vm, module->as.text, module->count, name->as.text, name->count);
 }
 
-static fsdp_status call_step(pickle_vm *vm, pickle_how how)
+static inline fsdp_status call_step(pickle_vm *vm, pickle_how how)
 {
-    size_t parts = how == PICKLE_NEWOBJ_EX ? 3 : 2;
+    const size_t parts = how == PICKLE_NEWOBJ_EX ? 3 : 2;
     FSDP_TRY(need(vm, parts));
     const fsdp_node *part = vm->stack + vm->height - parts;
     fsdp_node callable = part[0], args = part[1], kwargs = parts == 3 ? part[2] : 0;
@@ -515,14 +471,14 @@ static fsdp_status container_step(pickle_vm *vm, uint8_t opcode)
 {
     switch (opcode) {
     case OP_TUPLE: return push_marked(vm, FSDP_NODE_TUPLE);
-    case OP_TUPLE3: return push_last(vm, FSDP_NODE_TUPLE, 3);
-    case OP_EMPTY_LIST: return push_last(vm, FSDP_NODE_LIST, 0);
+    case OP_TUPLE3: return push_tuple(vm, 3);
+    case OP_EMPTY_LIST: return push_empty(vm, FSDP_NODE_LIST);
     case OP_LIST: return push_marked(vm, FSDP_NODE_LIST);
     case OP_APPEND: return append_last(vm, FSDP_NODE_LIST, 1);
     case OP_APPENDS: return append_marked(vm, FSDP_NODE_LIST);
     case OP_DICT: return push_marked(vm, FSDP_NODE_DICT);
     case OP_SETITEM: return append_last(vm, FSDP_NODE_DICT, 2);
-    case OP_EMPTY_SET: return push_last(vm, FSDP_NODE_SET, 0);
+    case OP_EMPTY_SET: return push_empty(vm, FSDP_NODE_SET);
     case OP_ADDITEMS: return append_marked(vm, FSDP_NODE_SET);
     default: return push_marked(vm, FSDP_NODE_FROZENSET);
     }
@@ -561,10 +517,8 @@ static fsdp_status rare_step(pickle_vm *vm, uint8_t opcode)
     case OP_BINPUT:
     case OP_LONG_BINPUT:
     case OP_PUT:
-    case OP_GET:
-    case OP_MEMOIZE: return memo_step(vm, opcode);
+    case OP_GET: return memo_step(vm, opcode);
     case OP_BININT:
-    case OP_BININT2:
     case OP_LONG1:
     case OP_LONG4:
     case OP_BINFLOAT: return number_step(vm, opcode);
@@ -605,12 +559,14 @@ static inline fsdp_status step(pickle_vm *vm, uint8_t opcode)
     switch (opcode) {
     case OP_BINGET: return memo_get_sized(vm, 1);
     case OP_LONG_BINGET: return memo_get_sized(vm, 4);
+    case OP_MEMOIZE: return memo_put_next(vm);
     case OP_BININT1: return push_byte(vm);
+    case OP_BININT2: return push_short(vm);
     case OP_MARK: return put_mark(vm);
     case OP_EMPTY_TUPLE: return pickle_push(vm, NODE_OF_EMPTY_TUPLE);
-    case OP_TUPLE1: return push_last(vm, FSDP_NODE_TUPLE, 1);
-    case OP_TUPLE2: return push_last(vm, FSDP_NODE_TUPLE, 2);
-    case OP_EMPTY_DICT: return push_last(vm, FSDP_NODE_DICT, 0);
+    case OP_TUPLE1: return push_tuple(vm, 1);
+    case OP_TUPLE2: return push_tuple(vm, 2);
+    case OP_EMPTY_DICT: return push_empty(vm, FSDP_NODE_DICT);
     case OP_SETITEMS: return append_marked(vm, FSDP_NODE_DICT);
     case OP_REDUCE: return call_step(vm, PICKLE_REDUCE);
     case OP_NEWOBJ: return call_step(vm, PICKLE_NEWOBJ);

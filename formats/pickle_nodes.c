@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 4 };
+enum { FIRST_BLOCK = 4 << 10, LARGEST_BLOCK = 16 << 20, NODE_LIMIT = 1 << 26, SMALLEST_ROOM = 8 };
 enum { MORE_KWARGS, MORE_LIST, MORE_DICT, MORE_SET, MORE_COUNT };
 
 /* --- memory ------------------------------------------------------------------------------------- */
@@ -78,17 +78,23 @@ fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, f
     return FSDP_OK;
 }
 
+/* Those beyond are offsets in files, which do not come back. */
+enum { SHARED_BELOW = 1 << 20 };
+
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
 {
     bool is_small = value >= 0 && value < PICKLE_SMALL_INTS;
-    fsdp_node made = is_small ? vm->small_ints[value] : 0;
-    if (made == 0) {
-        fsdp_pickle_node node = {
-            .kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = value};
-        FSDP_TRY(pickle_new_node(vm, node, &made));
-        if (is_small)
-            vm->small_ints[value] = made;
-    }
+    bool is_shared = value >= 0 && value < SHARED_BELOW;
+    fsdp_node *known = is_small ? &vm->small_ints[value] : pickle_shared(vm, (uint64_t)value, 0);
+    const fsdp_pickle_node *node = &vm->nodes[*known];
+    if (is_shared && node->kind == FSDP_NODE_INT && node->as.i64 == value)
+        return pickle_push(vm, *known);
+    fsdp_node made;
+    FSDP_TRY(pickle_new_node(
+        vm, (fsdp_pickle_node){.kind = FSDP_NODE_INT, .flags = FSDP_NODE_HASHABLE, .as.i64 = value},
+        &made));
+    if (is_shared)
+        *known = made;
     return pickle_push(vm, made);
 }
 
@@ -145,12 +151,11 @@ fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_
 /* --- containers --------------------------------------------------------------------------------- */
 
 /* How many items a growing container of count has room for. */
-static size_t room_for(size_t count)
+static inline size_t room_for(size_t count)
 {
-    size_t room = SMALLEST_ROOM;
-    while (room < count)
-        room *= 2;
-    return count == 0 ? 0 : room;
+    if (count <= SMALLEST_ROOM)
+        return (count + 1) / 2 * 2;
+    return (size_t)1 << (64 - __builtin_clzll(count - 1));
 }
 
 /* Of the stack from `from` on, every step-th node. */
@@ -175,12 +180,10 @@ static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     return FSDP_OK;
 }
 
-fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
+static fsdp_status push_new_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
     size_t count = vm->height - from;
     fsdp_pickle_node node = {.kind = (uint8_t)kind, .count = (uint32_t)count};
-    if (kind != FSDP_NODE_TUPLE)
-        FSDP_TRY(check_items(vm, kind, from));
     if (kind == FSDP_NODE_FROZENSET || (kind == FSDP_NODE_TUPLE && all_hashable(vm, from, 1)))
         node.flags = FSDP_NODE_HASHABLE;
     if (count > 0) {
@@ -193,6 +196,36 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     }
     vm->height = from;
     return pickle_push_node(vm, node);
+}
+
+static fsdp_status push_short_tuple(pickle_vm *vm, size_t from)
+{
+    const fsdp_node *items = vm->stack + from;
+    size_t count = vm->height - from;
+    uint64_t key = count;
+    for (size_t i = 0; i < count; i++)
+        key = key * 31 + items[i];
+    fsdp_node *known = pickle_shared(vm, key, count);
+    const fsdp_pickle_node *node = &vm->nodes[*known];
+    if (node->kind == FSDP_NODE_TUPLE && node->count == count &&
+        memcmp(node->as.items, items, count * sizeof *items) == 0) {
+        vm->height = from;
+        return pickle_push(vm, *known);
+    }
+    FSDP_TRY(push_new_items(vm, FSDP_NODE_TUPLE, from));
+    *known = vm->stack[from];
+    return FSDP_OK;
+}
+
+fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
+{
+    enum { SHORT_TUPLE = 4 };
+    size_t count = vm->height - from;
+    if (kind == FSDP_NODE_TUPLE)
+        return count > 0 && count <= SHORT_TUPLE ? push_short_tuple(vm, from)
+                                                 : push_new_items(vm, kind, from);
+    FSDP_TRY(check_items(vm, kind, from));
+    return push_new_items(vm, kind, from);
 }
 
 /* The items of a node that grows belong to the store: only readers may not change them. */

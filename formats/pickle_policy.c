@@ -16,7 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CALL = 1, LISTS = 2, DICTS = 4, STATES = 8, SETS = 16 };
+enum { CALL = 1, LISTS = 2, DICTS = 4, STATES = 8, SETS = 16, METADATA = 32 };
 
 typedef struct rule {
     const char *module; /* ends in '*': a prefix of whole elements */
@@ -115,7 +115,8 @@ static const rule rules[] = {
     {"torch.distributed._shard*", "*", FSDP_KNOWN_DCP_OTHER},
 };
 
-/* What is understood, and what may be given to it after the call. */
+/* What is understood, what may be given to it after the call, and what .metadata needs that is not DCP's
+ * own: of others what their members are. */
 static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_SET] = CALL,
     [FSDP_KNOWN_FROZENSET] = CALL,
@@ -124,9 +125,10 @@ static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_COMPLEX] = CALL,
     [FSDP_KNOWN_SLICE] = CALL,
     [FSDP_KNOWN_RANGE] = CALL,
+    [FSDP_KNOWN_GETATTR] = METADATA,
     [FSDP_KNOWN_PARTIAL] = STATES,
     [FSDP_KNOWN_CODECS_ENCODE] = CALL,
-    [FSDP_KNOWN_ORDERED_DICT] = CALL | DICTS | STATES,
+    [FSDP_KNOWN_ORDERED_DICT] = CALL | DICTS | STATES | METADATA,
     [FSDP_KNOWN_DEFAULTDICT] = CALL | DICTS | STATES,
     [FSDP_KNOWN_COUNTER] = CALL | DICTS | STATES,
     [FSDP_KNOWN_DEQUE] = CALL | LISTS | STATES,
@@ -134,7 +136,7 @@ static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_DECIMAL] = CALL,
     [FSDP_KNOWN_FRACTION] = CALL,
     [FSDP_KNOWN_UUID] = CALL | STATES,
-    [FSDP_KNOWN_PATHLIB] = CALL,
+    [FSDP_KNOWN_PATHLIB] = CALL | METADATA,
     [FSDP_KNOWN_NAMESPACE] = CALL | STATES,
     [FSDP_KNOWN_RECONSTRUCTOR] = CALL | LISTS | DICTS | STATES,
     [FSDP_KNOWN_NUMPY_DTYPE] = CALL | STATES,
@@ -142,10 +144,10 @@ static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_NUMPY_RECONSTRUCT] = CALL | STATES,
     [FSDP_KNOWN_NUMPY_SCALAR] = CALL,
     [FSDP_KNOWN_NUMPY_FROMBUFFER] = CALL,
-    [FSDP_KNOWN_TORCH_SIZE] = CALL,
+    [FSDP_KNOWN_TORCH_SIZE] = CALL | METADATA,
     [FSDP_KNOWN_TORCH_DEVICE] = CALL,
-    [FSDP_KNOWN_TORCH_LAYOUT] = CALL,
-    [FSDP_KNOWN_MEMORY_FORMAT] = CALL,
+    [FSDP_KNOWN_TORCH_LAYOUT] = CALL | METADATA,
+    [FSDP_KNOWN_MEMORY_FORMAT] = CALL | METADATA,
     [FSDP_KNOWN_TENSOR] = CALL,
     [FSDP_KNOWN_TENSOR_V2] = CALL,
     [FSDP_KNOWN_TENSOR_V3] = CALL,
@@ -156,6 +158,7 @@ static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_DEVICE_TENSOR_NUMPY] = CALL,
     [FSDP_KNOWN_REBUILD_OTHER] = CALL,
     [FSDP_KNOWN_FROM_TYPE] = CALL,
+    [FSDP_KNOWN_DCP_ENUM] = METADATA,
 };
 
 /* What comes with Python, of version 2 and 3, each between spaces. */
@@ -524,19 +527,9 @@ fsdp_status pickle_check_pending(pickle_vm *vm)
     return FSDP_OK;
 }
 
-/* .metadata holds DCP's own classes, and of others what their members are. */
 static bool metadata_needs(pickle_how how, unsigned known)
 {
-    switch (known) {
-    case FSDP_KNOWN_TORCH_SIZE:
-    case FSDP_KNOWN_TORCH_LAYOUT:
-    case FSDP_KNOWN_MEMORY_FORMAT:
-    case FSDP_KNOWN_PATHLIB:
-    case FSDP_KNOWN_ORDERED_DICT:
-    case FSDP_KNOWN_GETATTR:
-    case FSDP_KNOWN_DCP_ENUM: return true;
-    default: return is_dcp(known) && how != PICKLE_REDUCE;
-    }
+    return traits[known] & METADATA || (is_dcp(known) && how != PICKLE_REDUCE);
 }
 
 static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
@@ -547,6 +540,20 @@ static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
     return known == FSDP_KNOWN_FOREIGN || (is_torch(known) && is_object);
 }
 
+/* A size takes neither items nor a state, and so it is what another one of the same is. */
+static fsdp_status push_size(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
+                             fsdp_node args)
+{
+    fsdp_node *known = pickle_shared(vm, callable, args);
+    const fsdp_pickle_node *other = node_at(vm, *known);
+    if (other->kind == FSDP_NODE_CALL && other->flags == (node.flags | FSDP_NODE_HASHABLE) &&
+        other->as.call->callable == callable && other->as.call->args == args)
+        return pickle_push(vm, *known);
+    FSDP_TRY(push_call(vm, node, callable, args, 0));
+    *known = vm->stack[vm->height - 1];
+    return FSDP_OK;
+}
+
 static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
                                fsdp_node args, fsdp_node kwargs)
 {
@@ -555,6 +562,8 @@ static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node c
         return refuse_call(vm, callable);
     if (!pickle_arguments_allowed(vm, node.known, args, &culprit))
         return refuse_argument(vm, callable, culprit);
+    if (node.known == FSDP_KNOWN_TORCH_SIZE && kwargs == 0)
+        return push_size(vm, node, callable, args);
     if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
         node.flags |= FSDP_NODE_OPAQUE;
     return push_call(vm, node, callable, args, kwargs);
@@ -577,7 +586,8 @@ static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable
         return call_partial(vm, callable, args);
     if (!opaque_allowed(vm, how, node.known))
         return refuse_call(vm, callable);
-    if (is_torch(node.known) && !pickle_objects_allowed(vm, args, &culprit))
+    if (is_torch(node.known) && args != NODE_OF_EMPTY_TUPLE &&
+        !pickle_objects_allowed(vm, args, &culprit))
         return refuse_argument(vm, callable, culprit);
     node.flags |= FSDP_NODE_OPAQUE;
     return push_call(vm, node, callable, args, kwargs);

@@ -34,7 +34,9 @@ enum {
     NODE_FIRST_FREE
 };
 
-enum { PICKLE_SMALL_INTS = 256 };             /* of the same value share a node */
+/* Shapes and offsets stand in large metadata hundreds of thousands of times, so that what cannot change and
+ * was met not long ago is taken again: small ints always, others, short tuples and sizes while they last. */
+enum { PICKLE_SMALL_INTS = 256, PICKLE_SHARED_BITS = 10, PICKLE_SHARED = 1 << PICKLE_SHARED_BITS };
 
 typedef struct pickle_vm {
     const fsdp_pickle_options *options;
@@ -48,8 +50,10 @@ typedef struct pickle_vm {
     size_t mark_count, mark_capacity;
     size_t floor;                             /* height at the last mark: nothing below is popped */
     fsdp_node *memo;
-    size_t memo_count, memo_capacity, memo_used;
+    size_t memo_count, memo_capacity;         /* beyond memo_count nothing was put */
+    size_t memo_used;
     fsdp_node small_ints[PICKLE_SMALL_INTS];  /* 0: not met yet */
+    fsdp_node shared[PICKLE_SHARED];          /* by a hash of what they are */
     fsdp_node *pending;                       /* halves of shapes, to be checked at the end */
     size_t pending_count, pending_capacity;
     size_t pairs_seen;                        /* in lists that calls were given */
@@ -88,6 +92,13 @@ static inline fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node)
     fsdp_node made = 0;
     FSDP_TRY(pickle_new_node(vm, node, &made));
     return pickle_push(vm, made);
+}
+
+/* Where a node is looked for, and kept, that is known by these two numbers. */
+static inline fsdp_node *pickle_shared(pickle_vm *vm, uint64_t a, uint64_t b)
+{
+    uint64_t mixed = (a + (b << 32)) * UINT64_C(0x9E3779B97F4A7C15);
+    return &vm->shared[mixed >> (64 - PICKLE_SHARED_BITS)];
 }
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);

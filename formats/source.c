@@ -171,13 +171,17 @@ static fsdp_status take_name(fsdp_source *source, const char *name, size_t size,
 {
     FSDP_TRY(check_name(source, name, size, err));
     FSDP_TRY(count_bytes(source, size, err));
-    uint64_t *count = fsdp_name_table_find(&source->names, name, size);
+    const char *own = fsdp_arena_strndup(&source->arena, name, size);
+    size_t names_before = source->names.count;
+    uint64_t *count = own ? fsdp_name_table_enter(&source->names, own, size, 1) : NULL;
+    if (count && source->names.count == names_before) {
+        own = numbered_name(source, name, size, count, &size);
+        if (own && !fsdp_name_table_put(&source->names, own, size, 1))
+            own = NULL;
+    }
+    *name_out = own;
     *size_out = size;
-    *name_out = count ? numbered_name(source, name, size, count, size_out)
-                      : fsdp_arena_strndup(&source->arena, name, size);
-    if (!*name_out || !fsdp_name_table_put(&source->names, *name_out, *size_out, 1))
-        return fsdp_fail_memory(err, "the names of a checkpoint");
-    return FSDP_OK;
+    return count && own ? FSDP_OK : fsdp_fail_memory(err, "the names of a checkpoint");
 }
 
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count)

@@ -30,6 +30,7 @@ struct fsdp_sd {
     size_t mesh_count, mesh_capacity;
     name_slot *slots;
     size_t slot_count; /* a power of two, at most half of it in use; 0 before the first name */
+    uint64_t taken;    /* hash of the name at hand, from its check until it is in the table */
     fsdp_arena arena;  /* names, shapes, boxes */
     void **owned;      /* memory of tensors, from fsdp_sd_allocate */
     size_t owned_count, owned_capacity;
@@ -100,24 +101,9 @@ static name_slot *find_slot(const fsdp_sd *sd, const char *name, size_t size, ui
     }
 }
 
-static int64_t find_owner(const fsdp_sd *sd, const char *name, size_t size)
+static int64_t find_owner(const fsdp_sd *sd, const char *name, size_t size, uint64_t hash)
 {
-    return sd->slot_count ? find_slot(sd, name, size, hash_name(name, size))->owner : 0;
-}
-
-static void enter_name(fsdp_sd *sd, const char *name, size_t size, int64_t owner)
-{
-    uint64_t hash = hash_name(name, size);
-    *find_slot(sd, name, size, hash) = (name_slot){.hash = hash, .owner = owner};
-}
-
-static void enter_all_names(fsdp_sd *sd)
-{
-    memset(sd->slots, 0, sd->slot_count * sizeof *sd->slots);
-    for (size_t i = 0; i < sd->count; i++)
-        enter_name(sd, sd->entries[i].name, sd->entries[i].name_size, (int64_t)i + 1);
-    for (size_t i = 0; i < sd->flat_count; i++)
-        enter_name(sd, sd->flats[i].name, sd->flats[i].name_size, -(int64_t)i - 1);
+    return sd->slot_count ? find_slot(sd, name, size, hash)->owner : 0;
 }
 
 /* Where a name that is not in the table goes. */
@@ -127,6 +113,21 @@ static name_slot *free_slot(fsdp_sd *sd, uint64_t hash)
     while (sd->slots[i].owner != 0)
         i = (i + 1) & (sd->slot_count - 1);
     return &sd->slots[i];
+}
+
+/* Of a name that is not there. */
+static void enter_name(fsdp_sd *sd, uint64_t hash, int64_t owner)
+{
+    *free_slot(sd, hash) = (name_slot){.hash = hash, .owner = owner};
+}
+
+static void enter_all_names(fsdp_sd *sd)
+{
+    memset(sd->slots, 0, sd->slot_count * sizeof *sd->slots);
+    for (size_t i = 0; i < sd->count; i++)
+        enter_name(sd, hash_name(sd->entries[i].name, sd->entries[i].name_size), (int64_t)i + 1);
+    for (size_t i = 0; i < sd->flat_count; i++)
+        enter_name(sd, hash_name(sd->flats[i].name, sd->flats[i].name_size), -(int64_t)i - 1);
 }
 
 static bool set_slots(fsdp_sd *sd, size_t slot_count)
@@ -166,7 +167,7 @@ void fsdp_sd_expect(fsdp_sd *sd, size_t count)
     (void)fsdp_grow(&sd->entries, &sd->capacity, sd->count + count, sizeof *sd->entries);
 }
 
-static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
+static fsdp_status check_name(fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
 {
     char text[NAME_TEXT];
     if (!name && size > 0)
@@ -177,7 +178,8 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
     if (!fsdp_utf8_valid(name ? name : "", size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "name is not UTF-8: '%s'",
                          fsdp_printable(name, size, text, sizeof text));
-    if (find_owner(sd, name, size) != 0)
+    sd->taken = hash_name(name, size);
+    if (find_owner(sd, name, size, sd->taken) != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "name '%s' is used twice",
                          fsdp_printable(name ? name : "", size, text, sizeof text));
     return FSDP_OK;
@@ -210,7 +212,7 @@ static fsdp_status begin_entry(fsdp_sd *sd, fsdp_entry_kind kind, const char *na
 static void append_entry(fsdp_sd *sd, const fsdp_entry *entry)
 {
     sd->entries[sd->count++] = *entry;
-    enter_name(sd, entry->name, entry->name_size, (int64_t)sd->count);
+    enter_name(sd, sd->taken, (int64_t)sd->count);
 }
 
 /* The state dict's own mesh of that value. */
@@ -398,7 +400,7 @@ static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_erro
         return status;
     }
     sd->flats[sd->flat_count++] = own;
-    enter_name(sd, own.name, own.name_size, -(int64_t)sd->flat_count);
+    enter_name(sd, sd->taken, -(int64_t)sd->flat_count);
     return FSDP_OK;
 }
 
@@ -514,7 +516,7 @@ const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index)
 
 int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size)
 {
-    int64_t owner = find_owner(sd, name, name_size);
+    int64_t owner = find_owner(sd, name, name_size, hash_name(name, name_size));
     return owner > 0 ? owner - 1 : -1;
 }
 

@@ -79,6 +79,7 @@ static void add_head(const ls_listing *listing, fsdp_text *text)
 /* --- rows: entries that differ only in layer numbers ------------------------------------------ */
 
 typedef struct row_name {
+    uint64_t hash;
     size_t start, size; /* in the text of all names */
 } row_name;
 
@@ -86,7 +87,8 @@ typedef struct summary {
     ls_listing *listing;
     fsdp_text names;    /* with digits folded */
     row_name *folded;   /* per selected entry */
-    size_t *rows;       /* selected entries, those of one row together */
+    size_t *row_next;   /* per selected entry: another one of its row, SIZE_MAX at the end */
+    size_t *row_last;   /* at the first of each row: the last one of it */
     int64_t *row_sizes; /* at the first of each row: how many; else 0 */
     size_t *next_alias; /* per entry: the next alias of the same tensor, SIZE_MAX at the end */
     size_t *first_alias;
@@ -105,6 +107,15 @@ static bool is_number(const char *data, size_t size)
         if (data[i] < '0' || data[i] > '9')
             return false;
     return size > 0;
+}
+
+/* FNV-1a: so that few names are compared. */
+static uint64_t hash_name(const char *name, size_t size)
+{
+    uint64_t hash = UINT64_C(0xCBF29CE484222325);
+    for (size_t i = 0; i < size; i++)
+        hash = (hash ^ (uint8_t)name[i]) * UINT64_C(0x100000001B3);
+    return hash;
 }
 
 /* Folding makes a name shorter or leaves it. */
@@ -128,6 +139,7 @@ static void fold_name(summary *sum, const fsdp_entry *entry, row_name *folded)
         if (end < entry->name_size)
             text[size++] = '.';
     }
+    folded->hash = hash_name(text, size);
     folded->size = size;
     sum->names.size = folded->start + size;
 }
@@ -141,6 +153,8 @@ static int compare_numbers(int64_t a, int64_t b)
 static int compare_rows(const summary *sum, size_t a, size_t b)
 {
     const row_name *name_a = &sum->folded[a], *name_b = &sum->folded[b];
+    if (name_a->hash != name_b->hash)
+        return name_a->hash < name_b->hash ? -1 : 1;
     const fsdp_entry *entry_a = selected(sum, a), *entry_b = selected(sum, b);
     if (entry_a->kind != entry_b->kind)
         return compare_numbers(entry_a->kind, entry_b->kind);
@@ -168,23 +182,49 @@ static int by_row(const void *left, const void *right, void *user)
     return order != 0 ? order : compare_numbers((int64_t)a, (int64_t)b);
 }
 
-/* Entries of one row stand together in rows[]; the row's place in the listing is its first entry's. */
-static void make_rows(summary *sum)
+/* Appends the row that begins with entry `other` to the one that begins with `first`. */
+static void join_rows(summary *sum, size_t first, size_t other)
 {
-    size_t count = sum->listing->count;
-    for (size_t i = 0; i < count; i++) {
-        fold_name(sum, selected(sum, i), &sum->folded[i]);
-        sum->rows[i] = i;
+    sum->row_next[sum->row_last[first]] = other;
+    sum->row_last[first] = sum->row_last[other];
+    sum->row_sizes[first] += sum->row_sizes[other];
+    sum->row_sizes[other] = 0;
+}
+
+/* Each entry becomes a row, or goes to one that was met not long ago. Returns how many there are in rows. */
+static size_t begin_rows(summary *sum, size_t *rows)
+{
+    enum { RECENT = 1024 };
+    size_t recent[RECENT] = {0}, row_count = 0;
+    for (size_t i = 0; i < sum->listing->count; i++) {
+        size_t *slot = &recent[sum->folded[i].hash % RECENT];
+        sum->row_next[i] = SIZE_MAX;
+        sum->row_last[i] = i;
+        sum->row_sizes[i] = 1;
+        if (*slot != i && compare_rows(sum, *slot, i) == 0) {
+            join_rows(sum, *slot, i);
+        } else {
+            *slot = i;
+            rows[row_count++] = i;
+        }
     }
+    return row_count;
+}
+
+/* The row's place in the listing is its first entry's. */
+static void make_rows(summary *sum, size_t *rows)
+{
+    for (size_t i = 0; i < sum->listing->count; i++)
+        fold_name(sum, selected(sum, i), &sum->folded[i]);
     if (sum->names.failed)
         return;
-    qsort_r(sum->rows, count, sizeof *sum->rows, by_row, sum);
-    for (size_t first = 0, end; first < count; first = end) {
-        for (end = first + 1; end < count; end++)
-            if (compare_rows(sum, sum->rows[first], sum->rows[end]) != 0)
-                break;
-        sum->row_sizes[sum->rows[first]] = (int64_t)(end - first);
-    }
+    size_t count = begin_rows(sum, rows);
+    qsort_r(rows, count, sizeof *rows, by_row, sum);
+    for (size_t first = 0, i = 1; i < count; i++)
+        if (compare_rows(sum, rows[first], rows[i]) == 0)
+            join_rows(sum, rows[first], rows[i]);
+        else
+            first = i;
 }
 
 /* Of the row that begins with entry `index`. Nothing is folded where it stands alone. */
@@ -339,13 +379,11 @@ static void add_aliases(fsdp_text *text, const summary *sum, size_t number)
     }
 }
 
-/* rows[] is sorted, so the members of the row that begins at entry `first` follow it there. */
-static bool same_layouts(const summary *sum, size_t place)
+static bool same_layouts(const summary *sum, size_t first)
 {
-    const fsdp_entry *tensor = selected(sum, sum->rows[place]);
-    int64_t size = sum->row_sizes[sum->rows[place]];
-    for (int64_t i = 1; i < size; i++)
-        if (!ls_same_layout(&tensor->layout, &selected(sum, sum->rows[place + (size_t)i])->layout))
+    const fsdp_layout *layout = &selected(sum, first)->layout;
+    for (size_t i = sum->row_next[first]; i != SIZE_MAX; i = sum->row_next[i])
+        if (!ls_same_layout(layout, &selected(sum, i)->layout))
             return false;
     return true;
 }
@@ -359,9 +397,8 @@ static void add_row_name(fsdp_text *text, const summary *sum, size_t index)
     cli_add_padded(text, name, sum->name_width);
 }
 
-static void add_row(fsdp_text *text, const summary *sum, size_t place)
+static void add_row(fsdp_text *text, const summary *sum, size_t index)
 {
-    size_t index = sum->rows[place];
     const fsdp_entry *tensor = selected(sum, index);
     int64_t count = sum->row_sizes[index], shape[FSDP_MAX_DIMS];
     char number[CLI_NUMBER];
@@ -373,7 +410,7 @@ static void add_row(fsdp_text *text, const summary *sum, size_t place)
     fsdp_text_addf(text, "  %4" PRId64 " x %-16s  %-7s  %10s  ", count,
                    words.data ? words.data : "", fsdp_dtype_name(tensor->dtype),
                    cli_bytes(count * fsdp_entry_bytes(tensor), number));
-    if (same_layouts(sum, place))
+    if (same_layouts(sum, index))
         ls_add_layout(text, tensor);
     else
         fsdp_text_addf(text, "several layouts");
@@ -399,12 +436,10 @@ static bool only_optim(const summary *sum)
     return true;
 }
 
-static fsdp_status add_rows(fsdp_text *text, summary *sum, size_t *places)
+static fsdp_status add_rows(fsdp_text *text, summary *sum)
 {
     size_t count = sum->listing->count;
     bool with_optim = only_optim(sum);
-    for (size_t place = 0; place < count; place++)
-        places[sum->rows[place]] = place;
     for (size_t i = 0; i < count; i++) {
         size_t size;
         if (!is_shown(sum, i, with_optim))
@@ -417,7 +452,7 @@ static fsdp_status add_rows(fsdp_text *text, summary *sum, size_t *places)
     for (size_t i = 0; i < count; i++) {
         if (!is_shown(sum, i, with_optim))
             continue;
-        add_row(text, sum, places[i]);
+        add_row(text, sum, i);
         FSDP_TRY(cli_put(text));
     }
     return FSDP_OK;
@@ -433,10 +468,10 @@ static void add_plugin_line(fsdp_text *text, const ls_listing *listing)
                    plugin[0] ? plugin : "DIRECTORY-OF-FSDP'S-HDF5-PLUGIN");
 }
 
-static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *places)
+static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *rows)
 {
     link_aliases(sum);
-    make_rows(sum);
+    make_rows(sum, rows);
     sum->state_is_optim = fsdp_sd_state_is_optim(sum->listing->sd);
     if (sum->names.failed) {
         text->failed = true;
@@ -444,7 +479,7 @@ static fsdp_status print_summary(summary *sum, fsdp_text *text, size_t *places)
     }
     add_head(sum->listing, text);
     add_groups(text, sum);
-    FSDP_TRY(add_rows(text, sum, places));
+    FSDP_TRY(add_rows(text, sum));
     add_plugin_line(text, sum->listing);
     return FSDP_OK;
 }
@@ -454,21 +489,24 @@ fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text)
     size_t count = listing->count + 1, all = fsdp_sd_count(listing->sd) + 1;
     summary sum = {.listing = listing};
     sum.folded = calloc(count, sizeof *sum.folded);
-    sum.rows = calloc(count, sizeof *sum.rows);
+    sum.row_next = calloc(count, sizeof *sum.row_next);
+    sum.row_last = calloc(count, sizeof *sum.row_last);
     sum.row_sizes = calloc(count, sizeof *sum.row_sizes);
     sum.next_alias = calloc(all, sizeof *sum.next_alias);
     sum.first_alias = calloc(all, sizeof *sum.first_alias);
-    size_t *places = calloc(count, sizeof *places);
+    size_t *rows = calloc(count, sizeof *rows);
     fsdp_status st = FSDP_ERR_LIMIT;
-    if (sum.folded && sum.rows && sum.row_sizes && sum.next_alias && sum.first_alias && places)
-        st = print_summary(&sum, text, places);
+    if (sum.folded && sum.row_next && sum.row_last && sum.row_sizes && sum.next_alias &&
+        sum.first_alias && rows)
+        st = print_summary(&sum, text, rows);
     else
         text->failed = true;
-    free(places);
+    free(rows);
     free(sum.first_alias);
     free(sum.next_alias);
     free(sum.row_sizes);
-    free(sum.rows);
+    free(sum.row_last);
+    free(sum.row_next);
     free(sum.folded);
     fsdp_text_release(&sum.names);
     return st;
