@@ -299,7 +299,8 @@ static inline fsdp_status push_byte(pickle_vm *vm)
 {
     uint64_t number;
     FSDP_TRY(take_number(vm, 1, &number));
-    return pickle_push_int(vm, (int64_t)number);
+    fsdp_node known = vm->small_ints[number];
+    return known != 0 ? pickle_push(vm, known) : pickle_push_int(vm, (int64_t)number);
 }
 
 static inline fsdp_status push_short(pickle_vm *vm)
@@ -578,11 +579,12 @@ static inline fsdp_status step(pickle_vm *vm, uint8_t opcode)
 static fsdp_status run(pickle_vm *vm)
 {
     for (;;) {
-        if (vm->at == vm->limit)
-            vm->limit = vm->end;
         vm->opcode = vm->at;
-        if (vm->at == vm->end)
-            return run_out(vm, "it ends without STOP");
+        if (vm->at == vm->limit) {
+            if (vm->at == vm->end)
+                return run_out(vm, "it ends without STOP");
+            vm->limit = vm->end;
+        }
         uint8_t opcode = *vm->at++;
         if (opcode == OP_STOP)
             break;

@@ -198,6 +198,16 @@ static fsdp_status push_new_items(pickle_vm *vm, fsdp_node_kind kind, size_t fro
     return pickle_push_node(vm, node);
 }
 
+static bool is_tuple_of(const fsdp_pickle_node *node, const fsdp_node *items, size_t count)
+{
+    if (node->kind != FSDP_NODE_TUPLE || node->count != count)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        if (node->as.items[i] != items[i])
+            return false;
+    return true;
+}
+
 static fsdp_status push_short_tuple(pickle_vm *vm, size_t from)
 {
     const fsdp_node *items = vm->stack + from;
@@ -206,9 +216,7 @@ static fsdp_status push_short_tuple(pickle_vm *vm, size_t from)
     for (size_t i = 0; i < count; i++)
         key = key * 31 + items[i];
     fsdp_node *known = pickle_shared(vm, key, count);
-    const fsdp_pickle_node *node = &vm->nodes[*known];
-    if (node->kind == FSDP_NODE_TUPLE && node->count == count &&
-        memcmp(node->as.items, items, count * sizeof *items) == 0) {
+    if (is_tuple_of(&vm->nodes[*known], items, count)) {
         vm->height = from;
         return pickle_push(vm, *known);
     }
@@ -243,8 +251,9 @@ static fsdp_status extend(pickle_vm *vm, fsdp_node target, size_t from)
     if (before + added > UINT32_MAX / 2)
         return pickle_fail(vm, FSDP_ERR_LIMIT, "a container is too large");
     fsdp_node *items = own_items(node);
-    if (room_for(before + added) != room_for(before)) {
-        items = take_nodes(vm, room_for(before + added));
+    size_t room = room_for(before + added);
+    if (before == 0 || room != room_for(before)) {
+        items = take_nodes(vm, room);
         if (!items)
             return pickle_no_memory(vm);
         if (before > 0)

@@ -540,17 +540,32 @@ static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
     return known == FSDP_KNOWN_FOREIGN || (is_torch(known) && is_object);
 }
 
-/* A size takes neither items nor a state, and so it is what another one of the same is. */
+/*
+ * What most calls of large metadata are, and what is done with them in the end. An object without arguments
+ * of a class of DCP's own: nothing of it can be refused. A size of the same tuple as one before, which the
+ * policy let through: neither can change, and so it is the same size.
+ */
+static bool is_plain_object(const pickle_vm *vm, pickle_how how, const fsdp_pickle_node *callable,
+                            fsdp_node args)
+{
+    return how == PICKLE_NEWOBJ && args == NODE_OF_EMPTY_TUPLE && vm->options->is_metadata &&
+           callable->kind == FSDP_NODE_GLOBAL && is_dcp(callable->known);
+}
+
+static bool is_known_size(pickle_vm *vm, fsdp_node callable, fsdp_node args, fsdp_node *size_out)
+{
+    *size_out = *pickle_shared(vm, callable, args);
+    const fsdp_pickle_node *size = node_at(vm, *size_out);
+    return size->kind == FSDP_NODE_CALL && size->as.call->callable == callable &&
+           size->as.call->args == args;
+}
+
 static fsdp_status push_size(pickle_vm *vm, fsdp_pickle_node node, fsdp_node callable,
                              fsdp_node args)
 {
-    fsdp_node *known = pickle_shared(vm, callable, args);
-    const fsdp_pickle_node *other = node_at(vm, *known);
-    if (other->kind == FSDP_NODE_CALL && other->flags == (node.flags | FSDP_NODE_HASHABLE) &&
-        other->as.call->callable == callable && other->as.call->args == args)
-        return pickle_push(vm, *known);
     FSDP_TRY(push_call(vm, node, callable, args, 0));
-    *known = vm->stack[vm->height - 1];
+    if (node_at(vm, args)->count == 1 && node_at(vm, item_of(vm, args, 0))->kind == FSDP_NODE_TUPLE)
+        *pickle_shared(vm, callable, args) = vm->stack[vm->height - 1];
     return FSDP_OK;
 }
 
@@ -562,7 +577,7 @@ static fsdp_status call_listed(pickle_vm *vm, fsdp_pickle_node node, fsdp_node c
         return refuse_call(vm, callable);
     if (!pickle_arguments_allowed(vm, node.known, args, &culprit))
         return refuse_argument(vm, callable, culprit);
-    if (node.known == FSDP_KNOWN_TORCH_SIZE && kwargs == 0)
+    if (node.known == FSDP_KNOWN_TORCH_SIZE && node.flags == 0)
         return push_size(vm, node, callable, args);
     if (node.known == FSDP_KNOWN_RECONSTRUCTOR)
         node.flags |= FSDP_NODE_OPAQUE;
@@ -586,8 +601,7 @@ static fsdp_status call_global(pickle_vm *vm, pickle_how how, fsdp_node callable
         return call_partial(vm, callable, args);
     if (!opaque_allowed(vm, how, node.known))
         return refuse_call(vm, callable);
-    if (is_torch(node.known) && args != NODE_OF_EMPTY_TUPLE &&
-        !pickle_objects_allowed(vm, args, &culprit))
+    if (is_torch(node.known) && !pickle_objects_allowed(vm, args, &culprit))
         return refuse_argument(vm, callable, culprit);
     node.flags |= FSDP_NODE_OPAQUE;
     return push_call(vm, node, callable, args, kwargs);
@@ -597,6 +611,14 @@ fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_
                         fsdp_node kwargs)
 {
     const fsdp_pickle_node *node = node_at(vm, callable);
+    fsdp_node size;
+    if (is_plain_object(vm, how, node, args))
+        return push_call(
+            vm,
+            (fsdp_pickle_node){.known = node->known, .flags = FSDP_NODE_OBJECT | FSDP_NODE_OPAQUE},
+            callable, args, 0);
+    if (how == PICKLE_REDUCE && is_known_size(vm, callable, args, &size))
+        return pickle_push(vm, size);
     if (node_at(vm, args)->kind != FSDP_NODE_TUPLE ||
         (kwargs != 0 && node_at(vm, kwargs)->kind != FSDP_NODE_DICT))
         return pickle_fail(vm, FSDP_ERR_DAMAGED, "the arguments of a call are no tuple");

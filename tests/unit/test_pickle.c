@@ -108,6 +108,53 @@ Test(pickle, containers_grow_and_are_shared)
     cr_expect_eq(fsdp_pickle_at(&pickle, list->as.items[5])->as.i64, 6);
 }
 
+/* The n-th item of the root. */
+static fsdp_node item(size_t n)
+{
+    return root()->as.items[n];
+}
+
+Test(pickle, what_cannot_change_is_one_node_when_it_comes_again)
+{
+    /* [300, 300, (300, 7), (300, 7), (7, 300), [7], [7], 2**20, 2**20] */
+    cr_assert_eq(PARSE("](M\x2c\x01M\x2c\x01M\x2c\x01K\x07\x86M\x2c\x01K\x07\x86K\x07M\x2c\x01\x86"
+                       "](K\7e](K\7eJ\0\0\x10\0J\0\0\x10\0e."),
+                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(root()->count, 9);
+    cr_expect_eq(item(0), item(1));
+    cr_expect_eq(item(2), item(3));
+    cr_expect_neq(item(3), item(4));
+    cr_expect_neq(item(5), item(6), "a list may still be given items");
+    cr_expect_eq(fsdp_pickle_at(&pickle, item(8))->as.i64, 1 << 20);
+    /* [Size((300,)), Size((300,)), Size((7,))] */
+    cr_assert_eq(
+        PARSE("](ctorch\nSize\nq\0M\x2c\x01\x85\x85Rh\0M\x2c\x01\x85\x85Rh\0K\x07\x85\x85Re."),
+        FSDP_OK, "%s", err.text);
+    cr_expect_eq(item(0), item(1));
+    cr_expect_neq(item(1), item(2));
+}
+
+Test(pickle, a_size_of_what_changed_is_judged_anew)
+{
+    /* d = OrderedDict(); Size(d); d.a = 1; Size(d): a state may hide a method */
+    cr_expect_eq(PARSE("(ctorch\nSize\nq\2ccollections\nOrderedDict\n)Rq\0\x85q\1R"
+                       "h\0}X\1\0\0\0aK\1sb0t."),
+                 FSDP_OK, "%s", err.text);
+    cr_expect_eq(PARSE("(ctorch\nSize\nq\2ccollections\nOrderedDict\n)Rq\0\x85q\1R"
+                       "h\0}X\1\0\0\0aK\1sb0h\2h\1Rt."),
+                 FSDP_ERR_REFUSED);
+}
+
+Test(pickle, the_memo_has_gaps)
+{
+    cr_assert_eq(PARSE("K\x01r\0\x20\0\0K\x02\x94j\0\x20\0\0."), FSDP_OK, "%s", err.text);
+    cr_expect_eq(root()->as.i64, 1);
+    cr_expect_eq(PARSE("K\x01r\0\x20\0\0j\xff\x1f\0\0."), FSDP_ERR_DAMAGED);
+    cr_expect_eq(PARSE("K\x01r\0\x20\0\0j\x01\x20\0\0."), FSDP_ERR_DAMAGED);
+    cr_expect_eq(PARSE("K\x01r\xff\xff\xff\0."), FSDP_OK, "%s", err.text);
+    cr_expect_eq(PARSE("K\x01r\0\0\0\x01."), FSDP_ERR_LIMIT);
+}
+
 Test(pickle, frames_hold_whole_opcodes)
 {
     cr_expect_eq(PARSE("\x80\4\x95\2\0\0\0\0\0\0\0K\1."), FSDP_OK, "%s", err.text);
