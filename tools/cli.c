@@ -396,6 +396,16 @@ const char *cli_nearest_option(const struct argp *argp, const char *text, size_t
     return typed.nearest;
 }
 
+static const char *checked; /* the argument at hand */
+
+/* Behind the refusal of an option that could be a path. */
+static const char *path_hint(void)
+{
+    return checked && access(checked, F_OK) == 0
+               ? "; a path that begins with '-' goes behind '--', or begins with './'"
+               : "";
+}
+
 _Noreturn static void refuse_option(const struct argp *argp, const typed_name *typed)
 {
     char name[80];
@@ -403,7 +413,7 @@ _Noreturn static void refuse_option(const struct argp *argp, const typed_name *t
     fsdp_printable(typed->text, typed->size, name, sizeof name);
     if (near)
         cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, near);
-    cli_usage_error("there is no option '--%s'", name);
+    cli_usage_error("there is no option '--%s'%s", name, path_hint());
 }
 
 /* The option that is spelled out, or the only one that begins like that. */
@@ -454,8 +464,8 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
         char letter = *letters;
         const struct argp_option *option = cli_find_option(argp, has_letter, &letter);
         if (!option)
-            cli_usage_error("there is no option '-%c'",
-                            letter >= 32 && letter < 127 ? letter : '?');
+            cli_usage_error("there is no option '-%c'%s",
+                            letter >= 32 && letter < 127 ? letter : '?', path_hint());
         if (option->arg && letters[1] == '\0' && is_last)
             cli_usage_error("-%c needs a value: -%c %s", letter, letter, option->arg);
         if (option->arg)
@@ -477,6 +487,7 @@ static void check_options(const struct argp *argp, int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : NULL;
+        checked = argv[i];
         if (strncmp(argv[i], "--", 2) == 0)
             i += check_long(argp, argv[i] + 2, next);
         else if (argv[i][0] == '-' && argv[i][1] != '\0')

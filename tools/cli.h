@@ -158,6 +158,8 @@ void cli_add_message(fsdp_text *text, const char *message);
 void cli_add_padded(fsdp_text *text, const char *data, int width);   /* left-aligned */
 /* " ARGUMENT", quoted for a shell when it must be. */
 void cli_add_argument(fsdp_text *text, const char *argument);
+/* The same of a path, which is no option even if it begins with '-'. */
+void cli_add_path_argument(fsdp_text *text, const char *path);
 /* Nothing in it is spelled otherwise for a terminal. */
 bool cli_is_harmless(const char *text);
 /* A line feed, and no blanks before it. */

@@ -81,6 +81,8 @@ static fsdp_status open_file(const char *path, fsdp_error *err)
                          "cannot open the log '%s': it is a symbolic link, and those are not "
                          "followed here; name what it leads to",
                          path);
+    if (file.fd < 0 && errno == EISDIR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is a directory: name a file", path);
     if (file.fd < 0 && errno != ENXIO)
         return fsdp_fail_errno(err, errno, "cannot open the log '%s'", path);
     if (file.fd >= 0 && fstat(file.fd, &info) == 0 && S_ISREG(info.st_mode))

@@ -46,6 +46,17 @@ static size_t read_all(int fd, char *data, size_t room)
     return size;
 }
 
+/* The mark of UTF-8 that some editors begin a file with. */
+static size_t drop_mark(char *data, size_t size)
+{
+    static const char mark[] = "\xEF\xBB\xBF";
+    const size_t mark_size = sizeof mark - 1;
+    if (strncmp(data, mark, mark_size) != 0)
+        return size;
+    memmove(data, data + mark_size, size - mark_size + 1);
+    return size - mark_size;
+}
+
 /* With a zero byte behind it, and none in it. */
 static void read_file(void)
 {
@@ -63,6 +74,7 @@ static void read_file(void)
     if (size > MOST_BYTES)
         fail_file("it is larger than 1 MiB");
     rules.data[size] = '\0';
+    size = drop_mark(rules.data, size);
     const char *zero = memchr(rules.data, '\0', size);
     int line = 1;
     for (const char *c = rules.data; zero && c < zero; c++)

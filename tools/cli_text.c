@@ -135,6 +135,17 @@ void cli_add_argument(fsdp_text *text, const char *argument)
     fsdp_text_addf(text, "'");
 }
 
+void cli_add_path_argument(fsdp_text *text, const char *path)
+{
+    fsdp_text spelled = {0};
+    fsdp_text_addf(&spelled, "%s%s", path[0] == '-' ? "./" : "", path);
+    if (spelled.failed)
+        text->failed = true;
+    else
+        cli_add_argument(text, spelled.data);
+    fsdp_text_release(&spelled);
+}
+
 void cli_add_padded(fsdp_text *text, const char *data, int width)
 {
     fsdp_text_addf(text, "%-*s", width, data);

@@ -261,8 +261,8 @@ static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_ch
         fsdp_text_addf(text, " | ");
     }
     fsdp_text_addf(text, "fsdp-diff");
-    cli_add_argument(text, info->path);
-    cli_add_argument(text, opts->to);
+    cli_add_path_argument(text, info->path);
+    cli_add_path_argument(text, opts->to);
     if (plan->renamed > 0)
         fsdp_text_addf(text, " --map /dev/stdin");
     if (plan->cast_tensors > 0)
