@@ -53,7 +53,7 @@ fsdp_status dcp_ranges_put(dcp_ranges *ranges, dcp_range_list *list, size_t name
 
 /* The range of a box (ndim DCP_NO_BOX: of a value), DCP_NO_RANGE when there is none. Boxes are mostly asked
  * for in the order in which they are stored. */
-fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, size_t name, int ndim, const int64_t *lo,
-                            uint32_t *at_out, fsdp_error *err);
+fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, size_t name, int ndim,
+                            const int64_t *lo, uint32_t *at_out, fsdp_error *err);
 
 #endif
