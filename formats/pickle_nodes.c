@@ -78,13 +78,14 @@ fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, f
     return FSDP_OK;
 }
 
-/* Those beyond are offsets in files, which do not come back. */
+/* Small ones are one object in Python, too, which matters to readers that look what is the same; others are
+ * shared in metadata only, up to where offsets in files begin, which do not come back. */
 enum { SHARED_BELOW = 1 << 20 };
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
 {
     bool is_small = value >= 0 && value < PICKLE_SMALL_INTS;
-    bool is_shared = value >= 0 && value < SHARED_BELOW;
+    bool is_shared = is_small || (vm->options->is_metadata && value >= 0 && value < SHARED_BELOW);
     fsdp_node *known = is_small ? &vm->small_ints[value] : pickle_shared(vm, (uint64_t)value, 0);
     const fsdp_pickle_node *node = &vm->nodes[*known];
     if (is_shared && node->kind == FSDP_NODE_INT && node->as.i64 == value)
@@ -230,8 +231,9 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     enum { SHORT_TUPLE = 4 };
     size_t count = vm->height - from;
     if (kind == FSDP_NODE_TUPLE)
-        return count > 0 && count <= SHORT_TUPLE ? push_short_tuple(vm, from)
-                                                 : push_new_items(vm, kind, from);
+        return vm->options->is_metadata && count > 0 && count <= SHORT_TUPLE
+                   ? push_short_tuple(vm, from)
+                   : push_new_items(vm, kind, from);
     FSDP_TRY(check_items(vm, kind, from));
     return push_new_items(vm, kind, from);
 }

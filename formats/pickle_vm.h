@@ -35,7 +35,7 @@ enum {
 };
 
 /* Shapes and offsets stand in large metadata hundreds of thousands of times, so that what cannot change and
- * was met not long ago is taken again: small ints always, others, short tuples and sizes while they last. */
+ * was met not long ago is taken again there: ints, short tuples and sizes. */
 enum { PICKLE_SMALL_INTS = 256, PICKLE_SHARED_BITS = 10, PICKLE_SHARED = 1 << PICKLE_SHARED_BITS };
 _Static_assert(PICKLE_SMALL_INTS > UINT8_MAX, "a byte is a small int");
 

@@ -114,12 +114,13 @@ static fsdp_node item(size_t n)
     return root()->as.items[n];
 }
 
-Test(pickle, what_cannot_change_is_one_node_when_it_comes_again)
+Test(pickle, what_cannot_change_is_one_node_when_it_comes_again_in_metadata)
 {
     /* [300, 300, (300, 7), (300, 7), (7, 300), [7], [7], 2**20, 2**20] */
-    cr_assert_eq(PARSE("](M\x2c\x01M\x2c\x01M\x2c\x01K\x07\x86M\x2c\x01K\x07\x86K\x07M\x2c\x01\x86"
+    cr_assert_eq(
+        PARSE_METADATA("](M\x2c\x01M\x2c\x01M\x2c\x01K\x07\x86M\x2c\x01K\x07\x86K\x07M\x2c\x01\x86"
                        "](K\7e](K\7eJ\0\0\x10\0J\0\0\x10\0e."),
-                 FSDP_OK, "%s", err.text);
+        FSDP_OK, "%s", err.text);
     cr_assert_eq(root()->count, 9);
     cr_expect_eq(item(0), item(1));
     cr_expect_eq(item(2), item(3));
@@ -128,10 +129,21 @@ Test(pickle, what_cannot_change_is_one_node_when_it_comes_again)
     cr_expect_eq(fsdp_pickle_at(&pickle, item(8))->as.i64, 1 << 20);
     /* [Size((300,)), Size((300,)), Size((7,))] */
     cr_assert_eq(
-        PARSE("](ctorch\nSize\nq\0M\x2c\x01\x85\x85Rh\0M\x2c\x01\x85\x85Rh\0K\x07\x85\x85Re."),
+        PARSE_METADATA(
+            "](ctorch\nSize\nq\0M\x2c\x01\x85\x85Rh\0M\x2c\x01\x85\x85Rh\0K\x07\x85\x85Re."),
         FSDP_OK, "%s", err.text);
     cr_expect_eq(item(0), item(1));
     cr_expect_neq(item(1), item(2));
+}
+
+/* Only what is one object in Python: constructors and attributes may be given equal ones. */
+Test(pickle, elsewhere_equal_things_are_several)
+{
+    cr_assert_eq(PARSE("](M\x2c\x01M\x2c\x01K\7\x85K\7\x85K\7K\7e."), FSDP_OK, "%s",
+                 err.text);
+    cr_expect_neq(item(0), item(1));
+    cr_expect_neq(item(2), item(3));
+    cr_expect_eq(item(4), item(5), "small ints are one in Python, too");
 }
 
 Test(pickle, a_size_of_what_changed_is_judged_anew)
