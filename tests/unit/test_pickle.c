@@ -139,8 +139,7 @@ Test(pickle, what_cannot_change_is_one_node_when_it_comes_again_in_metadata)
 /* Only what is one object in Python: constructors and attributes may be given equal ones. */
 Test(pickle, elsewhere_equal_things_are_several)
 {
-    cr_assert_eq(PARSE("](M\x2c\x01M\x2c\x01K\7\x85K\7\x85K\7K\7e."), FSDP_OK, "%s",
-                 err.text);
+    cr_assert_eq(PARSE("](M\x2c\x01M\x2c\x01K\7\x85K\7\x85K\7K\7e."), FSDP_OK, "%s", err.text);
     cr_expect_neq(item(0), item(1));
     cr_expect_neq(item(2), item(3));
     cr_expect_eq(item(4), item(5), "small ints are one in Python, too");
