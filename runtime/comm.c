@@ -14,6 +14,27 @@ enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
 /* --- a communicator --------------------------------------------------------------------------- */
 
+fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, int size,
+                                  int *position_out, fsdp_error *err)
+{
+    *position_out = -1;
+    if (size < 1 || size > fabric->size)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of %d", size,
+                         fabric->size);
+    for (int i = 0; i < size; i++) {
+        int rank = ranks[i];
+        bool is_twice = false;
+        for (int j = 0; j < i; j++)
+            is_twice |= ranks[j] == rank;
+        if (rank < 0 || rank >= fabric->size || is_twice)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d in a group %s", rank,
+                             is_twice ? "twice" : "is not in the world");
+        if (rank == fabric->rank)
+            *position_out = i;
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
                              fsdp_comm **comm_out, fsdp_error *err)
 {
@@ -80,6 +101,18 @@ void fsdp_comm_dealloc(fsdp_comm *comm, void *data)
 {
     if (data)
         comm->fabric->ops->dealloc(comm->fabric, data);
+}
+
+void *fsdp_fabric_alloc_pages(fsdp_fabric *fabric, size_t size)
+{
+    (void)fabric;
+    return fsdp_alloc_pages(size);
+}
+
+void fsdp_fabric_free_pages(fsdp_fabric *fabric, void *data)
+{
+    (void)fabric;
+    fsdp_free(data);
 }
 
 /* --- poison ----------------------------------------------------------------------------------- */

@@ -69,29 +69,49 @@ fsdp_status fsdp_fabric_self(fsdp_fabric **fabric_out, fsdp_error *err);
 fsdp_status fsdp_fabric_threads(int n, int deadline_ms, fsdp_fabric **fabrics_out, fsdp_error *err);
 /* Collective over ctl, whose ranks are all processes of this host. */
 fsdp_status fsdp_fabric_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_fabric **fabric_out, fsdp_error *err);
+/* Collective over ctl, whose ranks the wire connects; takes it, also on failure. */
+struct fsdp_wire;
+fsdp_status fsdp_fabric_message(fsdp_ctl *ctl, struct fsdp_wire *wire, int deadline_ms,
+                                fsdp_fabric **fabric_out, fsdp_error *err);
 
 /* --- for back ends ---------------------------------------------------------------------------- */
 
+/* Are these ranks of the world, each once? *position_out: which one of them this rank is; -1: none. */
+fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, int size, int *position_out,
+                                  fsdp_error *err);
 /* One rank's end of a group that it is in. On failure the back end's part stays the caller's. */
-FSDP_API fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
-                                      fsdp_comm **comm_out, fsdp_error *err);
-FSDP_API void fsdp_comm_free(fsdp_comm *comm); /* accepts NULL */
+fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
+                             fsdp_comm **comm_out, fsdp_error *err);
+void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 
 /* Are the arguments good, alone? The text has no name of the call. */
 fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 /* The part of one rank in all_gather and reduce_scatter, and what lies before it, in elements. */
-FSDP_API int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
-FSDP_API int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
+int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
+int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
 /* An average or premultiplied sum by a back end that only adds; the bits are the same. */
 fsdp_status fsdp_comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 
+/* Entries of fsdp_fabric_ops where any memory is as good as any other. */
+void *fsdp_fabric_alloc_pages(fsdp_fabric *fabric, size_t size);
+void fsdp_fabric_free_pages(fsdp_fabric *fabric, void *data);
+
+/* --- headers (comm_header.c) ------------------------------------------------------------------ */
+
 fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call);
+/* The making of a group. */
+fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t sequence);
 /* Are the headers of all ranks (in group order) the same call? Otherwise the same FSDP_ERR_USAGE on every
  * rank, naming two ranks and their calls: "rank 1 makes reduce_scatter of 32 bf16 for layers.1 (call 7),
  * rank 0 all_gather of 16 f32 for layers.0 (call 7)". */
-FSDP_API fsdp_status fsdp_comm_compare(const fsdp_comm *comm, const fsdp_comm_header *headers,
-                                       fsdp_error *err);
+fsdp_status fsdp_comm_compare(const int *ranks, int size, const fsdp_comm_header *headers, fsdp_error *err);
+/* That error, for those who know the first rank and the first one that differs from it. */
+fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
+                             const fsdp_comm_header *other, fsdp_error *err);
+/* all_to_all: what one rank sends is not what the other expects. */
+fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
+                               const fsdp_comm_header *header, fsdp_error *err);
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
-FSDP_API void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
+void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
 
 #endif

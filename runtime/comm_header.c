@@ -9,6 +9,7 @@
 #include <string.h>
 
 enum { DESCRIPTION = 200 };
+#define HASH_BEGIN 0xcbf29ce484222325u
 
 static const char *kind_name(uint32_t kind)
 {
@@ -22,14 +23,20 @@ static bool has_op(uint32_t kind)
     return kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE;
 }
 
-/* FNV-1a; 0 is for even parts. */
+/* FNV-1a. */
+static uint64_t hash_number(uint64_t hash, int64_t number)
+{
+    for (int byte = 0; byte < 64; byte += 8)
+        hash = (hash ^ ((uint64_t)number >> byte & 0xff)) * 0x100000001b3u;
+    return hash;
+}
+
+/* 0 is for even parts. */
 static uint64_t hash_counts(const int64_t *counts, int n)
 {
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (int i = 0; i < n; i++) {
-        for (int byte = 0; byte < 64; byte += 8)
-            hash = (hash ^ ((uint64_t)counts[i] >> byte & 0xff)) * 0x100000001b3u;
-    }
+    uint64_t hash = HASH_BEGIN;
+    for (int i = 0; i < n; i++)
+        hash = hash_number(hash, counts[i]);
     return hash ? hash : 1;
 }
 
@@ -69,6 +76,19 @@ fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *ca
     return header;
 }
 
+fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t sequence)
+{
+    fsdp_comm_header header;
+    memset(&header, 0, sizeof header);
+    header.sequence = sequence;
+    header.root = ranks[0];
+    header.count = (uint64_t)size;
+    header.counts = HASH_BEGIN;
+    for (int i = 0; i < size; i++)
+        header.counts = hash_number(header.counts, ranks[i]);
+    return header;
+}
+
 /* --- for people ------------------------------------------------------------------------------- */
 
 static void describe_op(const fsdp_comm_header *header, char *out, size_t out_size)
@@ -97,7 +117,9 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
 {
     char op[48], amount[64], root[32] = "";
     if (header->kind == 0) {
-        snprintf(out, out_size, "the making of a group (call %" PRIu64 ")", header->sequence);
+        snprintf(out, out_size,
+                 "the making of a group of %d ranks from rank %d on (call %" PRIu64 ")",
+                 (int)header->count, (int)header->root, header->sequence);
         return;
     }
     describe_op(header, op, sizeof op);
@@ -109,25 +131,43 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
              header->sequence);
 }
 
-static fsdp_status fail_different(const fsdp_comm *comm, const fsdp_comm_header *headers, int other,
-                                  fsdp_error *err)
+fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
+                             const fsdp_comm_header *other, fsdp_error *err)
 {
-    char first[DESCRIPTION], second[DESCRIPTION];
-    fsdp_comm_describe(&headers[0], first, sizeof first);
-    fsdp_comm_describe(&headers[other], second, sizeof second);
+    char first_call[DESCRIPTION], other_call[DESCRIPTION];
+    const bool is_group = first->kind == 0;
+    fsdp_comm_describe(first, first_call, sizeof first_call);
+    fsdp_comm_describe(other, other_call, sizeof other_call);
+    bool looks_same = strcmp(first_call, other_call) == 0;
     if (err)
-        err->rank = comm->ranks[other];
-    return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d makes %s, rank %d %s%s", comm->ranks[other],
-                     second, comm->ranks[0], first,
-                     strcmp(first, second) == 0 ? " of other sizes" : "");
+        err->rank = other_rank;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d %s %s, rank %d %s%s%s", other_rank,
+                     is_group ? "is at" : "makes", other_call, first_rank, first_call,
+                     !looks_same ? ""
+                     : is_group  ? " of other ranks"
+                                 : " of other sizes",
+                     is_group ? ": all make the same groups in the same order" : "");
 }
 
-fsdp_status fsdp_comm_compare(const fsdp_comm *comm, const fsdp_comm_header *headers,
+fsdp_status fsdp_comm_compare(const int *ranks, int size, const fsdp_comm_header *headers,
                               fsdp_error *err)
 {
-    for (int i = 1; i < comm->size; i++) {
+    for (int i = 1; i < size; i++) {
         if (memcmp(&headers[i], &headers[0], sizeof *headers) != 0)
-            return fail_different(comm, headers, i, err);
+            return fsdp_comm_differ(ranks[0], &headers[0], ranks[i], &headers[i], err);
     }
     return FSDP_OK;
+}
+
+fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
+                               const fsdp_comm_header *header, fsdp_error *err)
+{
+    char call[DESCRIPTION];
+    fsdp_comm_describe(header, call, sizeof call);
+    if (err)
+        err->rank = from;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "rank %d sends %" PRId64 " elements to rank %d, which expects %" PRId64
+                     " from it, in %s",
+                     from, sent, to, expected, call);
 }

@@ -4,7 +4,6 @@
  */
 #include "runtime/comm_shared.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 /* --- publishing ------------------------------------------------------------------------------- */
@@ -51,13 +50,8 @@ static fsdp_status compare_counts(const fsdp_comm *comm, shared_group *group, fs
             int64_t expected = fsdp_shared_counts(group, to)[group->size + from];
             if (counts[to] == expected)
                 continue;
-            char call[200];
-            fsdp_comm_describe(&group->header, call, sizeof call);
-            err->rank = comm->ranks[from];
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "rank %d sends %" PRId64 " elements to rank %d, which expects %" PRId64
-                             " from it, in %s",
-                             comm->ranks[from], counts[to], comm->ranks[to], expected, call);
+            return fsdp_comm_miscount(comm->ranks[from], comm->ranks[to], counts[to], expected,
+                                      &group->header, err);
         }
     }
     return FSDP_OK;
@@ -72,7 +66,7 @@ static fsdp_status compare_all(const fsdp_comm *comm, shared_group *group, fsdp_
     if (!is_same) {
         for (int i = 0; i < group->size; i++)
             group->headers[i] = group->block->slots[i].header;
-        return fsdp_comm_compare(comm, group->headers, err);
+        return fsdp_comm_compare(comm->ranks, comm->size, group->headers, err);
     }
     return group->header.kind == FSDP_ALL_TO_ALL ? compare_counts(comm, group, err) : FSDP_OK;
 }

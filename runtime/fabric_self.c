@@ -11,18 +11,6 @@ static fsdp_status create_comm(fsdp_fabric *fabric, const int *ranks, int size,
     return fsdp_comm_create(fabric, ranks, size, NULL, comm_out, err);
 }
 
-static void *allocate(fsdp_fabric *fabric, size_t size)
-{
-    (void)fabric;
-    return fsdp_alloc_pages(size);
-}
-
-static void deallocate(fsdp_fabric *fabric, void *data)
-{
-    (void)fabric;
-    fsdp_free(data);
-}
-
 static void close_self(fsdp_fabric *fabric)
 {
     fsdp_free(fabric);
@@ -32,8 +20,8 @@ static const fsdp_fabric_ops self_ops = {
     .name = "self",
     .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
     .comm_create = create_comm,
-    .alloc = allocate,
-    .dealloc = deallocate,
+    .alloc = fsdp_fabric_alloc_pages,
+    .dealloc = fsdp_fabric_free_pages,
     .close = close_self,
 };
 

@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 #include "base/pool.h"
@@ -25,8 +24,8 @@ typedef struct shm_fabric {
 static bool is_dead(shared_fabric *fabric, int rank, char *name, size_t name_size)
 {
     const shm_peer *peer = &((const shm_fabric *)fabric)->peers[rank];
-    snprintf(name, name_size, "process %d", peer->pid);
-    return fsdp_shm_peer_is_dead(peer);
+    snprintf(name, name_size, "process %d", peer->line.pid);
+    return fsdp_lifeline_has_ended(&peer->line);
 }
 
 static void *alloc_shared(shared_fabric *fabric, size_t size)
@@ -50,8 +49,7 @@ static void release_peers(shm_fabric *mine)
 {
     for (int i = 0; mine->peers && i < mine->shared.fabric.size; i++) {
         fsdp_shm_segment_release(&mine->peers[i].segment);
-        if (mine->peers[i].lifeline >= 0)
-            close(mine->peers[i].lifeline);
+        fsdp_lifeline_close(&mine->peers[i].line);
     }
     fsdp_free(mine->peers);
 }
@@ -124,7 +122,7 @@ static fsdp_status prepare(shm_fabric *mine, fsdp_error *err)
     if (!mine->peers)
         return fsdp_fail_memory(err, "a fabric");
     for (int i = 0; i < size; i++)
-        mine->peers[i].lifeline = -1;
+        mine->peers[i].line.fd = -1;
     FSDP_TRY(fsdp_shm_segment_create(size, &mine->own, err));
     FSDP_TRY(fsdp_shm_pool_create(&mine->own, &mine->pool, err));
     mine->shared.segment_size = mine->own.size;

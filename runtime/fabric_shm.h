@@ -2,6 +2,7 @@
 #ifndef FSDP_FABRIC_SHM_H
 #define FSDP_FABRIC_SHM_H
 
+#include "runtime/lifeline.h"
 #include <fsdp/ctl.h>
 #include <stddef.h>
 
@@ -33,18 +34,14 @@ void fsdp_shm_pool_give(shm_pool *pool, void *data);
 
 typedef struct shm_peer {
     shm_segment segment;
-    int lifeline;              /* readable when the process has ended; -1: cannot be watched */
-    int pid;
+    fsdp_lifeline line;
     bool was_sent, is_here;    /* this rank's segment went there; its own came, or word that it has none */
 } shm_peer;
 
 /*
- * Collective. peers has an entry per rank, all zero but for the lifelines, which are -1. A failure of one
+ * Collective. peers has an entry per rank, all zero but for the lifelines, which are closed (-1). A failure of one
  * rank need not be that of the others: they are to agree afterwards.
  */
 fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
                               fsdp_error *err);
-/* Has it ended? */
-bool fsdp_shm_peer_is_dead(const shm_peer *peer);
-
 #endif

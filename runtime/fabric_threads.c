@@ -60,18 +60,6 @@ static void *alloc_shared(shared_fabric *fabric, size_t size)
     return hub_alloc(((thread_fabric *)fabric)->hub, size);
 }
 
-static void *allocate(fsdp_fabric *fabric, size_t size)
-{
-    (void)fabric;
-    return fsdp_alloc_pages(size);
-}
-
-static void deallocate(fsdp_fabric *fabric, void *data)
-{
-    (void)fabric;
-    fsdp_free(data);
-}
-
 static void close_fabric(fsdp_fabric *fabric)
 {
     thread_fabric *mine = (thread_fabric *)fabric;
@@ -89,8 +77,8 @@ static const fsdp_fabric_ops thread_ops = {
     .abort = fsdp_shared_abort,
     .has_failed = fsdp_shared_comm_has_failed,
     .comm_close = fsdp_shared_comm_close,
-    .alloc = allocate,
-    .dealloc = deallocate,
+    .alloc = fsdp_fabric_alloc_pages,
+    .dealloc = fsdp_fabric_free_pages,
     .close = close_fabric,
 };
 

@@ -31,6 +31,7 @@ typedef struct fsdp_launch_options {
     int deadline_ms;
     const char *trace;         /* NULL: none */
     bool check, is_verbose;
+    const char *host;          /* FSDP_HOST_ID: ranks that say the same are on one host; NULL: found out */
     const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
     int argc;                  /* what is left for the program */
     char **argv;               /* ends with NULL; from base/mem.h, the strings are the caller's */

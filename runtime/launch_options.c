@@ -183,7 +183,8 @@ static fsdp_status read_variables(fsdp_getenv get, void *user, fsdp_launch_optio
         if (text && text[0] != '\0')
             FSDP_TRY(table[i].set(options, table[i].variable, text, err));
     }
-    const char *verbose = get(user, "FSDP_VERBOSE");
+    const char *verbose = get(user, "FSDP_VERBOSE"), *host = get(user, "FSDP_HOST_ID");
+    options->host = host && host[0] != '\0' ? host : NULL;
     options->is_verbose = verbose && verbose[0] != '\0' && strcmp(verbose, "0") != 0;
     return FSDP_OK;
 }

@@ -3,42 +3,29 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/io.h"
 #include "base/mem.h"
-
-enum { HOST_ID = 256 };
+#include "runtime/host.h"
+#include "runtime/mpi_library.h"
+#include "statedict/ctl_backend.h"
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
- * their own) and the same network (sockets by which memory is passed). */
-static void name_this_host(char id_out[HOST_ID])
+/* Collective. host: a name that stands for this host's; NULL: its own. */
+static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts *parts,
+                               fsdp_error *err)
 {
-    char name[128] = "", *boot = NULL;
-    size_t size = 0;
-    struct stat network = {0};
-    (void)gethostname(name, sizeof name - 1);
-    (void)!fsdp_io_read_file(NULL, "/proc/sys/kernel/random/boot_id", 64, &boot, &size, NULL);
-    (void)stat("/proc/self/ns/net", &network);
-    memset(id_out, 0, HOST_ID);
-    snprintf(id_out, HOST_ID, "%.40s %s %llu", boot ? boot : "", name,
-             (unsigned long long)network.st_ino);
-    fsdp_free(boot);
-}
-
-/* Collective. */
-static fsdp_status count_hosts(fsdp_ctl *ctl, fsdp_world_parts *parts, fsdp_error *err)
-{
-    char mine[HOST_ID];
+    char mine[FSDP_HOST_ID];
     int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
-    char *all = fsdp_alloc((size_t)size, HOST_ID);
-    name_this_host(mine);
-    fsdp_status status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
+    char *all = fsdp_alloc((size_t)size, FSDP_HOST_ID);
+    fsdp_host_name(mine);
+    if (host) {
+        memset(mine, 0, sizeof mine);
+        snprintf(mine, sizeof mine, "%s", host);
+    }
+    fsdp_status status = fsdp_ctl_allgather(ctl, mine, FSDP_HOST_ID, all, err);
     for (int i = 0; i < size && status == FSDP_OK; i++) {
-        bool is_here = memcmp(all + (size_t)i * HOST_ID, mine, HOST_ID) == 0;
+        bool is_here = memcmp(all + (size_t)i * FSDP_HOST_ID, mine, FSDP_HOST_ID) == 0;
         parts->local_size += is_here;
         parts->local_rank += is_here && i < rank;
     }
@@ -48,18 +35,43 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, fsdp_world_parts *parts, fsdp_erro
 
 /* --- the world -------------------------------------------------------------------------------- */
 
-/* Collective where there is more than one rank. */
+static fsdp_status open_wire(fsdp_ctl *ctl, fsdp_wire **wire_out, fsdp_error *err)
+{
+    const fsdp_mpi_functions *mpi = NULL;
+    if (strcmp(ctl->ops->name, "mpi") != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "ranks on several hosts exchange tensors over MPI: start them with "
+                         "mpirun, or all of them on one host");
+    fsdp_status status = fsdp_mpi_library_open(&mpi, err);
+    FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
+    return mpi->wire(ctl, wire_out, err);
+}
+
+/* Collective. */
+static fsdp_status open_network(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                                fsdp_error *err)
+{
+    fsdp_wire *wire = NULL;
+    FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_wire(parts->ctl, &wire, err), err));
+    return fsdp_fabric_message(parts->ctl, wire, options->deadline_ms, &parts->fabric, err);
+}
+
+/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or another way
+ * was asked for. */
 static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_parts *parts,
                                fsdp_error *err)
 {
     int size = fsdp_ctl_size(parts->ctl);
-    if (options->comm == FSDP_COMM_MPI || (size > 1 && parts->local_size < size))
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "tensors move between the ranks of one host only: collectives over MPI "
-                         "are not part of this version%s",
-                         options->comm == FSDP_COMM_MPI ? " (--comm mpi)" : "");
+    bool is_one_host = parts->local_size == size;
     if (size == 1)
         return fsdp_fabric_self(&parts->fabric, err);
+    if (options->comm == FSDP_COMM_SHM && !is_one_host)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s shm: only %d of %d ranks are on the host of rank %d, and memory "
+                         "reaches no further",
+                         options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
+    if (options->comm == FSDP_COMM_MPI || !is_one_host)
+        return open_network(options, parts, err);
     return fsdp_fabric_shm(parts->ctl, options->deadline_ms, &parts->fabric, err);
 }
 
@@ -78,7 +90,7 @@ static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_par
                               fsdp_error *err)
 {
     fsdp_ctl_set_deadline(parts->ctl, options->deadline_ms);
-    FSDP_TRY(count_hosts(parts->ctl, parts, err));
+    FSDP_TRY(count_hosts(parts->ctl, options->host, parts, err));
     FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_local(options, parts, err), err));
     fsdp_status status = parts->fabric ? FSDP_OK : open_fabric(options, parts, err);
     return fsdp_ctl_agree(parts->ctl, status, err);

@@ -5,16 +5,18 @@
 #ifndef FSDP_MPI_LIBRARY_H
 #define FSDP_MPI_LIBRARY_H
 
+#include "runtime/wire.h"
 #include <fsdp/ctl.h>
 #include <fsdp/status.h>
 
-enum { FSDP_MPI_TABLE_VERSION = 1 };
+enum { FSDP_MPI_TABLE_VERSION = 2 };
 
 /* What libfsdp_mpi exports as fsdp_mpi_table. Versions differ when libraries of two installations meet. */
 typedef struct fsdp_mpi_functions {
     int version;
     void (*set_deadline)(int milliseconds);
     fsdp_status (*ctl_world)(fsdp_ctl **ctl_out, fsdp_error *err);
+    fsdp_status (*wire)(fsdp_ctl *ctl, fsdp_wire **wire_out, fsdp_error *err); /* collective over ctl */
     bool (*finalize)(void);
 } fsdp_mpi_functions;
 

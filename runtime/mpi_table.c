@@ -3,9 +3,12 @@
 
 #include <fsdp/ctl_mpi.h>
 
+#include "runtime/wire_mpi.h"
+
 const fsdp_mpi_functions fsdp_mpi_table = {
     .version = FSDP_MPI_TABLE_VERSION,
     .set_deadline = fsdp_ctl_mpi_set_deadline,
     .ctl_world = fsdp_ctl_mpi_world,
+    .wire = fsdp_wire_mpi,
     .finalize = fsdp_mpi_finalize,
 };

@@ -69,26 +69,6 @@ typedef struct new_group {
     uint64_t block, window; /* as published */
 } new_group;
 
-static fsdp_status check_ranks(const shared_fabric *fabric, new_group *made, fsdp_error *err)
-{
-    made->position = -1;
-    if (made->size < 1 || made->size > fabric->fabric.size)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of %d", made->size,
-                         fabric->fabric.size);
-    for (int i = 0; i < made->size; i++) {
-        int rank = made->ranks[i];
-        bool is_twice = false;
-        for (int j = 0; j < i; j++)
-            is_twice |= made->ranks[j] == rank;
-        if (rank < 0 || rank >= fabric->fabric.size || is_twice)
-            return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d in a group %s", rank,
-                             is_twice ? "twice" : "is not in the world");
-        if (rank == fabric->fabric.rank)
-            made->position = i;
-    }
-    return FSDP_OK;
-}
-
 static fsdp_status take_shared(shared_fabric *fabric, size_t size, uint64_t *address_out,
                                void **data_out, fsdp_error *err)
 {
@@ -113,7 +93,7 @@ static fsdp_status bring_memory(shared_fabric *fabric, new_group *made, fsdp_err
 
 static fsdp_status prepare(shared_fabric *fabric, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(check_ranks(fabric, made, err));
+    FSDP_TRY(fsdp_comm_check_ranks(&fabric->fabric, made->ranks, made->size, &made->position, err));
     if (made->position < 0)
         return FSDP_OK;
     FSDP_TRY(fsdp_comm_create(&fabric->fabric, made->ranks, made->size, NULL, &made->comm, err));
@@ -135,45 +115,20 @@ static fsdp_status prepare(shared_fabric *fabric, new_group *made, fsdp_error *e
 static void publish(shared_group *world, const new_group *made)
 {
     shared_slot *slot = &world->block->slots[world->rank];
-    int64_t *ranks = fsdp_shared_counts(world, world->rank);
-    memset(&world->header, 0, sizeof world->header);
-    world->header.sequence = world->phase / 2 + 1;
-    world->header.count = (uint64_t)made->size;
+    world->header = fsdp_comm_head_group(made->ranks, made->size, world->phase / 2 + 1);
     slot->header = world->header;
     slot->block = made->block;
     slot->window = made->window;
-    for (int i = 0; i < made->size; i++)
-        ranks[i] = made->ranks[i];
 }
 
-static bool is_same_group(shared_group *world, int rank, const new_group *made)
+static fsdp_status compare(shared_group *world, fsdp_error *err)
 {
-    const int64_t *ranks = fsdp_shared_counts(world, rank);
-    if (world->block->slots[rank].header.count != (uint64_t)made->size)
-        return false;
-    for (int i = 0; i < made->size; i++) {
-        if (ranks[i] != made->ranks[i])
-            return false;
-    }
-    return true;
-}
-
-static fsdp_status compare(shared_group *world, const new_group *made, fsdp_error *err)
-{
-    for (int rank = 0; rank < world->size; rank++) {
-        if (is_same_group(world, rank, made))
-            continue;
-        err->rank = rank;
-        (void)fsdp_fail(err, FSDP_ERR_USAGE,
-                        "rank %d makes a group of %d ranks from rank %d on while rank %d makes one "
-                        "of %d from rank %d on: all make the same groups in the same order",
-                        rank, (int)world->block->slots[rank].header.count,
-                        (int)fsdp_shared_counts(world, rank)[0], world->rank, made->size,
-                        made->ranks[0]);
+    for (int i = 0; i < world->size; i++)
+        world->headers[i] = world->block->slots[i].header;
+    err->status = fsdp_comm_compare(world->ranks, world->size, world->headers, err);
+    if (err->status != FSDP_OK)
         fsdp_shared_fail(world, err, false);
-        return err->status;
-    }
-    return FSDP_OK;
+    return err->status;
 }
 
 static void attach(shared_group *world, new_group *made)
@@ -196,7 +151,7 @@ static fsdp_status meet_for(shared_group *world, new_group *made, fsdp_error *er
     publish(world, made);
     fsdp_shared_arrive(world);
     FSDP_TRY(fsdp_shared_await(world, err));
-    FSDP_TRY(compare(world, made, err));
+    FSDP_TRY(compare(world, err));
     if (made->group)
         attach(world, made);
     fsdp_shared_arrive(world);

@@ -8,13 +8,11 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -77,30 +75,6 @@ static bool is_same_user(int fd, int *pid_out)
         return false;
     *pid_out = (int)about.pid;
     return about.uid == geteuid();
-}
-
-/* --- lives ------------------------------------------------------------------------------------ */
-
-/*
- * A rank that is not in our space of process numbers, or on an old kernel, is missed at the
- * deadline only.
- */
-static fsdp_status watch(shm_peer *peer, int rank, fsdp_error *err)
-{
-    if (peer->pid <= 0)
-        return FSDP_OK;
-    peer->lifeline = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-    if (peer->lifeline >= 0 || errno == ENOSYS || errno == EPERM)
-        return FSDP_OK;
-    if (errno == ESRCH)
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", rank, peer->pid);
-    return fsdp_fail_errno(err, errno, "cannot watch process %d of rank %d", peer->pid, rank);
-}
-
-bool fsdp_shm_peer_is_dead(const shm_peer *peer)
-{
-    struct pollfd look = {.fd = peer->lifeline, .events = POLLIN};
-    return peer->lifeline >= 0 && poll(&look, 1, 0) > 0;
 }
 
 /* --- letters ---------------------------------------------------------------------------------- */
@@ -171,10 +145,11 @@ static fsdp_status send_over(exchange *now, int fd, int rank, fsdp_error *err)
     shm_peer *peer = &now->peers[rank];
     if (connect(fd, (struct sockaddr *)&name, length) != 0)
         return errno == EAGAIN ? FSDP_OK : fail_connect(rank, err);
-    if (!is_same_user(fd, &peer->pid))
+    int pid = 0;
+    if (!is_same_user(fd, &pid))
         return fsdp_fail(err, FSDP_ERR_REFUSED, "rank %d runs as another user", rank);
-    if (peer->lifeline < 0)
-        FSDP_TRY(watch(peer, rank, err));
+    if (peer->line.fd < 0)
+        FSDP_TRY(fsdp_lifeline_open(pid, rank, &peer->line, err));
     peer->was_sent = send_letter(now, fd);
     if (!peer->was_sent && errno != EAGAIN && errno != ETOOMANYREFS)
         return fail_connect(rank, err);
@@ -252,8 +227,8 @@ static fsdp_status check_missing(const exchange *now, fsdp_error *err)
         if (i == now->rank || (peer->was_sent && peer->is_here))
             continue;
         err->rank = i;
-        if (fsdp_shm_peer_is_dead(peer))
-            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", i, peer->pid);
+        if (fsdp_lifeline_has_ended(&peer->line))
+            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", i, peer->line.pid);
         if (is_late)
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not pass its memory in time", i);
     }

@@ -24,7 +24,7 @@ THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
     "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
-    "mpi.h": r"runtime/ctl_mpi\.[ch]|tests/mpi/.*",
+    "mpi.h": r"runtime/(ctl_mpi|wire_mpi|mpi_process)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
@@ -37,7 +37,7 @@ THIRD_PARTY = {
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
     r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
-    r"runtime/(launch_threads|device_async|shm_pool)\.c|tests/.*",
+    r"runtime/(launch_threads|device_async|shm_pool|mpi_process)\.c|runtime/comm_message\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

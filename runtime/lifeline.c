@@ -1,0 +1,75 @@
+/* Processes are watched by their descriptors. See lifeline.h. */
+#include "runtime/lifeline.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "runtime/host.h"
+
+fsdp_status fsdp_lifeline_open(int pid, int rank, fsdp_lifeline *line, fsdp_error *err)
+{
+    *line = (fsdp_lifeline){-1, pid};
+    if (pid <= 0)
+        return FSDP_OK;
+    line->fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (line->fd >= 0 || errno == ENOSYS || errno == EPERM)
+        return FSDP_OK;
+    if (errno == ESRCH)
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", rank, pid);
+    return fsdp_fail_errno(err, errno, "cannot watch process %d of rank %d", pid, rank);
+}
+
+bool fsdp_lifeline_has_ended(const fsdp_lifeline *line)
+{
+    struct pollfd look = {.fd = line->fd, .events = POLLIN};
+    return line->fd >= 0 && poll(&look, 1, 0) > 0;
+}
+
+void fsdp_lifeline_close(fsdp_lifeline *line)
+{
+    if (line->fd >= 0)
+        close(line->fd);
+    line->fd = -1;
+}
+
+/* --- those of all ranks ----------------------------------------------------------------------- */
+
+typedef struct whereabouts {
+    char boot[FSDP_BOOT_ID];
+    uint64_t numbers; /* the space of process numbers */
+    int64_t pid;
+} whereabouts;
+
+static whereabouts find_self(void)
+{
+    whereabouts self = {.numbers = fsdp_host_namespace("pid"), .pid = getpid()};
+    fsdp_host_boot(self.boot);
+    return self;
+}
+
+static bool are_near(const whereabouts *a, const whereabouts *b)
+{
+    return a->boot[0] != '\0' && a->numbers != 0 && a->numbers == b->numbers &&
+           memcmp(a->boot, b->boot, sizeof a->boot) == 0;
+}
+
+fsdp_status fsdp_lifelines_open(fsdp_ctl *ctl, fsdp_lifeline *lines, fsdp_error *err)
+{
+    int size = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
+    whereabouts self = find_self(), *all = fsdp_alloc((size_t)size, sizeof *all);
+    for (int i = 0; i < size; i++)
+        lines[i] = (fsdp_lifeline){-1, 0};
+    fsdp_status status = fsdp_ctl_allgather(ctl, &self, sizeof self, all, err);
+    for (int i = 0; i < size && status == FSDP_OK; i++) {
+        if (i != rank && are_near(&self, &all[i]))
+            status = fsdp_lifeline_open((int)all[i].pid, i, &lines[i], err);
+    }
+    fsdp_free(all);
+    return status;
+}
