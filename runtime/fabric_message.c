@@ -47,12 +47,11 @@ static fsdp_status init_group(message_group *group, message_fabric *fabric, cons
                              .size = size,
                              .ranks = ranks,
                              .piece = fsdp_message_piece(size)};
-    fsdp_status status =
-        make_lists(group) ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
+    fsdp_status status = make_lists(group) ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
     size_t places = PLACES * (size_t)size;
     if (status == FSDP_OK)
-        status = wire->ops->batch_create(wire, (int)places, places * group->piece, &group->batch,
-                                         err);
+        status =
+            wire->ops->batch_create(wire, (int)places, places * group->piece, &group->batch, err);
     if (status == FSDP_OK)
         group->pieces = group->batch->memory;
     else
@@ -71,8 +70,7 @@ typedef struct new_group {
 
 static fsdp_status prepare(message_fabric *fabric, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(
-        fsdp_comm_check_ranks(&fabric->fabric, made->ranks, made->size, &made->position, err));
+    FSDP_TRY(fsdp_comm_check_ranks(&fabric->fabric, made->ranks, made->size, &made->position, err));
     if (fabric->channels == fabric->wire->ops->channels)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d groups over %s", fabric->channels,
                          fabric->wire->ops->name);
@@ -128,8 +126,8 @@ static fsdp_status make_group(message_fabric *fabric, new_group *made, fsdp_erro
     return fsdp_message_meet(world, &header, err);
 }
 
-static fsdp_status create_comm(fsdp_fabric *base, const int *ranks, int size,
-                               fsdp_comm **comm_out, fsdp_error *err)
+static fsdp_status create_comm(fsdp_fabric *base, const int *ranks, int size, fsdp_comm **comm_out,
+                               fsdp_error *err)
 {
     message_fabric *fabric = (message_fabric *)base;
     message_group *world = &fabric->world;

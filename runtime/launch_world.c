@@ -3,29 +3,45 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/mem.h"
-#include "runtime/host.h"
 #include "runtime/mpi_library.h"
 #include "statedict/ctl_backend.h"
+#include "statedict/lease_internal.h"
+
+enum { HOST_ID = 384 };
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Collective. host: a name that stands for this host's; NULL: its own. */
+/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
+ * their own) and the same network (sockets by which memory is passed). FSDP_HOST_ID stands for all that. */
+static void name_this_host(const char *given, char id_out[HOST_ID])
+{
+    fsdp_process self;
+    struct stat network = {0};
+    memset(id_out, 0, HOST_ID);
+    if (given) {
+        snprintf(id_out, HOST_ID, "%s", given);
+        return;
+    }
+    fsdp_process_self(&self);
+    (void)stat("/proc/self/ns/net", &network);
+    snprintf(id_out, HOST_ID, "%s %s %llu", self.boot, self.host,
+             (unsigned long long)network.st_ino);
+}
+
+/* Collective. */
 static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts *parts,
                                fsdp_error *err)
 {
-    char mine[FSDP_HOST_ID];
+    char mine[HOST_ID];
     int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
-    char *all = fsdp_alloc((size_t)size, FSDP_HOST_ID);
-    fsdp_host_name(mine);
-    if (host) {
-        memset(mine, 0, sizeof mine);
-        snprintf(mine, sizeof mine, "%s", host);
-    }
-    fsdp_status status = fsdp_ctl_allgather(ctl, mine, FSDP_HOST_ID, all, err);
+    char *all = fsdp_alloc((size_t)size, HOST_ID);
+    name_this_host(host, mine);
+    fsdp_status status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
     for (int i = 0; i < size && status == FSDP_OK; i++) {
-        bool is_here = memcmp(all + (size_t)i * FSDP_HOST_ID, mine, FSDP_HOST_ID) == 0;
+        bool is_here = memcmp(all + (size_t)i * HOST_ID, mine, HOST_ID) == 0;
         parts->local_size += is_here;
         parts->local_rank += is_here && i < rank;
     }

@@ -3,14 +3,12 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdint.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/host.h"
+#include "statedict/lease_internal.h"
 
 fsdp_status fsdp_lifeline_open(int pid, int rank, fsdp_lifeline *line, fsdp_error *err)
 {
@@ -40,29 +38,18 @@ void fsdp_lifeline_close(fsdp_lifeline *line)
 
 /* --- those of all ranks ----------------------------------------------------------------------- */
 
-typedef struct whereabouts {
-    char boot[FSDP_BOOT_ID];
-    uint64_t numbers; /* the space of process numbers */
-    int64_t pid;
-} whereabouts;
-
-static whereabouts find_self(void)
+/* The same process numbers mean the same processes. */
+static bool are_near(const fsdp_process *a, const fsdp_process *b)
 {
-    whereabouts self = {.numbers = fsdp_host_namespace("pid"), .pid = getpid()};
-    fsdp_host_boot(self.boot);
-    return self;
-}
-
-static bool are_near(const whereabouts *a, const whereabouts *b)
-{
-    return a->boot[0] != '\0' && a->numbers != 0 && a->numbers == b->numbers &&
-           memcmp(a->boot, b->boot, sizeof a->boot) == 0;
+    return strcmp(a->boot, "unknown") != 0 && strcmp(a->boot, b->boot) == 0 &&
+           strcmp(a->pid_space, "unknown") != 0 && strcmp(a->pid_space, b->pid_space) == 0;
 }
 
 fsdp_status fsdp_lifelines_open(fsdp_ctl *ctl, fsdp_lifeline *lines, fsdp_error *err)
 {
     int size = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
-    whereabouts self = find_self(), *all = fsdp_alloc((size_t)size, sizeof *all);
+    fsdp_process self, *all = fsdp_alloc((size_t)size, sizeof *all);
+    fsdp_process_self(&self);
     for (int i = 0; i < size; i++)
         lines[i] = (fsdp_lifeline){-1, 0};
     fsdp_status status = fsdp_ctl_allgather(ctl, &self, sizeof self, all, err);

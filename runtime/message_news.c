@@ -11,8 +11,8 @@
 #include "statedict/ctl_backend.h"
 
 enum {
-    LOOK_MS = 100,       /* between looks at processes */
-    LATE_MS = 500,       /* a rest that takes longer is a stop of this rank's own */
+    LOOK_MS = 100,        /* between looks at processes */
+    LATE_MS = 500,        /* a rest that takes longer is a stop of this rank's own */
     LEAST_GRACE_MS = 250, /* to answer in */
     MOST_GRACE_MS = 2000,
     CALL_NAME = 200

@@ -21,7 +21,8 @@ static fsdp_status await_round(message_group *group, int from, int in_place, fsd
             is_here |= group->finished[i] == in_place;
         left -= count;
         if (left > 0)
-            FSDP_TRY(fsdp_message_pause(group, &watch, count > 0, is_here ? group->rank : from, err));
+            FSDP_TRY(
+                fsdp_message_pause(group, &watch, count > 0, is_here ? group->rank : from, err));
     }
     return FSDP_OK;
 }
@@ -84,8 +85,7 @@ static void merge_headers(void *mine, const void *theirs)
     consider(known, more.other, &more.headers[1]);
 }
 
-fsdp_status fsdp_message_meet(message_group *group, const fsdp_comm_header *header,
-                              fsdp_error *err)
+fsdp_status fsdp_message_meet(message_group *group, const fsdp_comm_header *header, fsdp_error *err)
 {
     known_headers known;
     memset(&known, 0, sizeof known);

@@ -241,9 +241,8 @@ fsdp_status fsdp_message_run_steps(message_group *group, const fsdp_collective *
                                    fsdp_error *err)
 {
     static fsdp_status (*const steps[])(const message_call *, fsdp_error *) = {
-        [FSDP_ALL_GATHER] = gather,      [FSDP_REDUCE_SCATTER] = scatter,
-        [FSDP_ALL_REDUCE] = reduce,      [FSDP_BROADCAST] = broadcast,
-        [FSDP_ALL_TO_ALL] = exchange,
+        [FSDP_ALL_GATHER] = gather,   [FSDP_REDUCE_SCATTER] = scatter, [FSDP_ALL_REDUCE] = reduce,
+        [FSDP_BROADCAST] = broadcast, [FSDP_ALL_TO_ALL] = exchange,
     };
     message_call now = {.group = group,
                         .call = call,

@@ -62,7 +62,8 @@ bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms)
         sched_yield();
         return true;
     }
-    int nap_us = tests - YIELDS < LONGEST_NAP_US - NAP_US ? NAP_US + tests - YIELDS : LONGEST_NAP_US;
+    int nap_us =
+        tests - YIELDS < LONGEST_NAP_US - NAP_US ? NAP_US + tests - YIELDS : LONGEST_NAP_US;
     nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000L}, NULL);
     return true;
 }

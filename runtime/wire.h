@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    FSDP_WIRE_PIECE = 256 << 10,       /* bytes in one transfer, at most */
+    FSDP_WIRE_PIECE = 1 << 20,       /* bytes in one transfer, at most */
     FSDP_WIRE_NEWS = 1200              /* bytes of news, at most */
 };
 

@@ -199,11 +199,11 @@ static void tell(fsdp_wire *wire, int to, const void *news, size_t size)
         return;
     memcpy(letter->data, news, size);
     fsdp_mpi_lock();
-    int code = MPI_Isend(letter->data, (int)size, MPI_BYTE, to, NEWS_TAG, mine->comm,
-                         &letter->request);
+    int code =
+        MPI_Isend(letter->data, (int)size, MPI_BYTE, to, NEWS_TAG, mine->comm, &letter->request);
     if (code == MPI_SUCCESS) {
-        letter->rest = (fsdp_mpi_rest){
-            .requests = &letter->request, .count = 1, .memory = {letter}};
+        letter->rest =
+            (fsdp_mpi_rest){.requests = &letter->request, .count = 1, .memory = {letter}};
         fsdp_mpi_leave(&letter->rest);
     }
     fsdp_mpi_reclaim();
@@ -217,8 +217,7 @@ static bool take_news(const mpi_wire *mine, void *news, size_t size)
     int is_there = 0, coming = 0;
     MPI_Status about;
     if (MPI_Iprobe(MPI_ANY_SOURCE, NEWS_TAG, mine->comm, &is_there, &about) != MPI_SUCCESS ||
-        !is_there || MPI_Get_count(&about, MPI_BYTE, &coming) != MPI_SUCCESS ||
-        coming != (int)size)
+        !is_there || MPI_Get_count(&about, MPI_BYTE, &coming) != MPI_SUCCESS || coming != (int)size)
         return false;
     /* They are here in full, being small: this does not wait. */
     return MPI_Recv(news, coming, MPI_BYTE, about.MPI_SOURCE, NEWS_TAG, mine->comm,

@@ -1,0 +1,317 @@
+/*
+ * Collectives of a program that is launched in any way; comm_network.py runs it. What its ranks do:
+ *
+ *   values SEED            random calls over all ranks, over some of them, and over all in another order,
+ *                          each checked against a model of one rank
+ *   hash                   the bits of one call of each kind and type, as one number
+ *   large                  counts over 2^31
+ *   HOW RANK FOLDER        RANK gets into trouble, the others reduce until they learn of it: kill, work (it is
+ *                          killed in a call), stop, leave, abort, differ, counts, late (it is elsewhere)
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <fsdp/fsdp.h>
+
+#include "runtime/world_internal.h"
+#include "statedict/ctl_backend.h"
+#include "tests/support/comm_rounds.h"
+
+enum { COUNT = 400000, LONG_ROUNDS = 60, SHORT_ROUNDS = 20 };
+
+static fsdp_status make_group(fsdp_world *world, const int *ranks, int size, fsdp_comm **comm_out,
+                              fsdp_error *err)
+{
+    fsdp_fabric *fabric = world->parts.fabric;
+    return fabric->ops->comm_create(fabric, ranks, size, comm_out, err);
+}
+
+/* All ranks, the last one first. */
+static fsdp_status make_reversed(fsdp_world *world, fsdp_comm **comm_out, fsdp_error *err)
+{
+    int ranks[64], size = fsdp_world_size(world);
+    for (int i = 0; i < size; i++)
+        ranks[i] = size - 1 - i;
+    return make_group(world, ranks, size, comm_out, err);
+}
+
+static fsdp_status make_all(fsdp_world *world, fsdp_comm **comm_out, fsdp_error *err)
+{
+    int ranks[64], size = fsdp_world_size(world);
+    for (int i = 0; i < size; i++)
+        ranks[i] = i;
+    return make_group(world, ranks, size, comm_out, err);
+}
+
+/* Two groups at once: even ranks and odd ones. */
+static fsdp_status make_half(fsdp_world *world, fsdp_comm **comm_out, fsdp_error *err)
+{
+    fsdp_comm *half[2] = {NULL, NULL};
+    for (int odd = 0; odd < 2; odd++) {
+        int ranks[64], size = 0;
+        for (int rank = odd; rank < fsdp_world_size(world); rank += 2)
+            ranks[size++] = rank;
+        if (size > 0)
+            FSDP_TRY(make_group(world, ranks, size, &half[odd], err));
+    }
+    *comm_out = half[fsdp_world_rank(world) % 2];
+    return FSDP_OK;
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static fsdp_status run_values(fsdp_world *world, uint64_t seed, fsdp_error *err)
+{
+    fsdp_status (*const make[])(fsdp_world *, fsdp_comm **, fsdp_error *) = {make_all, make_half,
+                                                                             make_reversed};
+    fsdp_status status = FSDP_OK;
+    for (int i = 0; i < 3 && status == FSDP_OK; i++) {
+        fsdp_comm *comm = NULL;
+        const comm_rounds rounds = {.seed = seed + (uint64_t)i,
+                                    .rounds = i == 0 ? LONG_ROUNDS : SHORT_ROUNDS,
+                                    .max_count = 300000,
+                                    .buffers = COMM_PRIVATE};
+        FSDP_TRY(make[i](world, &comm, err));
+        status = run_comm_rounds(comm, &rounds, err);
+        if (i == 0 && status == FSDP_OK)
+            printf("values over %s, local %d of %d\n", fsdp_comm_backend(comm),
+                   fsdp_world_local_rank(world), fsdp_world_local_size(world));
+        fsdp_comm_free(comm);
+    }
+    return status;
+}
+
+/* --- bits ------------------------------------------------------------------------------------- */
+
+static void fill(void *data, fsdp_dtype dtype, int64_t count, uint64_t seed)
+{
+    for (int64_t i = 0; i < count; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        float value = ((float)(seed >> 40) / 8388608.0f - 1) * (float)(1 << (seed >> 33 & 7));
+        size_t size = fsdp_dtype_size(dtype); /* bf16 is the upper half of f32 */
+        memcpy((char *)data + (size_t)i * size, (const char *)&value + sizeof value - size, size);
+    }
+}
+
+/* All-gather, reduce-scatter and all-reduce, of a size that takes several pieces. */
+static fsdp_status hash_call(fsdp_comm *comm, int number, float *in, float *out, fsdp_sha256 *hash,
+                             fsdp_error *err)
+{
+    int64_t size = fsdp_comm_size(comm), count = COUNT / size * size;
+    fsdp_collective call = {.kind = (fsdp_collective_kind)(FSDP_ALL_GATHER + number % 3),
+                            .dtype = number / 12 ? FSDP_BF16 : FSDP_F32,
+                            .in = in,
+                            .out = out,
+                            .count = number % 3 == 2 ? count : count / size,
+                            .op = (fsdp_reduce_op)(number / 3 % 4),
+                            .factor = 0.3};
+    fill(in, call.dtype, count, (uint64_t)(100 * number + fsdp_comm_rank(comm)));
+    FSDP_TRY(fsdp_comm_run(comm, &call, err));
+    fsdp_sha256_add(hash, out, (size_t)count * sizeof *out);
+    return FSDP_OK;
+}
+
+static fsdp_status run_hash(fsdp_world *world, fsdp_error *err)
+{
+    fsdp_comm *comm = NULL;
+    fsdp_sha256 hash;
+    uint8_t digest[FSDP_SHA256_SIZE];
+    float *in = calloc(COUNT, sizeof *in), *out = calloc(COUNT, sizeof *out);
+    fsdp_sha256_init(&hash);
+    fsdp_status status = make_all(world, &comm, err);
+    for (int i = 0; i < 24 && status == FSDP_OK; i++)
+        status = hash_call(comm, i, in, out, &hash, err);
+    fsdp_sha256_value(&hash, digest);
+    if (status == FSDP_OK)
+        printf("rank %d: bits %02x%02x%02x%02x over %s\n", fsdp_world_rank(world), digest[0],
+               digest[1], digest[2], digest[3], fsdp_comm_backend(comm));
+    fsdp_comm_free(comm);
+    free(in);
+    free(out);
+    return status;
+}
+
+/* --- much ------------------------------------------------------------------------------------- */
+
+/* The same memory over and over, but for the end. */
+static unsigned char *map_repeated(size_t size)
+{
+    const size_t once = 64 << 20, room = (size / once + 1) * once;
+    int fd = memfd_create("much", 0);
+    unsigned char *all = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (fd < 0 || all == MAP_FAILED || ftruncate(fd, (off_t)once) != 0)
+        return NULL;
+    for (size_t at = 0; at < room; at += once) {
+        int flags = MAP_FIXED | (at + once >= room ? MAP_PRIVATE : MAP_SHARED);
+        if (mmap(all + at, once, PROT_READ | PROT_WRITE, flags, fd, 0) == MAP_FAILED)
+            return NULL;
+    }
+    close(fd);
+    return all;
+}
+
+static fsdp_status run_large(fsdp_world *world, fsdp_error *err)
+{
+    const int64_t count = ((int64_t)1 << 31) + 16;
+    unsigned char *data = map_repeated((size_t)count);
+    fsdp_comm *comm = NULL;
+    fsdp_collective call = {.kind = FSDP_BROADCAST,
+                            .dtype = FSDP_U8,
+                            .in = data,
+                            .out = data,
+                            .count = count,
+                            .root = 1};
+    if (!data)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");
+    for (int i = 0; i < 16; i++)
+        data[count - 16 + i] = (unsigned char)(fsdp_world_rank(world) * 100 + i);
+    FSDP_TRY(make_all(world, &comm, err));
+    fsdp_status status = fsdp_comm_run(comm, &call, err);
+    for (int i = 0; i < 16 && status == FSDP_OK; i++) {
+        if (data[count - 16 + i] != 100 + i)
+            status = fsdp_fail(err, FSDP_ERR_INTERNAL, "byte %d of the last is wrong", i);
+    }
+    if (status == FSDP_OK)
+        printf("large over %s\n", fsdp_comm_backend(comm));
+    fsdp_comm_free(comm);
+    return status;
+}
+
+/* --- trouble ---------------------------------------------------------------------------------- */
+
+static fsdp_status reduce(fsdp_comm *comm, int64_t count, fsdp_error *err)
+{
+    float *data = calloc(COUNT, sizeof *data);
+    fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                            .dtype = FSDP_F32,
+                            .in = data,
+                            .out = data,
+                            .count = count,
+                            .unit = "layers.0"};
+    fsdp_status status = fsdp_comm_run(comm, &call, err);
+    free(data);
+    return status;
+}
+
+static fsdp_status exchange(fsdp_comm *comm, int64_t wrong, fsdp_error *err)
+{
+    float data[128] = {0}, got[128];
+    int64_t counts[64] = {0}, out_counts[64] = {0};
+    counts[0] = 3;
+    for (int i = 0; i < fsdp_comm_size(comm) && fsdp_comm_rank(comm) == 0; i++)
+        out_counts[i] = 3;
+    counts[0] += wrong;
+    fsdp_collective call = {.kind = FSDP_ALL_TO_ALL,
+                            .dtype = FSDP_F32,
+                            .in = data,
+                            .out = got,
+                            .counts = counts,
+                            .out_counts = out_counts};
+    return fsdp_comm_run(comm, &call, err);
+}
+
+static void *kill_soon(void *user)
+{
+    (void)user;
+    usleep(5000);
+    raise(SIGKILL);
+    return NULL;
+}
+
+static fsdp_status make_trouble(fsdp_comm *comm, const char *how, fsdp_error *err)
+{
+    const fsdp_error full = {.status = FSDP_ERR_NO_SPACE, .text = "the disk is full"};
+    pthread_t thread;
+    if (strcmp(how, "kill") == 0)
+        raise(SIGKILL);
+    if (strcmp(how, "work") == 0)
+        (void)pthread_create(&thread, NULL, kill_soon, NULL);
+    if (strcmp(how, "stop") == 0)
+        raise(SIGSTOP);
+    if (strcmp(how, "late") == 0)
+        sleep(4);
+    if (strcmp(how, "leave") == 0)
+        return fsdp_fail(err, FSDP_ERR_CANCELLED, "has left");
+    if (strcmp(how, "abort") == 0)
+        fsdp_comm_abort(comm, &full);
+    return reduce(comm, strcmp(how, "differ") == 0 ? 7 : COUNT, err);
+}
+
+static void note(const char *folder, const char *what, int rank, const char *text)
+{
+    char path[4096], done[4200];
+    snprintf(path, sizeof path, "%s/.%s-%d", folder, what, rank);
+    snprintf(done, sizeof done, "%s/%s-%d", folder, what, rank);
+    FILE *file = fopen(path, "w");
+    if (!file)
+        exit(99);
+    fputs(text, file);
+    fclose(file);
+    rename(path, done);
+}
+
+static fsdp_status run_until_failure(fsdp_comm *comm, const char *how, bool is_special,
+                                     fsdp_error *err)
+{
+    if (strcmp(how, "counts") == 0)
+        return exchange(comm, is_special ? 5 : 0, err);
+    if (is_special)
+        FSDP_TRY(make_trouble(comm, how, err));
+    fsdp_status status;
+    do
+        status = reduce(comm, COUNT, err);
+    while (status == FSDP_OK);
+    return status;
+}
+
+static fsdp_status run_into_trouble(fsdp_world *world, char **argv, fsdp_error *err)
+{
+    const char *how = argv[1], *folder = argv[3];
+    int rank = fsdp_world_rank(world);
+    char text[1200];
+    fsdp_comm *comm = NULL;
+    FSDP_TRY(make_all(world, &comm, err));
+    FSDP_TRY(reduce(comm, COUNT, err));
+    FSDP_TRY(reduce(comm, COUNT, err));
+    snprintf(text, sizeof text, "%d\n", (int)getpid());
+    note(folder, "pid", rank, text);
+    int64_t before_ms = fsdp_now_ms();
+    fsdp_status status = run_until_failure(comm, how, rank == atoi(argv[2]), err);
+    int64_t waited_ms = fsdp_now_ms() - before_ms;
+    fsdp_error again = {0};
+    bool is_left = strcmp(err->text, "has left") == 0;
+    bool is_kept = is_left || (reduce(comm, 1, &again) == status && !strcmp(again.text, err->text));
+    snprintf(text, sizeof text, "%d %d %lld %.1000s\n", (int)status, is_kept, (long long)waited_ms,
+             err->text);
+    note(folder, "rank", rank, text);
+    fsdp_comm_free(comm);
+    return status;
+}
+
+static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
+{
+    fsdp_error err = {0};
+    fsdp_status status = FSDP_ERR_USAGE;
+    (void)user;
+    if (argc == 3 && strcmp(argv[1], "values") == 0)
+        status = run_values(world, strtoull(argv[2], NULL, 10), &err);
+    else if (argc == 2 && strcmp(argv[1], "hash") == 0)
+        status = run_hash(world, &err);
+    else if (argc == 2 && strcmp(argv[1], "large") == 0)
+        status = run_large(world, &err);
+    else if (argc == 4)
+        status = run_into_trouble(world, argv, &err);
+    if (err.text[0] != '\0')
+        (void)fsdp_error_report(&err);
+    return (int)status;
+}
+
+int main(int argc, char **argv)
+{
+    return fsdp_launch(argc, argv, run_rank, NULL);
+}
