@@ -311,6 +311,20 @@ static const fsdp_ctl_ops tcp_ops = {
     .close = close_end,
 };
 
+bool fsdp_ctl_tcp_find(const fsdp_ctl *ctl, int rank, char host_out[FSDP_HOST_SIZE],
+                       uint8_t job_out[FSDP_SHA256_SIZE])
+{
+    if (ctl->ops != &tcp_ops)
+        return false;
+    const tcp_end *end = ctl->backend;
+    memcpy(job_out, end->parts.job, sizeof end->parts.job);
+    if (ctl->rank == 0 || rank == 0)
+        fsdp_socket_peer(end->links[rank].fd, host_out);
+    else
+        memcpy(host_out, end->parts.addresses[rank].host, FSDP_HOST_SIZE);
+    return true;
+}
+
 static tcp_link *make_links(int n)
 {
     tcp_link *links = fsdp_alloc((size_t)n, sizeof *links);

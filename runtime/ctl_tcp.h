@@ -27,4 +27,9 @@ typedef struct fsdp_tcp_parts {
 
 fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_error *err);
 
+/* Of a control plane of this kind: the host of another rank as this one reaches it, and the job's digest.
+ * False: it is of another kind. */
+bool fsdp_ctl_tcp_find(const fsdp_ctl *ctl, int rank, char host_out[FSDP_HOST_SIZE],
+                       uint8_t job_out[FSDP_SHA256_SIZE]);
+
 #endif

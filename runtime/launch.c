@@ -35,7 +35,7 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
                          "%s contradicts %s: its ranks are there already, and this is rank %d",
                          name, fsdp_launcher_name(place->launcher), place->rank);
     if (options->comm != FSDP_COMM_AUTO && options->comm != fitting &&
-        !(options->comm == FSDP_COMM_SELF && n == 1))
+        !(options->comm == FSDP_COMM_SELF && n == 1) && !(options->comm == FSDP_COMM_TCP && is_np))
         return fail_conflict(options, name, err);
     *mode_out = is_np ? FSDP_MODE_PROCESSES : FSDP_MODE_THREADS;
     return FSDP_OK;
@@ -52,7 +52,7 @@ static fsdp_status decide_started(const fsdp_launch_options *options, const fsdp
     else
         *mode_out = place->size > 1 ? FSDP_MODE_TCP : FSDP_MODE_SELF;
     bool fits = options->comm == FSDP_COMM_AUTO || place->size == 1 ||
-                options->comm == (is_mpi ? FSDP_COMM_MPI : FSDP_COMM_SHM) ||
+                options->comm == (is_mpi ? FSDP_COMM_MPI : FSDP_COMM_TCP) ||
                 options->comm == FSDP_COMM_SHM;
     if (fits && !(options->comm == FSDP_COMM_MPI && *mode_out != FSDP_MODE_MPI))
         return FSDP_OK;

@@ -49,7 +49,7 @@ static fsdp_status set_threads(fsdp_launch_options *options, const char *name, c
 
 const char *fsdp_comm_choice_name(fsdp_comm_choice comm)
 {
-    static const char *const names[] = {"auto", "self", "threads", "shm", "mpi"};
+    static const char *const names[] = {"auto", "self", "threads", "shm", "mpi", "tcp"};
     return names[comm];
 }
 
@@ -57,12 +57,12 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
                             fsdp_error *err)
 {
     options->comm_name = name;
-    for (int i = FSDP_COMM_SELF; i <= FSDP_COMM_MPI; i++)
+    for (int i = FSDP_COMM_SELF; i <= FSDP_COMM_TCP; i++)
         if (strcmp(text, fsdp_comm_choice_name((fsdp_comm_choice)i)) == 0) {
             options->comm = (fsdp_comm_choice)i;
             return FSDP_OK;
         }
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': there are self, threads, shm and mpi", name,
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': there are self, threads, shm, mpi and tcp", name,
                      text);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "runtime/mpi_library.h"
+#include "runtime/wire_tcp.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/lease_internal.h"
 
@@ -51,25 +52,28 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
 
 /* --- the world -------------------------------------------------------------------------------- */
 
-static fsdp_status open_wire(fsdp_ctl *ctl, fsdp_wire **wire_out, fsdp_error *err)
+/* Over what has connected the ranks. */
+static fsdp_status open_wire(fsdp_ctl *ctl, int deadline_ms, fsdp_wire **wire_out, fsdp_error *err)
 {
     const fsdp_mpi_functions *mpi = NULL;
-    if (strcmp(ctl->ops->name, "mpi") != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "ranks on several hosts exchange tensors over MPI: start them with "
-                         "mpirun, or all of them on one host");
+    if (strcmp(ctl->ops->name, "tcp") == 0)
+        return fsdp_wire_tcp(ctl, deadline_ms, wire_out, err);
     fsdp_status status = fsdp_mpi_library_open(&mpi, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
     return mpi->wire(ctl, wire_out, err);
 }
 
-/* Collective. */
 static fsdp_status open_network(const fsdp_launch_options *options, fsdp_world_parts *parts,
                                 fsdp_error *err)
 {
     fsdp_wire *wire = NULL;
-    FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_wire(parts->ctl, &wire, err), err));
-    return fsdp_fabric_message(parts->ctl, wire, options->deadline_ms, &parts->fabric, err);
+    fsdp_status status = open_wire(parts->ctl, options->deadline_ms, &wire, err);
+    status = fsdp_ctl_agree(parts->ctl, status, err);
+    if (status == FSDP_OK)
+        return fsdp_fabric_message(parts->ctl, wire, options->deadline_ms, &parts->fabric, err);
+    if (wire)
+        wire->ops->close(wire);
+    return status;
 }
 
 /* Collective where there is more than one rank. Shared memory, unless it does not reach all, or another way
@@ -86,7 +90,7 @@ static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_pa
                          "%s shm: only %d of %d ranks are on the host of rank %d, and memory "
                          "reaches no further",
                          options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
-    if (options->comm == FSDP_COMM_MPI || !is_one_host)
+    if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
         return open_network(options, parts, err);
     return fsdp_fabric_shm(parts->ctl, options->deadline_ms, &parts->fabric, err);
 }

@@ -216,19 +216,29 @@ static fsdp_status check_left(message_group *group, fsdp_error *err)
     return FSDP_OK;
 }
 
+static bool is_dead(const message_group *group, int member, char *name, size_t name_size)
+{
+    fsdp_wire *wire = group->fabric->wire;
+    int rank = group->ranks[member];
+    const fsdp_lifeline *line = &group->fabric->lifelines[rank];
+    snprintf(name, name_size, " (process %d)", line->pid);
+    if (fsdp_lifeline_has_ended(line))
+        return true;
+    snprintf(name, name_size, ", whose connection ended,");
+    return wire->ops->has_lost && wire->ops->has_lost(wire, rank);
+}
+
 static fsdp_status check_dead(message_group *group, fsdp_error *err)
 {
     for (int i = 0; i < group->size; i++) {
-        const fsdp_lifeline *line = &group->fabric->lifelines[group->ranks[i]];
         char name[48];
-        if (!fsdp_lifeline_has_ended(line))
+        if (!is_dead(group, i, name, sizeof name))
             continue;
         if (fsdp_message_has_failed(group, err)) /* it may have said why */
             return err->status;
         FSDP_TRY(check_left(group, err));
         if (group->members[i].has_left)
             continue;
-        snprintf(name, sizeof name, " (process %d)", line->pid);
         return fail_missing(group, i, name, group->are_all_here ? "died in" : "died before", err);
     }
     return FSDP_OK;

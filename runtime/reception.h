@@ -19,7 +19,8 @@ enum {
 
 typedef enum fsdp_hello_purpose {
     FSDP_HELLO_MEET = 1,       /* to rank 0: I am here */
-    FSDP_HELLO_LINK            /* to another rank: what I send you comes this way */
+    FSDP_HELLO_LINK,           /* to another rank: what I send you comes this way */
+    FSDP_HELLO_DATA            /* the same for tensors, in both directions */
 } fsdp_hello_purpose;
 
 /* The first bytes of every connection. */

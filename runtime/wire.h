@@ -48,6 +48,8 @@ typedef struct fsdp_wire_ops {
     void (*tell)(fsdp_wire *wire, int to, const void *news, size_t size);
     /* False: there are none. Size is that of the news, which are all of one kind. */
     bool (*hear)(fsdp_wire *wire, void *news, size_t size);
+    /* Has the connection with a rank ended? NULL: nobody knows. */
+    bool (*has_lost)(fsdp_wire *wire, int rank);
     /* After `idle` looks in vain: gives way to others, the longer the more. At most some milliseconds. */
     void (*rest)(fsdp_wire *wire, int idle);
     void (*close)(fsdp_wire *wire);    /* after its batches */
