@@ -62,8 +62,8 @@ static fsdp_status set_comm(fsdp_launch_options *options, const char *name, cons
             options->comm = (fsdp_comm_choice)i;
             return FSDP_OK;
         }
-    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': there are self, threads, shm, mpi and tcp", name,
-                     text);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s '%s': there are self, threads, shm, mpi and tcp",
+                     name, text);
 }
 
 static fsdp_status set_device(fsdp_launch_options *options, const char *name, const char *text,

@@ -33,8 +33,8 @@ static fsdp_status open_door(gathering *now, fsdp_error *err)
 static fsdp_status share_ports(gathering *now, fsdp_error *err)
 {
     now->ports = fsdp_alloc((size_t)now->size, sizeof *now->ports);
-    fsdp_status status = now->ports ? open_door(now, err)
-                                    : fsdp_fail_memory(err, "connections between ranks");
+    fsdp_status status =
+        now->ports ? open_door(now, err) : fsdp_fail_memory(err, "connections between ranks");
     FSDP_TRY(fsdp_ctl_agree(now->ctl, status, err));
     const int32_t port = fsdp_socket_port(now->door.listener);
     return fsdp_ctl_allgather(now->ctl, &port, sizeof port, now->ports, err);

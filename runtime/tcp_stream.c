@@ -77,8 +77,8 @@ bool fsdp_tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const
 bool fsdp_tcp_stream_wants_out(const tcp_stream *stream)
 {
     tcp_room *room;
-    return stream->fd >= 0 && (stream->sending || stream->small_at < stream->small_end ||
-                               next_send(stream, &room));
+    return stream->fd >= 0 &&
+           (stream->sending || stream->small_at < stream->small_end || next_send(stream, &room));
 }
 
 /* How many bytes went; negative: none, and there is nothing more to do now. */
@@ -115,9 +115,8 @@ static bool write_data(tcp_stream *stream)
 {
     tcp_transfer *now = stream->sending;
     size_t at = stream->out_at, head = sizeof stream->out;
-    ssize_t n = at < head
-                    ? write_some(stream, (const unsigned char *)&stream->out + at, head - at)
-                    : write_some(stream, now->data + (at - head), now->size - (at - head));
+    ssize_t n = at < head ? write_some(stream, (const unsigned char *)&stream->out + at, head - at)
+                          : write_some(stream, now->data + (at - head), now->size - (at - head));
     stream->out_at += n > 0 ? (size_t)n : 0;
     if (stream->out_at == head + now->size) {
         stream->sending = NULL;
@@ -195,17 +194,16 @@ static bool read_frame(tcp_stream *stream, tcp_news **heard)
     const size_t head = sizeof stream->in;
     bool goes_on = true;
     if (stream->in_at < head) {
-        goes_on = read_some(stream, (unsigned char *)&stream->in + stream->in_at,
-                            head - stream->in_at);
+        goes_on =
+            read_some(stream, (unsigned char *)&stream->in + stream->in_at, head - stream->in_at);
         if (stream->in_at == head && !begin_frame(stream)) {
             fsdp_socket_close(&stream->fd);
             return false;
         }
     } else {
-        unsigned char *to =
-            stream->receiving ? stream->receiving->data : stream->hearing->data;
-        goes_on = read_some(stream, to + (stream->in_at - head),
-                            head + stream->in.size - stream->in_at);
+        unsigned char *to = stream->receiving ? stream->receiving->data : stream->hearing->data;
+        goes_on =
+            read_some(stream, to + (stream->in_at - head), head + stream->in.size - stream->in_at);
     }
     if (stream->in_at >= head && stream->in_at == head + stream->in.size)
         end_frame(stream, heard);

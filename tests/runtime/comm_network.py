@@ -1,11 +1,15 @@
 """Collectives over a network: values, bits as over shared memory, ranks that get lost, several hosts.
 
-usage: comm_network.py PROGRAM mpi|loss MPIEXEC
+usage: comm_network.py PROGRAM EXAMPLE mpi|mpi_loss MPIEXEC
+       comm_network.py PROGRAM EXAMPLE tcp|tcp_loss
+
+EXAMPLE trains something and prints losses.
 """
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +17,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-PROGRAM, WHAT, MPIEXEC = sys.argv[1:]
+PROGRAM, EXAMPLE, WHAT, *REST = sys.argv[1:]
+MPIEXEC = REST[0] if REST else None
 TIMEOUT = 100
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("FSDP_", "OMPI_COMM", "PMIX_"))}
 CLEAN |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -26,23 +31,42 @@ def expect(holds, *what):
         problems.append(" ".join(map(str, what)))
 
 
-def run(*command, **variables):
+def run(*command, **more):
     try:
-        done = subprocess.run([str(word) for word in command], env=CLEAN | variables, text=True,
-                              capture_output=True, timeout=TIMEOUT, stdin=subprocess.DEVNULL)
+        done = subprocess.run([str(word) for word in command], env=CLEAN, text=True, capture_output=True,
+                              timeout=TIMEOUT, stdin=subprocess.DEVNULL, **more)
     except subprocess.TimeoutExpired as late:
         problems.append(f"{command} does not end: {late.stdout} {late.stderr}")
         return -1, ""
     return done.returncode, done.stdout + done.stderr
 
 
-def mpirun(n, *arguments, hosts=()):
-    """hosts: for each rank the name of its host."""
-    command = [MPIEXEC, "--oversubscribe"]
-    for rank in range(n) if hosts else []:
-        command += [":"] if rank else []
-        command += ["-n", 1, "env", f"FSDP_HOST_ID={hosts[rank]}", PROGRAM, *arguments]
-    return run(*command, *([] if hosts else ["-n", n, PROGRAM, *arguments]))
+def mpirun(n, *arguments, program=PROGRAM, **more):
+    return run(MPIEXEC, "--oversubscribe", "-n", n, program, *arguments, **more)
+
+
+def mpirun_on(hosts, *arguments):
+    """One rank on each of the hosts, which have names."""
+    ranks = [["-n", 1, "env", f"FSDP_HOST_ID={host}", PROGRAM, *arguments] for host in hosts]
+    return run(MPIEXEC, "--oversubscribe", *[word for rank in ranks for word in (":", *rank)][1:])
+
+
+def start_members(hosts, *arguments, **variables):
+    """The same without MPI."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    common = CLEAN | {"FSDP_WORLD_SIZE": str(len(hosts)), "FSDP_MASTER": master} | variables
+    return [subprocess.Popen([PROGRAM, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             env=common | {"FSDP_RANK": str(rank), "FSDP_HOST_ID": host})
+            for rank, host in enumerate(hosts)]
+
+
+def run_members(hosts, *arguments):
+    results = [(process.communicate(timeout=TIMEOUT)[0], process.returncode)
+               for process in start_members(hosts, *arguments)]
+    return max(code for _, code in results), "".join(said for said, _ in results)
 
 
 def expect_lines(result, lines, n, what):
@@ -52,25 +76,47 @@ def expect_lines(result, lines, n, what):
 
 # --- values ------------------------------------------------------------------------------------------
 
+TWO_HOSTS = ("one", "one", "two", "two")
 
-def bits(result):
-    code, said = result
-    expect(code == 0, "bits", code, said)
-    return sorted(re.findall(r"rank \d+: bits \w+", said))
+
+def expect_bits(n, result):
+    """Those of shared memory."""
+    said = [sorted(re.findall(r"rank \d+: bits \w+", text)) for code, text in
+            (result, run(PROGRAM, "--np", n, "hash"))]
+    expect(len(said[0]) == n and said[0] == said[1], "other bits", said, result)
+
+
+def expect_losses(way, *command):
+    """Those of shared memory, again."""
+    said = []
+    for words in ([EXAMPLE, "--np", 3], command):
+        with tempfile.TemporaryDirectory(prefix="fsdp-comm-") as folder:
+            said.append(re.findall("^step .* loss .*$", run(*words, cwd=folder)[1], re.M))
+    expect(len(said[0]) > 10 and said[0] == said[1], "other losses", way, said)
 
 
 def mpi():
     for n in (2, 3, 4):
         expect_lines(mpirun(n, "--comm", "mpi", "values", n), rf"^values over mpi, local \d of {n}$", n, "values")
-        shared = bits(run(PROGRAM, "--np", n, "hash"))
-        expect(len(shared) == n and shared == bits(mpirun(n, "--comm", "mpi", "hash")), "the bits over MPI are others")
+        expect_bits(n, mpirun(n, "--comm", "mpi", "hash"))
     expect_lines(mpirun(2, "--comm", "mpi", "large"), "^large over mpi$", 2, "large")
-    two = ("one", "one", "two", "two")
-    expect_lines(mpirun(4, "values", 9, hosts=two), "^values over mpi, local [01] of 2$", 4, "two hosts")
-    code, said = mpirun(2, "--comm", "shm", "hash", hosts=("one", "two"))
+    expect_lines(mpirun_on(TWO_HOSTS, "values", 9), "^values over mpi, local [01] of 2$", 4, "two hosts")
+    code, said = mpirun_on(("one", "two"), "--comm", "shm", "hash")
     expect(code == 2 and "--comm shm: only 1 of 2 ranks are on the host of rank" in said, "shm over hosts", code, said)
-    code, said = run(MPIEXEC, "--oversubscribe", "-n", 2, PROGRAM, "--device", "cpu-async", "--comm", "mpi", "hash")
-    expect(code == 0, "cpu-async", code, said)
+    expect_losses("streams with threads", MPIEXEC, "--oversubscribe", "-n", 3, EXAMPLE, "--comm", "mpi", "--device",
+                  "cpu-async")
+
+
+def tcp():
+    for n in (2, 3, 4):
+        expect_lines(run(PROGRAM, "--np", n, "--comm", "tcp", "values", n), rf"^values over tcp, local \d of {n}$", n,
+                     "values")
+        expect_bits(n, run(PROGRAM, "--np", n, "--comm", "tcp", "hash"))
+    expect_lines(run(PROGRAM, "--np", 2, "--comm", "tcp", "large"), "^large over tcp$", 2, "large")
+    expect_lines(run_members(TWO_HOSTS, "values", 9), "^values over tcp, local [01] of 2$", 4, "two hosts")
+    code, said = run(PROGRAM, "--threads", 2, "--comm", "tcp", "hash")
+    expect(code == 2 and "--comm tcp contradicts --threads" in said, "threads", code, said)
+    expect_losses("streams with threads", EXAMPLE, "--np", 3, "--comm", "tcp", "--device", "cpu-async")
 
 
 # --- trouble -----------------------------------------------------------------------------------------
@@ -108,61 +154,81 @@ def check_rank(folder, how, special, rank, code, words):
     what = f"{how} of rank {special}: rank {rank} waited {waited_ms} ms: {text.strip()}"
     print(what)
     expect(int(status) == code and is_kept == "1" and all(word in text for word in words), what, "; want", code, words)
-    if rank != special:
-        expect(int((folder / f"exit-{rank}").read_text()) == code, what, "; its exit code is another")
-    return int(waited_ms)
+    expect(int(waited_ms) < 20000, what, "; that is long")
 
 
 def start(folder, how, special, deadline):
+    arguments = ["--deadline", deadline, how, special, folder]
+    if not MPIEXEC:
+        return start_members(["one", "two", "three"], *arguments)
     command = [MPIEXEC, "--enable-recovery", "--oversubscribe", "-n", RANKS, "sh", "-c", WRAPPER, "sh", folder, special,
-               PROGRAM, "--comm", "mpi", "--deadline", deadline, how, special, folder]
-    return subprocess.Popen([str(word) for word in command], env=CLEAN, start_new_session=True,
-                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+               PROGRAM, "--comm", "mpi", *arguments]
+    return [subprocess.Popen([str(word) for word in command], env=CLEAN, start_new_session=True,
+                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)]
+
+
+def exit_code(folder, jobs, rank):
+    """None: it is still at work."""
+    if not MPIEXEC:
+        return jobs[rank].poll()
+    note = folder / f"exit-{rank}"
+    text = note.read_text() if note.exists() else ""
+    return int(text) if text else None
+
+
+def check_others(folder, jobs, how, special, code, words):
+    others = [rank for rank in range(RANKS) if rank != special]
+    is_over = wait_for(lambda: all(exit_code(folder, jobs, rank) is not None for rank in others))
+    expect(is_over, how, special, "the others do not end")
+    for rank in others if is_over else []:
+        expect(exit_code(folder, jobs, rank) == code, how, special, f"rank {rank} ends with",
+               exit_code(folder, jobs, rank))
+        check_rank(folder, how, special, rank, code, words)
+
+
+def finish(job):
+    try:
+        return job.communicate(timeout=20)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL) if MPIEXEC else job.kill()
+        return job.communicate()[0]
 
 
 def lose(how, special, code, *words, deadline=60):
-    others = [rank for rank in range(RANKS) if rank != special]
     with tempfile.TemporaryDirectory(prefix="fsdp-comm-") as name:
         folder = Path(name)
-        job = start(folder, how, special, deadline)
+        jobs = start(folder, how, special, deadline)
         try:
-            is_over = wait_for(lambda: all((folder / f"exit-{rank}").exists() for rank in others))
-            expect(is_over, how, special, "the others do not end")
+            check_others(folder, jobs, how, special, code, words)
             if how == "stop":
                 os.kill(int((folder / f"pid-{special}").read_text()), signal.SIGCONT)
             if how not in ("kill", "work", "leave"):
                 expect(wait_for((folder / f"rank-{special}").exists), how, special, "does not end")
-                others.append(special)
-            for rank in others if is_over else []:
-                waited_ms = check_rank(folder, how, special, rank, code, words)
-                expect(waited_ms < 20000, how, special, "long waits")
+                check_rank(folder, how, special, special, code, words)
         finally:
             end_all(folder)
-            try:
-                said, _ = job.communicate(timeout=20)
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                said, _ = job.communicate()
+            said = [finish(job) for job in jobs]
             if problems:
-                print(said)
+                print(*said)
 
 
 def loss():
-    cases = [lambda: lose("kill", 1, 10, "rank 1 (process ", "died", "all_reduce of 400000 f32 for layers.0 (call 3)"),
+    call = "all_reduce of 400000 f32 for layers.0 (call 3)"
+    other = f"rank 2 makes all_reduce of 7 f32 for layers.0 (call 3), rank 0 {call}"
+    stuck = "is stuck, or stopped"
+    cases = [lambda: lose("kill", 1, 10, "rank 1 (process ", "died", call),
              lambda: lose("work", 2, 10, "rank 2 (process ", "died"),
-             lambda: lose("stop", 0, 10, "rank 0 is stuck, or stopped", "within 1 s", deadline=1),
-             lambda: lose("late", 2, 10, "rank 2 is stuck, or stopped: it did not come within 1 s to all_reduce",
-                          deadline=1),
-             lambda: lose("leave", 0, 10, "rank 0 has left the group: it does not come to all_reduce"),
+             lambda: lose("stop", 0, 10, f"rank 0 {stuck}", "within 1 s", deadline=1),
+             lambda: lose("late", 2, 10, f"rank 2 {stuck}: it did not come within 1 s to {call}", deadline=1),
+             lambda: lose("leave", 0, 10, f"rank 0 has left the group: it does not come to {call}"),
              lambda: lose("abort", 1, 7, "the disk is full"),
-             lambda: lose("differ", 2, 2, "rank 2 makes all_reduce of 7 f32 for layers.0 (call 3), rank 0 all_reduce "
-                          "of 400000 f32 for layers.0 (call 3)"),
+             lambda: lose("differ", 2, 2, other),
              lambda: lose("counts", 1, 2, "rank 1 sends 8 elements to rank 0, which expects 3 from it, in all_to_all")]
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(case) for case in cases]:
             done.result()
 
 
-globals()[WHAT]()
+{"mpi": mpi, "tcp": tcp, "mpi_loss": loss, "tcp_loss": loss}[WHAT]()
 print("\n".join(problems) or f"{WHAT}: as it should be")
 sys.exit(1 if problems else 0)

@@ -22,7 +22,7 @@
 #include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 
-enum { COUNT = 400000, LONG_ROUNDS = 60, SHORT_ROUNDS = 20 };
+enum { COUNT = 400000, BITS = 600000, LONG_ROUNDS = 30, SHORT_ROUNDS = 10, MOST = 240000 };
 
 static fsdp_status make_group(fsdp_world *world, const int *ranks, int size, fsdp_comm **comm_out,
                               fsdp_error *err)
@@ -74,7 +74,7 @@ static fsdp_status run_values(fsdp_world *world, uint64_t seed, fsdp_error *err)
         fsdp_comm *comm = NULL;
         const comm_rounds rounds = {.seed = seed + (uint64_t)i,
                                     .rounds = i == 0 ? LONG_ROUNDS : SHORT_ROUNDS,
-                                    .max_count = 300000,
+                                    .max_count = MOST / fsdp_world_size(world),
                                     .buffers = COMM_PRIVATE};
         FSDP_TRY(make[i](world, &comm, err));
         status = run_comm_rounds(comm, &rounds, err);
@@ -102,7 +102,7 @@ static void fill(void *data, fsdp_dtype dtype, int64_t count, uint64_t seed)
 static fsdp_status hash_call(fsdp_comm *comm, int number, float *in, float *out, fsdp_sha256 *hash,
                              fsdp_error *err)
 {
-    int64_t size = fsdp_comm_size(comm), count = COUNT / size * size;
+    int64_t size = fsdp_comm_size(comm), count = BITS / size * size;
     fsdp_collective call = {.kind = (fsdp_collective_kind)(FSDP_ALL_GATHER + number % 3),
                             .dtype = number / 12 ? FSDP_BF16 : FSDP_F32,
                             .in = in,
@@ -121,7 +121,7 @@ static fsdp_status run_hash(fsdp_world *world, fsdp_error *err)
     fsdp_comm *comm = NULL;
     fsdp_sha256 hash;
     uint8_t digest[FSDP_SHA256_SIZE];
-    float *in = calloc(COUNT, sizeof *in), *out = calloc(COUNT, sizeof *out);
+    float *in = calloc(BITS, sizeof *in), *out = calloc(BITS, sizeof *out);
     fsdp_sha256_init(&hash);
     fsdp_status status = make_all(world, &comm, err);
     for (int i = 0; i < 24 && status == FSDP_OK; i++)
@@ -280,6 +280,7 @@ static fsdp_status run_into_trouble(fsdp_world *world, char **argv, fsdp_error *
     FSDP_TRY(reduce(comm, COUNT, err));
     snprintf(text, sizeof text, "%d\n", (int)getpid());
     note(folder, "pid", rank, text);
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(world), err));
     int64_t before_ms = fsdp_now_ms();
     fsdp_status status = run_until_failure(comm, how, rank == atoi(argv[2]), err);
     int64_t waited_ms = fsdp_now_ms() - before_ms;

@@ -212,7 +212,8 @@ static bool make_buffer(const one_case *now, buffer *made, int64_t count, uint64
     comm_buffers kind = now->test->buffers;
     uint64_t choice = mix(now->test->seed + which * 77 + (uint64_t)now->rank * 13);
     made->size = (size_t)count * now->element;
-    made->is_pool = kind == COMM_POOL || (kind == COMM_MIXED && choice % 2 == 0);
+    made->is_pool = (fsdp_comm_abilities(now->comm) & FSDP_COMM_POOL) &&
+                    (kind == COMM_POOL || (kind == COMM_MIXED && choice % 2 == 0));
     size_t room = made->size + 3 * GUARD;
     made->memory = made->is_pool ? fsdp_comm_alloc(now->comm, room) : malloc(room);
     if (!made->memory)

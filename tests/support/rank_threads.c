@@ -4,7 +4,17 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "runtime/wire_tcp.h"
+#include "tests/support/rank_sockets.h"
+
 enum { MAX_RANKS = 256, DEADLINE_MS = 60000 };
+
+static bool is_over_tcp;
+
+void connect_rank_threads_over_tcp(void)
+{
+    is_over_tcp = true;
+}
 
 typedef struct rank_start {
     rank_thread *rank;
@@ -29,11 +39,37 @@ static void *run_rank(void *user)
     return NULL;
 }
 
+/* What all ranks over TCP have. */
+typedef struct tcp_world {
+    rank_thread *results;
+    rank_thread_body body;
+    int deadline_ms;
+    void *user;
+} tcp_world;
+
+static fsdp_status run_tcp_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    const tcp_world *world = user;
+    int number = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
+    rank_thread *rank = &world->results[number];
+    rank_start start = {.rank = rank, .body = world->body};
+    fsdp_wire *wire = NULL;
+    *rank = (rank_thread){.rank = number, .size = size, .user = world->user};
+    FSDP_TRY(fsdp_wire_tcp(ctl, world->deadline_ms, &wire, err));
+    FSDP_TRY(fsdp_fabric_message(ctl, wire, world->deadline_ms, &rank->fabric, err));
+    run_rank(&start);
+    return FSDP_OK; /* its own failure is one of the results */
+}
+
 bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user,
                       rank_thread *results, fsdp_error *err)
 {
     fsdp_fabric *fabrics[MAX_RANKS];
     rank_start starts[MAX_RANKS];
+    if (is_over_tcp) {
+        tcp_world world = {results, body, deadline_ms, user};
+        return run_rank_sockets(n, deadline_ms, run_tcp_rank, &world, err) == FSDP_OK;
+    }
     if (fsdp_fabric_threads(n, deadline_ms, fabrics, err) != FSDP_OK)
         return false;
     for (int i = 0; i < n; i++) {

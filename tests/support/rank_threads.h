@@ -15,6 +15,9 @@ typedef struct rank_thread {
 
 typedef fsdp_status (*rank_thread_body)(rank_thread *rank, fsdp_error *err);
 
+/* From now on ranks are connected over TCP, as if each were on a host of its own. */
+void connect_rank_threads_over_tcp(void);
+
 /* Runs body on n threads; results has room for n. False, and the reason in err, when there is no world. */
 bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user, rank_thread *results,
                       fsdp_error *err);

@@ -1,7 +1,7 @@
 /*
  * Collectives between threads as a plain program, so that ThreadSanitizer can watch them: random
  * calls on 1 to 8 ranks, and ranks that fail, leave or abort in the middle of them, whose buffers
- * are freed at once.
+ * are freed at once. With "tcp" the ranks share no memory, but are connected over TCP.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -142,8 +142,10 @@ static fsdp_status run_two_lanes(rank_thread *rank, fsdp_error *err)
     return all.status != FSDP_OK ? all.status : pair.status;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[1], "tcp") == 0)
+        connect_rank_threads_over_tcp();
     run_random_calls();
     run_troubles();
     fsdp_error err = {0};
