@@ -63,7 +63,7 @@ typedef struct fsdp_collective {
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
 FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
 FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order */
-FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi" */
+FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi", "tcp" */
 
 /* What the back end does itself; the rest is done around it with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };

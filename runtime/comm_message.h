@@ -99,8 +99,8 @@ void fsdp_message_depart(message_group *group);
 
 enum { FSDP_MESSAGE_SPREAD = 512 };    /* bytes, at most */
 
-/* Collective in the group. Until `mine` is what all members together know: `merge` adds what another one knew.
- * In any order, and more than once. */
+/* Collective in the group. Until `mine` is what all members together know: `merge` adds what another one
+ * knew. In any order, and more than once. */
 fsdp_status fsdp_message_spread(message_group *group, void *mine, size_t size,
                                 void (*merge)(void *mine, const void *theirs), fsdp_error *err);
 

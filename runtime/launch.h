@@ -7,7 +7,8 @@
  *
  *   --np N               fork N ranks of this host
  *   --threads N          ranks are threads of this process
- *   --comm NAME          self, threads, shm or mpi: what moves the tensors (default: shm on one host)
+ *   --comm NAME          self, threads, shm, mpi or tcp: what moves the tensors (default: shm on one host; on
+ *                        several what connected the ranks: MPI under mpirun, else TCP)
  *   --device NAME        cpu, or cpu-async: a worker thread per stream
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
@@ -18,7 +19,9 @@
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
  * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never meet). FSDP_MASTER also
- * says where the ranks of srun meet.
+ * says where the ranks of srun meet. FSDP_HOST_ID is a name that ranks have in common when they can share
+ * memory (default: the boot, the name and the network of their host): for containers of one host, and for
+ * tests, which play several hosts on one.
  *
  * Under --np rank 0 has the standard input, unless that is a terminal; the others have none.
  */

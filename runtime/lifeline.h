@@ -15,7 +15,8 @@ fsdp_status fsdp_lifeline_open(int pid, int rank, fsdp_lifeline *line, fsdp_erro
 bool fsdp_lifeline_has_ended(const fsdp_lifeline *line);
 void fsdp_lifeline_close(fsdp_lifeline *line);
 
-/* Collective over ctl: those of all ranks that share process numbers with this one. `lines` has one per rank. */
+/* Collective over ctl: those of all ranks that share process numbers with this one; `lines` has one for
+ * each rank. */
 fsdp_status fsdp_lifelines_open(fsdp_ctl *ctl, fsdp_lifeline *lines, fsdp_error *err);
 
 #endif

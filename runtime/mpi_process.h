@@ -35,8 +35,8 @@ typedef struct fsdp_mpi_rest {
 void fsdp_mpi_leave(fsdp_mpi_rest *rest);
 void fsdp_mpi_reclaim(void);
 
-/* After `tests` tests in vain: gives way to others, the longer the more. False when the time is over, but only
- * after some tests: MPI needs them to move data. */
+/* After `tests` tests in vain: gives way to others, the longer the more. False when the time is over, but
+ * only after some tests: MPI needs them to move data. */
 bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms);
 
 fsdp_status fsdp_mpi_fail(fsdp_error *err, int code, const char *what);

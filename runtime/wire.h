@@ -3,8 +3,8 @@
  * least that a network must offer. wire_mpi.c (in libfsdp_mpi) and wire_tcp.c offer it.
  *
  * Transfers of data belong to a *batch*, which owns the memory that they read and write: when a call is given
- * up, what is still under way goes on there and harms nobody. Messages from one rank to another on one channel
- * keep their order. *News* are small messages without a receiver that waits for them.
+ * up, what is still under way goes on there and harms nobody. Messages from one rank to another on one
+ * channel keep their order. *News* are small messages without a receiver that waits for them.
  *
  * No call waits. Any thread of the rank may call, where may_call says so.
  */

@@ -6,8 +6,9 @@
  */
 #include "runtime/wire_mpi.h"
 
-#include <limits.h>
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/mem.h"
 #include "runtime/mpi_process.h"
@@ -15,6 +16,7 @@
 #include "statedict/ctl_backend.h"
 
 enum { NEWS_TAG = 0, ALIGNMENT = 64, LEAST_CHANNELS = 32767 };
+enum { YIELDS = 100, NAP_US = 50, NAP_STEP_US = 2, LONGEST_NAP_US = 1000, MOST_STEPS = 475 };
 
 typedef struct mpi_wire {
     fsdp_wire wire;
@@ -232,10 +234,17 @@ static bool hear(fsdp_wire *wire, void *news, size_t size)
     return is_there;
 }
 
+/* MPI moves data while it is asked: looking often is fast, but ranks often outnumber cores. */
 static void rest(fsdp_wire *wire, int idle)
 {
     (void)wire;
-    (void)fsdp_mpi_keep_waiting(idle, INT64_MAX);
+    if (idle < YIELDS) {
+        sched_yield();
+        return;
+    }
+    int naps = idle - YIELDS;
+    int nap_us = naps < MOST_STEPS ? NAP_US + naps * NAP_STEP_US : LONGEST_NAP_US;
+    nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000L}, NULL);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

@@ -37,7 +37,8 @@ THIRD_PARTY = {
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
     r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
-    r"runtime/(launch_threads|device_async|shm_pool|mpi_process)\.c|runtime/(comm_message|wire_tcp_internal)\.h|tests/.*",
+    r"runtime/(launch_threads|device_async|shm_pool|mpi_process)\.c|"
+    r"runtime/(comm_message|wire_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

@@ -5,8 +5,8 @@
  *                          each checked against a model of one rank
  *   hash                   the bits of one call of each kind and type, as one number
  *   large                  counts over 2^31
- *   HOW RANK FOLDER        RANK gets into trouble, the others reduce until they learn of it: kill, work (it is
- *                          killed in a call), stop, leave, abort, differ, counts, late (it is elsewhere)
+ *   HOW RANK FOLDER        RANK gets into trouble, the others reduce until they learn of it: kill, work (it
+ *                          is killed in a call), stop, leave, abort, differ, counts, late (it is elsewhere)
  */
 #include <pthread.h>
 #include <signal.h>
