@@ -10,9 +10,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/pool.h"
 
-enum { SPINS = 2000, LEAST_HALF = 512 << 10, MOST_HALF = 2 << 20, HALF_PER_RANK = 32 << 10 };
+enum { LEAST_HALF = 512 << 10, MOST_HALF = 2 << 20, HALF_PER_RANK = 32 << 10 };
 
 typedef struct shm_fabric {
     shared_fabric shared;
@@ -99,7 +98,6 @@ static fsdp_status create_fabric(fsdp_ctl *ctl, int deadline_ms, shm_fabric **mi
         return fsdp_fail_memory(err, "a fabric");
     int size = fsdp_ctl_size(ctl);
     mine->shared.fabric = (fsdp_fabric){&shm_ops, fsdp_ctl_rank(ctl), size, deadline_ms};
-    mine->shared.spins = size <= fsdp_pool_cores() ? SPINS : 0;
     mine->shared.window_half = half_of_window(size);
     mine->shared.alloc_shared = alloc_shared;
     mine->shared.is_dead = is_dead;

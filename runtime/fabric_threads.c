@@ -7,9 +7,8 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/pool.h"
 
-enum { MAX_RANKS = 1024, SPINS = 2000, WINDOW_HALF = 512 << 10 };
+enum { MAX_RANKS = 1024, WINDOW_HALF = 512 << 10 };
 
 /* In front of memory that groups share. */
 typedef struct shared_memory {
@@ -89,7 +88,6 @@ static fsdp_status create_fabric(thread_hub *hub, shared_block *block, int rank,
     if (!mine)
         return fsdp_fail_memory(err, "a fabric");
     mine->shared.fabric = (fsdp_fabric){&thread_ops, rank, size, deadline_ms};
-    mine->shared.spins = size <= fsdp_pool_cores() ? SPINS : 0;
     mine->shared.window_half = WINDOW_HALF;
     mine->shared.alloc_shared = alloc_shared;
     mine->hub = hub;

@@ -8,6 +8,9 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/pool.h"
+
+enum { SPINS = 2000 };
 
 /* --- a member's end --------------------------------------------------------------------------- */
 
@@ -34,6 +37,7 @@ void fsdp_shared_group_release(shared_group *group)
 fsdp_status fsdp_shared_fabric_init(shared_fabric *fabric, fsdp_error *err)
 {
     int size = fabric->fabric.size;
+    fabric->spins = size <= fsdp_pool_cores() ? SPINS : 0;
     fabric->world_ranks = fsdp_alloc((size_t)size, sizeof *fabric->world_ranks);
     fabric->bases = fsdp_alloc((size_t)size, sizeof *fabric->bases);
     fsdp_status status = FSDP_OK;
