@@ -164,8 +164,8 @@ def start(folder, how, special, deadline):
     arguments = ["--deadline", deadline, how, special, folder]
     if not MPIEXEC:
         return start_members(["one", "two", "three"], *arguments)
-    command = [MPIEXEC, "--enable-recovery", "--oversubscribe", "-n", RANKS, "sh", "-c", WRAPPER, "sh", folder,
-               special, PROGRAM, "--comm", "mpi", *arguments]
+    command = [MPIEXEC, "--enable-recovery", "--oversubscribe", "-n", RANKS, "sh", "-c", WRAPPER, "sh"]
+    command += [folder, special, PROGRAM, "--comm", "mpi", *arguments]
     return [subprocess.Popen([str(word) for word in command], env=CLEAN, start_new_session=True, text=True,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)]
 
