@@ -1,5 +1,5 @@
 /*
- * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared,
+ * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared (rects.h),
  * sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per processor with
  * the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that arithmetic makes
  * are the one positive quiet NaN, so that even their bits depend on no order. Data may lie at any address;
@@ -9,22 +9,10 @@
 #define FSDP_TENSOR_H
 
 #include <fsdp/dtype.h>
+#include <fsdp/rects.h>
 #include <fsdp/status.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/*
- * rows x width elements from one buffer to another, cast on the way (to nearest even, overflow to infinity).
- * Pitches count elements between the beginnings of rows. from NULL: zeros. The shapes of a step are lists of
- * these: copy-in, copy-out, chunk-cat and their mirrors.
- */
-typedef struct fsdp_rect {
-    void *to;
-    const void *from;
-    fsdp_dtype to_type, from_type;
-    int64_t rows, width, to_pitch, from_pitch;
-} fsdp_rect;
-void fsdp_rects_copy(const fsdp_rect *rects, size_t n);
 
 /* to[i] += from[i], rounded once to to's type. Floating types. */
 void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count);

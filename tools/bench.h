@@ -17,7 +17,9 @@
 typedef struct bench_options {
     cli_common common;
     const char *command, *path;    /* path: DIR of make and check */
-    unsigned given;                /* bits of the options that were given; see fsdp_bench.c */
+    int argc;                      /* as the program was started: fsdp_launch takes its part */
+    char **argv;
+    uint64_t given;                /* bits of the options that were given; see fsdp_bench.c */
     const char *model;
     double scale;
     int world;                     /* 0: not given */
@@ -26,10 +28,12 @@ typedef struct bench_options {
     fsdp_kind kind;
     bool compress, no_sync;
     int level;
+    const char *deadline;          /* as given; ranks of fsdp_launch know better what is good */
     int deadline_ms;
     int64_t size;                  /* bytes of the state that is measured with */
     int rounds;
     const char *dir, *peer;
+    const char *ops, *sizes, *dtype, *buffers, *against;   /* of collectives */
 } bench_options;
 
 /* --- values ----------------------------------------------------------------------------------- */
@@ -103,6 +107,12 @@ enum { BENCH_STEP = 100 };     /* between the saves of a run; also the first one
 fsdp_status bench_make(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_check(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_measure(const bench_options *opts, fsdp_error *err);
+/* Work of ranks that fsdp_launch starts: these end the program. */
+fsdp_status bench_collectives(const bench_options *opts, fsdp_error *err);
+fsdp_status bench_unshard(const bench_options *opts, fsdp_error *err);
+fsdp_status bench_copies(const bench_options *opts, fsdp_error *err);
+/* Ends the program with a usage error where options make no sense. */
+void bench_check_collectives(const bench_options *opts);
 
 /* Every element and value of an open checkpoint; FSDP_DIFFERS names the first that is wrong. */
 typedef struct bench_proof {
@@ -128,6 +138,18 @@ int bench_mpi_rank(void);
 /* Runs body as the ranks of mpirun, or else as `world` threads. */
 fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *user,
                             fsdp_error *err);
+/*
+ * Runs body as the ranks of fsdp_launch, which takes its options out of the command line, and ends the
+ * program. Rank 0 prints; ctl's deadline is long, since ranks wait for what another one measures alone.
+ */
+typedef fsdp_status (*bench_world_body)(fsdp_world *world, const bench_options *opts, fsdp_error *err);
+_Noreturn void bench_launch(const bench_options *opts, bench_world_body body);
+/* Collective. All come together at once, without the slowness of the control plane. */
+fsdp_status bench_meet(fsdp_comm *comm, fsdp_error *err);
+/* Collective. The largest resident size of a rank. */
+fsdp_status bench_peak_of_ranks(fsdp_ctl *ctl, int64_t *kib_out, fsdp_error *err);
+/* The exit code of a rank: 0 ends the output and tells what failed. */
+int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err);
 /* Ends the program: every rank fails alike, so one tells, unless ranks were lost. */
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err);
 
@@ -202,6 +224,20 @@ fsdp_status bench_in_child(bench_child_work work, void *user, bench_child_result
 
 int64_t bench_bytes_read(void);    /* by this process so far, as /proc/self/io says */
 int64_t bench_peak_kib(void);      /* of this process */
+
+/*
+ * Another program that does the same work with as many ranks (bench_peer.c). It is started as PROGRAM DIR
+ * RANKS; each of its ranks reads lines of the pipe DIR/go-RANK and does what they say, and the first one
+ * answers each with a line in the pipe DIR/done: "SECONDS PROCESSOR_SECONDS" or "cannot". The first answer
+ * comes unasked, when it is ready; the line "end" ends it. Ranks that wait take no processor's time.
+ */
+typedef struct bench_peer bench_peer;
+fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out, fsdp_error *err);
+/* FSDP_ERR_UNSUPPORTED: it cannot do that. */
+fsdp_status bench_peer_ask(bench_peer *peer, const char *line, bench_times *times, fsdp_error *err);
+void bench_peer_stop(bench_peer *peer);    /* accepts NULL */
+/* A program of the tests, as it is built: beside our own directory. BENCH_PATH bytes of room. */
+void bench_find_peer(const char *name, char *path_out);
 
 /* --- rows ----------------------------------------------------------------------------------------- */
 

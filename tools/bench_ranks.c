@@ -84,9 +84,9 @@ static void end_items(fsdp_status status, const fsdp_error *err)
 }
 
 /* The other ranks fail as rank 0 does, which tells; only when ranks are lost each has its own story. */
-static int end_rank(fsdp_status status, const fsdp_error *err)
+int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err)
 {
-    if (bench_mpi_rank() == 0) {
+    if (rank == 0) {
         end_items(status, err);
         return cli_end(status, err);
     }
@@ -97,7 +97,7 @@ static int end_rank(fsdp_status status, const fsdp_error *err)
 
 _Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
 {
-    int code = end_rank(status, err);
+    int code = bench_end_rank(bench_mpi_rank(), status, err);
     fflush(NULL);
     if (bench_mpi_world() > 0 && !bench_mpi_end())
         _exit(code);

@@ -23,7 +23,7 @@ void bench_want_ratio(bench_row *row, double least)
 
 static void add_times_json(fsdp_text *text, const char *name, const bench_times *times)
 {
-    fsdp_text_addf(text, ", \"%s_s\": %.6f", name, bench_median(times));
+    fsdp_text_addf(text, ", \"%s_s\": %.9f", name, bench_median(times));
 }
 
 static void add_range_json(fsdp_text *text, const char *name, const bench_times *times)
@@ -64,13 +64,13 @@ static void add_row_json(fsdp_text *text, const bench_row *row)
 
 static void add_row(fsdp_text *text, const bench_row *row)
 {
-    fsdp_text_addf(text, "%-26s %7.3f s (cpu %7.3f)", row->work, bench_median(row->ours),
+    fsdp_text_addf(text, "%-26s %9.6f s (cpu %9.6f)", row->work, bench_median(row->ours),
                    bench_median_cpu(row->ours));
     if (row->plain)
-        fsdp_text_addf(text, "  %7.3f s (cpu %7.3f)  ratio %5.2f", bench_median(row->plain),
+        fsdp_text_addf(text, "  %9.6f s (cpu %9.6f)  ratio %5.2f", bench_median(row->plain),
                        bench_median_cpu(row->plain), bench_ratio(row->ours, row->plain));
     else
-        fsdp_text_addf(text, "  %9s %12s  %11s", "-", "", "");
+        fsdp_text_addf(text, "  %11s %14s  %11s", "-", "", "");
     fsdp_text_addf(text, "  %-6s %s; %s\n", row->met ? "met" : "missed", row->goal, row->against);
 }
 

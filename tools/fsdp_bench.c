@@ -1,6 +1,6 @@
 /*
  * fsdp-bench: makes synthetic checkpoints, proves every element of them, and measures the library
- * beside what the plain file system does with the same bytes.
+ * beside what the plain file system, memcpy or another library does with the same bytes.
  */
 #include "tools/bench.h"
 
@@ -23,7 +23,19 @@ enum {
     KEY_SIZE,
     KEY_DIR,
     KEY_ROUNDS,
-    KEY_PEER
+    KEY_PEER,
+    KEY_OPS,
+    KEY_SIZES,
+    KEY_DTYPE,
+    KEY_BUFFERS,
+    KEY_AGAINST,
+    KEY_NP,
+    KEY_THREADS,
+    KEY_COMM,
+    KEY_DEVICE,
+    KEY_TRACE,
+    KEY_CHECK,
+    KEY_END
 };
 
 static const struct argp_option options[] = {
@@ -39,23 +51,57 @@ static const struct argp_option options[] = {
     {"size", KEY_SIZE, "SIZE", 0, "others: bytes of the state (default: 1G)", 0},
     {"dir", KEY_DIR, "DIR", 0, "others: where files are written (default: .)", 0},
     {"rounds", KEY_ROUNDS, "N", 0, "others: repetitions, at least 5 (default: 5)", 0},
-    {"peer", KEY_PEER, "PROGRAM", 0, "compress, convert: whom to compare with", 0},
+    {"peer", KEY_PEER, "PROGRAM", 0, "compress, convert, collectives: whom to compare with", 0},
+    {"ops", KEY_OPS, "OPS", 0, "collectives: of ag, rs and ar (default: ag,rs,ar)", 0},
+    {"sizes", KEY_SIZES, "SIZES", 0, "collectives: whole tensors (64K,1M,16M,256M)", 0},
+    {"dtype", KEY_DTYPE, "T", 0, "collectives: of the elements (default: f32)", 0},
+    {"buffers", KEY_BUFFERS, "KIND", 0, "collectives: pool (default) or private", 0},
+    {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo, in turns with ours", 0},
+    {"np", KEY_NP, "N", 0, "ranks are N processes", 1},
+    {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 1},
+    {"comm", KEY_COMM, "NAME", 0, "self, threads, shm or mpi", 1},
+    {"device", KEY_DEVICE, "NAME", 0, "cpu or cpu-async", 1},
+    {"trace", KEY_TRACE, "FILE", 0, "write events to FILE; %r is the rank", 1},
+    {"check", KEY_CHECK, NULL, 0, "check who owns which buffer", 1},
     {0}};
 
 typedef fsdp_status (*command_run)(const bench_options *opts, fsdp_error *err);
 
+/* Which commands heed an option. */
+typedef enum command_set {
+    FOR_MAKE = 1,
+    FOR_MEASURE = 2,
+    FOR_PEERS = 4,
+    FOR_SAVE = 8,
+    FOR_RANKS = 16, /* started by fsdp_launch: its options are good */
+    FOR_COLLECTIVES = 32
+} command_set;
+
 static const struct {
     const char *name;
     command_run run;
+    unsigned set;
     bool takes_path;
 } commands[] = {
-    {"make", bench_make, true},         {"check", bench_check, true},
-    {"save", bench_measure, false},     {"load", bench_measure, false},
-    {"reshard", bench_measure, false},  {"many", bench_measure, false},
-    {"compress", bench_measure, false}, {"manifest", bench_measure, false},
-    {"convert", bench_measure, false},
+    {"make", bench_make, FOR_MAKE, true},
+    {"check", bench_check, 0, true},
+    {"save", bench_measure, FOR_MEASURE | FOR_SAVE, false},
+    {"load", bench_measure, FOR_MEASURE, false},
+    {"reshard", bench_measure, FOR_MEASURE, false},
+    {"many", bench_measure, FOR_MEASURE, false},
+    {"compress", bench_measure, FOR_MEASURE | FOR_PEERS, false},
+    {"manifest", bench_measure, FOR_MEASURE, false},
+    {"convert", bench_measure, FOR_MEASURE | FOR_PEERS, false},
+    {"collectives", bench_collectives, FOR_RANKS | FOR_COLLECTIVES | FOR_PEERS, false},
+    {"unshard", bench_unshard, FOR_RANKS, false},
+    {"chunk-cat", bench_copies, FOR_RANKS, false},
+    {"copy-out", bench_copies, FOR_RANKS, false},
+    {"cast", bench_copies, FOR_RANKS, false},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
+static const char command_list[] =
+    "make, check, save, load, reshard, many, compress, manifest, convert, collectives, unshard, "
+    "chunk-cat, copy-out, cast";
 
 static const char *command_names[COMMANDS + 1];
 static const cli_words words[] = {{NULL, command_names}, {"model", bench_models}, {0}};
@@ -65,44 +111,46 @@ static int find_command(const char *name)
     for (int i = 0; i < COMMANDS; i++)
         if (strcmp(commands[i].name, name) == 0)
             return i;
-    cli_usage_error("there is no command '%s'; make, check, save, load, reshard, many, compress, "
-                    "manifest, convert",
-                    name);
+    cli_usage_error("there is no command '%s'; %s", name, command_list);
 }
 
-/* Which commands heed an option; the names stand in the order of the keys. --seed is for all. */
-typedef enum command_set { FOR_MAKE = 1, FOR_MEASURE = 2, FOR_PEERS = 4, FOR_SAVE = 8 } command_set;
-
+/* --seed is for all. */
 static const struct {
     int key;
     const char *name;
     unsigned heeded;
 } scopes[] = {
-    {KEY_MODEL, "model", FOR_MAKE},      {KEY_SCALE, "scale", FOR_MAKE},
-    {KEY_WORLD, "world-size", FOR_MAKE}, {KEY_SAVES, "saves", FOR_MAKE},
-    {KEY_KIND, "kind", FOR_MAKE},        {KEY_COMPRESS, "compress", FOR_MAKE},
-    {KEY_NO_SYNC, "no-sync", FOR_MAKE},  {KEY_DEADLINE, "deadline", FOR_MAKE | FOR_SAVE},
-    {KEY_SIZE, "size", FOR_MEASURE},     {KEY_DIR, "dir", FOR_MEASURE},
-    {KEY_ROUNDS, "rounds", FOR_MEASURE}, {KEY_PEER, "peer", FOR_PEERS},
+    {KEY_MODEL, "model", FOR_MAKE},
+    {KEY_SCALE, "scale", FOR_MAKE},
+    {KEY_WORLD, "world-size", FOR_MAKE},
+    {KEY_SAVES, "saves", FOR_MAKE},
+    {KEY_KIND, "kind", FOR_MAKE},
+    {KEY_COMPRESS, "compress", FOR_MAKE},
+    {KEY_NO_SYNC, "no-sync", FOR_MAKE},
+    {KEY_DEADLINE, "deadline", FOR_MAKE | FOR_SAVE | FOR_RANKS},
+    {KEY_SIZE, "size", FOR_MEASURE},
+    {KEY_DIR, "dir", FOR_MEASURE},
+    {KEY_ROUNDS, "rounds", FOR_MEASURE | FOR_RANKS},
+    {KEY_PEER, "peer", FOR_PEERS},
+    {KEY_OPS, "ops", FOR_COLLECTIVES},
+    {KEY_SIZES, "sizes", FOR_COLLECTIVES},
+    {KEY_DTYPE, "dtype", FOR_COLLECTIVES},
+    {KEY_BUFFERS, "buffers", FOR_COLLECTIVES},
+    {KEY_AGAINST, "against", FOR_COLLECTIVES},
+    {KEY_NP, "np", FOR_RANKS},
+    {KEY_THREADS, "threads", FOR_RANKS},
+    {KEY_COMM, "comm", FOR_RANKS},
+    {KEY_DEVICE, "device", FOR_RANKS},
+    {KEY_TRACE, "trace", FOR_RANKS},
+    {KEY_CHECK, "check", FOR_RANKS},
 };
-
-static unsigned set_of(const char *command)
-{
-    if (strcmp(command, "make") == 0)
-        return FOR_MAKE;
-    if (strcmp(command, "check") == 0)
-        return 0;
-    bool has_peer = strcmp(command, "compress") == 0 || strcmp(command, "convert") == 0;
-    return FOR_MEASURE | (has_peer ? FOR_PEERS : 0U) |
-           (strcmp(command, "save") == 0 ? FOR_SAVE : 0U);
-}
 
 /* What would be ignored is a misunderstanding. */
 static void check_scopes(const bench_options *opts)
 {
-    unsigned set = set_of(opts->command);
+    unsigned set = commands[find_command(opts->command)].set;
     for (size_t i = 0; i < sizeof scopes / sizeof *scopes; i++)
-        if ((opts->given & 1U << (scopes[i].key - KEY_MODEL)) && !(scopes[i].heeded & set))
+        if ((opts->given & UINT64_C(1) << (scopes[i].key - KEY_MODEL)) && !(scopes[i].heeded & set))
             cli_usage_error("--%s means nothing to %s", scopes[i].name, opts->command);
 }
 
@@ -133,17 +181,22 @@ static void check_make(const bench_options *opts)
         cli_usage_error("--world-size %d, but mpirun started %d ranks", opts->world, ranks);
 }
 
-static void check_arguments(const bench_options *opts)
+static void check_arguments(bench_options *opts)
 {
     if (!opts->command)
-        cli_usage_error("COMMAND is missing: make, check, save, load, reshard, many, compress, "
-                        "manifest, convert");
+        cli_usage_error("COMMAND is missing: %s", command_list);
     check_scopes(opts);
+    unsigned set = commands[find_command(opts->command)].set;
     bool takes_path = commands[find_command(opts->command)].takes_path;
     if (takes_path && !opts->path)
         cli_usage_error("%s needs a DIR", opts->command);
     if (!takes_path && opts->path)
-        cli_usage_error("%s takes --dir, not '%s'", opts->command, opts->path);
+        cli_usage_error(set & FOR_MEASURE ? "%s takes --dir, not '%s'" : "%s takes no '%s'",
+                        opts->command, opts->path);
+    if (opts->deadline && !(set & FOR_RANKS))
+        opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", opts->deadline, 1, 1 << 20);
+    if (set & FOR_COLLECTIVES)
+        bench_check_collectives(opts);
     if (strcmp(opts->command, "make") == 0)
         check_make(opts);
 }
@@ -151,8 +204,8 @@ static void check_arguments(const bench_options *opts)
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     bench_options *opts = state->input;
-    if (key >= KEY_MODEL && key <= KEY_PEER)
-        opts->given |= 1U << (key - KEY_MODEL);
+    if (key >= KEY_MODEL && key < KEY_END)
+        opts->given |= UINT64_C(1) << (key - KEY_MODEL);
     switch (key) {
     case ARGP_KEY_INIT:
         for (int i = 0; i < 2; i++)
@@ -171,13 +224,22 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opts->level = cli_parse_compress(arg);
         return 0;
     case KEY_NO_SYNC: opts->no_sync = true; return 0;
-    case KEY_DEADLINE:
-        opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", arg, 1, 1 << 20);
-        return 0;
+    case KEY_DEADLINE: opts->deadline = arg; return 0;
     case KEY_SIZE: opts->size = cli_parse_size("--size", arg); return 0;
     case KEY_DIR: opts->dir = arg; return 0;
     case KEY_ROUNDS: opts->rounds = (int)cli_parse_integer("--rounds", arg, 5, 98); return 0;
     case KEY_PEER: opts->peer = arg; return 0;
+    case KEY_OPS: opts->ops = arg; return 0;
+    case KEY_SIZES: opts->sizes = arg; return 0;
+    case KEY_DTYPE: opts->dtype = arg; return 0;
+    case KEY_BUFFERS: opts->buffers = arg; return 0;
+    case KEY_AGAINST: opts->against = arg; return 0;
+    case KEY_NP:
+    case KEY_THREADS:
+    case KEY_COMM:
+    case KEY_DEVICE:
+    case KEY_TRACE:
+    case KEY_CHECK: return 0; /* fsdp_launch takes them */
     case ARGP_KEY_ARG: parse_argument(opts, arg); return 0;
     case ARGP_KEY_END: check_arguments(opts); return 0;
     default: return ARGP_ERR_UNKNOWN;
@@ -191,18 +253,29 @@ static const struct argp argp = {.options = options, .parser = parse, .children 
 static const cli_tool tool = {
     .name = "fsdp-bench",
     .args = "COMMAND [DIR]",
-    .summary = "Makes, proves and measures checkpoints: make, check, save, load, reshard, many, "
-               "compress, manifest, convert.",
+    .summary = "Makes, proves and measures checkpoints, and measures training: make, check, save, "
+               "load, reshard, many, compress, manifest, convert, collectives, unshard, chunk-cat, "
+               "copy-out, cast.",
     .examples = "  fsdp-bench make --model gpt2 --scale 0.1 --world-size 4 step-1\n"
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
-                "  fsdp-bench load --json --dir /scratch    beside the plain file system\n",
+                "  fsdp-bench load --json --dir /scratch    beside the plain file system\n"
+                "  fsdp-bench collectives --np 2 --against openmpi\n",
     .argp = &argp,
     .words = words};
 
 int main(int argc, char **argv)
 {
-    bench_options opts = {.scale = 1, .size = (int64_t)1 << 30, .rounds = 5, .dir = "."};
+    bench_options opts = {.argc = argc,
+                          .argv = argv,
+                          .scale = 1,
+                          .size = (int64_t)1 << 30,
+                          .rounds = 5,
+                          .dir = ".",
+                          .ops = "ag,rs,ar",
+                          .sizes = "64K,1M,16M,256M",
+                          .dtype = "f32",
+                          .buffers = "pool"};
     fsdp_error err = {0};
     for (int i = 0; i < COMMANDS; i++)
         command_names[i] = commands[i].name;

@@ -1,0 +1,34 @@
+/*
+ * Rectangles of elements: the copies of a training step (copy-in, copy-out, chunk-cat), for extensions and
+ * custom collectives, too.
+ */
+#ifndef FSDP_RECTS_H
+#define FSDP_RECTS_H
+
+#include <fsdp/dtype.h>
+#include <fsdp/status.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * rows x width elements from one buffer to another, cast on the way (to nearest even, overflow to infinity).
+ * Pitches count elements between the beginnings of rows. from NULL: zeros. Data may lie at any address; what
+ * lies at addresses of its type is fast. Buffers do not overlap.
+ */
+typedef struct fsdp_rect {
+    void *to;
+    const void *from;
+    fsdp_dtype to_type, from_type;
+    int64_t rows, width, to_pitch, from_pitch;
+} fsdp_rect;
+
+FSDP_API void fsdp_rects_copy(const fsdp_rect *rects, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
