@@ -25,13 +25,14 @@ static void publish(shared_move *move, const fsdp_comm_header *header)
 {
     shared_group *group = move->group;
     const fsdp_collective *call = move->call;
-    shared_slot *slot = &group->block->slots[group->rank];
+    group->calls++;
     group->header = *header;
-    slot->header = *header;
-    slot->in = published(group->fabric, call->in);
-    slot->out = published(group->fabric, call->out);
-    move->is_in_private = slot->in == FSDP_SHARED_PRIVATE;
-    move->is_out_private = slot->out == FSDP_SHARED_PRIVATE;
+    shared_published *mine = fsdp_shared_published(group, group->rank);
+    mine->header = *header;
+    mine->in = published(group->fabric, call->in);
+    mine->out = published(group->fabric, call->out);
+    move->is_in_private = mine->in == FSDP_SHARED_PRIVATE;
+    move->is_out_private = mine->out == FSDP_SHARED_PRIVATE;
     if (call->kind == FSDP_ALL_TO_ALL) {
         size_t bytes = (size_t)group->size * sizeof(int64_t);
         int64_t *counts = fsdp_shared_counts(group, group->rank);
@@ -61,11 +62,11 @@ static fsdp_status compare_all(const fsdp_comm *comm, shared_group *group, fsdp_
 {
     bool is_same = true;
     for (int i = 0; i < group->size; i++)
-        is_same &=
-            memcmp(&group->block->slots[i].header, &group->header, sizeof group->header) == 0;
+        is_same &= memcmp(&fsdp_shared_published(group, i)->header, &group->header,
+                          sizeof group->header) == 0;
     if (!is_same) {
         for (int i = 0; i < group->size; i++)
-            group->headers[i] = group->block->slots[i].header;
+            group->headers[i] = fsdp_shared_published(group, i)->header;
         return fsdp_comm_compare(comm->ranks, comm->size, group->headers, err);
     }
     return group->header.kind == FSDP_ALL_TO_ALL ? compare_counts(comm, group, err) : FSDP_OK;
@@ -73,12 +74,12 @@ static fsdp_status compare_all(const fsdp_comm *comm, shared_group *group, fsdp_
 
 static bool is_staged(const shared_move *move)
 {
-    const shared_slot *slots = move->group->block->slots;
     bool uses_out = move->call->kind == FSDP_ALL_REDUCE;
     for (int i = 0; i < move->group->size; i++) {
         if (move->call->kind == FSDP_BROADCAST && i != move->call->root)
             continue;
-        if (slots[i].in == FSDP_SHARED_PRIVATE || (uses_out && slots[i].out == FSDP_SHARED_PRIVATE))
+        const shared_published *theirs = fsdp_shared_published(move->group, i);
+        if (theirs->in == FSDP_SHARED_PRIVATE || (uses_out && theirs->out == FSDP_SHARED_PRIVATE))
             return true;
     }
     return false;
@@ -118,6 +119,11 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
 {
     FSDP_TRY(meet(move->group, err));
     FSDP_TRY(compare(comm, move->group, err));
+    if (move->is_little) {
+        move->steps->work(move, 0);
+        move->group->half++;
+        return FSDP_OK;
+    }
     uint64_t longest = move->steps->longest(move);
     if (!is_staged(move))
         move->piece = longest;
@@ -125,8 +131,7 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
     uint64_t steps = pieces + move->steps->extra;
     for (uint64_t step = 0; step < steps; step++)
         FSDP_TRY(run_step(move, step, move->is_in_private && step + 1 < pieces, err));
-    if (move->steps->finish)
-        move->steps->finish(move);
+    move->group->half += (unsigned)(pieces % 2);
     return FSDP_OK;
 }
 
@@ -147,10 +152,10 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
     shared_group *group = comm->backend;
     shared_move move = {.group = group,
                         .call = call,
-                        .steps = fsdp_shared_steps_of(group, call),
                         .element = fsdp_dtype_size(call->dtype),
                         .in = call->in,
-                        .out = call->out};
+                        .out = call->out,
+                        .half = group->half};
     if (!move.in) /* of no elements, or not used: an address to count from */
         move.in = (const unsigned char *)group;
     if (!move.out)
@@ -158,8 +163,8 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
     fsdp_error failure = {.rank = comm->fabric->rank};
     group->call_phase = group->phase;
     publish(&move, header);
-    move.piece = move.steps->window_piece(&move);
-    if (move.is_in_private)
+    fsdp_shared_steps_choose(&move);
+    if (move.is_in_private || move.is_little)
         move.steps->fill(&move, 0);
     fsdp_status status = run_steps(comm, &move, &failure);
     if (status == FSDP_OK)

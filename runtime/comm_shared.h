@@ -9,8 +9,12 @@
  *   fabric_shm.c      segments of several (shm_*.c)
  *
  * Every group has one *block* that all its members see, with a slot for each. Members *meet*: each counts up
- * its phase and waits until all have. A call begins and ends with a meeting, so what a rank has published
- * stays as it is, and its buffers stay there, while others may look at them.
+ * its phase and waits until all have. A call begins and ends with a meeting, so the buffers of a rank stay
+ * there while others may look at them.
+ *
+ * Calls of little data have one meeting only: what others read was copied into this rank's window, and stays
+ * there until the call after the next one, before which all have met again. So windows have halves, used in
+ * turns from call to call, and what is published does, too.
  */
 #ifndef FSDP_COMM_SHARED_H
 #define FSDP_COMM_SHARED_H
@@ -29,14 +33,19 @@ typedef struct shared_failure {
     char text[FSDP_ERROR_TEXT];
 } shared_failure;
 
+/* What a member calls, and where its buffers are, as addresses of shared_fabric.bases. */
+typedef struct shared_published {
+    _Alignas(FSDP_SHARED_LINE) fsdp_comm_header header;
+    uint64_t in, out;
+} shared_published;
+
 typedef struct shared_slot {
     _Alignas(FSDP_SHARED_LINE) _Atomic uint64_t phase; /* meetings this member has come to */
     _Atomic uint64_t progress; /* signs of life between them */
     _Atomic uint32_t is_inside; /* it may be reading buffers of others */
     _Atomic uint32_t has_left;
-    /* What it publishes before it comes to a meeting. Addresses are those of shared_fabric.bases. */
-    _Alignas(FSDP_SHARED_LINE) fsdp_comm_header header;
-    uint64_t in, out;
+    /* Written before it comes to a meeting. */
+    shared_published published[2];     /* of a call and the next one */
     uint64_t block, window;    /* while a group is made */
 } shared_slot;
 
@@ -57,6 +66,9 @@ typedef struct shared_group {
     const int *ranks;          /* world ranks; borrowed */
     uint64_t phase;            /* meetings so far */
     uint64_t call_phase;       /* those before the call that is under way */
+    uint64_t calls;            /* so far; tells which of what is published is meant */
+    unsigned half;             /* of windows: the one that is filled next; counts up */
+    int spins;                 /* of the next wait: fewer when they were in vain */
     fsdp_comm_header header;   /* of that call, for messages */
     unsigned char **windows;   /* of all members: four times window_half bytes */
     fsdp_comm_header *headers; /* room to compare, and to fold */
@@ -138,6 +150,8 @@ typedef struct shared_move {
     const unsigned char *in;
     unsigned char *out;
     bool is_in_private, is_out_private;
+    bool is_little;            /* everything goes through windows, which saves a meeting */
+    unsigned half;             /* of windows, for the first step */
     uint64_t piece;            /* bytes */
 } shared_move;
 
@@ -147,10 +161,14 @@ typedef struct shared_steps {
     void (*fill)(const shared_move *move, uint64_t step); /* this member's window for that step */
     void (*work)(const shared_move *move, uint64_t step);
     unsigned extra;            /* steps after the last piece */
-    void (*finish)(const shared_move *move);           /* after the last meeting; NULL: nothing */
 } shared_steps;
 
-/* By what is equal on all members. */
-const shared_steps *fsdp_shared_steps_of(const shared_group *group, const fsdp_collective *call);
+/* Chooses the steps, by what is equal on all members. move has its group, call and element. */
+void fsdp_shared_steps_choose(shared_move *move);
+/* What a member has published for the call under way. */
+static inline shared_published *fsdp_shared_published(const shared_group *group, int member)
+{
+    return &group->block->slots[member].published[group->calls % 2];
+}
 
 #endif

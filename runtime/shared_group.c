@@ -17,7 +17,7 @@ enum { SPINS = 2000 };
 fsdp_status fsdp_shared_group_init(shared_group *group, shared_fabric *fabric, int rank, int size,
                                    fsdp_error *err)
 {
-    *group = (shared_group){.fabric = fabric, .rank = rank, .size = size};
+    *group = (shared_group){.fabric = fabric, .rank = rank, .size = size, .spins = fabric->spins};
     group->windows = fsdp_alloc((size_t)size, sizeof *group->windows);
     group->headers = fsdp_alloc((size_t)size, sizeof *group->headers);
     group->sources = fsdp_alloc((size_t)size, sizeof *group->sources);
@@ -120,7 +120,7 @@ static void publish(shared_group *world, const new_group *made)
 {
     shared_slot *slot = &world->block->slots[world->rank];
     world->header = fsdp_comm_head_group(made->ranks, made->size, world->phase / 2 + 1);
-    slot->header = world->header;
+    slot->published[0].header = world->header;
     slot->block = made->block;
     slot->window = made->window;
 }
@@ -128,7 +128,7 @@ static void publish(shared_group *world, const new_group *made)
 static fsdp_status compare(shared_group *world, fsdp_error *err)
 {
     for (int i = 0; i < world->size; i++)
-        world->headers[i] = world->block->slots[i].header;
+        world->headers[i] = world->block->slots[i].published[0].header;
     err->status = fsdp_comm_compare(world->ranks, world->size, world->headers, err);
     if (err->status != FSDP_OK)
         fsdp_shared_fail(world, err, false);

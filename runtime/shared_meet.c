@@ -16,7 +16,7 @@
 
 #include "statedict/ctl_backend.h"
 
-enum { SLICE_MS = 100, NAP_US = 50, WRITING_MS = 1000, CALL_NAME = 200 };
+enum { LEAST_SPINS = 16, SLICE_MS = 100, NAP_US = 50, WRITING_MS = 1000, CALL_NAME = 200 };
 
 /* What a wait knows of those who are missing. */
 typedef struct meeting_watch {
@@ -255,14 +255,29 @@ void fsdp_shared_arrive(shared_group *group)
         ring(group->block);
 }
 
+/*
+ * Members that are all at work come within a moment. One whose processor somebody else has does
+ * not: after waits in vain the next ones look but shortly, and longer again when that is enough.
+ */
+static bool spin(shared_group *group, int *first)
+{
+    const int most = group->fabric->spins;
+    for (int i = 0; i < group->spins; i++) {
+        if (are_all_here(group, first)) {
+            group->spins = group->spins > most / 2 ? most : 2 * group->spins;
+            return true;
+        }
+        rest();
+    }
+    group->spins = group->spins / 2 > most / LEAST_SPINS ? group->spins / 2 : most / LEAST_SPINS;
+    return false;
+}
+
 fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
 {
     int first = 0;
-    for (int i = 0; i < group->fabric->spins; i++) {
-        if (are_all_here(group, &first))
-            return FSDP_OK;
-        rest();
-    }
+    if (spin(group, &first))
+        return FSDP_OK;
     meeting_watch watch = {.until_ms = 0};
     for (;;) {
         uint32_t event = atomic_load(&group->block->event);

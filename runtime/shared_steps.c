@@ -9,9 +9,10 @@
 #include "kernels/tensor.h"
 
 enum {
-    SIGN_OF_LIFE = 32 << 20, /* bytes between two */
-    LITTLE = 256 << 10,      /* of all members together: each adds up everything */
-    LITTLE_OF_TWO = 1 << 20  /* of each of two */
+    SIGN_OF_LIFE = 32 << 20,    /* bytes between two */
+    LITTLE_INPUT = 64 << 10,    /* of a member: to copy it takes no longer than a meeting */
+    LITTLE_SUM = 256 << 10,     /* of all members together: each adds up everything */
+    LITTLE_SUM_OF_TWO = 1 << 20 /* of each of two */
 };
 
 /* --- places ----------------------------------------------------------------------------------- */
@@ -30,7 +31,8 @@ static uint64_t piece_size(const shared_move *move, uint64_t size, uint64_t step
 
 static unsigned char *window_half(const shared_move *move, int member, uint64_t step)
 {
-    return move->group->windows[member] + step % 2 * move->group->fabric->window_half;
+    return move->group->windows[member] +
+           (move->half + step) % 2 * move->group->fabric->window_half;
 }
 
 /* Results of an all_reduce have two halves of their own. */
@@ -55,8 +57,8 @@ static const unsigned char *source(const shared_move *move, int member, uint64_t
 {
     if (member == move->group->rank)
         return move->in + at;
-    uint64_t in = move->group->block->slots[member].in;
-    if (in == FSDP_SHARED_PRIVATE)
+    uint64_t in = fsdp_shared_published(move->group, member)->in;
+    if (in == FSDP_SHARED_PRIVATE || move->is_little)
         return window_half(move, member, step) + at_in_window;
     return readable(move, member, in + at);
 }
@@ -238,7 +240,7 @@ static void fetch_slices(const shared_move *move, uint64_t step)
     for (int i = 1; i < move->group->size; i++) {
         int from = turn(move, i);
         uint64_t at = slice_at(move, from, step);
-        uint64_t out = move->group->block->slots[from].out;
+        uint64_t out = fsdp_shared_published(move->group, from)->out;
         const unsigned char *slice = out == FSDP_SHARED_PRIVATE ? result_half(move, from, step)
                                                                 : readable(move, from, out + at);
         copy(move, move->out + at, slice, slice_size(move, from, step));
@@ -255,15 +257,9 @@ static void reduce(const shared_move *move, uint64_t step)
 /* --- all_reduce of little --------------------------------------------------------------------- */
 
 /*
- * Every member adds up everything, which saves a meeting and moves no more than before as long as
- * there are two members, or caches hold it. In place the sum waits in the window until all have
- * read the input.
+ * Every member adds up everything, which moves no more than slices do as long as there are two
+ * members, or caches hold it.
  */
-static bool waits_in_window(const shared_move *move)
-{
-    return move->in == move->out && !move->is_in_private;
-}
-
 static void fill_all(const shared_move *move, uint64_t step)
 {
     copy(move, window_half(move, move->group->rank, step), move->in, all_bytes(move));
@@ -273,21 +269,7 @@ static void reduce_all(const shared_move *move, uint64_t step)
 {
     for (int from = 0; from < move->group->size; from++)
         move->group->sources[from] = source(move, from, 0, 0, step);
-    fold(move, waits_in_window(move) ? result_half(move, move->group->rank, 0) : move->out,
-         all_bytes(move));
-}
-
-static void finish_all(const shared_move *move)
-{
-    if (waits_in_window(move))
-        copy(move, move->out, result_half(move, move->group->rank, 0), all_bytes(move));
-}
-
-static bool is_little(const shared_group *group, const fsdp_collective *call)
-{
-    uint64_t bytes = (uint64_t)call->count * fsdp_dtype_size(call->dtype);
-    uint64_t n = (uint64_t)group->size, most = n == 2 ? LITTLE_OF_TWO : LITTLE / n;
-    return bytes <= most && bytes <= group->fabric->window_half;
+    fold(move, move->out, all_bytes(move));
 }
 
 /* --- broadcast -------------------------------------------------------------------------------- */
@@ -359,18 +341,38 @@ static void exchange(const shared_move *move, uint64_t step)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-const shared_steps *fsdp_shared_steps_of(const shared_group *group, const fsdp_collective *call)
+/* What a member's window has to hold if everything goes through it; all_to_all does not. */
+static uint64_t input_of_each(const shared_move *move)
+{
+    uint64_t longest = move->steps->longest(move), n = (uint64_t)move->group->size;
+    switch (move->call->kind) {
+    case FSDP_ALL_GATHER:
+    case FSDP_BROADCAST: return longest;
+    case FSDP_REDUCE_SCATTER: return longest <= LITTLE_INPUT ? longest * n : UINT64_MAX;
+    default: return UINT64_MAX;
+    }
+}
+
+static bool is_little_sum(const shared_move *move)
+{
+    uint64_t n = (uint64_t)move->group->size, most = n == 2 ? LITTLE_SUM_OF_TWO : LITTLE_SUM / n;
+    return move->call->kind == FSDP_ALL_REDUCE && all_bytes(move) <= most &&
+           all_bytes(move) <= whole_half(move);
+}
+
+void fsdp_shared_steps_choose(shared_move *move)
 {
     static const shared_steps all[] = {
-        [FSDP_ALL_GATHER] = {longest_part, whole_half, fill_gather, gather, 0, NULL},
-        [FSDP_REDUCE_SCATTER] = {longest_part, share_of_half, fill_scatter, scatter, 0, NULL},
-        [FSDP_ALL_REDUCE] = {longest_slice, window_slice, fill_reduce, reduce, 1, NULL},
-        [FSDP_BROADCAST] = {all_bytes, whole_half, fill_broadcast, fetch_broadcast, 0, NULL},
-        [FSDP_ALL_TO_ALL] = {longest_sent, share_of_half, fill_exchange, exchange, 0, NULL},
+        [FSDP_ALL_GATHER] = {longest_part, whole_half, fill_gather, gather, 0},
+        [FSDP_REDUCE_SCATTER] = {longest_part, share_of_half, fill_scatter, scatter, 0},
+        [FSDP_ALL_REDUCE] = {longest_slice, window_slice, fill_reduce, reduce, 1},
+        [FSDP_BROADCAST] = {all_bytes, whole_half, fill_broadcast, fetch_broadcast, 0},
+        [FSDP_ALL_TO_ALL] = {longest_sent, share_of_half, fill_exchange, exchange, 0},
     };
-    static const shared_steps little_reduce = {all_bytes,  whole_half, fill_all,
-                                               reduce_all, 0,          finish_all};
-    if (call->kind == FSDP_ALL_REDUCE && is_little(group, call))
-        return &little_reduce;
-    return &all[call->kind];
+    static const shared_steps little_sum = {all_bytes, whole_half, fill_all, reduce_all, 0};
+    move->is_little = is_little_sum(move);
+    move->steps = move->is_little ? &little_sum : &all[move->call->kind];
+    uint64_t input = move->is_little ? 0 : input_of_each(move);
+    move->is_little |= input <= LITTLE_INPUT && input <= whole_half(move);
+    move->piece = move->is_little ? move->steps->longest(move) : move->steps->window_piece(move);
 }
