@@ -68,7 +68,7 @@ typedef struct shared_group {
     uint64_t call_phase;       /* those before the call that is under way */
     uint64_t calls;            /* so far; tells which of what is published is meant */
     unsigned half;             /* of windows: the one that is filled next; counts up */
-    int spins;                 /* of the next wait: fewer when they were in vain */
+    unsigned vain;             /* waits in a row for which looking was not enough */
     fsdp_comm_header header;   /* of that call, for messages */
     unsigned char **windows;   /* of all members: four times window_half bytes */
     fsdp_comm_header *headers; /* room to compare, and to fold */

@@ -17,7 +17,7 @@ enum { SPINS = 2000 };
 fsdp_status fsdp_shared_group_init(shared_group *group, shared_fabric *fabric, int rank, int size,
                                    fsdp_error *err)
 {
-    *group = (shared_group){.fabric = fabric, .rank = rank, .size = size, .spins = fabric->spins};
+    *group = (shared_group){.fabric = fabric, .rank = rank, .size = size};
     group->windows = fsdp_alloc((size_t)size, sizeof *group->windows);
     group->headers = fsdp_alloc((size_t)size, sizeof *group->headers);
     group->sources = fsdp_alloc((size_t)size, sizeof *group->sources);

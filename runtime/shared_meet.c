@@ -16,7 +16,14 @@
 
 #include "statedict/ctl_backend.h"
 
-enum { LEAST_SPINS = 16, SLICE_MS = 100, NAP_US = 50, WRITING_MS = 1000, CALL_NAME = 200 };
+enum {
+    LONG_LOOK = 16,
+    SHORT_LOOK = 32,
+    SLICE_MS = 100,
+    NAP_US = 50,
+    WRITING_MS = 1000,
+    CALL_NAME = 200
+};
 
 /* What a wait knows of those who are missing. */
 typedef struct meeting_watch {
@@ -257,19 +264,23 @@ void fsdp_shared_arrive(shared_group *group)
 
 /*
  * Members that are all at work come within a moment. One whose processor somebody else has does
- * not: after waits in vain the next ones look but shortly, and longer again when that is enough.
+ * not: after a wait in vain the next ones look but shortly, except now and then, because a member
+ * that was woken late is late again at each meeting until the others wait for it once.
  */
 static bool spin(shared_group *group, int *first)
 {
-    const int most = group->fabric->spins;
-    for (int i = 0; i < group->spins; i++) {
-        if (are_all_here(group, first)) {
-            group->spins = group->spins > most / 2 ? most : 2 * group->spins;
-            return true;
-        }
+    if (are_all_here(group, first))
+        return true;
+    bool is_long = group->vain % LONG_LOOK == 0;
+    int spins = is_long ? group->fabric->spins : group->fabric->spins / SHORT_LOOK;
+    for (int i = 0; i < spins; i++) {
         rest();
+        if (!are_all_here(group, first))
+            continue;
+        group->vain = 0;
+        return true;
     }
-    group->spins = group->spins / 2 > most / LEAST_SPINS ? group->spins / 2 : most / LEAST_SPINS;
+    group->vain++;
     return false;
 }
 
