@@ -110,3 +110,8 @@ void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
         copy_rows((uint8_t *)to + to_at, (const uint8_t *)from + from_at, &plan);
     } while (step(&plan, index, &to_at, &from_at));
 }
+
+void fsdp_copy_large_c(void *to, const void *from, size_t size)
+{
+    memcpy(to, from, size);
+}

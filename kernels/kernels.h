@@ -47,6 +47,8 @@ typedef struct fsdp_kernels {
      */
     void (*copy_box)(void *to, const int64_t *to_strides, const void *from, const int64_t *from_strides,
                      int ndim, const int64_t *len, size_t element_size);
+    /* memcpy past the caches: for what is so large that nobody finds it there again. */
+    void (*copy_large)(void *to, const void *from, size_t size);
     /* HDF5's byte shuffle: byte i of every element together. size is a multiple of element_size. */
     void (*shuffle)(void *to, const void *from, size_t size, size_t element_size);
     void (*unshuffle)(void *to, const void *from, size_t size, size_t element_size);

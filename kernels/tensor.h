@@ -14,6 +14,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* As memcpy, for large tensors; `together` is what the caller copies in one go, of which this is a part: when
+ * caches would not hold it they are left alone. */
+void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together);
+
 /* to[i] += from[i], rounded once to to's type. Floating types. */
 void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t count);
 /* data[i] = data[i] * factor or data[i] / factor in f32 (f64: f64), rounded once. */

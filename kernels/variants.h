@@ -33,6 +33,7 @@ void fsdp_measure_c(fsdp_cast_measure *sum, const float *before, const float *af
 void fsdp_copy_box_c(void *to, const int64_t *to_strides, const void *from,
                      const int64_t *from_strides, int ndim, const int64_t *len,
                      size_t element_size);
+void fsdp_copy_large_c(void *to, const void *from, size_t size);
 void fsdp_shuffle_c(void *to, const void *from, size_t size, size_t element_size);
 void fsdp_unshuffle_c(void *to, const void *from, size_t size, size_t element_size);
 /* Elements [first, count) of an array of count elements, for variants that leave a rest. */
@@ -50,6 +51,7 @@ size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype
                       size_t count, fsdp_on_overflow overflow);
 void fsdp_measure_avx2(fsdp_cast_measure *sum, const float *before, const float *after,
                        size_t count);
+void fsdp_copy_large_avx2(void *to, const void *from, size_t size);
 void fsdp_shuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
 void fsdp_unshuffle_avx2(void *to, const void *from, size_t size, size_t element_size);
 fsdp_hash fsdp_hash_avx2(const void *data, size_t size);

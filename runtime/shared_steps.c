@@ -4,8 +4,6 @@
  */
 #include "runtime/comm_shared.h"
 
-#include <string.h>
-
 #include "kernels/tensor.h"
 
 enum {
@@ -98,9 +96,10 @@ static uint64_t share_of_half(const shared_move *move)
 static void copy(const shared_move *move, unsigned char *to, const unsigned char *from,
                  uint64_t size)
 {
+    uint64_t all = size;
     while (size > 0 && to != from) {
         uint64_t part = size < SIGN_OF_LIFE ? size : SIGN_OF_LIFE;
-        memcpy(to, from, part);
+        fsdp_tensor_copy(to, from, part, all);
         to += part;
         from += part;
         size -= part;

@@ -21,7 +21,7 @@ typedef struct copy_job {
     fsdp_world *world;
     fsdp_comm *comm;
     unsigned char *from, *to;
-    fsdp_rect rects[PARAMS];
+    fsdp_rect rects[RANKS * PARAMS];
     size_t rect_count, moved; /* bytes read and written */
 } copy_job;
 
@@ -83,18 +83,26 @@ static void list_shards(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
     }
 }
 
-/* Parameters that are cut along their last dim: one rank's columns of every row. */
-static void list_columns(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type, int64_t width)
+/* The matrices, cut along their last dim: of every row a piece goes to each rank. */
+static void list_columns(copy_job *job, fsdp_dtype from_type, fsdp_dtype to_type)
 {
-    int64_t rows = block_elements() / (RANKS * width);
-    add_rect(job, &(fsdp_rect){.to = job->to,
-                               .from = job->from,
-                               .to_type = to_type,
-                               .from_type = from_type,
-                               .rows = rows,
-                               .width = width,
-                               .to_pitch = width,
-                               .from_pitch = RANKS * width});
+    int64_t row = block_elements() / RANKS, at = 0, whole = 0;
+    for (int i = 0; i < PARAMS; i++) {
+        int64_t width = block[i][1] / RANKS;
+        for (int rank = 0; rank < RANKS && width > 0; rank++)
+            add_rect(job, &(fsdp_rect){.to = job->to +
+                                             (size_t)(rank * row + at) * fsdp_dtype_size(to_type),
+                                       .from = job->from + (size_t)(whole + rank * width) *
+                                                               fsdp_dtype_size(from_type),
+                                       .to_type = to_type,
+                                       .from_type = from_type,
+                                       .rows = block[i][0],
+                                       .width = width,
+                                       .to_pitch = width,
+                                       .from_pitch = block[i][1]});
+        at += block[i][0] * width;
+        whole += block[i][0] * block[i][1];
+    }
 }
 
 /* --- runs ------------------------------------------------------------------------------------- */
@@ -147,35 +155,39 @@ static fsdp_status measure(copy_job *job, const char *work, fsdp_error *err)
 static const fsdp_dtype pairs[][2] = {
     {FSDP_F32, FSDP_F32}, {FSDP_BF16, FSDP_BF16}, {FSDP_F32, FSDP_BF16}, {FSDP_BF16, FSDP_F32}};
 
-static fsdp_status measure_block(copy_job *job, bool packs, fsdp_error *err)
+typedef enum copy_shape { SHARDS, PACKS, UNPACKS, COLUMNS } copy_shape;
+
+static fsdp_status measure_shape(copy_job *job, copy_shape shape, int pair, fsdp_error *err)
 {
+    fsdp_dtype from = pairs[pair][0], to = pairs[pair][1];
     char work[32];
-    int count =
-        packs ? 4 : 2; /* copy-out casts nothing: what is gathered has the parameter's type */
-    for (int i = 0; i < count; i++) {
-        list_block(job, pairs[i][0], pairs[i][1], packs);
-        snprintf(work, sizeof work, "%s-%s-%s", job->opts->command, fsdp_dtype_name(pairs[i][0]),
-                 fsdp_dtype_name(pairs[i][1]));
-        FSDP_TRY(measure(job, work, err));
-    }
-    return FSDP_OK;
+    if (shape == SHARDS)
+        list_shards(job, from, to);
+    else if (shape == COLUMNS)
+        list_columns(job, from, to);
+    else
+        list_block(job, from, to, shape == PACKS);
+    snprintf(work, sizeof work, "%s-%s-%s%s", job->opts->command, fsdp_dtype_name(from),
+             fsdp_dtype_name(to), shape == COLUMNS ? "-columns" : "");
+    return measure(job, work, err);
 }
 
-static fsdp_status measure_casts(copy_job *job, fsdp_error *err)
+static fsdp_status measure_command(copy_job *job, fsdp_error *err)
 {
-    static const int64_t widths[] = {4, 16, 64, 256};
-    char work[32];
-    for (int i = 2; i < 4; i++) {
-        const char *from = fsdp_dtype_name(pairs[i][0]), *to = fsdp_dtype_name(pairs[i][1]);
-        list_shards(job, pairs[i][0], pairs[i][1]);
-        snprintf(work, sizeof work, "cast-%s-%s", from, to);
-        FSDP_TRY(measure(job, work, err));
-        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
-            list_columns(job, pairs[i][0], pairs[i][1], widths[w]);
-            snprintf(work, sizeof work, "cast-%s-%s-columns-%d", from, to, (int)widths[w]);
-            FSDP_TRY(measure(job, work, err));
-        }
-    }
+    /* copy-out casts nothing: what is gathered has the parameter's type */
+    static const struct {
+        const char *command;
+        copy_shape shape;
+        int first, last;
+    } rows[] = {{"chunk-cat", PACKS, 0, 3},
+                {"chunk-cat", COLUMNS, 0, 1},
+                {"copy-out", UNPACKS, 0, 1},
+                {"cast", SHARDS, 2, 3},
+                {"cast", COLUMNS, 2, 3}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int pair = rows[i].first; pair <= rows[i].last; pair++)
+            if (strcmp(rows[i].command, job->opts->command) == 0)
+                FSDP_TRY(measure_shape(job, rows[i].shape, pair, err));
     return FSDP_OK;
 }
 
@@ -194,13 +206,6 @@ static fsdp_status prepare(copy_job *job, fsdp_mesh **mesh_out, fsdp_error *err)
     memset(job->from, 0x3c, bytes); /* ordinary numbers in both types */
     memset(job->to, 0, bytes);
     return FSDP_OK;
-}
-
-static fsdp_status measure_command(copy_job *job, fsdp_error *err)
-{
-    if (strcmp(job->opts->command, "cast") == 0)
-        return measure_casts(job, err);
-    return measure_block(job, strcmp(job->opts->command, "chunk-cat") == 0, err);
 }
 
 static fsdp_status run_rank(fsdp_world *world, const bench_options *opts, fsdp_error *err)

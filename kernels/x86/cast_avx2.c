@@ -7,7 +7,7 @@
 
 #include <immintrin.h>
 
-enum { LANES = 8 };
+enum { LANES = 8, MOST_AT_ONCE = 1 << 30 }; /* so that counts of lanes fit */
 
 typedef size_t block_cast(uint8_t *to, const uint8_t *from, size_t count);
 
@@ -16,9 +16,20 @@ static inline __m256i load(const uint8_t *from)
     return _mm256_loadu_si256((const __m256i *)from);
 }
 
-static inline size_t count_lanes(__m256i mask)
+/* Each lane counts by itself: masks are -1. */
+static inline __m256i count_lanes(__m256i counts, __m256i mask)
 {
-    return (size_t)__builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(mask)));
+    return _mm256_sub_epi32(counts, mask);
+}
+
+static inline size_t sum_lanes(__m256i counts)
+{
+    uint32_t lanes[LANES];
+    size_t sum = 0;
+    _mm256_storeu_si256((__m256i *)(void *)lanes, counts);
+    for (int i = 0; i < LANES; i++)
+        sum += lanes[i];
+    return sum;
 }
 
 static inline __m256i magnitude_of(__m256i f32)
@@ -48,17 +59,17 @@ static inline __m256i round_to_bf16(__m256i f32, __m256i magnitude)
 static size_t f32_to_bf16(uint8_t *to, const uint8_t *from, size_t count)
 {
     enum { LARGEST_THAT_FITS = 0x7f7f7fff };
-    size_t misfits = 0;
+    __m256i misfits = _mm256_setzero_si256();
     for (size_t i = 0; i < count; i += 2 * LANES) {
         __m256i low = load(from + 4 * i), high = load(from + 4 * (i + LANES));
         __m256i low_magnitude = magnitude_of(low), high_magnitude = magnitude_of(high);
         __m256i packed = _mm256_packus_epi32(round_to_bf16(low, low_magnitude),
                                              round_to_bf16(high, high_magnitude));
         _mm256_storeu_si256((__m256i *)(to + 2 * i), _mm256_permute4x64_epi64(packed, 0xd8));
-        misfits += count_lanes(misfits_of(low_magnitude, LARGEST_THAT_FITS)) +
-                   count_lanes(misfits_of(high_magnitude, LARGEST_THAT_FITS));
+        misfits = count_lanes(misfits, misfits_of(low_magnitude, LARGEST_THAT_FITS));
+        misfits = count_lanes(misfits, misfits_of(high_magnitude, LARGEST_THAT_FITS));
     }
-    return misfits;
+    return sum_lanes(misfits);
 }
 
 static size_t bf16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
@@ -76,14 +87,14 @@ static size_t bf16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
 static size_t f32_to_f16(uint8_t *to, const uint8_t *from, size_t count)
 {
     enum { LARGEST_THAT_FITS = 0x477fefff };
-    size_t misfits = 0;
+    __m256i misfits = _mm256_setzero_si256();
     for (size_t i = 0; i < count; i += LANES) {
         __m256i wide = load(from + 4 * i);
         __m128i narrow = _mm256_cvtps_ph(_mm256_castsi256_ps(wide), _MM_FROUND_TO_NEAREST_INT);
         _mm_storeu_si128((__m128i *)(to + 2 * i), narrow);
-        misfits += count_lanes(misfits_of(magnitude_of(wide), LARGEST_THAT_FITS));
+        misfits = count_lanes(misfits, misfits_of(magnitude_of(wide), LARGEST_THAT_FITS));
     }
-    return misfits;
+    return sum_lanes(misfits);
 }
 
 static size_t f16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
@@ -95,22 +106,39 @@ static size_t f16_to_f32(uint8_t *to, const uint8_t *from, size_t count)
     return 0;
 }
 
-static block_cast *find(fsdp_dtype to, fsdp_dtype from)
+typedef struct fast_cast {
+    fsdp_dtype to, from;
+    size_t to_size, from_size;
+    block_cast *cast;
+} fast_cast;
+
+static const fast_cast *find(fsdp_dtype to, fsdp_dtype from)
 {
-    if (from == FSDP_F32)
-        return to == FSDP_BF16 ? f32_to_bf16 : to == FSDP_F16 ? f32_to_f16 : NULL;
-    if (to == FSDP_F32)
-        return from == FSDP_BF16 ? bf16_to_f32 : from == FSDP_F16 ? f16_to_f32 : NULL;
+    static const fast_cast all[] = {{FSDP_BF16, FSDP_F32, 2, 4, f32_to_bf16},
+                                    {FSDP_F32, FSDP_BF16, 4, 2, bf16_to_f32},
+                                    {FSDP_F16, FSDP_F32, 2, 4, f32_to_f16},
+                                    {FSDP_F32, FSDP_F16, 4, 2, f16_to_f32}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].to == to && all[i].from == from)
+            return &all[i];
     return NULL;
 }
 
 size_t fsdp_cast_avx2(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                       size_t count, fsdp_on_overflow overflow)
 {
-    block_cast *cast = overflow == FSDP_OVERFLOW_CLAMP ? NULL : find(to_type, from_type);
-    size_t done = cast ? count / (2 * LANES) * (2 * LANES) : 0;
-    size_t misfits = cast ? cast(to, from, done) : 0;
-    return misfits + fsdp_cast_c((uint8_t *)to + done * fsdp_dtype_size(to_type), to_type,
-                                 (const uint8_t *)from + done * fsdp_dtype_size(from_type),
-                                 from_type, count - done, overflow);
+    const fast_cast *fast = overflow == FSDP_OVERFLOW_CLAMP ? NULL : find(to_type, from_type);
+    if (!fast)
+        return fsdp_cast_c(to, to_type, from, from_type, count, overflow);
+    uint8_t *target = to;
+    const uint8_t *source = from;
+    size_t whole = count / (2 * LANES) * (2 * LANES), misfits = 0;
+    for (size_t done = 0; done < whole; done += MOST_AT_ONCE)
+        misfits += fast->cast(target + done * fast->to_size, source + done * fast->from_size,
+                              whole - done < MOST_AT_ONCE ? whole - done : MOST_AT_ONCE);
+    if (whole == count)
+        return misfits;
+    return misfits + fsdp_cast_c(target + whole * fast->to_size, to_type,
+                                 source + whole * fast->from_size, from_type, count - whole,
+                                 overflow);
 }
