@@ -120,3 +120,22 @@ Test(kernels_copy, an_empty_box_touches_nothing)
     fsdp_kernels_get()->copy_box(&to, strides, NULL, strides, 2, len, 1);
     cr_assert_eq(to, 7);
 }
+
+Test(kernels_copy, large_copies_write_what_memcpy_writes)
+{
+    static uint8_t from[ARENA], to[ARENA], expected[ARENA];
+    const fsdp_kernels *tables[8];
+    size_t count = fsdp_kernels_all(tables, 8);
+    srand(4);
+    for (size_t i = 0; i < sizeof from; i++)
+        from[i] = (uint8_t)rand();
+    for (int i = 0; i < 2000; i++) {
+        size_t at = (size_t)(rand() % 200), source = (size_t)(rand() % 200);
+        size_t size = (size_t)(rand() % (i % 2 ? 300 : 5000));
+        memset(to, 0xa5, sizeof to);
+        memset(expected, 0xa5, sizeof expected);
+        memcpy(expected + at, from + source, size);
+        tables[(size_t)i % count]->copy_large(to + at, from + source, size);
+        cr_assert_arr_eq(to, expected, sizeof to, "%zu bytes from %zu to %zu", size, source, at);
+    }
+}

@@ -504,6 +504,69 @@ Test(tensor, rectangles_of_any_type_are_copied_bit_for_bit)
     }
 }
 
+/* Columns of one tensor are copied together: its parts are the rows of `count` packed rectangles, or come
+ * from them. */
+static void check_columns(fsdp_dtype to_type, fsdp_dtype from_type, int64_t width, bool spreads)
+{
+    enum { COLUMNS = 3, ROWS = 5 };
+    fsdp_rect rects[COLUMNS], wanted[COLUMNS];
+    const int64_t widths[COLUMNS] = {width, width + 1, width};
+    int64_t at = 0, packed = 0, pitch = 3 * width + 1 + (int64_t)(next_random() % 2);
+    memset(result, GUARD, ROOM);
+    memset(expected, GUARD, ROOM);
+    for (int i = 0; i < COLUMNS; i++) {
+        size_t to = (size_t)(spreads ? at : packed) * fsdp_dtype_size(to_type);
+        size_t from = (size_t)(spreads ? packed : at) * fsdp_dtype_size(from_type);
+        rects[i] = (fsdp_rect){.to = result + to,
+                               .from = sources[0] + from,
+                               .to_type = to_type,
+                               .from_type = from_type,
+                               .rows = ROWS,
+                               .width = widths[i],
+                               .to_pitch = spreads ? pitch : widths[i],
+                               .from_pitch = spreads ? widths[i] : pitch};
+        wanted[i] = rects[i];
+        wanted[i].to = expected + to;
+        model_rect(&wanted[i]);
+        at += widths[i];
+        packed += ROWS * widths[i];
+    }
+    fsdp_rects_copy(rects, COLUMNS);
+    cr_assert_arr_eq(result, expected, ROOM, "columns of %ld, %s from %s", (long)width,
+                     fsdp_dtype_name(to_type), fsdp_dtype_name(from_type));
+}
+
+Test(tensor, columns_that_are_copied_together_are_those_copied_alone)
+{
+    const int64_t widths[] = {2, 63, 64, 65, 130, 200};
+    for (size_t pair = 0; pair < FLOATS * FLOATS; pair++) {
+        fsdp_dtype to = floats[pair / FLOATS], from = floats[pair % FLOATS];
+        fill(sources[0], from, MOST);
+        for (size_t i = 0; i < 2 * sizeof widths / sizeof *widths; i++)
+            check_columns(to, from, widths[i / 2], i % 2 == 0);
+    }
+}
+
+/* So much that caches are left alone; rows at odd places. */
+Test(tensor, long_rows_of_much_data_are_copied_bit_for_bit)
+{
+    enum { ROWS = 3, WIDTH = (3 << 20) + 77, GAP = 5, BYTES = ROWS * (WIDTH + GAP) + 1 };
+    uint8_t *from = malloc(BYTES), *to = malloc(BYTES);
+    for (size_t i = 0; i < BYTES; i++)
+        from[i] = (uint8_t)(i * 7 + i / 251);
+    memset(to, GUARD, BYTES);
+    const fsdp_rect rect = {to + 1, from, FSDP_U8, FSDP_U8, ROWS, WIDTH, WIDTH + GAP, WIDTH + 1};
+    fsdp_rects_copy(&rect, 1);
+    for (size_t row = 0; row < ROWS; row++) {
+        cr_assert_arr_eq(to + 1 + row * (WIDTH + GAP), from + row * (WIDTH + 1), WIDTH);
+        for (size_t i = 0; i < GAP; i++)
+            cr_assert_eq(to[1 + row * (WIDTH + GAP) + WIDTH + i], GUARD);
+    }
+    cr_assert_eq(to[0], GUARD);
+    free(from);
+    free(to);
+}
+
 /* The worked example of chunk-cat: a is 3x2, b has 3, two ranks. */
 Test(tensor, a_list_of_rectangles_is_a_chunk_cat)
 {
