@@ -76,4 +76,10 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err);
 fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);
 fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err);
 
+/* What devices whose memory is the host's have in common: entries of their tables, and the device itself. */
+fsdp_status fsdp_device_create_host(const fsdp_device_ops *ops, fsdp_device **device_out, fsdp_error *err);
+void *fsdp_device_host_alloc(fsdp_device *device, size_t size);
+void fsdp_device_host_dealloc(fsdp_device *device, void *data, size_t size);
+void fsdp_device_host_close(fsdp_device *device);
+
 #endif

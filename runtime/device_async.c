@@ -91,11 +91,21 @@ static void *work(void *user)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-static void release_stream(async_stream *stream)
+/* Returns an errno, and leaves nothing, when one of the three cannot be had. */
+static int start_worker(async_stream *stream)
 {
-    pthread_cond_destroy(&stream->changed);
-    pthread_mutex_destroy(&stream->lock);
-    fsdp_free(stream);
+    int failed = pthread_mutex_init(&stream->lock, NULL);
+    if (failed)
+        return failed;
+    failed = pthread_cond_init(&stream->changed, NULL);
+    if (!failed) {
+        failed = pthread_create(&stream->worker, NULL, work, stream);
+        if (failed)
+            pthread_cond_destroy(&stream->changed);
+    }
+    if (failed)
+        pthread_mutex_destroy(&stream->lock);
+    return failed;
 }
 
 static fsdp_status create_stream(fsdp_device *device, const char *name, fsdp_stream **stream_out,
@@ -105,11 +115,9 @@ static fsdp_status create_stream(fsdp_device *device, const char *name, fsdp_str
     if (!stream)
         return fsdp_fail_memory(err, "a stream");
     stream->head = (fsdp_stream){.device = device, .name = name};
-    pthread_mutex_init(&stream->lock, NULL);
-    pthread_cond_init(&stream->changed, NULL);
-    int failed = pthread_create(&stream->worker, NULL, work, stream);
+    int failed = start_worker(stream);
     if (failed) {
-        release_stream(stream);
+        fsdp_free(stream);
         return fsdp_fail_errno(err, failed, "cannot start the thread of stream '%s'", name);
     }
     *stream_out = &stream->head;
@@ -126,7 +134,9 @@ static void free_stream(fsdp_stream *head)
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->lock);
     pthread_join(stream->worker, NULL);
-    release_stream(stream);
+    pthread_cond_destroy(&stream->changed);
+    pthread_mutex_destroy(&stream->lock);
+    fsdp_free(stream);
 }
 
 /* The slot at the end of the ring, once there is one; the lock is held from here to put. */
@@ -197,24 +207,6 @@ static fsdp_status check(fsdp_stream *head, fsdp_error *err)
 
 /* --- the device ------------------------------------------------------------------------------- */
 
-static void *alloc(fsdp_device *device, size_t size)
-{
-    (void)device;
-    return fsdp_alloc_pages(size);
-}
-
-static void dealloc(fsdp_device *device, void *data, size_t size)
-{
-    (void)device;
-    (void)size;
-    fsdp_free(data);
-}
-
-static void close_device(fsdp_device *device)
-{
-    fsdp_free(device);
-}
-
 static const fsdp_device_ops ops = {.name = "cpu-async",
                                     .is_host = true,
                                     .stream_create = create_stream,
@@ -225,16 +217,11 @@ static const fsdp_device_ops ops = {.name = "cpu-async",
                                     .sync = sync,
                                     .is_reached = is_reached,
                                     .check = check,
-                                    .alloc = alloc,
-                                    .dealloc = dealloc,
-                                    .close = close_device};
+                                    .alloc = fsdp_device_host_alloc,
+                                    .dealloc = fsdp_device_host_dealloc,
+                                    .close = fsdp_device_host_close};
 
 fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err)
 {
-    fsdp_device *device = fsdp_alloc(1, sizeof *device);
-    if (!device)
-        return fsdp_fail_memory(err, "a device");
-    device->ops = &ops;
-    *device_out = device;
-    return FSDP_OK;
+    return fsdp_device_create_host(&ops, device_out, err);
 }

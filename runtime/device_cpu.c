@@ -65,24 +65,6 @@ static bool is_reached(fsdp_event event)
     return true;
 }
 
-static void *alloc(fsdp_device *device, size_t size)
-{
-    (void)device;
-    return fsdp_alloc_pages(size);
-}
-
-static void dealloc(fsdp_device *device, void *data, size_t size)
-{
-    (void)device;
-    (void)size;
-    fsdp_free(data);
-}
-
-static void close_device(fsdp_device *device)
-{
-    fsdp_free(device);
-}
-
 static const fsdp_device_ops ops = {.name = "cpu",
                                     .is_host = true,
                                     .stream_create = create_stream,
@@ -93,16 +75,11 @@ static const fsdp_device_ops ops = {.name = "cpu",
                                     .sync = sync,
                                     .is_reached = is_reached,
                                     .check = check,
-                                    .alloc = alloc,
-                                    .dealloc = dealloc,
-                                    .close = close_device};
+                                    .alloc = fsdp_device_host_alloc,
+                                    .dealloc = fsdp_device_host_dealloc,
+                                    .close = fsdp_device_host_close};
 
 fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err)
 {
-    fsdp_device *device = fsdp_alloc(1, sizeof *device);
-    if (!device)
-        return fsdp_fail_memory(err, "a device");
-    device->ops = &ops;
-    *device_out = device;
-    return FSDP_OK;
+    return fsdp_device_create_host(&ops, device_out, err);
 }
