@@ -71,7 +71,11 @@ static void add_row(fsdp_text *text, const bench_row *row)
                        bench_median_cpu(row->plain), bench_ratio(row->ours, row->plain));
     else
         fsdp_text_addf(text, "  %11s %14s  %11s", "-", "", "");
-    fsdp_text_addf(text, "  %-6s %s; %s\n", row->met ? "met" : "missed", row->goal, row->against);
+    if (row->goal[0])
+        fsdp_text_addf(text, "  %-6s %s", row->met ? "met" : "missed", row->goal);
+    if (row->against[0])
+        fsdp_text_addf(text, "; %s", row->against);
+    fsdp_text_addf(text, "\n");
 }
 
 fsdp_status bench_print_row(const bench_options *opts, bench_row *row)
