@@ -1,9 +1,10 @@
 /*
- * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared (rects.h),
- * sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per processor with
- * the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that arithmetic makes
- * are the one positive quiet NaN, so that even their bits depend on no order. Data may lie at any address;
- * what lies at addresses of its type is fast. Buffers overlap only where they are said to, or are the same.
+ * Kernels of a training step on host memory: rectangles of elements that are copied, cast or cleared
+ * (rects.h), sums in rank order, and the arithmetic of optimizers and norms. Plain C, and variants per
+ * processor with the same result bit for bit, whatever the size: a tail rounds as the body does. NaNs that
+ * arithmetic makes are the one positive quiet NaN, so that even their bits depend on no order. Data may lie
+ * at any address; what lies at addresses of its type is fast. Buffers overlap only where they are said to, or
+ * are the same.
  */
 #ifndef FSDP_TENSOR_H
 #define FSDP_TENSOR_H
