@@ -124,7 +124,7 @@ Test(options, that_make_no_sense_are_named)
         {"--np", "1025", "--np '1025'"},
         {"--np", "4x", "--np '4x'"},
         {"--threads", "99999999999999999999", "--threads '9999"},
-        {"--comm=nccl", NULL, "--comm 'nccl': there are self, threads, shm and mpi"},
+        {"--comm=nccl", NULL, "--comm 'nccl': there are self, threads, shm, mpi and tcp"},
         {"--deadline", "0", "--deadline '0'"},
         {"--deadline", "nan", "--deadline 'nan'"},
         {"--deadline", "inf", "--deadline 'inf'"},
