@@ -198,7 +198,8 @@ fsdp_dtype fsdp_param_dtype(const fsdp_param *param)
 
 fsdp_dtype fsdp_param_data_dtype(const fsdp_param *param)
 {
-    return param->data_dtype;
+    bool is_summoned = param->flat && param->flat->summoned;
+    return is_summoned ? param->dtype : param->data_dtype;
 }
 
 int fsdp_param_ndim(const fsdp_param *param)
@@ -236,6 +237,10 @@ fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, 
                          param->is_buffer ? "a buffer" : fsdp_dtype_name(param->dtype));
     if (root && (root->is_in_forward || root->is_in_backward))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot be frozen or thawed inside a step",
+                         param->name);
+    if (param->flat)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' lies in a flat parameter: freeze it before fsdp_v1_create",
                          param->name);
     param->requires_grad = requires_grad;
     return FSDP_OK;
@@ -320,8 +325,43 @@ static void *complain(fsdp_param *param, const char *what, const char *when)
     return NULL;
 }
 
+/* What one that lies in a flat parameter has of memory of that one. */
+static void *within(const fsdp_param *param, void *flat_data, fsdp_dtype dtype)
+{
+    size_t offset = (size_t)param->flat_at * fsdp_dtype_size(dtype);
+    return flat_data ? (unsigned char *)flat_data + offset : NULL;
+}
+
+static void *flat_data(const fsdp_param *param)
+{
+    fsdp_param *flat = param->flat;
+    if (flat->model->root->is_summoned && flat->group)
+        return within(param, flat->summoned, flat->dtype);
+    return within(param, fsdp_param_data(flat), flat->data_dtype);
+}
+
+/* Of the shard, or its gradient: this rank's run of it. */
+static void *flat_shard(const fsdp_param *param, void *shard)
+{
+    const fsdp_flat_run run = fsdp_param_flat_run(param);
+    bool has_any = shard && (run.count > 0 || !param->flat->group);
+    return has_any ? (unsigned char *)shard + (size_t)run.at * fsdp_dtype_size(param->flat->dtype)
+                   : NULL;
+}
+
+static void flat_box(const fsdp_param *param, fsdp_box *box_out)
+{
+    const fsdp_flat_run run = fsdp_param_flat_run(param);
+    *box_out = (fsdp_box){.ndim = 1, .lo = {run.first}, .len = {run.count}};
+}
+
 void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
 {
+    if (param->flat && param->flat->group) {
+        if (box_out)
+            flat_box(param, box_out);
+        return flat_shard(param, param->flat->shard);
+    }
     if (box_out)
         *box_out = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
     return param->shard;
@@ -334,6 +374,8 @@ void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out)
 
 void *fsdp_param_data(fsdp_param *param)
 {
+    if (param->flat)
+        return flat_data(param);
     if (!param->group)
         return param->shard;
     if (param->group->state != FSDP_IS_UNSHARDED)
@@ -347,6 +389,10 @@ static void *grad(fsdp_param *param, bool zeroed)
 {
     if (!param->requires_grad)
         return complain(param, "the gradient", "it is frozen, or of no kind that has one");
+    if (param->flat && param->flat->model->root->is_summoned)
+        return within(param, param->flat->summoned_grad, param->flat->dtype);
+    if (param->flat)
+        return within(param, grad(param->flat, true), param->flat->grad_dtype);
     if (!param->group || param->group->phase != FSDP_PRE_BACKWARD)
         return complain(param, "the gradient",
                         "it is there between pre_backward and post_backward");
@@ -382,5 +428,7 @@ void *fsdp_param_grad_raw(fsdp_param *param)
 
 void *fsdp_param_shard_grad(fsdp_param *param)
 {
+    if (param->flat)
+        return flat_shard(param, param->flat->shard_grad);
     return param->shard_grad;
 }

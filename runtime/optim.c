@@ -177,6 +177,7 @@ void fsdp_optim_free(fsdp_optim *optim)
         for (int m = 0; m < FSDP_MOMENTS; m++)
             fsdp_free(optim->states[i].moments[m]);
         fsdp_free(optim->states[i].master);
+        fsdp_free(optim->states[i].runs);
     }
     fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, -optim->bytes);
     fsdp_free(optim->states);
@@ -205,9 +206,18 @@ void fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr)
 typedef struct step_work {
     const fsdp_optim *optim;
     fsdp_optim_state *state;
-    const void *grad;
+    const void *grad; /* of the whole shard */
+    int64_t first, count;
+    bool is_first_run;
     double lr, weight_decay, grad_scale;
 } step_work;
+
+/* Where a run begins in the shard, its gradient, a moment. */
+static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
+{
+    size_t offset = (size_t)work->first * fsdp_dtype_size(dtype);
+    return data ? (unsigned char *)data + offset : NULL;
+}
 
 static fsdp_status step_adamw(void *args, fsdp_error *err)
 {
@@ -216,7 +226,7 @@ static fsdp_status step_adamw(void *args, fsdp_error *err)
     fsdp_optim_state *state = work->state;
     fsdp_param *param = state->param;
     (void)err;
-    state->step += 1;
+    state->step += work->is_first_run;
     const fsdp_adamw_step step = {.lr = work->lr,
                                   .beta1 = opts->beta1,
                                   .beta2 = opts->beta2,
@@ -225,9 +235,11 @@ static fsdp_status step_adamw(void *args, fsdp_error *err)
                                   .step = (int64_t)state->step,
                                   .grad_scale = work->grad_scale,
                                   .maximize = opts->maximize};
-    fsdp_tensor_adamw(param->shard, param->dtype, state->master, work->grad, param->dtype,
-                      state->moments[0], state->moments[1], state->moment_dtype,
-                      (size_t)fsdp_param_own_count(param), &step);
+    fsdp_tensor_adamw(behind(work, param->shard, param->dtype), param->dtype,
+                      behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
+                      param->dtype, behind(work, state->moments[0], state->moment_dtype),
+                      behind(work, state->moments[1], state->moment_dtype), state->moment_dtype,
+                      (size_t)work->count, &step);
     return FSDP_OK;
 }
 
@@ -238,37 +250,51 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
     fsdp_optim_state *state = work->state;
     fsdp_param *param = state->param;
     (void)err;
+    state->step += work->is_first_run;
     const fsdp_sgd_step step = {.lr = work->lr,
                                 .momentum = opts->momentum,
                                 .dampening = opts->dampening,
                                 .weight_decay = work->weight_decay,
                                 .nesterov = opts->nesterov,
-                                .is_first = state->step == 0,
+                                .is_first = state->step == 1,
                                 .maximize = opts->maximize,
                                 .grad_scale = work->grad_scale};
-    state->step += 1;
-    fsdp_tensor_sgd(param->shard, param->dtype, state->master, work->grad, param->dtype,
-                    state->moments[0], state->moment_dtype, (size_t)fsdp_param_own_count(param),
-                    &step);
+    fsdp_tensor_sgd(behind(work, param->shard, param->dtype), param->dtype,
+                    behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
+                    param->dtype, behind(work, state->moments[0], state->moment_dtype),
+                    state->moment_dtype, (size_t)work->count, &step);
     return FSDP_OK;
+}
+
+static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *compute)
+{
+    fsdp_work one = optim->kind == FSDP_OPTIM_ADAMW ? step_adamw : step_sgd;
+    const fsdp_optim_run whole = {.count = fsdp_param_own_count(state->param),
+                                  .group = state->group};
+    const fsdp_optim_run *runs = state->runs ? state->runs : &whole;
+    size_t n = state->runs ? state->run_count : 1;
+    for (size_t i = 0; i < n; i++) {
+        const fsdp_optim_params *group = &optim->groups[runs[i].group];
+        const step_work work = {.optim = optim,
+                                .state = state,
+                                .grad = state->param->shard_grad,
+                                .first = runs[i].first,
+                                .count = runs[i].count,
+                                .is_first_run = i == 0,
+                                .lr = group->lr,
+                                .weight_decay = group->weight_decay,
+                                .grad_scale = optim->grad_scale};
+        compute->device->ops->submit(compute, one, &work, sizeof work);
+    }
 }
 
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_root *root = optim->root;
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    fsdp_work one = optim->kind == FSDP_OPTIM_ADAMW ? step_adamw : step_sgd;
-    for (size_t i = 0; i < optim->count; i++) {
-        fsdp_optim_state *state = &optim->states[i];
-        const step_work work = {.optim = optim,
-                                .state = state,
-                                .grad = state->param->shard_grad,
-                                .lr = optim->groups[state->group].lr,
-                                .weight_decay = optim->groups[state->group].weight_decay,
-                                .grad_scale = optim->grad_scale};
-        if (work.grad)
-            compute->device->ops->submit(compute, one, &work, sizeof work);
-    }
+    for (size_t i = 0; i < optim->count; i++)
+        if (optim->states[i].param->shard_grad)
+            step_param(optim, &optim->states[i], compute);
     optim->grad_scale = 1;
     fsdp_root_zero_grad(root);
     return fsdp_context_sync(root->context, err);

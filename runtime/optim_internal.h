@@ -13,9 +13,18 @@ typedef enum fsdp_optim_kind { FSDP_OPTIM_ADAMW, FSDP_OPTIM_SGD } fsdp_optim_kin
 
 /* moments[0] is exp_avg or momentum_buffer, moments[1] exp_avg_sq. */
 enum { FSDP_MOMENTS = 2 };
+/* A part of a shard that is stepped with a group's hyper-parameters (a flat parameter has several). */
+typedef struct fsdp_optim_run {
+    const fsdp_param *view;            /* the parameter that lies there */
+    int64_t first, count;
+    size_t group;
+} fsdp_optim_run;
+
 typedef struct fsdp_optim_state {
     fsdp_param *param;
     size_t group;
+    fsdp_optim_run *runs;              /* NULL: the whole shard with `group` */
+    size_t run_count;
     fsdp_dtype moment_dtype;
     float step;                        /* taken so far; a 0-d tensor in state dicts */
     void *moments[FSDP_MOMENTS];       /* NULL: the optimizer has no such moment */

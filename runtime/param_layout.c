@@ -18,6 +18,21 @@ int64_t fsdp_param_padded_count(const fsdp_param *param, int parts)
     return param->padded * parts;
 }
 
+fsdp_flat_run fsdp_param_flat_run(const fsdp_param *param)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_param *flat = param->flat;
+    int64_t count = fsdp_box_count(&whole);
+    if (!flat->group)
+        return (fsdp_flat_run){.count = count};
+    int64_t begin = flat->shard_box.lo[0], end = begin + flat->shard_box.len[0];
+    int64_t lo = param->flat_at > begin ? param->flat_at : begin;
+    int64_t hi = param->flat_at + count < end ? param->flat_at + count : end;
+    if (lo >= hi)
+        return (fsdp_flat_run){0};
+    return (fsdp_flat_run){.first = lo - param->flat_at, .count = hi - lo, .at = lo - begin};
+}
+
 /* How a mesh dim that the unit does not use cuts the parameter. */
 static fsdp_placement placement_of(const fsdp_param *param, const char *dim)
 {

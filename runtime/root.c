@@ -247,6 +247,7 @@ static void drop_group(fsdp_root *root, fsdp_group *group)
     group->state = FSDP_IS_SHARDED;
     group->phase = FSDP_IDLE;
     group->order_count = 0;
+    group->next_gather = NULL;
 }
 
 void fsdp_root_drop_all(fsdp_root *root)

@@ -83,8 +83,8 @@ static bool next_row(row_walk *walk)
     return false;
 }
 
-static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
-                                void *data, fsdp_error *err)
+fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
+                                    void *data, fsdp_error *err)
 {
     enum { PIECE = 256 };
     uint64_t begin = mix(*(const uint64_t *)user ^ fnv1a(param->name));
@@ -115,7 +115,7 @@ static fsdp_status fill_uniform(void *user, const fsdp_param *param, const fsdp_
 
 fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err)
 {
-    return fsdp_root_init(root, fill_uniform, &seed, err);
+    return fsdp_root_init(root, fsdp_param_fill_uniform, &seed, err);
 }
 
 /* --- as rank 0 has it ------------------------------------------------------------------------- */

@@ -25,6 +25,12 @@ void fsdp_root_drop_all(fsdp_root *root);
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
 
+/* --- root_init.c ------------------------------------------------------------------------------ */
+
+/* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */
+fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                                    fsdp_error *err);
+
 /* --- root_groups.c ---------------------------------------------------------------------------- */
 
 /* Which parameters are groups, on which mesh: local. */

@@ -31,6 +31,10 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(check_finalized(root, err));
     if (root->is_in_forward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "begin_forward came twice without end_forward");
+    if (root->is_summoned)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "begin_forward came while full parameters are summoned: "
+                         "fsdp_v1_summon_end comes before it");
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
     FSDP_TRY(fsdp_root_done(root, fsdp_context_size_inputs(root->context, root, err), err));

@@ -35,7 +35,8 @@ size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
 
 /* --- putting: values -------------------------------------------------------------------------- */
 
-static fsdp_status put_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err)
+fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out,
+                                   fsdp_error *err)
 {
     *value_out = (fsdp_value){0};
     if (from->flag)
@@ -68,7 +69,7 @@ static fsdp_status put_param(const fsdp_state_scope *scope, const fsdp_state_par
                        hypers[i].name);
         if (name->failed)
             return fsdp_fail_memory(err, param->names[0]);
-        FSDP_TRY(put_value(&hypers[i], &value, err));
+        FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &value, err));
         fsdp_status status = fsdp_sd_add_value(sd, name->data, name->size, &value, err);
         fsdp_value_release(&value);
         FSDP_TRY(status);
@@ -117,7 +118,7 @@ static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, s
     fsdp_value *items = dict->as.list.items;
     for (size_t i = 0; i < n; i++) {
         FSDP_TRY(put_text(hypers[i].name, &items[2 * i], err));
-        FSDP_TRY(put_value(&hypers[i], &items[2 * i + 1], err));
+        FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &items[2 * i + 1], err));
     }
     FSDP_TRY(put_text("params", &items[2 * n], err));
     return put_members(scope, optim, group, &items[2 * n + 1], err);

@@ -114,14 +114,15 @@ static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp
 
 /* --- one hyper-parameter ---------------------------------------------------------------------- */
 
-static bool to_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value, double numbers[2])
+bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
+                              double numbers_out[2])
 {
-    numbers[1] = 0;
+    numbers_out[1] = 0;
     if (!hyper->numbers[1])
-        return fsdp_state_value_number(value, &numbers[0]);
+        return fsdp_state_value_number(value, &numbers_out[0]);
     return value->kind == FSDP_VALUE_LIST && value->as.list.count == 2 &&
-           fsdp_state_value_number(&value->as.list.items[0], &numbers[0]) &&
-           fsdp_state_value_number(&value->as.list.items[1], &numbers[1]);
+           fsdp_state_value_number(&value->as.list.items[0], &numbers_out[0]) &&
+           fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
 }
 
 static taken_hyper *place_of(const fsdp_state_groups *groups, const fsdp_optim *optim, size_t group,
@@ -137,7 +138,7 @@ static fsdp_status keep(fsdp_state_groups *groups, fsdp_optim *optim, size_t gro
 {
     taken_hyper *taken = place_of(groups, optim, group, which, hyper->is_shared);
     double numbers[2];
-    if (!to_numbers(hyper, value, numbers))
+    if (!fsdp_state_hyper_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
                          hyper->numbers[1] ? "no list of two numbers" : "no number");
     if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)

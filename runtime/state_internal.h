@@ -111,6 +111,9 @@ typedef struct fsdp_state_hyper {
 enum { FSDP_STATE_HYPERS = 6 };
 size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
                               fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS]);
+/* What one is as a value, to be released; and what a value says: false when it fits not. A flag is 0 or 1. */
+fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err);
+bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value, double numbers_out[2]);
 /* Groups of all optimizers before `until`. */
 size_t fsdp_state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until);
 

@@ -229,6 +229,7 @@ void fsdp_unit_free(fsdp_unit *unit)
     fsdp_free(unit->backward_prefetch);
     fsdp_free(unit->custom_gather);
     fsdp_free(unit->custom_reduce);
+    fsdp_free(unit->custom_all_reduce);
     fsdp_free(unit->to_run);
     fsdp_free(unit->to_return);
     fsdp_free(unit);

@@ -133,9 +133,31 @@ static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
     group->resharded = (fsdp_event){0};
 }
 
+/* The host waits until what was gathered before the last two has been given back: it may run ahead, but the
+ * memory of its gathers stays bounded. */
+static fsdp_status limit_gathers(fsdp_context *context, fsdp_error *err)
+{
+    if (!context->limits_gathers || context->freed_count < FSDP_MOST_GATHERS)
+        return FSDP_OK;
+    fsdp_event oldest = context->freed[0];
+    context->freed[0] = context->freed[1];
+    context->freed_count--;
+    return context->device->ops->sync(oldest, err);
+}
+
+static void note_freed(fsdp_context *context, fsdp_event event)
+{
+    if (context->freed_count == FSDP_MOST_GATHERS) {
+        context->freed[0] = context->freed[1];
+        context->freed_count--;
+    }
+    context->freed[context->freed_count++] = event;
+}
+
 static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
 {
     fsdp_context *context = fsdp_group_context(group);
+    FSDP_TRY(limit_gathers(context, err));
     bool aside = uses_side_streams(group, is_async);
     fsdp_stream *in = context->streams[aside ? FSDP_STREAM_COPY_IN : FSDP_STREAM_COMPUTE];
     fsdp_stream *out = context->streams[aside ? FSDP_STREAM_ALL_GATHER : FSDP_STREAM_COMPUTE];
@@ -146,6 +168,7 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, comm,
                               bytes * (size_t)side.parts, 0, group->unit->name,
                               &group->gather.block, err));
+    context->gather_count++;
     unsigned char *mine = (unsigned char *)group->gather.block->data + (size_t)side.rank * bytes;
     FSDP_TRY(copy_in(group, mine, side.parts, in, err));
     fsdp_stream_follow(out, in);
@@ -262,6 +285,7 @@ void fsdp_context_flush_gather(fsdp_context *context)
 
 void fsdp_group_drop_gather(fsdp_group *group)
 {
+    fsdp_group_context(group)->gather_count -= group->gather.block != NULL;
     give_gather(fsdp_group_context(group), &group->gather, group->gather.event);
 }
 
@@ -288,6 +312,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
     fsdp_event read = ops->record(compute);
     give_again_shard(group, read);
     group->state = FSDP_IS_UNSHARDED;
+    context->gather_count--;
     if (group->phase == FSDP_FORWARD && !group->gather.is_async) {
         context->deferred = group->gather;
         context->deferred_event = read;
@@ -359,6 +384,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
     give_unsharded(group);
     group->state = slices ? FSDP_IS_SHARDED_AGAIN : FSDP_IS_SHARDED;
     group->resharded = compute->device->ops->record(compute);
+    note_freed(fsdp_group_context(group), group->resharded);
     fsdp_trace_unit(group, "reshard");
     return FSDP_OK;
 }

@@ -52,9 +52,12 @@ void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane,
 
 /* --- prefetch --------------------------------------------------------------------------------- */
 
-/* Gathers a group ahead, as if it were in that phase. */
+/* Gathers a group ahead, as if it were in that phase, unless enough gathers are in flight. */
 static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err)
 {
+    const fsdp_context *context = context_of(group->unit);
+    if (context->limits_gathers && context->gather_count >= FSDP_MOST_GATHERS)
+        return FSDP_OK;
     fsdp_phase own = group->phase;
     group->phase = phase;
     fsdp_status status = fsdp_group_unshard(group, group->unit->is_async, err);
@@ -72,13 +75,43 @@ static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase 
 }
 
 /* The group whose forward came before this one's last: its backward is likely to come next. */
-static fsdp_status prefetch_previous(fsdp_group *group, fsdp_error *err)
+static fsdp_group *take_previous(fsdp_group *group)
 {
     const fsdp_context *context = context_of(group->unit);
     if (group->order_count == 0)
-        return FSDP_OK;
+        return NULL;
     size_t place = group->order[--group->order_count];
-    return place > 0 ? prefetch(context->order[place - 1], FSDP_PRE_BACKWARD, err) : FSDP_OK;
+    return place > 0 ? context->order[place - 1] : NULL;
+}
+
+static fsdp_status prefetch_previous(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_group *previous = take_previous(group);
+    fsdp_prefetch_time time = group->unit->backward_prefetch_time;
+    group->next_gather = time == FSDP_PREFETCH_AFTER ? previous : NULL;
+    return previous && time == FSDP_PREFETCH_BEFORE ? prefetch(previous, FSDP_PRE_BACKWARD, err)
+                                                    : FSDP_OK;
+}
+
+/* Not for one whose backward came before after all. */
+fsdp_status fsdp_group_prefetch_next(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_group *next = group->next_gather;
+    group->next_gather = NULL;
+    return next && next->phase == FSDP_IDLE ? prefetch(next, FSDP_PRE_BACKWARD, err) : FSDP_OK;
+}
+
+/* The first forwards say which unit follows which. */
+static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
+{
+    fsdp_unit *before = unit->root->last_seen;
+    if (unit->was_seen)
+        return FSDP_OK;
+    unit->was_seen = true;
+    unit->root->last_seen = unit;
+    if (!before || !before->prefetches_next || before->forward_prefetch_count > 0)
+        return FSDP_OK;
+    return fsdp_unit_set_modules_to_forward_prefetch(before, &unit, 1, err);
 }
 
 static fsdp_status note_forward(fsdp_group *group, fsdp_error *err)
@@ -113,6 +146,7 @@ static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
     if (unit->phase == FSDP_PRE_BACKWARD)
         return gather_again(unit, err);
+    FSDP_TRY(note_first_forward(unit, err));
     unit->phase = FSDP_FORWARD;
     for (size_t i = 0; i < unit->group_count; i++) {
         unit->groups[i].phase = FSDP_FORWARD;

@@ -74,7 +74,19 @@ struct fsdp_param {
     fsdp_block *kept;                  /* of earlier backwards, in kept_dtype: what it is reduced in */
     fsdp_dtype kept_dtype;
     void *shard_grad;                  /* in a block of the group */
+
+    /* A parameter that another one holds (fsdp1.h): which, and from which element on. */
+    fsdp_param *flat;
+    int64_t flat_at;
+    void *summoned, *summoned_grad;    /* of one that holds others: whole, in the stored dtype; or NULL */
 };
+
+/* What this rank has of a parameter that lies in a flat one: elements [first, first + count) of it, which
+ * begin `at` elements behind the beginning of the flat one's shard. */
+typedef struct fsdp_flat_run {
+    int64_t first, count, at;
+} fsdp_flat_run;
+fsdp_flat_run fsdp_param_flat_run(const fsdp_param *param);
 
 struct fsdp_model {
     fsdp_world *world;
@@ -141,6 +153,7 @@ struct fsdp_group {
     fsdp_block *unsharded;
     fsdp_block *again_shard;           /* this rank's part of the int reshard */
     fsdp_event resharded;              /* when it was made */
+    fsdp_group *next_gather;           /* to be gathered after this one's backward; or NULL */
     fsdp_rect_list rects_in, rects_out, rects_reduce;
     size_t *order;                     /* places in the context's forward order, last one last */
     size_t order_count, order_room;
@@ -154,6 +167,13 @@ struct fsdp_group {
 /* --- units ------------------------------------------------------------------------------------ */
 
 struct fsdp_unshard_handle { fsdp_unit *unit; };
+
+/* When the unit whose backward comes next is gathered: before this one's mathematics, or after them. */
+typedef enum fsdp_prefetch_time {
+    FSDP_PREFETCH_BEFORE,
+    FSDP_PREFETCH_AFTER,
+    FSDP_PREFETCH_NEVER
+} fsdp_prefetch_time;
 
 struct fsdp_unit {
     fsdp_model *model;
@@ -179,7 +199,10 @@ struct fsdp_unit {
     size_t forward_prefetch_count, backward_prefetch_count;
     fsdp_all_reduce_hook all_reduce_hook;
     void *all_reduce_hook_user;
-    fsdp_custom_collective *custom_gather, *custom_reduce;     /* or NULL */
+    fsdp_custom_collective *custom_gather, *custom_reduce, *custom_all_reduce;     /* or NULL */
+    fsdp_prefetch_time backward_prefetch_time;
+    bool prefetches_next;              /* the unit that followed in the first forward is gathered ahead */
+    bool was_seen;                     /* it had a forward */
     fsdp_phase phase;
     bool *to_run, *to_return;          /* members whose forward, backward is to come; NULL for one member */
     size_t to_run_count, to_return_count;
@@ -195,6 +218,8 @@ enum {
     FSDP_STREAM_ALL_REDUCE,
     FSDP_STREAMS
 };
+
+enum { FSDP_MOST_GATHERS = 2 };
 
 /* A block that work on another stream still uses. */
 typedef struct fsdp_used_block {
@@ -217,6 +242,10 @@ struct fsdp_context {
     fsdp_group **order;                /* groups in the order of their forwards */
     size_t order_count, order_room;
     fsdp_root *finalizing;             /* whose asynchronous end of backward was not waited for */
+    bool limits_gathers;               /* at most FSDP_MOST_GATHERS in flight */
+    int gather_count;                  /* issued, and their parameters not made yet */
+    fsdp_event freed[FSDP_MOST_GATHERS];       /* the last reshards, oldest first */
+    int freed_count;
 };
 
 struct fsdp_finalize_handle { fsdp_root *root; };
@@ -231,6 +260,8 @@ struct fsdp_root {
     fsdp_block *buffers;
     int64_t step;
     bool is_in_forward, is_in_backward;
+    bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
+    fsdp_unit *last_seen;              /* the last one that had its first forward */
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;
@@ -285,6 +316,9 @@ fsdp_divide fsdp_divide_for(const fsdp_group *group, fsdp_dtype reduce_dtype);
 fsdp_status fsdp_unit_complete_backward(fsdp_unit *unit, fsdp_error *err);
 /* What end_forward does for a unit whose members ran in part. */
 fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err);
+
+/* Gathers the group whose backward comes next, when it is not gathered before this one's mathematics. */
+fsdp_status fsdp_group_prefetch_next(fsdp_group *group, fsdp_error *err);
 
 void fsdp_trace_unit(const fsdp_group *group, const char *event);
 void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane, const fsdp_collective *call,

@@ -93,7 +93,7 @@ static void all_reduce(fsdp_group *group, const fsdp_reduced *reduced, const fsd
                                   .op = divide->all_op,
                                   .unit = group->unit->name};
     fsdp_stream_follow(stream, fsdp_group_stream(group, FSDP_STREAM_REDUCE));
-    fsdp_work_collective(stream, group->replicate, &call, NULL);
+    fsdp_work_collective(stream, group->replicate, &call, group->unit->custom_all_reduce);
     fsdp_trace_collective(group, group->replicate, &call, stream->name);
 }
 
@@ -234,6 +234,7 @@ fsdp_status fsdp_group_post_backward(fsdp_group *group, fsdp_error *err)
         fsdp_group_add_to_kept(group);
     if (unit->reshards_after_backward)
         FSDP_TRY(fsdp_group_reshard(group, err));
+    FSDP_TRY(fsdp_group_prefetch_next(group, err));
     return unit->reduces ? reduce_grads(group, err) : fsdp_group_keep_grads(group, err);
 }
 
