@@ -1,0 +1,334 @@
+/*
+ * The FSDP1 face: a model is wrapped as PyTorch's FullyShardedDataParallel wraps it, over the same engine as
+ * units (unit.h). For programs that think in sharding strategies, wrap policies and flat parameters, and for
+ * checkpoints that FSDP1 users know. docs/runtime.md says what differs from PyTorch.
+ *
+ * The caller declares a model (model.h) and makes no units: fsdp_v1_create does, one per module that the
+ * policy wants, and one of the rest. The parameters of a unit lie in one flat parameter, a 1-D tensor that
+ * is cut into one chunk per rank, wherever that falls. The handles that fsdp_model_add_param gave stay good:
+ *
+ *   fsdp_param_data, fsdp_param_grad     the parameter's place in the gathered flat parameter; a gradient is
+ *                                        always zeroed when it is first asked for, fsdp_param_grad_raw's, too
+ *   fsdp_param_shard                     what of it lies in this rank's chunk: a run of its elements in
+ *                                        row-major order, which need not be whole rows. The box is that run:
+ *                                        one dim, (first, count), count 0 for none
+ *   fsdp_param_shard_grad                the reduced gradient of that run
+ *   fsdp_param_layout                    NULL: no box says it
+ *
+ * Hooks of gradients (fsdp_param_set_post_accumulate_hook) are the flat parameter's.
+ *
+ * A step is made of the calls of root.h, unit.h and optim.h, on fsdp_v1_root and fsdp_v1_unit; so are
+ * clipping (fsdp_root_clip_grad_norm) and loss scaling (fsdp_scaler_step). State dicts of the root itself
+ * (state.h) would show flat parameters: take those below, where everything has the name, shape and dtype that
+ * it was declared with.
+ *
+ * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
+ * wrap alike. One fsdp_v1 is used by one thread at a time.
+ */
+#ifndef FSDP_FSDP1_H
+#define FSDP_FSDP1_H
+
+#include <fsdp/optim.h>
+#include <fsdp/sd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_v1 fsdp_v1;
+
+/* --- how a unit is sharded -------------------------------------------------------------------- */
+
+typedef enum fsdp_v1_strategy {
+    FSDP_V1_FULL_SHARD = 0,    /* given back after forward, gathered again in backward */
+    FSDP_V1_SHARD_GRAD_OP,     /* kept from forward to backward; under no_sync also behind it */
+    FSDP_V1_NO_SHARD,          /* whole on every rank, gradients are all-reduced */
+    FSDP_V1_HYBRID_SHARD,      /* FULL_SHARD in rows of the mesh, replicated over its columns */
+    FSDP_V1_HYBRID_SHARD_ZERO2 /* the same of SHARD_GRAD_OP */
+} fsdp_v1_strategy;
+
+/* When the unit whose backward comes next is gathered. A wrong guess costs a gather, never correctness. */
+typedef enum fsdp_v1_prefetch {
+    FSDP_V1_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
+    FSDP_V1_BACKWARD_POST,     /* after this unit has given its parameters back, before it reduces */
+    FSDP_V1_BACKWARD_NONE
+} fsdp_v1_prefetch;
+
+typedef struct fsdp_v1_unit_opts {
+    fsdp_v1_strategy strategy;
+    fsdp_v1_prefetch backward_prefetch;
+    bool forward_prefetch;     /* gathers the next unit ahead, in the order of the first forward: for models
+                                * whose order never changes */
+    fsdp_dtype param_dtype;    /* of gathered parameters; NONE: as stored */
+    fsdp_dtype reduce_dtype;   /* NONE: param_dtype (unlike units, which take the stored dtype) */
+    bool offload_params;       /* shards and gradients live in host memory */
+} fsdp_v1_unit_opts;
+
+/* --- which modules are units ------------------------------------------------------------------ */
+
+/* A module: a prefix of parameters' names ("layers.0.attn"). */
+typedef struct fsdp_v1_module {
+    const char *name;          /* "" for the root, which no policy is asked about */
+    const char *type;          /* what type_of said, else "" */
+    int64_t unwrapped;         /* elements below it that no inner unit has */
+    bool is_list;              /* only modules named 0, 1, 2, ... and no parameters of its own */
+} fsdp_v1_module;
+
+typedef enum fsdp_v1_policy_kind {
+    FSDP_V1_WRAP_NONE = 0,     /* the root alone */
+    FSDP_V1_WRAP_ALWAYS,       /* every module but lists */
+    FSDP_V1_WRAP_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
+    FSDP_V1_WRAP_TYPES,        /* those of these types */
+    FSDP_V1_WRAP_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
+                                * the types named are taken whole or not at all */
+    FSDP_V1_WRAP_CUSTOM        /* those that `wants` says yes to */
+} fsdp_v1_policy_kind;
+
+typedef struct fsdp_v1_policy {
+    fsdp_v1_policy_kind kind;
+    const char *const *names;  /* of NAMES, TYPES and SIZE */
+    size_t name_count;
+    int64_t min_elements;      /* of SIZE; 0: 100,000,000 */
+    void *user;
+    /* The type of a module, "Block"; NULL: it has none. May be NULL. */
+    const char *(*type_of)(void *user, const char *module);
+    /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
+    bool (*wants)(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts);
+    /* With any policy: modules of these types are units of their own that are computed as stored, without
+     * param_dtype and reduce_dtype (batch norms). */
+    const char *const *full_precision_types;
+    size_t full_precision_count;
+} fsdp_v1_policy;
+
+/* --- wrapping --------------------------------------------------------------------------------- */
+
+typedef struct fsdp_v1_opts {
+    const fsdp_mesh *mesh;     /* connected, one dim, or replicas x shards. NULL: all ranks; for hybrid
+                                * strategies: hosts x the ranks of a host. A given one outlives the fsdp_v1 */
+    fsdp_v1_unit_opts unit;    /* of every unit, unless the policy changes it */
+    fsdp_v1_policy policy;     /* names and types are used until fsdp_v1_create returns */
+    bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
+                                * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
+    bool no_limit_all_gathers; /* without it at most 2 gathers are in flight: the host waits for memory that
+                                * was given back, prefetches beyond that are left out */
+    fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
+    /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
+     * single parameters. One of the two. */
+    const char *const *ignored_modules, *const *ignored_states;
+    size_t ignored_module_count, ignored_state_count;
+} fsdp_v1_opts;
+/* FULL_SHARD, BACKWARD_PRE, no policy. */
+FSDP_API fsdp_v1_opts fsdp_v1_opts_default(void);
+
+/*
+ * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
+ * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
+ * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_create(fsdp_model *model, const fsdp_v1_opts *opts,
+                                                 fsdp_v1 **v1_out, fsdp_error *err);
+/* Free optimizers and state dicts first. Accepts NULL. */
+FSDP_API void fsdp_v1_free(fsdp_v1 *v1);
+
+FSDP_API fsdp_root *fsdp_v1_root(fsdp_v1 *v1);
+/* The unit of exactly that module, "" for the root; NULL when it is none. */
+FSDP_API fsdp_unit *fsdp_v1_unit(fsdp_v1 *v1, const char *module);
+/* The flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard, gradient
+ * and layout are those of any parameter of one dim. */
+FSDP_API fsdp_param *fsdp_v1_flat_param(fsdp_v1 *v1, const fsdp_unit *unit);
+
+typedef enum fsdp_v1_training {
+    FSDP_V1_IDLE,
+    FSDP_V1_FORWARD_BACKWARD,
+    FSDP_V1_SUMMON_FULL_PARAMS
+} fsdp_v1_training;
+FSDP_API fsdp_v1_training fsdp_v1_training_state(const fsdp_v1 *v1);
+
+/* Where a parameter lies. Counted in elements. */
+typedef struct fsdp_v1_place {
+    fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
+    int64_t offset, count;     /* in the flat parameter */
+    int64_t first, own;        /* this rank's run of it; own 0: none */
+    int64_t at;                /* where that run begins in this rank's chunk */
+} fsdp_v1_place;
+FSDP_API fsdp_v1_place fsdp_v1_place_of(const fsdp_param *param);
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+/* As fsdp_root_init, fsdp_root_init_uniform and fsdp_root_sync_from_rank0 (collective): fill is called with
+ * declared parameters and boxes of them, several for a run that is no box. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_init(fsdp_v1 *v1, fsdp_param_fill fill, void *user,
+                                               fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_init_uniform(fsdp_v1 *v1, uint64_t seed, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sync_module_states(fsdp_v1 *v1, fsdp_param_fill fill, void *user,
+                                                             fsdp_error *err);
+
+/* --- training --------------------------------------------------------------------------------- */
+
+/* Until it is switched off, gradients are kept whole and added up; the next backward after that reduces
+ * them. Between steps. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_set_no_sync(fsdp_v1 *v1, bool no_sync, fsdp_error *err);
+
+/* What a communication hook gets: it replaces the reduction of one unit, with its division. */
+typedef struct fsdp_v1_bucket {
+    const char *unit;
+    fsdp_dtype dtype;
+    void *grad;                /* the whole flat gradient of this rank, padded; scratch if there is a shard */
+    int64_t count;
+    void *shard;               /* where this rank's chunk of the mean goes, as many elements as count over the
+                                * ranks; NULL for NO_SHARD: grad becomes the mean */
+} fsdp_v1_bucket;
+/* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
+ * ranks alike. It is not called where a unit has one rank. */
+typedef fsdp_status (*fsdp_v1_comm_hook)(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+                                         fsdp_error *err);
+/* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, void *state, fsdp_v1_comm_hook hook,
+                                                             fsdp_error *err);
+/* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no state. */
+FSDP_API fsdp_status fsdp_v1_fp16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+                                                fsdp_error *err);
+FSDP_API fsdp_status fsdp_v1_bf16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+                                                fsdp_error *err);
+
+/* --- whole parameters ------------------------------------------------------------------------- */
+
+typedef struct fsdp_v1_summon_opts {
+    bool no_recurse;           /* only the unit itself, not those of modules below it */
+    bool no_writeback;         /* changes are forgotten; those of NO_SHARD units stay in any case */
+    bool rank0_only;           /* rank 0 alone keeps them, on the others fsdp_param_data is NULL */
+    bool offload_to_cpu;       /* into host memory */
+    bool with_grads;           /* the reduced gradients, too: fsdp_param_grad, NULL where there is none */
+} fsdp_v1_summon_opts;
+
+/*
+ * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_v1_summon_end:
+ * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
+ * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
+ * parameters follow by fsdp_v1_refresh_masters.
+ *
+ * Refused as in PyTorch, FSDP_ERR_USAGE: writeback with rank0_only; with_grads without use_orig_params or
+ * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
+                                                             const fsdp_v1_summon_opts *opts,
+                                                             fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_end(fsdp_v1 *v1, fsdp_error *err);
+
+/* --- state dicts of the model ----------------------------------------------------------------- */
+
+typedef enum fsdp_v1_state_type {
+    FSDP_V1_FULL_STATE_DICT = 0,       /* whole tensors, copies */
+    FSDP_V1_SHARDED_STATE_DICT,        /* this rank's runs, the live memory; NO_SHARD units: whole */
+    FSDP_V1_LOCAL_STATE_DICT           /* the same with flat buffers as they are: loads at the same world size
+                                        * only, and converts to anything. Not with hybrid strategies */
+} fsdp_v1_state_type;
+
+typedef struct fsdp_v1_state_opts {
+    fsdp_v1_state_type type;
+    bool offload_to_cpu;       /* SHARDED: copies of own bytes in host memory instead of live memory */
+    bool rank0_only;           /* of FULL: rank 0 alone has them, the others get an empty dict */
+    const char *prefix;        /* of every name; NULL: none */
+} fsdp_v1_state_opts;
+
+/*
+ * Collective for FULL, which gathers one flat parameter after the other; else local. Between steps. Names are
+ * those of the declared parameters, then their aliases, then persistent buffers. Free a dict of live memory
+ * before the fsdp_v1, and do not use it inside a step. opts may be NULL.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_state_opts *opts,
+                                                     fsdp_sd **sd_out, fsdp_error *err);
+/*
+ * Copies in place, between steps, what sd holds: whole tensors (of which this rank takes its run) or the runs
+ * of this very layout. FSDP_ERR_USAGE names a tensor that is missing, unless not_strict, or differs in shape
+ * or dtype, or is cut otherwise: then save it and load the checkpoint, which reshards.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *prefix,
+                                                          bool not_strict, fsdp_error *err);
+
+/* Collective over the world. Checkpoints as of fsdp_root_save and fsdp_root_load: the names are the same, so
+ * either loads the other's, at any world size (LOCAL ones, too). optim may be NULL. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, const char *dir,
+                                               fsdp_v1_state_type type, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
+                                               fsdp_error *err);
+
+/* --- optimizers and their state --------------------------------------------------------------- */
+
+/* As fsdp_adamw_create and fsdp_sgd_create. With use_orig_params groups are asked about declared parameters,
+ * and frozen or unmatched ones are not stepped; otherwise about flat ones. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_adamw_create(fsdp_v1 *v1, const fsdp_adamw_opts *opts,
+                                                       fsdp_optim **optim_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts,
+                                                     fsdp_optim **optim_out, fsdp_error *err);
+/* f32 masters follow parameters that were changed by hand. */
+FSDP_API void fsdp_v1_refresh_masters(fsdp_optim *optim);
+
+/*
+ * Collective for FULL, else local. Entries are state.NAME.step, state.NAME.exp_avg, ... with the names and
+ * shapes of declared parameters, and the value param_groups: a list of dicts with hyper-parameters as PyTorch
+ * names them and `params`, a list of names. full_optim_state_dict is type FULL, sharded_optim_state_dict type
+ * SHARDED. opts may be NULL.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
+                                                           const fsdp_v1_state_opts *opts, fsdp_sd **sd_out,
+                                                           fsdp_error *err);
+
+/* Which parameters the optimizer was given, by position: names of declared parameters, or of flat ones
+ * without use_orig_params. Groups one after the other. */
+typedef struct fsdp_v1_optim_input {
+    const char *const *names;
+    size_t count;
+} fsdp_v1_optim_input;
+
+typedef struct fsdp_v1_to_load_opts {
+    const fsdp_v1_optim_input *input;  /* NULL: group by group, each in the order of the model */
+    bool is_named;             /* keyed optimizers: keys are names, and parameters of which this rank holds
+                                * nothing have an entry, too */
+} fsdp_v1_to_load_opts;
+
+/*
+ * What the optimizer of this rank would load: state.POSITION.exp_avg, ... with the run that this rank holds,
+ * flat, in memory of the dict; and param_groups with positions (names, if is_named). State that sd lacks is
+ * zero. FSDP_ERR_USAGE: parameters of one flat parameter that differ in step, or an entry as in
+ * fsdp_v1_load_state_dict.
+ *
+ *   shard_full       local: every rank has the full dict and takes its part, memory: ranks x the whole
+ *   scatter_full     collective: only rank 0 has it (sd is NULL on the others), and sends every rank its
+ *                    part, one flat parameter at a time
+ *   flatten_sharded  local: every rank has its runs
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_shard_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
+                                                                      const fsdp_sd *sd,
+                                                                      const fsdp_v1_to_load_opts *opts,
+                                                                      fsdp_sd **sd_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_scatter_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
+                                                                        const fsdp_sd *sd,
+                                                                        const fsdp_v1_to_load_opts *opts,
+                                                                        fsdp_sd **sd_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_flatten_sharded_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
+                                                                           const fsdp_sd *sd,
+                                                                           const fsdp_v1_to_load_opts *opts,
+                                                                           fsdp_sd **sd_out, fsdp_error *err);
+/* Loads one of these three, in place: moments, steps, hyper-parameters. opts as they were given to it. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_optim_load(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd,
+                                                     const fsdp_v1_to_load_opts *opts, fsdp_error *err);
+
+/* --- keys of optimizer state ------------------------------------------------------------------ */
+
+typedef enum fsdp_v1_key_type { FSDP_V1_PARAM_NAME = 0, FSDP_V1_PARAM_ID } fsdp_v1_key_type;
+
+/*
+ * A dict of optimizer state with other keys: names, or positions in input (0, 1, ...). Borrows the memory of
+ * sd's tensors. Keys of that type already stay as they are; of names that input lacks the state is left out.
+ * FSDP_ERR_USAGE: keys of both types, or a position that input does not have. The lists `params` follow, and
+ * are sorted.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_rekey_optim_state_dict(const fsdp_sd *sd, fsdp_v1_key_type type,
+                                                                 const fsdp_v1_optim_input *input,
+                                                                 fsdp_sd **sd_out, fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/*
+ * A small MLP for tests of the FSDP1 face: layers.0 .. layers.2 as units and a bias of the root, trained with
+ * AdamW on reproducible values; wrapped by fsdp_v1_create, or by plain units to compare with.
+ */
+#ifndef FSDP_TESTS_V1_NET_H
+#define FSDP_TESTS_V1_NET_H
+
+#include "tests/support/worlds.h"
+#include <fsdp/fsdp1.h>
+
+enum { NET_LAYERS = 3, NET_ROWS = 4, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
+enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
+
+typedef struct net_setup {
+    bool is_plain;             /* units, no flat parameters */
+    fsdp_v1_opts v1;           /* without mesh and policy */
+    fsdp_v1_unit_opts layer;   /* of the layers, when has_layer_opts */
+    bool has_layer_opts;
+    int replicas;              /* 0: a mesh of one dim */
+    int steps, microbatches;   /* a rank's, the last of which reduces */
+    bool all_reduce_each;      /* no no_sync: every microbatch reduces, the results add up */
+    double clip;               /* 0: none */
+    double divide;             /* 0: the ranks */
+    fsdp_v1_comm_hook hook;
+    void *hook_state;
+    const fsdp_optim_group *groups;
+    size_t group_count;
+    bool is_sgd;
+} net_setup;
+net_setup net_setup_default(void);
+
+/* What came out: of all ranks. */
+typedef struct net_result {
+    double losses[NET_STEPS][NET_MOST];
+    double norms[NET_STEPS];
+    float weights[NET_LAYERS][NET_WEIGHTS], root_bias[NET_OUT];
+} net_result;
+
+typedef struct v1_net {
+    fsdp_world *world;
+    fsdp_mesh *mesh;
+    fsdp_model *model;
+    fsdp_v1 *v1;               /* NULL: plain */
+    fsdp_root *root;
+    fsdp_optim *optim;
+    fsdp_param *weight[NET_LAYERS], *bias[NET_LAYERS], *root_bias, *count;
+    fsdp_unit *unit[NET_LAYERS];
+} v1_net;
+
+/* The model alone; then wrapped, with values and an optimizer. */
+fsdp_status net_declare(v1_net *net, fsdp_world *world, fsdp_error *err);
+fsdp_status net_build(v1_net *net, fsdp_world *world, const net_setup *setup, fsdp_error *err);
+void net_free(v1_net *net);
+
+/* One forward and backward. number: which of the values. */
+fsdp_status net_microbatch(v1_net *net, int step, int number, double *loss_out, fsdp_error *err);
+/* Steps begin .. begin + steps - 1 of a setup. */
+fsdp_status net_train(v1_net *net, const net_setup *setup, int begin, int steps, net_result *result,
+                      fsdp_error *err);
+fsdp_status net_keep_weights(v1_net *net, net_result *result, fsdp_error *err);
+
+/* Builds, trains and keeps, on n ranks that are threads. */
+fsdp_status net_run(int ranks, const char *device, const net_setup *setup, net_result *result,
+                    fsdp_error *err);
+bool net_equal(const net_result *a, const net_result *b);
+
+#endif

@@ -1,0 +1,949 @@
+/*
+ * The FSDP1 face: what becomes a unit, where parameters lie in flat ones (numbers of PyTorch 2.15), when
+ * units are gathered, whole parameters, hooks, clipping, groups. Bits of training:
+ * tests/threads/fsdp1_program.c.
+ */
+#include "tests/support/v1_net.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static void expect_ranks(int ranks, world_body body, void *user)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(ranks, "cpu", body, user, &err), FSDP_OK, "%d ranks: %s", ranks,
+                 err.text);
+}
+
+/* A body that found something wrong. */
+#define EXPECT(condition, err)                                                             \
+    do {                                                                                   \
+        if (!(condition))                                                                  \
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition); \
+    } while (0)
+
+static bool says(const fsdp_error *err, fsdp_status status, const char *text)
+{
+    return err->status == status && strstr(err->text, text);
+}
+
+/* --- where parameters lie --------------------------------------------------------------------- */
+
+typedef struct abc_case {
+    int ranks;
+    bool orig;
+    fsdp_v1_strategy strategy;
+    int64_t count;         /* with padding */
+    int64_t runs[4][3][3]; /* per rank, of a, b, c: first, own, at */
+} abc_case;
+
+static fsdp_status declare_abc(fsdp_model *model, fsdp_param **abc, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_model_add_param(model, "a", FSDP_F32, 2, (int64_t[]){3, 2}, &abc[0], err));
+    FSDP_TRY(fsdp_model_add_param(model, "b", FSDP_F32, 1, (int64_t[]){3}, &abc[1], err));
+    return fsdp_model_add_param(model, "c", FSDP_F32, 1, (int64_t[]){5}, &abc[2], err);
+}
+
+static fsdp_status check_abc(world_rank *rank, fsdp_model *model, fsdp_v1 **v1, fsdp_error *err)
+{
+    const abc_case *what = rank->user;
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_param *abc[3];
+    FSDP_TRY(declare_abc(model, abc, err));
+    opts.use_orig_params = what->orig;
+    opts.unit.strategy = what->strategy;
+    FSDP_TRY(fsdp_v1_create(model, &opts, v1, err));
+    fsdp_param *flat = fsdp_v1_flat_param(*v1, fsdp_v1_unit(*v1, ""));
+    EXPECT(strcmp(fsdp_param_name(flat), "_flat_param") == 0, err);
+    EXPECT(fsdp_param_shape(flat)[0] == what->count, err);
+    for (int i = 0; i < 3; i++) {
+        const int64_t *expected = what->runs[fsdp_world_rank(rank->world)][i];
+        const fsdp_v1_place place = fsdp_v1_place_of(abc[i]);
+        fsdp_box box;
+        void *shard = fsdp_param_shard(abc[i], &box);
+        EXPECT(place.flat == flat && place.own == expected[1], err);
+        EXPECT(box.ndim == 1 && box.len[0] == expected[1], err);
+        EXPECT((shard != NULL) == (expected[1] > 0), err);
+        if (expected[1] == 0)
+            continue;
+        EXPECT(place.first == expected[0] && place.at == expected[2], err);
+        EXPECT(box.lo[0] == expected[0], err);
+        EXPECT((float *)shard == (float *)fsdp_param_shard(flat, NULL) + expected[2], err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status lay_out_abc(world_rank *rank, fsdp_error *err)
+{
+    fsdp_model *model = NULL;
+    fsdp_v1 *v1 = NULL;
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = check_abc(rank, model, &v1, err);
+    fsdp_v1_free(v1);
+    fsdp_model_free(model);
+    return status;
+}
+
+Test(fsdp1, parameters_lie_where_pytorch_has_them)
+{
+    abc_case cases[] = {
+        {2,
+         false,
+         FSDP_V1_FULL_SHARD,
+         14,
+         {{{0, 6, 0}, {0, 1, 6}, {0}}, {{0}, {1, 2, 0}, {0, 5, 2}}}},
+        {2,
+         true,
+         FSDP_V1_FULL_SHARD,
+         18,
+         {{{0, 6, 0}, {0, 1, 8}, {0}}, {{0}, {1, 2, 0}, {0, 5, 3}}}},
+        {4,
+         false,
+         FSDP_V1_SHARD_GRAD_OP,
+         14,
+         {{{0, 4, 0}, {0}, {0}},
+          {{4, 2, 0}, {0, 2, 2}, {0}},
+          {{0}, {2, 1, 0}, {0, 3, 1}},
+          {{0}, {0}, {3, 2, 0}}}},
+        /* without a mesh: these ranks are of one host */
+        {2,
+         true,
+         FSDP_V1_HYBRID_SHARD,
+         18,
+         {{{0, 6, 0}, {0, 1, 8}, {0}}, {{0}, {1, 2, 0}, {0, 5, 3}}}},
+        {4,
+         true,
+         FSDP_V1_FULL_SHARD,
+         20,
+         {{{0, 5, 0}, {0}, {0}},
+          {{5, 1, 0}, {0, 2, 3}, {0}},
+          {{0}, {2, 1, 0}, {0, 3, 2}},
+          {{0}, {0}, {3, 2, 0}}}},
+        {2,
+         true,
+         FSDP_V1_NO_SHARD,
+         18,
+         {{{0, 6, 0}, {0, 3, 8}, {0, 5, 12}}, {{0, 6, 0}, {0, 3, 8}, {0, 5, 12}}}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        expect_ranks(cases[i].ranks, lay_out_abc, &cases[i]);
+}
+
+/* --- what is a unit --------------------------------------------------------------------------- */
+
+static fsdp_status declare_tree(fsdp_model *model, fsdp_error *err)
+{
+    static const char *const names[] = {"embed.weight",           "layers.0.attn.q.weight",
+                                        "layers.0.attn.k.weight", "layers.0.norm.weight",
+                                        "layers.0.mlp.weight",    "layers.1.attn.q.weight",
+                                        "layers.1.attn.k.weight", "layers.1.norm.weight",
+                                        "layers.1.mlp.weight",    "head.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        FSDP_TRY(fsdp_model_add_param(model, names[i], FSDP_F32, 1, (int64_t[]){10}, NULL, err));
+    return FSDP_OK;
+}
+
+typedef struct tree_case {
+    fsdp_v1_opts opts;
+    const char *units; /* of modules, joined; what no policy wrapped is the root's */
+    const char *ignored;
+} tree_case;
+
+static const char *const tree_modules[] = {
+    "embed",           "layers",        "layers.0",     "layers.0.attn",
+    "layers.0.attn.q", "layers.0.norm", "layers.0.mlp", "layers.1",
+    "layers.1.attn",   "layers.1.norm", "layers.1.mlp", "head",
+};
+
+static fsdp_status check_tree(world_rank *rank, fsdp_model *model, fsdp_v1 **v1, fsdp_error *err)
+{
+    const tree_case *what = rank->user;
+    fsdp_text units = {0}, ignored = {0};
+    FSDP_TRY(declare_tree(model, err));
+    FSDP_TRY(fsdp_v1_create(model, &what->opts, v1, err));
+    for (size_t i = 0; i < sizeof tree_modules / sizeof *tree_modules; i++)
+        if (fsdp_v1_unit(*v1, tree_modules[i]))
+            fsdp_text_addf(&units, "%s ", tree_modules[i]);
+    for (size_t i = 0; i < fsdp_model_count(model); i++)
+        if (!fsdp_v1_place_of(fsdp_model_at(model, i)).flat)
+            fsdp_text_addf(&ignored, "%s ", fsdp_param_name(fsdp_model_at(model, i)));
+    bool fits = strcmp(units.data ? units.data : "", what->units) == 0 &&
+                strcmp(ignored.data ? ignored.data : "", what->ignored) == 0;
+    fsdp_status status =
+        fits ? FSDP_OK
+             : fsdp_fail(err, FSDP_ERR_INTERNAL, "units '%s', ignored '%s'",
+                         units.data ? units.data : "", ignored.data ? ignored.data : "");
+    fsdp_text_release(&units);
+    fsdp_text_release(&ignored);
+    return status;
+}
+
+static fsdp_status wrap_tree(world_rank *rank, fsdp_error *err)
+{
+    fsdp_model *model = NULL;
+    fsdp_v1 *v1 = NULL;
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = check_tree(rank, model, &v1, err);
+    fsdp_v1_free(v1);
+    fsdp_model_free(model);
+    return status;
+}
+
+static void expect_units(const fsdp_v1_opts *opts, const char *units, const char *ignored)
+{
+    tree_case what = {.opts = *opts, .units = units, .ignored = ignored};
+    expect_ranks(1, wrap_tree, &what);
+}
+
+static const char *type_of(void *user, const char *module)
+{
+    (void)user;
+    const char *dot = strrchr(module, '.');
+    const char *last = dot ? dot + 1 : module;
+    if (strcmp(last, "attn") == 0)
+        return "MultiheadAttention";
+    if (strcmp(last, "norm") == 0)
+        return "BatchNorm";
+    return strspn(last, "01") == strlen(last) ? "Block" : NULL;
+}
+
+Test(fsdp1, policies_make_units_of_modules)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    expect_units(&opts, "", "");
+    opts.policy.kind = FSDP_V1_WRAP_ALWAYS;
+    expect_units(&opts,
+                 "embed layers.0 layers.0.attn layers.0.attn.q layers.0.norm layers.0.mlp layers.1 "
+                 "layers.1.attn layers.1.norm layers.1.mlp head ",
+                 "");
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_NAMES,
+                                   .names = (const char *const[]){"layers.*", "head", "lay*"},
+                                   .name_count = 3};
+    expect_units(&opts, "layers.0 layers.1 head ", "");
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_TYPES,
+                                   .names = (const char *const[]){"Block"},
+                                   .name_count = 1,
+                                   .type_of = type_of};
+    expect_units(&opts, "layers.0 layers.1 ", "");
+    opts.policy.full_precision_types = (const char *const[]){"BatchNorm"};
+    opts.policy.full_precision_count = 1;
+    expect_units(&opts, "layers.0 layers.0.norm layers.1 layers.1.norm ", "");
+}
+
+/* Blocks have 40 elements, 20 of them in attn; a list is only searched, a piece is not. */
+Test(fsdp1, sizes_count_what_no_inner_unit_has)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_SIZE, .min_elements = 40};
+    expect_units(&opts, "layers.0 layers.1 ", "");
+    opts.policy.min_elements = 20;
+    expect_units(&opts, "layers.0 layers.0.attn layers.1 layers.1.attn ", "");
+    opts.policy.names = (const char *const[]){"MultiheadAttention"};
+    opts.policy.name_count = 1;
+    opts.policy.type_of = type_of;
+    expect_units(&opts, "layers.0 layers.1 ", "");
+    opts.policy.min_elements = 80;
+    expect_units(&opts, "", "");
+    opts.policy.min_elements = 0; /* 100 million */
+    expect_units(&opts, "", "");
+}
+
+Test(fsdp1, ignored_parameters_are_in_no_unit)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    opts.policy.kind = FSDP_V1_WRAP_ALWAYS;
+    opts.ignored_modules = (const char *const[]){"layers.0", "embed"};
+    opts.ignored_module_count = 2;
+    expect_units(&opts, "layers.1 layers.1.attn layers.1.norm layers.1.mlp head ",
+                 "embed.weight layers.0.attn.q.weight layers.0.attn.k.weight layers.0.norm.weight "
+                 "layers.0.mlp.weight ");
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_NAMES,
+                                   .names = (const char *const[]){"layers.*.attn"},
+                                   .name_count = 1};
+    expect_units(&opts, "layers.0.attn layers.1.attn ",
+                 "embed.weight layers.0.norm.weight layers.0.mlp.weight ");
+    opts.ignored_module_count = 0;
+    opts.ignored_states = (const char *const[]){"head.weight"};
+    opts.ignored_state_count = 1;
+    expect_units(&opts, "layers.0.attn layers.1.attn ", "head.weight ");
+}
+
+/* --- what cannot be wrapped ------------------------------------------------------------------- */
+
+typedef struct refused_case {
+    fsdp_v1_opts opts;
+    fsdp_dtype dtype; /* of b */
+    bool freezes;
+    int mesh_ndim;
+    const char *reason;
+} refused_case;
+
+static fsdp_status try_wrap(world_rank *rank, fsdp_model *model, fsdp_mesh **mesh, fsdp_error *err)
+{
+    const refused_case *what = rank->user;
+    fsdp_param *b;
+    fsdp_v1 *v1;
+    fsdp_error why = {0};
+    fsdp_v1_opts opts = what->opts;
+    FSDP_TRY(fsdp_model_add_param(model, "a", FSDP_F32, 1, (int64_t[]){4}, NULL, err));
+    FSDP_TRY(fsdp_model_add_param(model, "b", what->dtype, 1, (int64_t[]){4}, &b, err));
+    if (what->freezes)
+        FSDP_TRY(fsdp_param_set_requires_grad(b, false, err));
+    FSDP_TRY(fsdp_world_mesh(rank->world, what->mesh_ndim, (int64_t[]){1, 1, 2},
+                             (const char *[]){"x", "y", "z"}, mesh, err));
+    opts.mesh = *mesh;
+    EXPECT(fsdp_v1_create(model, &opts, &v1, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(strstr(why.text, what->reason) || fsdp_fail(err, FSDP_ERR_INTERNAL, "%s", why.text),
+           err);
+    return FSDP_OK;
+}
+
+static fsdp_status refuse(world_rank *rank, fsdp_error *err)
+{
+    fsdp_model *model = NULL;
+    fsdp_mesh *mesh = NULL;
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = try_wrap(rank, model, &mesh, err);
+    fsdp_model_free(model);
+    fsdp_mesh_free(mesh);
+    return status;
+}
+
+static void expect_refused(refused_case what, const char *reason)
+{
+    what.reason = reason;
+    expect_ranks(what.mesh_ndim == 3 ? 2 : 1, refuse, &what);
+}
+
+Test(fsdp1, what_cannot_be_flat_is_named)
+{
+    const fsdp_v1_opts plain = fsdp_v1_opts_default();
+    fsdp_v1_opts hybrid = plain, both = plain, unknown = plain;
+    hybrid.unit.strategy = FSDP_V1_HYBRID_SHARD;
+    both.ignored_modules = both.ignored_states = (const char *const[]){"a"};
+    both.ignored_module_count = both.ignored_state_count = 1;
+    unknown.ignored_states = (const char *const[]){"nobody"};
+    unknown.ignored_state_count = 1;
+    expect_refused((refused_case){plain, FSDP_BF16, false, 1, 0},
+                   "unit root: 'a' is f32 and 'b' is bf16");
+    expect_refused((refused_case){plain, FSDP_I64, false, 1, 0}, "'b' is i64");
+    expect_refused((refused_case){plain, FSDP_F32, true, 1, 0}, "use_orig_params");
+    expect_refused((refused_case){hybrid, FSDP_F32, false, 1, 0}, "a mesh of two dims");
+    expect_refused((refused_case){plain, FSDP_F32, false, 3, 0}, "the mesh has 3 dims");
+    expect_refused((refused_case){both, FSDP_F32, false, 1, 0}, "cannot both be given");
+    expect_refused((refused_case){unknown, FSDP_F32, false, 1, 0}, "'nobody'");
+}
+
+/* --- when units are gathered: as PyTorch 2.15 does --------------------------------------------- */
+
+typedef struct order_case {
+    net_setup setup;
+    int passes; /* before the events that count */
+    const char *events;
+} order_case;
+
+static fsdp_status note_order(world_rank *rank, fsdp_error *err)
+{
+    const order_case *what = rank->user;
+    v1_net net;
+    double loss;
+    fsdp_status status = net_build(&net, rank->world, &what->setup, err);
+    rank->notes_collectives = true;
+    for (int i = 0; i <= what->passes && status == FSDP_OK; i++) {
+        forget_events(rank);
+        status = net_microbatch(&net, i, 0, &loss, err);
+    }
+    if (status == FSDP_OK && strcmp(rank->events.data, what->events) != 0)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%s", rank->events.data);
+    net_free(&net);
+    return status;
+}
+
+/* The root is kept from forward to backward; "l0" stands for layers.0. */
+static void expect_order(const net_setup *setup, int passes, const char *events)
+{
+    static char full[4096];
+    order_case what = {.setup = *setup, .passes = passes, .events = full};
+    size_t size = 0;
+    for (; *events; events++) {
+        bool is_layer = *events == 'l' && events[1] >= '0' && events[1] <= '9';
+        const char *text = is_layer ? "layers." : (char[]){*events, '\0'};
+        memcpy(full + size, text, strlen(text));
+        size += strlen(text);
+    }
+    full[size] = '\0';
+    expect_ranks(2, note_order, &what);
+}
+
+#define FORWARD_FULL "U root|AG root/2|U l0|AG l0/2|R l0|U l1|AG l1/2|R l1|U l2|AG l2/2|R l2|"
+
+#define BACKWARD_NONE                                                      \
+    "U l2|AG l2/2|R l2|RS l2/2|post l2|U l1|AG l1/2|R l1|RS l1/2|post l1|" \
+    "U l0|AG l0/2|R l0|RS l0/2|post l0|R root|RS root/2|post root"
+
+Test(fsdp1, backward_pre_gathers_before_the_mathematics)
+{
+    net_setup setup = net_setup_default();
+    expect_order(&setup, 0,
+                 FORWARD_FULL "U l2|AG l2/2|U l1|AG l1/2|R l2|RS l2/2|post l2|"
+                              "U l0|AG l0/2|R l1|RS l1/2|post l1|"
+                              "R l0|RS l0/2|post l0|R root|RS root/2|post root");
+}
+
+Test(fsdp1, backward_post_gathers_what_comes_next_before_it_reduces)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.unit.backward_prefetch = FSDP_V1_BACKWARD_POST;
+    expect_order(&setup, 1,
+                 FORWARD_FULL "U l2|AG l2/2|R l2|U l1|AG l1/2|RS l2/2|post l2|"
+                              "R l1|U l0|AG l0/2|RS l1/2|post l1|"
+                              "R l0|RS l0/2|post l0|R root|RS root/2|post root");
+}
+
+Test(fsdp1, backward_none_gathers_when_it_is_due)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.unit.backward_prefetch = FSDP_V1_BACKWARD_NONE;
+    expect_order(&setup, 1, FORWARD_FULL BACKWARD_NONE);
+}
+
+Test(fsdp1, forward_prefetch_follows_the_first_forward)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.unit.forward_prefetch = true;
+    setup.v1.unit.backward_prefetch = FSDP_V1_BACKWARD_NONE;
+    expect_order(&setup, 0, FORWARD_FULL BACKWARD_NONE);
+    expect_order(
+        &setup, 1,
+        "U root|AG root/2|U l0|AG l0/2|U l1|AG l1/2|R l0|U l2|AG l2/2|R l1|R l2|" BACKWARD_NONE);
+}
+
+Test(fsdp1, no_shard_only_reduces_whole_gradients)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.unit.strategy = FSDP_V1_NO_SHARD;
+    expect_order(&setup, 0,
+                 "U root|U l0|U l1|U l2|R l2|AR l2/2|post l2|R l1|AR l1/2|post l1|"
+                 "R l0|AR l0/2|post l0|R root|AR root/2|post root");
+}
+
+/* --- no_sync ---------------------------------------------------------------------------------- */
+
+static fsdp_status count_no_sync(world_rank *rank, fsdp_error *err)
+{
+    const net_setup *setup = rank->user;
+    bool is_kept = setup->v1.unit.strategy == FSDP_V1_SHARD_GRAD_OP;
+    static net_result results[2];
+    v1_net net;
+    FSDP_TRY(net_build(&net, rank->world, setup, err));
+    rank->notes_collectives = true;
+    forget_events(rank);
+    fsdp_status status = net_train(&net, setup, 0, 1, &results[fsdp_world_rank(rank->world)], err);
+    int gathers = count_events(rank, "AG layers.1"), reductions = count_events(rank, "RS layers.1");
+    net_free(&net);
+    FSDP_TRY(status);
+    EXPECT(gathers == (is_kept ? 1 : 6) && reductions == 1, err);
+    return FSDP_OK;
+}
+
+Test(fsdp1, no_sync_reduces_once_and_keeps_what_the_strategy_keeps)
+{
+    net_setup setup = net_setup_default();
+    setup.microbatches = 3;
+    expect_ranks(2, count_no_sync, &setup);
+    setup.v1.unit.strategy = FSDP_V1_SHARD_GRAD_OP;
+    expect_ranks(2, count_no_sync, &setup);
+}
+
+/* --- the limit -------------------------------------------------------------------------------- */
+
+static fsdp_status prefetch_all(world_rank *rank, fsdp_error *err)
+{
+    const net_setup *setup = rank->user;
+    v1_net net;
+    FSDP_TRY(net_build(&net, rank->world, setup, err));
+    fsdp_unit *ahead[] = {net.unit[0], net.unit[1], net.unit[2]};
+    fsdp_unit *root = fsdp_root_unit(net.root);
+    fsdp_status status = fsdp_unit_set_modules_to_forward_prefetch(root, ahead, 3, err);
+    if (status == FSDP_OK)
+        status = fsdp_root_begin_forward(net.root, err);
+    if (status == FSDP_OK)
+        status = fsdp_unit_pre_forward(root, err);
+    int in_flight = net.root->context->gather_count;
+    net_free(&net);
+    FSDP_TRY(status);
+    EXPECT(in_flight == (setup->v1.no_limit_all_gathers ? 3 : 2), err);
+    return FSDP_OK;
+}
+
+Test(fsdp1, at_most_two_gathers_are_in_flight)
+{
+    net_setup setup = net_setup_default();
+    expect_ranks(2, prefetch_all, &setup);
+    setup.v1.no_limit_all_gathers = true;
+    expect_ranks(2, prefetch_all, &setup);
+}
+
+/* --- whole parameters ------------------------------------------------------------------------- */
+
+static float uniform(const char *name, int64_t i, int last_dim)
+{
+    return (float)(fsdp_uniform(1, name, (uint64_t)i) / sqrt(last_dim));
+}
+
+static fsdp_status summon_and_look(v1_net *net, const fsdp_v1_summon_opts *opts, fsdp_error *err)
+{
+    bool has_it = !opts || !opts->rank0_only || fsdp_world_rank(net->world) == 0;
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, opts, err));
+    EXPECT(fsdp_v1_training_state(net->v1) == FSDP_V1_SUMMON_FULL_PARAMS, err);
+    const float *weight = fsdp_param_data(net->weight[1]);
+    EXPECT((weight != NULL) == has_it, err);
+    for (int i = 0; weight && i < NET_HIDDEN * NET_HIDDEN; i++)
+        EXPECT(weight[i] == uniform("layers.1.weight", i, NET_HIDDEN), err);
+    return fsdp_v1_summon_end(net->v1, err);
+}
+
+static fsdp_status change(v1_net *net, const fsdp_v1_summon_opts *opts, float value,
+                          fsdp_error *err)
+{
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, opts, err));
+    float *bias = fsdp_param_data(net->bias[0]), *weight = fsdp_param_data(net->weight[2]);
+    bias[6] = value;
+    weight[0] = value + 1;
+    return fsdp_v1_summon_end(net->v1, err);
+}
+
+static fsdp_status expect_value(v1_net *net, float value, fsdp_error *err)
+{
+    const fsdp_v1_summon_opts look = {.no_writeback = true};
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, &look, err));
+    const float *bias = fsdp_param_data(net->bias[0]), *weight = fsdp_param_data(net->weight[2]);
+    EXPECT(bias[6] == value && weight[0] == value + 1, err);
+    return fsdp_v1_summon_end(net->v1, err);
+}
+
+static fsdp_status summon(v1_net *net, bool is_whole, fsdp_error *err)
+{
+    const fsdp_v1_summon_opts rank0 = {.rank0_only = true, .no_writeback = true};
+    const fsdp_v1_summon_opts look = {.no_writeback = true};
+    FSDP_TRY(summon_and_look(net, NULL, err));
+    FSDP_TRY(summon_and_look(net, &rank0, err));
+    FSDP_TRY(change(net, NULL, 5, err));
+    FSDP_TRY(expect_value(net, 5, err));
+    FSDP_TRY(change(net, &look, 7, err));
+    return expect_value(net, is_whole ? 7 : 5, err);
+}
+
+static fsdp_status summon_rank(world_rank *rank, fsdp_error *err)
+{
+    const net_setup *setup = rank->user;
+    bool is_whole = setup->v1.unit.strategy == FSDP_V1_NO_SHARD;
+    v1_net net;
+    fsdp_status status = net_build(&net, rank->world, setup, err);
+    if (status == FSDP_OK)
+        status = summon(&net, is_whole || fsdp_world_size(rank->world) == 1, err);
+    net_free(&net);
+    return status;
+}
+
+Test(fsdp1, whole_parameters_come_and_changes_stay)
+{
+    net_setup setup = net_setup_default();
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        for (int strategy = 0; strategy <= FSDP_V1_NO_SHARD; strategy++) {
+            setup.v1.unit.strategy = (fsdp_v1_strategy)strategy;
+            setup.v1.use_orig_params = ranks != 2;
+            setup.v1.unit.param_dtype = ranks == 4 ? FSDP_BF16 : FSDP_DTYPE_NONE;
+            expect_ranks(ranks, summon_rank, &setup);
+        }
+}
+
+static fsdp_status refuse_summon(v1_net *net, fsdp_v1_summon_opts opts, const char *reason,
+                                 fsdp_error *err)
+{
+    fsdp_error why = {0};
+    EXPECT(fsdp_v1_summon_full_params(net->v1, NULL, &opts, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(strstr(why.text, reason), err);
+    return FSDP_OK;
+}
+
+static fsdp_status refuse_summons(v1_net *net, const net_setup *setup, fsdp_error *err)
+{
+    fsdp_error why = {0};
+    fsdp_v1_summon_opts rank0 = {.rank0_only = true}, offload = {.offload_to_cpu = true},
+                        grads = {.with_grads = true},
+                        both = {.with_grads = true, .offload_to_cpu = true};
+    FSDP_TRY(refuse_summon(net, rank0, "no_writeback", err));
+    if (setup->v1.use_orig_params)
+        FSDP_TRY(refuse_summon(net, both, "offload_to_cpu", err));
+    else
+        FSDP_TRY(refuse_summon(net, grads, "use_orig_params", err));
+    if (setup->v1.unit.strategy == FSDP_V1_NO_SHARD)
+        FSDP_TRY(refuse_summon(net, offload, "NO_SHARD", err));
+    EXPECT(fsdp_v1_summon_end(net->v1, &why) == FSDP_ERR_USAGE, err);
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    EXPECT(fsdp_v1_summon_full_params(net->v1, NULL, NULL, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(fsdp_root_begin_forward(net->root, &why) == FSDP_ERR_USAGE, err);
+    FSDP_TRY(fsdp_v1_summon_end(net->v1, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    return refuse_summon(net, (fsdp_v1_summon_opts){0}, "between steps", err);
+}
+
+static fsdp_status refuse_summons_rank(world_rank *rank, fsdp_error *err)
+{
+    v1_net net;
+    fsdp_status status = net_build(&net, rank->world, rank->user, err);
+    if (status == FSDP_OK)
+        status = refuse_summons(&net, rank->user, err);
+    net_free(&net);
+    return status;
+}
+
+Test(fsdp1, summoning_refuses_what_pytorch_refuses)
+{
+    net_setup setup = net_setup_default();
+    expect_ranks(2, refuse_summons_rank, &setup);
+    setup.v1.use_orig_params = true;
+    setup.v1.unit.strategy = FSDP_V1_NO_SHARD;
+    expect_ranks(2, refuse_summons_rank, &setup);
+}
+
+/* Gradients are those that the optimizer would see; changes of them reach it. */
+static fsdp_status summon_grads(v1_net *net, fsdp_error *err)
+{
+    const fsdp_v1_summon_opts opts = {.with_grads = true};
+    double loss;
+    FSDP_TRY(net_microbatch(net, 0, fsdp_world_rank(net->world), &loss, err));
+    const fsdp_v1_place place = fsdp_v1_place_of(net->weight[1]);
+    const float *shard = fsdp_param_shard_grad(net->weight[1]);
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, net->unit[1], &opts, err));
+    float *grad = fsdp_param_grad(net->weight[1]);
+    EXPECT(grad && !fsdp_param_grad(net->weight[0]), err);
+    for (int64_t i = 0; i < place.own; i++)
+        EXPECT(grad[place.first + i] == shard[i], err);
+    for (int i = 0; i < NET_HIDDEN * NET_HIDDEN; i++)
+        grad[i] = (float)i;
+    FSDP_TRY(fsdp_v1_summon_end(net->v1, err));
+    for (int64_t i = 0; i < place.own; i++)
+        EXPECT(shard[i] == (float)(place.first + i), err);
+    return FSDP_OK;
+}
+
+static fsdp_status summon_grads_rank(world_rank *rank, fsdp_error *err)
+{
+    v1_net net;
+    fsdp_status status = net_build(&net, rank->world, rank->user, err);
+    if (status == FSDP_OK)
+        status = summon_grads(&net, err);
+    net_free(&net);
+    return status;
+}
+
+Test(fsdp1, gradients_are_summoned_with_their_unit_alone)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.use_orig_params = true;
+    expect_ranks(2, summon_grads_rank, &setup);
+    expect_ranks(4, summon_grads_rank, &setup);
+}
+
+/* --- hooks ------------------------------------------------------------------------------------ */
+
+/* What the library would have done. */
+static fsdp_status mean_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+                             fsdp_error *err)
+{
+    const fsdp_collective call = {.kind = bucket->shard ? FSDP_REDUCE_SCATTER : FSDP_ALL_REDUCE,
+                                  .dtype = bucket->dtype,
+                                  .in = bucket->grad,
+                                  .out = bucket->shard ? bucket->shard : bucket->grad,
+                                  .count = bucket->shard ? bucket->count / fsdp_comm_size(comm)
+                                                         : bucket->count,
+                                  .op = FSDP_REDUCE_AVG,
+                                  .unit = bucket->unit};
+    if (fsdp_comm_rank(comm) == 0)
+        ++*(int *)state;
+    return fsdp_comm_run(comm, &call, err);
+}
+
+static net_result plain_result, hooked_result;
+
+static void run(int ranks, const net_setup *setup, net_result *result)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(net_run(ranks, "cpu", setup, result, &err), FSDP_OK, "%s", err.text);
+}
+
+Test(fsdp1, a_hook_replaces_the_mean_with_its_division)
+{
+    static const fsdp_v1_strategy strategies[] = {FSDP_V1_FULL_SHARD, FSDP_V1_NO_SHARD};
+    for (int i = 0; i < 2; i++) {
+        int calls = 0;
+        net_setup setup = net_setup_default();
+        setup.v1.unit.strategy = strategies[i];
+        run(2, &setup, &plain_result);
+        setup.hook = mean_hook;
+        setup.hook_state = &calls;
+        run(2, &setup, &hooked_result);
+        cr_assert(net_equal(&plain_result, &hooked_result));
+        cr_assert_eq(calls, 4 * setup.steps);
+    }
+}
+
+static double largest_difference(const net_result *a, const net_result *b)
+{
+    double largest = 0;
+    for (int l = 0; l < NET_LAYERS; l++)
+        for (int i = 0; i < NET_WEIGHTS; i++)
+            largest = fmax(largest, fabs((double)a->weights[l][i] - (double)b->weights[l][i]));
+    return largest;
+}
+
+Test(fsdp1, compressed_gradients_are_close_and_not_the_same)
+{
+    static const fsdp_v1_strategy strategies[] = {FSDP_V1_SHARD_GRAD_OP, FSDP_V1_NO_SHARD};
+    static const fsdp_v1_comm_hook hooks[] = {fsdp_v1_fp16_compress_hook,
+                                              fsdp_v1_bf16_compress_hook};
+    for (int i = 0; i < 4; i++) {
+        net_setup setup = net_setup_default();
+        setup.v1.unit.strategy = strategies[i / 2];
+        setup.is_sgd = true;
+        run(4, &setup, &plain_result);
+        setup.hook = hooks[i % 2];
+        run(4, &setup, &hooked_result);
+        double difference = largest_difference(&plain_result, &hooked_result);
+        cr_assert(difference > 0 && difference < 2e-3, "%g", difference);
+    }
+}
+
+static fsdp_status refuse_hooks(world_rank *rank, fsdp_error *err)
+{
+    const net_setup *setup = rank->user;
+    fsdp_error why = {0};
+    v1_net net;
+    double loss;
+    FSDP_TRY(net_build(&net, rank->world, setup, err));
+    fsdp_status status = FSDP_OK;
+    const char *reason = "hybrid";
+    if (!setup->replicas && !setup->hook) {
+        reason = "before the first forward";
+        status = net_microbatch(&net, 0, 0, &loss, err);
+    } else if (setup->hook) {
+        reason = "was registered before";
+    }
+    if (status == FSDP_OK)
+        (void)!fsdp_v1_register_comm_hook(net.v1, NULL, fsdp_v1_bf16_compress_hook, &why);
+    net_free(&net);
+    FSDP_TRY(status);
+    EXPECT(says(&why, FSDP_ERR_USAGE, reason), err);
+    return FSDP_OK;
+}
+
+Test(fsdp1, hooks_come_once_and_early_and_not_to_hybrids)
+{
+    net_setup setup = net_setup_default();
+    expect_ranks(2, refuse_hooks, &setup);
+    setup.hook = fsdp_v1_fp16_compress_hook;
+    expect_ranks(2, refuse_hooks, &setup);
+    setup = net_setup_default();
+    setup.v1.unit.strategy = FSDP_V1_HYBRID_SHARD;
+    setup.replicas = 2;
+    expect_ranks(2, refuse_hooks, &setup);
+}
+
+/* --- clipping, groups, scaling ---------------------------------------------------------------- */
+
+static void expect_close(const net_result *a, const net_result *b, int steps)
+{
+    for (int i = 0; i < steps; i++)
+        cr_assert(fabs(a->norms[i] - b->norms[i]) <= 1e-6 * b->norms[i] && a->norms[i] > 0,
+                  "step %d: %.9g and %.9g", i, a->norms[i], b->norms[i]);
+    cr_assert_lt(largest_difference(a, b), 1e-6);
+}
+
+Test(fsdp1, the_norm_is_of_all_gradients_whatever_the_strategies)
+{
+    net_setup alone = net_setup_default(), setup = net_setup_default();
+    alone.is_plain = alone.is_sgd = setup.is_sgd = true;
+    alone.clip = setup.clip = 0.05;
+    alone.microbatches = 4;
+    alone.divide = 4;
+    run(1, &alone, &plain_result);
+    setup.v1.unit.strategy = FSDP_V1_NO_SHARD; /* all of them */
+    run(4, &setup, &hooked_result);
+    expect_close(&hooked_result, &plain_result, setup.steps);
+    setup.has_layer_opts = true; /* the root's bias alone is not cut */
+    setup.layer.strategy = FSDP_V1_FULL_SHARD;
+    run(4, &setup, &hooked_result);
+    expect_close(&hooked_result, &plain_result, setup.steps);
+    setup.replicas = 2; /* three kinds of one mesh */
+    setup.layer.strategy = FSDP_V1_HYBRID_SHARD;
+    run(4, &setup, &hooked_result);
+    expect_close(&hooked_result, &plain_result, setup.steps);
+}
+
+static bool is_bias(void *user, const fsdp_param *param)
+{
+    (void)user;
+    return strstr(fsdp_param_name(param), "bias") != NULL;
+}
+
+static bool is_weight(void *user, const fsdp_param *param)
+{
+    return !is_bias(user, param);
+}
+
+Test(fsdp1, groups_are_of_declared_parameters)
+{
+    static const fsdp_optim_group groups[] = {
+        {.match = is_bias, .lr = 0.01}, {.match = is_weight, .lr = 1e-3, .weight_decay = 0.1}};
+    net_setup alone = net_setup_default(), setup = net_setup_default();
+    alone.is_plain = true;
+    alone.microbatches = 2;
+    alone.divide = 2;
+    alone.groups = setup.groups = groups;
+    alone.group_count = setup.group_count = 2;
+    setup.v1.use_orig_params = true;
+    run(1, &alone, &plain_result);
+    run(2, &setup, &hooked_result);
+    cr_assert(net_equal(&plain_result, &hooked_result));
+    alone.group_count = setup.group_count = 1; /* weights are not stepped */
+    run(1, &alone, &plain_result);
+    run(2, &setup, &hooked_result);
+    cr_assert(net_equal(&plain_result, &hooked_result));
+}
+
+static fsdp_status find_infinity(world_rank *rank, fsdp_error *err)
+{
+    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    fsdp_scaler *scaler = NULL;
+    v1_net net;
+    double loss;
+    bool skipped = false;
+    FSDP_TRY(net_build(&net, rank->world, rank->user, err));
+    fsdp_status status = fsdp_scaler_create(&opts, &scaler, err);
+    if (status == FSDP_OK)
+        status = net_microbatch(&net, 0, fsdp_world_rank(rank->world), &loss, err);
+    float *grad = fsdp_param_shard_grad(net.root_bias);
+    if (status == FSDP_OK && fsdp_world_rank(rank->world) == 1)
+        grad[0] = INFINITY;
+    if (status == FSDP_OK)
+        status = fsdp_scaler_step(scaler, net.optim, &skipped, err);
+    bool is_less = scaler && fsdp_scaler_scale(scaler) == opts.init_scale / 2;
+    fsdp_scaler_free(scaler);
+    net_free(&net);
+    FSDP_TRY(status);
+    EXPECT(skipped && is_less, err);
+    return FSDP_OK;
+}
+
+Test(fsdp1, one_rank_that_finds_an_infinity_stops_all)
+{
+    net_setup setup = net_setup_default();
+    expect_ranks(2, find_infinity, &setup);
+}
+
+/* --- frozen parameters ------------------------------------------------------------------------ */
+
+static fsdp_status step_abc(fsdp_v1 *v1, fsdp_param *const *abc, fsdp_error *err)
+{
+    fsdp_unit *unit = fsdp_v1_unit(v1, "");
+    fsdp_root *root = fsdp_v1_root(v1);
+    fsdp_error why = {0};
+    FSDP_TRY(fsdp_root_begin_forward(root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(unit, err));
+    FSDP_TRY(fsdp_unit_post_forward(unit, err));
+    FSDP_TRY(fsdp_root_end_forward(root, err));
+    FSDP_TRY(fsdp_unit_pre_backward(unit, err));
+    for (int i = 0; i < 6; i++)
+        ((float *)fsdp_param_grad(abc[0]))[i] = 1;
+    EXPECT(!fsdp_param_grad(abc[1]), err);
+    EXPECT(fsdp_root_end_backward(root, &why) == FSDP_ERR_USAGE && strstr(why.text, "'b'"), err);
+    return fsdp_root_end_backward(root, err);
+}
+
+static fsdp_status compare_abc(fsdp_v1 *v1, fsdp_param *const *abc, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_v1_summon_full_params(v1, NULL, NULL, err));
+    const float *a = fsdp_param_data(abc[0]), *b = fsdp_param_data(abc[1]),
+                *c = fsdp_param_data(abc[2]);
+    for (int i = 0; i < 3; i++)
+        EXPECT(a[i] != uniform("a", i, 2) && b[i] == uniform("b", i, 3), err);
+    EXPECT(c[4] != uniform("c", 4, 5), err); /* decays: what has no gradient has zeros */
+    return fsdp_v1_summon_end(v1, err);
+}
+
+static fsdp_status freeze_b(fsdp_model *model, fsdp_v1 **v1, fsdp_optim **optim, fsdp_error *err)
+{
+    const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_param *abc[3];
+    fsdp_sd *sd;
+    opts.use_orig_params = true;
+    FSDP_TRY(declare_abc(model, abc, err));
+    FSDP_TRY(fsdp_param_set_requires_grad(abc[1], false, err));
+    FSDP_TRY(fsdp_v1_create(model, &opts, v1, err));
+    FSDP_TRY(fsdp_v1_init_uniform(*v1, 1, err));
+    FSDP_TRY(fsdp_v1_adamw_create(*v1, &adam, optim, err));
+    FSDP_TRY(step_abc(*v1, abc, err));
+    FSDP_TRY(fsdp_optim_step(*optim, err));
+    FSDP_TRY(compare_abc(*v1, abc, err));
+    FSDP_TRY(fsdp_v1_optim_state_dict(*v1, *optim, NULL, &sd, err));
+    bool has_a = fsdp_sd_find(sd, "state.a.exp_avg", 15) >= 0;
+    bool has_b = fsdp_sd_find(sd, "state.b.exp_avg", 15) >= 0;
+    fsdp_sd_free(sd);
+    EXPECT(has_a && !has_b, err);
+    return FSDP_OK;
+}
+
+static fsdp_status freeze(world_rank *rank, fsdp_error *err)
+{
+    fsdp_model *model = NULL;
+    fsdp_v1 *v1 = NULL;
+    fsdp_optim *optim = NULL;
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = freeze_b(model, &v1, &optim, err);
+    fsdp_optim_free(optim);
+    fsdp_v1_free(v1);
+    fsdp_model_free(model);
+    return status;
+}
+
+Test(fsdp1, frozen_parameters_lie_among_others_and_stay)
+{
+    for (int ranks = 1; ranks <= 4; ranks++)
+        expect_ranks(ranks, freeze, NULL);
+}
+
+/* --- dtypes, pointers ------------------------------------------------------------------------- */
+
+static fsdp_status look_at_dtypes(world_rank *rank, fsdp_error *err)
+{
+    fsdp_error why = {0};
+    v1_net net;
+    fsdp_status status = net_build(&net, rank->world, rank->user, err);
+    bool is_narrow = status == FSDP_OK && fsdp_param_data_dtype(net.bias[0]) == FSDP_BF16 &&
+                     net.unit[0]->opts.reduce_dtype == FSDP_BF16;
+    bool is_aligned = status == FSDP_OK && fsdp_v1_place_of(net.bias[0]).offset == 40; /* of 35 */
+    void *early = status == FSDP_OK ? fsdp_param_data(net.bias[0]) : NULL;
+    (void)!fsdp_root_begin_forward(net.root, &why);
+    net_free(&net);
+    FSDP_TRY(status);
+    EXPECT(is_narrow && is_aligned && !early, err);
+    EXPECT(says(&why, FSDP_ERR_USAGE, "layers.0"), err);
+    return FSDP_OK;
+}
+
+Test(fsdp1, gradients_are_reduced_in_the_dtype_of_the_mathematics)
+{
+    net_setup setup = net_setup_default();
+    setup.v1.unit.param_dtype = FSDP_BF16;
+    setup.v1.use_orig_params = true;
+    expect_ranks(2, look_at_dtypes, &setup);
+}
