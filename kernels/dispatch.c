@@ -3,6 +3,7 @@
  * when FSDP_KERNELS=c. Threads that race for the first choice all choose the same, so an atomic
  * pointer is enough.
  */
+#include "kernels/matrix.h"
 #include "kernels/variants.h"
 
 #include <stdatomic.h>
@@ -133,6 +134,21 @@ fsdp_crc32_add *fsdp_crc32_add_get(void)
 #if defined(__x86_64__)
     if (!is_plain_forced() && __builtin_cpu_supports("pclmul"))
         found = fsdp_crc32_add_clmul;
+#endif
+    atomic_store_explicit(&chosen, found, memory_order_relaxed);
+    return found;
+}
+
+const fsdp_matrix_variant *fsdp_matrix_variant_get(void)
+{
+    static _Atomic(const fsdp_matrix_variant *) chosen;
+    const fsdp_matrix_variant *found = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (found)
+        return found;
+    found = &fsdp_matrix_c;
+#if defined(__x86_64__)
+    if (!is_plain_forced() && has_avx2() && __builtin_cpu_supports("fma"))
+        found = &fsdp_matrix_avx2;
 #endif
     atomic_store_explicit(&chosen, found, memory_order_relaxed);
     return found;

@@ -1,0 +1,176 @@
+/*
+ * C = A B in blocks. For every block of columns and of the inner dimension B is packed into panels of a
+ * tile's width; then blocks of rows of A meet each panel in turn, so that a block of A stays in the second
+ * cache and a panel in the first. A is read where it lies when its inner dimension is contiguous, else it is
+ * packed per tile.
+ */
+#include "kernels/matrix.h"
+
+#include <string.h>
+
+enum { TILE_ROWS = FSDP_TILE_ROWS, TILE_COLUMNS = FSDP_TILE_COLUMNS };
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static fsdp_matrix part_of(fsdp_matrix whole, int64_t row, int64_t column)
+{
+    whole.data += row * whole.row + column * whole.column;
+    return whole;
+}
+
+void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t from_row,
+                           int64_t rows, int64_t columns)
+{
+    fsdp_matrix_variant_get()->transpose(to, to_row, from, from_row, rows, columns);
+}
+
+/* --- packing ---------------------------------------------------------------------------------- */
+
+/* Rows of k x n, cut into panels of a tile's width; the last one is filled up with zeros. */
+static void pack_rows_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
+{
+    int64_t whole = n / TILE_COLUMNS * TILE_COLUMNS, panel = k * TILE_COLUMNS;
+    float *last = to + whole * k;
+    if (whole < n)
+        memset(last, 0, (size_t)panel * sizeof *to);
+    for (int64_t p = 0; p < k; p++) {
+        const float *from = b.data + p * b.row;
+        for (int64_t j = 0; j < whole; j += TILE_COLUMNS)
+            memcpy(to + j * k + p * TILE_COLUMNS, from + j, TILE_COLUMNS * sizeof *to);
+        for (int64_t j = whole; j < n; j++)
+            last[p * TILE_COLUMNS + j - whole] = from[j];
+    }
+}
+
+/* The same where columns are contiguous. */
+static void pack_columns_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
+{
+    for (int64_t j = 0; j < n; j += TILE_COLUMNS, to += k * TILE_COLUMNS) {
+        int64_t columns = smaller(n - j, TILE_COLUMNS);
+        if (columns < TILE_COLUMNS)
+            memset(to, 0, (size_t)(k * TILE_COLUMNS) * sizeof *to);
+        fsdp_matrix_transpose(to, TILE_COLUMNS, b.data + j * b.column, b.column, columns, k);
+    }
+}
+
+static void pack_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
+{
+    if (b.column == 1)
+        pack_rows_of_b(to, b, k, n);
+    else
+        pack_columns_of_b(to, b, k, n);
+}
+
+/* Rows are dealt out evenly: a narrow last tile would wait for its few sums. */
+typedef struct row_split {
+    int64_t count, rows;
+} row_split;
+
+static row_split split_rows(int64_t rows)
+{
+    return (row_split){(rows + TILE_ROWS - 1) / TILE_ROWS, rows};
+}
+
+static int64_t first_row(row_split split, int64_t tile)
+{
+    return split.rows * tile / split.count;
+}
+
+/* A tile's rows together, element by element of the inner dimension. */
+static void pack_rows(float *to, fsdp_matrix a, row_split split, int64_t k)
+{
+    for (int64_t t = 0; t < split.count; t++) {
+        int64_t first = first_row(split, t), rows = first_row(split, t + 1) - first;
+        float *tile = to + first * k;
+        for (int64_t p = 0; p < k; p++)
+            for (int64_t i = 0; i < rows; i++)
+                tile[p * rows + i] = a.data[(first + i) * a.row + p * a.column];
+    }
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+typedef struct block {
+    const fsdp_matrix_variant *variant;
+    float *c;
+    int64_t c_row, k;
+    fsdp_matrix a;
+    bool a_is_packed, adds;
+} block;
+
+/* A tile of fewer columns is made beside C. */
+static void make_narrow_tile(const block *work, fsdp_tile tile, int64_t columns)
+{
+    float beside[TILE_ROWS * TILE_COLUMNS] = {0};
+    float *c = tile.c;
+    int64_t c_row = tile.c_row;
+    for (int64_t i = 0; tile.adds && i < tile.rows; i++)
+        memcpy(beside + i * TILE_COLUMNS, c + i * c_row, (size_t)columns * sizeof *c);
+    tile.c = beside;
+    tile.c_row = TILE_COLUMNS;
+    work->variant->tile(&tile);
+    for (int64_t i = 0; i < tile.rows; i++)
+        memcpy(c + i * c_row, beside + i * TILE_COLUMNS, (size_t)columns * sizeof *c);
+}
+
+static void multiply_panel(const block *work, row_split split, const float *b, int64_t column,
+                           int64_t columns)
+{
+    for (int64_t t = 0; t < split.count; t++) {
+        int64_t first = first_row(split, t), rows = first_row(split, t + 1) - first;
+        fsdp_tile tile = {.c = work->c + first * work->c_row + column,
+                          .c_row = work->c_row,
+                          .a = work->a.data + first * (work->a_is_packed ? work->k : work->a.row),
+                          .a_row = work->a_is_packed ? 1 : work->a.row,
+                          .a_inner = work->a_is_packed ? rows : work->a.column,
+                          .b = b,
+                          .rows = rows,
+                          .k = work->k,
+                          .adds = work->adds};
+        if (columns == TILE_COLUMNS)
+            work->variant->tile(&tile);
+        else
+            make_narrow_tile(work, tile, columns);
+    }
+}
+
+/* All rows of C against one packed block of B, n columns wide. */
+static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_scratch *scratch)
+{
+    const fsdp_matrix a = work.a;
+    float *c = work.c;
+    for (int64_t i = 0; i < m; i += FSDP_MATRIX_ROWS) {
+        row_split split = split_rows(smaller(m - i, FSDP_MATRIX_ROWS));
+        work.a = part_of(a, i, 0);
+        work.c = c + i * work.c_row;
+        work.a_is_packed = a.column != 1;
+        if (work.a_is_packed) {
+            pack_rows(scratch->a, work.a, split, work.k);
+            work.a.data = scratch->a;
+        }
+        const float *b = scratch->b;
+        for (int64_t j = 0; j < n; j += TILE_COLUMNS, b += work.k * TILE_COLUMNS)
+            multiply_panel(&work, split, b, j, smaller(n - j, TILE_COLUMNS));
+    }
+}
+
+void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m,
+                          int64_t n, int64_t k, const fsdp_matrix_scratch *scratch)
+{
+    for (int64_t j = 0; j < n; j += FSDP_MATRIX_COLUMNS) {
+        int64_t columns = smaller(n - j, FSDP_MATRIX_COLUMNS);
+        for (int64_t p = 0; p < k; p += FSDP_MATRIX_INNER) {
+            block work = {.variant = fsdp_matrix_variant_get(),
+                          .c = c + j,
+                          .c_row = c_row,
+                          .k = smaller(k - p, FSDP_MATRIX_INNER),
+                          .a = part_of(a, 0, p),
+                          .adds = p > 0};
+            pack_b(scratch->b, part_of(b, p, j), work.k, columns);
+            multiply_block(work, m, columns, scratch);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+/*
+ * Products of f32 matrices, C = A B, in blocks that stay in the caches; kernels/matrix.c. What a tile of C
+ * is made with depends on the processor (kernels/matrix_tile.c, kernels/x86/matrix_avx2.c), its bits do not:
+ * every element is one chain of fused multiply-adds in the order of the inner dimension.
+ */
+#ifndef FSDP_MATRIX_H
+#define FSDP_MATRIX_H
+
+#include <fsdp/status.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    FSDP_TILE_ROWS = 6,        /* with two vectors of columns: twelve sums in registers */
+    FSDP_TILE_COLUMNS = 16
+};
+
+/* How a matrix lies in memory: element (i, j) is data[i * row + j * column]. */
+typedef struct fsdp_matrix { const float *data; int64_t row, column; } fsdp_matrix;
+
+/* What is shared by products of any size: packed blocks, and room for a transposed result. */
+typedef struct fsdp_matrix_scratch { float *a, *b; } fsdp_matrix_scratch;
+enum { FSDP_MATRIX_INNER = 256, FSDP_MATRIX_ROWS = 96, FSDP_MATRIX_COLUMNS = 256 };   /* of a block */
+
+/* C, m x n with rows c_row elements apart, becomes the product of A, m x k, and B, k x n. C overlaps
+ * neither. scratch: FSDP_MATRIX_ROWS x _INNER and _INNER x _COLUMNS elements. */
+void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m, int64_t n,
+                          int64_t k, const fsdp_matrix_scratch *scratch);
+
+/* to[j * to_row + i] = from[i * from_row + j] */
+void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                           int64_t columns);
+
+/* --- per processor ----------------------------------------------------------------------------- */
+
+typedef struct fsdp_tile {
+    float *c;                  /* rows (at most FSDP_TILE_ROWS) x FSDP_TILE_COLUMNS */
+    int64_t c_row;
+    const float *a;            /* element (i, p) is a[i * a_row + p * a_inner] */
+    int64_t a_row, a_inner;
+    const float *b;            /* k rows of FSDP_TILE_COLUMNS elements, packed */
+    int64_t rows, k;
+    bool adds;                 /* the chain goes on from what c holds; else it begins with zero */
+} fsdp_tile;
+
+typedef struct fsdp_matrix_variant {
+    const char *name;
+    void (*tile)(const fsdp_tile *tile);
+    void (*transpose)(float *to, int64_t to_row, const float *from, int64_t from_row, int64_t rows,
+                      int64_t columns);
+} fsdp_matrix_variant;
+
+extern const fsdp_matrix_variant fsdp_matrix_c;
+#if defined(__x86_64__)
+extern const fsdp_matrix_variant fsdp_matrix_avx2;
+#endif
+/* The best for this processor; FSDP_KERNELS=c forces the plain one. */
+const fsdp_matrix_variant *fsdp_matrix_variant_get(void);
+
+#endif
