@@ -70,6 +70,13 @@ static fsdp_matrix turn(fsdp_matrix matrix)
     return (fsdp_matrix){matrix.data, matrix.column, matrix.row};
 }
 
+void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = 0; o < out; o++)
+            y[r * out + o] += bias[o];
+}
+
 /* y^T = W x^T: the weight, the larger one, is read where it lies. */
 fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size, const float *x,
                                 const float *weight, const float *bias, float *y, fsdp_error *err)
@@ -78,9 +85,8 @@ fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size s
     fsdp_matrix_multiply(scratch->turned, size.rows, rows_of(weight, size.in),
                          turn(rows_of(x, size.in)), size.out, size.rows, size.in, &scratch->blocks);
     fsdp_matrix_transpose(y, size.out, scratch->turned, size.rows, size.out, size.rows);
-    for (int64_t r = 0; bias && r < size.rows; r++)
-        for (int64_t o = 0; o < size.out; o++)
-            y[r * size.out + o] += bias[o];
+    if (bias)
+        fsdp_linear_add_bias(y, bias, size.rows, size.out);
     return FSDP_OK;
 }
 

@@ -28,6 +28,7 @@ typedef struct fsdp_linear_size { int64_t rows, in, out; } fsdp_linear_size;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_forward(fsdp_linear_scratch *scratch, fsdp_linear_size size,
                                                       const float *x, const float *weight, const float *bias,
                                                       float *y, fsdp_error *err);
+FSDP_API void fsdp_linear_add_bias(float *y, const float *bias, int64_t rows, int64_t out);
 /* dx = dy W */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_linear_grad_input(fsdp_linear_scratch *scratch, fsdp_linear_size size,
                                                          const float *dy, const float *weight, float *dx,

@@ -160,6 +160,8 @@ static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_s
 void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m,
                           int64_t n, int64_t k, const fsdp_matrix_scratch *scratch)
 {
+    for (int64_t i = 0; i < m && k == 0; i++)
+        memset(c + i * c_row, 0, (size_t)n * sizeof *c);
     for (int64_t j = 0; j < n; j += FSDP_MATRIX_COLUMNS) {
         int64_t columns = smaller(n - j, FSDP_MATRIX_COLUMNS);
         for (int64_t p = 0; p < k; p += FSDP_MATRIX_INNER) {

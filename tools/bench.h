@@ -14,8 +14,11 @@
 
 /* --- options ---------------------------------------------------------------------------------- */
 
+typedef struct step_options step_options;      /* bench_step.h */
+
 typedef struct bench_options {
     cli_common common;
+    step_options *step;        /* options of step alone */
     const char *command, *path;    /* path: DIR of make and check */
     int argc;                      /* as the program was started: fsdp_launch takes its part */
     char **argv;
@@ -111,6 +114,7 @@ fsdp_status bench_measure(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_collectives(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_unshard(const bench_options *opts, fsdp_error *err);
 fsdp_status bench_copies(const bench_options *opts, fsdp_error *err);
+fsdp_status bench_step(const bench_options *opts, fsdp_error *err);
 /* Ends the program with a usage error where options make no sense. */
 void bench_check_collectives(const bench_options *opts);
 
@@ -246,6 +250,7 @@ typedef struct bench_row {
     const bench_times *ours, *plain;   /* plain NULL: nothing to compare with */
     bool met;
     int64_t bytes_read, bytes_needed, peak_kib;
+    bool stands_alone;         /* one line of JSON, and no member of a list */
     fsdp_text more;            /* further members, each with a comma before it; released by the call */
 } bench_row;
 fsdp_status bench_print_row(const bench_options *opts, bench_row *row);

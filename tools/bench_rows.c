@@ -35,7 +35,8 @@ static void add_range_json(fsdp_text *text, const char *name, const bench_times 
 
 static void add_row_json(fsdp_text *text, const bench_row *row)
 {
-    bench_begin_item(text, "rows");
+    if (!row->stands_alone)
+        bench_begin_item(text, "rows");
     fsdp_text_addf(text, "{\"work\": \"%s\"", row->work);
     add_times_json(text, "ours", row->ours);
     fsdp_text_addf(text, ", \"against\": ");
@@ -59,7 +60,7 @@ static void add_row_json(fsdp_text *text, const bench_row *row)
     if (row->plain)
         add_range_json(text, "against", row->plain);
     fsdp_text_add(text, row->more.data ? row->more.data : "", row->more.size);
-    fsdp_text_add(text, "}", 1);
+    fsdp_text_addf(text, row->stands_alone ? "}\n" : "}");
 }
 
 static void add_row(fsdp_text *text, const bench_row *row)

@@ -2,7 +2,7 @@
  * fsdp-bench: makes synthetic checkpoints, proves every element of them, and measures the library
  * beside what the plain file system, memcpy or another library does with the same bytes.
  */
-#include "tools/bench.h"
+#include "tools/bench_step.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,12 +51,12 @@ static const struct argp_option options[] = {
     {"size", KEY_SIZE, "SIZE", 0, "others: bytes of the state (default: 1G)", 0},
     {"dir", KEY_DIR, "DIR", 0, "others: where files are written (default: .)", 0},
     {"rounds", KEY_ROUNDS, "N", 0, "others: repetitions, at least 5 (default: 5)", 0},
-    {"peer", KEY_PEER, "PROGRAM", 0, "compress, convert, collectives: whom to compare with", 0},
+    {"peer", KEY_PEER, "PROGRAM", 0, "whom to compare with, as a program", 0},
     {"ops", KEY_OPS, "OPS", 0, "collectives: of ag, rs and ar (default: ag,rs,ar)", 0},
     {"sizes", KEY_SIZES, "SIZES", 0, "collectives: whole tensors (64K,1M,16M,256M)", 0},
     {"dtype", KEY_DTYPE, "T", 0, "collectives: of the elements (default: f32)", 0},
     {"buffers", KEY_BUFFERS, "KIND", 0, "collectives: pool (default) or private", 0},
-    {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo, in turns with ours", 0},
+    {"against", KEY_AGAINST, "NAME", 0, "collectives: openmpi or gloo; step: torch", 0},
     {"np", KEY_NP, "N", 0, "ranks are N processes", 1},
     {"threads", KEY_THREADS, "N", 0, "ranks are N threads", 1},
     {"comm", KEY_COMM, "NAME", 0, "self, threads, shm or mpi", 1},
@@ -74,7 +74,8 @@ typedef enum command_set {
     FOR_PEERS = 4,
     FOR_SAVE = 8,
     FOR_RANKS = 16, /* started by fsdp_launch: its options are good */
-    FOR_COLLECTIVES = 32
+    FOR_COLLECTIVES = 32,
+    FOR_STEP = 64
 } command_set;
 
 static const struct {
@@ -97,11 +98,12 @@ static const struct {
     {"chunk-cat", bench_copies, FOR_RANKS, false},
     {"copy-out", bench_copies, FOR_RANKS, false},
     {"cast", bench_copies, FOR_RANKS, false},
+    {"step", bench_step, FOR_RANKS | FOR_STEP | FOR_PEERS, false},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
 static const char command_list[] =
     "make, check, save, load, reshard, many, compress, manifest, convert, collectives, unshard, "
-    "chunk-cat, copy-out, cast";
+    "chunk-cat, copy-out, cast, step";
 
 static const char *command_names[COMMANDS + 1];
 static const cli_words words[] = {{NULL, command_names}, {"model", bench_models}, {0}};
@@ -136,7 +138,7 @@ static const struct {
     {KEY_SIZES, "sizes", FOR_COLLECTIVES},
     {KEY_DTYPE, "dtype", FOR_COLLECTIVES},
     {KEY_BUFFERS, "buffers", FOR_COLLECTIVES},
-    {KEY_AGAINST, "against", FOR_COLLECTIVES},
+    {KEY_AGAINST, "against", FOR_COLLECTIVES | FOR_STEP},
     {KEY_NP, "np", FOR_RANKS},
     {KEY_THREADS, "threads", FOR_RANKS},
     {KEY_COMM, "comm", FOR_RANKS},
@@ -152,6 +154,16 @@ static void check_scopes(const bench_options *opts)
     for (size_t i = 0; i < sizeof scopes / sizeof *scopes; i++)
         if ((opts->given & UINT64_C(1) << (scopes[i].key - KEY_MODEL)) && !(scopes[i].heeded & set))
             cli_usage_error("--%s means nothing to %s", scopes[i].name, opts->command);
+    if (opts->step->first && !(set & FOR_STEP))
+        cli_usage_error("--%s means nothing to %s", opts->step->first, opts->command);
+}
+
+static void check_step(bench_options *opts)
+{
+    if (opts->against && strcmp(opts->against, "torch") != 0)
+        cli_usage_error("--against '%s': step has torch", opts->against);
+    if (!(opts->given & UINT64_C(1) << (KEY_SEED - KEY_MODEL)))
+        opts->seed = 1;
 }
 
 static void parse_argument(bench_options *opts, const char *arg)
@@ -197,6 +209,8 @@ static void check_arguments(bench_options *opts)
         opts->deadline_ms = 1000 * (int)cli_parse_integer("--deadline", opts->deadline, 1, 1 << 20);
     if (set & FOR_COLLECTIVES)
         bench_check_collectives(opts);
+    if (set & FOR_STEP)
+        check_step(opts);
     if (strcmp(opts->command, "make") == 0)
         check_make(opts);
 }
@@ -210,6 +224,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_INIT:
         for (int i = 0; i < 2; i++)
             state->child_inputs[i] = &opts->common;
+        state->child_inputs[2] = opts->step;
         return 0;
     case KEY_MODEL: opts->model = arg; return 0;
     case KEY_SCALE: opts->scale = cli_parse_real("--scale", arg); return 0;
@@ -247,7 +262,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_child children[] = {
-    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {0}};
+    {&cli_work_argp, 0, NULL, 0}, {&cli_general_argp, 0, NULL, 0}, {&step_argp, 0, NULL, 0}, {0}};
 static const struct argp argp = {.options = options, .parser = parse, .children = children};
 
 static const cli_tool tool = {
@@ -255,18 +270,21 @@ static const cli_tool tool = {
     .args = "COMMAND [DIR]",
     .summary = "Makes, proves and measures checkpoints, and measures training: make, check, save, "
                "load, reshard, many, compress, manifest, convert, collectives, unshard, chunk-cat, "
-               "copy-out, cast.",
+               "copy-out, cast, step.",
     .examples = "  fsdp-bench make --model gpt2 --scale 0.1 --world-size 4 step-1\n"
                 "  mpirun -n 4 fsdp-bench make --model llama-1b --saves 3 run\n"
                 "  fsdp-bench check step-1                  every element and value\n"
                 "  fsdp-bench load --json --dir /scratch    beside the plain file system\n"
-                "  fsdp-bench collectives --np 2 --against openmpi\n",
+                "  fsdp-bench collectives --np 2 --against openmpi\n"
+                "  fsdp-bench step --threads 4 --layers 4 --width 64\n",
     .argp = &argp,
     .words = words};
 
 int main(int argc, char **argv)
 {
-    bench_options opts = {.argc = argc,
+    step_options step = step_options_default();
+    bench_options opts = {.step = &step,
+                          .argc = argc,
                           .argv = argv,
                           .scale = 1,
                           .size = (int64_t)1 << 30,
