@@ -110,7 +110,8 @@ static fsdp_status print_memory(const step_run *run, fsdp_error *err)
     const fsdp_memory memory = fsdp_root_memory(run->model.root);
     int64_t expected[FSDP_MEMORY_CLASSES];
     fsdp_text text = {0};
-    FSDP_TRY(step_memory_expect(&run->model, expected, err));
+    bool trains = run->model.opts->steps > 0 || run->opts->against;
+    FSDP_TRY(step_memory_expect(&run->model, trains, expected, err));
     fsdp_text_addf(&text, "{");
     add_classes(&text, "bytes", memory.now);
     fsdp_text_addf(&text, ",");
@@ -187,7 +188,7 @@ static fsdp_status take_turns(step_run *run, bench_peer *peer, bench_times *ours
 static fsdp_status expect_bytes(const step_run *run, int64_t *bytes_out, fsdp_error *err)
 {
     int64_t expected[FSDP_MEMORY_CLASSES];
-    FSDP_TRY(step_memory_expect(&run->model, expected, err));
+    FSDP_TRY(step_memory_expect(&run->model, true, expected, err));
     *bytes_out =
         step_model_bytes(&run->model) + fsdp_root_memory(run->model.root).peak[FSDP_MEMORY_OPTIM];
     for (int i = 0; i < FSDP_MEMORY_CLASSES; i++)

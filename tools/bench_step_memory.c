@@ -221,8 +221,8 @@ static void run_backward(ledger *book, bool is_last)
     }
 }
 
-fsdp_status step_memory_expect(const step_model *model, int64_t peak_out[FSDP_MEMORY_CLASSES],
-                               fsdp_error *err)
+fsdp_status step_memory_expect(const step_model *model, bool trains,
+                               int64_t peak_out[FSDP_MEMORY_CLASSES], fsdp_error *err)
 {
     const step_options *opts = model->opts;
     ledger book = {.model = model, .peak = peak_out};
@@ -233,7 +233,7 @@ fsdp_status step_memory_expect(const step_model *model, int64_t peak_out[FSDP_ME
         return fsdp_fail(err, FSDP_ERR_LIMIT, "out of memory");
     list_units(&book);
     int microbatches = opts->accumulate < 3 ? opts->accumulate : 3; /* more are like the second */
-    for (int i = 0; i < microbatches; i++) {
+    for (int i = 0; i < microbatches && trains; i++) {
         run_forward(&book);
         run_backward(&book, i == microbatches - 1);
     }

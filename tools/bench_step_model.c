@@ -383,7 +383,6 @@ fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fs
 {
     for (int i = 0; i < model->opts->layers; i++)
         fsdp_unit_set_requires_gradient_sync(model->layers[i].unit, is_last, false);
-    fsdp_root_set_is_last_backward(model->root, is_last);
     FSDP_TRY(forward(model, err));
     *loss_out = find_loss(model);
     return backward(model, err);
