@@ -59,26 +59,51 @@ static void tell_disown(const fsdp_memory_pool *pool, const fsdp_block *block)
         pool->device->ops->disown(block->stream, block->data);
 }
 
-/* Those that no stream uses any more; all: waits for the others. */
-static void trim(fsdp_memory_pool *pool, bool all)
+/* Takes it out of the free ones. */
+static fsdp_block *unlink_free(fsdp_memory_pool *pool, fsdp_block **at)
 {
-    fsdp_block **at = &pool->free;
-    while (*at) {
-        fsdp_block *block = *at;
-        if (all)
-            (void)!pool->device->ops->sync(block->given, NULL);
-        if (all || pool->device->ops->is_reached(block->given)) {
-            *at = block->next;
-            destroy(pool, block);
-        } else {
-            at = &block->next;
-        }
+    fsdp_block *block = *at;
+    *at = block->next;
+    pool->kept -= block->room;
+    return block;
+}
+
+/* All free blocks; those that streams still use are waited for. */
+static void trim(fsdp_memory_pool *pool)
+{
+    while (pool->free) {
+        (void)!pool->device->ops->sync(pool->free->given, NULL);
+        destroy(pool, unlink_free(pool, &pool->free));
+    }
+}
+
+/* The one that was given back first, of those that no stream uses any more. */
+static fsdp_block **find_oldest(fsdp_memory_pool *pool)
+{
+    fsdp_block **oldest = NULL;
+    for (fsdp_block **at = &pool->free; *at; at = &(*at)->next)
+        if (pool->device->ops->is_reached((*at)->given))
+            oldest = at;
+    return oldest;
+}
+
+enum { KEPT_BESIDE = 16 << 20 };
+
+/* Before `room` more bytes are taken from the device. */
+static void make_way(fsdp_memory_pool *pool, size_t room)
+{
+    size_t most = pool->used + room > pool->most_used ? pool->used + room : pool->most_used;
+    while (pool->used + pool->kept + room > most + KEPT_BESIDE) {
+        fsdp_block **oldest = find_oldest(pool);
+        if (!oldest)
+            return;
+        destroy(pool, unlink_free(pool, oldest));
     }
 }
 
 void fsdp_memory_release(fsdp_memory_pool *pool)
 {
-    trim(pool, true);
+    trim(pool);
 }
 
 /* A little more room than needed is fine: sizes of a step come again. */
@@ -88,10 +113,8 @@ static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_c
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
         fsdp_block *block = *at;
         if (block->stream == stream && block->comm == comm && block->room >= size &&
-            block->room - size <= size / 8) {
-            *at = block->next;
-            return block;
-        }
+            block->room - size <= size / 8)
+            return unlink_free(pool, at);
     }
     return NULL;
 }
@@ -124,11 +147,11 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
     size_t room = size + slack;
     fsdp_block *block = find_free(pool, stream, comm, room);
     if (!block) {
-        trim(pool, false);
+        make_way(pool, room);
         block = make(pool, comm, room);
     }
     if (!block) {
-        trim(pool, true);
+        trim(pool);
         block = make(pool, comm, room);
     }
     if (!block)
@@ -136,6 +159,9 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
     block->size = size;
     block->class = class;
     block->stream = stream;
+    pool->used += block->room;
+    if (pool->used > pool->most_used)
+        pool->most_used = pool->used;
     fsdp_memory_count(pool, class, (int64_t)size);
     tell_own(pool, block);
     *block_out = block;
@@ -158,6 +184,8 @@ void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last
     tell_disown(pool, block);
     block->given = ops->record(block->stream);
     fsdp_memory_count(pool, block->class, -(int64_t)block->size);
+    pool->used -= block->room;
+    pool->kept += block->room;
     block->next = pool->free;
     pool->free = block;
 }

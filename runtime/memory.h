@@ -3,8 +3,8 @@
  * that uses it: the block's stream waits for that, so that whoever gets the block next, on the same stream,
  * cannot be too early. The host never waits.
  *
- * Blocks that were given back are kept for their stream and size; when something else is wanted they go back
- * to the device first.
+ * Blocks that were given back are kept for their stream and size: the next step wants the same. All blocks
+ * together hold little more than was ever in use at once; beyond that the oldest ones go back to the device.
  */
 #ifndef FSDP_MEMORY_H
 #define FSDP_MEMORY_H
@@ -26,7 +26,8 @@ typedef struct fsdp_block {
 
 typedef struct fsdp_memory_pool {
     fsdp_device *device;
-    fsdp_block *free;
+    fsdp_block *free;          /* the last that was given first */
+    size_t used, most_used, kept;      /* room of blocks in use, now and at most, and of free ones */
     fsdp_memory counts;
 } fsdp_memory_pool;
 
