@@ -79,15 +79,28 @@ static int64_t first_row(row_split split, int64_t tile)
     return split.rows * tile / split.count;
 }
 
-/* A tile's rows together, element by element of the inner dimension. */
-static void pack_rows(float *to, fsdp_matrix a, row_split split, int64_t k)
+/* Neighbours in memory are copied eight at a time: what is too much is overwritten by the next ones, and
+ * behind the last by the next tile, or lies in the room that the scratch has at its end. */
+static void pack_neighbours(float *tile, const float *from, int64_t step, int64_t rows, int64_t k)
+{
+    for (int64_t p = 0; p < k; p++)
+        memcpy(tile + p * rows, from + p * step, FSDP_MATRIX_SPARE * sizeof *tile);
+}
+
+/* A tile's rows together, element by element of the inner dimension. whole: rows of A from here on. */
+static void pack_rows(float *to, fsdp_matrix a, row_split split, int64_t k, int64_t whole)
 {
     for (int64_t t = 0; t < split.count; t++) {
         int64_t first = first_row(split, t), rows = first_row(split, t + 1) - first;
+        const float *from = a.data + first * a.row;
         float *tile = to + first * k;
+        if (a.row == 1 && first + FSDP_MATRIX_SPARE <= whole) {
+            pack_neighbours(tile, from, a.column, rows, k);
+            continue;
+        }
         for (int64_t p = 0; p < k; p++)
             for (int64_t i = 0; i < rows; i++)
-                tile[p * rows + i] = a.data[(first + i) * a.row + p * a.column];
+                tile[p * rows + i] = from[i * a.row + p * a.column];
     }
 }
 
@@ -148,7 +161,7 @@ static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_s
         work.c = c + i * work.c_row;
         work.a_is_packed = a.column != 1;
         if (work.a_is_packed) {
-            pack_rows(scratch->a, work.a, split, work.k);
+            pack_rows(scratch->a, work.a, split, work.k, m - i);
             work.a.data = scratch->a;
         }
         const float *b = scratch->b;
@@ -157,13 +170,21 @@ static void multiply_block(block work, int64_t m, int64_t n, const fsdp_matrix_s
     }
 }
 
+/* Of a block of B: a short inner dimension leaves room for more columns. */
+static int64_t width_for(int64_t k)
+{
+    int64_t inner = k < TILE_COLUMNS ? TILE_COLUMNS : smaller(k, FSDP_MATRIX_INNER);
+    return FSDP_MATRIX_INNER * FSDP_MATRIX_COLUMNS / inner / TILE_COLUMNS * TILE_COLUMNS;
+}
+
 void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m,
                           int64_t n, int64_t k, const fsdp_matrix_scratch *scratch)
 {
     for (int64_t i = 0; i < m && k == 0; i++)
         memset(c + i * c_row, 0, (size_t)n * sizeof *c);
-    for (int64_t j = 0; j < n; j += FSDP_MATRIX_COLUMNS) {
-        int64_t columns = smaller(n - j, FSDP_MATRIX_COLUMNS);
+    int64_t width = width_for(k);
+    for (int64_t j = 0; j < n; j += width) {
+        int64_t columns = smaller(n - j, width);
         for (int64_t p = 0; p < k; p += FSDP_MATRIX_INNER) {
             block work = {.variant = fsdp_matrix_variant_get(),
                           .c = c + j,

@@ -21,10 +21,15 @@ typedef struct fsdp_matrix { const float *data; int64_t row, column; } fsdp_matr
 
 /* What is shared by products of any size: packed blocks, and room for a transposed result. */
 typedef struct fsdp_matrix_scratch { float *a, *b; } fsdp_matrix_scratch;
-enum { FSDP_MATRIX_INNER = 256, FSDP_MATRIX_ROWS = 96, FSDP_MATRIX_COLUMNS = 256 };   /* of a block */
+enum {
+    FSDP_MATRIX_INNER = 256,   /* of a block */
+    FSDP_MATRIX_ROWS = 96,
+    FSDP_MATRIX_COLUMNS = 256,
+    FSDP_MATRIX_SPARE = 8      /* elements behind a packed block of A */
+};
 
 /* C, m x n with rows c_row elements apart, becomes the product of A, m x k, and B, k x n. C overlaps
- * neither. scratch: FSDP_MATRIX_ROWS x _INNER and _INNER x _COLUMNS elements. */
+ * neither. scratch: FSDP_MATRIX_ROWS x _INNER + _SPARE and _INNER x _COLUMNS elements. */
 void fsdp_matrix_multiply(float *c, int64_t c_row, fsdp_matrix a, fsdp_matrix b, int64_t m, int64_t n,
                           int64_t k, const fsdp_matrix_scratch *scratch);
 
