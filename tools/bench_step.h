@@ -74,7 +74,8 @@ fsdp_status step_model_run(step_model *model, bool is_last, double *loss_out, fs
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* The largest number of bytes of each class at any time of a step (trains: there is one), as PyTorch 2.15 accounts for them. */
+/* The largest number of bytes of each class at any time of a step (trains: there is one), as PyTorch 2.15
+ * accounts for them. */
 fsdp_status step_memory_expect(const step_model *model, bool trains,
                                int64_t peak_out[FSDP_MEMORY_CLASSES], fsdp_error *err);
 

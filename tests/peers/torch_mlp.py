@@ -1,4 +1,4 @@
-"""The model of fsdp-bench step in PyTorch: the same values, sharded by FSDP2 over gloo. For other scripts here."""
+"""The model of fsdp-bench step in PyTorch: the same values, sharded by FSDP2 over gloo. For scripts here."""
 
 import math
 import multiprocessing
