@@ -29,6 +29,8 @@ void fsdp_matrix_transpose(float *to, int64_t to_row, const float *from, int64_t
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
+enum { AHEAD = 4 }; /* rows: each lies on a page of its own, which the processor does not foresee */
+
 /* Rows of k x n, cut into panels of a tile's width; the last one is filled up with zeros. */
 static void pack_rows_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
 {
@@ -38,6 +40,9 @@ static void pack_rows_of_b(float *to, fsdp_matrix b, int64_t k, int64_t n)
         memset(last, 0, (size_t)panel * sizeof *to);
     for (int64_t p = 0; p < k; p++) {
         const float *from = b.data + p * b.row;
+        const float *ahead = b.data + smaller(p + AHEAD, k - 1) * b.row;
+        for (int64_t j = 0; j < whole; j += TILE_COLUMNS)
+            __builtin_prefetch(ahead + j);
         for (int64_t j = 0; j < whole; j += TILE_COLUMNS)
             memcpy(to + j * k + p * TILE_COLUMNS, from + j, TILE_COLUMNS * sizeof *to);
         for (int64_t j = whole; j < n; j++)
