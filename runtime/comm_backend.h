@@ -1,7 +1,8 @@
 /*
  * What moves tensors between ranks, behind comm.h. A *fabric* is one rank's connection to all ranks of its
- * world (self, threads, shm, mpi, tcp); a communicator is a group on it. What is common to all of them (checks
- * of arguments, poison, what a back end lacks) is comm.c; headers and how they differ are comm_header.c.
+ * world (self, threads, shm, mpi, tcp); a communicator is a group on it. What is common to all of them
+ * (checks of arguments, poison, what a back end lacks) is comm.c; headers and how they differ are
+ * comm_header.c.
  */
 #ifndef FSDP_COMM_BACKEND_H
 #define FSDP_COMM_BACKEND_H

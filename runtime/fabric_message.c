@@ -141,6 +141,8 @@ static fsdp_status create_comm(fsdp_fabric *base, const int *ranks, int size, fs
             return FSDP_OK;
         }
         fsdp_message_fail(world, &why, true, false);
+        if (made.group && made.group->channel > 0) /* others may have it already */
+            fsdp_message_fail(made.group, &why, world->is_own, false);
         (void)fsdp_message_has_failed(world, &why);
     }
     fsdp_comm_free(made.comm);

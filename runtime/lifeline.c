@@ -57,6 +57,8 @@ fsdp_status fsdp_lifelines_open(fsdp_ctl *ctl, fsdp_lifeline *lines, fsdp_error 
         if (i != rank && are_near(&self, &all[i]))
             status = fsdp_lifeline_open((int)all[i].pid, i, &lines[i], err);
     }
+    if (!all) /* for the others the call has failed, too */
+        status = fsdp_fail_memory(err, "where the other ranks are");
     fsdp_free(all);
     return status;
 }

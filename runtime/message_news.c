@@ -45,7 +45,7 @@ static message_news news_of(message_group *group, news_kind kind)
 {
     message_news news;
     memset(&news, 0, sizeof news);
-    news.kind = kind;
+    news.kind = (int32_t)kind;
     news.channel = group->channel;
     news.from = group->fabric->fabric.rank;
     news.calls = atomic_load(&group->calls);

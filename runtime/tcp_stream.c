@@ -152,11 +152,14 @@ static tcp_transfer *find_receive(const tcp_stream *stream, int channel)
 static bool begin_frame(tcp_stream *stream)
 {
     const tcp_frame *frame = &stream->in;
-    if (frame->kind == FRAME_ROOM)
-        return frame->size == 0 && note_room(stream, frame->channel);
-    if (frame->kind == FRAME_NEWS) {
-        stream->hearing = frame->size <= FSDP_WIRE_NEWS ? fsdp_alloc(1, sizeof(tcp_news)) : NULL;
-        return stream->hearing != NULL;
+    if (frame->kind == FRAME_ROOM && frame->size == 0) {
+        stream->lacks_memory = !note_room(stream, frame->channel);
+        return !stream->lacks_memory;
+    }
+    if (frame->kind == FRAME_NEWS && frame->size <= FSDP_WIRE_NEWS) {
+        stream->hearing = fsdp_alloc(1, sizeof(tcp_news));
+        stream->lacks_memory = !stream->hearing;
+        return !stream->lacks_memory;
     }
     tcp_transfer *receive = find_receive(stream, frame->channel);
     if (frame->kind != FRAME_DATA || !receive || receive->size != frame->size)

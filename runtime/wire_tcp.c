@@ -138,12 +138,16 @@ static fsdp_status receive_piece(fsdp_wire *wire, fsdp_wire_batch *batch, int pl
     return fits ? FSDP_OK : fsdp_fail_memory(err, "messages between ranks");
 }
 
-static void work(tcp_wire *mine)
+/* False when a connection has ended because there was no memory. */
+static bool work(tcp_wire *mine)
 {
+    bool has_memory = true;
     for (int i = 0; i < mine->size; i++) {
         fsdp_tcp_stream_read(&mine->streams[i], &mine->heard);
         fsdp_tcp_stream_write(&mine->streams[i]);
+        has_memory &= !mine->streams[i].lacks_memory;
     }
+    return has_memory;
 }
 
 static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *finished,
@@ -151,14 +155,13 @@ static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *fin
 {
     tcp_wire *mine = (tcp_wire *)wire;
     tcp_batch *batch = (tcp_batch *)tested;
-    (void)err;
     pthread_mutex_lock(&mine->lock);
-    work(mine);
+    bool lacks_memory = !work(mine);
     *count_out = batch->finished_count;
     memcpy(finished, batch->finished, (size_t)batch->finished_count * sizeof *finished);
     batch->finished_count = 0;
     pthread_mutex_unlock(&mine->lock);
-    return FSDP_OK;
+    return lacks_memory ? fsdp_fail_memory(err, "messages between ranks") : FSDP_OK;
 }
 
 /* --- news ------------------------------------------------------------------------------------- */
@@ -178,7 +181,7 @@ static bool hear(fsdp_wire *wire, void *news, size_t size)
     tcp_wire *mine = (tcp_wire *)wire;
     pthread_mutex_lock(&mine->lock);
     if (!mine->heard)
-        work(mine);
+        (void)work(mine);
     tcp_news *first = mine->heard;
     bool fits = first && first->size == size;
     if (first) {
@@ -249,11 +252,11 @@ static bool wants_out(const tcp_wire *mine)
 static void say_goodbye(tcp_wire *mine)
 {
     int64_t until_ms = fsdp_now_ms() + FAREWELL_MS;
-    work(mine);
+    (void)work(mine);
     while (wants_out(mine) && fsdp_now_ms() < until_ms) {
         int n = watch(mine, mine->polled);
         (void)poll(mine->polled, (nfds_t)n, REST_MS);
-        work(mine);
+        (void)work(mine);
     }
 }
 

@@ -55,6 +55,7 @@ typedef struct tcp_news {
 /* The connection with one rank. */
 typedef struct tcp_stream {
     int fd;                    /* -1: this rank itself, or the connection has ended */
+    bool lacks_memory;         /* which is why it has */
     tcp_transfer *sends, *receives;    /* the oldest first */
     /* Small frames wait here, and go before those of data. */
     unsigned char *small;

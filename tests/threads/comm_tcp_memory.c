@@ -1,0 +1,68 @@
+/*
+ * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says why,
+ * nobody waits for it. What is left over, address sanitizers see.
+ */
+#include <stdio.h>
+
+#include "base/mem.h"
+#include "runtime/wire_tcp.h"
+#include "tests/support/comm_rounds.h"
+#include "tests/support/rank_sockets.h"
+
+enum { RANKS = 3, DEADLINE_MS = 20000, MOST = 300, LEAST = 20 };
+
+/* Ranks are threads: whoever asks for memory next after so many times. */
+typedef struct shortage {
+    int after;
+    _Atomic int well;
+} shortage;
+
+static fsdp_status exchange(fsdp_fabric *fabric, fsdp_error *err)
+{
+    static const int all[RANKS] = {0, 1, 2};
+    const comm_case test = {.kind = FSDP_ALL_TO_ALL,
+                            .dtype = FSDP_F32,
+                            .count = 1000,
+                            .buffers = COMM_PRIVATE,
+                            .seed = 3};
+    fsdp_comm *comm = NULL;
+    FSDP_TRY(fabric->ops->comm_create(fabric, all, RANKS, &comm, err));
+    fsdp_status status = run_comm_case(comm, &test, err);
+    fsdp_comm_free(comm);
+    return status;
+}
+
+static fsdp_status connect_and_exchange(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    shortage *now = user;
+    fsdp_wire *wire = NULL;
+    fsdp_fabric *fabric = NULL;
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (fsdp_ctl_rank(ctl) == 0)
+        (void)fsdp_mem_fail_after(now->after, false);
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    FSDP_TRY(fsdp_wire_tcp(ctl, DEADLINE_MS, &wire, err));
+    FSDP_TRY(fsdp_fabric_message(ctl, wire, DEADLINE_MS, &fabric, err));
+    fsdp_status status = exchange(fabric, err);
+    now->well += status == FSDP_OK;
+    fabric->ops->close(fabric);
+    return status;
+}
+
+int main(void)
+{
+    int failed = 0, wrong = 0;
+    for (int after = 0; after < MOST && after - failed < LEAST; after++) {
+        shortage now = {.after = after};
+        fsdp_error err = {0};
+        fsdp_status status = run_rank_sockets(RANKS, DEADLINE_MS, connect_and_exchange, &now, &err);
+        (void)fsdp_mem_fail_after(-1, false);
+        failed += status != FSDP_OK;
+        if (status == FSDP_OK ? now.well == RANKS : status == FSDP_ERR_LIMIT)
+            continue;
+        wrong++;
+        fprintf(stderr, "after %d allocations: %d well, '%s'\n", after, (int)now.well, err.text);
+    }
+    printf("%d shortages of memory, %d ended wrongly\n", failed, wrong);
+    return wrong > 0 || failed < LEAST;
+}
