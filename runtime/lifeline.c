@@ -52,13 +52,14 @@ fsdp_status fsdp_lifelines_open(fsdp_ctl *ctl, fsdp_lifeline *lines, fsdp_error 
     fsdp_process_self(&self);
     for (int i = 0; i < size; i++)
         lines[i] = (fsdp_lifeline){-1, 0};
-    fsdp_status status = fsdp_ctl_allgather(ctl, &self, sizeof self, all, err);
+    fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "where the other ranks are");
+    status = fsdp_ctl_agree(ctl, status, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(ctl, &self, sizeof self, all, err);
     for (int i = 0; i < size && status == FSDP_OK; i++) {
         if (i != rank && are_near(&self, &all[i]))
             status = fsdp_lifeline_open((int)all[i].pid, i, &lines[i], err);
     }
-    if (!all) /* for the others the call has failed, too */
-        status = fsdp_fail_memory(err, "where the other ranks are");
     fsdp_free(all);
     return status;
 }
