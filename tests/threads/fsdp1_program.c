@@ -75,7 +75,11 @@ static net_setup setup_of(fsdp_v1_strategy strategy, fsdp_v1_prefetch prefetch, 
 
 int main(void)
 {
+#ifdef __SANITIZE_THREAD__ /* one rank races with nobody, and its runs take as long */
+    static const int ranks[] = {2, 4};
+#else
     static const int ranks[] = {1, 2, 4};
+#endif
     static const char *const devices[] = {"cpu", "cpu-async"};
     int tried = 0, failed = 0;
     for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++)
