@@ -1,8 +1,8 @@
 /*
  * Setting what only rank 0 has. First it tells everybody what that is: names, dtypes, shapes, values, and
  * the contents of 0-d tensors, as one text. Every rank matches that with its own live dict, and all see
- * that it fits before anything is touched. Then the tensors come one by one through one bounded buffer, of
- * which each rank keeps its part. The mirror is state_full.c.
+ * that it fits before anything is touched. Then the tensors come one after the other through one bounded
+ * buffer, of which each rank keeps its part. The mirror is state_full.c.
  */
 #include "runtime/root_internal.h"
 #include "runtime/state_internal.h"
@@ -174,7 +174,7 @@ static const fsdp_entry *source_of(const fsdp_state_match *match, const fsdp_sd 
     return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
 }
 
-static fsdp_status bring(const fsdp_state_match *match, const fsdp_state_mover *mover, size_t i,
+static fsdp_status bring(const fsdp_state_match *match, fsdp_state_mover *mover, size_t i,
                          const fsdp_sd *data, fsdp_error *err)
 {
     const fsdp_entry *live = fsdp_sd_at(match->live, i);
@@ -193,13 +193,13 @@ static fsdp_status bring(const fsdp_state_match *match, const fsdp_state_mover *
                            err);
 }
 
-static fsdp_status bring_all(const fsdp_state_match *match, const fsdp_state_mover *mover,
+static fsdp_status bring_all(const fsdp_state_match *match, fsdp_state_mover *mover,
                              const fsdp_sd *data, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
         if (match->source[i] >= 0)
             FSDP_TRY(bring(match, mover, i, data, err));
-    return FSDP_OK;
+    return fsdp_state_move_end(mover, err);
 }
 
 fsdp_status fsdp_state_broadcast(const fsdp_state_match *match, const fsdp_sd *data,
@@ -207,12 +207,8 @@ fsdp_status fsdp_state_broadcast(const fsdp_state_match *match, const fsdp_sd *d
 {
     fsdp_root *root = match->scope->root;
     fsdp_state_mover mover = {0};
-    int64_t most = 0;
-    for (size_t i = 0; i < fsdp_sd_count(match->live); i++) {
-        int64_t bytes = fsdp_entry_bytes(fsdp_sd_at(match->live, i));
-        most = bytes > most ? bytes : most;
-    }
-    fsdp_status status = fsdp_state_mover_init(&mover, root, most, FSDP_OK, err);
+    fsdp_status status =
+        fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(match->live), FSDP_OK, err);
     if (status == FSDP_OK)
         status = fsdp_root_done(root, bring_all(match, &mover, data, err), err);
     fsdp_state_mover_release(&mover);

@@ -81,46 +81,45 @@ static bool is_whole_everywhere(const fsdp_entry *entry, int rank)
     return fsdp_layout_copies(&entry->layout, rank, 0) == fsdp_mesh_size(entry->layout.mesh);
 }
 
-/* What each owner holds, in rank order. */
-static fsdp_status gather_tensor(const fsdp_state_mover *mover, const fsdp_entry *live,
-                                 const fsdp_entry *full, fsdp_error *err)
+/* What this owner alone, or before others, holds of a tensor. */
+static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
+                               const fsdp_entry *full, int owner, fsdp_error *err)
 {
-    const fsdp_world *world = mover->root->world;
     const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
-    if (is_whole_everywhere(live, world->rank)) {
-        memcpy(full->data, live->data, (size_t)fsdp_entry_bytes(live));
+    fsdp_box box;
+    if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, owner) == 0 ||
+        fsdp_layout_copy(&live->layout, owner, 0) != 0)
         return FSDP_OK;
-    }
-    for (int rank = 0; rank < world->size; rank++) {
-        fsdp_box box;
-        if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, rank) == 0 ||
-            fsdp_layout_copy(&live->layout, rank, 0) != 0)
-            continue;
-        fsdp_layout_box(&live->layout, live->ndim, live->shape, rank, 0, &box);
-        FSDP_TRY(fsdp_state_move(mover, live, rank, &box, live->data, &whole, full->data, err));
+    fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, 0, &box);
+    return fsdp_state_move(mover, live, owner, &box, live->data, &whole, full->data, err);
+}
+
+/* All that one rank owns, then the next: so small tensors share a broadcast. */
+static fsdp_status gather_from(fsdp_state_mover *mover, const fsdp_sd *live, const fsdp_sd *full,
+                               int owner, fsdp_error *err)
+{
+    int rank = mover->root->world->rank;
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && !is_whole_everywhere(entry, rank))
+            FSDP_TRY(gather_part(mover, entry, fsdp_sd_at(full, i), owner, err));
     }
     return FSDP_OK;
 }
 
-static int64_t largest_part(const fsdp_sd *live, int world)
-{
-    int64_t most = 0;
-    for (size_t i = 0; i < fsdp_sd_count(live); i++)
-        for (int rank = 0; rank < world; rank++) {
-            int64_t bytes = fsdp_entry_local_bytes(fsdp_sd_at(live, i), rank);
-            most = bytes > most ? bytes : most;
-        }
-    return most;
-}
-
-static fsdp_status gather_tensors(const fsdp_state_mover *mover, const fsdp_sd *live, fsdp_sd *full,
+static fsdp_status gather_tensors(fsdp_state_mover *mover, const fsdp_sd *live, const fsdp_sd *full,
                                   fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_sd_count(live); i++)
-        if (fsdp_sd_at(live, i)->kind == FSDP_ENTRY_TENSOR &&
-            fsdp_entry_bytes(fsdp_sd_at(live, i)) > 0)
-            FSDP_TRY(gather_tensor(mover, fsdp_sd_at(live, i), fsdp_sd_at(full, i), err));
-    return FSDP_OK;
+    const fsdp_world *world = mover->root->world;
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && entry->data &&
+            is_whole_everywhere(entry, world->rank))
+            memcpy(fsdp_sd_at(full, i)->data, entry->data, (size_t)fsdp_entry_bytes(entry));
+    }
+    for (int owner = 0; owner < world->size; owner++)
+        FSDP_TRY(gather_from(mover, live, full, owner, err));
+    return fsdp_state_move_end(mover, err);
 }
 
 static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_sd *live,
@@ -129,8 +128,7 @@ static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_s
     fsdp_root *root = scope->root;
     fsdp_state_mover mover = {0};
     fsdp_status status = make_whole(live, root->world->rank, full, err);
-    status =
-        fsdp_state_mover_init(&mover, root, largest_part(live, root->world->size), status, err);
+    status = fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(live), status, err);
     if (status == FSDP_OK)
         status = fsdp_root_done(root, gather_tensors(&mover, live, full, err), err);
     fsdp_state_mover_release(&mover);

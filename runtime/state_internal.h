@@ -148,16 +148,22 @@ void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, c
 typedef struct fsdp_state_mover {
     fsdp_root *root;
     fsdp_lane *lane;           /* NULL: this rank is alone */
-    void *buffer;
-    int64_t room;
+    char *buffer;
+    size_t room, used;
+    int owner;                 /* of what lies in the buffer */
+    const char *unit;
+    struct fsdp_state_piece *pieces;
+    size_t piece_count;
 } fsdp_state_mover;
-/* Collective; most: bytes of the largest tensor. Release it also when this failed. */
+/* Collective; most: bytes of all tensors. Release it also when this failed. */
 fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most, fsdp_status mine,
                                   fsdp_error *err);
 void fsdp_state_mover_release(fsdp_state_mover *mover);
-/* Collective. `from` is packed in data on world rank `owner`; every rank gets what lies in its box `to`. */
-fsdp_status fsdp_state_move(const fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
+/* Collective. `from` is packed in data on world rank `owner`; every rank gets what lies in its box `to`, at the
+ * latest when moving ends. */
+fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
                             const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
                             fsdp_error *err);
+fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err);
 
 #endif
