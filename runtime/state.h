@@ -74,8 +74,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *o
  * part of it. With broadcast_from_rank0: collective over the world; one tensor at a time comes from rank 0
  * through one bounded buffer.
  *
- * State of optimizers may be named by any name of its parameter, or by its number in the optimizer, as in
- * Optimizer.state_dict(); `step` may be a number or a 0-d tensor; without `master` that follows the
+ * A parameter of several names may come under any of them; when its tensors differ, that of its own name
+ * counts. State of optimizers may be named by any name of its parameter, or by its number in the optimizer,
+ * as in Optimizer.state_dict(); `step` may be a number or a 0-d tensor; without `master` that follows the
  * parameter. Hyper-parameters come in either form. Names outside both prefixes are the caller's own.
  *
  * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they are why it failed:

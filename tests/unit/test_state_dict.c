@@ -149,6 +149,34 @@ Test(state_dict, getting_reshards_what_is_gathered_without_a_collective)
             (state_case){1, {ranks}, {"dp"}, declare_net, get_while_gathered, NULL, opts});
 }
 
+/* A gather that is under way would bring what was there before. */
+static fsdp_status set_while_gathering(state_net *net, fsdp_error *err)
+{
+    const fsdp_state_opts copied = {.cpu_offload = true};
+    fsdp_sd *sd = NULL;
+    fsdp_box box;
+    FSDP_TRY(net_get(net, &copied, &sd, err));
+    fill(sd, fsdp_world_rank(net->rank->world), 3);
+    FSDP_TRY(fsdp_unit_unshard(net->units[0], true, NULL, err));
+    FSDP_TRY(net_set(net, NULL, sd, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->units[0], err));
+    fsdp_param *bias = fsdp_model_find(net->model, "layers.0.bias");
+    const float *data = fsdp_param_data(bias);
+    fsdp_param_data_box(bias, &box);
+    EXPECT(data && fsdp_box_count(&box) == 5);
+    for (int i = 0; i < 5; i++)
+        EXPECT(data[i] == 3);
+    FSDP_TRY(fsdp_unit_post_forward(net->units[0], err));
+    fsdp_sd_free(sd);
+    return fsdp_root_end_forward(net->root, err);
+}
+
+Test(state_dict, what_is_set_is_gathered_even_when_a_gather_was_under_way)
+{
+    expect_net(set_while_gathering, NULL);
+}
+
 /* --- S4: kept dicts ------------------------------------------------------------------------------- */
 
 static fsdp_status keep_over_steps(state_net *net, fsdp_error *err)

@@ -337,6 +337,70 @@ Test(state_dict_options, groups_may_be_spelled_by_their_place)
     expect_net(set_spelled_groups, NULL);
 }
 
+/* A name that begins as another one: what is behind the longer one counts. */
+static fsdp_status declare_nested_names(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    fsdp_param *longer;
+    (void)opts;
+    FSDP_TRY(net_add(net, "x", 1, (int64_t[]){5}, NULL, err));
+    FSDP_TRY(net_add(net, "x.bias", 1, (int64_t[]){5}, &longer, err));
+    return fsdp_model_add_alias(net->model, "x.bias.y", longer, err);
+}
+
+static const char *by_longest(const char *name, char *out, size_t room)
+{
+    const char *at = strstr(name, "x.bias.");
+    if (!at || strncmp(name, "optim.", 6) != 0)
+        return name;
+    snprintf(out, room, "%.*sx.bias.y.%s", (int)(at - name), name, at + strlen("x.bias."));
+    return out;
+}
+
+static fsdp_status set_nested_names(state_net *net, fsdp_error *err)
+{
+    return expect_round_trip(net, &(fsdp_state_opts){0}, by_longest, err);
+}
+
+Test(state_dict_options, names_are_cut_behind_the_longest_that_is_known)
+{
+    expect_net_on("cpu",
+                  (state_case){1, {2}, {"dp"}, declare_nested_names, set_nested_names, NULL, {0}});
+}
+
+/* Tied tensors that differ: the parameter's own name counts, wherever it stands. */
+static fsdp_status set_diverged(state_net *net, fsdp_error *err)
+{
+    const fsdp_state_opts opts = {.no_optim = true, .not_strict = true};
+    const char *names[] = {"model.head.weight", "model.embed.weight", "model.head.weight"};
+    const fsdp_param *embed = fsdp_model_find(net->model, "embed.weight");
+    float heads[36], embeds[36];
+    fsdp_box box;
+    for (int i = 0; i < 36; i++) {
+        heads[i] = 1;
+        embeds[i] = 2;
+    }
+    for (int first = 0; first < 2; first++) {
+        fsdp_sd *sd = NULL;
+        FSDP_TRY(fsdp_sd_create(&sd, err));
+        for (int i = first; i < first + 2; i++)
+            FSDP_TRY(fsdp_sd_add_tensor(sd, names[i], strlen(names[i]), FSDP_F32, 2,
+                                        fsdp_param_shape(embed), fsdp_param_layout(embed),
+                                        i == 1 ? embeds : heads, err));
+        FSDP_TRY(net_spoil(net, err));
+        FSDP_TRY(net_set(net, &opts, sd, err));
+        const float *data = fsdp_param_shard(fsdp_model_find(net->model, "embed.weight"), &box);
+        for (int64_t i = 0; i < fsdp_box_count(&box); i++)
+            EXPECT(data[i] == 2);
+        fsdp_sd_free(sd);
+    }
+    return FSDP_OK;
+}
+
+Test(state_dict_options, of_tied_tensors_the_parameters_own_name_counts)
+{
+    expect_net(set_diverged, NULL);
+}
+
 /* --- numbers as tensors, tensors as numbers -------------------------------------------------------- */
 
 static fsdp_status set_scalars(state_net *net, fsdp_error *err)
