@@ -159,8 +159,8 @@ typedef struct fsdp_state_mover {
 fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most, fsdp_status mine,
                                   fsdp_error *err);
 void fsdp_state_mover_release(fsdp_state_mover *mover);
-/* Collective. `from` is packed in data on world rank `owner`; every rank gets what lies in its box `to`, at the
- * latest when moving ends. */
+/* Collective. `from` is packed in data on world rank `owner`; every rank gets what lies in its box `to`, when
+ * moving ends at the latest. */
 fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
                             const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
                             fsdp_error *err);
