@@ -1,116 +1,13 @@
 /*
- * Hyper-parameters out of state dicts, in either form, and numbers in place of names. A dict's groups are
- * found again by the parameters in them. All is checked before any of it is applied: two values for one
- * group are an error. The way there is state_groups.c.
+ * Hyper-parameters out of state dicts, in every form that they are put down in: per parameter, as a list of
+ * groups, or that list in pieces. All is checked before any of it is applied: two values for one group are an
+ * error. The way there is state_groups.c.
  */
-#include "runtime/state_internal.h"
+#include "runtime/state_groups.h"
 
-#include <inttypes.h>
 #include <string.h>
 
 #include <fsdp/text.h>
-
-typedef struct taken_hyper {
-    const fsdp_entry *entry; /* where it is from; NULL: not taken yet */
-    double numbers[2];
-} taken_hyper;
-
-struct fsdp_state_groups {
-    const fsdp_state_scope *scope;
-    const fsdp_sd *sd;
-    taken_hyper *taken;       /* per group and hyper-parameter; shared ones are the first group's */
-    fsdp_state_param **order; /* parameters by their number in the only optimizer */
-    size_t order_count;
-    int64_t *numbers; /* as the dict numbers them; NULL: 0, 1, 2, ... */
-    size_t number_count;
-    fsdp_name_list *missing, *unexpected;
-};
-
-/* --- numbers ---------------------------------------------------------------------------------- */
-
-/* An optimizer numbers the parameters of its first group, then those of the next. */
-static fsdp_status order_params(fsdp_state_groups *groups, fsdp_error *err)
-{
-    const fsdp_state_scope *scope = groups->scope;
-    groups->order = fsdp_alloc(scope->count, sizeof(fsdp_state_param *));
-    if (!groups->order)
-        return fsdp_fail_memory(err, "the groups of an optimizer");
-    for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
-        for (size_t i = 0; i < scope->count; i++)
-            if (scope->params[i].state && scope->params[i].state->group == g)
-                groups->order[groups->order_count++] = &scope->params[i];
-    return FSDP_OK;
-}
-
-fsdp_state_param *fsdp_state_numbered(const fsdp_state_groups *groups, int64_t number)
-{
-    size_t at = 0;
-    if (!groups->numbers)
-        at = (size_t)number;
-    else
-        while (at < groups->number_count && groups->numbers[at] != number)
-            at++;
-    return at < groups->order_count ? groups->order[at] : NULL;
-}
-
-/* --- lists of groups -------------------------------------------------------------------------- */
-
-static bool is_text(const fsdp_value *value, const char *text)
-{
-    return value->kind == FSDP_VALUE_STRING && value->as.bytes.size == strlen(text) &&
-           memcmp(value->as.bytes.data, text, value->as.bytes.size) == 0;
-}
-
-/* The list "params" of a group; NULL when it has none. */
-static const fsdp_value *members_of(const fsdp_value *dict)
-{
-    if (dict->kind != FSDP_VALUE_DICT)
-        return NULL;
-    for (size_t i = 0; i + 1 < dict->as.list.count; i += 2)
-        if (is_text(&dict->as.list.items[i], "params") &&
-            dict->as.list.items[i + 1].kind == FSDP_VALUE_LIST)
-            return &dict->as.list.items[i + 1];
-    return NULL;
-}
-
-static fsdp_status check_groups(const fsdp_entry *entry, fsdp_error *err)
-{
-    bool fits = entry->value.kind == FSDP_VALUE_LIST;
-    for (size_t i = 0; fits && i < entry->value.as.list.count; i++)
-        fits = members_of(&entry->value.as.list.items[i]) != NULL;
-    if (fits)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no list of groups, each with a list 'params'",
-                     entry->name);
-}
-
-/* The numbers in the groups, which take the place of 0, 1, 2, ... */
-static fsdp_status note_numbers(fsdp_state_groups *groups, const fsdp_value *list, fsdp_error *err)
-{
-    size_t room = 0;
-    for (size_t g = 0; g < list->as.list.count; g++) {
-        const fsdp_value *members = members_of(&list->as.list.items[g]);
-        for (size_t i = 0; i < members->as.list.count; i++) {
-            if (members->as.list.items[i].kind != FSDP_VALUE_I64)
-                continue;
-            if (!fsdp_grow(&groups->numbers, &room, groups->number_count + 1,
-                           sizeof *groups->numbers))
-                return fsdp_fail_memory(err, "the groups of an optimizer");
-            groups->numbers[groups->number_count++] = members->as.list.items[i].as.i64;
-        }
-    }
-    return FSDP_OK;
-}
-
-static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp_value *member)
-{
-    fsdp_state_param *param = NULL;
-    if (member->kind == FSDP_VALUE_I64)
-        param = fsdp_state_numbered(groups, member->as.i64);
-    else if (member->kind == FSDP_VALUE_STRING)
-        param = fsdp_state_find(groups->scope, member->as.bytes.data, member->as.bytes.size);
-    return param && param->state ? param : NULL;
-}
 
 /* --- one hyper-parameter ---------------------------------------------------------------------- */
 
@@ -125,8 +22,8 @@ bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *v
            fsdp_state_value_number(&value->as.list.items[1], &numbers_out[1]);
 }
 
-static taken_hyper *place_of(const fsdp_state_groups *groups, const fsdp_optim *optim, size_t group,
-                             size_t which, bool is_shared)
+static fsdp_state_taken *place_of(const fsdp_state_groups *groups, const fsdp_optim *optim,
+                                  size_t group, size_t which, bool is_shared)
 {
     size_t before = fsdp_state_count_groups(groups->scope, optim);
     return &groups->taken[(before + (is_shared ? 0 : group)) * FSDP_STATE_HYPERS + which];
@@ -136,7 +33,7 @@ static fsdp_status keep(fsdp_state_groups *groups, fsdp_optim *optim, size_t gro
                         const fsdp_state_hyper *hyper, const fsdp_entry *entry,
                         const fsdp_value *value, fsdp_error *err)
 {
-    taken_hyper *taken = place_of(groups, optim, group, which, hyper->is_shared);
+    fsdp_state_taken *taken = place_of(groups, optim, group, which, hyper->is_shared);
     double numbers[2];
     if (!fsdp_state_hyper_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
@@ -189,70 +86,15 @@ static fsdp_status note_unexpected_group(fsdp_state_groups *groups, const fsdp_e
     return status;
 }
 
-/* The group here that the members are of: NULL optimizer when none of them is known. */
-typedef struct live_group {
-    fsdp_optim *optim;
-    size_t group;
-    const char *member;
-} live_group;
-
-static fsdp_status find_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                              const fsdp_value *members, live_group *live_out, fsdp_error *err)
-{
-    *live_out = (live_group){0};
-    for (size_t i = 0; i < members->as.list.count; i++) {
-        const fsdp_state_param *param = find_member(groups, &members->as.list.items[i]);
-        if (!param)
-            continue;
-        const live_group live = {param->optim, param->state->group, param->param->name};
-        if (live_out->optim && (live.optim != live_out->optim || live.group != live_out->group))
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "a group of '%s' has '%s' and '%s', which are in two groups here",
-                             entry->name, live_out->member, live.member);
-        if (!live_out->optim)
-            *live_out = live;
-    }
-    return FSDP_OK;
-}
-
-static bool has_members(const fsdp_state_scope *scope, size_t group)
-{
-    for (size_t i = 0; i < scope->count; i++)
-        if (scope->params[i].state && scope->params[i].state->group == group)
-            return true;
-    return false;
-}
-
-/* A group without parameters is the one here without: when there is one such on both sides. */
-static fsdp_status find_empty_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
-                                    live_group *live_out, fsdp_error *err)
-{
-    const fsdp_state_scope *scope = groups->scope;
-    size_t there = 0, here = 0;
-    for (size_t i = 0; i < entry->value.as.list.count; i++)
-        there += members_of(&entry->value.as.list.items[i])->as.list.count == 0;
-    for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
-        if (!has_members(scope, g)) {
-            *live_out = (live_group){.optim = scope->optims[0], .group = g};
-            here++;
-        }
-    if (there == 1 && here == 1)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "'%s' has %zu groups without parameters, of which one is possible, with one "
-                     "optimizer that has one such group: here are %zu",
-                     entry->name, there, here);
-}
-
 static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry, size_t position,
                               fsdp_error *err)
 {
     const fsdp_value *dict = &entry->value.as.list.items[position];
-    const fsdp_value *members = members_of(dict);
-    live_group live;
-    FSDP_TRY(find_group(groups, entry, members, &live, err));
+    const fsdp_value *members = fsdp_state_members(dict);
+    fsdp_state_group live;
+    FSDP_TRY(fsdp_state_find_group(groups, entry, members, &live, err));
     if (members->as.list.count == 0)
-        FSDP_TRY(find_empty_group(groups, entry, &live, err));
+        FSDP_TRY(fsdp_state_find_empty_group(groups, entry, &live, err));
     if (!live.optim)
         return note_unexpected_group(groups, entry, position, NULL, err);
     for (size_t i = 0; i + 1 < dict->as.list.count; i += 2) {
@@ -269,8 +111,23 @@ static fsdp_status take_group(fsdp_state_groups *groups, const fsdp_entry *entry
     return FSDP_OK;
 }
 
+static fsdp_status check_groups(const fsdp_entry *entry, fsdp_error *err)
+{
+    bool fits = entry->value.kind == FSDP_VALUE_LIST;
+    for (size_t i = 0; fits && i < entry->value.as.list.count; i++)
+        fits = fsdp_state_members(&entry->value.as.list.items[i]) != NULL;
+    if (fits)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no list of groups, each with a list 'params'",
+                     entry->name);
+}
+
 static fsdp_status take_list(fsdp_state_groups *groups, const fsdp_entry *entry, fsdp_error *err)
 {
+    FSDP_TRY(check_groups(entry, err));
+    for (size_t i = 0; i < entry->value.as.list.count; i++)
+        FSDP_TRY(fsdp_state_note_numbers(groups, fsdp_state_members(&entry->value.as.list.items[i]),
+                                         err));
     for (size_t i = 0; i < entry->value.as.list.count; i++)
         FSDP_TRY(take_group(groups, entry, i, err));
     return FSDP_OK;
@@ -278,45 +135,36 @@ static fsdp_status take_list(fsdp_state_groups *groups, const fsdp_entry *entry,
 
 /* --- taking: names ---------------------------------------------------------------------------- */
 
-/* A number is a place in the list of groups, whose elements have names of their own. */
-static bool find_numbered_group(const fsdp_state_scope *scope, int64_t position,
-                                live_group *live_out)
+/* "param_groups.<place>.params": PyTorch's checkpoints have the list of groups in pieces. */
+static bool is_members(const fsdp_state_key *key, const fsdp_entry *entry)
 {
-    for (size_t i = 0; i < scope->optim_count; i++) {
-        fsdp_optim *optim = scope->optims[i];
-        *live_out = (live_group){.optim = optim, .group = (size_t)position};
-        if ((size_t)position < optim->group_count)
-            return true;
-        position -= (int64_t)optim->group_count;
-    }
-    return false;
+    return !key->param && key->what_size == 6 && memcmp(key->what, "params", 6) == 0 &&
+           entry->kind == FSDP_ENTRY_VALUE && entry->value.kind == FSDP_VALUE_LIST;
 }
 
-/* "params", "params.0" */
-static bool is_members(const fsdp_state_key *key)
+static bool is_piece_of_members(const fsdp_state_key *key)
 {
-    return key->what_size >= 6 && memcmp(key->what, "params", 6) == 0 &&
-           (key->what_size == 6 || key->what[6] == '.');
+    return !key->param && key->what_size > 6 && memcmp(key->what, "params.", 7) == 0;
 }
 
 static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry, const char *rest,
                              size_t size, fsdp_error *err)
 {
     fsdp_state_key key;
-    live_group live = {0};
+    fsdp_state_group live = {0};
     fsdp_value value = {0};
     double number;
     bool is_known = false;
-    if (fsdp_state_split(groups->scope, rest, size, &key)) {
-        if (key.param && key.param->state)
-            live = (live_group){.optim = key.param->optim, .group = key.param->state->group};
-        else if (!key.param && !find_numbered_group(groups->scope, key.number, &live))
-            live.optim = NULL;
-    }
+    if (!fsdp_state_split(groups->scope, rest, size, &key))
+        return note_unexpected(groups, entry->name, entry->name_size, err);
+    if (is_members(&key, entry) || is_piece_of_members(&key))
+        return FSDP_OK;
+    if (!key.param)
+        FSDP_TRY(fsdp_state_find_place(groups, key.number, &live, err));
+    else if (key.param->state)
+        live = (fsdp_state_group){.optim = key.param->optim, .group = key.param->state->group};
     if (!live.optim)
         return note_unexpected(groups, entry->name, entry->name_size, err);
-    if (!key.param && is_members(&key))
-        return FSDP_OK;
     if (entry->kind == FSDP_ENTRY_VALUE)
         value = entry->value;
     else if (fsdp_state_number(entry, &number))
@@ -335,23 +183,41 @@ static const char *behind_groups(const fsdp_state_groups *groups, const fsdp_ent
                              "param_groups", rest_out);
 }
 
-/* First the list, if there is one, since its numbers count for other names, too. */
-static fsdp_status take_all(fsdp_state_groups *groups, fsdp_error *err)
+/* What is behind the dot of "param_groups."; NULL for other names. */
+static const char *behind_dot(const fsdp_state_groups *groups, const fsdp_entry *entry,
+                              size_t *rest_out)
+{
+    const char *name = behind_groups(groups, entry, rest_out);
+    if (!name || *rest_out < 2 || name[0] != '.')
+        return NULL;
+    --*rest_out;
+    return name + 1;
+}
+
+/* First lists of members, since their numbers count for other names, too. */
+static fsdp_status take_lists(fsdp_state_groups *groups, fsdp_error *err)
 {
     size_t rest;
     for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
-        if (!behind_groups(groups, entry, &rest) || rest > 0)
-            continue;
-        FSDP_TRY(check_groups(entry, err));
-        FSDP_TRY(note_numbers(groups, &entry->value, err));
-        FSDP_TRY(take_list(groups, entry, err));
+        const char *name = behind_dot(groups, entry, &rest);
+        fsdp_state_key key;
+        if (name && fsdp_state_split(groups->scope, name, rest, &key) && is_members(&key, entry))
+            FSDP_TRY(fsdp_state_note_numbers(groups, &entry->value, err));
+        if (!name && behind_groups(groups, entry, &rest) && rest == 0)
+            FSDP_TRY(take_list(groups, entry, err));
     }
+    return FSDP_OK;
+}
+
+static fsdp_status take_names(fsdp_state_groups *groups, fsdp_error *err)
+{
+    size_t rest;
     for (size_t i = 0; i < fsdp_sd_count(groups->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(groups->sd, i);
-        const char *name = behind_groups(groups, entry, &rest);
-        if (name && rest > 1 && name[0] == '.')
-            FSDP_TRY(take_name(groups, entry, name + 1, rest - 1, err));
+        const char *name = behind_dot(groups, entry, &rest);
+        if (name)
+            FSDP_TRY(take_name(groups, entry, name, rest, err));
     }
     return FSDP_OK;
 }
@@ -398,8 +264,9 @@ static fsdp_status fill(fsdp_state_groups *groups, fsdp_error *err)
         fsdp_alloc(fsdp_state_count_groups(scope, NULL) * FSDP_STATE_HYPERS, sizeof *groups->taken);
     if (!groups->taken)
         return fsdp_fail_memory(err, "the groups of an optimizer");
-    FSDP_TRY(order_params(groups, err));
-    FSDP_TRY(take_all(groups, err));
+    FSDP_TRY(fsdp_state_order_params(groups, err));
+    FSDP_TRY(take_lists(groups, err));
+    FSDP_TRY(take_names(groups, err));
     for (size_t i = 0; i < scope->optim_count; i++)
         for (size_t g = 0; g < scope->optims[i]->group_count; g++)
             FSDP_TRY(note_missing(groups, scope->optims[i], g, err));
@@ -433,7 +300,7 @@ void fsdp_state_groups_free(fsdp_state_groups *groups)
 
 /* --- applying --------------------------------------------------------------------------------- */
 
-static void apply(const fsdp_state_hyper *hyper, const taken_hyper *taken)
+static void apply(const fsdp_state_hyper *hyper, const fsdp_state_taken *taken)
 {
     if (!taken->entry)
         return;

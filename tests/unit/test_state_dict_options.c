@@ -332,6 +332,49 @@ static fsdp_status set_spelled_groups(state_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* As PyTorch saves the list: with members, which say what group it is, wherever it stands. */
+static fsdp_status set_groups_in_pieces(state_net *net, fsdp_error *err)
+{
+    const fsdp_state_opts opts = {.no_model = true, .not_strict = true};
+    const char *const members[] = {"layers.1.bias", "embed.weight"};
+    const int64_t numbers[] = {4, 9};
+    for (int is_number = 0; is_number < 2; is_number++) {
+        fsdp_sd *sd = NULL;
+        FSDP_TRY(fsdp_sd_create(&sd, err));
+        for (int g = 0; g < 2; g++) {
+            char name[64];
+            fsdp_value list = {0}, lr = fsdp_value_f64(g + 5 + is_number);
+            FSDP_TRY(fsdp_value_set_items(&list, FSDP_VALUE_LIST,
+                                          is_number ? 5 - 3 * (size_t)(g == 0) : 1, err));
+            for (size_t i = 0; i < list.as.list.count; i++) {
+                fsdp_value *item = &list.as.list.items[i];
+                if (is_number)
+                    *item = fsdp_value_i64(numbers[g] + (int64_t)i);
+                else
+                    FSDP_TRY(fsdp_value_set_bytes(item, FSDP_VALUE_STRING, members[g],
+                                                  strlen(members[g]), err));
+            }
+            snprintf(name, sizeof name, "optim.param_groups.%d.lr", g);
+            FSDP_TRY(fsdp_sd_add_value(sd, name, strlen(name), &lr, err));
+            snprintf(name, sizeof name, "optim.param_groups.%d.params", g);
+            FSDP_TRY(fsdp_sd_add_value(sd, name, strlen(name), &list, err));
+            fsdp_value_release(&list);
+        }
+        if (is_number) /* two numbers, then five: a weight and the biases would be one group */
+            EXPECT_REFUSAL(net_set(net, &opts, sd, why), "which are in two groups here");
+        else
+            FSDP_TRY(net_set(net, &opts, sd, err));
+        EXPECT(fsdp_optim_lr(net->optim, 0) == 6 && fsdp_optim_lr(net->optim, 1) == 5);
+        fsdp_sd_free(sd);
+    }
+    return FSDP_OK;
+}
+
+Test(state_dict_options, groups_in_pieces_are_found_by_their_members)
+{
+    expect_net(set_groups_in_pieces, NULL);
+}
+
 Test(state_dict_options, groups_may_be_spelled_by_their_place)
 {
     expect_net(set_spelled_groups, NULL);
