@@ -167,18 +167,11 @@ void fsdp_state_message_release(fsdp_state_message *message)
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* The entry of rank 0's dict that a live one gets, in the description or, there, the dict. */
-static const fsdp_entry *source_of(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
-{
-    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
-    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
-}
-
 static fsdp_status bring(const fsdp_state_match *match, fsdp_state_mover *mover, size_t i,
                          const fsdp_sd *data, fsdp_error *err)
 {
     const fsdp_entry *live = fsdp_sd_at(match->live, i);
-    const fsdp_entry *told = source_of(match, match->sd, i);
+    const fsdp_entry *told = fsdp_state_source(match, match->sd, i);
     const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
     int rank = mover->root->world->rank;
     fsdp_box own = {.ndim = live->ndim};
@@ -189,8 +182,8 @@ static fsdp_status bring(const fsdp_state_match *match, fsdp_state_mover *mover,
     if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, rank) > 0)
         fsdp_layout_box(&live->layout, live->ndim, live->shape, rank, 0, &own);
     return fsdp_state_move(mover, live, 0, &whole,
-                           rank == 0 ? source_of(match, data, i)->data : NULL, &own, live->data,
-                           err);
+                           rank == 0 ? fsdp_state_source(match, data, i)->data : NULL, &own,
+                           live->data, err);
 }
 
 static fsdp_status bring_all(const fsdp_state_match *match, fsdp_state_mover *mover,

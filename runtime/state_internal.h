@@ -82,11 +82,20 @@ fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err);
 typedef struct fsdp_state_match {
     const fsdp_state_scope *scope;
     const fsdp_sd *live, *sd;
+    bool is_description;       /* sd has no memory: its tensors come later, from elsewhere */
     int64_t *source;           /* per live entry: the entry of sd, -1: none */
     struct fsdp_state_groups *groups;  /* NULL: none were taken */
     fsdp_name_list missing, unexpected;
     size_t model_count, model_unexpected;
 } fsdp_state_match;
+/* Names and tensors, all of them checked; nothing is changed. Release it also when this failed. */
+fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
+/* Names go to the report, which may be NULL. */
+void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
+/* What a live entry that has a source gets, of sd or of a dict with the same entries; of an alias, its target. */
+const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live);
+/* Tensors have come: hyper-parameters and masters follow. */
+fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
 
 /* What rank 0 has, told to all: names, shapes, values, 0-d tensors. Only rank 0's `sd` counts. */
 typedef struct fsdp_state_message {

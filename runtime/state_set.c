@@ -185,11 +185,10 @@ static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* Of an alias: what it names. */
-static const fsdp_entry *source_of(const fsdp_state_match *match, size_t live)
+const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
 {
-    const fsdp_entry *entry = fsdp_sd_at(match->sd, (size_t)match->source[live]);
-    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(match->sd, entry->target) : entry;
+    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
 }
 
 static bool rank_holds_same(const fsdp_entry *a, const fsdp_entry *b, int rank)
@@ -240,7 +239,7 @@ static fsdp_status check_layout(const fsdp_state_match *match, const fsdp_entry 
 {
     const fsdp_world *world = match->scope->root->world;
     bool takes_whole = match->scope->opts.full_state_dict;
-    if (match->scope->opts.broadcast_from_rank0 || lies_the_same(live, from, world->size) ||
+    if (match->is_description || lies_the_same(live, from, world->size) ||
         (takes_whole && is_whole(from, world->rank)))
         return FSDP_OK;
     if (takes_whole)
@@ -264,7 +263,9 @@ static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry 
 {
     double number;
     char here[200], there[200];
-    if (live->ndim == 0 && fsdp_state_number(from, &number))
+    bool is_scalar = from->kind == FSDP_ENTRY_TENSOR && from->ndim == 0;
+    if (live->ndim == 0 &&
+        (fsdp_state_number(from, &number) || (is_scalar && match->is_description)))
         return FSDP_OK;
     if (from->kind != FSDP_ENTRY_TENSOR)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a tensor here and a value in the state dict",
@@ -279,8 +280,7 @@ static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry 
                          from->name, fsdp_dtype_name(live->dtype), fsdp_dtype_name(from->dtype));
     FSDP_TRY(check_layout(match, live, from, err));
     int rank = match->scope->root->world->rank;
-    if (!match->scope->opts.broadcast_from_rank0 && !from->data &&
-        fsdp_entry_local_bytes(from, rank) > 0)
+    if (!match->is_description && !from->data && fsdp_entry_local_bytes(from, rank) > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no memory on rank %d", from->name, rank);
     return FSDP_OK;
 }
@@ -289,7 +289,8 @@ static fsdp_status check_tensors(const fsdp_state_match *match, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
         if (match->source[i] >= 0)
-            FSDP_TRY(check_tensor(match, fsdp_sd_at(match->live, i), source_of(match, i), err));
+            FSDP_TRY(check_tensor(match, fsdp_sd_at(match->live, i),
+                                  fsdp_state_source(match, match->sd, i), err));
     return FSDP_OK;
 }
 
@@ -317,7 +318,7 @@ static void copy_all(const fsdp_state_match *match)
     int rank = match->scope->root->world->rank;
     for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
         if (match->source[i] >= 0)
-            copy_tensor(fsdp_sd_at(match->live, i), source_of(match, i), rank);
+            copy_tensor(fsdp_sd_at(match->live, i), fsdp_state_source(match, match->sd, i), rank);
 }
 
 /* Did anything come for this live entry? */
@@ -365,7 +366,7 @@ static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim 
     return fsdp_state_build(scope, live_out, err);
 }
 
-static fsdp_status match_all(fsdp_state_match *match, fsdp_error *err)
+fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
 {
     match->source = fsdp_alloc(fsdp_sd_count(match->live), sizeof *match->source);
     if (!match->source)
@@ -375,7 +376,7 @@ static fsdp_status match_all(fsdp_state_match *match, fsdp_error *err)
     return check_tensors(match, err);
 }
 
-static void release_match(fsdp_state_match *match, fsdp_load_report *report)
+void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report)
 {
     if (report) {
         fsdp_names_move(&match->missing, &report->missing, &report->missing_count);
@@ -385,9 +386,10 @@ static void release_match(fsdp_state_match *match, fsdp_load_report *report)
     fsdp_names_release(&match->unexpected);
     fsdp_state_groups_free(match->groups);
     fsdp_free(match->source);
+    *match = (fsdp_state_match){0};
 }
 
-static fsdp_status finish(const fsdp_state_match *match, fsdp_error *err)
+fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err)
 {
     if (match->groups)
         fsdp_state_apply_groups(match->groups);
@@ -398,12 +400,12 @@ static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live,
                              fsdp_load_report *report, fsdp_error *err)
 {
     fsdp_state_match match = {.scope = scope, .live = live, .sd = sd};
-    fsdp_status status = match_all(&match, err);
+    fsdp_status status = fsdp_state_match_all(&match, err);
     if (status == FSDP_OK) {
         copy_all(&match);
-        status = finish(&match, err);
+        status = fsdp_state_finish(&match, err);
     }
-    release_match(&match, report);
+    fsdp_state_match_release(&match, report);
     return status;
 }
 
@@ -415,14 +417,16 @@ static fsdp_status set_from_rank0(const fsdp_state_scope *scope, const fsdp_sd *
     fsdp_state_message message = {0};
     FSDP_TRY(fsdp_state_agree(scope, live, "sets state from rank 0", false, mine, err));
     fsdp_status status = fsdp_state_tell(root, sd, &message, err);
-    fsdp_state_match match = {.scope = scope, .live = live, .sd = message.sd};
+    fsdp_state_match match = {
+        .scope = scope, .live = live, .sd = message.sd, .is_description = true};
     if (status == FSDP_OK)
-        status = fsdp_ctl_agree(fsdp_world_ctl(root->world), match_all(&match, err), err);
+        status =
+            fsdp_ctl_agree(fsdp_world_ctl(root->world), fsdp_state_match_all(&match, err), err);
     if (status == FSDP_OK)
         status = fsdp_state_broadcast(&match, sd, err);
     if (status == FSDP_OK)
-        status = finish(&match, err);
-    release_match(&match, report);
+        status = fsdp_state_finish(&match, err);
+    fsdp_state_match_release(&match, report);
     fsdp_state_message_release(&message);
     return status;
 }

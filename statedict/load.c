@@ -273,6 +273,8 @@ static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, 
 
 static fsdp_status open_files(load_job *job, fsdp_error *err)
 {
+    if (job->checkpoint->source)
+        return FSDP_OK; /* other programs' files are opened as they are read */
     int files = job->checkpoint->manifest.file_count;
     file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
     if (!search.needed)
