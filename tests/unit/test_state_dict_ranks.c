@@ -4,6 +4,7 @@
  */
 #include "base/mem.h"
 #include "tests/unit/state_net.h"
+#include <fsdp/convert.h>
 
 #include <math.h>
 #include <stdlib.h>
@@ -351,6 +352,25 @@ Test(state_dict_ranks, a_checkpoint_loads_on_any_other_mesh)
         for (size_t to = from % 2; to < MESHES; to += 2)
             run_on(&meshes[to], load, &what);
     }
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+/* What was converted into PyTorch's format loads as it is. */
+Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
+{
+    char dir[] = "/tmp/fsdp-state-XXXXXX", command[80];
+    const fsdp_convert_opts opts = {.format = "dcp"};
+    checkpoint_case ours = {.nested = false}, theirs = {.nested = false};
+    fsdp_error err = {0};
+    cr_assert(mkdtemp(dir));
+    snprintf(ours.path, sizeof ours.path, "%s/ours", dir);
+    snprintf(theirs.path, sizeof theirs.path, "%s/theirs", dir);
+    run_on(&meshes[2], save, &ours);
+    cr_assert_eq(fsdp_checkpoint_convert(ours.path, theirs.path, &opts, &err), FSDP_OK, "%s",
+                 err.text);
+    for (size_t to = 0; to < sizeof meshes / sizeof *meshes; to++)
+        run_on(&meshes[to], load, &theirs);
     snprintf(command, sizeof command, "rm -r %s", dir);
     cr_assert_eq(system(command), 0);
 }
