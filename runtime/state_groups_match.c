@@ -1,6 +1,6 @@
 /*
- * Which parameter a number in a state dict is, and which group here a group of it: groups are found again by the
- * parameters in them, wherever they stand. See state_groups.h.
+ * Which parameter a number in a state dict is, and which group here a group of it: groups are found again
+ * by the parameters in them, wherever they stand. See state_groups.h.
  */
 #include "runtime/state_groups.h"
 

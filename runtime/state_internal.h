@@ -4,7 +4,7 @@
  *   state_names.c      which parameters, and what they are called
  *   state_get.c        the dict of this rank's live memory    state_set.c          a dict is matched with it
  *   state_full.c       every value whole, from all ranks      state_broadcast.c    as rank 0 has it
- *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it
+ *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it (state_groups.h)
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
  *   root_state.c       checkpoints
  */
@@ -92,7 +92,7 @@ typedef struct fsdp_state_match {
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
 /* Names go to the report, which may be NULL. */
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
-/* What a live entry that has a source gets, of sd or of a dict with the same entries; of an alias, its target. */
+/* What a live entry with a source gets, of sd or a dict with the same entries; of an alias, its target. */
 const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live);
 /* Tensors have come: hyper-parameters and masters follow. */
 fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err);
