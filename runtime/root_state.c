@@ -1,6 +1,6 @@
 /*
- * Checkpoints of a root and its optimizer: the live dict (state_get.c) saved; a checkpoint matched as any other
- * dict (state_set.c), and loaded into the memory that is there. See state.h.
+ * Checkpoints of a root and its optimizer: the live dict (state_get.c) saved; a checkpoint matched as any
+ * other dict (state_set.c), and loaded into the memory that is there. See state.h.
  */
 #include "runtime/state_internal.h"
 

@@ -95,9 +95,10 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_opt
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 /*
- * Collective over the world; optim may be NULL: then the checkpoint has, or may have, no optimizer. Saving is
- * fsdp_sd_save of the sharded dict. Loading takes what fsdp_root_set_state takes, strictly, from a checkpoint of
- * any mesh and any format that is read (PyTorch's, saved under "model" and "optim"): each rank reads its part.
+ * Collective over the world; optim may be NULL: then the checkpoint has, or may have, no optimizer. Saving
+ * is fsdp_sd_save of the sharded dict. Loading takes what fsdp_root_set_state takes, strictly, from a
+ * checkpoint of any mesh and any format that is read (PyTorch's, saved under "model" and "optim"): each rank
+ * reads its part.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir,
                                                  fsdp_error *err);

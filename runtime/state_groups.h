@@ -44,8 +44,8 @@ fsdp_status fsdp_state_find_group(const fsdp_state_groups *groups, const fsdp_en
 /* The only one without members, of a list that has one such, too. */
 fsdp_status fsdp_state_find_empty_group(const fsdp_state_groups *groups, const fsdp_entry *entry,
                                         fsdp_state_group *found_out, fsdp_error *err);
-/* That of a place in the list of groups: by the members that "param_groups.<place>.params" lists; when there are
- * none, the same place here. */
+/* That of a place in the list of groups: by the members that "param_groups.<place>.params" lists; without
+ * any, the same place here. */
 fsdp_status fsdp_state_find_place(const fsdp_state_groups *groups, int64_t place,
                                   fsdp_state_group *found_out, fsdp_error *err);
 
