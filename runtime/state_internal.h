@@ -4,7 +4,7 @@
  *   state_names.c      which parameters, and what they are called
  *   state_get.c        the dict of this rank's live memory    state_set.c          a dict is matched with it
  *   state_full.c       every value whole, from all ranks      state_broadcast.c    as rank 0 has it
- *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it (state_groups.h)
+ *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
  *   root_state.c       checkpoints
  */
