@@ -340,14 +340,19 @@ static void exchange(const shared_move *move, uint64_t step)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* What a member's window has to hold if everything goes through it; all_to_all does not. */
+/*
+ * What a member's window has to hold if everything goes through it. Not of all_to_all: what the
+ * others send is not known before the first meeting.
+ */
 static uint64_t input_of_each(const shared_move *move)
 {
-    uint64_t longest = move->steps->longest(move), n = (uint64_t)move->group->size;
+    uint64_t longest, n = (uint64_t)move->group->size;
     switch (move->call->kind) {
     case FSDP_ALL_GATHER:
-    case FSDP_BROADCAST: return longest;
-    case FSDP_REDUCE_SCATTER: return longest <= LITTLE_INPUT ? longest * n : UINT64_MAX;
+    case FSDP_BROADCAST: return move->steps->longest(move);
+    case FSDP_REDUCE_SCATTER:
+        longest = move->steps->longest(move);
+        return longest <= LITTLE_INPUT ? longest * n : UINT64_MAX;
     default: return UINT64_MAX;
     }
 }
