@@ -8,7 +8,7 @@
 
 enum {
     SIGN_OF_LIFE = 32 << 20,    /* bytes between two */
-    LITTLE_INPUT = 64 << 10,    /* of a member: to copy it takes no longer than a meeting */
+    LITTLE_INPUT = 16 << 10,    /* of a member: through a window takes no longer than a meeting */
     LITTLE_SUM = 256 << 10,     /* of all members together: each adds up everything */
     LITTLE_SUM_OF_TWO = 1 << 20 /* of each of two */
 };
