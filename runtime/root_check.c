@@ -139,15 +139,22 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
 
 /* --- when ------------------------------------------------------------------------------------- */
 
+/* A rank without memory for it tells the others, which wait. */
 static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *text, fsdp_error *err)
 {
     fsdp_lane *lane = fsdp_root_all_ranks(root);
-    if (text->failed)
-        return fsdp_fail_memory(err, "what --check compares");
+    fsdp_error why = {0};
     if (!lane)
         return FSDP_OK;
-    FSDP_TRY(root->context->device->ops->sync(lane->last, err));
-    return compare(lane->comm, what, text, err);
+    fsdp_status status = text->failed ? fsdp_fail_memory(&why, "what --check compares")
+                                      : root->context->device->ops->sync(lane->last, &why);
+    if (status == FSDP_OK)
+        status = compare(lane->comm, what, text, &why);
+    if (status == FSDP_ERR_LIMIT)
+        fsdp_comm_abort(lane->comm, &why);
+    if (status != FSDP_OK && err)
+        *err = why;
+    return status;
 }
 
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err)

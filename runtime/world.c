@@ -171,11 +171,27 @@ static mesh_span span_of(const fsdp_mesh *mesh, int dim, int last)
     return span;
 }
 
-static void list_ranks(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int *ranks)
+static int rank_in_span(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int64_t i)
 {
     int64_t first = group / span->step * span->step * span->size + group % span->step;
+    return fsdp_mesh_rank_at(mesh, first + i * span->step);
+}
+
+static void list_ranks(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int *ranks)
+{
     for (int64_t i = 0; i < span->size; i++)
-        ranks[i] = fsdp_mesh_rank_at(mesh, first + i * span->step);
+        ranks[i] = rank_in_span(mesh, span, group, i);
+}
+
+static bool is_lane_of(const fsdp_lane *lane, const fsdp_mesh *mesh, const mesh_span *span,
+                       int64_t group)
+{
+    if (lane->size != span->size || lane->is_separate)
+        return false;
+    for (int64_t i = 0; i < span->size; i++)
+        if (lane->ranks[i] != rank_in_span(mesh, span, group, i))
+            return false;
+    return true;
 }
 
 static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last,
@@ -295,6 +311,7 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
     return status;
 }
 
+/* Without memory of its own: NULL means that there is none. */
 fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
 {
     const mesh_span span = span_of(mesh, dim, last_dim);
@@ -305,13 +322,11 @@ fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, in
     int64_t at = 0;
     for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
         at = at * fsdp_mesh_dim_size(mesh, i) + coord[i];
-    int *ranks = fsdp_alloc((size_t)span.size, sizeof *ranks);
-    if (!ranks)
-        return NULL;
-    list_ranks(mesh, &span, at / (span.step * span.size) * span.step + at % span.step, ranks);
-    fsdp_lane *lane = find_lane(world, ranks, (int)span.size, false);
-    fsdp_free(ranks);
-    return lane && lane->comm ? lane : NULL;
+    int64_t group = at / (span.step * span.size) * span.step + at % span.step;
+    for (size_t i = 0; i < world->lane_count; i++)
+        if (is_lane_of(world->lanes[i], mesh, &span, group))
+            return world->lanes[i]->comm ? world->lanes[i] : NULL;
+    return NULL;
 }
 
 fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
