@@ -50,18 +50,30 @@ int count_events(const world_rank *rank, const char *begin)
     return count;
 }
 
+static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_device_open(device, &parts->device, err));
+    FSDP_TRY(fsdp_device_watch(&parts->device, err));
+    return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
+}
+
+/* The others learn that this rank does not come. */
+static void drop_parts(fsdp_world_parts *parts)
+{
+    parts->fabric->ops->close(parts->fabric);
+    fsdp_ctl_free(parts->ctl);
+    fsdp_device_close(parts->device);
+}
+
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body,
                       world_rank *rank, fsdp_error *err)
 {
-    fsdp_status status = fsdp_device_open(device, &parts->device, err);
-    if (status == FSDP_OK)
-        status = fsdp_device_watch(&parts->device, err);
-    if (status == FSDP_OK)
-        status = fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
-    if (status == FSDP_OK)
-        status = fsdp_world_create(parts, &rank->world, err);
-    if (status != FSDP_OK)
+    fsdp_status status = open_parts(parts, device, err);
+    if (status != FSDP_OK) {
+        drop_parts(parts);
         return status;
+    }
+    FSDP_TRY(fsdp_world_create(parts, &rank->world, err));
     fsdp_trace_set_listener(parts->trace, note, rank);
     status = body(rank, err);
     fsdp_world_free(rank->world);
