@@ -73,10 +73,10 @@ static fsdp_status run_other(fsdp_comm *comm, const fsdp_collective *call, fsdp_
 
 static void note_call(step_calls *calls, int number, const char *unit)
 {
-    if (number >= STEP_FAULT_CALLS)
+    if (number >= STEP_FAULT_CALLS) /* several streams call at once */
         return;
     snprintf(calls->units[number], sizeof calls->units[number], "%s", unit ? unit : "");
-    calls->count = number + 1;
+    atomic_fetch_add(&calls->count, 1);
 }
 
 static fsdp_status run_faulty(fsdp_comm *comm, const fsdp_collective *call,

@@ -32,7 +32,7 @@ enum { STEP_FAULT_CALLS = 16, STEP_FAULT_SHORT_MS = 400, STEP_FAULT_LONG_MS = 60
 
 /* Of the step as it is without a fault: filled in by rank 0 of a run that has none. */
 typedef struct step_calls {
-    int count;
+    _Atomic int count;
     char units[STEP_FAULT_CALLS][16];
     int64_t allocations;       /* of rank 0 */
 } step_calls;

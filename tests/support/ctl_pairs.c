@@ -75,13 +75,20 @@ static fsdp_status take_bytes(int fd, int from, void *data, size_t size, int64_t
     return FSDP_OK;
 }
 
+/* Half a message would be taken for the beginning of the next: what has begun is finished. */
+static int64_t until_finished(int64_t until_ms)
+{
+    int64_t finished_ms = fsdp_now_ms() + 10000;
+    return until_ms > finished_ms ? until_ms : finished_ms;
+}
+
 static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                 int64_t until_ms, fsdp_error *err)
 {
     const int *ends = ctl->backend;
     uint64_t head = size;
     FSDP_TRY(put_bytes(ends[to], to, &head, sizeof head, until_ms, err));
-    return put_bytes(ends[to], to, data, size, until_ms, err);
+    return put_bytes(ends[to], to, data, size, until_finished(until_ms), err);
 }
 
 static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
@@ -93,7 +100,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     if (head != size)
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes instead of %zu", from,
                          (size_t)head, size);
-    return take_bytes(ends[from], from, data, size, until_ms, err);
+    return take_bytes(ends[from], from, data, size, until_finished(until_ms), err);
 }
 
 static void close_ends(fsdp_ctl *ctl)
