@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "tests/support/mlp.h"
 
-enum { LAYERS = 2 };
+enum { LAYERS = 2, SHORT_MS = 600, AWAY_MS = SHORT_MS + 500 };
 
 const char *const step_fault_names[STEP_FAULT_KINDS] = {"none",     "killed", "stopped", "late",
                                                         "gives up", "order",  "shape",   "swapped",
@@ -44,7 +44,7 @@ static void stop_for_a_while(void)
     pid_t me = getpid();
     (void)signal(SIGCHLD, SIG_IGN);
     if (fork() == 0) {
-        sleep_ms(3 * STEP_FAULT_SHORT_MS);
+        sleep_ms(AWAY_MS);
         (void)kill(me, SIGCONT);
         _exit(0);
     }
@@ -92,7 +92,7 @@ static fsdp_status run_faulty(fsdp_comm *comm, const fsdp_collective *call,
         switch (fault->kind) {
         case STEP_FAULT_KILLED: raise(SIGKILL); break;
         case STEP_FAULT_STOPPED: stop_for_a_while(); break;
-        case STEP_FAULT_LATE: sleep_ms(3 * STEP_FAULT_SHORT_MS); break;
+        case STEP_FAULT_LATE: sleep_ms(AWAY_MS); break;
         case STEP_FAULT_GIVES_UP:
             return fsdp_fail(err, FSDP_ERR_IO, "the disk of rank %d is full", fault->rank);
         case STEP_FAULT_ORDER:
@@ -115,6 +115,12 @@ static void give(fsdp_fabric *fabric, void *data)
     faulty(fabric)->usual->dealloc(fabric, data);
 }
 
+static bool is_slow(const step_fault *fault)
+{
+    return fault->kind == STEP_FAULT_STOPPED || fault->kind == STEP_FAULT_LATE;
+}
+
+/* Only collectives have a short deadline, and only where nothing else finds the fault. */
 static void make_faulty(faulty_fabric *own, fsdp_fabric *fabric, const step_fault *fault)
 {
     *own = (faulty_fabric){.ops = *fabric->ops, .usual = fabric->ops, .fault = fault};
@@ -124,6 +130,8 @@ static void make_faulty(faulty_fabric *own, fsdp_fabric *fabric, const step_faul
         own->ops.dealloc = give;
     }
     fabric->ops = &own->ops;
+    if (is_slow(fault))
+        fabric->deadline_ms = SHORT_MS;
 }
 
 /* --- a device that counts
@@ -317,12 +325,6 @@ fsdp_status step_fault_body(world_rank *rank, fsdp_error *err)
 /* --- what it must be
  * ---------------------------------------------------------------------------- */
 
-int step_fault_deadline(const step_fault *fault)
-{
-    bool is_slow = fault->kind == STEP_FAULT_STOPPED || fault->kind == STEP_FAULT_LATE;
-    return is_slow ? STEP_FAULT_SHORT_MS : STEP_FAULT_LONG_MS;
-}
-
 static bool complain(fsdp_text *why, const char *what, const fsdp_error *err)
 {
     fsdp_text_addf(why, "%s: status %d, '%s'", what, (int)err->status, err->text);
@@ -379,8 +381,7 @@ static bool judge_memory(const step_fault *fault, int rank, fsdp_status status,
  * when both have waited as long as they may. */
 static bool names_one_who_waits(const step_fault *fault, int rank, const fsdp_error *err)
 {
-    bool is_slow = fault->kind == STEP_FAULT_STOPPED || fault->kind == STEP_FAULT_LATE;
-    if (!is_slow || !fault->has_replicas || rank + fault->rank != 3) /* of 2 x 2 */
+    if (!is_slow(fault) || !fault->has_replicas || rank + fault->rank != 3) /* of 2 x 2 */
         return false;
     return names_rank(err, rank ^ 1) || names_rank(err, rank ^ 2);
 }

@@ -12,7 +12,7 @@
 #include <signal.h>
 #include <stdio.h>
 
-enum { USUAL_SAMPLE = 20, HANGS_AFTER_S = 50 };
+enum { USUAL_SAMPLE = 25, HANGS_AFTER_S = 50 };
 
 typedef struct step_world {
     int ranks;
@@ -47,7 +47,7 @@ static void run_fault(const step_world *world, const step_fault *fault, counts *
 {
     world_outcome outcomes[WORLD_PROCESSES_MOST];
     world_processes worlds = {.size = world->ranks,
-                              .deadline_ms = step_fault_deadline(fault),
+                              .deadline_ms = STEP_FAULT_DEADLINE_MS,
                               .hangs_after_s = HANGS_AFTER_S,
                               .device = world->device,
                               .body = step_fault_body,

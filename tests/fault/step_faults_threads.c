@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { USUAL_SAMPLE = 30, MOST_RANKS = 4, SECONDS = 250 };
+enum { USUAL_SAMPLE = 40, MOST_RANKS = 4, SECONDS = 250 };
 
 typedef struct step_world {
     int ranks;
@@ -51,7 +51,7 @@ static void run_fault(const step_world *world, const step_fault *fault, counts *
 {
     world_result results[MOST_RANKS];
     fsdp_error err = {0};
-    fsdp_status status = run_worlds_within(world->ranks, world->device, step_fault_deadline(fault),
+    fsdp_status status = run_worlds_within(world->ranks, world->device, STEP_FAULT_DEADLINE_MS,
                                            step_fault_body, (void *)fault, results, &err);
     c->failed += status != FSDP_OK;
     judge_all(world, fault, results, c);
@@ -107,7 +107,7 @@ static void run_without_memory(const step_world *world, int64_t at, counts *c)
                               .has_replicas = world->has_replicas,
                               .calls = &calls};
     c->cases++;
-    fsdp_status status = run_worlds_within(world->ranks, world->device, STEP_FAULT_LONG_MS,
+    fsdp_status status = run_worlds_within(world->ranks, world->device, STEP_FAULT_DEADLINE_MS,
                                            step_fault_body, (void *)&fault, results, &err);
     c->failed += status != FSDP_OK;
     for (int i = 0; i < world->ranks; i++) {
