@@ -11,7 +11,7 @@
 #include "base/mem.h"
 #include "tests/support/mlp.h"
 
-enum { LAYERS = 2, SHORT_MS = 600, AWAY_MS = SHORT_MS + 500 };
+enum { LAYERS = 2, SHORT_MS = 600, MOST_AWAY_MS = 30000 };
 
 const char *const step_fault_names[STEP_FAULT_KINDS] = {"none",     "killed", "stopped", "late",
                                                         "gives up", "order",  "shape",   "swapped",
@@ -38,13 +38,22 @@ static void sleep_ms(int ms)
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
 }
 
-/* Somebody must be there to wake it up. */
-static void stop_for_a_while(void)
+/* Until the others have given up, however slow they are. */
+static void stay_away(fsdp_comm *comm)
+{
+    fsdp_error why;
+    for (int ms = 0; ms < MOST_AWAY_MS && !faulty(comm->fabric)->usual->has_failed(comm, &why);
+         ms += 20)
+        sleep_ms(20);
+}
+
+/* Somebody must be there to wake it up: a child, which sees the same shared memory. */
+static void stop_for_a_while(fsdp_comm *comm)
 {
     pid_t me = getpid();
     (void)signal(SIGCHLD, SIG_IGN);
     if (fork() == 0) {
-        sleep_ms(AWAY_MS);
+        stay_away(comm);
         (void)kill(me, SIGCONT);
         _exit(0);
     }
@@ -91,8 +100,8 @@ static fsdp_status run_faulty(fsdp_comm *comm, const fsdp_collective *call,
     if (is_now && comm->fabric->rank == fault->rank)
         switch (fault->kind) {
         case STEP_FAULT_KILLED: raise(SIGKILL); break;
-        case STEP_FAULT_STOPPED: stop_for_a_while(); break;
-        case STEP_FAULT_LATE: sleep_ms(AWAY_MS); break;
+        case STEP_FAULT_STOPPED: stop_for_a_while(comm); break;
+        case STEP_FAULT_LATE: stay_away(comm); break;
         case STEP_FAULT_GIVES_UP:
             return fsdp_fail(err, FSDP_ERR_IO, "the disk of rank %d is full", fault->rank);
         case STEP_FAULT_ORDER:
