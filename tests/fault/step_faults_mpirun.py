@@ -13,7 +13,8 @@ problems = []
 
 
 def run(*arguments):
-    command = [MPIEXEC, "-n", str(RANKS), "--oversubscribe", "--allow-run-as-root", PROGRAM, *map(str, arguments)]
+    command = [MPIEXEC, "-n", str(RANKS), "--oversubscribe", "--allow-run-as-root", PROGRAM,
+               *map(str, arguments)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
