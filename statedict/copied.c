@@ -393,7 +393,8 @@ static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
     for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
         size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
         st = fsdp_io_read(file, path, piece, n, at, err);
-        fsdp_hasher_add(hasher, piece, n);
+        if (st == FSDP_OK)
+            fsdp_hasher_add(hasher, piece, n);
     }
     *hash_out = fsdp_hasher_value(hasher);
     fsdp_free(piece);
@@ -417,7 +418,8 @@ static fsdp_status write_pieces(const fsdp_copies *copies, const fsdp_copied_fil
             st = fsdp_source_pread(copies->source, file->number, piece, n, at, err);
         if (st == FSDP_OK)
             st = fsdp_io_write(to, path, piece, n, at, err);
-        fsdp_hasher_add(hasher, piece, n);
+        if (st == FSDP_OK)
+            fsdp_hasher_add(hasher, piece, n);
     }
     fsdp_free(piece);
     return st;
