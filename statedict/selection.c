@@ -510,6 +510,17 @@ static void release_rules(selecting *work)
     fsdp_cast_rules_free(work->casts);
 }
 
+/* That a target takes the model only was not asked for. */
+static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
+{
+    if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "all that could go over is of the optimizer, and %s takes the model only "
+                     "unless it is told: --only all takes everything",
+                     work->limits->format);
+}
+
 static fsdp_status select_entries(selecting *work, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(work->sd);
@@ -524,7 +535,7 @@ static fsdp_status select_entries(selecting *work, fsdp_error *err)
         work->selection->entries[i].is_kept =
             !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
     if (work->selection->kept == 0 && count > 0)
-        return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
+        return fail_empty(work, err);
     FSDP_TRY(decide_dtypes(work, err));
     count_casts(work);
     FSDP_TRY(check_limits(work, err));
