@@ -14,25 +14,53 @@
 #include "statedict/commit_internal.h"
 #include "statedict/layout_internal.h"
 #include <fsdp/convert.h>
+#include <fsdp/run.h>
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
+typedef struct own_files {
+    bool manifest, other;
+} own_files;
+
 static int find_own_file(void *user, const char *name)
 {
-    return *(bool *)user = fsdp_is_checkpoint_file(name);
+    own_files *found = user;
+    if (strcmp(name, FSDP_MANIFEST_NAME) == 0)
+        found->manifest = true;
+    else
+        found->other = fsdp_is_checkpoint_file(name);
+    return found->other;
+}
+
+/* Many programs have a file called manifest.json: alone it must begin like ours. */
+static bool holds_own_files(fsdp_io *io, const char *directory)
+{
+    own_files found = {0};
+    bool ours = false;
+    if (io->ops->list(io, directory, find_own_file, &found) < 0 || found.other)
+        return true;
+    return found.manifest && (fsdp_manifest_is_ours(io, directory, &ours, NULL) != FSDP_OK || ours);
 }
 
 bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
 {
     fsdp_file_info info;
-    bool ours = false;
     if (io->ops->info(io, path, &info) < 0)
         return fsdp_source_is_pattern(path);
     if (info.kind != FSDP_FILE_DIRECTORY)
         return !fsdp_is_one_file(io, path);
-    return io->ops->list(io, path, find_own_file, &ours) == 0 && !ours;
+    return !holds_own_files(io, path);
+}
+
+bool fsdp_path_has_manifest(const char *path, fsdp_io *io)
+{
+    io = io ? io : fsdp_io_posix();
+    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
+    bool is_there = manifest && fsdp_io_exists(io, manifest);
+    fsdp_free(manifest);
+    return is_there && holds_own_files(io, path);
 }
 
 void fsdp_sandbox_by_limits_only(void)

@@ -32,12 +32,7 @@ fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fs
     *is_run_out = false;
     if (io->ops->info(io, path, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY)
         return FSDP_OK;
-    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
-    if (!manifest)
-        return fsdp_fail_memory(err, "a path");
-    bool is_checkpoint = fsdp_io_exists(io, manifest);
-    fsdp_free(manifest);
-    if (is_checkpoint)
+    if (fsdp_path_has_manifest(path, io))
         return FSDP_OK;
     fsdp_run_steps steps = {0};
     FSDP_TRY(fsdp_run_scan(path, io, &steps, err));

@@ -40,6 +40,10 @@ typedef struct fsdp_run_step {
 
 typedef struct fsdp_run_steps { fsdp_run_step *items; size_t count; } fsdp_run_steps;
 
+/* Is the path a directory with a manifest of ours, damaged or not? Other programs have files of that name,
+ * too: beside other files of a checkpoint it is ours, alone when it begins like ours. */
+FSDP_API bool fsdp_path_has_manifest(const char *path, struct fsdp_io *io);
+
 /* Is the path a directory that is no checkpoint itself and holds step directories? What is not there, or
  * no directory, is no run. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_path_is_run(const char *path, struct fsdp_io *io, bool *is_run_out,

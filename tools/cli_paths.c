@@ -78,7 +78,7 @@ fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
     if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
         return FSDP_OK;
     snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
-    if (holds(directory, "manifest.json"))
+    if (fsdp_path_has_manifest(directory, NULL))
         return fail_inside(path, directory, err);
     FSDP_TRY(check_dcp(path, name, directory, err));
     FSDP_TRY(check_beside_weights(path, name, directory, err));

@@ -2,11 +2,9 @@
 #include "tools/cli.h"
 
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 static const char *scaled(double value, double step, const char *const *units, char out[CLI_NUMBER])
@@ -160,14 +158,6 @@ void cli_end_line(fsdp_text *text)
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-static bool has_manifest(const char *directory)
-{
-    char path[PATH_MAX];
-    struct stat info;
-    int n = snprintf(path, sizeof path, "%s/manifest.json", directory);
-    return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
-}
-
 bool cli_is_run(const char *path)
 {
     bool is_run = false;
@@ -178,7 +168,7 @@ fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
 {
     if (cli_is_run(path))
         return FSDP_OK;
-    if (!has_manifest(path))
+    if (!fsdp_path_has_manifest(path, NULL))
         return cli_check_not_inside(path, err);
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
                      "'%s' is a checkpoint, not a run: a run is a directory with checkpoints in it",
