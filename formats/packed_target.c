@@ -164,6 +164,18 @@ static fsdp_status create_npz(const fsdp_target_opts *opts, fsdp_target **target
     return create(&fsdp_packed_npz, opts, target_out, err);
 }
 
+static fsdp_status measure_npy(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                               fsdp_error *err)
+{
+    return measure(&fsdp_packed_npy, opts, files_out, bytes_out, err);
+}
+
+static fsdp_status create_npy(const fsdp_target_opts *opts, fsdp_target **target_out,
+                              fsdp_error *err)
+{
+    return create(&fsdp_packed_npy, opts, target_out, err);
+}
+
 static bool hf_owns(const char *name)
 {
     int number, count;
@@ -181,6 +193,8 @@ static const fsdp_target_ops safetensors_ops = {
 static const fsdp_target_ops hf_ops = {measure_hf, create_hf, write_elements,
                                        finish,     discard,   place};
 static const fsdp_target_ops npz_ops = {measure_npz, create_npz, write_elements,
+                                        finish,      discard,    place};
+static const fsdp_target_ops npy_ops = {measure_npy, create_npy, write_elements,
                                         finish,      discard,    place};
 
 static bool safetensors_holds(fsdp_dtype dtype)
@@ -213,3 +227,5 @@ const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
                                            .ops = &hf_ops};
 const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
                                             .ops = &npz_ops};
+const fsdp_target_format fsdp_npy_target = {
+    .limits = {.format = "npy", .nameless = true, .holds_dtype = npz_holds}, .ops = &npy_ops};

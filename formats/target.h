@@ -19,12 +19,13 @@
 
 /* What a format can hold. */
 typedef struct fsdp_limits {
-    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
+    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, tensors inside values: as blobs (OPAQUE) */
     bool model_only;           /* optimizer states only when they are asked for */
     bool sharded;              /* cut over ranks: tensors have boxes */
+    bool nameless;             /* one tensor, whose name is not kept */
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* Can it say that `dropped` is another name of tensor `kept`? NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);

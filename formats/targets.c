@@ -15,7 +15,7 @@ static const fsdp_target_format hdf5_target = {
 
 static const fsdp_target_format *const formats[] = {
     &fsdp_hf_target, &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
-    &hdf5_target,    &fsdp_npz_target,
+    &hdf5_target,    &fsdp_npz_target,         &fsdp_npy_target,
 };
 
 fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number)

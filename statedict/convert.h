@@ -52,7 +52,7 @@ typedef enum fsdp_tied {
 typedef struct fsdp_convert_opts {
     const char *from_format;   /* as fsdp_open_opts.format */
     const char *allow_missing; /* as fsdp_open_opts.allow_missing */
-    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz" */
+    const char *format;        /* NULL or "fsdp"; "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
     int64_t max_shard_bytes;   /* hf: bytes of tensors in a file; 0: its default */
     fsdp_kind kind;
     int world;                 /* ranks of the result; 0: 1 for full, else the source's */

@@ -133,7 +133,8 @@ static fsdp_status pair_entry(export_job *job, size_t i, fsdp_error *err)
 {
     const fsdp_target_entry *entry = &job->entries[i];
     const fsdp_sd *sd = job->written->manifest.sd;
-    int64_t found = fsdp_sd_find(sd, entry->name, entry->name_size);
+    bool is_only = job->format->limits.nameless && fsdp_sd_count(sd) == 1;
+    int64_t found = is_only ? 0 : fsdp_sd_find(sd, entry->name, entry->name_size);
     if (found < 0 && entry->value && (may_spread(entry->value) || may_fold(entry)))
         return FSDP_OK;
     if (found < 0)

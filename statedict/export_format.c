@@ -30,6 +30,7 @@ const char *fsdp_convert_format_of(const char *path)
                     {".h5", "hdf5"},
                     {".hdf5", "hdf5"},
                     {".npz", "npz"},
+                    {".npy", "npy"},
                     {".fsdp", "fsdp"},
                     {".dcp", "dcp"}};
     size_t size = strlen(path);

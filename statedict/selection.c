@@ -328,10 +328,27 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
     return st;
 }
 
+/* Before all else that it cannot hold: choosing the tensor answers that, too. */
+static fsdp_status check_one(const selecting *work, fsdp_error *err)
+{
+    size_t tensors = 0;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++)
+        tensors += work->selection->entries[i].is_kept &&
+                   fsdp_sd_at(work->sd, i)->kind == FSDP_ENTRY_TENSOR;
+    if (tensors <= 1)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s holds one tensor, and %zu are to go over: choose one with --include, or "
+                     "write an npz",
+                     work->limits->format, tensors);
+}
+
 static fsdp_status check_limits(const selecting *work, fsdp_error *err)
 {
     fsdp_name_list names = {0}, drops = {0};
     fsdp_status st = FSDP_OK;
+    if (work->limits && work->limits->nameless)
+        FSDP_TRY(check_one(work, err));
     for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
         char dtype[40];
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);

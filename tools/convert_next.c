@@ -242,11 +242,13 @@ static bool can_map(const fsdp_select_opts *select)
     return true;
 }
 
-/* fsdp-diff opens what its bytes tell, and all of it; and finds what did not fit to differ. */
+/* fsdp-diff opens what its bytes tell, and all of it; and finds what did not fit to differ. An .npy has no
+ * name to compare by. */
 static bool can_compare(const convert_options *opts)
 {
-    return !opts->convert.from_format && opts->cast.overflows == 0 &&
-           fsdp_checkpoint_missing_count(opts->source) == 0 && can_map(&opts->convert.select);
+    return !opts->convert.from_format && strcmp(opts->convert.format, "npy") != 0 &&
+           opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
+           can_map(&opts->convert.select);
 }
 
 static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,

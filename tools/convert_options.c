@@ -42,7 +42,7 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz", 0},
+    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
     {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: its bytes tell)", 0},
     {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
     {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
@@ -140,8 +140,9 @@ static const char *parse_format(const char *text)
 /* A name that asks for a format which is not written: a directory of that name helps nobody. */
 static void refuse_suffix(const char *to)
 {
-    static const char *const others[] = {".gguf", ".ggml",  ".onnx",    ".tflite", ".npy",
-                                         ".pkl",  ".keras", ".msgpack", ".mlmodel"};
+    static const char *const others[] = {
+        ".gguf", ".ggml", ".onnx", ".tflite", ".pkl", ".keras", ".msgpack", ".mlmodel",
+        ".json", ".zip",  ".tar",  ".gz",     ".tgz", ".bz2",   ".xz",      ".zst"};
     const char *suffix = strrchr(to, '.');
     for (size_t i = 0; suffix && i < sizeof others / sizeof *others; i++)
         if (strcasecmp(suffix, others[i]) == 0)
@@ -154,10 +155,13 @@ static void choose_format(convert_options *opts)
     fsdp_convert_opts *convert = &opts->convert;
     bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
                 convert->compress || convert->no_view;
-    if (!convert->format)
-        convert->format = fsdp_convert_format_of(opts->to);
-    else
+    const char *named = fsdp_convert_format_of(opts->to);
+    if (convert->format) {
+        if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
+            convert->format = named; /* NumPy's, either way */
         return;
+    }
+    convert->format = named;
     refuse_suffix(opts->to);
     if (ours && strcmp(convert->format, "hf") == 0)
         convert->format = "fsdp";
