@@ -56,6 +56,8 @@ bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b);
 
 /* The half of it that is the same for every format: may anything of that name be created there? */
 fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err);
+/* Writing never goes through a link: FSDP_ERR_EXISTS where the name is one, wherever it leads. */
+fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *err);
 
 /*
  * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when

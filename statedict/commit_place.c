@@ -95,12 +95,29 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     return FSDP_ERR_EXISTS;
 }
 
-static bool is_link(fsdp_io *io, const char *path)
+/* A slash at the end would follow it. */
+static bool is_link(fsdp_io *io, const char *dir)
 {
     fsdp_file *file = NULL;
+    char *path, *parent;
+    if (fsdp_path_split(dir, &path, &parent, NULL) != FSDP_OK)
+        return false;
     int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
     (void)fsdp_io_close(&file, path, NULL);
+    fsdp_free(path);
+    fsdp_free(parent);
     return result == -ELOOP;
+}
+
+fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *err)
+{
+    if (!is_link(io, path))
+        return FSDP_OK;
+    return fsdp_fail(
+        err, FSDP_ERR_EXISTS,
+        "'%s' is a symbolic link, which is neither followed nor replaced: name what it "
+        "leads to, or remove it",
+        path);
 }
 
 /* Nothing is there for who follows links; but a link that leads nowhere has the name. */

@@ -61,6 +61,7 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
     fsdp_file_info info;
     bool directory = place->format->limits.is_directory;
     FSDP_TRY(fsdp_place_check_parent(place->io, to, err));
+    FSDP_TRY(fsdp_place_refuse_link(place->io, to, err));
     int result = place->io->ops->info(place->io, to, &info);
     if (result == -ENOENT)
         return FSDP_OK;
