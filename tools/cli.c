@@ -485,14 +485,19 @@ static bool has_json(int argc, char **argv)
 
 static void check_options(const struct argp *argp, int argc, char **argv)
 {
-    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    int i = 1;
+    for (; i < argc && strcmp(argv[i], "--") != 0; i++) {
         const char *next = i + 1 < argc ? argv[i + 1] : NULL;
         checked = argv[i];
         if (strncmp(argv[i], "--", 2) == 0)
             i += check_long(argp, argv[i] + 2, next);
         else if (argv[i][0] == '-' && argv[i][1] != '\0')
             i += check_letters(argp, argv[i] + 1, !next);
+        else if (running->runs_alone)
+            cli_log_keep_out(argv[i]);
     }
+    for (i++; i < argc && running->runs_alone; i++)
+        cli_log_keep_out(argv[i]);
 }
 
 /* A checkpoint has a file per rank, and the usual soft limit is 1024. */

@@ -115,6 +115,8 @@ void cli_say(const char *word, const char *format, ...) FSDP_PRINTF(2, 3);
 
 /* --- the log (cli_log.c) ---------------------------------------------------------------------- */
 
+/* A path that is worked on: no log may lie there. Borrowed. */
+void cli_log_keep_out(const char *path);
 /* Appends to a file what is said from now on; first the command line. */
 fsdp_status cli_log_open(const char *path, const char *version, int argc, char **argv, fsdp_error *err);
 bool cli_log_is_open(void);

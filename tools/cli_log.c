@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -71,10 +73,87 @@ void cli_log_end(int code)
     cli_log("end", text);
 }
 
+/* --- where it may be --------------------------------------------------------------------------- */
+
+static struct {
+    const char *paths[8];
+    int count;
+} worked_on;
+
+void cli_log_keep_out(const char *path)
+{
+    if (worked_on.count < (int)(sizeof worked_on.paths / sizeof *worked_on.paths))
+        worked_on.paths[worked_on.count++] = path;
+}
+
+/* Where a name is or would be, without its last element too when that is asked for. */
+static bool find_place(const char *path, bool parent_only, char place_out[PATH_MAX])
+{
+    char parent[PATH_MAX];
+    size_t size = strlen(path);
+    if (!parent_only && realpath(path, place_out))
+        return true;
+    while (size > 1 && path[size - 1] == '/')
+        size--;
+    size_t start = size;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(parent, sizeof parent, "%.*s", start > 0 ? (int)start : 1, start > 0 ? path : ".");
+    if (!realpath(parent, place_out))
+        return false;
+    size_t used = strcmp(place_out, "/") == 0 ? 0 : strlen(place_out);
+    if (parent_only || used + 1 + (size - start) >= PATH_MAX)
+        return parent_only;
+    snprintf(place_out + used, PATH_MAX - used, "/%.*s", (int)(size - start), path + start);
+    return true;
+}
+
+/* A run is a place for logs, the checkpoints in it are not. */
+static bool lies_in(const char *path, const char *worked)
+{
+    char at[PATH_MAX], place[PATH_MAX];
+    if (!find_place(path, false, at) || !find_place(worked, false, place))
+        return false;
+    size_t size = strlen(place);
+    return strcmp(at, place) == 0 ||
+           (strncmp(at, place, size) == 0 && at[size] == '/' && !cli_is_run(worked));
+}
+
+static fsdp_status check_place(const char *path, fsdp_error *err)
+{
+    char parent[PATH_MAX];
+    for (int i = 0; i < worked_on.count; i++)
+        if (lies_in(path, worked_on.paths[i]))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "the log '%s' would be where '%s' is read or written: give it another "
+                             "place",
+                             path, worked_on.paths[i]);
+    if (find_place(path, true, parent) && fsdp_path_has_manifest(parent, NULL))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the log '%s' would be in a checkpoint: give it another place", path);
+    return FSDP_OK;
+}
+
+/* Only a log is appended to: whatever else has that name was meant otherwise. */
+static fsdp_status check_log(const char *path, int64_t size, fsdp_error *err)
+{
+    static const char form[] = "dddd-dd-ddTdd:dd:ddZ ";
+    char start[sizeof form] = "";
+    bool is_log = size == 0 || pread(file.fd, start, sizeof form - 1, 0) == sizeof form - 1;
+    for (size_t i = 0; is_log && size > 0 && form[i]; i++)
+        is_log = form[i] == 'd' ? start[i] >= '0' && start[i] <= '9' : start[i] == form[i];
+    if (is_log)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is not a log of ours: it is not appended to; name another file", path);
+}
+
+/* --- opening ----------------------------------------------------------------------------------- */
+
 static fsdp_status open_file(const char *path, fsdp_error *err)
 {
     struct stat info;
-    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;
+    int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;
     file.fd = open(path, flags, 0644);
     if (file.fd < 0 && errno == ELOOP)
         return fsdp_fail(err, FSDP_ERR_REFUSED,
@@ -86,7 +165,7 @@ static fsdp_status open_file(const char *path, fsdp_error *err)
     if (file.fd < 0 && errno != ENXIO)
         return fsdp_fail_errno(err, errno, "cannot open the log '%s'", path);
     if (file.fd >= 0 && fstat(file.fd, &info) == 0 && S_ISREG(info.st_mode))
-        return FSDP_OK;
+        return check_log(path, info.st_size, err);
     return fsdp_fail(err, FSDP_ERR_USAGE, "the log '%s' is not a regular file", path);
 }
 
@@ -95,6 +174,7 @@ fsdp_status cli_log_open(const char *path, const char *version, int argc, char *
 {
     fsdp_text command = {0};
     file.began = cli_now();
+    FSDP_TRY(check_place(path, err));
     FSDP_TRY(open_file(path, err));
     file.open = true;
     fsdp_text_addf(&command, "(fsdp %s)", version);
