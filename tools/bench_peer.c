@@ -156,11 +156,12 @@ fsdp_status bench_peer_start(char *const *argv, int ranks, bench_peer **peer_out
     return st;
 }
 
-/* Asked to end; one that does not is ended. */
+/* Asked to end; one that does not is ended, as is one that nobody will wait for. */
 static void await_end(const bench_peer *peer)
 {
     bool ended = false;
-    for (int waited_ms = 0; !ended && waited_ms < END_MS; waited_ms += LOOK_MS) {
+    int patience_ms = cli_stopped() ? 0 : END_MS;
+    for (int waited_ms = 0; !ended && waited_ms < patience_ms; waited_ms += LOOK_MS) {
         ended = waitpid(peer->process, NULL, WNOHANG) == peer->process;
         if (!ended)
             poll(NULL, 0, LOOK_MS);
