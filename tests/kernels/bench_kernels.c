@@ -3,8 +3,9 @@
  * nothing and prints the best of a few runs. usage: bench_kernels [MIB] [REPEATS]
  */
 #include "base/mem.h"
-#include "tests/kernels/bench_tensor.h"
 #include "kernels/kernels.h"
+#include "tests/kernels/bench_linear.h"
+#include "tests/kernels/bench_tensor.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -257,6 +258,7 @@ int main(int argc, char **argv)
     bench_codec(&bench, FSDP_CODEC_HUFFMAN);
     bench_codec(&bench, 1);
     bench_tensor(bench.size, bench.repeats);
+    bench_linear(bench.repeats);
     fsdp_free(bench.from);
     fsdp_free(bench.to);
     return 0;
