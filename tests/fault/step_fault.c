@@ -386,13 +386,14 @@ static bool judge_memory(const step_fault *fault, int rank, fsdp_status status,
            complain(why, "another rank", err);
 }
 
-/* A rank that shares no group with the one that does not come may see a rank that waits for it,
- * when both have waited as long as they may. */
+/* With replicas a rank may wait for one that itself waits for the one that does not come, and
+ * name that one, when both have waited as long as they may. */
 static bool names_one_who_waits(const step_fault *fault, int rank, const fsdp_error *err)
 {
-    if (!is_slow(fault) || !fault->has_replicas || rank + fault->rank != 3) /* of 2 x 2 */
-        return false;
-    return names_rank(err, rank ^ 1) || names_rank(err, rank ^ 2);
+    bool names_any = false;
+    for (int other = 0; other < 4; other++) /* of 2 x 2 */
+        names_any = names_any || (other != rank && names_rank(err, other));
+    return is_slow(fault) && fault->has_replicas && names_any;
 }
 
 bool step_fault_judge(const step_fault *fault, int rank, fsdp_status status, const fsdp_error *err,
@@ -406,8 +407,8 @@ bool step_fault_judge(const step_fault *fault, int rank, fsdp_status status, con
     if (status == FSDP_OK && is_late && rank != fault->rank)
         return true;
     /* who comes too late to the last call may find all there, and has had its gradients checked */
-    if (status == FSDP_OK && is_slow(fault) && rank == fault->rank &&
-        fault->at == fault->calls->count - 1)
+    bool is_last = is_late || fault->at == fault->calls->count - 1;
+    if (status == FSDP_OK && is_last && is_slow(fault) && rank == fault->rank)
         return true;
     if (status != wanted_status(fault->kind))
         return complain(why, "another status", err);
