@@ -19,13 +19,15 @@
 
 /* What a format can hold. */
 typedef struct fsdp_limits {
-    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz", "npy" */
+    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" or
+                                * "npy" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
     bool opaque;               /* objects of classes, tensors inside values: as blobs (OPAQUE) */
     bool model_only;           /* optimizer states only when they are asked for */
     bool sharded;              /* cut over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */
+    bool shares;               /* names of one tensor are stored once */
     bool (*holds_dtype)(fsdp_dtype dtype);
     /* Can it say that `dropped` is another name of tensor `kept`? NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
@@ -53,6 +55,7 @@ typedef struct fsdp_target_entry {
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
+    size_t same_as;                    /* an entry that is the same tensor, counted from 1; 0: none before it */
     const fsdp_target_box *boxes;      /* in the order of ranks; targets that are not sharded: the whole */
     size_t box_count;
     /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
@@ -90,7 +93,7 @@ typedef struct fsdp_target_ops {
                            fsdp_error *err);
     fsdp_status (*create)(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err);
     /* Elements [first, first + count) of the row-major order of one box of a tensor entry. Every element is
-     * written once, in any order, by any thread. */
+     * written once, in any order, by any thread; also those of entries that are the same as others. */
     fsdp_status (*write)(fsdp_target *target, size_t entry, size_t box, int64_t first, int64_t count,
                          const void *data, fsdp_error *err);
     /* Completes, syncs when asked for, closes and frees, also when it fails. */

@@ -18,7 +18,7 @@ struct fsdp_target {
     fsdp_pickler pickler;
     fsdp_zip_record *records; /* TORCH_FIXED + storages */
     torch_part *parts;        /* per storage */
-    size_t *storage_of;       /* per entry that is a tensor */
+    size_t *storage_of; /* per entry that is a tensor and the first of its names: counted from 1 */
     size_t storages;
     int64_t size;
 };
@@ -49,7 +49,26 @@ static fsdp_status allocate(fsdp_target *target, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Storages are numbered as they come in the pickle, as torch's own are. */
+static size_t first_name(const fsdp_target *target, size_t i)
+{
+    size_t same = target->opts.entries[i].same_as;
+    return same > 0 ? same - 1 : i;
+}
+
+/* Storages are numbered as they come in the pickle, as torch's own are; names of one tensor have one. */
+static size_t storage_for(fsdp_target *target, size_t i)
+{
+    const fsdp_target_entry *entry = &target->opts.entries[i];
+    size_t *known = &target->storage_of[first_name(target, i)];
+    if (*known == 0) {
+        int64_t size = torch_bytes_of(entry->dtype, entry->ndim, entry->shape);
+        *known = ++target->storages;
+        target->records[TORCH_LEADING + *known - 1].size = size;
+        atomic_store(&target->parts[*known - 1].left, size);
+    }
+    return *known - 1;
+}
+
 static fsdp_status pickle_entry(void *user, size_t i, fsdp_error *err)
 {
     fsdp_target *target = user;
@@ -57,11 +76,7 @@ static fsdp_status pickle_entry(void *user, size_t i, fsdp_error *err)
     if (entry->value)
         return torch_blame_entry(entry, fsdp_pickler_value(&target->pickler, entry->value, err),
                                  err);
-    size_t storage = target->storages++;
-    int64_t size = torch_bytes_of(entry->dtype, entry->ndim, entry->shape);
-    target->storage_of[i] = storage;
-    target->records[TORCH_LEADING + storage].size = size;
-    atomic_store(&target->parts[storage].left, size);
+    size_t storage = storage_for(target, i);
     return torch_blame_entry(
         entry,
         torch_emit_tensor(&target->pickler, entry->dtype, entry->ndim, entry->shape, storage, err),
@@ -153,7 +168,7 @@ static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out
 static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
                          int64_t count, const void *data, fsdp_error *err)
 {
-    size_t number = target->storage_of[entry];
+    size_t number = target->storage_of[first_name(target, entry)] - 1;
     int64_t element = (int64_t)fsdp_dtype_size(target->opts.entries[entry].dtype);
     fsdp_zip_record *record = &target->records[TORCH_LEADING + number];
     torch_part *part = &target->parts[number];
@@ -162,7 +177,7 @@ static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t 
                          .offset = record->data + first * element,
                          .end = record->data + record->size};
     (void)box; /* there is one, the whole */
-    if (count == 0)
+    if (count == 0 || first_name(target, entry) != entry)
         return FSDP_OK;
     if (first == 0)
         fsdp_zip_add_header(&piece.before, record);
@@ -228,14 +243,14 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 {
     (void)box;
     (void)err;
-    *place_out = (fsdp_target_place){
-        .offset = target->records[TORCH_LEADING + target->storage_of[entry]].data};
+    size_t storage = target->storage_of[first_name(target, entry)] - 1;
+    *place_out = (fsdp_target_place){.offset = target->records[TORCH_LEADING + storage].data};
     return FSDP_OK;
 }
 
 static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
 
 const fsdp_target_format fsdp_torch_target = {
-    .limits = {.format = "torch", .values = true, .holds_dtype = torch_holds_dtype},
+    .limits = {.format = "torch", .values = true, .shares = true, .holds_dtype = torch_holds_dtype},
     .ops = &ops,
 };

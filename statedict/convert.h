@@ -43,8 +43,8 @@ typedef struct fsdp_cast_report {
 } fsdp_cast_report;
 
 typedef enum fsdp_tied {
-    FSDP_TIED_AUTO = 0,        /* for hf and safetensors, one name of what the source declares to be one; else
-                                * all that are tensors in the source */
+    FSDP_TIED_AUTO = 0,        /* for hf and safetensors, which note the others, one name of what the source
+                                * declares to be one; else every name */
     FSDP_TIED_KEEP,            /* a tensor, or what the target has for aliases, for each name */
     FSDP_TIED_DROP             /* one name; also of embeddings that are equal byte by byte */
 } fsdp_tied;

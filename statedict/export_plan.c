@@ -129,6 +129,35 @@ static fsdp_status declare_entries(export_job *job, fsdp_error *err)
     return st;
 }
 
+static bool may_share(const fsdp_target_entry *a, const fsdp_target_entry *b)
+{
+    return a->dtype == b->dtype && a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* Names of one tensor of the source, where the target stores it once. */
+static fsdp_status declare_shared(export_job *job, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(job->from->manifest.sd);
+    size_t *one = fsdp_alloc(count, sizeof *one);
+    size_t *first = fsdp_alloc(count, sizeof *first); /* entry of the target, counted from 1 */
+    fsdp_status st =
+        one && first ? fsdp_ties_known(job->from, one, err) : fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < fsdp_sd_count(job->sd) && st == FSDP_OK; i++) {
+        fsdp_target_entry *entry = &job->entries[i];
+        size_t *known = &first[one[job->source[i]]];
+        if (entry->value)
+            continue;
+        if (*known == 0)
+            *known = i + 1;
+        else if (may_share(entry, &job->entries[*known - 1]))
+            entry->same_as = *known;
+    }
+    fsdp_free(one);
+    fsdp_free(first);
+    return st;
+}
+
 /* What is known of tied names, in the numbers of the target. */
 static fsdp_status declare_ties(export_job *job, fsdp_error *err)
 {
@@ -174,6 +203,8 @@ static fsdp_status describe_selected(export_job *job, const char *to, fsdp_selec
     FSDP_TRY(declare_entries(job, err));
     if (job->format->limits.notes_tie)
         FSDP_TRY(declare_ties(job, err));
+    if (job->format->limits.shares)
+        FSDP_TRY(declare_shared(job, err));
     return fit_copies(job, selection, err);
 }
 

@@ -24,8 +24,8 @@ typedef struct fsdp_selection fsdp_selection;
 /*
  * is_missing: entries that cannot go over (incomplete.h), or NULL. limits NULL: the native format, which
  * holds all but tensors inside values. FSDP_ERR_USAGE lists what the format cannot hold and how to drop it,
- * tensors that cannot be cast, two entries that would get one name, or that nothing but the optimizer is there
- * and the format leaves it out by default; FSDP_DIFFERS: no name matches.
+ * tensors that cannot be cast, or two entries that would get one name; it is also the answer where nothing
+ * but the optimizer is there and the format leaves that out by default. FSDP_DIFFERS: no name matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, const bool *is_missing,

@@ -162,12 +162,12 @@ static fsdp_status find_same_places(tie_search *search, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status find_known(tie_search *search, fsdp_error *err)
+static fsdp_status find_known(tie_search *search, bool by_place, fsdp_error *err)
 {
     const fsdp_sd *sd = search->from->manifest.sd;
     for (size_t i = 0; i < search->count; i++)
         search->one[i] = i;
-    if (search->rules->opts->tied == FSDP_TIED_DROP || search->rules->config == 1)
+    if (by_place)
         FSDP_TRY(find_same_places(search, err));
     for (size_t i = 0; i < search->count; i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
@@ -175,6 +175,12 @@ static fsdp_status find_known(tie_search *search, fsdp_error *err)
             search->one[i] = search->one[entry->target];
     }
     return FSDP_OK;
+}
+
+fsdp_status fsdp_ties_known(fsdp_checkpoint *from, size_t *one_out, fsdp_error *err)
+{
+    tie_search search = {.from = from, .count = fsdp_sd_count(from->manifest.sd), .one = one_out};
+    return find_known(&search, true, err);
 }
 
 /* --- equal bytes ------------------------------------------------------------------------------ */
@@ -322,9 +328,7 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
 {
     fsdp_tied mode = rules->opts->tied;
     bool notes = rules->limits && rules->limits->notes_tie;
-    bool is_noted =
-        from->source != NULL; /* aliases of other programs' checkpoints are notes only */
-    bool is_left = mode == FSDP_TIED_AUTO && ((!notes && !is_noted) || rules->config == 0);
+    bool is_left = mode == FSDP_TIED_AUTO && (!notes || rules->config == 0);
     if (mode == FSDP_TIED_KEEP || is_left)
         return FSDP_OK;
     tie_search search = {.from = from,
@@ -334,8 +338,9 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
     search.one = fsdp_alloc(search.count, sizeof *search.one);
     if (!search.one)
         return fsdp_fail_memory(err, "tied weights");
-    fsdp_status st = find_known(&search, err);
-    if (st == FSDP_OK && (mode == FSDP_TIED_DROP || rules->config == 1))
+    bool looks = mode == FSDP_TIED_DROP || rules->config == 1;
+    fsdp_status st = find_known(&search, looks, err);
+    if (st == FSDP_OK && looks)
         st = find_equal(&search, err);
     if (st == FSDP_OK)
         st = leave_out(&search, ties, err);

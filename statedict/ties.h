@@ -33,6 +33,9 @@ fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules, f
                            fsdp_ties *ties, fsdp_error *err);
 void fsdp_ties_release(fsdp_ties *ties);
 
+/* Per entry of the checkpoint the first that is the same tensor: what is known to be one, nothing is read. */
+fsdp_status fsdp_ties_known(fsdp_checkpoint *from, size_t *one_out, fsdp_error *err);
+
 /* The table of input embeddings, or the weight of the output: by the end of the name. */
 bool fsdp_name_is_embedding(const char *name, size_t size);
 /* The same, of names that are used for words only: it has a row for each. */

@@ -73,5 +73,6 @@ void convert_name_drops(const convert_options *opts, fsdp_error *err);
 void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
 void convert_tell_missing(const convert_options *opts);
+void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan);
 
 #endif

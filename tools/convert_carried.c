@@ -45,6 +45,31 @@ void convert_tell_missing(const convert_options *opts)
     fsdp_text_release(&text);
 }
 
+static bool notes_ties(const convert_options *opts)
+{
+    const char *format = opts->convert.format;
+    return strcmp(format, "hf") == 0 || strcmp(format, "safetensors") == 0;
+}
+
+void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    size_t count = plan->tied_count;
+    if (count == 0 || opts->common.quiet || opts->common.json)
+        return;
+    fsdp_text_addf(&text, "%zu tied name%s left out%s: ", count, count == 1 ? " is" : "s are",
+                   notes_ties(opts) ? " and noted beside the tensor" : "");
+    for (size_t i = 0; i < count && add_between(&text, i, count); i++) {
+        add_name(&text, plan->tied[i].dropped, plan->tied[i].dropped_size);
+        fsdp_text_addf(&text, " (the same as ");
+        add_name(&text, plan->tied[i].kept, plan->tied[i].kept_size);
+        fsdp_text_addf(&text, ")");
+    }
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
 void convert_add_carried(fsdp_text *text, const convert_options *opts,
                          const fsdp_convert_plan *plan)
 {

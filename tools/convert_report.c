@@ -128,7 +128,7 @@ void convert_add_json(fsdp_text *text, const convert_options *opts,
                    plan->bytes_read, plan->bytes_written, plan->peak_memory);
     fsdp_text_addf(text,
                    ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
-                   plan->renamed, plan->left_out, plan->dropped);
+                   plan->renamed, plan->left_out + (int64_t)plan->tied_count, plan->dropped);
     if (opts->dim_given)
         fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
     fsdp_text_addf(text,

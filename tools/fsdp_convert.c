@@ -76,6 +76,7 @@ static fsdp_status convert(convert_options *opts, const fsdp_checkpoint_info *in
     } else {
         tell_short(opts, plan);
         convert_tell_missing(opts);
+        convert_tell_tied(opts, plan);
     }
     FSDP_TRY(fsdp_checkpoint_convert(info->path, opts->to, &opts->convert, err));
     double seconds = cli_now() - began;

@@ -26,6 +26,12 @@ def listing(path):
     return json.loads(ran.stdout) if ran.returncode == 0 else None
 
 
+def every_name(listed):
+    """The tensors of a listing, with names that are only noted in it: elsewhere they are tensors."""
+    tensors = listed["tensors"]
+    return tensors | {name: tensors[kept] for name, kept in listed.get("aliases", {}).items()}
+
+
 def check(truth, told):
     if not truth:
         problems.append(told)

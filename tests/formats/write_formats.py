@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cases import sources
 from check_listing import differences
-from tools import listing, run
+from tools import every_name, listing, run
 
 GOLDEN, FORMAT, GROUPS = Path(sys.argv[2]), sys.argv[3], sys.argv[4:]
 RANKS = ["--world-size", "3"]
@@ -42,8 +42,8 @@ def one_by_one(values):
 
 def without_dropped(listed):
     if HOLDS_ALL:
-        return {"tensors": listed["tensors"], "values": listed["values"]}
-    tensors = {k: v for k, v in listed["tensors"].items() if not v["dtype"].startswith("f6_")}
+        return {"tensors": every_name(listed), "values": listed["values"]}
+    tensors = {k: v for k, v in every_name(listed).items() if not v["dtype"].startswith("f6_")}
     values = {k: v for k, v in listed["values"].items() if not is_opaque(v)}
     return {"tensors": tensors, "values": values}
 
