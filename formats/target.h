@@ -55,7 +55,7 @@ typedef struct fsdp_target_entry {
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
-    size_t same_as;                    /* an entry that is the same tensor, counted from 1; 0: none before it */
+    size_t same_as;                    /* the first entry that is the same tensor, counted from 1; or 0 */
     const fsdp_target_box *boxes;      /* in the order of ranks; targets that are not sharded: the whole */
     size_t box_count;
     /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
