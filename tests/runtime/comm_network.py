@@ -9,13 +9,14 @@ EXAMPLE trains something and prints losses.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from ports import free_port
 
 PROGRAM, EXAMPLE, WHAT, *REST = sys.argv[1:]
 MPIEXEC = REST[0] if REST else None
@@ -54,9 +55,7 @@ def mpirun_on(hosts, *arguments):
 
 def start_members(hosts, *arguments, **variables):
     """The same without MPI."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{probe.getsockname()[1]}"
+    master = f"127.0.0.1:{free_port()}"
     common = CLEAN | {"FSDP_WORLD_SIZE": str(len(hosts)), "FSDP_MASTER": master} | variables
     return [subprocess.Popen([PROGRAM, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

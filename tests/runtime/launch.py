@@ -16,6 +16,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ports import free_port
+
 PROGRAM, WHAT, *REST = sys.argv[1:]
 TIMEOUT = 120
 MARK = f"FSDP_LAUNCH_TEST={uuid.uuid4()}"
@@ -214,12 +216,6 @@ def supervisor():
 
 
 # --- meetings ----------------------------------------------------------------------------------------
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def member(rank, size, port, *arguments, host="127.0.0.1", deadline=20, **more):
