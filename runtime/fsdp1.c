@@ -240,6 +240,8 @@ static fsdp_status create_root(fsdp_v1 *v1, fsdp_error *err)
     const fsdp_unit_opts opts = opts_of(v1, flat, dims.data);
     if (status == FSDP_OK)
         status = fsdp_root_create(v1->inner, &opts, &v1->root, err);
+    if (v1->root)
+        v1->root->is_flat = true;
     fsdp_text_release(&dims);
     if (status != FSDP_OK)
         return status;

@@ -1,7 +1,7 @@
 /*
- * Do all ranks do the same? For --check: the ranks of a root compare what they have declared, when the root
- * is made, and the events of every step, when its backward ends. Without it ranks that differ are found by
- * the first collective that does not match, which may be much later, or by nobody.
+ * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is made, and
+ * with --check the events of every step, when its backward ends. Otherwise ranks that differ would be found
+ * by the first collective that does not match, which may be much later, or by nobody.
  */
 #include "runtime/root_internal.h"
 
@@ -55,9 +55,9 @@ static fsdp_status find_other(fsdp_comm *comm, const fsdp_text *text, int *other
                                   .in = &mine,
                                   .out = all,
                                   .count = sizeof mine,
-                                  .unit = "--check"};
+                                  .unit = "a comparison of all ranks"};
     if (!all)
-        return fsdp_fail_memory(err, "what --check compares");
+        return fsdp_fail_memory(err, "what ranks compare");
     fsdp_status status = fsdp_comm_run(comm, &call, err);
     for (int i = 1; i < size && status == FSDP_OK && *other_out == 0; i++)
         if (memcmp(&all[i], &all[0], sizeof *all) != 0)
@@ -77,11 +77,11 @@ static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *own, char *
                             .out = &size,
                             .count = 1,
                             .root = from,
-                            .unit = "--check"};
+                            .unit = "a comparison of all ranks"};
     FSDP_TRY(fsdp_comm_run(comm, &call, err));
     char *text = fsdp_alloc((size_t)size + 1, 1);
     if (!text)
-        return fsdp_fail_memory(err, "what --check compares");
+        return fsdp_fail_memory(err, "what ranks compare");
     if (fsdp_comm_rank(comm) == from && size > 0)
         memcpy(text, own->data, (size_t)size);
     call.dtype = FSDP_U8;
@@ -146,7 +146,7 @@ static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *te
     fsdp_error why = {0};
     if (!lane)
         return FSDP_OK;
-    fsdp_status status = text->failed ? fsdp_fail_memory(&why, "what --check compares")
+    fsdp_status status = text->failed ? fsdp_fail_memory(&why, "what ranks compare")
                                       : root->context->device->ops->sync(lane->last, &why);
     if (status == FSDP_OK)
         status = compare(lane->comm, what, text, &why);
@@ -160,8 +160,6 @@ static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *te
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err)
 {
     fsdp_text text = {0};
-    if (!root->world->parts.check)
-        return FSDP_OK;
     describe(&text, root);
     fsdp_status status = compare_over(root, "what they declare", &text, err);
     fsdp_text_release(&text);

@@ -20,9 +20,9 @@ void fsdp_root_drop_all(fsdp_root *root);
 
 /* --- root_check.c ----------------------------------------------------------------------------- */
 
-/* With --check only, else nothing. Collective among the root's ranks: all have declared the same, have done
- * the same since they were asked last. */
+/* Collective among the root's ranks: all have declared the same. */
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
+/* The same, with --check only, else nothing: all have done the same since they were asked last. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
 
 /* --- root_init.c ------------------------------------------------------------------------------ */

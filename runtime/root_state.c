@@ -6,10 +6,20 @@
 
 #include <string.h>
 
+/* Names of flat parameters would be saved, which nobody finds again. */
+static fsdp_status check_face(const fsdp_root *root, const char *call, fsdp_error *err)
+{
+    if (!root->is_flat)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "the parameters of this root lie in flat ones: fsdp_v1_%s does that", call);
+}
+
 fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_sd *sd = NULL;
+    FSDP_TRY(check_face(root, "save", err));
     fsdp_status status = fsdp_root_state(root, optim, NULL, &sd, err);
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
@@ -102,6 +112,7 @@ fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path,
     fsdp_load_report report = {0};
     const fsdp_load_opts opts = {.not_strict = true, .report = &report};
     load_job job = {0};
+    FSDP_TRY(check_face(root, "load", err));
     fsdp_status status = prepare(&job, root, &optim, optim ? 1 : 0, path, err);
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)

@@ -125,6 +125,8 @@ static fsdp_status end_backward(fsdp_root *root, fsdp_error *err)
 fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "end_backward came before fsdp_root_end_forward");
     root->is_in_backward = false;
     return fsdp_root_done(root, end_backward(root, err), err);
 }

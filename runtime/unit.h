@@ -36,8 +36,8 @@ typedef struct fsdp_unit_opts {
     int reshard_after_forward;         /* default FSDP_RESHARD_AUTO: always, but never for the root */
     fsdp_dtype param_dtype;            /* of gathered parameters; FSDP_DTYPE_NONE: as stored */
     fsdp_dtype reduce_dtype;           /* gradients are reduced in; NONE: the parameter's stored dtype */
-    fsdp_dtype output_dtype;           /* NONE: as computed; see fsdp_unit_cast_output */
-    bool cast_forward_inputs;          /* see fsdp_unit_cast_input; default true */
+    fsdp_dtype output_dtype;           /* NONE: as computed; see fsdp_unit_output_dtype */
+    bool cast_forward_inputs;          /* see fsdp_unit_input_dtype; default true */
     bool offload;                      /* shards and their gradients live in host memory, which on devices of
                                         * the host only means that gradients are copied */
     bool pin;                          /* of it: pinned; default true */

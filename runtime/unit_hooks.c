@@ -215,15 +215,22 @@ fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err)
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
+typedef enum step_pass { ANY_PASS, FORWARD_PASS, BACKWARD_PASS } step_pass;
+
 /* Is a hook possible now? */
-static fsdp_status begin(fsdp_unit *unit, const char *hook, bool in_forward, fsdp_error *err)
+static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp_error *err)
 {
-    const fsdp_root *root = unit->root;
+    const fsdp_root *root = unit ? unit->root : NULL;
+    if (!unit)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s was called without a unit (NULL)", hook);
     if (!root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_create", hook,
                          unit->name);
     FSDP_TRY(fsdp_root_ready(unit->root, err));
-    if (in_forward && !root->is_in_forward && unit->phase != FSDP_PRE_BACKWARD)
+    if (pass == BACKWARD_PASS && root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_end_forward",
+                         hook, unit->name);
+    if (pass == FORWARD_PASS && !root->is_in_forward && unit->phase != FSDP_PRE_BACKWARD)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_begin_forward",
                          hook, unit->name);
     return FSDP_OK;
@@ -237,13 +244,13 @@ static fsdp_status run(fsdp_unit *unit, fsdp_status (*hook)(fsdp_unit *unit, fsd
 
 fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "pre_forward", true, err));
+    FSDP_TRY(begin(unit, "pre_forward", FORWARD_PASS, err));
     return run(unit, pre_forward, err);
 }
 
 fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "post_forward", true, err));
+    FSDP_TRY(begin(unit, "post_forward", FORWARD_PASS, err));
     if (unit->phase != FSDP_FORWARD && unit->phase != FSDP_PRE_BACKWARD)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "post_forward of unit %s came without its pre_forward", unit->name);
@@ -252,14 +259,14 @@ fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "pre_backward", false, err));
+    FSDP_TRY(begin(unit, "pre_backward", BACKWARD_PASS, err));
     unit->root->is_in_backward = true;
     return unit->phase == FSDP_PRE_BACKWARD ? FSDP_OK : run(unit, pre_backward, err);
 }
 
 fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "post_backward", false, err));
+    FSDP_TRY(begin(unit, "post_backward", BACKWARD_PASS, err));
     unit->root->is_in_backward = true;
     return run(unit, post_backward, err);
 }
@@ -297,7 +304,7 @@ fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_er
     if (unit->member_count == 1 || unit->phase == FSDP_PRE_BACKWARD)
         return fsdp_unit_pre_forward(unit, err);
     if (unit->to_run_count > 0)
-        return begin(unit, "pre_forward", true, err);
+        return begin(unit, "pre_forward", FORWARD_PASS, err);
     FSDP_TRY(fsdp_unit_pre_forward(unit, err));
     expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
     return FSDP_OK;
@@ -309,7 +316,7 @@ fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member, fsdp_e
     if (unit->member_count == 1 || unit->phase == FSDP_PRE_BACKWARD)
         return fsdp_unit_post_forward(unit, err);
     if (!tick_off(unit->to_run, &unit->to_run_count, member))
-        return begin(unit, "post_forward", true, err);
+        return begin(unit, "post_forward", FORWARD_PASS, err);
     return fsdp_unit_post_forward(unit, err);
 }
 
@@ -325,7 +332,7 @@ fsdp_status fsdp_unit_post_backward_member(fsdp_unit *unit, size_t member, fsdp_
 {
     FSDP_TRY(check_member(unit, member, err));
     if (unit->member_count > 1 && !tick_off(unit->to_return, &unit->to_return_count, member))
-        return begin(unit, "post_backward", false, err);
+        return begin(unit, "post_backward", BACKWARD_PASS, err);
     return fsdp_unit_post_backward(unit, err);
 }
 
@@ -344,7 +351,7 @@ static fsdp_status unshard(fsdp_unit *unit, bool is_async, fsdp_error *err)
 fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handle **handle_out,
                               fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "unshard", false, err));
+    FSDP_TRY(begin(unit, "unshard", ANY_PASS, err));
     if (handle_out)
         *handle_out = &unit->handle;
     return fsdp_root_done(unit->root, unshard(unit, is_async, err), err);
@@ -359,7 +366,7 @@ static fsdp_status wait_unshard(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err)
 {
-    FSDP_TRY(begin(handle->unit, "unshard", false, err));
+    FSDP_TRY(begin(handle->unit, "unshard", ANY_PASS, err));
     return run(handle->unit, wait_unshard, err);
 }
 
@@ -372,6 +379,6 @@ static fsdp_status reshard(fsdp_unit *unit, fsdp_error *err)
 
 fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err)
 {
-    FSDP_TRY(begin(unit, "reshard", false, err));
+    FSDP_TRY(begin(unit, "reshard", ANY_PASS, err));
     return run(unit, reshard, err);
 }

@@ -262,6 +262,7 @@ struct fsdp_root {
     bool is_in_forward, is_in_backward;
     bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
+    bool is_flat;                      /* of fsdp1.h, whose state dicts show what lies in flat parameters */
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;

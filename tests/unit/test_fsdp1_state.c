@@ -131,6 +131,8 @@ static void remove_dir(const char *path)
 
 static fsdp_status save(v1_net *net, state_case *what, fsdp_error *err)
 {
+    if (fsdp_root_save(fsdp_v1_root(net->v1), net->optim, what->dir, NULL) != FSDP_ERR_USAGE)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "names of flat parameters were saved");
     FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
     return leave_all(net, what, err);
 }

@@ -397,3 +397,36 @@ Test(unit_order, backward_gathers_what_it_was_told_to)
 {
     expect_scenario((scenario){4, FSDP_RESHARD_ALWAYS, true, explicit_backward});
 }
+
+static fsdp_status expect_refused(fsdp_status status, fsdp_error *told, const char *words,
+                                  fsdp_error *err)
+{
+    bool is_told = status == FSDP_ERR_USAGE && strstr(told->text, words);
+    fsdp_status result = FSDP_OK;
+    if (!is_told)
+        result = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s', not '%s', was told", told->text, words);
+    *told = (fsdp_error){0};
+    return result;
+}
+
+static fsdp_status out_of_order(world_rank *rank, layers_net *net, fsdp_error *err)
+{
+    fsdp_error told = {0};
+    (void)rank;
+    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(NULL, &told), &told, "without a unit", err));
+    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(net->unit[0], &told), &told,
+                            "pre_forward of unit L0 came before fsdp_root_begin_forward", err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(expect_refused(fsdp_unit_pre_backward(net->unit[0], &told), &told,
+                            "pre_backward of unit L0 came before fsdp_root_end_forward", err));
+    FSDP_TRY(expect_refused(fsdp_root_end_backward(net->root, &told), &told,
+                            "end_backward came before fsdp_root_end_forward", err));
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    FSDP_TRY(forward(net, err));
+    return backward(net, err);
+}
+
+Test(unit_order, hooks_out_of_order_are_refused_and_break_nothing)
+{
+    expect_scenario((scenario){2, FSDP_RESHARD_ALWAYS, true, out_of_order});
+}
