@@ -38,7 +38,7 @@ static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsd
 {
     int64_t step;
     fsdp_lease *lease;
-    if (!fsdp_dir_is_step(staging->target, &step))
+    if (!fsdp_target_is_step(staging->target, &step))
         return FSDP_OK;
     FSDP_TRY(fsdp_lease_await(staging->io, staging->parent, watch, &lease, err));
     fsdp_lease_keep(&staging->keeper, lease, watch);

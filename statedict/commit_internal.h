@@ -38,7 +38,9 @@ fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_ou
 bool fsdp_dir_is_staging(const char *dir);
 /* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
-/* Is DIR's name that of a step of a run? */
+/* Is DIR's name that of a step of a run? A target is a path that was split: then it needs no memory, for want
+ * of which a step would be taken for something else. */
+bool fsdp_target_is_step(const char *target, int64_t *step_out);
 bool fsdp_dir_is_step(const char *dir, int64_t *step_out);
 /* FSDP_ERR_USAGE when DIR's name is that of another step than the one it is to hold. */
 fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err);

@@ -159,12 +159,17 @@ fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out,
     return status;
 }
 
+bool fsdp_target_is_step(const char *target, int64_t *step_out)
+{
+    return fsdp_step_parse(last_element(target), step_out) == FSDP_NAME_STEP;
+}
+
 bool fsdp_dir_is_step(const char *dir, int64_t *step_out)
 {
     char *path, *parent;
     if (fsdp_path_split(dir, &path, &parent, NULL) != FSDP_OK)
         return false;
-    bool is_step = fsdp_step_parse(last_element(path), step_out) == FSDP_NAME_STEP;
+    bool is_step = fsdp_target_is_step(path, step_out);
     fsdp_free(path);
     fsdp_free(parent);
     return is_step;
