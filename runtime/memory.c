@@ -106,13 +106,20 @@ void fsdp_memory_release(fsdp_memory_pool *pool)
     trim(pool);
 }
 
+static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
+{
+    pool->used += block->room;
+    if (pool->used > pool->most_used)
+        pool->most_used = pool->used;
+}
+
 /* A little more room than needed is fine: sizes of a step come again. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_comm *comm,
                              size_t size)
 {
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
         fsdp_block *block = *at;
-        if (block->stream == stream && block->comm == comm && block->room >= size &&
+        if (block->stream == stream && block->asked == comm && block->room >= size &&
             block->room - size <= size / 8)
             return unlink_free(pool, at);
     }
@@ -124,7 +131,8 @@ static fsdp_block *make(fsdp_memory_pool *pool, fsdp_comm *comm, size_t size)
     fsdp_block *block = fsdp_alloc(1, sizeof *block);
     if (!block)
         return NULL;
-    block->room = size > 0 ? size : 1;
+    block->room = size;
+    block->asked = comm;
     if (comm) {
         block->comm = comm;
         block->data = fsdp_comm_alloc(comm, block->room);
@@ -144,7 +152,7 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
                              fsdp_comm *comm, size_t size, size_t slack, const char *what,
                              fsdp_block **block_out, fsdp_error *err)
 {
-    size_t room = size + slack;
+    size_t room = size + slack > 0 ? size + slack : 1;
     fsdp_block *block = find_free(pool, stream, comm, room);
     if (!block) {
         make_way(pool, room);
@@ -159,20 +167,21 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
     block->size = size;
     block->class = class;
     block->stream = stream;
-    pool->used += block->room;
-    if (pool->used > pool->most_used)
-        pool->most_used = pool->used;
+    note_used(pool, block);
     fsdp_memory_count(pool, class, (int64_t)size);
     tell_own(pool, block);
     *block_out = block;
     return FSDP_OK;
 }
 
-void fsdp_memory_pass(fsdp_memory_pool *pool, fsdp_block *block, fsdp_stream *stream)
+void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block,
+                      fsdp_stream *stream)
 {
-    tell_disown(pool, block);
+    tell_disown(from, block);
+    from->used -= block->room;
     block->stream = stream;
-    tell_own(pool, block);
+    note_used(to, block);
+    tell_own(to, block);
 }
 
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use)

@@ -20,7 +20,8 @@ typedef struct fsdp_block {
     size_t room;               /* what it really has */
     fsdp_memory_class class;
     fsdp_stream *stream;       /* owner */
-    fsdp_comm *comm;           /* or NULL: the device's memory */
+    fsdp_comm *comm;           /* where it lies; or NULL: the device's memory */
+    fsdp_comm *asked;          /* where it was to lie: who asks for that again gets it again */
     fsdp_event given;          /* free: the point of its stream from where on it may be reused */
 } fsdp_block;
 
@@ -41,8 +42,9 @@ fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fs
                              fsdp_block **block_out, fsdp_error *err);
 /* last_use: of another stream, or of its own. Accepts NULL. */
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use);
-/* From now on it is that stream's; the host has waited for the one it had. */
-void fsdp_memory_pass(fsdp_memory_pool *pool, fsdp_block *block, fsdp_stream *stream);
+/* From now on it is that stream's, and in pool `to`; the host has waited for the one it had. The caller moves
+ * the counts. */
+void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block, fsdp_stream *stream);
 /* From now on it counts as that. */
 void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_class class);
 /* Memory that somebody else allocated, or gave back (negative). */

@@ -91,16 +91,59 @@ fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *roo
     return FSDP_OK;
 }
 
+/* Shards are all that it has of a step. */
+static bool is_at_rest(const fsdp_group *group)
+{
+    bool has_blocks = group->gather.block || group->unsharded || group->again_shard ||
+                      group->partial.block || group->grad_count > 0;
+    for (size_t i = 0; i < group->count; i++)
+        has_blocks = has_blocks || group->params[i]->grad || group->params[i]->kept;
+    return group->state == FSDP_IS_SHARDED && !has_blocks;
+}
+
+static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with, fsdp_error *err)
+{
+    const fsdp_context *own = root->context;
+    bool is_in_step = root->is_in_forward || root->is_in_backward || own->finalizing;
+    if (root->world != with->world)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "roots of two worlds cannot share a context");
+    if (is_in_step || root->step > 0 || own->order_count > 0 || own->users > 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            if (!is_at_rest(&root->units[i]->groups[g]))
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "a context is shared while every unit is sharded: unit %s is "
+                                 "gathered, or keeps memory of a gather (fsdp_unit_reshard, "
+                                 "fsdp_root_reset)",
+                                 root->units[i]->name);
+    return FSDP_OK;
+}
+
+/* They were reached, and their streams go. */
+static void forget_events(fsdp_root *root)
+{
+    const fsdp_event none = {0};
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            fsdp_group *group = &root->units[i]->groups[g];
+            group->resharded = group->reduced = none;
+            group->rects_in.last = group->rects_out.last = group->rects_reduce.last = none;
+        }
+    root->has_post_optim_event = false;
+}
+
 /* What a root has before its first step: shards and buffers. */
 static void move_blocks(fsdp_root *root, fsdp_context *to)
 {
+    fsdp_memory_pool *from = &root->context->memory;
     fsdp_stream *compute = to->streams[FSDP_STREAM_COMPUTE];
     const fsdp_memory *counts = &root->context->memory.counts;
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++)
-            fsdp_memory_pass(&to->memory, root->units[i]->groups[g].shards, compute);
+            fsdp_memory_pass(from, &to->memory, root->units[i]->groups[g].shards, compute);
     if (root->buffers)
-        fsdp_memory_pass(&to->memory, root->buffers, compute);
+        fsdp_memory_pass(from, &to->memory, root->buffers, compute);
     for (int class = 0; class < FSDP_MEMORY_CLASSES; class ++)
         fsdp_memory_count(&to->memory, (fsdp_memory_class) class, counts->now[class]);
 }
@@ -108,12 +151,14 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
 fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
 {
     fsdp_context *own = root->context, *shared = with->context;
-    if (root->is_in_forward || root->step > 0 || own->order_count > 0 || own->users > 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
     if (own == shared)
         return FSDP_OK;
+    FSDP_TRY(check_shareable(root, with, err));
     FSDP_TRY(fsdp_context_sync(own, err));
     FSDP_TRY(fsdp_context_size_inputs(shared, root, err));
+    fsdp_context_flush_gather(own);
+    fsdp_context_drain(own);
+    forget_events(root);
     move_blocks(root, shared);
     root->context = shared;
     shared->users++;
