@@ -200,7 +200,9 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     if (has_replicas && !unit->all_reduces) {
         group->partial = *reduced;
         *reduced = (fsdp_reduced){0};
-        group->reduced = fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_REDUCE));
+        /* behind a view-out of an earlier backward, which is on that stream */
+        fsdp_stream_follow(last, fsdp_group_stream(group, FSDP_STREAM_REDUCE));
+        group->reduced = fsdp_stream_now(last);
         return FSDP_OK;
     }
     if (has_replicas)
