@@ -255,7 +255,7 @@ fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_
     if (!info || !info->is_float)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot have gradients of %s", param->name,
                          fsdp_dtype_name(dtype));
-    param->grad_dtype = dtype;
+    param->asked_grad_dtype = param->grad_dtype = dtype;
     return FSDP_OK;
 }
 

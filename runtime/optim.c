@@ -284,6 +284,8 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
                                 .lr = group->lr,
                                 .weight_decay = group->weight_decay,
                                 .grad_scale = optim->grad_scale};
+        fsdp_work_uses(compute, state->param->shard);
+        fsdp_work_uses(compute, state->param->shard_grad);
         compute->device->ops->submit(compute, one, &work, sizeof work);
     }
 }
@@ -307,6 +309,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the optimizer's step came inside a step: end_backward comes before it");
+    FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
     fsdp_trace_add(
         root->world->parts.trace,
         &(fsdp_trace_event){.event = "optim_step", .unit = "", .state = "idle", .bytes = -1});

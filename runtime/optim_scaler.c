@@ -75,6 +75,7 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
     FSDP_TRY(fsdp_root_ready(root, err));
     if (scaler->is_unscaled)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
+    FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
     return fsdp_root_done(root, unscale(scaler, root, err), err);
 }
 

@@ -205,6 +205,18 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     return fsdp_root_check_structure(root, err);
 }
 
+/* The model is as it was, so that the caller may try again with other options. */
+static void give_up(fsdp_root *root)
+{
+    fsdp_model *model = root->model;
+    fsdp_unit *unit = root->unit;
+    fsdp_root_free(root);
+    if (!unit)
+        return;
+    model->unit_count--; /* the unit `root` is the last */
+    fsdp_unit_free(unit);
+}
+
 fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp_root **root_out,
                              fsdp_error *err)
 {
@@ -220,7 +232,7 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     fsdp_status status = build(root, opts, err);
     model->root = root;
     if (status != FSDP_OK) {
-        fsdp_root_free(root);
+        give_up(root);
         return status;
     }
     *root_out = root;
@@ -258,12 +270,28 @@ void fsdp_root_drop_all(fsdp_root *root)
             drop_group(root, &root->units[i]->groups[g]);
 }
 
+/* Other roots may go on with the context: nothing in it may point to this one. */
+static void leave_step(fsdp_root *root)
+{
+    fsdp_root_wait_reductions(root);
+    fsdp_root_drop_all(root);
+    if (root->context->finalizing == root)
+        root->context->finalizing = NULL;
+}
+
+/* Buffers and ignored parameters; groups forget theirs. */
+static void forget_wholes(fsdp_model *model)
+{
+    for (size_t i = 0; i < model->count; i++)
+        model->params[i]->shard = NULL;
+}
+
 void fsdp_root_free(fsdp_root *root)
 {
     if (!root)
         return;
     if (root->units) {
-        fsdp_root_drop_all(root);
+        leave_step(root);
         give(root, root->buffers);
     }
     if (root->context)
@@ -276,6 +304,7 @@ void fsdp_root_free(fsdp_root *root)
         unit->root = NULL;
     }
     fsdp_context_release(root->context);
+    forget_wholes(root->model);
     root->model->root = NULL;
     fsdp_text_release(&root->events);
     fsdp_free(root->units);

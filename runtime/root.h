@@ -54,6 +54,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
 
+/* Local. While true, forwards have no backward (torch.no_grad): their order is not noted, so that any number
+ * of them may come one after the other, and pre_backward is FSDP_ERR_USAGE. Not inside a forward or
+ * backward. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating,
+                                                           fsdp_error *err);
+
 /* After an error of the user's own in mid-step: everything back to sharded, gradients of this step dropped
  * (those kept without sync and partial ones included), handles invalid. Collective when calls are
  * under way. */

@@ -18,6 +18,12 @@ fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *roo
 /* Everything that a step has made: gathers, gathered parameters, gradients of any kind. */
 void fsdp_root_drop_all(fsdp_root *root);
 
+/* --- root_step.c ------------------------------------------------------------------------------ */
+
+/* The compute stream waits for every reduction, gathers that nobody took go, and the order of this root's
+ * forwards is forgotten. */
+void fsdp_root_wait_reductions(fsdp_root *root);
+
 /* --- root_check.c ----------------------------------------------------------------------------- */
 
 /* Collective among the root's ranks: all have declared the same. */

@@ -16,6 +16,20 @@ static void begin_streams(fsdp_root *root)
     ops->wait(context->streams[FSDP_STREAM_ALL_GATHER], event);
 }
 
+fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsdp_error *err)
+{
+    bool is_pending = root->context->finalizing == root;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            is_pending = is_pending || root->units[i]->groups[g].reduced.stream;
+    if (!is_pending)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s came while reductions are under way: fsdp_finalize_wait, or the "
+                     "end_backward of a last backward, comes before it",
+                     what);
+}
+
 static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
 {
     if (!root->context->finalizing)
@@ -47,7 +61,7 @@ static fsdp_status end_forward(fsdp_root *root, fsdp_error *err)
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_complete_forward(root->units[i], err));
     fsdp_context_flush_gather(root->context);
-    return FSDP_OK;
+    return root->is_evaluating ? fsdp_root_check_events(root, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
@@ -81,7 +95,7 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void wait_reductions(fsdp_root *root)
+void fsdp_root_wait_reductions(fsdp_root *root)
 {
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
@@ -97,7 +111,7 @@ static void wait_reductions(fsdp_root *root)
 
 static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
 {
-    wait_reductions(root);
+    fsdp_root_wait_reductions(root);
     FSDP_TRY(fsdp_context_sync(root->context, err));
     return run_grad_hooks(root, err);
 }
@@ -129,6 +143,16 @@ fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "end_backward came before fsdp_root_end_forward");
     root->is_in_backward = false;
     return fsdp_root_done(root, end_backward(root, err), err);
+}
+
+fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "evaluating begins and ends between steps, not inside one");
+    root->is_evaluating = is_evaluating;
+    return FSDP_OK;
 }
 
 /* --- the end of backward by hand -------------------------------------------------------------- */
@@ -194,7 +218,7 @@ fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
 {
     root->complaint = (fsdp_error){0};
     FSDP_TRY(fsdp_root_ready(root, err));
-    wait_reductions(root);
+    fsdp_root_wait_reductions(root);
     fsdp_root_drop_all(root);
     for (size_t i = 0; i < root->unit_count; i++) {
         fsdp_unit *unit = root->units[i];

@@ -47,8 +47,8 @@ static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_e
     param->data_dtype = param->dtype;
     if (dtype != FSDP_DTYPE_NONE && fsdp_dtype_describe(param->dtype)->is_float)
         param->data_dtype = dtype;
-    if (param->grad_dtype == FSDP_DTYPE_NONE)
-        param->grad_dtype = param->data_dtype;
+    bool is_asked = param->asked_grad_dtype != FSDP_DTYPE_NONE;
+    param->grad_dtype = is_asked ? param->asked_grad_dtype : param->data_dtype;
     return FSDP_OK;
 }
 

@@ -117,6 +117,8 @@ static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
 static fsdp_status note_forward(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = context_of(group->unit);
+    if (group->unit->root->is_evaluating)
+        return FSDP_OK;
     if (!fsdp_grow(&context->order, &context->order_room, context->order_count + 1,
                    sizeof *context->order) ||
         !fsdp_grow(&group->order, &group->order_room, group->order_count + 1, sizeof *group->order))
@@ -260,6 +262,11 @@ fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "pre_backward", BACKWARD_PASS, err));
+    if (unit->root->is_evaluating)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "pre_backward of unit %s came while the root is evaluating "
+                         "(fsdp_root_set_evaluating)",
+                         unit->name);
     unit->root->is_in_backward = true;
     return unit->phase == FSDP_PRE_BACKWARD ? FSDP_OK : run(unit, pre_backward, err);
 }

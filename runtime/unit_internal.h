@@ -47,6 +47,7 @@ struct fsdp_param {
     char **aliases;
     size_t alias_count;
     fsdp_dtype dtype, data_dtype, grad_dtype;
+    fsdp_dtype asked_grad_dtype;       /* NONE: as the data */
     int ndim;
     int64_t shape[FSDP_PARAM_DIMS];
     bool is_buffer, is_persistent, requires_grad;
@@ -260,6 +261,7 @@ struct fsdp_root {
     fsdp_block *buffers;
     int64_t step;
     bool is_in_forward, is_in_backward;
+    bool is_evaluating;                /* forwards have no backward: their order is not noted */
     bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
     bool is_flat;                      /* of fsdp1.h, whose state dicts show what lies in flat parameters */
@@ -275,6 +277,8 @@ struct fsdp_root {
 fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
 /* At its end: errors of streams; a failure of any kind is kept, and the other ranks are told. */
 fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err);
+/* Refuses `what`, which reads the reduced gradients, before the compute stream has waited for all of them. */
+fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsdp_error *err);
 /* For --check (root_check.c). */
 void fsdp_root_note_event(fsdp_root *root, const fsdp_trace_event *event);
 /* The host may touch what the compute stream has made so far. */

@@ -8,8 +8,7 @@ static const fsdp_device_ops *ops_of(const fsdp_stream *stream)
     return stream->device->ops;
 }
 
-/* What the next work of the stream reads or writes. */
-static void use(fsdp_stream *stream, const void *data)
+void fsdp_work_uses(fsdp_stream *stream, const void *data)
 {
     if (ops_of(stream)->use && data)
         ops_of(stream)->use(stream, data);
@@ -62,8 +61,8 @@ void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list)
 {
     const rects_args args = {.items = list->items, .count = list->count};
     for (size_t i = 0; i < list->count && ops_of(stream)->use; i++) {
-        use(stream, list->items[i].to);
-        use(stream, list->items[i].from);
+        fsdp_work_uses(stream, list->items[i].to);
+        fsdp_work_uses(stream, list->items[i].from);
     }
     ops_of(stream)->submit(stream, copy_rects, &args, sizeof args);
     list->last = ops_of(stream)->record(stream);
@@ -94,8 +93,8 @@ void fsdp_work_collective(fsdp_stream *stream, fsdp_lane *lane, const fsdp_colle
     if (custom)
         args.custom = *custom;
     ops_of(stream)->wait(stream, lane->last);
-    use(stream, call->in);
-    use(stream, call->out);
+    fsdp_work_uses(stream, call->in);
+    fsdp_work_uses(stream, call->out);
     ops_of(stream)->submit(stream, run_collective, &args, sizeof args);
     lane->last = ops_of(stream)->record(stream);
 }
@@ -124,7 +123,7 @@ void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t
     const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = divisor};
     if (divisor == 1)
         return;
-    use(stream, data);
+    fsdp_work_uses(stream, data);
     ops_of(stream)->submit(stream, divide, &args, sizeof args);
 }
 
@@ -141,8 +140,8 @@ void fsdp_work_add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void
 {
     const arithmetic_args args = {
         .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    use(stream, to);
-    use(stream, from);
+    fsdp_work_uses(stream, to);
+    fsdp_work_uses(stream, from);
     ops_of(stream)->submit(stream, add, &args, sizeof args);
 }
 
@@ -159,8 +158,8 @@ void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const voi
 {
     const arithmetic_args args = {
         .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    use(stream, to);
-    use(stream, from);
+    fsdp_work_uses(stream, to);
+    fsdp_work_uses(stream, from);
     ops_of(stream)->submit(stream, cast, &args, sizeof args);
 }
 
@@ -198,7 +197,7 @@ void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, v
 {
     const hook_args args = {
         .hook = hook, .user = user, .data = data, .dtype = dtype, .count = count};
-    use(stream, data);
+    fsdp_work_uses(stream, data);
     ops_of(stream)->submit(stream, run_hook, &args, sizeof args);
 }
 
@@ -242,8 +241,8 @@ static fsdp_status run_post(void *args, fsdp_error *err)
 void fsdp_work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to)
 {
     const extension_args args = {.param = param, .inputs = to};
-    use(stream, param->shard);
-    use(stream, to);
+    fsdp_work_uses(stream, param->shard);
+    fsdp_work_uses(stream, to);
     ops_of(stream)->submit(stream, run_pre, &args, sizeof args);
 }
 
@@ -252,7 +251,7 @@ void fsdp_work_post_extension(fsdp_stream *stream, const fsdp_param *param, cons
 {
     const extension_args args = {
         .param = param, .data = param->data, .inputs = (void *)from, .stride = stride};
-    use(stream, from);
-    use(stream, param->data);
+    fsdp_work_uses(stream, from);
+    fsdp_work_uses(stream, param->data);
     ops_of(stream)->submit(stream, run_post, &args, sizeof args);
 }

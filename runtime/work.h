@@ -9,6 +9,9 @@
 #include "runtime/device.h"
 #include "runtime/unit_internal.h"
 
+/* What the next work of the stream reads or writes: for devices that watch (device_watch.c). Accepts NULL. */
+void fsdp_work_uses(fsdp_stream *stream, const void *data);
+
 /* Empty and ready to be filled: waits until the last work with it is done. */
 fsdp_status fsdp_rects_begin(fsdp_rect_list *list, size_t most, fsdp_error *err);
 void fsdp_rects_add(fsdp_rect_list *list, const fsdp_rect *rect);
