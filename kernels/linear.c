@@ -120,11 +120,11 @@ fsdp_status fsdp_linear_grad_weight(fsdp_linear_scratch *scratch, fsdp_linear_si
 void fsdp_relu(float *x, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        x[i] = x[i] > 0 ? x[i] : 0;
+        x[i] = x[i] <= 0 ? 0 : x[i]; /* NaN stays */
 }
 
 void fsdp_relu_grad(float *dx, const float *y, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        dx[i] = y[i] > 0 ? dx[i] : 0;
+        dx[i] = y[i] <= 0 ? 0 : dx[i];
 }

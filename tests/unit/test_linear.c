@@ -134,6 +134,16 @@ Test(linear, relu_keeps_what_is_positive_and_its_gradient)
     cr_assert_arr_eq(dx, passed, sizeof passed);
 }
 
+/* A network that went wrong must not look well. */
+Test(linear, relu_keeps_nan_and_its_gradient)
+{
+    float x[2] = {NAN, 1}, dx[2] = {2, NAN};
+    fsdp_relu(x, 2);
+    fsdp_relu_grad(dx, x, 2);
+    cr_assert(isnan(x[0]) && x[1] == 1);
+    cr_assert(dx[0] == 2 && isnan(dx[1]));
+}
+
 /* --- failures --- */
 
 Test(linear, a_lack_of_memory_is_an_error)
