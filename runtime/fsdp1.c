@@ -42,6 +42,19 @@ static fsdp_status check_strategy(const fsdp_v1 *v1, const fsdp_v1_flat *flat, f
     return FSDP_OK;
 }
 
+static fsdp_status check_unit(const fsdp_v1 *v1, const fsdp_v1_flat *flat, fsdp_error *err)
+{
+    const fsdp_v1_unit_opts *opts = &flat->opts;
+    const char *name = flat->module[0] ? flat->module : "root";
+    if (opts->backward_prefetch < FSDP_V1_BACKWARD_PRE ||
+        opts->backward_prefetch > FSDP_V1_BACKWARD_NONE)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: there is no backward_prefetch %d", name,
+                         (int)opts->backward_prefetch);
+    FSDP_TRY(fsdp_option_check_float("param_dtype", opts->param_dtype, err));
+    FSDP_TRY(fsdp_option_check_float("reduce_dtype", opts->reduce_dtype, err));
+    return check_strategy(v1, flat, err);
+}
+
 /* The ranks that a unit's parameters are cut for. */
 static int64_t shard_ranks(const fsdp_v1 *v1, const fsdp_v1_flat *flat)
 {
@@ -90,7 +103,7 @@ static void set_prefetch(fsdp_unit *unit, const fsdp_v1_unit_opts *opts)
 static fsdp_status make_unit(fsdp_v1 *v1, fsdp_v1_flat *flat, const bool *ignored, fsdp_error *err)
 {
     fsdp_text dims = {0};
-    FSDP_TRY(check_strategy(v1, flat, err));
+    FSDP_TRY(check_unit(v1, flat, err));
     FSDP_TRY(fsdp_v1_flat_declare(v1, flat, ignored, shard_ranks(v1, flat), err));
     fsdp_status status = join_dims(v1, &dims, err);
     const fsdp_unit_opts opts = opts_of(v1, flat, dims.data);
@@ -170,7 +183,7 @@ static fsdp_status make_units(fsdp_v1 *v1, const fsdp_v1_opts *opts, bool *ignor
     for (size_t i = 0; i + 1 < v1->flat_count; i++)
         FSDP_TRY(make_unit(v1, &v1->flats[i], ignored, err));
     fsdp_v1_flat *root = &v1->flats[v1->flat_count - 1];
-    FSDP_TRY(check_strategy(v1, root, err));
+    FSDP_TRY(check_unit(v1, root, err));
     return fsdp_v1_flat_declare(v1, root, ignored, shard_ranks(v1, root), err);
 }
 
@@ -202,10 +215,7 @@ static fsdp_status check_model(const fsdp_model *model, const fsdp_v1_opts *opts
     if (model->root || model->unit_count > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the model has units already: fsdp_v1_create makes them itself");
-    if (opts->buffer_dtype != FSDP_DTYPE_NONE && !fsdp_dtype_describe(opts->buffer_dtype)->is_float)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "buffers cannot be kept in %s",
-                         fsdp_dtype_name(opts->buffer_dtype));
-    return FSDP_OK;
+    return fsdp_option_check_float("buffer_dtype", opts->buffer_dtype, err);
 }
 
 /* What can fail on one rank alone. */

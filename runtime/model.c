@@ -263,9 +263,13 @@ fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
                                      fsdp_placement placement, fsdp_error *err)
 {
     fsdp_tensor_place *place = param->places;
+    bool cuts = placement.kind != FSDP_REPLICATE;
     if (param->unit)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': a placement is set before the unit is made",
                          param->name);
+    if (cuts && (placement.dim < 0 || placement.dim >= param->ndim))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+                         param->name, param->ndim, placement.dim);
     if (strlen(mesh_dim) > FSDP_MAX_MESH_NAME)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no mesh dim is named '%s'", mesh_dim);
     while (place < param->places + param->place_count && strcmp(place->dim, mesh_dim) != 0)

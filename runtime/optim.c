@@ -116,9 +116,25 @@ static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_
     return FSDP_OK;
 }
 
+static fsdp_status check_number(double value, bool may_be_one, const char *name, fsdp_error *err)
+{
+    bool fits = value >= 0 && isfinite(value) && (may_be_one || value < 1);
+    return fits ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %g", name, value);
+}
+
+static fsdp_status check_groups(const fsdp_optim_group *groups, size_t n, fsdp_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        FSDP_TRY(check_number(groups[i].lr, true, "lr", err));
+        FSDP_TRY(check_number(groups[i].weight_decay, true, "weight_decay", err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_optim_group *groups,
                           size_t n, fsdp_optim **optim_out, fsdp_error *err)
 {
+    FSDP_TRY(check_groups(groups, n, err));
     fsdp_optim *optim = fsdp_alloc(1, sizeof *optim);
     if (!optim)
         return fsdp_fail_memory(err, "an optimizer");
@@ -135,12 +151,6 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
 
 /* --- the two kinds ---------------------------------------------------------------------------- */
 
-static fsdp_status check_number(double value, bool may_be_one, const char *name, fsdp_error *err)
-{
-    bool fits = value >= 0 && isfinite(value) && (may_be_one || value < 1);
-    return fits ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %g", name, value);
-}
-
 fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
                               fsdp_error *err)
 {
@@ -151,6 +161,7 @@ fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp
     FSDP_TRY(check_number(opts->beta2, false, "beta2", err));
     FSDP_TRY(check_number(opts->eps, true, "eps", err));
     FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
     return create(root, &kind, opts->groups ? opts->groups : &all,
                   opts->groups ? opts->group_count : 1, optim_out, err);
 }
@@ -163,6 +174,9 @@ fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_opt
     FSDP_TRY(check_number(opts->lr, true, "lr", err));
     FSDP_TRY(check_number(opts->momentum, true, "momentum", err));
     FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
+    if (!isfinite(opts->dampening))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "dampening cannot be %g", opts->dampening);
     if (opts->nesterov && (opts->momentum == 0 || opts->dampening != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "nesterov needs a momentum and no dampening");
     return create(root, &kind, opts->groups ? opts->groups : &all,
@@ -192,12 +206,17 @@ size_t fsdp_optim_group_count(const fsdp_optim *optim)
 
 double fsdp_optim_lr(const fsdp_optim *optim, size_t group)
 {
-    return optim->groups[group].lr;
+    return group < optim->group_count ? optim->groups[group].lr : NAN;
 }
 
-void fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr)
+fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_error *err)
 {
+    if (group >= optim->group_count)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no group %zu, the optimizer has %zu", group,
+                         optim->group_count);
+    FSDP_TRY(check_number(lr, true, "lr", err));
     optim->groups[group].lr = lr;
+    return FSDP_OK;
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */

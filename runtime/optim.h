@@ -51,8 +51,9 @@ FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
-FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);
-FSDP_API void fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr);
+FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);  /* NaN: there is no such group */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr,
+                                                    fsdp_error *err);
 
 /* One tensor of what an optimizer keeps for a parameter. */
 enum { FSDP_OPTIM_TENSORS = 4 };

@@ -87,25 +87,44 @@ static fsdp_status allocate_shards(fsdp_group *group, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Buffers, and parameters that units ignored. */
+/* Of a buffer, or a parameter that units ignored. */
 static size_t whole_bytes(const fsdp_param *param)
 {
     const fsdp_box box = fsdp_box_whole(param->ndim, param->shape);
     return (size_t)fsdp_box_count(&box) * fsdp_dtype_size(param->dtype);
 }
 
+static fsdp_status measure_wholes(const fsdp_model *model, size_t *count_out, int64_t *bytes_out,
+                                  fsdp_error *err)
+{
+    int64_t with_slack = 0;
+    *count_out = 0;
+    *bytes_out = 0;
+    for (size_t i = 0; i < model->count; i++) {
+        if (model->params[i]->group)
+            continue;
+        int64_t bytes = (int64_t)whole_bytes(model->params[i]);
+        if (fsdp_add_overflow(with_slack, bytes, &with_slack) ||
+            fsdp_add_overflow(with_slack, ALIGNMENT, &with_slack))
+            return fsdp_fail(err, FSDP_ERR_LIMIT,
+                             "buffers up to '%s' have more bytes than can be counted",
+                             model->params[i]->name);
+        *bytes_out += bytes;
+        ++*count_out;
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status allocate_wholes(fsdp_root *root, fsdp_error *err)
 {
     const fsdp_model *model = root->model;
-    size_t bytes = 0, count = 0, at = 0;
-    for (size_t i = 0; i < model->count; i++)
-        if (!model->params[i]->group) {
-            bytes += whole_bytes(model->params[i]);
-            count++;
-        }
+    size_t count, at = 0;
+    int64_t bytes;
+    FSDP_TRY(measure_wholes(model, &count, &bytes, err));
     if (count == 0)
         return FSDP_OK;
-    FSDP_TRY(take_zeroed(root->context, bytes, count * ALIGNMENT, "buffers", &root->buffers, err));
+    FSDP_TRY(take_zeroed(root->context, (size_t)bytes, count * ALIGNMENT, "buffers", &root->buffers,
+                         err));
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
         if (param->group)

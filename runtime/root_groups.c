@@ -266,6 +266,10 @@ fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err)
                    group->shard_size, true, &group->reduce, err);
 }
 
+/* --- sizes ------------------------------------------------------------------------------------ */
+
+enum { WIDEST = 16, ALIGNMENT = 64 }; /* bytes of an element; before each parameter */
+
 /* --- groups ----------------------------------------------------------------------------------- */
 
 static size_t count_meshes(const fsdp_unit *unit)
@@ -319,6 +323,36 @@ fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all memory. */
+static bool add_most_bytes(const fsdp_param *param, int ranks, int64_t *sum)
+{
+    const fsdp_extension *extension = param->extension;
+    int64_t bytes;
+    if (fsdp_mul_overflow(param->padded, ranks, &bytes) ||
+        fsdp_mul_overflow(bytes, WIDEST, &bytes) || fsdp_add_overflow(*sum, bytes, sum) ||
+        fsdp_add_overflow(*sum, ALIGNMENT, sum))
+        return false;
+    for (size_t i = 0; extension && i < extension->count; i++)
+        if (extension->sizes[i] > INT64_MAX ||
+            fsdp_mul_overflow((int64_t)extension->sizes[i], ranks, &bytes) ||
+            fsdp_add_overflow(*sum, bytes, sum))
+            return false;
+    return true;
+}
+
+/* Sizes of its buffers are sums of these, which nobody needs to check again. */
+static fsdp_status check_sizes(const fsdp_group *group, fsdp_error *err)
+{
+    int64_t sum = 0;
+    for (size_t i = 0; i < group->count; i++)
+        if (!add_most_bytes(group->params[i], group->shard_size, &sum))
+            return fsdp_fail(err, FSDP_ERR_LIMIT,
+                             "unit %s is too large: its parameters up to '%s' have more bytes than "
+                             "can be counted",
+                             group->unit->name, group->params[i]->name);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err)
 {
     for (size_t i = 0; i < group->count; i++) {
@@ -327,7 +361,7 @@ fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err)
         bool is_alike = i == 0 || group->wire == param->data_dtype;
         group->wire = is_alike && !param->extension ? param->data_dtype : FSDP_U8;
     }
-    return FSDP_OK;
+    return check_sizes(group, err);
 }
 
 void fsdp_unit_release_groups(fsdp_unit *unit)

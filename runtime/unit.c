@@ -32,6 +32,15 @@ static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
     return false;
 }
 
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    if (dtype == FSDP_DTYPE_NONE || (info && info->is_float))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is no floating type", option,
+                     fsdp_dtype_name(dtype));
+}
+
 static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
 {
     const fsdp_unit_opts *opts = &unit->opts;
@@ -142,6 +151,13 @@ static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, si
     return unit->to_run && unit->to_return ? FSDP_OK : fsdp_fail_memory(err, "a unit");
 }
 
+static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_option_check_float("param_dtype", opts->param_dtype, err));
+    FSDP_TRY(fsdp_option_check_float("reduce_dtype", opts->reduce_dtype, err));
+    return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
+}
+
 static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
                               const fsdp_unit_opts *opts, fsdp_error *err)
 {
@@ -162,7 +178,10 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
             if (strcmp(prefixes[i], prefixes[j]) == 0)
                 return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has the member '%s' twice", first,
                                  prefixes[i]);
-    return FSDP_OK;
+    fsdp_status status = check_dtypes(opts, err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "unit '%s'", first);
+    return status;
 }
 
 static void set_defaults(fsdp_unit *unit)

@@ -104,6 +104,8 @@ fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err);
 int64_t fsdp_param_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
 void fsdp_param_free(fsdp_param *param);
+/* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
 
 /* --- groups ----------------------------------------------------------------------------------- */

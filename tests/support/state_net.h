@@ -273,7 +273,7 @@ static inline fsdp_status net_spoil(state_net *net, fsdp_error *err)
     }
     fsdp_sd_free(sd);
     for (size_t g = 0; g < fsdp_optim_group_count(net->optim); g++)
-        fsdp_optim_set_lr(net->optim, g, 77);
+        FSDP_TRY(fsdp_optim_set_lr(net->optim, g, 77, err));
     return FSDP_OK;
 }
 

@@ -383,7 +383,7 @@ Test(fsdp1_optim, what_is_not_stepped_has_no_state)
 static fsdp_status change_hypers(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    fsdp_optim_set_lr(net->optim, 0, 123);
+    FSDP_TRY(fsdp_optim_set_lr(net->optim, 0, 123, err));
     FSDP_TRY(load_optim(net, move, NULL, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3, err);
     return FSDP_OK;

@@ -738,8 +738,8 @@ static fsdp_status merge_optims(state_net *net, fsdp_error *err)
     EXPECT(net_entry(flat, "optim.param_groups.layers.0.bias.nesterov"));
     const fsdp_sd *dicts[] = {nested, flat};
     for (int i = 0; i < 2; i++) {
-        fsdp_optim_set_lr(optims[0], 0, 3);
-        fsdp_optim_set_lr(optims[1], 0, 3);
+        FSDP_TRY(fsdp_optim_set_lr(optims[0], 0, 3, err));
+        FSDP_TRY(fsdp_optim_set_lr(optims[1], 0, 3, err));
         FSDP_TRY(fsdp_root_set_state(net->root, optims, 2, &opts, dicts[i], NULL, err));
         EXPECT(fsdp_optim_lr(optims[0], 0) == 0.125 && fsdp_optim_lr(optims[1], 0) == 0.5);
     }
@@ -776,7 +776,7 @@ static fsdp_status match_empty_groups(state_net *net, fsdp_error *err)
     opts.group_count = 3;
     FSDP_TRY(fsdp_adamw_create(net->root, &opts, &two, err));
     FSDP_TRY(fsdp_root_get_state(net->root, &one, 1, &nested, &sd, err));
-    fsdp_optim_set_lr(one, 0, 3);
+    FSDP_TRY(fsdp_optim_set_lr(one, 0, 3, err));
     FSDP_TRY(fsdp_root_set_state(net->root, &one, 1, &nested, sd, NULL, err));
     EXPECT(fsdp_optim_lr(one, 0) == 0.5 && fsdp_optim_lr(one, 1) == 0.25);
     EXPECT_REFUSAL(fsdp_root_set_state(net->root, &two, 1, &nested, sd, NULL, why), "here are 2");

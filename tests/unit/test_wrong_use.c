@@ -1,0 +1,206 @@
+/* Options and calls that no program should have, one by one: each is an error that says so. */
+#include "tests/support/state_net.h"
+#include <fsdp/fsdp1.h>
+#include <fsdp/optim.h>
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+/* A model of one rank, and nothing in it yet. */
+typedef struct bare {
+    fsdp_mesh *mesh;
+    fsdp_model *model;
+    fsdp_root *root;
+    fsdp_optim *optim;
+    fsdp_unit_opts opts;
+} bare;
+
+typedef fsdp_status (*bare_body)(bare *net, fsdp_error *err);
+
+static fsdp_status run_bare(world_rank *rank, fsdp_error *err)
+{
+    const bare_body *body = rank->user;
+    bare net = {0};
+    int64_t size = fsdp_world_size(rank->world);
+    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net.mesh, err));
+    net.opts = fsdp_unit_opts_default(net.mesh);
+    fsdp_status status = fsdp_model_create(rank->world, &net.model, err);
+    if (status == FSDP_OK)
+        status = (*body)(&net, err);
+    fsdp_optim_free(net.optim);
+    fsdp_root_free(net.root);
+    fsdp_model_free(net.model);
+    fsdp_mesh_free(net.mesh);
+    return status;
+}
+
+static void expect_ok(int ranks, bare_body body)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(ranks, "cpu-async", run_bare, &body, &err), FSDP_OK, "%s", err.text);
+}
+
+static fsdp_status add_weight(bare *net, fsdp_dtype dtype, fsdp_param **param_out, fsdp_error *err)
+{
+    return fsdp_model_add_param(net->model, "w", dtype, 2, (int64_t[]){4, 3}, param_out, err);
+}
+
+static fsdp_status make_root(bare *net, fsdp_error *err)
+{
+    return fsdp_root_create(net->model, &net->opts, &net->root, err);
+}
+
+/* --- declarations ----------------------------------------------------------------------------- */
+
+static fsdp_status place_outside(bare *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    static const int outside[] = {-1, 2, 100000};
+    for (size_t i = 0; i < 3; i++) {
+        const fsdp_placement placement = {FSDP_SHARD, outside[i], 0};
+        EXPECT_REFUSAL(fsdp_param_set_placement(weight, "dp", placement, why), "'w' has 2 dims");
+    }
+    return fsdp_param_set_placement(weight, "tp", (fsdp_placement){FSDP_REPLICATE, 7, 0}, err);
+}
+
+Test(wrong_use, a_placement_is_of_a_dim_that_is_there)
+{
+    expect_ok(1, place_outside);
+}
+
+static fsdp_status give_dtypes(bare *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    fsdp_unit_opts opts[3] = {net->opts, net->opts, net->opts};
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    opts[0].param_dtype = FSDP_I64;
+    opts[1].reduce_dtype = (fsdp_dtype)100000;
+    opts[2].output_dtype = FSDP_BOOL;
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "w", &opts[0], NULL, why),
+                   "param_dtype cannot be i64");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "w", &opts[1], NULL, why),
+                   "reduce_dtype cannot be ?");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "w", &opts[2], NULL, why),
+                   "output_dtype cannot be");
+    FSDP_TRY(make_root(net, err));
+    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    adamw.moment_dtype = FSDP_I32;
+    EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why),
+                   "moment_dtype cannot be i32");
+    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    sgd.moment_dtype = FSDP_U8;
+    EXPECT_REFUSAL(fsdp_sgd_create(net->root, &sgd, &net->optim, why), "moment_dtype cannot be u8");
+    return FSDP_OK;
+}
+
+Test(wrong_use, dtypes_of_units_and_moments_are_floating)
+{
+    expect_ok(1, give_dtypes);
+}
+
+static fsdp_status wrap_wrongly(bare *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    fsdp_v1 *v1;
+    fsdp_v1_opts opts[4];
+    for (int i = 0; i < 4; i++)
+        opts[i] = fsdp_v1_opts_default();
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    opts[0].unit.param_dtype = (fsdp_dtype)100000;
+    opts[0].use_orig_params = true;
+    opts[1].unit.reduce_dtype = FSDP_I8;
+    opts[2].buffer_dtype = (fsdp_dtype)100000;
+    opts[3].unit.backward_prefetch = (fsdp_v1_prefetch)100000;
+    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[0], &v1, why), "param_dtype cannot be ?");
+    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[1], &v1, why), "reduce_dtype cannot be i8");
+    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[2], &v1, why), "buffer_dtype cannot be ?");
+    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[3], &v1, why), "no backward_prefetch 100000");
+    return FSDP_OK;
+}
+
+Test(wrong_use, so_are_those_of_the_fsdp1_face)
+{
+    expect_ok(1, wrap_wrongly);
+}
+
+/* --- numbers ---------------------------------------------------------------------------------- */
+
+static fsdp_status give_numbers(bare *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(make_root(net, err));
+    fsdp_optim_group group = {.lr = NAN};
+    fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    adamw.groups = &group;
+    adamw.group_count = 1;
+    EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why), "lr cannot be nan");
+    group = (fsdp_optim_group){.lr = 1, .weight_decay = -1};
+    EXPECT_REFUSAL(fsdp_adamw_create(net->root, &adamw, &net->optim, why),
+                   "weight_decay cannot be -1");
+    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    sgd.dampening = INFINITY;
+    EXPECT_REFUSAL(fsdp_sgd_create(net->root, &sgd, &net->optim, why), "dampening cannot be inf");
+    sgd.dampening = 0;
+    FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &net->optim, err));
+    EXPECT_REFUSAL(fsdp_optim_set_lr(net->optim, 0, NAN, why), "lr cannot be nan");
+    EXPECT_REFUSAL(fsdp_optim_set_lr(net->optim, 1, 1, why), "no group 1, the optimizer has 1");
+    EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3 && isnan(fsdp_optim_lr(net->optim, 1)));
+    FSDP_TRY(fsdp_optim_set_lr(net->optim, 0, 0.5, err));
+    EXPECT(fsdp_optim_lr(net->optim, 0) == 0.5);
+    return FSDP_OK;
+}
+
+Test(wrong_use, numbers_of_optimizers_are_looked_at)
+{
+    expect_ok(1, give_numbers);
+}
+
+/* --- sizes ------------------------------------------------------------------------------------ */
+
+/* Each can be counted, all together are 2^64 bytes. */
+static fsdp_status declare_many(bare *net, bool are_buffers, fsdp_error *err)
+{
+    const int64_t size = (int64_t)1 << 59;
+    for (int i = 0; i < 32; i++) {
+        const char name[] = {(char)('A' + i), '\0'};
+        if (are_buffers)
+            FSDP_TRY(fsdp_model_add_buffer(net->model, name, FSDP_U8, 1, &size, true, NULL, err));
+        else
+            FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_U8, 1, &size, NULL, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status make_too_large(bare *net, fsdp_error *err)
+{
+    FSDP_TRY(declare_many(net, false, err));
+    EXPECT_REFUSAL(make_root(net, why), "unit root is too large");
+    return FSDP_OK;
+}
+
+static fsdp_status make_too_large_buffers(bare *net, fsdp_error *err)
+{
+    FSDP_TRY(declare_many(net, true, err));
+    EXPECT_REFUSAL(make_root(net, why), "more bytes than can be counted");
+    return FSDP_OK;
+}
+
+static fsdp_status make_too_large_inputs(bare *net, fsdp_error *err)
+{
+    const size_t half = SIZE_MAX / 2;
+    const fsdp_extension extension = {.count = 1, .sizes = &half};
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(fsdp_param_set_extension(weight, &extension, err));
+    EXPECT_REFUSAL(make_root(net, why), "unit root is too large");
+    return FSDP_OK;
+}
+
+Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
+{
+    expect_ok(2, make_too_large);
+    expect_ok(1, make_too_large_buffers);
+    expect_ok(2, make_too_large_inputs);
+}
