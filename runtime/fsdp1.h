@@ -205,7 +205,7 @@ typedef struct fsdp_v1_summon_opts {
  * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_v1_summon_end:
  * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
  * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
- * parameters follow by fsdp_v1_refresh_masters.
+ * parameters follow.
  *
  * Refused as in PyTorch, FSDP_ERR_USAGE: writeback with rank0_only; with_grads without use_orig_params or
  * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
@@ -261,8 +261,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_adamw_create(fsdp_v1 *v1, const fsdp_a
                                                        fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts,
                                                      fsdp_optim **optim_out, fsdp_error *err);
-/* f32 masters follow parameters that were changed by hand. */
-FSDP_API void fsdp_v1_refresh_masters(fsdp_optim *optim);
 
 /*
  * Collective for FULL, else local. Entries are state.NAME.step, state.NAME.exp_avg, ... with the names and

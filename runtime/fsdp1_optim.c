@@ -117,12 +117,6 @@ fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts, fsdp_opti
     return status == FSDP_OK ? finish(v1, optim, groups, n, optim_out, err) : status;
 }
 
-void fsdp_v1_refresh_masters(fsdp_optim *optim)
-{
-    for (size_t i = 0; i < optim->count; i++)
-        fsdp_optim_refresh_master(&optim->states[i]);
-}
-
 /* --- asking ----------------------------------------------------------------------------------- */
 
 size_t fsdp_v1_slots(const fsdp_optim *optim, const fsdp_optim_state *state,

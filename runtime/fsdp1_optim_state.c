@@ -267,6 +267,8 @@ fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path, fsdp_
         status = take_buffers(v1, sd, err);
     if (status == FSDP_OK && optim)
         status = fsdp_v1_take_flat_hypers(v1, optim, "optim.", sd, err);
+    if (status == FSDP_OK)
+        fsdp_root_refresh_masters(v1->root, NULL);
     fsdp_sd_free(sd);
     return status;
 }

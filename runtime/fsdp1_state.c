@@ -243,5 +243,6 @@ fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *
     FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load_state_dict", err));
     fsdp_status status = load(v1, sd, &naming, not_strict, &name, err);
     fsdp_text_release(&name);
+    fsdp_root_refresh_masters(v1->root, NULL);
     return status;
 }

@@ -115,6 +115,7 @@ static void put_all_back(fsdp_v1 *v1)
     for (size_t i = 0; i < v1->flat_count; i++)
         put_back(v1, &v1->flats[i]);
     v1->root->is_summoned = false;
+    fsdp_root_refresh_masters(v1->root, NULL);
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */

@@ -64,11 +64,45 @@ static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t s
     return FSDP_OK;
 }
 
+enum { REFRESH_AT_ONCE = 256 };
+
+/* Where a master still rounds to the parameter it stays: it knows more. */
+static void refresh_some(float *master, const unsigned char *data, fsdp_dtype dtype, size_t n)
+{
+    unsigned char rounded[REFRESH_AT_ONCE * sizeof(float)];
+    size_t size = fsdp_dtype_size(dtype);
+    fsdp_cast(rounded, dtype, master, FSDP_F32, n);
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(rounded + i * size, data + i * size, size) != 0)
+            fsdp_cast(&master[i], FSDP_F32, data + i * size, dtype, 1);
+}
+
 void fsdp_optim_refresh_master(fsdp_optim_state *state)
 {
-    if (state->master)
-        fsdp_cast(state->master, FSDP_F32, state->param->shard, state->param->dtype,
-                  (size_t)fsdp_param_own_count(state->param));
+    const fsdp_param *param = state->param;
+    const unsigned char *shard = param->shard;
+    size_t count = (size_t)fsdp_param_own_count(param), size = fsdp_dtype_size(param->dtype);
+    if (!state->master)
+        return;
+    for (size_t at = 0; at < count; at += REFRESH_AT_ONCE) {
+        size_t rest = count - at;
+        refresh_some(state->master + at, shard + at * size, param->dtype,
+                     rest < REFRESH_AT_ONCE ? rest : REFRESH_AT_ONCE);
+    }
+}
+
+void fsdp_optim_refresh_masters(fsdp_optim *optim)
+{
+    for (size_t i = 0; i < optim->count; i++)
+        fsdp_optim_refresh_master(&optim->states[i]);
+}
+
+void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param)
+{
+    for (fsdp_optim *optim = root->optims; optim; optim = optim->next)
+        for (size_t i = 0; i < optim->count; i++)
+            if (!param || optim->states[i].param == param)
+                fsdp_optim_refresh_master(&optim->states[i]);
 }
 
 static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group, fsdp_error *err)
@@ -140,7 +174,8 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
         return fsdp_fail_memory(err, "an optimizer");
     *optim = *kind;
     optim->root = root;
-    optim->grad_scale = 1;
+    optim->next = root->optims;
+    root->optims = optim;
     fsdp_status status = fill(optim, groups, n, err);
     if (status == FSDP_OK)
         *optim_out = optim;
@@ -183,10 +218,19 @@ fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_opt
                   opts->groups ? opts->group_count : 1, optim_out, err);
 }
 
+static void unlink_from_root(const fsdp_optim *optim)
+{
+    fsdp_optim **at = &optim->root->optims;
+    while (*at != optim)
+        at = &(*at)->next;
+    *at = optim->next;
+}
+
 void fsdp_optim_free(fsdp_optim *optim)
 {
     if (!optim)
         return;
+    unlink_from_root(optim);
     for (size_t i = 0; i < optim->count; i++) {
         for (int m = 0; m < FSDP_MOMENTS; m++)
             fsdp_free(optim->states[i].moments[m]);
@@ -228,7 +272,7 @@ typedef struct step_work {
     const void *grad; /* of the whole shard */
     int64_t first, count;
     bool is_first_run;
-    double lr, weight_decay, grad_scale;
+    double lr, weight_decay;
 } step_work;
 
 /* Where a run begins in the shard, its gradient, a moment. */
@@ -252,7 +296,7 @@ static fsdp_status step_adamw(void *args, fsdp_error *err)
                                   .eps = opts->eps,
                                   .weight_decay = work->weight_decay,
                                   .step = (int64_t)state->step,
-                                  .grad_scale = work->grad_scale,
+                                  .grad_scale = 1,
                                   .maximize = opts->maximize};
     fsdp_tensor_adamw(behind(work, param->shard, param->dtype), param->dtype,
                       behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
@@ -277,7 +321,7 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
                                 .nesterov = opts->nesterov,
                                 .is_first = state->step == 1,
                                 .maximize = opts->maximize,
-                                .grad_scale = work->grad_scale};
+                                .grad_scale = 1};
     fsdp_tensor_sgd(behind(work, param->shard, param->dtype), param->dtype,
                     behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
                     param->dtype, behind(work, state->moments[0], state->moment_dtype),
@@ -301,8 +345,7 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
                                 .count = runs[i].count,
                                 .is_first_run = i == 0,
                                 .lr = group->lr,
-                                .weight_decay = group->weight_decay,
-                                .grad_scale = optim->grad_scale};
+                                 .weight_decay = group->weight_decay};
         fsdp_work_uses(compute, state->param->shard);
         fsdp_work_uses(compute, state->param->shard_grad);
         compute->device->ops->submit(compute, one, &work, sizeof work);
@@ -316,7 +359,6 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
     for (size_t i = 0; i < optim->count; i++)
         if (optim->states[i].param->shard_grad)
             step_param(optim, &optim->states[i], compute);
-    optim->grad_scale = 1;
     fsdp_root_zero_grad(root);
     return fsdp_context_sync(root->context, err);
 }

@@ -55,6 +55,10 @@ FSDP_API double fsdp_optim_lr(const fsdp_optim *optim, size_t group);  /* NaN: t
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr,
                                                     fsdp_error *err);
 
+/* Local, between steps. f32 masters follow shards that the program changed itself: where one does not round
+ * to its parameter, it becomes that. Calls that set or load values do this for all optimizers of the root. */
+FSDP_API void fsdp_optim_refresh_masters(fsdp_optim *optim);
+
 /* One tensor of what an optimizer keeps for a parameter. */
 enum { FSDP_OPTIM_TENSORS = 4 };
 typedef struct fsdp_optim_tensor {

@@ -45,15 +45,17 @@ struct fsdp_optim {
     fsdp_optim_state *states;
     size_t count;
     int64_t bytes;                     /* counted as FSDP_MEMORY_OPTIM */
-    double grad_scale;                 /* of the next step */
+    struct fsdp_optim *next;           /* of the same root */
 };
 
 /* Elements that this rank holds of a parameter. */
 int64_t fsdp_param_own_count(const fsdp_param *param);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
-/* A master follows its parameter, which was changed by loading or by hand. */
+/* A master follows its parameter, which was changed by loading or by hand, element by element. */
 void fsdp_optim_refresh_master(fsdp_optim_state *state);
+/* The masters of this parameter in whatever optimizer; NULL: of all. */
+void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
 /* fsdp_optim_describe_state of a state that is known. */
 size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);

@@ -34,6 +34,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_
 
 /* --- values ----------------------------------------------------------------------------------- */
 
+/* f32 masters of optimizers follow what these set. */
+
 /* Local. Element i of a parameter becomes fsdp_uniform(seed, its name, i) / sqrt(its last dimension); the
  * same values at any world size. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err);

@@ -56,6 +56,7 @@ fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fs
         if (!param->is_buffer)
             FSDP_TRY(fill(user, param, &box, shard, err));
     }
+    fsdp_root_refresh_masters(root, NULL);
     return FSDP_OK;
 }
 
@@ -199,5 +200,7 @@ fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, voi
     FSDP_TRY(check_idle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_status status = sync_all(&work, err);
     fsdp_free(work.slab);
+    if (status == FSDP_OK)
+        fsdp_root_refresh_masters(root, NULL);
     return fsdp_root_done(root, status, err);
 }

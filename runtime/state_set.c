@@ -341,9 +341,13 @@ static fsdp_status refresh_masters(const fsdp_state_match *match, fsdp_error *er
     for (size_t i = 0; i < scope->count; i++) {
         const fsdp_state_param *param = &scope->params[i];
         bool came, master_came;
-        if (!param->state || !param->state->master || param->count == 0)
+        if (param->count == 0)
             continue;
         FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
+        if (came && !param->state)
+            fsdp_root_refresh_masters(scope->root, param->param);
+        if (!param->state || !param->state->master)
+            continue;
         FSDP_TRY(was_set(match, scope->opts.optim_prefix, "state.", param->names[0], ".master",
                          &master_came, err));
         if (came && !master_came)

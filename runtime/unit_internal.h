@@ -146,6 +146,7 @@ struct fsdp_group {
      * reductions or the same as `shard`. */
     fsdp_lane *shard, *replicate, *again, *reduce;
     int shard_size, shard_rank, replicate_size, again_size, again_rank;
+    int *ranks;                        /* room for connecting, where no rank may fail alone */
 
     fsdp_dtype wire;                   /* of gathers: U8 when data dtypes are mixed */
     fsdp_block *shards;                /* the padded shards of all */
@@ -240,7 +241,7 @@ struct fsdp_context {
     fsdp_gather deferred;              /* of the last gather in forward: freed by the next one */
     fsdp_event deferred_event;         /* its copy-out */
     fsdp_used_block *inputs;           /* of reductions, oldest first */
-    int input_count, max_inputs;
+    int input_count, max_inputs, input_room;
     fsdp_used_block all_reduced;       /* what the last all-reduce was taken in, when gradients are cast */
     fsdp_group **order;                /* groups in the order of their forwards */
     size_t order_count, order_room;
@@ -270,6 +271,7 @@ struct fsdp_root {
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;
+    struct fsdp_optim *optims;         /* their masters follow values that are set */
     fsdp_text events;                  /* of this step, a line each; with --check only */
     fsdp_error complaint;              /* a pointer asked for in a wrong state: of the next call */
     fsdp_error failure;                /* the first failure: of every later call */
