@@ -8,8 +8,9 @@
 
 /* --- into the optimizer ----------------------------------------------------------------------- */
 
+/* Everything is looked at before anything is `set`. */
 static fsdp_status load_slot(fsdp_v1_loading *load, size_t number, const fsdp_v1_slot *slot,
-                             fsdp_error *err)
+                             bool sets, fsdp_error *err)
 {
     const fsdp_v1_target *target = &load->targets[number];
     size_t size = fsdp_dtype_size(slot->dtype);
@@ -25,12 +26,14 @@ static fsdp_status load_slot(fsdp_v1_loading *load, size_t number, const fsdp_v1
                          " elements of %s, which this rank holds of '%s'",
                          load->name.data, target->count, fsdp_dtype_name(slot->dtype),
                          target->name);
-    memcpy((unsigned char *)slot->own + (size_t)target->at * size, entry->data,
-           (size_t)target->count * size);
+    if (sets)
+        memcpy((unsigned char *)slot->own + (size_t)target->at * size, entry->data,
+               (size_t)target->count * size);
     return FSDP_OK;
 }
 
-static fsdp_status load_target_state(fsdp_v1_loading *load, size_t number, fsdp_error *err)
+static fsdp_status load_target_state(fsdp_v1_loading *load, size_t number, bool sets,
+                                     fsdp_error *err)
 {
     const fsdp_v1_target *target = &load->targets[number];
     fsdp_optim_state *state = fsdp_v1_state_of(load->optim, target->flat->param);
@@ -41,9 +44,10 @@ static fsdp_status load_target_state(fsdp_v1_loading *load, size_t number, fsdp_
     const fsdp_entry *entry = fsdp_v1_find(load->sd, &load->name);
     if (!entry || !fsdp_state_number(entry, &step))
         return fsdp_fail(err, FSDP_ERR_USAGE, "the state dict has no number '%s'", load->name.data);
-    state->step = (float)step;
+    if (sets)
+        state->step = (float)step;
     for (size_t s = 0; s < n; s++)
-        FSDP_TRY(load_slot(load, number, &slots[s], err));
+        FSDP_TRY(load_slot(load, number, &slots[s], sets, err));
     return FSDP_OK;
 }
 
@@ -70,8 +74,9 @@ static fsdp_status load_all(fsdp_v1_loading *load, fsdp_error *err)
 {
     const fsdp_value *groups = fsdp_v1_find_groups(load->sd);
     FSDP_TRY(fsdp_v1_list_targets(load, err));
-    for (size_t i = 0; i < load->count; i++)
-        FSDP_TRY(load_target_state(load, i, err));
+    for (int sets = 0; sets < 2; sets++)
+        for (size_t i = 0; i < load->count; i++)
+            FSDP_TRY(load_target_state(load, i, sets, err));
     for (size_t g = 0; groups && g < groups->as.list.count; g++) {
         const fsdp_value *dict = &groups->as.list.items[g];
         size_t live;

@@ -3,6 +3,7 @@
  * positions; groups; and what happens without memory.
  */
 #include "base/mem.h"
+#include "runtime/optim_internal.h"
 #include "tests/unit/v1_state_cases.h"
 
 /* --- from one world size to another, in memory ------------------------------------------------- */
@@ -116,6 +117,39 @@ Test(fsdp1_optim, one_flat_parameter_has_one_step)
     state_case what = case_of(FSDP_V1_FULL_SHARD, true, refuse_steps);
     what.trained = 1;
     expect_ranks(2, run_case, &what);
+}
+
+/* The last parameter's state does not fit: that of the others stays as it is, too. */
+static fsdp_status load_half(v1_net *net, state_case *what, fsdp_error *err)
+{
+    const fsdp_v1_to_load_opts opts = {.is_named = true};
+    fsdp_optim_state *state = &net->optim->states[0];
+    fsdp_error why = {0};
+    fsdp_sd *full, *sd = NULL;
+    (void)what;
+    FSDP_TRY(fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &full, err));
+    fsdp_status status =
+        fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, full, &opts, &sd, err);
+    fsdp_sd_free(full);
+    FSDP_TRY(status);
+    fsdp_entry *last = NULL;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (strstr(fsdp_sd_at(sd, i)->name, ".exp_avg_sq"))
+            last = (fsdp_entry *)fsdp_sd_at(sd, i);
+    last->dtype = FSDP_I32;
+    state->step = 77;
+    status = fsdp_v1_optim_load(net->v1, net->optim, sd, &opts, &why);
+    fsdp_sd_free(sd);
+    FSDP_TRY(expect_refused(status, &why, "the state dict has no", err));
+    EXPECT(state->step == 77, err);
+    return FSDP_OK;
+}
+
+Test(fsdp1_optim, what_fits_in_part_is_not_loaded_at_all)
+{
+    state_case what = case_of(FSDP_V1_FULL_SHARD, true, load_half);
+    what.trained = 1;
+    expect_ranks(1, run_case, &what);
 }
 
 /* --- names and positions ---------------------------------------------------------------------- */
