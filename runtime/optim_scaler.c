@@ -73,6 +73,8 @@ static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err
 fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are unscaled after end_backward");
     if (scaler->is_unscaled)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
     FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));

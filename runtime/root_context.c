@@ -74,20 +74,22 @@ fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
     return ops->is_host ? ops->sync(ops->record(compute), err) : FSDP_OK;
 }
 
-/* The largest that any unit wants. */
+/* The largest that any unit wants. Units of other roots on the context wanted what it has. */
 fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err)
 {
-    int most = context->max_inputs;
+    bool is_alone = root->context == context && context->users == 1;
+    int most = is_alone ? 1 : context->max_inputs;
     for (size_t i = 0; i < root->unit_count; i++)
         if (root->units[i]->max_inputs > most)
             most = root->units[i]->max_inputs;
-    if (most == context->max_inputs)
+    context->max_inputs = most;
+    if (most <= context->input_room)
         return FSDP_OK;
     fsdp_used_block *inputs = fsdp_realloc(context->inputs, (size_t)most, sizeof *inputs);
     if (!inputs)
         return fsdp_fail_memory(err, "the list of reductions");
     context->inputs = inputs;
-    context->max_inputs = most;
+    context->input_room = most;
     return FSDP_OK;
 }
 

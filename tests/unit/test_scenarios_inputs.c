@@ -129,3 +129,30 @@ Test(scenarios_inputs, c10_there_is_at_least_one)
     fsdp_error err = {0};
     cr_assert_eq(run_worlds(1, "cpu", ask_for_none, NULL, &err), FSDP_OK, "%s", err.text);
 }
+
+static fsdp_status ask_for_fewer(world_rank *rank, fsdp_error *err)
+{
+    static const int numbers[] = {4, 2, 3, 1};
+    mlp net;
+    const mlp_plan plan = mlp_plan_default(2, 1);
+    double loss;
+    FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
+    fsdp_status status = FSDP_OK;
+    for (int i = 0; i < 4 && status == FSDP_OK; i++) {
+        status =
+            fsdp_unit_set_reduce_scatter_max_input_buffers(net.unit[0], numbers[i], false, err);
+        if (status == FSDP_OK)
+            status = mlp_microbatch(&net, 0, &loss, err);
+        if (status == FSDP_OK && net.root->context->max_inputs != numbers[i])
+            status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%d in flight, not %d",
+                               net.root->context->max_inputs, numbers[i]);
+    }
+    mlp_free(&net);
+    return status;
+}
+
+Test(scenarios_inputs, c10_fewer_may_follow_more)
+{
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(1, "cpu", ask_for_fewer, NULL, &err), FSDP_OK, "%s", err.text);
+}
