@@ -189,6 +189,15 @@ static fsdp_status make_units(fsdp_v1 *v1, const fsdp_v1_opts *opts, bool *ignor
 
 /* --- wrapping --------------------------------------------------------------------------------- */
 
+/* Every rank looks at its own host. */
+static fsdp_status check_hosts(const fsdp_world *world, fsdp_error *err)
+{
+    if (fsdp_world_size(world) % fsdp_world_local_size(world) == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "hosts have different numbers of ranks: give a mesh of replicas and shards");
+}
+
 /* All ranks; for hybrid strategies, hosts x the ranks of a host. */
 static fsdp_status make_mesh(fsdp_v1 *v1, const fsdp_v1_opts *opts, fsdp_error *err)
 {
@@ -198,10 +207,8 @@ static fsdp_status make_mesh(fsdp_v1 *v1, const fsdp_v1_opts *opts, fsdp_error *
     v1->mesh = opts->mesh;
     if (opts->mesh)
         return FSDP_OK;
-    if (is_hybrid && size % local != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "hosts have different numbers of ranks: give a mesh of replicas and "
-                         "shards");
+    if (is_hybrid)
+        FSDP_TRY(fsdp_ctl_agree(fsdp_world_ctl(world), check_hosts(world, err), err));
     const char *const two[] = {"replicate", "shard"}, *const one[] = {"dp"};
     FSDP_TRY(fsdp_world_mesh(world, is_hybrid ? 2 : 1,
                              is_hybrid ? (int64_t[]){size / local, local} : &size,

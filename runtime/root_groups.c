@@ -97,25 +97,24 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
 
 /* Runs of `each` ranks along some dims, for every coordinate of the others; *lane_out: the run that this rank
  * is in. */
-static fsdp_status connect(fsdp_world *world, const fsdp_mesh *mesh, unsigned dims, int64_t each,
-                           bool is_separate, fsdp_lane **lane_out, fsdp_error *err)
+static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool is_separate,
+                           fsdp_lane **lane_out, fsdp_error *err)
 {
+    fsdp_world *world = group->unit->model->world;
+    const fsdp_mesh *mesh = group->mesh;
     unsigned others = ((1u << fsdp_mesh_ndim(mesh)) - 1) & ~dims;
     int64_t along = product(mesh, dims), across = product(mesh, others);
-    int *ranks = fsdp_alloc((size_t)each, sizeof *ranks);
-    fsdp_status status = ranks ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
-    for (int64_t o = 0; o < across && status == FSDP_OK; o++)
-        for (int64_t first = 0; first < along && status == FSDP_OK; first += each) {
+    for (int64_t o = 0; o < across; o++)
+        for (int64_t first = 0; first < along; first += each) {
             fsdp_lane *lane = NULL;
             for (int64_t i = 0; i < each; i++)
-                ranks[i] = fsdp_mesh_rank_at(mesh, position(mesh, others, o) +
-                                                       position(mesh, dims, first + i));
-            status = fsdp_world_lane_of(world, ranks, (int)each, is_separate, &lane, err);
+                group->ranks[i] = fsdp_mesh_rank_at(mesh, position(mesh, others, o) +
+                                                              position(mesh, dims, first + i));
+            FSDP_TRY(fsdp_world_lane_of(world, group->ranks, (int)each, is_separate, &lane, err));
             if (lane)
                 *lane_out = lane;
         }
-    fsdp_free(ranks);
-    return status;
+    return FSDP_OK;
 }
 
 /* --- one mesh for the group ------------------------------------------------------------------- */
@@ -216,7 +215,6 @@ static unsigned bit_of(int dim)
 
 static fsdp_status connect_again(fsdp_group *group, int k, fsdp_error *err)
 {
-    fsdp_world *world = group->unit->model->world;
     unsigned dims = bit_of(group->replicate_dim) | bit_of(group->shard_dim);
     if (group->shard_size % k != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -230,7 +228,7 @@ static fsdp_status connect_again(fsdp_group *group, int k, fsdp_error *err)
                          group->unit->name);
     group->again_size = k;
     group->again_rank = group->shard_rank % k;
-    return connect(world, group->mesh, dims, k, false, &group->again, err);
+    return connect(group, dims, k, false, &group->again, err);
 }
 
 static fsdp_status connect_group(fsdp_group *group, fsdp_error *err)
@@ -242,13 +240,12 @@ static fsdp_status connect_group(fsdp_group *group, fsdp_error *err)
     group->replicate_size = (int)product(group->mesh, replicate);
     group->shard_rank = (int)own_index(group->mesh, shard, world->rank);
     if (group->shard_size > 1)
-        FSDP_TRY(connect(world, group->mesh, shard, group->shard_size, false, &group->shard, err));
+        FSDP_TRY(connect(group, shard, group->shard_size, false, &group->shard, err));
     group->reduce = group->shard;
     if (group->shard_size > 1 && unit->is_separate)
-        FSDP_TRY(connect(world, group->mesh, shard, group->shard_size, true, &group->reduce, err));
+        FSDP_TRY(connect(group, shard, group->shard_size, true, &group->reduce, err));
     if (group->replicate_size > 1)
-        FSDP_TRY(connect(world, group->mesh, replicate, group->replicate_size, false,
-                         &group->replicate, err));
+        FSDP_TRY(connect(group, replicate, group->replicate_size, false, &group->replicate, err));
     int k = unit->reshard_after_forward;
     if (k == group->shard_size)
         unit->reshard_after_forward = FSDP_RESHARD_ALWAYS;
@@ -262,8 +259,7 @@ fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err)
     group->reduce = group->shard;
     if (group->shard_size == 1 || !group->unit->is_separate)
         return FSDP_OK;
-    return connect(group->unit->model->world, group->mesh, bit_of(group->shard_dim),
-                   group->shard_size, true, &group->reduce, err);
+    return connect(group, bit_of(group->shard_dim), group->shard_size, true, &group->reduce, err);
 }
 
 /* --- sizes ------------------------------------------------------------------------------------ */
@@ -288,7 +284,8 @@ static fsdp_status plan_group(fsdp_group *group, const fsdp_mesh *mesh, fsdp_err
 {
     fsdp_unit *unit = group->unit;
     group->params = fsdp_alloc(unit->param_count, sizeof *group->params);
-    if (!group->params)
+    group->ranks = fsdp_alloc((size_t)fsdp_mesh_size(mesh), sizeof *group->ranks);
+    if (!group->params || !group->ranks)
         return fsdp_fail_memory(err, unit->name);
     for (size_t i = 0; i < unit->param_count; i++) {
         fsdp_param *param = unit->params[i];
@@ -313,7 +310,8 @@ fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err)
         group->unit = unit;
         FSDP_TRY(plan_group(group, unit->params[i]->cut.mesh, err));
     }
-    return FSDP_OK;
+    bool has_custom = unit->custom_gather || unit->custom_reduce || unit->custom_all_reduce;
+    return has_custom ? fsdp_unit_check_custom(unit, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
@@ -377,6 +375,7 @@ void fsdp_unit_release_groups(fsdp_unit *unit)
         fsdp_rects_release(&group->rects_out);
         fsdp_rects_release(&group->rects_reduce);
         fsdp_free(group->params);
+        fsdp_free(group->ranks);
         fsdp_free(group->order);
         fsdp_free(group->grads);
         fsdp_mesh_free(group->own_mesh);

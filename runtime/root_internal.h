@@ -31,6 +31,11 @@ fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
 /* The same, with --check only, else nothing: all have done the same since they were asked last. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
 
+/* --- unit_set.c ------------------------------------------------------------------------------- */
+
+/* A unit of several groups has no custom collective. */
+fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
+
 /* --- root_init.c ------------------------------------------------------------------------------ */
 
 /* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */

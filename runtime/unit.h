@@ -144,7 +144,7 @@ typedef struct fsdp_custom_collective {
     void (*dealloc)(void *user, void *data);
     fsdp_status (*run)(void *user, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 } fsdp_custom_collective;
-/* NULL: the library's again. FSDP_ERR_USAGE for units of several groups. */
+/* NULL: the library's again. FSDP_ERR_USAGE for units of several groups, here or when the root is made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit,
                                                                   const fsdp_custom_collective *custom,
                                                                   fsdp_error *err);

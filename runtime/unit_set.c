@@ -170,13 +170,20 @@ fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool se
     return FSDP_OK;
 }
 
+/* Groups are known once the root is made: then it is asked again. */
+fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
+{
+    if (unit->group_count <= 1)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "unit %s has %zu groups of parameters: a custom collective serves one",
+                     unit->name, unit->group_count);
+}
+
 static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *custom,
                               fsdp_custom_collective **slot, fsdp_error *err)
 {
-    if (unit->group_count > 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s has %zu groups of parameters: a custom collective serves one",
-                         unit->name, unit->group_count);
+    FSDP_TRY(fsdp_unit_check_custom(unit, err));
     fsdp_custom_collective *copy = NULL;
     if (custom) {
         copy = fsdp_alloc(1, sizeof *copy);

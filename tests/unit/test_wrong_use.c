@@ -8,6 +8,7 @@
 
 /* A model of one rank, and nothing in it yet. */
 typedef struct bare {
+    world_rank *rank;
     fsdp_mesh *mesh;
     fsdp_model *model;
     fsdp_root *root;
@@ -20,7 +21,7 @@ typedef fsdp_status (*bare_body)(bare *net, fsdp_error *err);
 static fsdp_status run_bare(world_rank *rank, fsdp_error *err)
 {
     const bare_body *body = rank->user;
-    bare net = {0};
+    bare net = {.rank = rank};
     int64_t size = fsdp_world_size(rank->world);
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net.mesh, err));
     net.opts = fsdp_unit_opts_default(net.mesh);
@@ -203,4 +204,94 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
     expect_ok(2, make_too_large);
     expect_ok(1, make_too_large_buffers);
     expect_ok(2, make_too_large_inputs);
+}
+
+/* --- what only some ranks find out ------------------------------------------------------------ */
+
+/* Three ranks on one host, one on another: for that one 4 is divided well. */
+static fsdp_status wrap_on_uneven_hosts(bare *net, fsdp_error *err)
+{
+    fsdp_world *world = net->rank->world;
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1 *v1;
+    world->parts.local_size = fsdp_world_rank(world) == 3 ? 1 : 3;
+    opts.unit.strategy = FSDP_V1_HYBRID_SHARD;
+    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts, &v1, why),
+                   "hosts have different numbers of ranks");
+    return FSDP_OK;
+}
+
+Test(wrong_use, all_ranks_learn_that_hosts_differ)
+{
+    expect_ok(4, wrap_on_uneven_hosts);
+}
+
+/* --- at the wrong time ------------------------------------------------------------------------ */
+
+static fsdp_status unscale_inside(bare *net, fsdp_error *err)
+{
+    const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
+    fsdp_scaler *scaler;
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(make_root(net, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_scaler_create(&opts, &scaler, err));
+    fsdp_error why = {0};
+    fsdp_status status = fsdp_scaler_unscale(scaler, net->root, &why);
+    fsdp_scaler_free(scaler);
+    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "unscaled after end_backward"));
+    return fsdp_root_end_forward(net->root, err);
+}
+
+Test(wrong_use, gradients_are_not_unscaled_inside_a_step)
+{
+    expect_ok(1, unscale_inside);
+}
+
+static const fsdp_mesh *other_mesh;
+
+static void place_by_name(void *user, const fsdp_param *param, fsdp_param_place *place)
+{
+    (void)user;
+    if (fsdp_param_name(param)[0] == 'w')
+        place->mesh = other_mesh;
+}
+
+static fsdp_status run_nothing(void *user, fsdp_comm *comm, const fsdp_collective *call,
+                               fsdp_error *err)
+{
+    (void)user;
+    (void)comm;
+    (void)call;
+    (void)err;
+    return FSDP_OK;
+}
+
+/* Which groups there are is known when the root is made. */
+static fsdp_status customise_two_groups(bare *net, fsdp_error *err)
+{
+    const fsdp_custom_collective custom = {.run = run_nothing};
+    fsdp_mesh *other;
+    fsdp_param *weight;
+    fsdp_unit *unit;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(fsdp_model_add_param(net->model, "b", FSDP_F32, 1, (int64_t[]){2}, &weight, err));
+    FSDP_TRY(
+        fsdp_world_mesh(net->rank->world, 1, (int64_t[]){1}, (const char *[]){"x"}, &other, err));
+    other_mesh = other;
+    net->opts.placement = place_by_name;
+    FSDP_TRY(
+        fsdp_unit_create_list(net->model, (const char *[]){"w", "b"}, 2, &net->opts, &unit, err));
+    FSDP_TRY(fsdp_unit_set_custom_all_gather(unit, &custom, err));
+    fsdp_error why = {0};
+    fsdp_status status = make_root(net, &why);
+    fsdp_mesh_free(other);
+    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "has 2 groups of parameters"));
+    return FSDP_OK;
+}
+
+Test(wrong_use, a_custom_collective_serves_one_group)
+{
+    expect_ok(1, customise_two_groups);
 }
