@@ -35,7 +35,8 @@
 extern "C" {
 #endif
 
-/* Returns the exit code of this rank. argv ends with NULL and has no option of fsdp_launch left. */
+/* Returns the exit code of this rank: 0, or 1 to 255. Of others the lower eight bits count, and where these
+ * are 0 it is FSDP_ERR_INTERNAL. argv ends with NULL and has no option of fsdp_launch left. */
 typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *user);
 
 /*

@@ -45,6 +45,7 @@ struct fsdp_supervisor {
     int size, deadline_ms, running, notes;
     int pipe[2];
     sigset_t waited, before;
+    struct sigaction child_before; /* what SIGCHLD did */
     process *ranks;
     bool has_failed; /* a rank has ended, and not well */
     bool is_ending;  /* the rest is being ended */
@@ -80,15 +81,23 @@ fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **
     for (int i = 0; i < FORWARDED; i++)
         sigaddset(&made->waited, forwarded[i]);
     (void)sigprocmask(SIG_BLOCK, &made->waited, &made->before);
+    /* Where it is ignored, which a program inherits, the kernel takes the ranks' ends away. */
+    (void)sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &made->child_before);
     *supervisor_out = made;
     return FSDP_OK;
+}
+
+static void restore_signals(const fsdp_supervisor *supervisor)
+{
+    (void)sigaction(SIGCHLD, &supervisor->child_before, NULL);
+    (void)sigprocmask(SIG_SETMASK, &supervisor->before, NULL);
 }
 
 void fsdp_supervisor_free(fsdp_supervisor *supervisor)
 {
     if (!supervisor)
         return;
-    (void)sigprocmask(SIG_SETMASK, &supervisor->before, NULL);
+    restore_signals(supervisor);
     close(supervisor->pipe[0]);
     close(supervisor->pipe[1]);
     fsdp_free(supervisor->ranks);
@@ -113,7 +122,7 @@ void fsdp_supervisor_leave(fsdp_supervisor *supervisor, int rank)
 {
     join_group(supervisor, 0);
     (void)rank;
-    (void)sigprocmask(SIG_SETMASK, &supervisor->before, NULL);
+    restore_signals(supervisor);
 }
 
 void fsdp_supervisor_note(void *supervisor, int rank, int code)
@@ -197,17 +206,16 @@ static void send_all(fsdp_supervisor *supervisor, int number)
             (void)kill(supervisor->ranks[i].pid, number);
 }
 
-static void begin_to_end(fsdp_supervisor *supervisor, int64_t notice_ms)
+static void begin_to_end(fsdp_supervisor *supervisor, int64_t now_ms, int64_t notice_ms)
 {
-    int64_t now_ms = fsdp_now_ms(), quarter_ms = supervisor->deadline_ms / 4;
+    int64_t quarter_ms = supervisor->deadline_ms / 4;
     supervisor->term_ms = now_ms + (notice_ms < quarter_ms ? notice_ms : quarter_ms);
     supervisor->kill_ms = now_ms + supervisor->deadline_ms;
     supervisor->is_ending = true;
 }
 
-static void end_in_time(fsdp_supervisor *supervisor)
+static void end_in_time(fsdp_supervisor *supervisor, int64_t now_ms)
 {
-    int64_t now_ms = fsdp_now_ms();
     if (now_ms >= supervisor->term_ms) {
         supervisor->term_ms = INT64_MAX;
         send_all(supervisor, SIGTERM);
@@ -219,12 +227,23 @@ static void end_in_time(fsdp_supervisor *supervisor)
     }
 }
 
-static void note_end(fsdp_supervisor *supervisor, process *rank, int status)
+/* False: it runs. When something else in this process has waited for it, nobody knows how it ended. */
+static bool look_for_end(process *rank, int number)
 {
+    int status;
+    pid_t ended = waitpid(rank->pid, &status, WNOHANG);
+    if (ended == 0 || (ended < 0 && errno != ECHILD))
+        return false;
     rank->has_ended = true;
+    if (ended < 0) {
+        rank->code = FSDP_ERR_INTERNAL;
+        fprintf(stderr, "fsdp: how rank %d ended is lost: something else took its exit code\n",
+                number);
+        return true;
+    }
     rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     rank->code = rank->signal ? 128 + rank->signal : WEXITSTATUS(status);
-    supervisor->running--;
+    return true;
 }
 
 /* Of those that die later by a signal of their own people want to know, too. */
@@ -233,10 +252,9 @@ static void reap(fsdp_supervisor *supervisor)
     bool had_failed = supervisor->first >= 0;
     for (int i = 0; i < supervisor->size; i++) {
         process *rank = &supervisor->ranks[i];
-        int status;
-        if (rank->pid == 0 || rank->has_ended || waitpid(rank->pid, &status, WNOHANG) <= 0)
+        if (rank->pid == 0 || rank->has_ended || !look_for_end(rank, i))
             continue;
-        note_end(supervisor, rank, status);
+        supervisor->running--;
         supervisor->has_failed = supervisor->has_failed || rank->code != 0;
         if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
             say_how(rank, i);
@@ -246,16 +264,16 @@ static void reap(fsdp_supervisor *supervisor)
 
 /* A lost peer may be all that is seen at first: a process that crashes lets its connections go before it
  * has ended. So that is the answer only when no other failure shows up in time. */
-static void judge(fsdp_supervisor *supervisor)
+static void judge(fsdp_supervisor *supervisor, int64_t now_ms)
 {
     int first = supervisor->has_failed && supervisor->first < 0 ? find_first(supervisor) : -1;
     if (first < 0)
         return;
     const process *rank = &supervisor->ranks[first];
     if (!supervisor->is_ending)
-        begin_to_end(supervisor, NOTICE_MS);
+        begin_to_end(supervisor, now_ms, NOTICE_MS);
     if ((rank->noted ? rank->noted : rank->code) != FSDP_ERR_PEER || supervisor->running == 0 ||
-        fsdp_now_ms() >= supervisor->term_ms)
+        now_ms >= supervisor->term_ms)
         settle_first(supervisor, first);
 }
 
@@ -279,12 +297,13 @@ static void wait_for_signal(fsdp_supervisor *supervisor)
 int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed)
 {
     if (is_failed)
-        begin_to_end(supervisor, 0);
+        begin_to_end(supervisor, fsdp_now_ms(), 0);
     while (supervisor->running > 0) {
         wait_for_signal(supervisor);
         reap(supervisor);
-        judge(supervisor);
-        end_in_time(supervisor);
+        int64_t now_ms = fsdp_now_ms(); /* one for both: who is ended was judged before */
+        judge(supervisor, now_ms);
+        end_in_time(supervisor, now_ms);
     }
     return supervisor->first_code;
 }

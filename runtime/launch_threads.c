@@ -122,8 +122,8 @@ static struct timespec time_of(int64_t ms)
     return (struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
 }
 
-/* False when a rank is still at work long after another has failed. */
-static bool wait_for_ranks(thread_group *group)
+/* How many ranks are still at work long after another has failed, and with what code. */
+static int wait_for_ranks(thread_group *group, int *first_code_out)
 {
     const int64_t patience_ms = (int64_t)group->job.options->deadline_ms + LATE_MS;
     bool in_time = true;
@@ -137,16 +137,19 @@ static bool wait_for_ranks(thread_group *group)
         (void)pthread_cond_timedwait(&group->changed, &group->lock, &until);
         in_time = fsdp_now_ms() < group->failed_ms + patience_ms;
     }
-    in_time = group->ended == group->started;
+    int at_work = group->started - group->ended;
+    *first_code_out = group->first_code;
     pthread_mutex_unlock(&group->lock);
-    return in_time;
+    return at_work;
 }
 
-static void leave_at_once(const thread_group *group)
+static void leave_at_once(int at_work, int code)
 {
     fprintf(stderr, "fsdp: %d ranks are still at work after another has failed: ending them\n",
-            group->started - group->ended);
-    _exit(group->first_code);
+            at_work);
+    fflush(stdout); /* _exit does not */
+    fflush(stderr);
+    _exit(code);
 }
 
 static int init_locks(thread_group *group)
@@ -167,6 +170,7 @@ static int init_locks(thread_group *group)
 static int run_threads(thread_group *group, const pthread_attr_t *attributes)
 {
     fsdp_error err = {0};
+    int code = 0;
     bool *has_thread = fsdp_alloc((size_t)group->size, sizeof *has_thread);
     fsdp_status status =
         has_thread ? connect_ranks(group, &err) : fsdp_fail_memory(&err, "threads as ranks");
@@ -176,32 +180,40 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
             start_rank(group, &group->ranks[i], attributes);
             has_thread[i] = group->started > before;
         }
-        if (!wait_for_ranks(group))
-            leave_at_once(group);
+        int at_work = wait_for_ranks(group, &code);
+        if (at_work > 0)
+            leave_at_once(at_work, code);
         for (int i = 0; i < group->size; i++)
             if (has_thread[i])
                 pthread_join(group->ranks[i].thread, NULL);
     }
     fsdp_free(has_thread);
-    return status == FSDP_OK ? group->first_code : fsdp_launch_fail(&err);
+    return status == FSDP_OK ? code : fsdp_launch_fail(&err);
+}
+
+static int fail_setup(const thread_group *group, int failed)
+{
+    fsdp_error err = {0};
+    (void)fsdp_fail_errno(&err, failed, "cannot set up threads for %d ranks", group->size);
+    return fsdp_launch_fail(&err);
 }
 
 static int run_group(thread_group *group)
 {
     pthread_attr_t attributes;
-    fsdp_error err = {0};
     int failed = pthread_attr_init(&attributes), code;
-    if (!failed)
-        failed = pthread_attr_setstacksize(&attributes, stack_size());
+    if (failed)
+        return fail_setup(group, failed);
+    failed = pthread_attr_setstacksize(&attributes, stack_size());
     if (!failed)
         failed = init_locks(group);
-    if (failed) {
-        (void)fsdp_fail_errno(&err, failed, "cannot set up threads for %d ranks", group->size);
-        return fsdp_launch_fail(&err);
+    if (!failed) {
+        code = run_threads(group, &attributes);
+        pthread_mutex_destroy(&group->lock);
+        pthread_cond_destroy(&group->changed);
+    } else {
+        code = fail_setup(group, failed);
     }
-    code = run_threads(group, &attributes);
-    pthread_mutex_destroy(&group->lock);
-    pthread_cond_destroy(&group->changed);
     pthread_attr_destroy(&attributes);
     return code;
 }

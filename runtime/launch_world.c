@@ -146,6 +146,17 @@ static int end_world(fsdp_world *world, int code)
     return code != 0 ? code : (int)status;
 }
 
+/* A process can only end with eight bits: what is left of others must not look like success. */
+static int to_exit_code(int code, int rank)
+{
+    fsdp_error err = {0};
+    if (code == 0 || (code & 0xff) != 0)
+        return code;
+    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "rank %d returned %d, as exit code that would be 0",
+                    rank, code);
+    return fsdp_error_report(&err);
+}
+
 static int run_body(const fsdp_launch_job *job, fsdp_world *world)
 {
     const fsdp_launch_options *options = job->options;
@@ -158,7 +169,7 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
     memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
     int code = job->body(world, options->argc, argv, job->user);
     fsdp_free(argv);
-    return code;
+    return to_exit_code(code, fsdp_world_rank(world));
 }
 
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric)

@@ -136,6 +136,11 @@ def local():
     for options in (["--np", 3], ["--threads", 3]):
         for rank in range(3):
             expect_run(7, rf"rank {rank}", *options, "exit", rank, 7)
+    for options in ([], ["--np", 2], ["--threads", 2]):
+        expect_run(70, "rank 0 returned 256, as exit code that would be 0", *options, "exit", 0, 256)
+    ignoring = ("/bin/sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\"", PROGRAM)
+    check_ranks(2, expect_run(0, "rank 0", "--np", 2, command=ignoring), "SIGCHLD is ignored")
+    expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
     expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
     expect_run(6, "still at work", "--threads", 3, "--deadline", 0.1, "work", 1, 6)
     expect_run(0, "^a\nb\n$", "--np", 2, "read", given="a\nb\n")

@@ -1,9 +1,11 @@
-/* What fsdp_launch reads: options, who started the process, and what contradicts what. */
+/* What fsdp_launch reads: options, who started the process, and what contradicts what; its supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/launch_internal.h"
+#include "runtime/launch_supervise.h"
 
 enum { MOST = 16 };
 
@@ -193,7 +195,6 @@ Test(detection, of_torchrun_and_its_store)
     fsdp_place place = detect(ENVIRONMENT(TORCHRUN, OPEN_MPI, SLURM, "TORCHELASTIC_RUN_ID", "r",
                                           "TORCHELASTIC_RESTART_COUNT", "2"));
     expect_place(&place, FSDP_LAUNCHED_TORCHRUN, 3, 4);
-    cr_assert_eq(place.local_rank, 1);
     cr_assert_eq(place.local_size, 2);
     cr_assert_str_eq(place.host, "head");
     cr_assert_eq(place.port, 29500);
@@ -344,4 +345,20 @@ Test(decision, names_contradictions)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_decision(&cases[i]);
+}
+
+/* --- supervision ------------------------------------------------------------------------------ */
+
+Test(supervision, ends_when_something_else_has_waited_for_a_rank)
+{
+    fsdp_supervisor *supervisor = NULL;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_supervisor_create(1, 1000, &supervisor, &err), FSDP_OK, "%s", err.text);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(0);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    fsdp_supervisor_add(supervisor, 0, pid);
+    cr_assert_eq(fsdp_supervise(supervisor, false), FSDP_ERR_INTERNAL);
+    fsdp_supervisor_free(supervisor);
 }
