@@ -165,13 +165,15 @@ static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsd
     fsdp_status status = fsdp_comm_check(comm, call, err);
     if (status == FSDP_OK)
         return FSDP_OK;
+    err->rank = comm->fabric->rank;
+    if (call->kind < FSDP_ALL_GATHER || call->kind > FSDP_ALL_TO_ALL)
+        return status; /* there is no name for it */
     char name[200];
     fsdp_collective named = *call;
     named.counts = NULL; /* which may be what is wrong */
     fsdp_comm_header header = fsdp_comm_head(comm, &named);
     fsdp_comm_describe(&header, name, sizeof name);
     fsdp_error_prefix(err, "%s", name);
-    err->rank = comm->fabric->rank;
     return status;
 }
 

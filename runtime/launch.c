@@ -150,7 +150,7 @@ static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *pl
     if (status == FSDP_OK)
         return FSDP_OK;
     if (options->np > 0 || options->threads > 0) {
-        *place_out = (fsdp_place){.size = 1, .local_rank = -1, .local_size = -1};
+        *place_out = (fsdp_place){.size = 1, .local_size = -1};
         return FSDP_OK;
     }
     *err = why;

@@ -72,8 +72,9 @@ static fsdp_status need_ranks(const environment *from, const char *rank, const c
 static fsdp_status need_local(const environment *from, const char *rank, const char *size,
                               fsdp_place *place, fsdp_error *err)
 {
+    int local_rank; /* only whether it is right: worlds find out their own */
     FSDP_TRY(need_int(from, size, 1, place->size, &place->local_size, err));
-    return need_int(from, rank, 0, place->local_size - 1, &place->local_rank, err);
+    return need_int(from, rank, 0, place->local_size - 1, &local_rank, err);
 }
 
 static fsdp_status copy_text(const char *name, const char *text, char *out, size_t out_size,
@@ -112,7 +113,6 @@ static fsdp_status detect_variables(const environment *from, fsdp_place *place, 
     const char *master, *job = variable(from, "FSDP_JOB_ID");
     FSDP_TRY(need_ranks(from, "FSDP_RANK", "FSDP_WORLD_SIZE", place, err));
     FSDP_TRY(maybe_int(from, "FSDP_LOCAL_WORLD_SIZE", 1, place->size, &place->local_size, err));
-    FSDP_TRY(maybe_int(from, "FSDP_LOCAL_RANK", 0, place->size - 1, &place->local_rank, err));
     if (place->size == 1)
         return FSDP_OK;
     FSDP_TRY(need(from, "FSDP_MASTER", &master, err));
@@ -141,10 +141,7 @@ static fsdp_status detect_torchrun(const environment *from, fsdp_place *place, f
 static fsdp_status detect_open_mpi(const environment *from, fsdp_place *place, fsdp_error *err)
 {
     FSDP_TRY(need_ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", place, err));
-    FSDP_TRY(
-        maybe_int(from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, place->size, &place->local_size, err));
-    return maybe_int(from, "OMPI_COMM_WORLD_LOCAL_RANK", 0, place->size - 1, &place->local_rank,
-                     err);
+    return maybe_int(from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, place->size, &place->local_size, err);
 }
 
 static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_error *err)
@@ -153,15 +150,17 @@ static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_
     return need_int(from, "PMIX_RANK", 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
-/* The first of "gpu[01-03,07],cpu2": "gpu01". */
+/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed at. */
 static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
 {
     size_t length = strcspn(list, "[,");
     const char *number = list[length] == '[' ? list + length + 1 : "";
     size_t digits = strspn(number, "0123456789");
+    const char *end = list[length] == '[' ? strchr(list + length, ']') : NULL;
+    bool is_plain = list[length] != '[' || (digits > 0 && end && (end[1] == ',' || end[1] == '\0'));
     int n = snprintf(place->host, sizeof place->host, "%.*s%.*s", (int)length, list, (int)digits,
                      number);
-    if (n > 0 && (size_t)n < sizeof place->host)
+    if (is_plain && n > 0 && (size_t)n < sizeof place->host)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "cannot tell the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
@@ -181,8 +180,9 @@ static fsdp_status detect_slurm(const environment *from, fsdp_place *place, fsdp
     const char *master = variable(from, "FSDP_MASTER"), *job = variable(from, "SLURM_JOB_ID");
     const char *step = variable(from, "SLURM_STEP_ID");
     const char *hosts = variable(from, "SLURM_STEP_NODELIST");
+    int local_rank;
     FSDP_TRY(need_ranks(from, "SLURM_PROCID", "SLURM_NTASKS", place, err));
-    FSDP_TRY(need_int(from, "SLURM_LOCALID", 0, place->size - 1, &place->local_rank, err));
+    FSDP_TRY(need_int(from, "SLURM_LOCALID", 0, place->size - 1, &local_rank, err));
     if (!hosts)
         hosts = variable(from, "SLURM_NODELIST");
     snprintf(place->job, sizeof place->job, "slurm %s.%s", job ? job : "", step ? step : "");
@@ -242,7 +242,7 @@ const char *fsdp_launcher_name(fsdp_launcher kind)
 
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err)
 {
-    fsdp_place place = {.size = 1, .local_rank = -1, .local_size = -1};
+    fsdp_place place = {.size = 1, .local_size = -1};
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
         const environment from = {get, user, launchers[i].set};
         if (!has_any(&from, launchers[i].begins) ||

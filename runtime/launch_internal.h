@@ -59,7 +59,7 @@ typedef enum fsdp_launcher {
 typedef struct fsdp_place {
     fsdp_launcher launcher;
     int rank, size;            /* PMIX: size 0, which MPI knows */
-    int local_rank, local_size;        /* -1: not said */
+    int local_size;            /* -1: not said */
     char host[FSDP_HOST_SIZE]; /* where ranks meet; "" under MPI */
     int port;
     bool has_store;            /* a torchrun store listens there, not rank 0 */

@@ -20,7 +20,11 @@ fsdp_status fsdp_lifeline_open(int pid, int rank, fsdp_lifeline *line, fsdp_erro
         return FSDP_OK;
     if (errno == ESRCH)
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", rank, pid);
-    return fsdp_fail_errno(err, errno, "cannot watch process %d of rank %d", pid, rank);
+    return fsdp_fail_errno(err, errno, "cannot watch process %d of rank %d%s", pid, rank,
+                           errno == EMFILE
+                               ? ": each rank has a file open for each other one of its "
+                                 "host; raise `ulimit -n`"
+                               : "");
 }
 
 bool fsdp_lifeline_has_ended(const fsdp_lifeline *line)

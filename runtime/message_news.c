@@ -92,7 +92,7 @@ static int find_member(const message_group *group, int rank)
 
 static void hear_failure(message_group *group, const message_news *news)
 {
-    if (atomic_load(&group->has_failed))
+    if (atomic_load(&group->has_failed) || news->status == FSDP_OK) /* a failure has a status */
         return;
     fsdp_error *err = &group->failure;
     *err = (fsdp_error){.status = (fsdp_status)news->status, .errnum = news->errnum};

@@ -7,10 +7,10 @@
 #include "kernels/tensor.h"
 
 enum {
-    SIGN_OF_LIFE = 32 << 20,    /* bytes between two */
-    LITTLE_INPUT = 16 << 10,    /* of a member: through a window takes no longer than a meeting */
-    LITTLE_SUM = 256 << 10,     /* of all members together: each adds up everything */
-    LITTLE_SUM_OF_TWO = 1 << 20 /* of each of two */
+    SIGN_OF_LIFE = 32 << 20,      /* bytes between two */
+    LITTLE_INPUT = 16 << 10,      /* of a member: through a window takes no longer than a meeting */
+    LITTLE_SUM = 256 << 10,       /* of all members together: each adds up everything */
+    LITTLE_SUM_OF_TWO = 512 << 10 /* of each of two: what half a window of theirs holds */
 };
 
 /* --- places ----------------------------------------------------------------------------------- */

@@ -375,6 +375,7 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
     static float data[32];
     static const int64_t negative[] = {1, -2}, huge[] = {INT64_MAX, 2};
     const wrong_call all[] = {
+        {{.kind = 0, .dtype = FSDP_F32}, "no collective has the number 0"},
         {{.kind = 9, .dtype = FSDP_F32}, "no collective has the number 9"},
         {{.kind = FSDP_BROADCAST, .dtype = 77}, "no dtype has the number 77"},
         {{.kind = FSDP_BROADCAST, .dtype = FSDP_F32, .root = 2}, "root 2 is not one of 2 ranks"},
@@ -408,6 +409,8 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
             cr_assert_eq(ranks[r].err.rank, 1);
         }
         cr_assert_eq(strncmp(ranks[0].err.text, "rank 1: ", 8), 0, "%s", ranks[0].err.text);
+        if (all[i].call.kind == 0) /* it is not told as another call */
+            cr_assert_str_eq(ranks[1].err.text, all[i].text);
     }
 }
 

@@ -1,11 +1,13 @@
 /* What fsdp_launch reads: options, who started the process, and what contradicts what; its supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/mem.h"
 #include "runtime/launch_supervise.h"
+#include "runtime/lifeline.h"
 
 enum { MOST = 16 };
 
@@ -263,6 +265,9 @@ Test(detection, names_what_is_missing_or_wrong)
         {{"SLURM_PROCID", "0", NULL}, "SLURM_NTASKS is not set"},
         {{"SLURM_PROCID", "0", "SLURM_NTASKS", "2", NULL}, "SLURM_LOCALID is not set"},
         {{"PMIX_RANK", "-1", NULL}, "PMIX_RANK is '-1'"},
+        {{SLURM, "SLURM_NODELIST", "rack[1-2]x[3-4]", NULL}, "first host of 'rack[1-2]x[3-4]'"},
+        {{SLURM, "SLURM_NODELIST", "node[1-2]-ib", NULL}, "set FSDP_MASTER=HOST:PORT"},
+        {{SLURM, "SLURM_NODELIST", "node[1-2", NULL}, "first host of 'node[1-2'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fsdp_place place;
@@ -345,6 +350,18 @@ Test(decision, names_contradictions)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         expect_decision(&cases[i]);
+}
+
+/* --- many ranks ------------------------------------------------------------------------------- */
+
+Test(lifeline, without_a_file_for_it_names_the_limit)
+{
+    struct rlimit few = {.rlim_cur = 3, .rlim_max = 3};
+    fsdp_lifeline line;
+    fsdp_error err = {0};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    cr_assert_neq(fsdp_lifeline_open((int)getpid(), 5, &line, &err), FSDP_OK);
+    cr_assert(strstr(err.text, "of rank 5") && strstr(err.text, "ulimit -n"), "%s", err.text);
 }
 
 /* --- supervision ------------------------------------------------------------------------------ */
