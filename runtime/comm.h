@@ -62,14 +62,15 @@ typedef struct fsdp_collective {
 
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
 FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
-FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order */
+FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order; borrowed */
 FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi", "tcp" */
 
 /* What the back end does itself; the rest is done around it with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
-/* Collective in the group. */
+/* Collective in the group. One call at a time on a communicator, from whatever thread. A bad argument of one
+ * rank fails the call on all, and poisons the communicator as any failure does. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
                                                 fsdp_error *err);
 
@@ -78,10 +79,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_coll
  * these are faster. Local. NULL when there is none left (a plain buffer does then) or the back end has none.
  */
 FSDP_API void *fsdp_comm_alloc(fsdp_comm *comm, size_t size);
-FSDP_API void fsdp_comm_dealloc(fsdp_comm *comm, void *data);  /* accepts NULL */
+/* What fsdp_comm_alloc gave, of any communicator of the same rank and world. Accepts NULL. */
+FSDP_API void fsdp_comm_dealloc(fsdp_comm *comm, void *data);
 
 /* Local. This rank cannot go on: every call on this communicator, here and on the other ranks, returns
- * `why` from now on. */
+ * `why` from now on. Any thread may say so at any time, also while another is in a call; of several the first
+ * counts. `why` is copied; NULL, or one of no failure, is FSDP_ERR_CANCELLED. */
 FSDP_API void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why);
 
 #ifdef __cplusplus

@@ -8,7 +8,8 @@
  *   --np N               fork N ranks of this host
  *   --threads N          ranks are threads of this process
  *   --comm NAME          self, threads, shm, mpi or tcp: what moves the tensors (default: shm on one host; on
- *                        several what connected the ranks: MPI under mpirun, else TCP)
+ *                        several what connected the ranks: MPI under mpirun, else TCP). One rank
+ *                        alone that nobody launched is `self` also where threads, shm or tcp is asked for
  *   --device NAME        cpu, or cpu-async: a worker thread per stream
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
@@ -44,6 +45,9 @@ typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *us
  * then are ended within the deadline. With --np the caller is only the supervisor: it forwards signals, says
  * which rank died and how, and leaves no orphan. Call it from main, before threads are made. user is given to
  * body as it is: under --threads all ranks see the same.
+ *
+ * Ranks end by returning. exit() in mid-run loses the others a peer (FSDP_ERR_PEER): --np names a rank that
+ * did so with 0, --threads ends all of them.
  *
  * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
  * ends without MPI_Finalize (that would wait for the others).

@@ -51,6 +51,7 @@ struct fsdp_supervisor {
     bool is_ending;  /* the rest is being ended */
     int first;       /* the rank that failed first; -1: not known yet */
     int first_code;
+    int left; /* the rank that ended first, and well, before one had failed; -1: none */
     int64_t term_ms, kill_ms; /* when the rest is sent these; INT64_MAX: not, or done */
     bool sent[NSIG];          /* what was passed on, or sent to end them */
 };
@@ -74,7 +75,7 @@ fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **
     made->size = size;
     made->deadline_ms = deadline_ms;
     made->ranks = ranks;
-    made->first = -1;
+    made->first = made->left = -1;
     made->term_ms = made->kill_ms = INT64_MAX;
     sigemptyset(&made->waited);
     sigaddset(&made->waited, SIGCHLD);
@@ -194,6 +195,11 @@ static void settle_first(fsdp_supervisor *supervisor, int first)
     supervisor->first_code = rank->noted ? rank->noted : rank->code;
     if (!is_ours(supervisor, rank) || rank->noted)
         say_how(rank, first);
+    if (supervisor->first_code == FSDP_ERR_PEER && supervisor->left >= 0)
+        fprintf(stderr,
+                "fsdp: rank %d had ended before that with exit code 0: it called exit, or made "
+                "fewer calls\n",
+                supervisor->left);
 }
 
 /* --- ending ----------------------------------------------------------------------------------- */
@@ -249,14 +255,16 @@ static bool look_for_end(process *rank, int number)
 /* Of those that die later by a signal of their own people want to know, too. */
 static void reap(fsdp_supervisor *supervisor)
 {
-    bool had_failed = supervisor->first >= 0;
+    bool had_first = supervisor->first >= 0, had_failed = supervisor->has_failed;
     for (int i = 0; i < supervisor->size; i++) {
         process *rank = &supervisor->ranks[i];
         if (rank->pid == 0 || rank->has_ended || !look_for_end(rank, i))
             continue;
         supervisor->running--;
         supervisor->has_failed = supervisor->has_failed || rank->code != 0;
-        if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
+        if (rank->code == 0 && !had_failed && supervisor->left < 0)
+            supervisor->left = i;
+        if (had_first && rank->signal != 0 && !is_ours(supervisor, rank))
             say_how(rank, i);
     }
     read_notes(supervisor);

@@ -7,8 +7,11 @@
  */
 #include "runtime/launch_internal.h"
 
+#include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -37,6 +40,25 @@ struct thread_group {
     int64_t failed_ms;
 };
 
+/* Of this process, also for what runs when it exits. */
+static atomic_int ranks_at_work;
+static pid_t rank_process;
+
+/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not so in
+ * processes that a rank has forked. */
+static void check_exit(void)
+{
+    int at_work = atomic_load(&ranks_at_work);
+    if (at_work < 2 || getpid() != rank_process)
+        return;
+    fprintf(stderr,
+            "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
+            at_work);
+    fflush(stdout); /* _exit does not */
+    fflush(stderr);
+    _exit(FSDP_ERR_PEER);
+}
+
 static void note_failure(void *listener, int rank, int code)
 {
     thread_group *group = listener;
@@ -56,6 +78,7 @@ static void *run_thread(void *user)
     thread_group *group = rank->group;
     int number = fsdp_ctl_rank(rank->ctl);
     int code = fsdp_launch_rank(&group->job, rank->ctl, rank->fabric);
+    atomic_fetch_sub(&ranks_at_work, 1);
     if (code != 0)
         note_failure(group, number, code);
     pthread_mutex_lock(&group->lock);
@@ -103,11 +126,13 @@ static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
 static void start_rank(thread_group *group, thread_rank *rank, const pthread_attr_t *attributes)
 {
     fsdp_error err = {0};
+    atomic_fetch_add(&ranks_at_work, 1);
     int failed = pthread_create(&rank->thread, attributes, run_thread, rank);
     if (failed == 0) {
         group->started++;
         return;
     }
+    atomic_fetch_sub(&ranks_at_work, 1);
     (void)fsdp_fail_errno(&err, failed, "cannot start a thread for rank %d",
                           fsdp_ctl_rank(rank->ctl));
     note_failure(group, fsdp_ctl_rank(rank->ctl), fsdp_error_report(&err));
@@ -150,6 +175,17 @@ static void leave_at_once(int at_work, int code)
     fflush(stdout); /* _exit does not */
     fflush(stderr);
     _exit(code);
+}
+
+/* Once in a process, however often it launches. */
+static int watch_exit(void)
+{
+    if (rank_process == getpid())
+        return 0;
+    bool is_watched = rank_process != 0; /* by the process that forked this one */
+    rank_process = getpid();
+    atomic_store(&ranks_at_work, 0);
+    return is_watched || atexit(check_exit) == 0 ? 0 : ENOMEM;
 }
 
 static int init_locks(thread_group *group)
@@ -205,6 +241,8 @@ static int run_group(thread_group *group)
     if (failed)
         return fail_setup(group, failed);
     failed = pthread_attr_setstacksize(&attributes, stack_size());
+    if (!failed)
+        failed = watch_exit();
     if (!failed)
         failed = init_locks(group);
     if (!failed) {

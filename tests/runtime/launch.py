@@ -180,7 +180,11 @@ def loss():
             how = rf"rank {rank} was killed by signal {number} \({name}\)"
             said = expect_run(128 + number, how, "--np", 3, "signal", rank, number)
             expect(f"rank {rank} has left" in said, "others name the lost rank", said)
-    expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
+    said = expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
+    expect("had ended before" not in said, "a rank that failed is not one that ended well", said)
+    expect_run(10, "rank 1 had ended before that with exit code 0", "--np", 3, "quit", 1, 0)
+    expect_run(10, "a rank called exit while 3 --threads were at work", "--threads", 3, "quit", 1, 0)
+    expect_run(0, "^$", "--threads", 1, "quit", 0, 0)
     at_once(*((lose_at_work, rank) for rank in range(3)))
     expect_nobody("a lost rank")
 
