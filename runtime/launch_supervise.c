@@ -51,7 +51,7 @@ struct fsdp_supervisor {
     bool is_ending;  /* the rest is being ended */
     int first;       /* the rank that failed first; -1: not known yet */
     int first_code;
-    int left; /* the rank that ended first, and well, before one had failed; -1: none */
+    int left;                 /* the rank that ended first with code 0; -1: none */
     int64_t term_ms, kill_ms; /* when the rest is sent these; INT64_MAX: not, or done */
     bool sent[NSIG];          /* what was passed on, or sent to end them */
 };
@@ -197,7 +197,7 @@ static void settle_first(fsdp_supervisor *supervisor, int first)
         say_how(rank, first);
     if (supervisor->first_code == FSDP_ERR_PEER && supervisor->left >= 0)
         fprintf(stderr,
-                "fsdp: rank %d had ended before that with exit code 0: it called exit, or made "
+                "fsdp: rank %d has ended with exit code 0: it called exit, or made "
                 "fewer calls\n",
                 supervisor->left);
 }
@@ -255,16 +255,16 @@ static bool look_for_end(process *rank, int number)
 /* Of those that die later by a signal of their own people want to know, too. */
 static void reap(fsdp_supervisor *supervisor)
 {
-    bool had_first = supervisor->first >= 0, had_failed = supervisor->has_failed;
+    bool had_failed = supervisor->first >= 0;
     for (int i = 0; i < supervisor->size; i++) {
         process *rank = &supervisor->ranks[i];
         if (rank->pid == 0 || rank->has_ended || !look_for_end(rank, i))
             continue;
         supervisor->running--;
         supervisor->has_failed = supervisor->has_failed || rank->code != 0;
-        if (rank->code == 0 && !had_failed && supervisor->left < 0)
+        if (rank->code == 0 && supervisor->left < 0)
             supervisor->left = i;
-        if (had_first && rank->signal != 0 && !is_ours(supervisor, rank))
+        if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
             say_how(rank, i);
     }
     read_notes(supervisor);

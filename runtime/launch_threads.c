@@ -54,8 +54,6 @@ static void check_exit(void)
     fprintf(stderr,
             "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
             at_work);
-    fflush(stdout); /* _exit does not */
-    fflush(stderr);
     _exit(FSDP_ERR_PEER);
 }
 
@@ -172,8 +170,6 @@ static void leave_at_once(int at_work, int code)
 {
     fprintf(stderr, "fsdp: %d ranks are still at work after another has failed: ending them\n",
             at_work);
-    fflush(stdout); /* _exit does not */
-    fflush(stderr);
     _exit(code);
 }
 
