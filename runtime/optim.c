@@ -345,7 +345,7 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
                                 .count = runs[i].count,
                                 .is_first_run = i == 0,
                                 .lr = group->lr,
-                                 .weight_decay = group->weight_decay};
+                                .weight_decay = group->weight_decay};
         fsdp_work_uses(compute, state->param->shard);
         fsdp_work_uses(compute, state->param->shard_grad);
         compute->device->ops->submit(compute, one, &work, sizeof work);
