@@ -20,25 +20,28 @@ MAY_INCLUDE = {
 ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
                                    "formats/target.h"}}
 
+# The rooms of runtime, from the ground up: each may include those before it, and itself.
+ROOMS = ["meet", "device", "comm", "launch", "unit", "optim", "state", "fsdp1"]
+
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
     "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
-    "mpi.h": r"runtime/(ctl_mpi|wire_mpi|mpi_process)\.[ch]|tests/mpi/.*",
+    "mpi.h": r"runtime/(meet/ctl_mpi|meet/mpi_process|comm/wire_mpi)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
-    "netdb.h": r"runtime/socket\.c",
-    "netinet/in.h": r"runtime/socket\.c",
-    "netinet/tcp.h": r"runtime/socket\.c",
+    "netdb.h": r"runtime/meet/socket\.c",
+    "netinet/in.h": r"runtime/meet/socket\.c",
+    "netinet/tcp.h": r"runtime/meet/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
     r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
-    r"runtime/(launch_threads|device_async|shm_pool|mpi_process)\.c|"
-    r"runtime/(comm_message|wire_tcp_internal)\.h|tests/.*",
+    r"runtime/(launch/launch_threads|device/device_async|comm/shm_pool|meet/mpi_process)\.c|"
+    r"runtime/comm/(comm_message|wire_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }
@@ -69,6 +72,15 @@ def layer_problem(path, target):
         return f"{here} must not know {there} ({target})"
     if target not in ONLY.get((here, there), {target}):
         return f"{here} may see only {sorted(ONLY[here, there])} of {there}, not {target}"
+    return room_problem(path, target) if here == there == "runtime" else None
+
+
+def room_problem(path, target):
+    here, there = path.split("/")[1], target.split("/")[1]
+    if here not in ROOMS:
+        return f"runtime/{here} is not a room listed in layers.py"
+    if ROOMS.index(here) < ROOMS.index(there):
+        return f"runtime/{here} is below runtime/{there} ({target})"
     return None
 
 

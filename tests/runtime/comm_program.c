@@ -18,7 +18,7 @@
 
 #include <fsdp/fsdp.h>
 
-#include "runtime/world_internal.h"
+#include "runtime/launch/world_internal.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 

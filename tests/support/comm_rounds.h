@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_COMM_ROUNDS_H
 #define FSDP_TESTS_COMM_ROUNDS_H
 
-#include "runtime/comm_backend.h"
+#include "runtime/comm/comm_backend.h"
 
 /* Where a rank's buffers lie. */
 typedef enum comm_buffers { COMM_MIXED, COMM_POOL, COMM_PRIVATE } comm_buffers;

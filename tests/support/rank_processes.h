@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_RANK_PROCESSES_H
 #define FSDP_TESTS_RANK_PROCESSES_H
 
-#include "runtime/comm_backend.h"
+#include "runtime/comm/comm_backend.h"
 #include <sys/types.h>
 
 enum { RANK_PROCESSES_MOST = 8 };

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "runtime/rendezvous.h"
+#include "runtime/meet/rendezvous.h"
 
 typedef struct socket_rank {
     int rank, size, port, listener, deadline_ms;

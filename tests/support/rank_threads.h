@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_RANK_THREADS_H
 #define FSDP_TESTS_RANK_THREADS_H
 
-#include "runtime/comm_backend.h"
+#include "runtime/comm/comm_backend.h"
 
 typedef struct rank_thread {
     int rank, size;

@@ -2,8 +2,8 @@
 #ifndef FSDP_TESTS_WORLDS_H
 #define FSDP_TESTS_WORLDS_H
 
-#include "runtime/unit_internal.h"
-#include "runtime/world_internal.h"
+#include "runtime/unit/unit_internal.h"
+#include "runtime/launch/world_internal.h"
 #include <fsdp/text.h>
 
 typedef struct world_rank {

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/fabric_shm.h"
+#include "runtime/comm/fabric_shm.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_threads.h"
 

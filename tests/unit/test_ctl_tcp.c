@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/ctl_tcp.h"
+#include "runtime/meet/ctl_tcp.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/rank_sockets.h"
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "runtime/device.h"
+#include "runtime/device/device.h"
 
 typedef struct watched_pair {
     fsdp_device *device;

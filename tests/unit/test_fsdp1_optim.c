@@ -3,7 +3,7 @@
  * positions; groups; and what happens without memory.
  */
 #include "base/mem.h"
-#include "runtime/optim_internal.h"
+#include "runtime/optim/optim_internal.h"
 #include "tests/unit/v1_state_cases.h"
 
 /* --- from one world size to another, in memory ------------------------------------------------- */

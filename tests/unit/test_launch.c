@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/launch_supervise.h"
-#include "runtime/lifeline.h"
+#include "runtime/launch/launch_supervise.h"
+#include "runtime/meet/lifeline.h"
 
 enum { MOST = 16 };
 

@@ -1,5 +1,5 @@
 /* f32 masters of narrow parameters follow whatever sets these, and keep what they know beyond them. */
-#include "runtime/optim_internal.h"
+#include "runtime/optim/optim_internal.h"
 #include "tests/support/state_net.h"
 
 #include <criterion/criterion.h>

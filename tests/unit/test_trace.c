@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/trace.h"
+#include "runtime/launch/trace.h"
 
 static char folder[] = "/tmp/fsdp-trace-XXXXXX";
 

@@ -2,7 +2,7 @@
  * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes while another
  * stays, steps that come too early, roots that could not be made, forwards without backwards, and blocks.
  */
-#include "runtime/comm_backend.h"
+#include "runtime/comm/comm_backend.h"
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>
 

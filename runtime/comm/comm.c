@@ -1,0 +1,231 @@
+/*
+ * Collectives: what all back ends have in common. Arguments are checked here, a group of one rank
+ * is served here, and here a communicator is poisoned: the first failure, whosever it is, is that
+ * of every call from then on. See comm.h.
+ */
+#include "runtime/comm/comm_backend.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/tensor.h"
+
+enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
+
+/* --- a communicator --------------------------------------------------------------------------- */
+
+fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, int size,
+                                  int *position_out, fsdp_error *err)
+{
+    *position_out = -1;
+    if (size < 1 || size > fabric->size)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of %d", size,
+                         fabric->size);
+    for (int i = 0; i < size; i++) {
+        int rank = ranks[i];
+        bool is_twice = false;
+        for (int j = 0; j < i; j++)
+            is_twice |= ranks[j] == rank;
+        if (rank < 0 || rank >= fabric->size || is_twice)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d in a group %s", rank,
+                             is_twice ? "twice" : "is not in the world");
+        if (rank == fabric->rank)
+            *position_out = i;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
+                             fsdp_comm **comm_out, fsdp_error *err)
+{
+    fsdp_comm *comm = fsdp_alloc(1, sizeof *comm);
+    int *own_ranks = fsdp_alloc((size_t)size, sizeof *own_ranks);
+    if (!comm || !own_ranks) {
+        fsdp_free(comm);
+        fsdp_free(own_ranks);
+        return fsdp_fail_memory(err, "a communicator");
+    }
+    memcpy(own_ranks, ranks, (size_t)size * sizeof *ranks);
+    comm->fabric = fabric;
+    comm->size = size;
+    comm->ranks = own_ranks;
+    comm->backend = backend;
+    while (comm->rank < size - 1 && ranks[comm->rank] != fabric->rank)
+        comm->rank++;
+    *comm_out = comm;
+    return FSDP_OK;
+}
+
+void fsdp_comm_free(fsdp_comm *comm)
+{
+    if (!comm)
+        return;
+    if (comm->backend)
+        comm->fabric->ops->comm_close(comm);
+    fsdp_free(comm->ranks);
+    fsdp_free(comm);
+}
+
+int fsdp_comm_rank(const fsdp_comm *comm)
+{
+    return comm->rank;
+}
+
+int fsdp_comm_size(const fsdp_comm *comm)
+{
+    return comm->size;
+}
+
+const int *fsdp_comm_ranks(const fsdp_comm *comm)
+{
+    return comm->ranks;
+}
+
+const char *fsdp_comm_backend(const fsdp_comm *comm)
+{
+    return comm->fabric->ops->name;
+}
+
+unsigned fsdp_comm_abilities(const fsdp_comm *comm)
+{
+    return comm->fabric->ops->abilities;
+}
+
+void *fsdp_comm_alloc(fsdp_comm *comm, size_t size)
+{
+    fsdp_fabric *fabric = comm->fabric;
+    return fabric->ops->alloc ? fabric->ops->alloc(fabric, size) : NULL;
+}
+
+void fsdp_comm_dealloc(fsdp_comm *comm, void *data)
+{
+    if (data)
+        comm->fabric->ops->dealloc(comm->fabric, data);
+}
+
+void *fsdp_fabric_alloc_pages(fsdp_fabric *fabric, size_t size)
+{
+    (void)fabric;
+    return fsdp_alloc_pages(size);
+}
+
+void fsdp_fabric_free_pages(fsdp_fabric *fabric, void *data)
+{
+    (void)fabric;
+    fsdp_free(data);
+}
+
+/* --- poison ----------------------------------------------------------------------------------- */
+
+/* Another thread of this rank may abort at any time: the text is there when the state says so. */
+static void keep_poison(fsdp_comm *comm, const fsdp_error *why)
+{
+    int none = POISON_NONE;
+    if (!atomic_compare_exchange_strong(&comm->poison_state, &none, POISON_COMES))
+        return;
+    comm->poison = *why;
+    atomic_store(&comm->poison_state, POISON_IS_SET);
+}
+
+/* What the other ranks know goes first: so all have the same first failure. */
+static bool is_poisoned(fsdp_comm *comm, fsdp_error *err_out)
+{
+    const fsdp_fabric_ops *ops = comm->fabric->ops;
+    if (comm->size > 1 && ops->has_failed && ops->has_failed(comm, err_out))
+        return true;
+    if (atomic_load(&comm->poison_state) != POISON_IS_SET)
+        return false;
+    *err_out = comm->poison;
+    return true;
+}
+
+static void poison(fsdp_comm *comm, const fsdp_error *why)
+{
+    const fsdp_fabric_ops *ops = comm->fabric->ops;
+    keep_poison(comm, why);
+    if (comm->size > 1 && ops->abort)
+        ops->abort(comm, why);
+}
+
+void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why)
+{
+    fsdp_error said = {0};
+    if (why)
+        said = *why;
+    if (said.status == FSDP_OK)
+        (void)fsdp_fail(&said, FSDP_ERR_CANCELLED, "gave up");
+    said.rank = comm->fabric->rank;
+    poison(comm, &said);
+}
+
+/* --- a call ----------------------------------------------------------------------------------- */
+
+static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    fsdp_status status = fsdp_comm_check(comm, call, err);
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    err->rank = comm->fabric->rank;
+    if (call->kind < FSDP_ALL_GATHER || call->kind > FSDP_ALL_TO_ALL)
+        return status; /* there is no name for it */
+    char name[200];
+    fsdp_collective named = *call;
+    named.counts = NULL; /* which may be what is wrong */
+    fsdp_comm_header header = fsdp_comm_head(comm, &named);
+    fsdp_comm_describe(&header, name, sizeof name);
+    fsdp_error_prefix(err, "%s", name);
+    return status;
+}
+
+/* One rank has everything: it gets what it gave. */
+static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
+{
+    int64_t count = fsdp_comm_part(call, 0);
+    if (call->kind == FSDP_ALL_TO_ALL && count != call->out_counts[0])
+        return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts of the only rank differ");
+    if (call->kind == FSDP_BROADCAST || count == 0)
+        return FSDP_OK;
+    bool reduces = call->kind == FSDP_REDUCE_SCATTER || call->kind == FSDP_ALL_REDUCE;
+    if (reduces && call->op == FSDP_REDUCE_PREMUL_SUM)
+        fsdp_tensor_fold(call->out, &call->in, 1, call->dtype, (size_t)count, FSDP_FOLD_SUM,
+                         call->factor, 1);
+    else if (call->in != call->out)
+        memcpy(call->out, call->in, (size_t)count * fsdp_dtype_size(call->dtype));
+    return FSDP_OK;
+}
+
+static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
+{
+    unsigned abilities = comm->fabric->ops->abilities;
+    if (call->kind != FSDP_REDUCE_SCATTER && call->kind != FSDP_ALL_REDUCE)
+        return false;
+    return (call->op == FSDP_REDUCE_AVG && !(abilities & FSDP_COMM_AVG)) ||
+           (call->op == FSDP_REDUCE_PREMUL_SUM && !(abilities & FSDP_COMM_PREMUL_SUM));
+}
+
+static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    FSDP_TRY(check(comm, call, err));
+    if (comm->size == 1)
+        return run_alone(call, err);
+    if (lacks_op(comm, call))
+        return fsdp_comm_run_scaled(comm, call, err);
+    fsdp_comm_header header = fsdp_comm_head(comm, call);
+    return comm->fabric->ops->run(comm, call, &header, err);
+}
+
+fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    fsdp_error failure = {0};
+    if (!is_poisoned(comm, &failure)) {
+        comm->sequence++;
+        failure.status = run(comm, call, &failure);
+        if (failure.status == FSDP_OK)
+            return FSDP_OK;
+        poison(comm, &failure);
+        (void)is_poisoned(comm, &failure);
+    }
+    if (err)
+        *err = failure;
+    return failure.status;
+}

@@ -1,0 +1,173 @@
+/*
+ * What goes with every collective call, so that ranks which make different calls find out before
+ * any data moves. See comm_backend.h.
+ */
+#include "runtime/comm/comm_backend.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { DESCRIPTION = 200 };
+#define HASH_BEGIN 0xcbf29ce484222325u
+
+static const char *kind_name(uint32_t kind)
+{
+    static const char *const names[] = {"?",          "all_gather", "reduce_scatter",
+                                        "all_reduce", "broadcast",  "all_to_all"};
+    return kind < sizeof names / sizeof *names ? names[kind] : names[0];
+}
+
+static bool has_op(uint32_t kind)
+{
+    return kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE;
+}
+
+/* FNV-1a. */
+static uint64_t hash_number(uint64_t hash, int64_t number)
+{
+    for (int byte = 0; byte < 64; byte += 8)
+        hash = (hash ^ ((uint64_t)number >> byte & 0xff)) * 0x100000001b3u;
+    return hash;
+}
+
+/* 0 is for even parts. */
+static uint64_t hash_counts(const int64_t *counts, int n)
+{
+    uint64_t hash = HASH_BEGIN;
+    for (int i = 0; i < n; i++)
+        hash = hash_number(hash, counts[i]);
+    return hash ? hash : 1;
+}
+
+int64_t fsdp_comm_part(const fsdp_collective *call, int rank)
+{
+    return call->counts ? call->counts[rank] : call->count;
+}
+
+int64_t fsdp_comm_place(const fsdp_collective *call, int rank)
+{
+    int64_t sum = 0;
+    if (!call->counts)
+        return call->count * rank;
+    for (int i = 0; i < rank; i++)
+        sum += call->counts[i];
+    return sum;
+}
+
+fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call)
+{
+    fsdp_comm_header header;
+    memset(&header, 0, sizeof header);
+    header.sequence = comm->sequence;
+    header.kind = (uint32_t)call->kind;
+    header.dtype = (uint32_t)call->dtype;
+    if (has_op(header.kind)) {
+        header.op = (uint32_t)call->op;
+        header.factor = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 0;
+    }
+    header.root = call->kind == FSDP_BROADCAST ? call->root : 0;
+    if (call->kind != FSDP_ALL_TO_ALL) {
+        header.count = (uint64_t)(call->counts ? fsdp_comm_place(call, comm->size) : call->count);
+        header.counts = call->counts ? hash_counts(call->counts, comm->size) : 0;
+    }
+    if (call->unit)
+        strncpy(header.unit, call->unit, sizeof header.unit - 1);
+    return header;
+}
+
+fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t sequence)
+{
+    fsdp_comm_header header;
+    memset(&header, 0, sizeof header);
+    header.sequence = sequence;
+    header.root = ranks[0];
+    header.count = (uint64_t)size;
+    header.counts = HASH_BEGIN;
+    for (int i = 0; i < size; i++)
+        header.counts = hash_number(header.counts, ranks[i]);
+    return header;
+}
+
+/* --- for people ------------------------------------------------------------------------------- */
+
+static void describe_op(const fsdp_comm_header *header, char *out, size_t out_size)
+{
+    static const char *const names[] = {"sum", "avg", "max", "premul_sum"};
+    out[0] = '\0';
+    if (!has_op(header->kind) || header->op == FSDP_REDUCE_SUM)
+        return;
+    if (header->op == FSDP_REDUCE_PREMUL_SUM)
+        snprintf(out, out_size, " (premul_sum, %g)", header->factor);
+    else
+        snprintf(out, out_size, " (%s)", header->op < 4 ? names[header->op] : "?");
+}
+
+static void describe_amount(const fsdp_comm_header *header, char *out, size_t out_size)
+{
+    const char *dtype = fsdp_dtype_name((fsdp_dtype)header->dtype);
+    if (header->kind == FSDP_ALL_TO_ALL)
+        snprintf(out, out_size, "%s", dtype);
+    else
+        snprintf(out, out_size, "%" PRIu64 " %s%s", header->count, dtype,
+                 header->counts ? " in uneven parts" : "");
+}
+
+void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size)
+{
+    char op[48], amount[64], root[32] = "";
+    if (header->kind == 0) {
+        snprintf(out, out_size,
+                 "the making of a group of %d ranks from rank %d on (call %" PRIu64 ")",
+                 (int)header->count, (int)header->root, header->sequence);
+        return;
+    }
+    describe_op(header, op, sizeof op);
+    describe_amount(header, amount, sizeof amount);
+    if (header->kind == FSDP_BROADCAST)
+        snprintf(root, sizeof root, " from member %d", (int)header->root);
+    snprintf(out, out_size, "%s%s of %s%s%s%.*s (call %" PRIu64 ")", kind_name(header->kind), op,
+             amount, root, header->unit[0] ? " for " : "", FSDP_HEADER_UNIT, header->unit,
+             header->sequence);
+}
+
+fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
+                             const fsdp_comm_header *other, fsdp_error *err)
+{
+    char first_call[DESCRIPTION], other_call[DESCRIPTION];
+    const bool is_group = first->kind == 0;
+    fsdp_comm_describe(first, first_call, sizeof first_call);
+    fsdp_comm_describe(other, other_call, sizeof other_call);
+    bool looks_same = strcmp(first_call, other_call) == 0;
+    if (err)
+        err->rank = other_rank;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d %s %s, rank %d %s%s%s", other_rank,
+                     is_group ? "is at" : "makes", other_call, first_rank, first_call,
+                     !looks_same ? ""
+                     : is_group  ? " of other ranks"
+                                 : " of other sizes",
+                     is_group ? ": all make the same groups in the same order" : "");
+}
+
+fsdp_status fsdp_comm_compare(const int *ranks, int size, const fsdp_comm_header *headers,
+                              fsdp_error *err)
+{
+    for (int i = 1; i < size; i++) {
+        if (memcmp(&headers[i], &headers[0], sizeof *headers) != 0)
+            return fsdp_comm_differ(ranks[0], &headers[0], ranks[i], &headers[i], err);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
+                               const fsdp_comm_header *header, fsdp_error *err)
+{
+    char call[DESCRIPTION];
+    fsdp_comm_describe(header, call, sizeof call);
+    if (err)
+        err->rank = from;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "rank %d sends %" PRId64 " elements to rank %d, which expects %" PRId64
+                     " from it, in %s",
+                     from, sent, to, expected, call);
+}

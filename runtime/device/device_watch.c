@@ -1,0 +1,284 @@
+/*
+ * A device that is watched, for --check: it does its work on another device, and knows by vector clocks which
+ * work comes before which. It tells when a stream uses a block that it was not made to wait for, and when a
+ * block is given back while another stream may still use it (docs/runtime.md, "Who owns what"). What runs
+ * well by chance is found, too. See device.h.
+ *
+ * A stream's ticket counts the work and the waits that it was given; `reached` says, for every stream, up to
+ * which ticket its work comes before what this stream does next.
+ */
+#include "base/mem.h"
+#include "runtime/device/device.h"
+
+#include <string.h>
+
+/* Points are kept so long that the work before them is certainly done: queues are much shorter. */
+enum { MOST_STREAMS = 32, POINTS = 1024 };
+
+typedef struct watch_point {
+    uint64_t ticket;
+    fsdp_event event; /* of the inner device */
+    uint64_t reached[MOST_STREAMS];
+} watch_point;
+
+typedef struct watched_stream {
+    fsdp_stream head;
+    fsdp_stream *inner;
+    int index;
+    uint64_t reached[MOST_STREAMS]; /* its own place: its ticket */
+    watch_point points[POINTS];
+} watched_stream;
+
+typedef struct watched_block {
+    const unsigned char *data;
+    size_t size;
+    const watched_stream *owner;
+    uint64_t since;
+    uint64_t used[MOST_STREAMS]; /* ticket of the last use; 0: none */
+} watched_block;
+
+typedef struct watched_device {
+    fsdp_device head;
+    fsdp_device_ops ops;
+    fsdp_device *inner;
+    watched_stream *streams[MOST_STREAMS];
+    uint64_t tickets[MOST_STREAMS]; /* of streams that are gone */
+    watched_block *blocks;
+    size_t count, room;
+    fsdp_error error; /* the first */
+} watched_device;
+
+static watched_device *device_of(const fsdp_stream *stream)
+{
+    return (watched_device *)stream->device;
+}
+
+static watched_stream *of(fsdp_stream *stream)
+{
+    return (watched_stream *)stream;
+}
+
+/* --- streams ---------------------------------------------------------------------------------- */
+
+static fsdp_status create_stream(fsdp_device *head, const char *name, fsdp_stream **stream_out,
+                                 fsdp_error *err)
+{
+    watched_device *device = (watched_device *)head;
+    int index = 0;
+    while (index < MOST_STREAMS && device->streams[index])
+        index++;
+    if (index == MOST_STREAMS)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "--check watches %d streams at most", MOST_STREAMS);
+    watched_stream *stream = fsdp_alloc(1, sizeof *stream);
+    if (!stream)
+        return fsdp_fail_memory(err, "a stream");
+    fsdp_status status =
+        device->inner->ops->stream_create(device->inner, name, &stream->inner, err);
+    if (status != FSDP_OK) {
+        fsdp_free(stream);
+        return status;
+    }
+    stream->head = (fsdp_stream){.device = head, .name = name};
+    stream->index = index;
+    stream->reached[index] = device->tickets[index];
+    device->streams[index] = stream;
+    *stream_out = &stream->head;
+    return FSDP_OK;
+}
+
+static void free_stream(fsdp_stream *head)
+{
+    watched_stream *stream = of(head);
+    watched_device *device = device_of(head);
+    device->inner->ops->stream_free(stream->inner);
+    device->tickets[stream->index] = stream->reached[stream->index];
+    device->streams[stream->index] = NULL;
+    fsdp_free(stream);
+}
+
+static void submit(fsdp_stream *head, fsdp_work work, const void *args, size_t args_size)
+{
+    watched_stream *stream = of(head);
+    stream->reached[stream->index]++;
+    stream->inner->device->ops->submit(stream->inner, work, args, args_size);
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+static fsdp_event record(fsdp_stream *head)
+{
+    watched_stream *stream = of(head);
+    uint64_t ticket = stream->reached[stream->index];
+    watch_point *point = &stream->points[ticket % POINTS];
+    point->ticket = ticket;
+    point->event = stream->inner->device->ops->record(stream->inner);
+    memcpy(point->reached, stream->reached, sizeof point->reached);
+    return (fsdp_event){.stream = head, .ticket = ticket};
+}
+
+/* NULL: so long ago that it was reached. */
+static const watch_point *find_point(fsdp_event event)
+{
+    if (!event.stream)
+        return NULL;
+    const watch_point *point = &of(event.stream)->points[event.ticket % POINTS];
+    return point->event.stream && point->ticket == event.ticket ? point : NULL;
+}
+
+static void learn(watched_stream *stream, const uint64_t *reached)
+{
+    for (int i = 0; i < MOST_STREAMS; i++)
+        if (i != stream->index && reached[i] > stream->reached[i])
+            stream->reached[i] = reached[i];
+}
+
+static void wait(fsdp_stream *head, fsdp_event event)
+{
+    watched_stream *stream = of(head);
+    const watch_point *point = find_point(event);
+    if (!event.stream)
+        return;
+    learn(stream, point ? point->reached : of(event.stream)->reached);
+    stream->reached[stream->index]++;
+    if (point)
+        stream->inner->device->ops->wait(stream->inner, point->event);
+}
+
+static bool is_reached(fsdp_event event)
+{
+    const watch_point *point = find_point(event);
+    return !point || of(event.stream)->inner->device->ops->is_reached(point->event);
+}
+
+static fsdp_status own_error(const watched_device *device, fsdp_error *err)
+{
+    if (device->error.status != FSDP_OK && err)
+        *err = device->error;
+    return device->error.status;
+}
+
+static fsdp_status check(fsdp_stream *head, fsdp_error *err)
+{
+    watched_stream *stream = of(head);
+    FSDP_TRY(stream->inner->device->ops->check(stream->inner, err));
+    return own_error(device_of(head), err);
+}
+
+static fsdp_status sync(fsdp_event event, fsdp_error *err)
+{
+    const watch_point *point = find_point(event);
+    if (!event.stream)
+        return FSDP_OK;
+    const watched_stream *stream = of(event.stream);
+    const fsdp_device_ops *ops = stream->inner->device->ops;
+    FSDP_TRY(ops->sync(point ? point->event : ops->record(stream->inner), err));
+    return own_error(device_of(event.stream), err);
+}
+
+/* --- blocks ----------------------------------------------------------------------------------- */
+
+static watched_block *find_block(const watched_device *device, const void *data)
+{
+    const unsigned char *at = data;
+    for (size_t i = 0; i < device->count; i++)
+        if (at >= device->blocks[i].data && at < device->blocks[i].data + device->blocks[i].size)
+            return &device->blocks[i];
+    return NULL;
+}
+
+static void own(fsdp_stream *head, const void *data, size_t size)
+{
+    watched_device *device = device_of(head);
+    const watched_stream *stream = of(head);
+    watched_block *block = find_block(device, data);
+    if (!block) {
+        if (!fsdp_grow(&device->blocks, &device->room, device->count + 1, sizeof *device->blocks)) {
+            (void)fsdp_fail_memory(&device->error, "what --check knows of blocks");
+            return;
+        }
+        block = &device->blocks[device->count++];
+    }
+    *block = (watched_block){
+        .data = data, .size = size, .owner = stream, .since = stream->reached[stream->index]};
+}
+
+static void use(fsdp_stream *head, const void *data)
+{
+    watched_device *device = device_of(head);
+    const watched_stream *stream = of(head);
+    watched_block *block = find_block(device, data);
+    if (!block)
+        return;
+    block->used[stream->index] = stream->reached[stream->index] + 1;
+    const watched_stream *owner = block->owner;
+    if (owner != stream && stream->reached[owner->index] < block->since &&
+        device->error.status == FSDP_OK)
+        (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
+                        "stream %s uses %zu bytes of stream %s without waiting until they are its",
+                        stream->head.name, block->size, owner->head.name);
+}
+
+static void disown(fsdp_stream *head, const void *data)
+{
+    watched_device *device = device_of(head);
+    watched_block *block = find_block(device, data);
+    if (!block)
+        return;
+    const watched_stream *owner = block->owner;
+    for (int i = 0; i < MOST_STREAMS; i++)
+        if (device->streams[i] && block->used[i] > owner->reached[i] &&
+            device->error.status == FSDP_OK)
+            (void)fsdp_fail(&device->error, FSDP_ERR_INTERNAL,
+                            "%zu bytes of stream %s are given back while stream %s may use them",
+                            block->size, owner->head.name, device->streams[i]->head.name);
+    *block = device->blocks[--device->count];
+}
+
+/* --- memory, the end -------------------------------------------------------------------------- */
+
+static void *alloc(fsdp_device *head, size_t size)
+{
+    fsdp_device *inner = ((watched_device *)head)->inner;
+    return inner->ops->alloc(inner, size);
+}
+
+static void dealloc(fsdp_device *head, void *data, size_t size)
+{
+    fsdp_device *inner = ((watched_device *)head)->inner;
+    inner->ops->dealloc(inner, data, size);
+}
+
+static void close_device(fsdp_device *head)
+{
+    watched_device *device = (watched_device *)head;
+    fsdp_device_close(device->inner);
+    fsdp_free(device->blocks);
+    fsdp_free(device);
+}
+
+fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
+{
+    watched_device *watched = fsdp_alloc(1, sizeof *watched);
+    if (!watched)
+        return fsdp_fail_memory(err, "a device");
+    watched->inner = *device;
+    watched->ops = (fsdp_device_ops){.name = watched->inner->ops->name,
+                                     .is_host = watched->inner->ops->is_host,
+                                     .stream_create = create_stream,
+                                     .stream_free = free_stream,
+                                     .submit = submit,
+                                     .record = record,
+                                     .wait = wait,
+                                     .sync = sync,
+                                     .is_reached = is_reached,
+                                     .check = check,
+                                     .own = own,
+                                     .use = use,
+                                     .disown = disown,
+                                     .alloc = alloc,
+                                     .dealloc = dealloc,
+                                     .close = close_device};
+    watched->head.ops = &watched->ops;
+    *device = &watched->head;
+    return FSDP_OK;
+}

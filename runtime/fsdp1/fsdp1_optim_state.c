@@ -1,0 +1,274 @@
+/*
+ * The FSDP1 face: state dicts of optimizers, with the names and shapes of declared parameters; and
+ * checkpoints of model and optimizer.
+ */
+#include "runtime/fsdp1/fsdp1_internal.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include <fsdp/checkpoint.h>
+
+static const fsdp_v1_state_opts default_opts = {.type = FSDP_V1_FULL_STATE_DICT};
+
+/* --- tensors ---------------------------------------------------------------------------------- */
+
+/* state.NAME.step of every parameter that is stepped: of live state, or a copy. */
+static fsdp_status add_steps(fsdp_v1 *v1, const fsdp_v1_piece *piece, fsdp_optim_state *state,
+                             const fsdp_v1_naming *naming, const fsdp_v1_state_opts *opts,
+                             fsdp_sd *sd, fsdp_text *name, fsdp_error *err)
+{
+    const fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = v1->mesh};
+    for (size_t i = 0; i < piece->flat->view_count; i++) {
+        if (!fsdp_v1_piece_has(piece, piece->flat->views[i]))
+            continue;
+        FSDP_TRY(fsdp_v1_spell(name, naming, piece->flat->views[i]->name, err));
+        FSDP_TRY(fsdp_sd_add_tensor(sd, name->data, name->size, FSDP_F32, 0, NULL, &layout,
+                                    fsdp_v1_is_live(opts) ? &state->step : NULL, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status fill_steps(const fsdp_v1_piece *piece, const fsdp_optim_state *state,
+                              const fsdp_v1_naming *naming, fsdp_sd *sd, fsdp_text *name,
+                              fsdp_error *err)
+{
+    for (size_t i = 0; i < piece->flat->view_count; i++) {
+        if (!fsdp_v1_piece_has(piece, piece->flat->views[i]))
+            continue;
+        FSDP_TRY(fsdp_v1_spell(name, naming, piece->flat->views[i]->name, err));
+        memcpy(fsdp_v1_find(sd, name)->data, &state->step, sizeof state->step);
+    }
+    return FSDP_OK;
+}
+
+/* One way over all tensors of the state: they are declared, or filled. */
+typedef struct optim_walk {
+    fsdp_v1 *v1;
+    fsdp_optim *optim;
+    fsdp_sd *sd;
+    const fsdp_v1_state_opts *opts;
+    bool fills, keeps;
+    fsdp_text prefix, suffix, name;
+} optim_walk;
+
+static fsdp_status visit_slot(optim_walk *walk, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
+                              fsdp_error *err)
+{
+    const fsdp_v1_piece piece = {
+        .flat = flat, .own = slot->own, .dtype = slot->dtype, .optim = walk->optim};
+    walk->suffix.size = 0;
+    fsdp_text_addf(&walk->suffix, ".%s", slot->name);
+    if (walk->suffix.failed)
+        return fsdp_fail_memory(err, flat->param->name);
+    const fsdp_v1_naming naming = {.prefix = walk->prefix.data, .suffix = walk->suffix.data};
+    if (walk->fills)
+        return fsdp_v1_fill_runs(walk->v1, walk->sd, &piece, &naming, walk->opts, walk->keeps, err);
+    return fsdp_v1_add_runs(walk->v1, walk->sd, &piece, &naming, walk->opts, err);
+}
+
+static fsdp_status visit_steps(optim_walk *walk, const fsdp_v1_flat *flat, fsdp_optim_state *state,
+                               fsdp_error *err)
+{
+    const fsdp_v1_piece piece = {.flat = flat, .optim = walk->optim};
+    const fsdp_v1_naming naming = {.prefix = walk->prefix.data, .suffix = ".step"};
+    if (!walk->fills)
+        return add_steps(walk->v1, &piece, state, &naming, walk->opts, walk->sd, &walk->name, err);
+    bool is_copied = walk->keeps && !fsdp_v1_is_live(walk->opts);
+    return is_copied ? fill_steps(&piece, state, &naming, walk->sd, &walk->name, err) : FSDP_OK;
+}
+
+static fsdp_status visit_all(optim_walk *walk, fsdp_error *err)
+{
+    for (size_t i = 0; i < walk->v1->flat_count; i++) {
+        const fsdp_v1_flat *flat = &walk->v1->flats[i];
+        fsdp_optim_state *state = flat->param ? fsdp_v1_state_of(walk->optim, flat->param) : NULL;
+        fsdp_v1_slot slots[FSDP_V1_SLOTS];
+        if (!state)
+            continue;
+        FSDP_TRY(visit_steps(walk, flat, state, err));
+        size_t n = fsdp_v1_slots(walk->optim, state, slots);
+        for (size_t s = 0; s < n; s++)
+            FSDP_TRY(visit_slot(walk, flat, &slots[s], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status run_walk(optim_walk *walk, fsdp_error *err)
+{
+    const char *prefix = walk->opts->prefix ? walk->opts->prefix : "";
+    fsdp_text_addf(&walk->prefix, "%sstate.", prefix);
+    fsdp_status status =
+        walk->prefix.failed ? fsdp_fail_memory(err, "a state dict") : visit_all(walk, err);
+    fsdp_text_release(&walk->prefix);
+    fsdp_text_release(&walk->suffix);
+    fsdp_text_release(&walk->name);
+    return status;
+}
+
+/* --- param_groups ----------------------------------------------------------------------------- */
+
+static bool is_in_group(const fsdp_optim *optim, const fsdp_param *param, size_t group)
+{
+    size_t own;
+    return fsdp_v1_group_of(optim, param, &own) && own == group;
+}
+
+static fsdp_status list_names(const fsdp_v1 *v1, const fsdp_optim *optim, size_t group,
+                              fsdp_value *names, fsdp_error *err)
+{
+    const fsdp_model *model = v1->model;
+    size_t count = 0, at = 0;
+    for (size_t i = 0; i < model->count; i++)
+        count += is_in_group(optim, model->params[i], group);
+    FSDP_TRY(fsdp_value_set_items(names, FSDP_VALUE_LIST, count, err));
+    for (size_t i = 0; i < model->count; i++) {
+        const char *name = model->params[i]->name;
+        if (is_in_group(optim, model->params[i], group))
+            FSDP_TRY(fsdp_value_set_bytes(&names->as.list.items[at++], FSDP_VALUE_STRING, name,
+                                          strlen(name), err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status fill_groups(const fsdp_v1 *v1, fsdp_optim *optim, fsdp_value *groups,
+                               fsdp_error *err)
+{
+    FSDP_TRY(fsdp_value_set_items(groups, FSDP_VALUE_LIST, optim->group_count, err));
+    for (size_t g = 0; g < optim->group_count; g++) {
+        const fsdp_v1_hypers hypers = fsdp_v1_hypers_get(optim, g);
+        fsdp_value names = {0};
+        fsdp_status status = list_names(v1, optim, g, &names, err);
+        if (status == FSDP_OK)
+            status =
+                fsdp_v1_hypers_to_value(optim, &hypers, &names, &groups->as.list.items[g], err);
+        fsdp_value_release(&names);
+        FSDP_TRY(status);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_groups(const fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                              fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_value groups = {0};
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%sparam_groups", opts->prefix ? opts->prefix : "");
+    fsdp_status status =
+        name.failed ? fsdp_fail_memory(err, "a state dict") : fill_groups(v1, optim, &groups, err);
+    if (status == FSDP_OK)
+        status = fsdp_sd_add_value(sd, name.data, name.size, &groups, err);
+    fsdp_value_release(&groups);
+    fsdp_text_release(&name);
+    return status;
+}
+
+/* --- the dict --------------------------------------------------------------------------------- */
+
+static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
+                        fsdp_error *err)
+{
+    int rank = v1->root->world->rank;
+    bool keeps = !opts->rank0_only || rank == 0;
+    optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts};
+    optim_walk fill = add;
+    fill.fills = true;
+    fill.keeps = keeps;
+    if (keeps) {
+        FSDP_TRY(run_walk(&add, err));
+        FSDP_TRY(add_groups(v1, optim, opts, sd, err));
+    }
+    FSDP_TRY(fsdp_sd_allocate(sd, rank, err));
+    return run_walk(&fill, err);
+}
+
+fsdp_status fsdp_v1_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                                     fsdp_sd **sd_out, fsdp_error *err)
+{
+    const fsdp_v1_state_opts *given = opts ? opts : &default_opts;
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_optim_state_dict", err));
+    FSDP_TRY(fsdp_v1_check_state_opts(v1, given, err));
+    fsdp_status status = fsdp_sd_create(&sd, err);
+    if (status == FSDP_OK)
+        status = make(v1, optim, given, sd, err);
+    if (given->type == FSDP_V1_FULL_STATE_DICT)
+        status = fsdp_root_done(v1->root, status, err);
+    if (status == FSDP_OK)
+        *sd_out = sd;
+    else
+        fsdp_sd_free(sd);
+    return status;
+}
+
+/* --- checkpoints ------------------------------------------------------------------------------ */
+
+/* Live memory of model and optimizer; only buffers that are kept in another dtype are copied. */
+static fsdp_status make_live(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type type,
+                             fsdp_sd **sd_out, fsdp_error *err)
+{
+    const fsdp_v1_state_opts model = {.type = type, .prefix = "model."};
+    const fsdp_v1_state_opts state = {.type = type, .prefix = "optim."};
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(fsdp_v1_check_state_opts(v1, &model, err));
+    FSDP_TRY(fsdp_sd_create(&sd, err));
+    optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = &state};
+    fsdp_status status = fsdp_v1_add_model(v1, sd, &model, err);
+    if (status == FSDP_OK && optim)
+        status = run_walk(&add, err);
+    if (status == FSDP_OK && optim)
+        status = fsdp_v1_add_flat_hypers(v1, optim, "optim.", sd, err);
+    if (status == FSDP_OK)
+        status = fsdp_sd_allocate(sd, v1->root->world->rank, err);
+    if (status == FSDP_OK)
+        status = fsdp_v1_fill_model(v1, sd, &model, true, err);
+    if (status == FSDP_OK)
+        *sd_out = sd;
+    else
+        fsdp_sd_free(sd);
+    return status;
+}
+
+fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, const char *dir, fsdp_v1_state_type type,
+                         fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(v1->root->world);
+    fsdp_v1_state_type live = type == FSDP_V1_LOCAL_STATE_DICT ? type : FSDP_V1_SHARDED_STATE_DICT;
+    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_sd *sd = NULL;
+    opts.kind = type == FSDP_V1_LOCAL_STATE_DICT  ? FSDP_LOCAL
+                : type == FSDP_V1_FULL_STATE_DICT ? FSDP_FULL
+                                                  : FSDP_SHARDED;
+    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_save", err));
+    fsdp_status status = fsdp_ctl_agree(ctl, make_live(v1, optim, live, &sd, err), err);
+    if (status == FSDP_OK)
+        status = fsdp_sd_save(sd, ctl, dir, &opts, err);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+static fsdp_status take_buffers(fsdp_v1 *v1, const fsdp_sd *sd, fsdp_error *err)
+{
+    return v1->buffer_dtype != FSDP_DTYPE_NONE ? fsdp_v1_take_buffers(v1, sd, "model.", err)
+                                               : FSDP_OK;
+}
+
+fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(v1->root->world);
+    const fsdp_load_opts without = {.exclude = "^optim\\."};
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load", err));
+    fsdp_status status =
+        fsdp_ctl_agree(ctl, make_live(v1, optim, FSDP_V1_SHARDED_STATE_DICT, &sd, err), err);
+    if (status == FSDP_OK)
+        status = fsdp_sd_load(sd, ctl, path, optim ? NULL : &without, err);
+    if (status == FSDP_OK)
+        status = take_buffers(v1, sd, err);
+    if (status == FSDP_OK && optim)
+        status = fsdp_v1_take_flat_hypers(v1, optim, "optim.", sd, err);
+    if (status == FSDP_OK)
+        fsdp_root_refresh_masters(v1->root, NULL);
+    fsdp_sd_free(sd);
+    return status;
+}

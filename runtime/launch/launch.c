@@ -1,0 +1,198 @@
+/* fsdp_launch: one program, every way to run it. See launch.h; the map is in launch_internal.h. */
+#include "runtime/launch/launch_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "runtime/launch/mpi_library.h"
+
+int fsdp_launch_fail(const fsdp_error *err)
+{
+    return fsdp_error_report(err);
+}
+
+/* --- deciding --------------------------------------------------------------------------------- */
+
+static fsdp_status fail_conflict(const fsdp_launch_options *options, const char *what,
+                                 fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s %s contradicts %s", options->comm_name,
+                     fsdp_comm_choice_name(options->comm), what);
+}
+
+/* Ranks of one host that this process starts. */
+static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_place *place,
+                               fsdp_launch_mode *mode_out, fsdp_error *err)
+{
+    const bool is_np = options->np > 0;
+    const char *name = is_np ? options->np_name : options->threads_name;
+    int n = is_np ? options->np : options->threads;
+    fsdp_comm_choice fitting = is_np ? FSDP_COMM_SHM : FSDP_COMM_THREADS;
+    if (place->launcher != FSDP_LAUNCHED_BARE && place->size != 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s contradicts %s: its ranks are there already, and this is rank %d",
+                         name, fsdp_launcher_name(place->launcher), place->rank);
+    if (options->comm != FSDP_COMM_AUTO && options->comm != fitting &&
+        !(options->comm == FSDP_COMM_SELF && n == 1) && !(options->comm == FSDP_COMM_TCP && is_np))
+        return fail_conflict(options, name, err);
+    *mode_out = is_np ? FSDP_MODE_PROCESSES : FSDP_MODE_THREADS;
+    return FSDP_OK;
+}
+
+static fsdp_status decide_started(const fsdp_launch_options *options, const fsdp_place *place,
+                                  fsdp_launch_mode *mode_out, fsdp_error *err)
+{
+    const bool is_mpi =
+        place->launcher == FSDP_LAUNCHED_OPEN_MPI || place->launcher == FSDP_LAUNCHED_PMIX;
+    const bool is_bare = place->launcher == FSDP_LAUNCHED_BARE;
+    if (is_mpi || (is_bare && options->comm == FSDP_COMM_MPI))
+        *mode_out = FSDP_MODE_MPI;
+    else
+        *mode_out = place->size > 1 ? FSDP_MODE_TCP : FSDP_MODE_SELF;
+    bool fits = options->comm == FSDP_COMM_AUTO || place->size == 1 ||
+                options->comm == (is_mpi ? FSDP_COMM_MPI : FSDP_COMM_TCP) ||
+                options->comm == FSDP_COMM_SHM;
+    if (fits && !(options->comm == FSDP_COMM_MPI && *mode_out != FSDP_MODE_MPI))
+        return FSDP_OK;
+    return fail_conflict(options, fsdp_launcher_name(place->launcher), err);
+}
+
+static fsdp_status check_trace(const fsdp_launch_options *options, const fsdp_place *place,
+                               fsdp_error *err)
+{
+    bool is_one = options->np <= 1 && options->threads <= 1 && place->size == 1;
+    if (!options->trace || is_one || strstr(options->trace, "%r"))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "--trace '%s': each rank writes a file of its own, say %%r where its number "
+                     "goes",
+                     options->trace);
+}
+
+fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_place *place,
+                               fsdp_launch_mode *mode_out, fsdp_error *err)
+{
+    FSDP_TRY(check_trace(options, place, err));
+    if (options->np > 0 || options->threads > 0)
+        return decide_here(options, place, mode_out, err);
+    return decide_started(options, place, mode_out, err);
+}
+
+/* --- running ---------------------------------------------------------------------------------- */
+
+static int run_self(const fsdp_launch_job *job)
+{
+    fsdp_error err = {0};
+    fsdp_ctl *ctl = NULL;
+    if (fsdp_ctl_self(&ctl, &err) != FSDP_OK)
+        return fsdp_launch_fail(&err);
+    return fsdp_launch_rank(job, ctl, NULL);
+}
+
+static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
+{
+    fsdp_error err = {0};
+    fsdp_ctl *ctl = NULL;
+    if (fsdp_launch_connect(place, job->options->deadline_ms, &ctl, &err) != FSDP_OK) {
+        fsdp_error_prefix(&err, "rank %d of %d, started by %s", place->rank, place->size,
+                          fsdp_launcher_name(place->launcher));
+        return fsdp_launch_fail(&err);
+    }
+    return fsdp_launch_rank(job, ctl, NULL);
+}
+
+/*
+ * A rank that failed ends at once and without MPI_Finalize, which would wait for the others while they wait
+ * for this one; mpirun then ends them and returns this rank's exit code.
+ */
+int fsdp_launch_mpi(const fsdp_launch_job *job)
+{
+    fsdp_error err = {0};
+    fsdp_ctl *ctl = NULL;
+    const fsdp_mpi_functions *mpi = NULL;
+    if (fsdp_mpi_library_open(&mpi, &err) != FSDP_OK)
+        return fsdp_launch_fail(&err);
+    mpi->set_deadline(job->options->deadline_ms);
+    int code = mpi->ctl_world(&ctl, &err) == FSDP_OK ? fsdp_launch_rank(job, ctl, NULL)
+                                                     : fsdp_launch_fail(&err);
+    if (code == 0 && mpi->finalize())
+        return 0;
+    fflush(NULL);
+    _exit(code != 0 ? code : FSDP_ERR_PEER);
+}
+
+static int run(const fsdp_launch_job *job, const fsdp_place *place, fsdp_launch_mode mode)
+{
+    switch (mode) {
+    case FSDP_MODE_SELF: return run_self(job);
+    case FSDP_MODE_PROCESSES: return fsdp_launch_processes(job);
+    case FSDP_MODE_THREADS: return fsdp_launch_threads(job);
+    case FSDP_MODE_TCP: return run_started(job, place);
+    case FSDP_MODE_MPI: return fsdp_launch_mpi(job);
+    }
+    return FSDP_ERR_INTERNAL;
+}
+
+static const char *get_variable(void *user, const char *name)
+{
+    (void)user;
+    return getenv(name);
+}
+
+/* What the options say of the ranks makes a half-set environment unimportant, not a whole one. */
+static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *place_out,
+                              fsdp_error *err)
+{
+    fsdp_error why = {0};
+    fsdp_status status = fsdp_launch_detect(get_variable, NULL, place_out, &why);
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (options->np > 0 || options->threads > 0) {
+        *place_out = (fsdp_place){.size = 1, .local_size = -1};
+        return FSDP_OK;
+    }
+    *err = why;
+    return status;
+}
+
+static void say_what_won(const fsdp_launch_options *options, const fsdp_place *place)
+{
+    if (!options->is_verbose || place->rank != 0)
+        return;
+    if (options->np > 0 || options->threads > 0)
+        fprintf(stderr, "fsdp: %d ranks as %s, by %s\n",
+                options->np > 0 ? options->np : options->threads,
+                options->np > 0 ? "processes" : "threads",
+                options->np > 0 ? options->np_name : options->threads_name);
+    else if (place->size > 0)
+        fprintf(stderr, "fsdp: rank %d of %d, started by %s\n", place->rank, place->size,
+                fsdp_launcher_name(place->launcher));
+    else
+        fprintf(stderr, "fsdp: rank %d, started by %s\n", place->rank,
+                fsdp_launcher_name(place->launcher));
+}
+
+int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
+{
+    fsdp_error err = {0};
+    fsdp_launch_options options;
+    fsdp_launch_mode mode = FSDP_MODE_SELF;
+    fsdp_place place = {.size = 1};
+    if (fsdp_launch_options_read(argc, argv, get_variable, NULL, &options, &err) != FSDP_OK)
+        return fsdp_launch_fail(&err);
+    fsdp_status status = find_place(&options, &place, &err);
+    if (status == FSDP_OK)
+        status = fsdp_launch_decide(&options, &place, &mode, &err);
+    int code;
+    if (status == FSDP_OK) {
+        const fsdp_launch_job job = {.options = &options, .body = body, .user = user};
+        say_what_won(&options, &place);
+        code = run(&job, &place, mode);
+    } else {
+        code = fsdp_launch_fail(&err);
+    }
+    fsdp_launch_options_release(&options);
+    return code;
+}

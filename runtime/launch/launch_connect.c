@@ -1,0 +1,90 @@
+/* Ranks that somebody else started meet: where, under which name, on which hosts. See launch_internal.h. */
+#include "runtime/launch/launch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "runtime/meet/rendezvous.h"
+#include "runtime/meet/torchrun_store.h"
+#include "statedict/ctl_backend.h"
+
+enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
+
+/* What the callbacks of a meeting know. */
+typedef struct entrance {
+    const fsdp_place *place;
+    bool is_one_host;
+    char name[NAME_SIZE]; /* in torchrun's store */
+} entrance;
+
+static const char *host_of(const entrance *to)
+{
+    return to->is_one_host ? FSDP_LOOPBACK : to->place->host;
+}
+
+static fsdp_status find_known(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
+                              int64_t until_ms, fsdp_error *err)
+{
+    const entrance *to = user;
+    (void)until_ms;
+    (void)err;
+    snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
+    *port_out = to->place->port;
+    return FSDP_OK;
+}
+
+static fsdp_status publish_in_store(void *user, int port, int64_t until_ms, fsdp_error *err)
+{
+    const entrance *to = user;
+    char value[16];
+    snprintf(value, sizeof value, "%d", port);
+    return fsdp_store_set(to->place->host, to->place->port, to->name, value, until_ms, err);
+}
+
+static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
+                                 int64_t until_ms, fsdp_error *err)
+{
+    const entrance *to = user;
+    char value[FSDP_STORE_VALUE];
+    snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
+    FSDP_TRY(fsdp_store_get(to->place->host, to->place->port, to->name, value, until_ms, err));
+    if (fsdp_parse_int(value, 1, 65535, port_out))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store names no port: '%.32s'", value);
+}
+
+static fsdp_meeting meeting_of(const entrance *to, int deadline_ms)
+{
+    fsdp_meeting meeting = {.rank = to->place->rank,
+                            .size = to->place->size,
+                            .job = to->place->job,
+                            .is_one_host = to->is_one_host,
+                            .deadline_ms = deadline_ms,
+                            .listener = -1,
+                            .find = find_known,
+                            .user = (void *)to};
+    if (!to->place->has_store) {
+        meeting.port = to->place->port;
+        return meeting;
+    }
+    meeting.publish = publish_in_store;
+    meeting.find = find_in_store;
+    return meeting;
+}
+
+fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
+                                fsdp_error *err)
+{
+    entrance to = {.place = place};
+    to.is_one_host = place->local_size == place->size || fsdp_host_is_loopback(place->host);
+    snprintf(to.name, sizeof to.name, "fsdp/%s", place->job);
+    fsdp_meeting meeting = meeting_of(&to, deadline_ms);
+    fsdp_status status = fsdp_meet(&meeting, ctl_out, err);
+    if (status == FSDP_OK && place->has_store && place->rank == 0) {
+        fsdp_error ignored = {
+            0}; /* the next start must not find it; without it, that tries again */
+        (void)!fsdp_store_delete(place->host, place->port, to.name, fsdp_now_ms() + deadline_ms,
+                                 &ignored);
+    }
+    return status;
+}

@@ -1,0 +1,257 @@
+/*
+ * Who started this process, seen from its environment. See launch_internal.h.
+ *
+ * A set of variables counts when it is begun, and then it must be whole: a stray WORLD_SIZE would
+ * otherwise make N worlds of one rank each.
+ */
+#include "runtime/launch/launch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below those that systems give out */
+
+typedef struct environment {
+    fsdp_getenv get;
+    void *user;
+    const char *set; /* the name of the set, for messages */
+} environment;
+
+/* An empty variable is none. */
+static const char *variable(const environment *from, const char *name)
+{
+    const char *text = from->get(from->user, name);
+    return text && text[0] != '\0' ? text : NULL;
+}
+
+static bool has_any(const environment *from, const char *const *names)
+{
+    for (; *names; names++)
+        if (variable(from, *names))
+            return true;
+    return false;
+}
+
+static fsdp_status need(const environment *from, const char *name, const char **text_out,
+                        fsdp_error *err)
+{
+    *text_out = variable(from, name);
+    if (*text_out)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is not set, but others of %s are: set all of them, or none", name,
+                     from->set);
+}
+
+static fsdp_status need_int(const environment *from, const char *name, int least, int most,
+                            int *value_out, fsdp_error *err)
+{
+    const char *text;
+    FSDP_TRY(need(from, name, &text, err));
+    if (fsdp_parse_int(text, least, most, value_out))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is '%s': a whole number from %d to %d is needed",
+                     name, text, least, most);
+}
+
+/* -1 when it is not there. */
+static fsdp_status maybe_int(const environment *from, const char *name, int least, int most,
+                             int *value_out, fsdp_error *err)
+{
+    *value_out = -1;
+    return variable(from, name) ? need_int(from, name, least, most, value_out, err) : FSDP_OK;
+}
+
+static fsdp_status need_ranks(const environment *from, const char *rank, const char *size,
+                              fsdp_place *place, fsdp_error *err)
+{
+    FSDP_TRY(need_int(from, size, 1, FSDP_MAX_RANKS, &place->size, err));
+    return need_int(from, rank, 0, place->size - 1, &place->rank, err);
+}
+
+static fsdp_status need_local(const environment *from, const char *rank, const char *size,
+                              fsdp_place *place, fsdp_error *err)
+{
+    int local_rank; /* only whether it is right: worlds find out their own */
+    FSDP_TRY(need_int(from, size, 1, place->size, &place->local_size, err));
+    return need_int(from, rank, 0, place->local_size - 1, &local_rank, err);
+}
+
+static fsdp_status copy_text(const char *name, const char *text, char *out, size_t out_size,
+                             fsdp_error *err)
+{
+    if (strlen(text) < out_size) {
+        memcpy(out, text, strlen(text) + 1);
+        return FSDP_OK;
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s is longer than %zu bytes", name, out_size - 1);
+}
+
+/* "host:port", "[::1]:port" */
+static fsdp_status take_master(const char *text, fsdp_place *place, fsdp_error *err)
+{
+    const char *colon = strrchr(text, ':');
+    size_t length = colon ? (size_t)(colon - text) : 0;
+    bool is_bracketed = length >= 2 && text[0] == '[' && colon[-1] == ']';
+    if (is_bracketed) {
+        text++;
+        length -= 2;
+    }
+    if (length == 0 || length >= sizeof place->host ||
+        !fsdp_parse_int(colon + 1, 1, 65535, &place->port))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "FSDP_MASTER is '%s': HOST:PORT is needed, where rank 0 listens", text);
+    memcpy(place->host, text, length);
+    place->host[length] = '\0';
+    return FSDP_OK;
+}
+
+/* --- the launchers ---------------------------------------------------------------------------- */
+
+static fsdp_status detect_variables(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *master, *job = variable(from, "FSDP_JOB_ID");
+    FSDP_TRY(need_ranks(from, "FSDP_RANK", "FSDP_WORLD_SIZE", place, err));
+    FSDP_TRY(maybe_int(from, "FSDP_LOCAL_WORLD_SIZE", 1, place->size, &place->local_size, err));
+    if (place->size == 1)
+        return FSDP_OK;
+    FSDP_TRY(need(from, "FSDP_MASTER", &master, err));
+    FSDP_TRY(take_master(master, place, err));
+    return copy_text("FSDP_JOB_ID", job ? job : "", place->job, sizeof place->job, err);
+}
+
+static fsdp_status detect_torchrun(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *host, *run = variable(from, "TORCHELASTIC_RUN_ID");
+    const char *restart = variable(from, "TORCHELASTIC_RESTART_COUNT");
+    const char *store = variable(from, "TORCHELASTIC_USE_AGENT_STORE");
+    FSDP_TRY(need_ranks(from, "RANK", "WORLD_SIZE", place, err));
+    FSDP_TRY(need_local(from, "LOCAL_RANK", "LOCAL_WORLD_SIZE", place, err));
+    FSDP_TRY(need(from, "MASTER_ADDR", &host, err));
+    FSDP_TRY(need_int(from, "MASTER_PORT", 1, 65535, &place->port, err));
+    FSDP_TRY(copy_text("MASTER_ADDR", host, place->host, sizeof place->host, err));
+    place->has_store = store ? strcmp(store, "True") == 0 : run != NULL;
+    int n =
+        snprintf(place->job, sizeof place->job, "%s/%s", run ? run : "", restart ? restart : "");
+    if (n < 0 || (size_t)n >= sizeof place->job)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "TORCHELASTIC_RUN_ID is too long");
+    return FSDP_OK;
+}
+
+static fsdp_status detect_open_mpi(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    FSDP_TRY(need_ranks(from, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", place, err));
+    return maybe_int(from, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, place->size, &place->local_size, err);
+}
+
+static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    place->size = 0; /* MPI knows */
+    return need_int(from, "PMIX_RANK", 0, FSDP_MAX_RANKS - 1, &place->rank, err);
+}
+
+/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed at. */
+static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
+{
+    size_t length = strcspn(list, "[,");
+    const char *number = list[length] == '[' ? list + length + 1 : "";
+    size_t digits = strspn(number, "0123456789");
+    const char *end = list[length] == '[' ? strchr(list + length, ']') : NULL;
+    bool is_plain = list[length] != '[' || (digits > 0 && end && (end[1] == ',' || end[1] == '\0'));
+    int n = snprintf(place->host, sizeof place->host, "%.*s%.*s", (int)length, list, (int)digits,
+                     number);
+    if (is_plain && n > 0 && (size_t)n < sizeof place->host)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "cannot tell the first host of '%s': set FSDP_MASTER=HOST:PORT", list);
+}
+
+/* Ranks that know nothing but the job's id listen at the same port. */
+static int port_of(const char *job)
+{
+    uint32_t hash = 2166136261u;
+    for (; *job; job++)
+        hash = (hash ^ (unsigned char)*job) * 16777619u;
+    return FIRST_PORT + (int)(hash % PORTS);
+}
+
+static fsdp_status detect_slurm(const environment *from, fsdp_place *place, fsdp_error *err)
+{
+    const char *master = variable(from, "FSDP_MASTER"), *job = variable(from, "SLURM_JOB_ID");
+    const char *step = variable(from, "SLURM_STEP_ID");
+    const char *hosts = variable(from, "SLURM_STEP_NODELIST");
+    int local_rank;
+    FSDP_TRY(need_ranks(from, "SLURM_PROCID", "SLURM_NTASKS", place, err));
+    FSDP_TRY(need_int(from, "SLURM_LOCALID", 0, place->size - 1, &local_rank, err));
+    if (!hosts)
+        hosts = variable(from, "SLURM_NODELIST");
+    snprintf(place->job, sizeof place->job, "slurm %s.%s", job ? job : "", step ? step : "");
+    place->port = port_of(place->job);
+    if (master)
+        return take_master(master, place, err);
+    return first_host(hosts ? hosts : FSDP_LOOPBACK, place, err);
+}
+
+/* A batch script has the variables of rank 0, and is no rank: only steps (srun) are. */
+static bool is_slurm_step(const environment *from)
+{
+    return variable(from, "SLURM_PROCID") &&
+           (variable(from, "SLURM_STEP_ID") || !variable(from, "SLURM_JOB_ID"));
+}
+
+typedef struct launcher {
+    fsdp_launcher kind;
+    const char *set, *name;
+    const char *begins[5]; /* any of them begins the set */
+    fsdp_status (*detect)(const environment *from, fsdp_place *place, fsdp_error *err);
+} launcher;
+
+/* In this order. */
+static const launcher launchers[] = {
+    {FSDP_LAUNCHED_VARIABLES,
+     "FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER",
+     "FSDP_RANK and FSDP_WORLD_SIZE",
+     {"FSDP_RANK", "FSDP_WORLD_SIZE"},
+     detect_variables},
+    {FSDP_LAUNCHED_TORCHRUN,
+     "torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, "
+     "MASTER_PORT)",
+     "torchrun (RANK)",
+     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+     detect_torchrun},
+    {FSDP_LAUNCHED_OPEN_MPI,
+     "mpirun's variables",
+     "mpirun (OMPI_COMM_WORLD_RANK)",
+     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+     detect_open_mpi},
+    {FSDP_LAUNCHED_PMIX, "PMIx's variables", "PMIx (PMIX_RANK)", {"PMIX_RANK"}, detect_pmix},
+    {FSDP_LAUNCHED_SLURM,
+     "srun's variables (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID)",
+     "srun (SLURM_PROCID)",
+     {"SLURM_PROCID"},
+     detect_slurm},
+};
+
+const char *fsdp_launcher_name(fsdp_launcher kind)
+{
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        if (launchers[i].kind == kind)
+            return launchers[i].name;
+    return "nobody";
+}
+
+fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err)
+{
+    fsdp_place place = {.size = 1, .local_size = -1};
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++) {
+        const environment from = {get, user, launchers[i].set};
+        if (!has_any(&from, launchers[i].begins) ||
+            (launchers[i].kind == FSDP_LAUNCHED_SLURM && !is_slurm_step(&from)))
+            continue;
+        place.launcher = launchers[i].kind;
+        FSDP_TRY(launchers[i].detect(&from, &place, err));
+        break;
+    }
+    *place_out = place;
+    return FSDP_OK;
+}

@@ -1,0 +1,110 @@
+/*
+ * The inside of fsdp_launch: options -> where this process stands -> how the ranks run -> their worlds.
+ *
+ *   launch_options.c     takes the options out of argv, and from FSDP_*
+ *   launch_detect.c      who started this process: nobody, torchrun, mpirun, srun, ...
+ *   launch.c             decides, and runs the one rank of this process
+ *   launch_processes.c   --np: ranks as forked processes, and their supervisor
+ *   launch_threads.c     --threads
+ *   launch_connect.c     ranks that somebody else started meet
+ *   launch_world.c       what a world is made of, around a control plane
+ */
+#ifndef FSDP_LAUNCH_INTERNAL_H
+#define FSDP_LAUNCH_INTERNAL_H
+
+#include "runtime/meet/socket.h"
+#include "runtime/launch/world_internal.h"
+#include <fsdp/launch.h>
+
+enum { FSDP_MAX_LOCAL_RANKS = 1024, FSDP_MAX_RANKS = 65536, FSDP_JOB_SIZE = 256 };
+
+/* --- options ---------------------------------------------------------------------------------- */
+
+typedef enum fsdp_comm_choice {
+    FSDP_COMM_AUTO = 0, FSDP_COMM_SELF, FSDP_COMM_THREADS, FSDP_COMM_SHM, FSDP_COMM_MPI,
+    FSDP_COMM_TCP
+} fsdp_comm_choice;
+
+typedef struct fsdp_launch_options {
+    int np, threads;           /* 0: not given */
+    fsdp_comm_choice comm;
+    const char *device;
+    int deadline_ms;
+    const char *trace;         /* NULL: none */
+    bool check, is_verbose;
+    const char *host;          /* FSDP_HOST_ID: ranks that say the same are on one host; NULL: found out */
+    const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
+    int argc;                  /* what is left for the program */
+    char **argv;               /* ends with NULL; from base/mem.h, the strings are the caller's */
+} fsdp_launch_options;
+
+/* Of the environment, so that tests bring their own. NULL: not set. */
+typedef const char *(*fsdp_getenv)(void *user, const char *name);
+
+fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *user,
+                                     fsdp_launch_options *options_out, fsdp_error *err);
+void fsdp_launch_options_release(fsdp_launch_options *options);
+const char *fsdp_comm_choice_name(fsdp_comm_choice comm);
+
+/* A whole number and nothing else. */
+bool fsdp_parse_int(const char *text, int64_t least, int64_t most, int *value_out);
+
+/* --- who started this process ----------------------------------------------------------------- */
+
+typedef enum fsdp_launcher {
+    FSDP_LAUNCHED_BARE = 0, FSDP_LAUNCHED_VARIABLES, FSDP_LAUNCHED_TORCHRUN, FSDP_LAUNCHED_OPEN_MPI,
+    FSDP_LAUNCHED_PMIX, FSDP_LAUNCHED_SLURM
+} fsdp_launcher;
+
+typedef struct fsdp_place {
+    fsdp_launcher launcher;
+    int rank, size;            /* PMIX: size 0, which MPI knows */
+    int local_size;            /* -1: not said */
+    char host[FSDP_HOST_SIZE]; /* where ranks meet; "" under MPI */
+    int port;
+    bool has_store;            /* a torchrun store listens there, not rank 0 */
+    char job[FSDP_JOB_SIZE];
+} fsdp_place;
+
+/* A set of variables that is begun must be whole: FSDP_ERR_USAGE names what is missing. */
+fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err);
+/* "mpirun (OMPI_COMM_WORLD_RANK)" */
+const char *fsdp_launcher_name(fsdp_launcher launcher);
+
+/* --- how the ranks run ------------------------------------------------------------------------ */
+
+typedef enum fsdp_launch_mode {
+    FSDP_MODE_SELF = 0, FSDP_MODE_PROCESSES, FSDP_MODE_THREADS, FSDP_MODE_TCP, FSDP_MODE_MPI
+} fsdp_launch_mode;
+
+/* Pure. FSDP_ERR_USAGE says which two things contradict each other. */
+fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_place *place,
+                               fsdp_launch_mode *mode_out, fsdp_error *err);
+
+/* --- ranks ------------------------------------------------------------------------------------ */
+
+/* What all ranks of this process run. */
+typedef struct fsdp_launch_job {
+    const fsdp_launch_options *options;
+    fsdp_rank_main body;
+    void *user;
+    /* Told of a rank's failure before its world ends, that is before the others can see it. NULL: nobody. */
+    void (*failed)(void *listener, int rank, int code);
+    void *listener;
+} fsdp_launch_job;
+
+/* The world of one rank, body, the end of the world. Takes ctl and fabric (NULL: chosen here, collective).
+ * Returns the exit code; errors are said on standard error. */
+int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric);
+
+/* For errors before there is a rank. */
+int fsdp_launch_fail(const fsdp_error *err);
+
+int fsdp_launch_processes(const fsdp_launch_job *job);
+int fsdp_launch_threads(const fsdp_launch_job *job);
+int fsdp_launch_mpi(const fsdp_launch_job *job);
+/* Ranks that torchrun, srun or FSDP_* started. */
+fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
+                                fsdp_error *err);
+
+#endif

@@ -1,0 +1,317 @@
+/*
+ * The supervisor of forked ranks. See launch_supervise.h.
+ *
+ * Which rank failed first: a rank that fails leaves a note in a pipe before the others can see it. One
+ * that crashed could not; its death counts as earlier than the errors that it causes in the others, which
+ * mostly have the code of a lost peer.
+ *
+ * Ranks are a process group of their own, so that what a terminal or `timeout` sends to the parent's
+ * group reaches them once, through the parent.
+ */
+#include "runtime/launch/launch_supervise.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "statedict/ctl_backend.h"
+
+enum { NOTICE_MS = 2000 };
+
+static const int forwarded[] = {SIGTERM, SIGINT,  SIGHUP,  SIGQUIT,
+                                SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
+enum { FORWARDED = sizeof forwarded / sizeof *forwarded };
+
+typedef struct note {
+    int32_t rank, code;
+} note;
+
+typedef struct process {
+    pid_t pid; /* 0: not started */
+    bool has_ended;
+    int code;     /* 128 + N: killed by signal N */
+    int signal;   /* the N; 0: it ended by itself */
+    int noted;    /* the code it left in the pipe; 0: none */
+    int noted_at; /* its place among the notes */
+} process;
+
+struct fsdp_supervisor {
+    int size, deadline_ms, running, notes;
+    int pipe[2];
+    sigset_t waited, before;
+    struct sigaction child_before; /* what SIGCHLD did */
+    process *ranks;
+    bool has_failed; /* a rank has ended, and not well */
+    bool is_ending;  /* the rest is being ended */
+    int first;       /* the rank that failed first; -1: not known yet */
+    int first_code;
+    int left;                 /* the rank that ended first with code 0; -1: none */
+    int64_t term_ms, kill_ms; /* when the rest is sent these; INT64_MAX: not, or done */
+    bool sent[NSIG];          /* what was passed on, or sent to end them */
+};
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out,
+                                   fsdp_error *err)
+{
+    fsdp_supervisor *made = fsdp_alloc(1, sizeof *made);
+    process *ranks = fsdp_alloc((size_t)size, sizeof *ranks);
+    bool has_pipe = made && ranks && pipe2(made->pipe, O_CLOEXEC | O_NONBLOCK) == 0;
+    if (!has_pipe) {
+        fsdp_status status = made && ranks
+                                 ? fsdp_fail_errno(err, errno, "cannot make a pipe for the ranks")
+                                 : fsdp_fail_memory(err, "the ranks' supervisor");
+        fsdp_free(made);
+        fsdp_free(ranks);
+        return status;
+    }
+    made->size = size;
+    made->deadline_ms = deadline_ms;
+    made->ranks = ranks;
+    made->first = made->left = -1;
+    made->term_ms = made->kill_ms = INT64_MAX;
+    sigemptyset(&made->waited);
+    sigaddset(&made->waited, SIGCHLD);
+    for (int i = 0; i < FORWARDED; i++)
+        sigaddset(&made->waited, forwarded[i]);
+    (void)sigprocmask(SIG_BLOCK, &made->waited, &made->before);
+    /* Where it is ignored, which a program inherits, the kernel takes the ranks' ends away. */
+    (void)sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &made->child_before);
+    *supervisor_out = made;
+    return FSDP_OK;
+}
+
+static void restore_signals(const fsdp_supervisor *supervisor)
+{
+    (void)sigaction(SIGCHLD, &supervisor->child_before, NULL);
+    (void)sigprocmask(SIG_SETMASK, &supervisor->before, NULL);
+}
+
+void fsdp_supervisor_free(fsdp_supervisor *supervisor)
+{
+    if (!supervisor)
+        return;
+    restore_signals(supervisor);
+    close(supervisor->pipe[0]);
+    close(supervisor->pipe[1]);
+    fsdp_free(supervisor->ranks);
+    fsdp_free(supervisor);
+}
+
+/* Said by both sides, because either may be first. */
+static void join_group(const fsdp_supervisor *supervisor, pid_t pid)
+{
+    pid_t leader = supervisor->ranks[0].pid;
+    (void)setpgid(pid, leader);
+}
+
+void fsdp_supervisor_add(fsdp_supervisor *supervisor, int rank, pid_t pid)
+{
+    supervisor->ranks[rank].pid = pid;
+    supervisor->running++;
+    join_group(supervisor, pid);
+}
+
+void fsdp_supervisor_leave(fsdp_supervisor *supervisor, int rank)
+{
+    join_group(supervisor, 0);
+    (void)rank;
+    restore_signals(supervisor);
+}
+
+void fsdp_supervisor_note(void *supervisor, int rank, int code)
+{
+    const fsdp_supervisor *mine = supervisor;
+    const note what = {rank, code};
+    (void)!write(mine->pipe[1], &what, sizeof what);
+}
+
+/* --- who failed ------------------------------------------------------------------------------- */
+
+static void read_notes(fsdp_supervisor *supervisor)
+{
+    note what;
+    while (read(supervisor->pipe[0], &what, sizeof what) == (ssize_t)sizeof what) {
+        process *rank = &supervisor->ranks[what.rank];
+        rank->noted = what.code & 0xff;
+        rank->noted_at = supervisor->notes++;
+    }
+}
+
+/* What ended by what this process sent is no failure of its own. */
+static bool is_ours(const fsdp_supervisor *supervisor, const process *rank)
+{
+    return rank->signal != 0 && supervisor->sent[rank->signal] &&
+           (supervisor->first >= 0 || rank->signal != SIGKILL);
+}
+
+/* The smaller the earlier; -1: it has not failed. */
+static int lateness(const fsdp_supervisor *supervisor, const process *rank)
+{
+    int code = rank->noted ? rank->noted : rank->has_ended ? rank->code : 0;
+    int place = rank->noted ? rank->noted_at : 0;
+    if (code == 0)
+        return -1;
+    if (rank->has_ended && rank->signal != 0 && !rank->noted)
+        return 0;
+    return (code == FSDP_ERR_PEER ? 2 : 1) * (supervisor->size + 1) + place;
+}
+
+static void say_how(const process *rank, int number)
+{
+    if (rank->has_ended && rank->signal != 0)
+        fprintf(stderr, "fsdp: rank %d was killed by signal %d (%s)\n", number, rank->signal,
+                strsignal(rank->signal));
+    else
+        fprintf(stderr, "fsdp: rank %d ended with exit code %d\n", number,
+                rank->noted ? rank->noted : rank->code);
+}
+
+/* The rank that failed first, as far as is known; -1: none has. */
+static int find_first(const fsdp_supervisor *supervisor)
+{
+    int earliest = -1, first = -1;
+    for (int i = 0; i < supervisor->size; i++) {
+        int late = lateness(supervisor, &supervisor->ranks[i]);
+        if (late >= 0 && (earliest < 0 || late < earliest)) {
+            earliest = late;
+            first = i;
+        }
+    }
+    return first;
+}
+
+static void settle_first(fsdp_supervisor *supervisor, int first)
+{
+    const process *rank = &supervisor->ranks[first];
+    supervisor->first = first;
+    supervisor->first_code = rank->noted ? rank->noted : rank->code;
+    if (!is_ours(supervisor, rank) || rank->noted)
+        say_how(rank, first);
+    if (supervisor->first_code == FSDP_ERR_PEER && supervisor->left >= 0)
+        fprintf(stderr,
+                "fsdp: rank %d has ended with exit code 0: it called exit, or made "
+                "fewer calls\n",
+                supervisor->left);
+}
+
+/* --- ending ----------------------------------------------------------------------------------- */
+
+static void send_all(fsdp_supervisor *supervisor, int number)
+{
+    supervisor->sent[number] = true;
+    for (int i = 0; i < supervisor->size; i++)
+        if (supervisor->ranks[i].pid > 0 && !supervisor->ranks[i].has_ended)
+            (void)kill(supervisor->ranks[i].pid, number);
+}
+
+static void begin_to_end(fsdp_supervisor *supervisor, int64_t now_ms, int64_t notice_ms)
+{
+    int64_t quarter_ms = supervisor->deadline_ms / 4;
+    supervisor->term_ms = now_ms + (notice_ms < quarter_ms ? notice_ms : quarter_ms);
+    supervisor->kill_ms = now_ms + supervisor->deadline_ms;
+    supervisor->is_ending = true;
+}
+
+static void end_in_time(fsdp_supervisor *supervisor, int64_t now_ms)
+{
+    if (now_ms >= supervisor->term_ms) {
+        supervisor->term_ms = INT64_MAX;
+        send_all(supervisor, SIGTERM);
+        send_all(supervisor, SIGCONT); /* a stopped one learns it, too */
+    }
+    if (now_ms >= supervisor->kill_ms) {
+        supervisor->kill_ms = INT64_MAX;
+        send_all(supervisor, SIGKILL);
+    }
+}
+
+/* False: it runs. When something else in this process has waited for it, nobody knows how it ended. */
+static bool look_for_end(process *rank, int number)
+{
+    int status;
+    pid_t ended = waitpid(rank->pid, &status, WNOHANG);
+    if (ended == 0 || (ended < 0 && errno != ECHILD))
+        return false;
+    rank->has_ended = true;
+    if (ended < 0) {
+        rank->code = FSDP_ERR_INTERNAL;
+        fprintf(stderr, "fsdp: how rank %d ended is lost: something else took its exit code\n",
+                number);
+        return true;
+    }
+    rank->signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    rank->code = rank->signal ? 128 + rank->signal : WEXITSTATUS(status);
+    return true;
+}
+
+/* Of those that die later by a signal of their own people want to know, too. */
+static void reap(fsdp_supervisor *supervisor)
+{
+    bool had_failed = supervisor->first >= 0;
+    for (int i = 0; i < supervisor->size; i++) {
+        process *rank = &supervisor->ranks[i];
+        if (rank->pid == 0 || rank->has_ended || !look_for_end(rank, i))
+            continue;
+        supervisor->running--;
+        supervisor->has_failed = supervisor->has_failed || rank->code != 0;
+        if (rank->code == 0 && supervisor->left < 0)
+            supervisor->left = i;
+        if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
+            say_how(rank, i);
+    }
+    read_notes(supervisor);
+}
+
+/* A lost peer may be all that is seen at first: a process that crashes lets its connections go before it
+ * has ended. So that is the answer only when no other failure shows up in time. */
+static void judge(fsdp_supervisor *supervisor, int64_t now_ms)
+{
+    int first = supervisor->has_failed && supervisor->first < 0 ? find_first(supervisor) : -1;
+    if (first < 0)
+        return;
+    const process *rank = &supervisor->ranks[first];
+    if (!supervisor->is_ending)
+        begin_to_end(supervisor, now_ms, NOTICE_MS);
+    if ((rank->noted ? rank->noted : rank->code) != FSDP_ERR_PEER || supervisor->running == 0 ||
+        now_ms >= supervisor->term_ms)
+        settle_first(supervisor, first);
+}
+
+/* --- the loop --------------------------------------------------------------------------------- */
+
+static void wait_for_signal(fsdp_supervisor *supervisor)
+{
+    int64_t next_ms =
+        supervisor->term_ms < supervisor->kill_ms ? supervisor->term_ms : supervisor->kill_ms;
+    int64_t left_ms = next_ms == INT64_MAX ? 1000 : fsdp_poll_ms(next_ms);
+    struct timespec left = {.tv_sec = (time_t)(left_ms / 1000),
+                            .tv_nsec = (long)(left_ms % 1000) * 1000000};
+    int number = sigtimedwait(&supervisor->waited, NULL, &left);
+    if (number <= 0 || number == SIGCHLD)
+        return;
+    send_all(supervisor, number);
+    if (number == SIGTSTP)
+        (void)raise(SIGSTOP);
+}
+
+int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed)
+{
+    if (is_failed)
+        begin_to_end(supervisor, fsdp_now_ms(), 0);
+    while (supervisor->running > 0) {
+        wait_for_signal(supervisor);
+        reap(supervisor);
+        int64_t now_ms = fsdp_now_ms(); /* one for both: who is ended was judged before */
+        judge(supervisor, now_ms);
+        end_in_time(supervisor, now_ms);
+    }
+    return supervisor->first_code;
+}

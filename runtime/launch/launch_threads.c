@@ -1,0 +1,269 @@
+/*
+ * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's
+ * files.
+ *
+ * A thread cannot be ended from outside: when one has failed the others learn it from their next call,
+ * and who is still at work when the deadline has passed ends with the process.
+ */
+#include "runtime/launch/launch_internal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+#include "statedict/ctl_backend.h"
+
+enum { STACK_SIZE = 8 << 20, LATE_MS = 3000 };
+
+typedef struct thread_group thread_group;
+
+typedef struct thread_rank {
+    thread_group *group;
+    fsdp_ctl *ctl;
+    fsdp_fabric *fabric;
+    pthread_t thread;
+} thread_rank;
+
+struct thread_group {
+    fsdp_launch_job job;
+    int size, started, ended;
+    thread_rank *ranks;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int first_code; /* by time */
+    int64_t failed_ms;
+};
+
+/* Of this process, also for what runs when it exits. */
+static atomic_int ranks_at_work;
+static pid_t rank_process;
+
+/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not so in
+ * processes that a rank has forked. */
+static void check_exit(void)
+{
+    int at_work = atomic_load(&ranks_at_work);
+    if (at_work < 2 || getpid() != rank_process)
+        return;
+    fprintf(stderr,
+            "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
+            at_work);
+    _exit(FSDP_ERR_PEER);
+}
+
+static void note_failure(void *listener, int rank, int code)
+{
+    thread_group *group = listener;
+    (void)rank;
+    pthread_mutex_lock(&group->lock);
+    if (group->first_code == 0) {
+        group->first_code = code;
+        group->failed_ms = fsdp_now_ms();
+        pthread_cond_signal(&group->changed);
+    }
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void *run_thread(void *user)
+{
+    thread_rank *rank = user;
+    thread_group *group = rank->group;
+    int number = fsdp_ctl_rank(rank->ctl);
+    int code = fsdp_launch_rank(&group->job, rank->ctl, rank->fabric);
+    atomic_fetch_sub(&ranks_at_work, 1);
+    if (code != 0)
+        note_failure(group, number, code);
+    pthread_mutex_lock(&group->lock);
+    group->ended++;
+    pthread_cond_signal(&group->changed);
+    pthread_mutex_unlock(&group->lock);
+    return NULL;
+}
+
+/* --- starting --------------------------------------------------------------------------------- */
+
+/* The program's own stack limit where that is larger. */
+static size_t stack_size(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+        limit.rlim_cur < STACK_SIZE)
+        return STACK_SIZE;
+    return (size_t)limit.rlim_cur;
+}
+
+static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
+{
+    size_t n = (size_t)group->size;
+    fsdp_ctl **ctls = fsdp_alloc(n, sizeof *ctls);
+    fsdp_fabric **fabrics = fsdp_alloc(n, sizeof *fabrics);
+    fsdp_status status = FSDP_OK;
+    if (!ctls || !fabrics)
+        status = fsdp_fail_memory(err, "threads as ranks");
+    if (status == FSDP_OK)
+        status = fsdp_ctl_threads(group->size, ctls, err);
+    if (status == FSDP_OK) {
+        status = fsdp_fabric_threads(group->size, group->job.options->deadline_ms, fabrics, err);
+        for (size_t i = 0; i < n && status != FSDP_OK; i++)
+            fsdp_ctl_free(ctls[i]);
+    }
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .fabric = fabrics[i]};
+    fsdp_free(ctls);
+    fsdp_free(fabrics);
+    return status;
+}
+
+/* A rank without a thread leaves at once, so that the others do not wait for it. */
+static void start_rank(thread_group *group, thread_rank *rank, const pthread_attr_t *attributes)
+{
+    fsdp_error err = {0};
+    atomic_fetch_add(&ranks_at_work, 1);
+    int failed = pthread_create(&rank->thread, attributes, run_thread, rank);
+    if (failed == 0) {
+        group->started++;
+        return;
+    }
+    atomic_fetch_sub(&ranks_at_work, 1);
+    (void)fsdp_fail_errno(&err, failed, "cannot start a thread for rank %d",
+                          fsdp_ctl_rank(rank->ctl));
+    note_failure(group, fsdp_ctl_rank(rank->ctl), fsdp_error_report(&err));
+    rank->fabric->ops->close(rank->fabric);
+    fsdp_ctl_free(rank->ctl);
+}
+
+/* --- ending ----------------------------------------------------------------------------------- */
+
+static struct timespec time_of(int64_t ms)
+{
+    return (struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+}
+
+/* How many ranks are still at work long after another has failed, and with what code. */
+static int wait_for_ranks(thread_group *group, int *first_code_out)
+{
+    const int64_t patience_ms = (int64_t)group->job.options->deadline_ms + LATE_MS;
+    bool in_time = true;
+    pthread_mutex_lock(&group->lock);
+    while (group->ended < group->started && in_time) {
+        if (group->first_code == 0) {
+            pthread_cond_wait(&group->changed, &group->lock);
+            continue;
+        }
+        struct timespec until = time_of(group->failed_ms + patience_ms);
+        (void)pthread_cond_timedwait(&group->changed, &group->lock, &until);
+        in_time = fsdp_now_ms() < group->failed_ms + patience_ms;
+    }
+    int at_work = group->started - group->ended;
+    *first_code_out = group->first_code;
+    pthread_mutex_unlock(&group->lock);
+    return at_work;
+}
+
+static void leave_at_once(int at_work, int code)
+{
+    fprintf(stderr, "fsdp: %d ranks are still at work after another has failed: ending them\n",
+            at_work);
+    _exit(code);
+}
+
+/* Once in a process, however often it launches. */
+static int watch_exit(void)
+{
+    if (rank_process == getpid())
+        return 0;
+    bool is_watched = rank_process != 0; /* by the process that forked this one */
+    rank_process = getpid();
+    atomic_store(&ranks_at_work, 0);
+    return is_watched || atexit(check_exit) == 0 ? 0 : ENOMEM;
+}
+
+static int init_locks(thread_group *group)
+{
+    pthread_condattr_t attributes;
+    int failed = pthread_condattr_init(&attributes);
+    if (failed)
+        return failed;
+    failed = pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    if (!failed)
+        failed = pthread_cond_init(&group->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    if (!failed && (failed = pthread_mutex_init(&group->lock, NULL)) != 0)
+        pthread_cond_destroy(&group->changed);
+    return failed;
+}
+
+static int run_threads(thread_group *group, const pthread_attr_t *attributes)
+{
+    fsdp_error err = {0};
+    int code = 0;
+    bool *has_thread = fsdp_alloc((size_t)group->size, sizeof *has_thread);
+    fsdp_status status =
+        has_thread ? connect_ranks(group, &err) : fsdp_fail_memory(&err, "threads as ranks");
+    if (status == FSDP_OK) {
+        for (int i = 0; i < group->size; i++) {
+            int before = group->started;
+            start_rank(group, &group->ranks[i], attributes);
+            has_thread[i] = group->started > before;
+        }
+        int at_work = wait_for_ranks(group, &code);
+        if (at_work > 0)
+            leave_at_once(at_work, code);
+        for (int i = 0; i < group->size; i++)
+            if (has_thread[i])
+                pthread_join(group->ranks[i].thread, NULL);
+    }
+    fsdp_free(has_thread);
+    return status == FSDP_OK ? code : fsdp_launch_fail(&err);
+}
+
+static int fail_setup(const thread_group *group, int failed)
+{
+    fsdp_error err = {0};
+    (void)fsdp_fail_errno(&err, failed, "cannot set up threads for %d ranks", group->size);
+    return fsdp_launch_fail(&err);
+}
+
+static int run_group(thread_group *group)
+{
+    pthread_attr_t attributes;
+    int failed = pthread_attr_init(&attributes), code;
+    if (failed)
+        return fail_setup(group, failed);
+    failed = pthread_attr_setstacksize(&attributes, stack_size());
+    if (!failed)
+        failed = watch_exit();
+    if (!failed)
+        failed = init_locks(group);
+    if (!failed) {
+        code = run_threads(group, &attributes);
+        pthread_mutex_destroy(&group->lock);
+        pthread_cond_destroy(&group->changed);
+    } else {
+        code = fail_setup(group, failed);
+    }
+    pthread_attr_destroy(&attributes);
+    return code;
+}
+
+int fsdp_launch_threads(const fsdp_launch_job *job)
+{
+    thread_group group = {.job = *job, .size = job->options->threads};
+    fsdp_error err = {0};
+    group.job.failed = note_failure;
+    group.job.listener = &group;
+    group.ranks = fsdp_alloc((size_t)group.size, sizeof *group.ranks);
+    if (!group.ranks) {
+        (void)fsdp_fail_memory(&err, "threads as ranks");
+        return fsdp_launch_fail(&err);
+    }
+    int code = run_group(&group);
+    fsdp_free(group.ranks);
+    return code;
+}

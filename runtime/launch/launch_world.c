@@ -1,0 +1,196 @@
+/* One rank: its world around a control plane, the program's body, the end. See launch_internal.h. */
+#include "runtime/launch/launch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/mem.h"
+#include "runtime/launch/mpi_library.h"
+#include "runtime/comm/wire_tcp.h"
+#include "statedict/ctl_backend.h"
+#include "statedict/lease_internal.h"
+
+enum { HOST_ID = 384 };
+
+/* --- hosts ------------------------------------------------------------------------------------ */
+
+/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
+ * their own) and the same network (sockets by which memory is passed). FSDP_HOST_ID stands for all that. */
+static void name_this_host(const char *given, char id_out[HOST_ID])
+{
+    fsdp_process self;
+    struct stat network = {0};
+    memset(id_out, 0, HOST_ID);
+    if (given) {
+        snprintf(id_out, HOST_ID, "%s", given);
+        return;
+    }
+    fsdp_process_self(&self);
+    (void)stat("/proc/self/ns/net", &network);
+    snprintf(id_out, HOST_ID, "%s %s %llu", self.boot, self.host,
+             (unsigned long long)network.st_ino);
+}
+
+/* Collective. */
+static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts *parts,
+                               fsdp_error *err)
+{
+    char mine[HOST_ID];
+    int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
+    char *all = fsdp_alloc((size_t)size, HOST_ID);
+    name_this_host(host, mine);
+    fsdp_status status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
+    for (int i = 0; i < size && status == FSDP_OK; i++) {
+        bool is_here = memcmp(all + (size_t)i * HOST_ID, mine, HOST_ID) == 0;
+        parts->local_size += is_here;
+        parts->local_rank += is_here && i < rank;
+    }
+    fsdp_free(all);
+    return status;
+}
+
+/* --- the world -------------------------------------------------------------------------------- */
+
+/* Over what has connected the ranks. */
+static fsdp_status open_wire(fsdp_ctl *ctl, int deadline_ms, fsdp_wire **wire_out, fsdp_error *err)
+{
+    const fsdp_mpi_functions *mpi = NULL;
+    if (strcmp(ctl->ops->name, "tcp") == 0)
+        return fsdp_wire_tcp(ctl, deadline_ms, wire_out, err);
+    fsdp_status status = fsdp_mpi_library_open(&mpi, err);
+    FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
+    return mpi->wire(ctl, wire_out, err);
+}
+
+static fsdp_status open_network(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                                fsdp_error *err)
+{
+    fsdp_wire *wire = NULL;
+    fsdp_status status = open_wire(parts->ctl, options->deadline_ms, &wire, err);
+    status = fsdp_ctl_agree(parts->ctl, status, err);
+    if (status == FSDP_OK)
+        return fsdp_fabric_message(parts->ctl, wire, options->deadline_ms, &parts->fabric, err);
+    if (wire)
+        wire->ops->close(wire);
+    return status;
+}
+
+/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or another way
+ * was asked for. */
+static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                               fsdp_error *err)
+{
+    int size = fsdp_ctl_size(parts->ctl);
+    bool is_one_host = parts->local_size == size;
+    if (size == 1)
+        return fsdp_fabric_self(&parts->fabric, err);
+    if (options->comm == FSDP_COMM_SHM && !is_one_host)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s shm: only %d of %d ranks are on the host of rank %d, and memory "
+                         "reaches no further",
+                         options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
+    if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
+        return open_network(options, parts, err);
+    return fsdp_fabric_shm(parts->ctl, options->deadline_ms, &parts->fabric, err);
+}
+
+static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                              fsdp_error *err)
+{
+    FSDP_TRY(fsdp_device_open(options->device, &parts->device, err));
+    if (options->check)
+        FSDP_TRY(fsdp_device_watch(&parts->device, err));
+    if (!options->trace)
+        return FSDP_OK;
+    return fsdp_trace_open(options->trace, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
+}
+
+static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                              fsdp_error *err)
+{
+    fsdp_ctl_set_deadline(parts->ctl, options->deadline_ms);
+    FSDP_TRY(count_hosts(parts->ctl, options->host, parts, err));
+    FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_local(options, parts, err), err));
+    fsdp_status status = parts->fabric ? FSDP_OK : open_fabric(options, parts, err);
+    return fsdp_ctl_agree(parts->ctl, status, err);
+}
+
+/* What was made before the failure goes with a world that nobody sees. */
+static void drop_parts(const fsdp_world_parts *parts)
+{
+    fsdp_world *world = NULL;
+    if (fsdp_world_create(parts, &world, NULL) == FSDP_OK)
+        fsdp_world_free(world);
+}
+
+static int exit_code_of(fsdp_status status, const fsdp_error *err, int rank)
+{
+    /* agreed on: the rank that failed says why */
+    if (err->rank == rank || status == FSDP_ERR_PEER)
+        (void)fsdp_error_report(err);
+    return (int)status;
+}
+
+/* What the trace could not write is this rank's failure, when nothing else is. */
+static int end_world(fsdp_world *world, int code)
+{
+    fsdp_error err = {0};
+    fsdp_trace *trace = world->parts.trace;
+    world->parts.trace = NULL;
+    fsdp_world_free(world);
+    fsdp_status status = fsdp_trace_close(trace, &err);
+    if (status == FSDP_OK)
+        return code;
+    (void)fsdp_error_report(&err);
+    return code != 0 ? code : (int)status;
+}
+
+/* A process can only end with eight bits: what is left of others must not look like success. */
+static int to_exit_code(int code, int rank)
+{
+    fsdp_error err = {0};
+    if (code == 0 || (code & 0xff) != 0)
+        return code;
+    (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "rank %d returned %d, as exit code that would be 0",
+                    rank, code);
+    return fsdp_error_report(&err);
+}
+
+static int run_body(const fsdp_launch_job *job, fsdp_world *world)
+{
+    const fsdp_launch_options *options = job->options;
+    char **argv = fsdp_alloc((size_t)options->argc + 1, sizeof *argv);
+    fsdp_error err = {0};
+    if (!argv) {
+        (void)fsdp_fail_memory(&err, "the program's arguments");
+        return fsdp_error_report(&err);
+    }
+    memcpy(argv, options->argv, (size_t)options->argc * sizeof *argv);
+    int code = job->body(world, options->argc, argv, job->user);
+    fsdp_free(argv);
+    return to_exit_code(code, fsdp_world_rank(world));
+}
+
+int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric)
+{
+    fsdp_error err = {0};
+    fsdp_world *world = NULL;
+    int rank = fsdp_ctl_rank(ctl), code;
+    fsdp_world_parts parts = {.ctl = ctl,
+                              .fabric = fabric,
+                              .check = job->options->check,
+                              .deadline_ms = job->options->deadline_ms};
+    fsdp_status status = fill_parts(job->options, &parts, &err);
+    bool has_parts = status != FSDP_OK;
+    if (status == FSDP_OK) {
+        status = fsdp_world_create(&parts, &world, &err);
+        err.rank = rank;
+    }
+    code = world ? run_body(job, world) : exit_code_of(status, &err, rank);
+    if (code != 0 && job->failed)
+        job->failed(job->listener, rank, code);
+    if (has_parts)
+        drop_parts(&parts);
+    return world ? end_world(world, code) : code;
+}

@@ -1,0 +1,14 @@
+/* The table by which libfsdp finds this library's functions. See mpi_library.h. */
+#include "runtime/launch/mpi_library.h"
+
+#include <fsdp/ctl_mpi.h>
+
+#include "runtime/comm/wire_mpi.h"
+
+const fsdp_mpi_functions fsdp_mpi_table = {
+    .version = FSDP_MPI_TABLE_VERSION,
+    .set_deadline = fsdp_ctl_mpi_set_deadline,
+    .ctl_world = fsdp_ctl_mpi_world,
+    .wire = fsdp_wire_mpi,
+    .finalize = fsdp_mpi_finalize,
+};

@@ -1,0 +1,336 @@
+/*
+ * Worlds: the ranks of one program and the communicators between them. A communicator is made once per set of
+ * ranks, by all ranks in one order, and kept; each is a lane that streams take turns on. See world.h.
+ */
+#include "runtime/launch/world_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+/* --- making one ------------------------------------------------------------------------------- */
+
+static void free_parts(const fsdp_world_parts *parts)
+{
+    if (parts->fabric)
+        parts->fabric->ops->close(parts->fabric);
+    fsdp_ctl_free(parts->ctl);
+    fsdp_device_close(parts->device);
+    (void)!fsdp_trace_close(parts->trace, NULL);
+}
+
+fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_out,
+                              fsdp_error *err)
+{
+    fsdp_world *world = fsdp_alloc(1, sizeof *world);
+    if (!world) {
+        free_parts(parts);
+        return fsdp_fail_memory(err, "a world");
+    }
+    world->parts = *parts;
+    world->rank = fsdp_ctl_rank(parts->ctl);
+    world->size = fsdp_ctl_size(parts->ctl);
+    fsdp_ctl_set_deadline(parts->ctl, parts->deadline_ms);
+    *world_out = world;
+    return FSDP_OK;
+}
+
+static void free_lane(fsdp_lane *lane)
+{
+    if (!lane)
+        return;
+    fsdp_comm_free(lane->comm);
+    fsdp_free(lane->ranks);
+    fsdp_free(lane);
+}
+
+void fsdp_world_free(fsdp_world *world)
+{
+    if (!world)
+        return;
+    for (size_t i = 0; i < world->lane_count; i++)
+        free_lane(world->lanes[i]);
+    fsdp_free(world->lanes);
+    free_parts(&world->parts);
+    fsdp_free(world);
+}
+
+int fsdp_world_rank(const fsdp_world *world)
+{
+    return world->rank;
+}
+
+int fsdp_world_size(const fsdp_world *world)
+{
+    return world->size;
+}
+
+int fsdp_world_local_rank(const fsdp_world *world)
+{
+    return world->parts.local_rank;
+}
+
+int fsdp_world_local_size(const fsdp_world *world)
+{
+    return world->parts.local_size;
+}
+
+fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
+{
+    return world->parts.ctl;
+}
+
+fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
+{
+    double *all = fsdp_alloc((size_t)world->size, sizeof *all), sum = 0;
+    /* Without room the call fails on all ranks: none waits for this one. */
+    fsdp_status status = fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, all, err);
+    for (int i = 0; i < world->size && status == FSDP_OK; i++)
+        sum += all[i];
+    if (!all)
+        status = fsdp_fail_memory(err, "the values of all ranks");
+    fsdp_free(all);
+    if (status == FSDP_OK)
+        *value = sum / world->size;
+    return status;
+}
+
+/* --- lanes ------------------------------------------------------------------------------------ */
+
+static fsdp_lane *find_lane(const fsdp_world *world, const int *ranks, int size, bool is_separate)
+{
+    for (size_t i = 0; i < world->lane_count; i++) {
+        fsdp_lane *lane = world->lanes[i];
+        if (lane->size == size && lane->is_separate == is_separate &&
+            memcmp(lane->ranks, ranks, (size_t)size * sizeof *ranks) == 0)
+            return lane;
+    }
+    return NULL;
+}
+
+static fsdp_lane *make_lane(const int *ranks, int size, bool is_separate)
+{
+    fsdp_lane *lane = fsdp_alloc(1, sizeof *lane);
+    int *copy = fsdp_alloc((size_t)size, sizeof *copy);
+    if (!lane || !copy) {
+        fsdp_free(lane);
+        fsdp_free(copy);
+        return NULL;
+    }
+    memcpy(copy, ranks, (size_t)size * sizeof *ranks);
+    *lane = (fsdp_lane){.ranks = copy, .size = size, .is_separate = is_separate};
+    return lane;
+}
+
+/* A rank without memory for it must not let the others wait: all agree before they begin. */
+static fsdp_status add_lane(fsdp_world *world, const int *ranks, int size, bool is_separate,
+                            fsdp_lane **lane_out, fsdp_error *err)
+{
+    fsdp_fabric *fabric = world->parts.fabric;
+    bool has_room =
+        fsdp_grow(&world->lanes, &world->lane_room, world->lane_count + 1, sizeof(fsdp_lane *));
+    fsdp_lane *lane = has_room ? make_lane(ranks, size, is_separate) : NULL;
+    fsdp_status status = lane ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status == FSDP_OK)
+        status = fabric->ops->comm_create(fabric, ranks, size, &lane->comm, err);
+    if (status != FSDP_OK) {
+        free_lane(lane);
+        return status;
+    }
+    world->lanes[world->lane_count++] = lane;
+    *lane_out = lane;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_world_lane_of(fsdp_world *world, const int *ranks, int size, bool is_separate,
+                               fsdp_lane **lane_out, fsdp_error *err)
+{
+    fsdp_lane *lane = find_lane(world, ranks, size, is_separate);
+    if (!lane)
+        FSDP_TRY(add_lane(world, ranks, size, is_separate, &lane, err));
+    *lane_out = lane->comm ? lane : NULL;
+    return FSDP_OK;
+}
+
+/* --- meshes ----------------------------------------------------------------------------------- */
+
+/* The dims from `dim` to `last`, seen as one: runs of ranks at equal steps. */
+typedef struct mesh_span {
+    int64_t size, step, blocks;
+} mesh_span;
+
+static mesh_span span_of(const fsdp_mesh *mesh, int dim, int last)
+{
+    mesh_span span = {.size = 1, .step = 1, .blocks = 1};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        *(i < dim     ? &span.blocks
+          : i <= last ? &span.size
+                      : &span.step) *= fsdp_mesh_dim_size(mesh, i);
+    return span;
+}
+
+static int rank_in_span(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int64_t i)
+{
+    int64_t first = group / span->step * span->step * span->size + group % span->step;
+    return fsdp_mesh_rank_at(mesh, first + i * span->step);
+}
+
+static void list_ranks(const fsdp_mesh *mesh, const mesh_span *span, int64_t group, int *ranks)
+{
+    for (int64_t i = 0; i < span->size; i++)
+        ranks[i] = rank_in_span(mesh, span, group, i);
+}
+
+static bool is_lane_of(const fsdp_lane *lane, const fsdp_mesh *mesh, const mesh_span *span,
+                       int64_t group)
+{
+    if (lane->size != span->size || lane->is_separate)
+        return false;
+    for (int64_t i = 0; i < span->size; i++)
+        if (lane->ranks[i] != rank_in_span(mesh, span, group, i))
+            return false;
+    return true;
+}
+
+static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last,
+                                int *ranks, fsdp_error *err)
+{
+    const mesh_span span = span_of(mesh, dim, last);
+    fsdp_lane *lane;
+    for (int64_t group = 0; group < span.blocks * span.step; group++) {
+        list_ranks(mesh, &span, group, ranks);
+        FSDP_TRY(fsdp_world_lane_of(world, ranks, (int)span.size, false, &lane, err));
+    }
+    return FSDP_OK;
+}
+
+/* What all ranks must have equal. */
+typedef struct mesh_print {
+    int64_t ndim, shape[FSDP_MAX_MESH_DIMS];
+    uint64_t ranks; /* a hash */
+} mesh_print;
+
+static mesh_print print_of(const fsdp_mesh *mesh)
+{
+    mesh_print print = {.ndim = fsdp_mesh_ndim(mesh), .ranks = 14695981039346656037u};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        print.shape[i] = fsdp_mesh_dim_size(mesh, i);
+    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
+        print.ranks = (print.ranks ^ (uint64_t)fsdp_mesh_rank_at(mesh, i)) * 1099511628211u;
+    return print;
+}
+
+static void spell_shape(const mesh_print *print, char *out, size_t out_size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (int i = 0; i < print->ndim && i < FSDP_MAX_MESH_DIMS && used < out_size; i++)
+        used += (size_t)snprintf(out + used, out_size - used, "%s%lld", i > 0 ? "x" : "",
+                                 (long long)print->shape[i]);
+}
+
+static fsdp_status compare_prints(const fsdp_world *world, const mesh_print *all, fsdp_error *err)
+{
+    char first[96], other[96];
+    for (int i = 1; i < world->size; i++) {
+        if (memcmp(&all[i], &all[0], sizeof *all) == 0)
+            continue;
+        spell_shape(&all[0], first, sizeof first);
+        spell_shape(&all[i], other, sizeof other);
+        err->rank = i;
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "rank %d connects a mesh of %s, rank 0 one of %s%s: all ranks must make "
+                         "the same meshes in the same order",
+                         i, other, first, strcmp(first, other) == 0 ? " with other ranks" : "");
+    }
+    return FSDP_OK;
+}
+
+/* Collective. Brings this rank's own failure to the others, and compares what they connect. */
+static fsdp_status agree_on_mesh(fsdp_world *world, const fsdp_mesh *mesh, fsdp_status status,
+                                 fsdp_error *err)
+{
+    fsdp_error mine = {0};
+    const mesh_print print = print_of(mesh);
+    mesh_print *all = fsdp_alloc((size_t)world->size, sizeof *all);
+    if (status == FSDP_OK && !all)
+        status = fsdp_fail_memory(err, "the meshes of all ranks");
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(world->parts.ctl, &print, sizeof print, all, err);
+    if (status == FSDP_OK)
+        status = compare_prints(world, all, &mine);
+    if (mine.status != FSDP_OK && err)
+        *err = mine;
+    fsdp_free(all);
+    return status;
+}
+
+static fsdp_status check_ranks(const fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
+        if (fsdp_mesh_rank_at(mesh, i) >= world->size)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "the mesh holds rank %d, the world has %d ranks",
+                             fsdp_mesh_rank_at(mesh, i), world->size);
+    return FSDP_OK;
+}
+
+/* Dims one by one, then neighbouring ones together. */
+fsdp_status fsdp_world_connect(fsdp_world *world, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    int ndim = fsdp_mesh_ndim(mesh);
+    fsdp_status status = check_ranks(world, mesh, err);
+    int *ranks = fsdp_alloc((size_t)fsdp_mesh_size(mesh), sizeof *ranks);
+    if (status == FSDP_OK && !ranks)
+        status = fsdp_fail_memory(err, "the groups of a mesh");
+    status = agree_on_mesh(world, mesh, status, err);
+    for (int count = 1; count <= ndim; count++)
+        for (int dim = 0; dim + count <= ndim && status == FSDP_OK; dim++)
+            status = connect_span(world, mesh, dim, dim + count - 1, ranks, err);
+    fsdp_free(ranks);
+    return status;
+}
+
+fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
+                            const char *const *names, fsdp_mesh **mesh_out, fsdp_error *err)
+{
+    fsdp_mesh *mesh = NULL;
+    fsdp_status status = fsdp_mesh_create(ndim, shape, names, NULL, &mesh, err);
+    if (status == FSDP_OK && fsdp_mesh_size(mesh) != world->size)
+        status = fsdp_fail(err, FSDP_ERR_USAGE, "the mesh is of %lld ranks, the world has %d",
+                           (long long)fsdp_mesh_size(mesh), world->size);
+    status = fsdp_ctl_agree(world->parts.ctl, status, err);
+    if (status == FSDP_OK)
+        status = fsdp_world_connect(world, mesh, err);
+    if (status == FSDP_OK)
+        *mesh_out = mesh;
+    else
+        fsdp_mesh_free(mesh);
+    return status;
+}
+
+/* Without memory of its own: NULL means that there is none. */
+fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
+{
+    const mesh_span span = span_of(mesh, dim, last_dim);
+    int64_t coord[FSDP_MAX_MESH_DIMS];
+    if (dim < 0 || last_dim < dim || last_dim >= fsdp_mesh_ndim(mesh) ||
+        !fsdp_mesh_coord(mesh, world->rank, coord))
+        return NULL;
+    int64_t at = 0;
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+        at = at * fsdp_mesh_dim_size(mesh, i) + coord[i];
+    int64_t group = at / (span.step * span.size) * span.step + at % span.step;
+    for (size_t i = 0; i < world->lane_count; i++)
+        if (is_lane_of(world->lanes[i], mesh, &span, group))
+            return world->lanes[i]->comm ? world->lanes[i] : NULL;
+    return NULL;
+}
+
+fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
+{
+    fsdp_lane *lane = fsdp_world_lane(world, mesh, dim, last_dim);
+    return lane ? lane->comm : NULL;
+}

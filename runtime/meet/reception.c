@@ -1,0 +1,92 @@
+/* Guests at a listener. See reception.h. */
+#include "runtime/meet/reception.h"
+
+#include <string.h>
+
+#include "runtime/meet/socket.h"
+
+static void drop(fsdp_reception *reception, int idx)
+{
+    fsdp_guest *guests = reception->guests;
+    reception->count--;
+    memmove(&guests[idx], &guests[idx + 1], (size_t)(reception->count - idx) * sizeof *guests);
+}
+
+static void turn_away(fsdp_reception *reception, int idx)
+{
+    fsdp_socket_close(&reception->guests[idx].fd);
+    drop(reception, idx);
+}
+
+void fsdp_reception_release(fsdp_reception *reception)
+{
+    while (reception->count > 0)
+        turn_away(reception, 0);
+    fsdp_socket_close(&reception->listener);
+}
+
+int fsdp_reception_watch(const fsdp_reception *reception, struct pollfd *polled)
+{
+    int n = 0;
+    if (reception->listener < 0)
+        return 0;
+    polled[n++] = (struct pollfd){.fd = reception->listener, .events = POLLIN};
+    for (int i = 0; i < reception->count; i++)
+        polled[n++] = (struct pollfd){.fd = reception->guests[i].fd, .events = POLLIN};
+    return n;
+}
+
+/* False when this one is none of us. A stranger is known by its first bytes: an HTTP client waits for an
+ * answer and would never send a whole hello. */
+static bool listen_to(fsdp_guest *guest)
+{
+    static const uint32_t magic = FSDP_HELLO_MAGIC;
+    size_t left = sizeof guest->hello - guest->got;
+    ssize_t n =
+        left > 0 ? fsdp_socket_read(guest->fd, (char *)&guest->hello + guest->got, left) : 0;
+    if (n < 0)
+        return false;
+    guest->got += (size_t)n;
+    return memcmp(&guest->hello, &magic, guest->got < sizeof magic ? guest->got : sizeof magic) ==
+           0;
+}
+
+static void let_in(fsdp_reception *reception)
+{
+    int fd;
+    while ((fd = fsdp_socket_accept(reception->listener)) >= 0) {
+        if (reception->count == FSDP_RECEPTION_ROOM)
+            turn_away(reception, 0);
+        fsdp_guest *guest = &reception->guests[reception->count++];
+        *guest = (fsdp_guest){.fd = fd};
+        if (!listen_to(guest))
+            turn_away(reception, reception->count - 1);
+        else if (guest->got == sizeof guest->hello)
+            return; /* to be taken before others push it out */
+    }
+}
+
+void fsdp_reception_serve(fsdp_reception *reception)
+{
+    if (reception->listener < 0)
+        return;
+    for (int i = reception->count - 1; i >= 0; i--)
+        if (!listen_to(&reception->guests[i]))
+            turn_away(reception, i);
+    for (int i = 0; i < reception->count; i++)
+        if (reception->guests[i].got == sizeof reception->guests[i].hello)
+            return;
+    let_in(reception);
+}
+
+bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out)
+{
+    for (int i = 0; i < reception->count; i++) {
+        if (reception->guests[i].got < sizeof reception->guests[i].hello)
+            continue;
+        *guest_out = reception->guests[i];
+        drop(reception, i);
+        return true;
+    }
+    return false;
+}

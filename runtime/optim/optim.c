@@ -1,0 +1,379 @@
+/* Optimizers on the shards of a root. See optim.h. */
+#include "runtime/optim/optim_internal.h"
+#include "runtime/unit/work.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+fsdp_adamw_opts fsdp_adamw_opts_default(void)
+{
+    return (fsdp_adamw_opts){.lr = 1e-3,
+                             .beta1 = 0.9,
+                             .beta2 = 0.999,
+                             .eps = 1e-8,
+                             .weight_decay = 0.01,
+                             .master = true};
+}
+
+fsdp_sgd_opts fsdp_sgd_opts_default(void)
+{
+    return (fsdp_sgd_opts){.lr = 1e-3, .master = true};
+}
+
+/* --- what state there is ---------------------------------------------------------------------- */
+
+int64_t fsdp_param_own_count(const fsdp_param *param)
+{
+    return param->outer * param->rows * param->rest;
+}
+
+const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
+{
+    static const char *const adamw[FSDP_MOMENTS] = {"exp_avg", "exp_avg_sq"};
+    if (optim->kind == FSDP_OPTIM_ADAMW)
+        return adamw[moment];
+    return moment == 0 && optim->sgd.momentum != 0 ? "momentum_buffer" : NULL;
+}
+
+static bool needs_master(const fsdp_optim *optim, const fsdp_param *param)
+{
+    bool wanted = optim->kind == FSDP_OPTIM_ADAMW ? optim->adamw.master : optim->sgd.master;
+    return wanted && param->dtype != FSDP_F32 && param->dtype != FSDP_F64;
+}
+
+static fsdp_dtype moment_dtype_of(const fsdp_optim *optim, const fsdp_param *param)
+{
+    fsdp_dtype given =
+        optim->kind == FSDP_OPTIM_ADAMW ? optim->adamw.moment_dtype : optim->sgd.moment_dtype;
+    if (given != FSDP_DTYPE_NONE)
+        return given;
+    return needs_master(optim, param) ? FSDP_F32 : param->dtype;
+}
+
+static fsdp_status allocate(fsdp_optim *optim, const fsdp_param *param, size_t size,
+                            void **data_out, fsdp_error *err)
+{
+    int64_t count = fsdp_param_own_count(param);
+    *data_out = fsdp_alloc((size_t)count, size);
+    if (!*data_out)
+        return fsdp_fail_memory(err, param->name);
+    optim->bytes += count * (int64_t)size;
+    fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, count * (int64_t)size);
+    return FSDP_OK;
+}
+
+enum { REFRESH_AT_ONCE = 256 };
+
+/* Where a master still rounds to the parameter it stays: it knows more. */
+static void refresh_some(float *master, const unsigned char *data, fsdp_dtype dtype, size_t n)
+{
+    unsigned char rounded[REFRESH_AT_ONCE * sizeof(float)];
+    size_t size = fsdp_dtype_size(dtype);
+    fsdp_cast(rounded, dtype, master, FSDP_F32, n);
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(rounded + i * size, data + i * size, size) != 0)
+            fsdp_cast(&master[i], FSDP_F32, data + i * size, dtype, 1);
+}
+
+void fsdp_optim_refresh_master(fsdp_optim_state *state)
+{
+    const fsdp_param *param = state->param;
+    const unsigned char *shard = param->shard;
+    size_t count = (size_t)fsdp_param_own_count(param), size = fsdp_dtype_size(param->dtype);
+    if (!state->master)
+        return;
+    for (size_t at = 0; at < count; at += REFRESH_AT_ONCE) {
+        size_t rest = count - at;
+        refresh_some(state->master + at, shard + at * size, param->dtype,
+                     rest < REFRESH_AT_ONCE ? rest : REFRESH_AT_ONCE);
+    }
+}
+
+void fsdp_optim_refresh_masters(fsdp_optim *optim)
+{
+    for (size_t i = 0; i < optim->count; i++)
+        fsdp_optim_refresh_master(&optim->states[i]);
+}
+
+void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param)
+{
+    for (fsdp_optim *optim = root->optims; optim; optim = optim->next)
+        for (size_t i = 0; i < optim->count; i++)
+            if (!param || optim->states[i].param == param)
+                fsdp_optim_refresh_master(&optim->states[i]);
+}
+
+static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group, fsdp_error *err)
+{
+    fsdp_optim_state *state = &optim->states[optim->count++];
+    state->param = param;
+    state->group = group;
+    state->moment_dtype = moment_dtype_of(optim, param);
+    for (int i = 0; i < FSDP_MOMENTS; i++)
+        if (fsdp_optim_moment_name(optim, i))
+            FSDP_TRY(allocate(optim, param, fsdp_dtype_size(state->moment_dtype),
+                              &state->moments[i], err));
+    if (needs_master(optim, param))
+        FSDP_TRY(allocate(optim, param, sizeof(float), (void **)&state->master, err));
+    fsdp_optim_refresh_master(state);
+    return FSDP_OK;
+}
+
+static bool find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
+                       size_t *group_out)
+{
+    for (*group_out = 0; *group_out < n; ++*group_out)
+        if (!groups[*group_out].match || groups[*group_out].match(groups[*group_out].user, param))
+            return true;
+    return false;
+}
+
+static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_t n,
+                        fsdp_error *err)
+{
+    const fsdp_model *model = optim->root->model;
+    optim->groups = fsdp_alloc(n, sizeof *optim->groups);
+    optim->states = fsdp_alloc(model->count, sizeof *optim->states);
+    if (!optim->groups || !optim->states)
+        return fsdp_fail_memory(err, "an optimizer");
+    optim->group_count = n;
+    for (size_t i = 0; i < n; i++)
+        optim->groups[i] = (fsdp_optim_params){groups[i].lr, groups[i].weight_decay};
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        size_t group;
+        if (param->group && param->requires_grad && find_group(groups, n, param, &group))
+            FSDP_TRY(add_state(optim, param, group, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_number(double value, bool may_be_one, const char *name, fsdp_error *err)
+{
+    bool fits = value >= 0 && isfinite(value) && (may_be_one || value < 1);
+    return fits ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %g", name, value);
+}
+
+static fsdp_status check_groups(const fsdp_optim_group *groups, size_t n, fsdp_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        FSDP_TRY(check_number(groups[i].lr, true, "lr", err));
+        FSDP_TRY(check_number(groups[i].weight_decay, true, "weight_decay", err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_optim_group *groups,
+                          size_t n, fsdp_optim **optim_out, fsdp_error *err)
+{
+    FSDP_TRY(check_groups(groups, n, err));
+    fsdp_optim *optim = fsdp_alloc(1, sizeof *optim);
+    if (!optim)
+        return fsdp_fail_memory(err, "an optimizer");
+    *optim = *kind;
+    optim->root = root;
+    optim->next = root->optims;
+    root->optims = optim;
+    fsdp_status status = fill(optim, groups, n, err);
+    if (status == FSDP_OK)
+        *optim_out = optim;
+    else
+        fsdp_optim_free(optim);
+    return status;
+}
+
+/* --- the two kinds ---------------------------------------------------------------------------- */
+
+fsdp_status fsdp_adamw_create(fsdp_root *root, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
+                              fsdp_error *err)
+{
+    const fsdp_optim kind = {.kind = FSDP_OPTIM_ADAMW, .adamw = *opts};
+    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
+    FSDP_TRY(check_number(opts->lr, true, "lr", err));
+    FSDP_TRY(check_number(opts->beta1, false, "beta1", err));
+    FSDP_TRY(check_number(opts->beta2, false, "beta2", err));
+    FSDP_TRY(check_number(opts->eps, true, "eps", err));
+    FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
+    return create(root, &kind, opts->groups ? opts->groups : &all,
+                  opts->groups ? opts->group_count : 1, optim_out, err);
+}
+
+fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sgd_opts *opts, fsdp_optim **optim_out,
+                            fsdp_error *err)
+{
+    const fsdp_optim kind = {.kind = FSDP_OPTIM_SGD, .sgd = *opts};
+    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
+    FSDP_TRY(check_number(opts->lr, true, "lr", err));
+    FSDP_TRY(check_number(opts->momentum, true, "momentum", err));
+    FSDP_TRY(check_number(opts->weight_decay, true, "weight_decay", err));
+    FSDP_TRY(fsdp_option_check_float("moment_dtype", opts->moment_dtype, err));
+    if (!isfinite(opts->dampening))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "dampening cannot be %g", opts->dampening);
+    if (opts->nesterov && (opts->momentum == 0 || opts->dampening != 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "nesterov needs a momentum and no dampening");
+    return create(root, &kind, opts->groups ? opts->groups : &all,
+                  opts->groups ? opts->group_count : 1, optim_out, err);
+}
+
+static void unlink_from_root(const fsdp_optim *optim)
+{
+    fsdp_optim **at = &optim->root->optims;
+    while (*at != optim)
+        at = &(*at)->next;
+    *at = optim->next;
+}
+
+void fsdp_optim_free(fsdp_optim *optim)
+{
+    if (!optim)
+        return;
+    unlink_from_root(optim);
+    for (size_t i = 0; i < optim->count; i++) {
+        for (int m = 0; m < FSDP_MOMENTS; m++)
+            fsdp_free(optim->states[i].moments[m]);
+        fsdp_free(optim->states[i].master);
+        fsdp_free(optim->states[i].runs);
+    }
+    fsdp_memory_count(&optim->root->context->memory, FSDP_MEMORY_OPTIM, -optim->bytes);
+    fsdp_free(optim->states);
+    fsdp_free(optim->groups);
+    fsdp_free(optim);
+}
+
+size_t fsdp_optim_group_count(const fsdp_optim *optim)
+{
+    return optim->group_count;
+}
+
+double fsdp_optim_lr(const fsdp_optim *optim, size_t group)
+{
+    return group < optim->group_count ? optim->groups[group].lr : NAN;
+}
+
+fsdp_status fsdp_optim_set_lr(fsdp_optim *optim, size_t group, double lr, fsdp_error *err)
+{
+    if (group >= optim->group_count)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no group %zu, the optimizer has %zu", group,
+                         optim->group_count);
+    FSDP_TRY(check_number(lr, true, "lr", err));
+    optim->groups[group].lr = lr;
+    return FSDP_OK;
+}
+
+/* --- a step ----------------------------------------------------------------------------------- */
+
+/* What a stream needs to step one parameter. */
+typedef struct step_work {
+    const fsdp_optim *optim;
+    fsdp_optim_state *state;
+    const void *grad; /* of the whole shard */
+    int64_t first, count;
+    bool is_first_run;
+    double lr, weight_decay;
+} step_work;
+
+/* Where a run begins in the shard, its gradient, a moment. */
+static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
+{
+    size_t offset = (size_t)work->first * fsdp_dtype_size(dtype);
+    return data ? (unsigned char *)data + offset : NULL;
+}
+
+static fsdp_status step_adamw(void *args, fsdp_error *err)
+{
+    const step_work *work = args;
+    const fsdp_adamw_opts *opts = &work->optim->adamw;
+    fsdp_optim_state *state = work->state;
+    fsdp_param *param = state->param;
+    (void)err;
+    state->step += work->is_first_run;
+    const fsdp_adamw_step step = {.lr = work->lr,
+                                  .beta1 = opts->beta1,
+                                  .beta2 = opts->beta2,
+                                  .eps = opts->eps,
+                                  .weight_decay = work->weight_decay,
+                                  .step = (int64_t)state->step,
+                                  .grad_scale = 1,
+                                  .maximize = opts->maximize};
+    fsdp_tensor_adamw(behind(work, param->shard, param->dtype), param->dtype,
+                      behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
+                      param->dtype, behind(work, state->moments[0], state->moment_dtype),
+                      behind(work, state->moments[1], state->moment_dtype), state->moment_dtype,
+                      (size_t)work->count, &step);
+    return FSDP_OK;
+}
+
+static fsdp_status step_sgd(void *args, fsdp_error *err)
+{
+    const step_work *work = args;
+    const fsdp_sgd_opts *opts = &work->optim->sgd;
+    fsdp_optim_state *state = work->state;
+    fsdp_param *param = state->param;
+    (void)err;
+    state->step += work->is_first_run;
+    const fsdp_sgd_step step = {.lr = work->lr,
+                                .momentum = opts->momentum,
+                                .dampening = opts->dampening,
+                                .weight_decay = work->weight_decay,
+                                .nesterov = opts->nesterov,
+                                .is_first = state->step == 1,
+                                .maximize = opts->maximize,
+                                .grad_scale = 1};
+    fsdp_tensor_sgd(behind(work, param->shard, param->dtype), param->dtype,
+                    behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
+                    param->dtype, behind(work, state->moments[0], state->moment_dtype),
+                    state->moment_dtype, (size_t)work->count, &step);
+    return FSDP_OK;
+}
+
+static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *compute)
+{
+    fsdp_work one = optim->kind == FSDP_OPTIM_ADAMW ? step_adamw : step_sgd;
+    const fsdp_optim_run whole = {.count = fsdp_param_own_count(state->param),
+                                  .group = state->group};
+    const fsdp_optim_run *runs = state->runs ? state->runs : &whole;
+    size_t n = state->runs ? state->run_count : 1;
+    for (size_t i = 0; i < n; i++) {
+        const fsdp_optim_params *group = &optim->groups[runs[i].group];
+        const step_work work = {.optim = optim,
+                                .state = state,
+                                .grad = state->param->shard_grad,
+                                .first = runs[i].first,
+                                .count = runs[i].count,
+                                .is_first_run = i == 0,
+                                .lr = group->lr,
+                                .weight_decay = group->weight_decay};
+        fsdp_work_uses(compute, state->param->shard);
+        fsdp_work_uses(compute, state->param->shard_grad);
+        compute->device->ops->submit(compute, one, &work, sizeof work);
+    }
+}
+
+static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
+{
+    fsdp_root *root = optim->root;
+    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    for (size_t i = 0; i < optim->count; i++)
+        if (optim->states[i].param->shard_grad)
+            step_param(optim, &optim->states[i], compute);
+    fsdp_root_zero_grad(root);
+    return fsdp_context_sync(root->context, err);
+}
+
+fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
+{
+    fsdp_root *root = optim->root;
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the optimizer's step came inside a step: end_backward comes before it");
+    FSDP_TRY(fsdp_root_check_reduced(root, "the optimizer's step", err));
+    fsdp_trace_add(
+        root->world->parts.trace,
+        &(fsdp_trace_event){.event = "optim_step", .unit = "", .state = "idle", .bytes = -1});
+    root->step++;
+    return fsdp_root_done(root, step(optim, err), err);
+}

@@ -1,0 +1,127 @@
+/*
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank whose part
+ * another one holds, too, counts nothing: so one number is summed over all ranks, whatever the meshes.
+ */
+#include "runtime/optim/optim_internal.h"
+#include "runtime/unit/root_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- one number over all ranks ---------------------------------------------------------------- */
+
+static int64_t mesh_size(const fsdp_group *group)
+{
+    return fsdp_mesh_size(group->mesh);
+}
+
+/* The largest mesh of the root: it holds the others. */
+static const fsdp_mesh *widest_mesh(const fsdp_root *root)
+{
+    const fsdp_group *widest = NULL;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            const fsdp_group *group = &root->units[i]->groups[g];
+            if (!widest || mesh_size(group) > mesh_size(widest))
+                widest = group;
+        }
+    return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
+}
+
+fsdp_lane *fsdp_root_all_ranks(fsdp_root *root)
+{
+    const fsdp_mesh *mesh = widest_mesh(root);
+    return fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+}
+
+fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
+                           fsdp_error *err)
+{
+    fsdp_lane *lane = fsdp_root_all_ranks(root);
+    const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
+                                  .dtype = FSDP_F64,
+                                  .in = value,
+                                  .out = value,
+                                  .count = 1,
+                                  .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
+                                  .unit = what};
+    if (!lane)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "%s needs the mesh of all ranks to be connected (fsdp_world_connect)",
+                         what);
+    FSDP_TRY(root->context->device->ops->sync(lane->last, err));
+    return fsdp_comm_run(lane->comm, &call, err);
+}
+
+/* --- the norm --------------------------------------------------------------------------------- */
+
+/* Does this rank come first among those that hold the same rows? */
+static bool is_first_holder(const fsdp_param *param)
+{
+    return fsdp_layout_copy(&param->layout, param->model->world->rank, 0) == 0;
+}
+
+static double local_norm(const fsdp_root *root, double p)
+{
+    double all = 0;
+    for (size_t i = 0; i < root->model->count; i++) {
+        const fsdp_param *param = root->model->params[i];
+        if (!param->shard_grad || fsdp_param_own_count(param) == 0 || !is_first_holder(param))
+            continue;
+        double part = fsdp_tensor_power_sum(param->shard_grad, param->dtype,
+                                            (size_t)fsdp_param_own_count(param), p);
+        if (isinf(p))
+            all = isnan(all) || all > part ? all : part;
+        else
+            all += part;
+    }
+    return all;
+}
+
+static void multiply_grads(fsdp_root *root, double factor)
+{
+    for (size_t i = 0; i < root->model->count; i++) {
+        const fsdp_param *param = root->model->params[i];
+        if (param->shard_grad)
+            fsdp_tensor_multiply(param->shard_grad, param->dtype,
+                                 (size_t)fsdp_param_own_count(param), factor);
+    }
+}
+
+static fsdp_status clip(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                        fsdp_error *err)
+{
+    double p = opts->norm_type;
+    fsdp_fold fold = isinf(p) ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
+    FSDP_TRY(fsdp_context_sync(root->context, err));
+    double norm = local_norm(root, p);
+    FSDP_TRY(fsdp_root_fold(root, &norm, fold, "clip_grad_norm", err));
+    if (!isinf(p))
+        norm = pow(norm, 1 / p);
+    *norm_out = norm;
+    if (!isfinite(norm) && opts->error_if_nonfinite)
+        return FSDP_OK;
+    double factor = opts->max_norm / (norm + 1e-6);
+    if (!isinf(opts->max_norm))
+        multiply_grads(root, factor < 1 || isnan(factor) ? factor : 1);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_clip_grad_norm(fsdp_root *root, const fsdp_clip_opts *opts, double *norm_out,
+                                     fsdp_error *err)
+{
+    fsdp_clip_opts given = *opts;
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (given.norm_type == 0)
+        given.norm_type = 2;
+    if (!(given.norm_type > 0) || !(given.max_norm >= 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients cannot be clipped to %g in the norm %g",
+                         given.max_norm, given.norm_type);
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are clipped after end_backward");
+    FSDP_TRY(fsdp_root_check_reduced(root, "clip_grad_norm", err));
+    FSDP_TRY(fsdp_root_done(root, clip(root, &given, norm_out, err), err));
+    if (!isfinite(*norm_out) && given.error_if_nonfinite)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "the norm of the gradients is %g", *norm_out);
+    return FSDP_OK;
+}

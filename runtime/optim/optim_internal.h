@@ -1,0 +1,66 @@
+/*
+ * The inside of optimizers: state per parameter, in the order of the model. optim.c makes it and steps;
+ * optim_clip.c measures gradients, optim_scaler.c scales losses; optim_state.c describes state to those who
+ * save and load it (state_internal.h).
+ */
+#ifndef FSDP_OPTIM_INTERNAL_H
+#define FSDP_OPTIM_INTERNAL_H
+
+#include "runtime/unit/unit_internal.h"
+#include <fsdp/optim.h>
+
+typedef enum fsdp_optim_kind { FSDP_OPTIM_ADAMW, FSDP_OPTIM_SGD } fsdp_optim_kind;
+
+/* moments[0] is exp_avg or momentum_buffer, moments[1] exp_avg_sq. */
+enum { FSDP_MOMENTS = 2 };
+/* A part of a shard that is stepped with a group's hyper-parameters (a flat parameter has several). */
+typedef struct fsdp_optim_run {
+    const fsdp_param *view;            /* the parameter that lies there */
+    int64_t first, count;
+    size_t group;
+} fsdp_optim_run;
+
+typedef struct fsdp_optim_state {
+    fsdp_param *param;
+    size_t group;
+    fsdp_optim_run *runs;              /* NULL: the whole shard with `group` */
+    size_t run_count;
+    fsdp_dtype moment_dtype;
+    float step;                        /* taken so far; a 0-d tensor in state dicts */
+    void *moments[FSDP_MOMENTS];       /* NULL: the optimizer has no such moment */
+    float *master;                     /* NULL: the parameter is precise enough */
+} fsdp_optim_state;
+
+typedef struct fsdp_optim_params {     /* of a group */
+    double lr, weight_decay;
+} fsdp_optim_params;
+
+struct fsdp_optim {
+    fsdp_root *root;
+    fsdp_optim_kind kind;
+    fsdp_adamw_opts adamw;
+    fsdp_sgd_opts sgd;
+    fsdp_optim_params *groups;
+    size_t group_count;
+    fsdp_optim_state *states;
+    size_t count;
+    int64_t bytes;                     /* counted as FSDP_MEMORY_OPTIM */
+    struct fsdp_optim *next;           /* of the same root */
+};
+
+/* Elements that this rank holds of a parameter. */
+int64_t fsdp_param_own_count(const fsdp_param *param);
+/* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
+const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
+/* A master follows its parameter, which was changed by loading or by hand, element by element. */
+void fsdp_optim_refresh_master(fsdp_optim_state *state);
+/* The masters of this parameter in whatever optimizer; NULL: of all. */
+void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
+/* fsdp_optim_describe_state of a state that is known. */
+size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
+                                fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);
+
+/* Sum, or maximum, of one number over all ranks that hold parts of the root's parameters, in rank order. */
+fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what, fsdp_error *err);
+
+#endif

@@ -1,0 +1,138 @@
+/* Loss scaling for narrow gradients, and schedules. See optim.h. */
+#include "runtime/optim/optim_internal.h"
+
+#include <math.h>
+
+#include "base/mem.h"
+
+struct fsdp_scaler {
+    fsdp_scaler_opts opts;
+    double scale;
+    int64_t good_steps;
+    bool is_unscaled, is_finite;
+};
+
+fsdp_scaler_opts fsdp_scaler_opts_default(void)
+{
+    return (fsdp_scaler_opts){
+        .init_scale = 65536, .growth_factor = 2, .backoff_factor = 0.5, .growth_interval = 2000};
+}
+
+fsdp_status fsdp_scaler_create(const fsdp_scaler_opts *opts, fsdp_scaler **scaler_out,
+                               fsdp_error *err)
+{
+    bool fits = opts->init_scale > 0 && opts->growth_factor > 1 && opts->backoff_factor > 0 &&
+                opts->backoff_factor < 1 && opts->growth_interval > 0;
+    if (!fits)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "a scaler grows by more than 1, backs off by less than 1, and begins above 0");
+    fsdp_scaler *scaler = fsdp_alloc(1, sizeof *scaler);
+    if (!scaler)
+        return fsdp_fail_memory(err, "a scaler");
+    scaler->opts = *opts;
+    scaler->scale = opts->init_scale;
+    *scaler_out = scaler;
+    return FSDP_OK;
+}
+
+void fsdp_scaler_free(fsdp_scaler *scaler)
+{
+    fsdp_free(scaler);
+}
+
+double fsdp_scaler_scale(const fsdp_scaler *scaler)
+{
+    return scaler->scale;
+}
+
+static bool unscale_local(const fsdp_scaler *scaler, fsdp_root *root)
+{
+    bool finite = true;
+    for (size_t i = 0; i < root->model->count; i++) {
+        const fsdp_param *param = root->model->params[i];
+        size_t count = (size_t)fsdp_param_own_count(param);
+        if (!param->shard_grad)
+            continue;
+        fsdp_tensor_multiply(param->shard_grad, param->dtype, count, 1 / scaler->scale);
+        finite = fsdp_tensor_is_finite(param->shard_grad, param->dtype, count) && finite;
+    }
+    return finite;
+}
+
+static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_context_sync(root->context, err));
+    double bad = unscale_local(scaler, root) ? 0 : 1;
+    FSDP_TRY(fsdp_root_fold(root, &bad, FSDP_FOLD_MAX, "loss scaling", err));
+    scaler->is_finite = bad == 0;
+    scaler->is_unscaled = true;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are unscaled after end_backward");
+    if (scaler->is_unscaled)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
+    FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
+    return fsdp_root_done(root, unscale(scaler, root, err), err);
+}
+
+static void adapt(fsdp_scaler *scaler)
+{
+    if (!scaler->is_finite) {
+        scaler->scale *= scaler->opts.backoff_factor;
+        scaler->good_steps = 0;
+    } else if (++scaler->good_steps == scaler->opts.growth_interval) {
+        scaler->scale *= scaler->opts.growth_factor;
+        scaler->good_steps = 0;
+    }
+    scaler->is_unscaled = false;
+}
+
+fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
+                             fsdp_error *err)
+{
+    if (!scaler->is_unscaled)
+        FSDP_TRY(fsdp_scaler_unscale(scaler, optim->root, err));
+    bool skips = !scaler->is_finite;
+    adapt(scaler);
+    if (skipped_out)
+        *skipped_out = skips;
+    if (!skips)
+        return fsdp_optim_step(optim, err);
+    fsdp_root_zero_grad(optim->root);
+    return FSDP_OK;
+}
+
+/* --- schedules -------------------------------------------------------------------------------- */
+
+double fsdp_schedule_constant(int64_t step, int64_t warmup)
+{
+    return step < warmup ? (double)(step + 1) / (double)warmup : 1;
+}
+
+/* How far between warm-up and the end, 0 to 1. */
+static double progress(int64_t step, int64_t warmup, int64_t total)
+{
+    if (step >= total || total <= warmup)
+        return 1;
+    return (double)(step - warmup) / (double)(total - warmup);
+}
+
+double fsdp_schedule_linear(int64_t step, int64_t warmup, int64_t total, double end)
+{
+    if (step < warmup)
+        return fsdp_schedule_constant(step, warmup);
+    return 1 + (end - 1) * progress(step, warmup, total);
+}
+
+double fsdp_schedule_cosine(int64_t step, int64_t warmup, int64_t total, double end)
+{
+    if (step < warmup)
+        return fsdp_schedule_constant(step, warmup);
+    return end + (1 - end) * (1 + cos(3.14159265358979323846 * progress(step, warmup, total))) / 2;
+}

@@ -1,0 +1,206 @@
+/* The first values of parameters: reproducible ones, the user's, or rank 0's. See root.h. */
+#include "runtime/unit/root_internal.h"
+#include "runtime/state/state_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "kernels/kernels.h"
+
+/* --- the sequence ----------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t x) /* SplitMix64's finaliser */
+{
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+static uint64_t fnv1a(const char *text)
+{
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
+    return hash;
+}
+
+static double uniform_at(uint64_t begin, uint64_t i)
+{
+    return (double)(mix(begin + (i + 1) * 0x9E3779B97F4A7C15u) >> 40) * 0x1p-23 - 1;
+}
+
+double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)
+{
+    return uniform_at(mix(seed ^ fnv1a(name)), i);
+}
+
+/* --- filling ---------------------------------------------------------------------------------- */
+
+static fsdp_status check_idle(fsdp_root *root, const char *what, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%s is for between steps", what);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fsdp_error *err)
+{
+    const fsdp_model *model = root->model;
+    FSDP_TRY(check_idle(root, "fsdp_root_init", err));
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        fsdp_box box;
+        void *shard = fsdp_param_shard(param, &box);
+        if (!param->is_buffer)
+            FSDP_TRY(fill(user, param, &box, shard, err));
+    }
+    fsdp_root_refresh_masters(root, NULL);
+    return FSDP_OK;
+}
+
+/* Element numbers in the whole tensor, along the box's rows. */
+typedef struct row_walk {
+    const fsdp_box *box;
+    int64_t at[FSDP_PARAM_DIMS], strides[FSDP_MAX_DIMS];
+} row_walk;
+
+static uint64_t first_of_row(const row_walk *walk)
+{
+    int64_t position = 0;
+    for (int i = 0; i < walk->box->ndim; i++)
+        position += (walk->box->lo[i] + walk->at[i]) * walk->strides[i];
+    return (uint64_t)position;
+}
+
+static bool next_row(row_walk *walk)
+{
+    for (int i = walk->box->ndim - 2; i >= 0; i--) {
+        if (++walk->at[i] < walk->box->len[i])
+            return true;
+        walk->at[i] = 0;
+    }
+    return false;
+}
+
+fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
+                                    void *data, fsdp_error *err)
+{
+    enum { PIECE = 256 };
+    uint64_t begin = mix(*(const uint64_t *)user ^ fnv1a(param->name));
+    double scale = sqrt((double)param->shape[param->ndim - 1]);
+    size_t size = fsdp_dtype_size(param->dtype);
+    unsigned char *to = data;
+    row_walk rows = {.box = box};
+    if (!fsdp_dtype_describe(param->dtype)->is_float)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s: there are no uniform values of that",
+                         param->name, fsdp_dtype_name(param->dtype));
+    if (fsdp_box_count(box) == 0)
+        return FSDP_OK;
+    fsdp_box_strides(param->ndim, param->shape, rows.strides);
+    int64_t width = box->len[box->ndim - 1];
+    do {
+        uint64_t first = first_of_row(&rows);
+        for (int64_t at = 0; at < width; at += PIECE) {
+            float values[PIECE];
+            int64_t count = width - at < PIECE ? width - at : PIECE;
+            for (int64_t i = 0; i < count; i++)
+                values[i] = (float)(uniform_at(begin, first + (uint64_t)(at + i)) / scale);
+            fsdp_cast(to, param->dtype, values, FSDP_F32, (size_t)count);
+            to += (size_t)count * size;
+        }
+    } while (next_row(&rows));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err)
+{
+    return fsdp_root_init(root, fsdp_param_fill_uniform, &seed, err);
+}
+
+/* --- as rank 0 has it ------------------------------------------------------------------------- */
+
+enum { SLAB_BYTES = 16 << 20 };
+
+typedef struct sync_work {
+    fsdp_root *root;
+    fsdp_lane *lane; /* of all ranks; NULL: this one is alone */
+    fsdp_param_fill fill;
+    void *user;
+    void *slab;
+} sync_work;
+
+/* The part of a slab that this rank holds goes to its place. */
+static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
+{
+    const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
+    fsdp_state_copy_range(slab, 0, fsdp_box_count(slab), data, &own, param->shard,
+                          fsdp_dtype_size(param->dtype));
+}
+
+static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
+                             fsdp_error *err)
+{
+    fsdp_world *world = work->root->world;
+    fsdp_status status = FSDP_OK;
+    if (world->rank == 0)
+        status = work->fill(work->user, param, slab, work->slab, err);
+    FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = param->dtype,
+                                  .in = work->slab,
+                                  .out = work->slab,
+                                  .count = fsdp_box_count(slab),
+                                  .unit = param->name};
+    if (work->lane)
+        FSDP_TRY(fsdp_comm_run(work->lane->comm, &call, err));
+    take_part(param, slab, work->slab);
+    return FSDP_OK;
+}
+
+/* Slab after slab of the row-major order; a 0-d tensor is one. */
+static fsdp_status sync_param(sync_work *work, const fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    int64_t count = fsdp_box_count(&whole);
+    int64_t most = SLAB_BYTES / (int64_t)fsdp_dtype_size(param->dtype);
+    for (int64_t first = 0; first < count; first += most) {
+        fsdp_box pieces[FSDP_BOX_PIECES];
+        int64_t rest = count - first;
+        int n = fsdp_box_cut(&whole, first, rest < most ? rest : most, pieces);
+        for (int i = 0; i < n; i++)
+            FSDP_TRY(sync_slab(work, param, &pieces[i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status sync_all(sync_work *work, fsdp_error *err)
+{
+    fsdp_world *world = work->root->world;
+    const fsdp_model *model = work->root->model;
+    work->slab = fsdp_alloc_pages(SLAB_BYTES);
+    fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
+    if (status == FSDP_OK && world->size > 1) {
+        work->lane = fsdp_root_all_ranks(work->root);
+        if (!work->lane)
+            status = fsdp_fail(err, FSDP_ERR_USAGE,
+                               "sync_from_rank0 needs a mesh of all ranks (fsdp_world_connect)");
+    }
+    FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
+    for (size_t i = 0; i < model->count; i++)
+        FSDP_TRY(sync_param(work, model->params[i], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
+                                      fsdp_error *err)
+{
+    sync_work work = {.root = root, .fill = fill, .user = user};
+    FSDP_TRY(check_idle(root, "fsdp_root_sync_from_rank0", err));
+    fsdp_status status = sync_all(&work, err);
+    fsdp_free(work.slab);
+    if (status == FSDP_OK)
+        fsdp_root_refresh_masters(root, NULL);
+    return fsdp_root_done(root, status, err);
+}

@@ -1,0 +1,167 @@
+/*
+ * Whole values of a live dict: on every rank, one tensor after the other through one bounded buffer; or on
+ * rank 0 only, streamed over the control plane. First all ranks see that they ask for the same, so that a
+ * rank with another dict is an error that names it, and not a wait. The mirror is state_broadcast.c.
+ */
+#include "runtime/unit/root_internal.h"
+#include "runtime/state/state_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "statedict/describe.h"
+
+/* --- asking for the same ---------------------------------------------------------------------- */
+
+/* What a rank is about to do, as others see it. */
+typedef struct asked {
+    char text[64];
+} asked;
+
+static fsdp_status compare_asked(const asked *all, int n, fsdp_error *err)
+{
+    for (int i = 1; i < n; i++)
+        if (strcmp(all[i].text, all[0].text) != 0)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "rank 0 %s and rank %d %s: all ranks do the same",
+                             all[0].text, i, all[i].text);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live, const char *call,
+                             bool with_values, fsdp_status mine, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
+    int n = fsdp_ctl_size(ctl);
+    asked own = {""}, *all = fsdp_alloc((size_t)n, sizeof *all);
+    snprintf(own.text, sizeof own.text, "%s", call);
+    if (mine == FSDP_OK && !all)
+        mine = fsdp_fail_memory(err, "a comparison of ranks");
+    fsdp_status status = fsdp_ctl_agree(ctl, mine, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(ctl, &own, sizeof own, all, err);
+    if (status == FSDP_OK)
+        status = compare_asked(all, n, err);
+    fsdp_free(all);
+    return status == FSDP_OK ? fsdp_describe_agree(live, with_values, ctl, FSDP_OK, err) : status;
+}
+
+/* --- every rank ------------------------------------------------------------------------------- */
+
+static fsdp_status add_whole(const fsdp_sd *live, const fsdp_entry *entry, fsdp_sd *full,
+                             fsdp_error *err)
+{
+    const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = entry->layout.mesh};
+    const fsdp_entry *target = fsdp_sd_at(live, entry->target);
+    switch (entry->kind) {
+    case FSDP_ENTRY_TENSOR:
+        return fsdp_sd_add_tensor(full, entry->name, entry->name_size, entry->dtype, entry->ndim,
+                                  entry->shape, &whole, NULL, err);
+    case FSDP_ENTRY_VALUE:
+        return fsdp_sd_add_value(full, entry->name, entry->name_size, &entry->value, err);
+    case FSDP_ENTRY_ALIAS: break;
+    }
+    return fsdp_sd_add_alias(full, entry->name, entry->name_size, target->name, target->name_size,
+                             err);
+}
+
+/* The same names, with memory for whole tensors. */
+static fsdp_status make_whole(const fsdp_sd *live, int rank, fsdp_sd *full, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        FSDP_TRY(add_whole(live, entry, full, err));
+        if (entry->path)
+            FSDP_TRY(fsdp_sd_set_path(full, i, entry->path, entry->path_count, err));
+    }
+    return fsdp_sd_allocate(full, rank, err);
+}
+
+static bool is_whole_everywhere(const fsdp_entry *entry, int rank)
+{
+    return fsdp_layout_copies(&entry->layout, rank, 0) == fsdp_mesh_size(entry->layout.mesh);
+}
+
+/* What this owner alone, or before others, holds of a tensor. */
+static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
+                               const fsdp_entry *full, int owner, fsdp_error *err)
+{
+    const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
+    fsdp_box box;
+    if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, owner) == 0 ||
+        fsdp_layout_copy(&live->layout, owner, 0) != 0)
+        return FSDP_OK;
+    fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, 0, &box);
+    return fsdp_state_move(mover, live, owner, &box, live->data, &whole, full->data, err);
+}
+
+/* All that one rank owns, then the next: so small tensors share a broadcast. */
+static fsdp_status gather_from(fsdp_state_mover *mover, const fsdp_sd *live, const fsdp_sd *full,
+                               int owner, fsdp_error *err)
+{
+    int rank = mover->root->world->rank;
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && !is_whole_everywhere(entry, rank))
+            FSDP_TRY(gather_part(mover, entry, fsdp_sd_at(full, i), owner, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status gather_tensors(fsdp_state_mover *mover, const fsdp_sd *live, const fsdp_sd *full,
+                                  fsdp_error *err)
+{
+    const fsdp_world *world = mover->root->world;
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && entry->data &&
+            is_whole_everywhere(entry, world->rank))
+            memcpy(fsdp_sd_at(full, i)->data, entry->data, (size_t)fsdp_entry_bytes(entry));
+    }
+    for (int owner = 0; owner < world->size; owner++)
+        FSDP_TRY(gather_from(mover, live, full, owner, err));
+    return fsdp_state_move_end(mover, err);
+}
+
+static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_sd *live,
+                                     fsdp_sd *full, fsdp_error *err)
+{
+    fsdp_root *root = scope->root;
+    fsdp_state_mover mover = {0};
+    fsdp_status status = make_whole(live, root->world->rank, full, err);
+    status = fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(live), status, err);
+    if (status == FSDP_OK)
+        status = fsdp_root_done(root, gather_tensors(&mover, live, full, err), err);
+    fsdp_state_mover_release(&mover);
+    return status;
+}
+
+/* --- both ways -------------------------------------------------------------------------------- */
+
+/* The other ranks bring their parts, and get an empty dict. */
+static fsdp_status gather_on_rank0(const fsdp_state_scope *scope, const fsdp_sd *live,
+                                   fsdp_sd **full_out, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(scope->root->world);
+    FSDP_TRY(fsdp_sd_gather_full(live, ctl, full_out, err));
+    return *full_out ? FSDP_OK : fsdp_sd_create(full_out, err);
+}
+
+fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_status mine,
+                              fsdp_sd **full_out, fsdp_error *err)
+{
+    bool on_rank0 = scope->opts.cpu_offload;
+    fsdp_sd *full = NULL;
+    const char *call = on_rank0 ? "gets whole state on rank 0" : "gets whole state";
+    FSDP_TRY(fsdp_state_agree(scope, live, call, true, mine, err));
+    if (on_rank0)
+        return gather_on_rank0(scope, live, full_out, err);
+    fsdp_status status = fsdp_sd_create(&full, err);
+    status = fsdp_ctl_agree(fsdp_world_ctl(scope->root->world), status, err);
+    if (status == FSDP_OK)
+        status = gather_everywhere(scope, live, full, err);
+    if (status == FSDP_OK)
+        *full_out = full;
+    else
+        fsdp_sd_free(full);
+    return status;
+}

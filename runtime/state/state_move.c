@@ -1,0 +1,158 @@
+/*
+ * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its row-major
+ * order through one buffer, however large it is.
+ */
+#include "runtime/unit/root_internal.h"
+#include "runtime/state/state_internal.h"
+
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+/* --- between boxes ---------------------------------------------------------------------------- */
+
+static void copy_shared(const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
+                        size_t element)
+{
+    fsdp_box part;
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
+    int64_t to_offset = 0, from_offset = 0, size = (int64_t)element;
+    if (!fsdp_box_intersect(from, to, &part))
+        return;
+    fsdp_box_strides(to->ndim, to->len, to_strides);
+    fsdp_box_strides(from->ndim, from->len, from_strides);
+    for (int i = 0; i < part.ndim; i++) {
+        to_strides[i] *= size;
+        from_strides[i] *= size;
+        to_offset += (part.lo[i] - to->lo[i]) * to_strides[i];
+        from_offset += (part.lo[i] - from->lo[i]) * from_strides[i];
+    }
+    fsdp_kernels_get()->copy_box((char *)to_data + to_offset, to_strides,
+                                 (const char *)data + from_offset, from_strides, part.ndim,
+                                 part.len, element);
+}
+
+void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, const void *data,
+                           const fsdp_box *to, void *to_data, size_t element)
+{
+    fsdp_box pieces[FSDP_BOX_PIECES];
+    const char *at = data;
+    int n = fsdp_box_cut(from, first, count, pieces);
+    for (int i = 0; i < n; i++) {
+        copy_shared(&pieces[i], at, to, to_data, element);
+        at += (size_t)fsdp_box_count(&pieces[i]) * element;
+    }
+}
+
+/* --- between ranks ---------------------------------------------------------------------------- */
+
+enum { BUFFER_BYTES = 16 << 20, PIECES = 256, ALIGNMENT = 64 };
+
+/* What lies in the buffer from `at` on: elements [first, first + count) of `from`. */
+struct fsdp_state_piece {
+    fsdp_box from, to;
+    int64_t first, count;
+    void *to_data;
+    size_t at, element;
+};
+
+static fsdp_status prepare(fsdp_state_mover *mover, int64_t most, fsdp_error *err)
+{
+    fsdp_root *root = mover->root;
+    mover->room = (size_t)(most < BUFFER_BYTES ? most : BUFFER_BYTES);
+    mover->buffer = fsdp_alloc_pages(mover->room + 1);
+    mover->pieces = fsdp_alloc(PIECES, sizeof *mover->pieces);
+    if (!mover->buffer || !mover->pieces)
+        return fsdp_fail_memory(err, "moving the state of a root");
+    if (root->world->size == 1)
+        return FSDP_OK;
+    mover->lane = fsdp_root_all_ranks(root);
+    if (!mover->lane || mover->lane->size != root->world->size)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "whole state needs a mesh of all ranks (fsdp_world_connect)");
+    return root->context->device->ops->sync(mover->lane->last, err);
+}
+
+fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most,
+                                  fsdp_status mine, fsdp_error *err)
+{
+    *mover = (fsdp_state_mover){.root = root};
+    if (mine == FSDP_OK)
+        mine = prepare(mover, most, err);
+    return fsdp_ctl_agree(fsdp_world_ctl(root->world), mine, err);
+}
+
+void fsdp_state_mover_release(fsdp_state_mover *mover)
+{
+    fsdp_free(mover->buffer);
+    fsdp_free(mover->pieces);
+    *mover = (fsdp_state_mover){0};
+}
+
+static int position_of(const fsdp_lane *lane, int rank)
+{
+    int i = 0;
+    while (i < lane->size && lane->ranks[i] != rank)
+        i++;
+    return i;
+}
+
+fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
+{
+    const fsdp_collective call = {.kind = FSDP_BROADCAST,
+                                  .dtype = FSDP_U8,
+                                  .in = mover->buffer,
+                                  .out = mover->buffer,
+                                  .count = (int64_t)mover->used,
+                                  .root = mover->lane ? position_of(mover->lane, mover->owner) : 0,
+                                  .unit = mover->unit};
+    if (mover->piece_count == 0)
+        return FSDP_OK;
+    if (mover->lane)
+        FSDP_TRY(fsdp_comm_run(mover->lane->comm, &call, err));
+    for (size_t i = 0; i < mover->piece_count; i++) {
+        const struct fsdp_state_piece *piece = &mover->pieces[i];
+        fsdp_state_copy_range(&piece->from, piece->first, piece->count, mover->buffer + piece->at,
+                              &piece->to, piece->to_data, piece->element);
+    }
+    mover->piece_count = mover->used = 0;
+    return FSDP_OK;
+}
+
+/* Elements that fit into the buffer now, after what is in it was sent if need be. */
+static fsdp_status make_room(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
+                             int64_t *count_out, fsdp_error *err)
+{
+    size_t element = fsdp_dtype_size(entry->dtype);
+    if (mover->owner != owner || mover->piece_count == PIECES ||
+        mover->room - mover->used < element)
+        FSDP_TRY(fsdp_state_move_end(mover, err));
+    if (mover->piece_count == 0) {
+        mover->owner = owner;
+        mover->unit = entry->name;
+    }
+    *count_out = (int64_t)((mover->room - mover->used) / element);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
+                            const fsdp_box *from, const void *data, const fsdp_box *to,
+                            void *to_data, fsdp_error *err)
+{
+    size_t element = fsdp_dtype_size(entry->dtype);
+    int64_t total = fsdp_box_count(from), room;
+    for (int64_t first = 0; first < total;) {
+        FSDP_TRY(make_room(mover, entry, owner, &room, err));
+        int64_t count = total - first < room ? total - first : room;
+        size_t end = mover->used + (size_t)count * element;
+        mover->pieces[mover->piece_count++] =
+            (struct fsdp_state_piece){*from, *to, first, count, to_data, mover->used, element};
+        if (owner == mover->root->world->rank)
+            memcpy(mover->buffer + mover->used, (const char *)data + (size_t)first * element,
+                   end - mover->used);
+        mover->used = (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        mover->used = mover->used < mover->room ? mover->used : mover->room;
+        first += count;
+    }
+    return FSDP_OK;
+}

@@ -1,0 +1,462 @@
+/*
+ * Setting: a dict is matched with the live one that getting would give (state_get.c), by name; all of it is
+ * checked; then everything is copied into the memory that is there. Whole tensors are cut here, or come
+ * from rank 0 (state_broadcast.c).
+ */
+#include "runtime/state/state_internal.h"
+
+#include <string.h>
+
+#include <fsdp/text.h>
+
+/* --- when ------------------------------------------------------------------------------------- */
+
+static bool has_gradients(const fsdp_root *root)
+{
+    for (size_t i = 0; i < root->model->count; i++)
+        if (root->model->params[i]->shard_grad || root->model->params[i]->kept)
+            return true;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            if (root->units[i]->groups[g].partial.block)
+                return true;
+    return false;
+}
+
+fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_state_settle(root, err));
+    if (root->context->finalizing || has_gradients(root))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "state is set before backward or after the optimizer's step, and there "
+                         "are gradients: make the step, or drop them by fsdp_root_zero_grad");
+    return FSDP_OK;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static bool sets_optims(const fsdp_state_scope *scope)
+{
+    return scope->optim_count > 0 && !scope->opts.no_optim;
+}
+
+/* Below the optimizers' prefix; otherwise below the model's, or the caller's own. */
+static bool is_optim_name(const fsdp_state_scope *scope, const fsdp_entry *entry)
+{
+    const char *prefix = scope->opts.optim_prefix;
+    size_t rest;
+    return fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &rest) ||
+           fsdp_state_behind(entry->name, entry->name_size, prefix, "param_groups", &rest);
+}
+
+/* Optimizer state under another name of its parameter, or its number: where that is live, or -1. */
+static fsdp_status find_state(const fsdp_state_match *match, const fsdp_entry *entry,
+                              int64_t *at_out, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    const char *prefix = scope->opts.optim_prefix;
+    fsdp_state_key key;
+    size_t size;
+    const char *rest = fsdp_state_behind(entry->name, entry->name_size, prefix, "state.", &size);
+    if (!rest || !match->groups || !fsdp_state_split(scope, rest, size, &key))
+        return FSDP_OK;
+    const fsdp_state_param *param =
+        key.param ? key.param : fsdp_state_numbered(match->groups, key.number);
+    if (!param || param->count == 0)
+        return FSDP_OK;
+    fsdp_text name = {0};
+    fsdp_text_addf(&name, "%sstate.%s.", prefix, param->names[0]);
+    fsdp_text_add(&name, key.what, key.what_size);
+    fsdp_status status = name.failed ? fsdp_fail_memory(err, entry->name) : FSDP_OK;
+    if (status == FSDP_OK)
+        *at_out = fsdp_sd_find(match->live, name.data, name.size);
+    fsdp_text_release(&name);
+    return status;
+}
+
+static fsdp_status check_flat(const fsdp_entry *entry, fsdp_error *err)
+{
+    static const char flat[] = "_flat_param";
+    size_t size = sizeof flat - 1;
+    if (entry->name_size < size || memcmp(entry->name + entry->name_size - size, flat, size) != 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is a flat parameter of FSDP1: that state dict was not made from the "
+                     "root; fsdp-convert makes one with the parameters' names",
+                     entry->name);
+}
+
+static fsdp_status note(fsdp_name_list *list, const fsdp_entry *entry, fsdp_error *err)
+{
+    return fsdp_names_add(list, entry->name, entry->name_size)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a list of names");
+}
+
+/* A name that nothing live has. */
+static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entry, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    size_t rest;
+    if (is_optim_name(scope, entry)) {
+        bool is_group = !fsdp_state_behind(entry->name, entry->name_size, scope->opts.optim_prefix,
+                                           "state.", &rest);
+        return !sets_optims(scope) || is_group ? FSDP_OK : note(&match->unexpected, entry, err);
+    }
+    const char *name =
+        fsdp_state_behind(entry->name, entry->name_size, scope->opts.model_prefix, "", &rest);
+    if (!name || scope->opts.no_model)
+        return FSDP_OK;
+    FSDP_TRY(check_flat(entry, err));
+    match->model_count++;
+    const fsdp_state_param *param = fsdp_state_find(scope, name, rest);
+    if (param && !fsdp_state_has(scope, param))
+        return FSDP_OK; /* frozen, and ignored */
+    match->model_unexpected++;
+    return note(&match->unexpected, entry, err);
+}
+
+/* The live entry's own name comes first, other names of it after that. */
+static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(match->sd, i);
+    int64_t at = fsdp_sd_find(match->live, entry->name, entry->name_size);
+    bool is_own = at >= 0 && fsdp_sd_at(match->live, (size_t)at)->kind == FSDP_ENTRY_TENSOR;
+    if (at < 0)
+        FSDP_TRY(find_state(match, entry, &at, err));
+    if (at < 0)
+        return place_unknown(match, entry, err);
+    const fsdp_entry *live = fsdp_sd_at(match->live, (size_t)at);
+    match->model_count += !is_optim_name(match->scope, live);
+    if (live->kind == FSDP_ENTRY_ALIAS)
+        at = (int64_t)live->target;
+    if (live->kind != FSDP_ENTRY_VALUE && (is_own || match->source[at] < 0))
+        match->source[at] = (int64_t)i;
+    return FSDP_OK;
+}
+
+/* "...master" of optimizer state, which follows the parameter when it is not there. */
+static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live)
+{
+    static const char master[] = ".master";
+    size_t size = sizeof master - 1;
+    return is_optim_name(match->scope, live) && live->name_size > size &&
+           memcmp(live->name + live->name_size - size, master, size) == 0;
+}
+
+static fsdp_status match_names(fsdp_state_match *match, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    if (sets_optims(scope))
+        FSDP_TRY(fsdp_state_take_groups(scope, match->sd, &match->missing, &match->unexpected,
+                                        &match->groups, err));
+    for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
+        match->source[i] = -1;
+    for (size_t i = 0; i < fsdp_sd_count(match->sd); i++)
+        FSDP_TRY(place(match, i, err));
+    for (size_t i = 0; i < fsdp_sd_count(match->live); i++) {
+        const fsdp_entry *live = fsdp_sd_at(match->live, i);
+        if (live->kind == FSDP_ENTRY_TENSOR && match->source[i] < 0 && !may_be_missing(match, live))
+            FSDP_TRY(note(&match->missing, live, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
+{
+    const fsdp_state_opts *opts = &match->scope->opts;
+    if (!opts->no_model && !opts->not_strict && !opts->submodules && !opts->ignore_frozen &&
+        match->model_count == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "state of the model is to be set, and the state dict has none: no name "
+                         "begins with '%s'",
+                         opts->model_prefix);
+    if (opts->not_strict || (match->missing.count == 0 && match->model_unexpected == 0))
+        return FSDP_OK;
+    fsdp_text text = {0};
+    bool is_all = fsdp_names_tell(&match->missing, "missing", &text);
+    is_all = fsdp_names_tell(&match->unexpected, "unexpected", &text) && is_all;
+    fsdp_status status =
+        fsdp_fail(err, FSDP_ERR_USAGE, "the state dict does not fit%s%s",
+                  text.data ? text.data : "", is_all ? "" : "; a report is given each name");
+    fsdp_text_release(&text);
+    return status;
+}
+
+/* --- tensors ---------------------------------------------------------------------------------- */
+
+const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live)
+{
+    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)match->source[live]);
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target) : entry;
+}
+
+static bool rank_holds_same(const fsdp_entry *a, const fsdp_entry *b, int rank)
+{
+    size_t n = fsdp_layout_box_count(&a->layout, a->ndim, a->shape, rank);
+    if (n != fsdp_layout_box_count(&b->layout, b->ndim, b->shape, rank))
+        return false;
+    for (size_t i = 0; i < n; i++) {
+        fsdp_box x, y;
+        fsdp_layout_box(&a->layout, a->ndim, a->shape, rank, i, &x);
+        fsdp_layout_box(&b->layout, b->ndim, b->shape, rank, i, &y);
+        if (!fsdp_box_equal(&x, &y))
+            return false;
+    }
+    return true;
+}
+
+static bool is_same_layout(const fsdp_layout *a, const fsdp_layout *b)
+{
+    return a->kind == FSDP_LAYOUT_MESH && b->kind == FSDP_LAYOUT_MESH &&
+           fsdp_mesh_equal(a->mesh, b->mesh) &&
+           memcmp(a->placement, b->placement, sizeof a->placement) == 0;
+}
+
+/* On every rank, so that all ranks find the same. */
+static bool lies_the_same(const fsdp_entry *a, const fsdp_entry *b, int world)
+{
+    if (is_same_layout(&a->layout, &b->layout))
+        return true;
+    for (int rank = 0; rank < world; rank++)
+        if (!rank_holds_same(a, b, rank))
+            return false;
+    return true;
+}
+
+static bool is_whole(const fsdp_entry *entry, int rank)
+{
+    const fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+    fsdp_box box;
+    if (fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank) != 1)
+        return false;
+    fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, 0, &box);
+    return fsdp_box_equal(&box, &whole);
+}
+
+static fsdp_status check_layout(const fsdp_state_match *match, const fsdp_entry *live,
+                                const fsdp_entry *from, fsdp_error *err)
+{
+    const fsdp_world *world = match->scope->root->world;
+    bool takes_whole = match->scope->opts.full_state_dict;
+    if (match->is_description || lies_the_same(live, from, world->size) ||
+        (takes_whole && is_whole(from, world->rank)))
+        return FSDP_OK;
+    if (takes_whole)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is not whole on rank %d, as full_state_dict has it, and does not "
+                         "lie as the parameter does",
+                         from->name, world->rank);
+    if (is_whole(from, world->rank))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a whole tensor, and the parameter is sharded: set "
+                         "full_state_dict, and each rank takes its part of it",
+                         from->name);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' is cut in another way than the parameter: save it, and fsdp_root_load "
+                     "brings it here",
+                     from->name);
+}
+
+static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry *live,
+                                const fsdp_entry *from, fsdp_error *err)
+{
+    double number;
+    char here[200], there[200];
+    bool is_scalar = from->kind == FSDP_ENTRY_TENSOR && from->ndim == 0;
+    if (live->ndim == 0 &&
+        (fsdp_state_number(from, &number) || (is_scalar && match->is_description)))
+        return FSDP_OK;
+    if (from->kind != FSDP_ENTRY_TENSOR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a tensor here and a value in the state dict",
+                         from->name);
+    if (live->ndim != from->ndim ||
+        memcmp(live->shape, from->shape, (size_t)live->ndim * sizeof *live->shape) != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has shape %s here and %s in the state dict",
+                         from->name, fsdp_shape_text(live->ndim, live->shape, here, sizeof here),
+                         fsdp_shape_text(from->ndim, from->shape, there, sizeof there));
+    if (live->dtype != from->dtype)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in the state dict",
+                         from->name, fsdp_dtype_name(live->dtype), fsdp_dtype_name(from->dtype));
+    FSDP_TRY(check_layout(match, live, from, err));
+    int rank = match->scope->root->world->rank;
+    if (!match->is_description && !from->data && fsdp_entry_local_bytes(from, rank) > 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no memory on rank %d", from->name, rank);
+    return FSDP_OK;
+}
+
+static fsdp_status check_tensors(const fsdp_state_match *match, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
+        if (match->source[i] >= 0)
+            FSDP_TRY(check_tensor(match, fsdp_sd_at(match->live, i),
+                                  fsdp_state_source(match, match->sd, i), err));
+    return FSDP_OK;
+}
+
+/* --- copying ---------------------------------------------------------------------------------- */
+
+static void copy_tensor(const fsdp_entry *live, const fsdp_entry *from, int rank)
+{
+    size_t size = (size_t)fsdp_entry_local_bytes(live, rank);
+    if (live->ndim == 0) {
+        (void)fsdp_state_set_number(live, from);
+    } else if (size > 0 && is_whole(from, rank)) {
+        const fsdp_box whole = fsdp_box_whole(from->ndim, from->shape);
+        fsdp_box own;
+        fsdp_layout_box(&live->layout, live->ndim, live->shape, rank, 0, &own);
+        if (live->data != from->data)
+            fsdp_state_copy_range(&whole, 0, fsdp_box_count(&whole), from->data, &own, live->data,
+                                  fsdp_dtype_size(live->dtype));
+    } else if (size > 0 && live->data != from->data) {
+        memcpy(live->data, from->data, size);
+    }
+}
+
+static void copy_all(const fsdp_state_match *match)
+{
+    int rank = match->scope->root->world->rank;
+    for (size_t i = 0; i < fsdp_sd_count(match->live); i++)
+        if (match->source[i] >= 0)
+            copy_tensor(fsdp_sd_at(match->live, i), fsdp_state_source(match, match->sd, i), rank);
+}
+
+/* Did anything come for this live entry? */
+static fsdp_status was_set(const fsdp_state_match *match, const char *prefix, const char *more,
+                           const char *name, const char *what, bool *set_out, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "%s%s%s%s", prefix, more, name, what);
+    int64_t at = text.failed ? -1 : fsdp_sd_find(match->live, text.data, text.size);
+    fsdp_status status = text.failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+    *set_out = at >= 0 && match->source[at] >= 0;
+    fsdp_text_release(&text);
+    return status;
+}
+
+/* A master that did not come follows its parameter, if that came. */
+static fsdp_status refresh_masters(const fsdp_state_match *match, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    for (size_t i = 0; i < scope->count; i++) {
+        const fsdp_state_param *param = &scope->params[i];
+        bool came, master_came;
+        if (param->count == 0)
+            continue;
+        FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
+        if (came && !param->state)
+            fsdp_root_refresh_masters(scope->root, param->param);
+        if (!param->state || !param->state->master)
+            continue;
+        FSDP_TRY(was_set(match, scope->opts.optim_prefix, "state.", param->names[0], ".master",
+                         &master_came, err));
+        if (came && !master_came)
+            fsdp_optim_refresh_master(param->state);
+    }
+    return FSDP_OK;
+}
+
+/* --- setting ---------------------------------------------------------------------------------- */
+
+static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim *const *optims,
+                           size_t n, const fsdp_state_opts *opts, const fsdp_sd *sd,
+                           fsdp_sd **live_out, fsdp_error *err)
+{
+    scope->root = root;
+    if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set");
+    FSDP_TRY(fsdp_state_settle_to_set(root, err));
+    FSDP_TRY(fsdp_state_scope_init(scope, root, optims, n, opts, err));
+    return fsdp_state_build(scope, live_out, err);
+}
+
+fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
+{
+    match->source = fsdp_alloc(fsdp_sd_count(match->live), sizeof *match->source);
+    if (!match->source)
+        return fsdp_fail_memory(err, "setting the state of a root");
+    FSDP_TRY(match_names(match, err));
+    FSDP_TRY(check_names(match, err));
+    return check_tensors(match, err);
+}
+
+void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report)
+{
+    if (report) {
+        fsdp_names_move(&match->missing, &report->missing, &report->missing_count);
+        fsdp_names_move(&match->unexpected, &report->unexpected, &report->unexpected_count);
+    }
+    fsdp_names_release(&match->missing);
+    fsdp_names_release(&match->unexpected);
+    fsdp_state_groups_free(match->groups);
+    fsdp_free(match->source);
+    *match = (fsdp_state_match){0};
+}
+
+fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err)
+{
+    if (match->groups)
+        fsdp_state_apply_groups(match->groups);
+    return refresh_masters(match, err);
+}
+
+static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live, const fsdp_sd *sd,
+                             fsdp_load_report *report, fsdp_error *err)
+{
+    fsdp_state_match match = {.scope = scope, .live = live, .sd = sd};
+    fsdp_status status = fsdp_state_match_all(&match, err);
+    if (status == FSDP_OK) {
+        copy_all(&match);
+        status = fsdp_state_finish(&match, err);
+    }
+    fsdp_state_match_release(&match, report);
+    return status;
+}
+
+static fsdp_status set_from_rank0(const fsdp_state_scope *scope, const fsdp_sd *live,
+                                  const fsdp_sd *sd, fsdp_load_report *report, fsdp_status mine,
+                                  fsdp_error *err)
+{
+    fsdp_root *root = scope->root;
+    fsdp_state_message message = {0};
+    FSDP_TRY(fsdp_state_agree(scope, live, "sets state from rank 0", false, mine, err));
+    fsdp_status status = fsdp_state_tell(root, sd, &message, err);
+    fsdp_state_match match = {
+        .scope = scope, .live = live, .sd = message.sd, .is_description = true};
+    if (status == FSDP_OK)
+        status =
+            fsdp_ctl_agree(fsdp_world_ctl(root->world), fsdp_state_match_all(&match, err), err);
+    if (status == FSDP_OK)
+        status = fsdp_state_broadcast(&match, sd, err);
+    if (status == FSDP_OK)
+        status = fsdp_state_finish(&match, err);
+    fsdp_state_match_release(&match, report);
+    fsdp_state_message_release(&message);
+    return status;
+}
+
+fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                const fsdp_state_opts *opts, const fsdp_sd *sd,
+                                fsdp_load_report *report, fsdp_error *err)
+{
+    fsdp_state_scope scope = {0};
+    fsdp_error local = {0};
+    fsdp_sd *live = NULL;
+    err = err ? err : &local;
+    if (report)
+        *report = (fsdp_load_report){0};
+    fsdp_status status = prepare(&scope, root, optims, n, opts, sd, &live, err);
+    if (opts && opts->broadcast_from_rank0)
+        status = set_from_rank0(&scope, live, sd, report, status, err);
+    else if (status == FSDP_OK)
+        status = set_local(&scope, live, sd, report, err);
+    fsdp_sd_free(live);
+    fsdp_state_scope_release(&scope);
+    return status;
+}
+
+fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_optim *optim, const fsdp_state_opts *opts,
+                                 const fsdp_sd *sd, fsdp_error *err)
+{
+    return fsdp_root_set_state(root, &optim, optim ? 1 : 0, opts, sd, NULL, err);
+}

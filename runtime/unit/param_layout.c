@@ -1,0 +1,126 @@
+/*
+ * What this rank holds of a parameter: tensor parallelism first, then the unit's mesh cuts what is left of
+ * one dim into equal chunks of rows, the last ones shorter or empty. See fsdp-semantics 2.1, 2.2, 2.12 in
+ * docs/runtime.md's terms: boxes in the tensor, and sizes of padded shards.
+ */
+#include "runtime/unit/unit_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+int64_t fsdp_param_count(const fsdp_param *param)
+{
+    return param->outer * param->n * param->rest;
+}
+
+int64_t fsdp_param_padded_count(const fsdp_param *param, int parts)
+{
+    return param->padded * parts;
+}
+
+fsdp_flat_run fsdp_param_flat_run(const fsdp_param *param)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_param *flat = param->flat;
+    int64_t count = fsdp_box_count(&whole);
+    if (!flat->group)
+        return (fsdp_flat_run){.count = count};
+    int64_t begin = flat->shard_box.lo[0], end = begin + flat->shard_box.len[0];
+    int64_t lo = param->flat_at > begin ? param->flat_at : begin;
+    int64_t hi = param->flat_at + count < end ? param->flat_at + count : end;
+    if (lo >= hi)
+        return (fsdp_flat_run){0};
+    return (fsdp_flat_run){.first = lo - param->flat_at, .count = hi - lo, .at = lo - begin};
+}
+
+/* How a mesh dim that the unit does not use cuts the parameter. */
+static fsdp_placement placement_of(const fsdp_param *param, const char *dim)
+{
+    for (int i = 0; i < param->place_count; i++)
+        if (strcmp(param->places[i].dim, dim) == 0)
+            return param->places[i].placement;
+    return (fsdp_placement){.kind = FSDP_REPLICATE};
+}
+
+static bool cuts(const fsdp_placement *placement, int dim)
+{
+    return placement->kind != FSDP_REPLICATE && placement->dim == dim;
+}
+
+/* Into how many parts tensor parallelism cuts a dim. */
+static int64_t tensor_parts(const fsdp_layout *layout, unsigned tensor_dims, int dim)
+{
+    int64_t parts = 1;
+    for (int i = 0; i < fsdp_mesh_ndim(layout->mesh); i++)
+        if ((tensor_dims >> i & 1) && cuts(&layout->placement[i], dim))
+            parts *= fsdp_mesh_dim_size(layout->mesh, i);
+    return parts;
+}
+
+static fsdp_status check_places(const fsdp_param *param, const fsdp_group *group, fsdp_error *err)
+{
+    for (int i = 0; i < param->place_count; i++) {
+        bool found = false;
+        for (int dim = 0; dim < fsdp_mesh_ndim(group->mesh) && !found; dim++)
+            found = strcmp(fsdp_mesh_dim_name(group->mesh, dim), param->places[i].dim) == 0 &&
+                    (group->tensor_dims >> dim & 1);
+        if (!found)
+            return fsdp_fail(
+                err, FSDP_ERR_USAGE,
+                "'%s' has a placement on '%s', which is no mesh dim of unit %s, or one "
+                "that it shards or replicates itself",
+                param->name, param->places[i].dim, group->unit->name);
+    }
+    return FSDP_OK;
+}
+
+/* The layout, and in it the box without the unit's own cuts. */
+static void place(fsdp_param *param, const fsdp_group *group, int rank)
+{
+    fsdp_layout *layout = &param->layout;
+    *layout = (fsdp_layout){.kind = FSDP_LAYOUT_MESH, .mesh = group->mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(group->mesh); i++)
+        if (group->tensor_dims >> i & 1)
+            layout->placement[i] = placement_of(param, fsdp_mesh_dim_name(group->mesh, i));
+    fsdp_layout_mesh_box(layout, param->ndim, param->shape, rank, &param->data_box);
+    int64_t parts = tensor_parts(layout, group->tensor_dims, param->cut.dim);
+    if (group->shard_dim >= 0)
+        layout->placement[group->shard_dim] =
+            parts > 1 ? (fsdp_placement){FSDP_STRIDED_SHARD, param->cut.dim, parts}
+                      : (fsdp_placement){FSDP_SHARD, param->cut.dim, 0};
+}
+
+static void measure(fsdp_param *param, const fsdp_group *group)
+{
+    const int64_t *len = param->data_box.len;
+    param->outer = param->rest = 1;
+    param->n = len[param->cut.dim];
+    for (int i = 0; i < param->ndim; i++)
+        if (i != param->cut.dim)
+            *(i < param->cut.dim ? &param->outer : &param->rest) *= len[i];
+    param->chunk = (param->n + group->shard_size - 1) / group->shard_size;
+    param->rows = param->shard_box.len[param->cut.dim];
+    param->padded = param->outer * param->chunk * param->rest;
+}
+
+fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_group *group = param->group;
+    int rank = param->model->world->rank;
+    FSDP_TRY(check_places(param, group, err));
+    place(param, group, rank);
+    fsdp_status status = fsdp_layout_check(&param->layout, param->ndim, param->shape, err);
+    if (status != FSDP_OK) {
+        fsdp_error_prefix(err, "'%s'", param->name);
+        return status;
+    }
+    param->mesh = group->mesh;
+    fsdp_layout_mesh_box(&param->layout, param->ndim, param->shape, rank, &param->shard_box);
+    measure(param, group);
+    if (param->cut.dim > 0 && param->n % group->shard_size != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s': dim %d has %" PRId64 " elements here, which %d ranks do not divide "
+                         "evenly; only dim 0 may be uneven",
+                         param->name, param->cut.dim, param->n, group->shard_size);
+    return FSDP_OK;
+}

@@ -1,0 +1,60 @@
+/* Between the files that roots are made of. */
+#ifndef FSDP_ROOT_INTERNAL_H
+#define FSDP_ROOT_INTERNAL_H
+
+#include "runtime/unit/unit_internal.h"
+#include "runtime/unit/work.h"
+
+/* --- root_context.c --------------------------------------------------------------------------- */
+
+fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err);
+/* Until every stream has done what was issued. */
+void fsdp_context_drain(fsdp_context *context);
+/* Room for as many reductions in flight as any unit wants. */
+fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err);
+
+/* --- root.c ----------------------------------------------------------------------------------- */
+
+/* Everything that a step has made: gathers, gathered parameters, gradients of any kind. */
+void fsdp_root_drop_all(fsdp_root *root);
+
+/* --- root_step.c ------------------------------------------------------------------------------ */
+
+/* The compute stream waits for every reduction, gathers that nobody took go, and the order of this root's
+ * forwards is forgotten. */
+void fsdp_root_wait_reductions(fsdp_root *root);
+
+/* --- root_check.c ----------------------------------------------------------------------------- */
+
+/* Collective among the root's ranks: all have declared the same. */
+fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
+/* The same, with --check only, else nothing: all have done the same since they were asked last. */
+fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
+
+/* --- unit_set.c ------------------------------------------------------------------------------- */
+
+/* A unit of several groups has no custom collective. */
+fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
+
+/* --- root_init.c ------------------------------------------------------------------------------ */
+
+/* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */
+fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                                    fsdp_error *err);
+
+/* --- root_groups.c ---------------------------------------------------------------------------- */
+
+/* Which parameters are groups, on which mesh: local. */
+fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err);
+/* Collective: their communicators. */
+fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err);
+/* What this rank holds of each parameter: local. */
+fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err);
+void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were given back */
+/* Collective: reductions on a communicator of their own, or no longer. */
+fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
+
+/* The lane of the widest mesh of the root's units (optim_clip.c); NULL when it was not connected. */
+fsdp_lane *fsdp_root_all_ranks(fsdp_root *root);
+
+#endif

@@ -1,0 +1,232 @@
+/* Roots: a step begins, ends, or is given up. See root.h, and docs/flow_step.md for the whole way. */
+#include "runtime/unit/root_internal.h"
+
+/* --- a step ----------------------------------------------------------------------------------- */
+
+/* Gathers wait for the optimizer's step, or for all that the compute stream has so far. */
+static void begin_streams(fsdp_root *root)
+{
+    fsdp_context *context = root->context;
+    const fsdp_device_ops *ops = context->device->ops;
+    fsdp_event event = root->has_post_optim_event
+                           ? root->post_optim_event
+                           : ops->record(context->streams[FSDP_STREAM_COMPUTE]);
+    root->has_post_optim_event = false;
+    ops->wait(context->streams[FSDP_STREAM_COPY_IN], event);
+    ops->wait(context->streams[FSDP_STREAM_ALL_GATHER], event);
+}
+
+fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsdp_error *err)
+{
+    bool is_pending = root->context->finalizing == root;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            is_pending = is_pending || root->units[i]->groups[g].reduced.stream;
+    if (!is_pending)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s came while reductions are under way: fsdp_finalize_wait, or the "
+                     "end_backward of a last backward, comes before it",
+                     what);
+}
+
+static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
+{
+    if (!root->context->finalizing)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "an asynchronous end of backward was not waited for: fsdp_finalize_wait comes "
+                     "before the next forward");
+}
+
+fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    FSDP_TRY(check_finalized(root, err));
+    if (root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "begin_forward came twice without end_forward");
+    if (root->is_summoned)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "begin_forward came while full parameters are summoned: "
+                         "fsdp_v1_summon_end comes before it");
+    root->is_in_forward = true;
+    fsdp_trace_step(root->world->parts.trace, root->step);
+    FSDP_TRY(fsdp_root_done(root, fsdp_context_size_inputs(root->context, root, err), err));
+    begin_streams(root);
+    return fsdp_root_done(root, FSDP_OK, err);
+}
+
+static fsdp_status end_forward(fsdp_root *root, fsdp_error *err)
+{
+    for (size_t i = 0; i < root->unit_count; i++)
+        FSDP_TRY(fsdp_unit_complete_forward(root->units[i], err));
+    fsdp_context_flush_gather(root->context);
+    return root->is_evaluating ? fsdp_root_check_events(root, err) : FSDP_OK;
+}
+
+fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (!root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "end_forward came without begin_forward");
+    root->is_in_forward = false;
+    return fsdp_root_done(root, end_forward(root, err), err);
+}
+
+/* The order of this root's forwards; another root's on the same context stays. */
+static void clear_order(fsdp_root *root)
+{
+    fsdp_context *context = root->context;
+    for (size_t i = 0; i < context->order_count; i++)
+        if (context->order[i] && context->order[i]->unit->root == root)
+            context->order[i] = NULL;
+    while (context->order_count > 0 && !context->order[context->order_count - 1])
+        context->order_count--;
+}
+
+static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
+{
+    const fsdp_model *model = root->model;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        if (param->hook && param->shard_grad)
+            FSDP_TRY(param->hook(param->hook_user, param, err));
+    }
+    return FSDP_OK;
+}
+
+void fsdp_root_wait_reductions(fsdp_root *root)
+{
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            fsdp_group *group = &root->units[i]->groups[g];
+            fsdp_group_wait_reduced(group);
+            fsdp_group_drop_gather(group);
+            group->order_count = 0;
+        }
+    clear_order(root);
+    fsdp_context_limit_inputs(root->context, 0);
+    fsdp_context_give_all_reduced(root->context);
+}
+
+static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
+{
+    fsdp_root_wait_reductions(root);
+    FSDP_TRY(fsdp_context_sync(root->context, err));
+    return run_grad_hooks(root, err);
+}
+
+static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
+{
+    for (size_t i = 0; i < root->unit_count; i++)
+        FSDP_TRY(fsdp_unit_complete_backward(root->units[i], err));
+    for (size_t i = 0; i < root->unit_count; i++) {
+        fsdp_unit *unit = root->units[i];
+        unit->phase = FSDP_IDLE;
+        for (size_t g = 0; g < unit->group_count; g++)
+            unit->groups[g].phase = FSDP_IDLE;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status end_backward(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(complete_backward(root, err));
+    FSDP_TRY(fsdp_root_check_events(root, err));
+    return root->is_manual || !root->is_last_backward ? FSDP_OK : finalize(root, err);
+}
+
+fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "end_backward came before fsdp_root_end_forward");
+    root->is_in_backward = false;
+    return fsdp_root_done(root, end_backward(root, err), err);
+}
+
+fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool is_evaluating, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->is_in_forward || root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "evaluating begins and ends between steps, not inside one");
+    root->is_evaluating = is_evaluating;
+    return FSDP_OK;
+}
+
+/* --- the end of backward by hand -------------------------------------------------------------- */
+
+void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last)
+{
+    root->is_last_backward = is_last;
+}
+
+void fsdp_root_set_post_optim_event(fsdp_root *root)
+{
+    const fsdp_context *context = root->context;
+    root->post_optim_event = context->device->ops->record(context->streams[FSDP_STREAM_COMPUTE]);
+    root->has_post_optim_event = true;
+}
+
+fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
+                                                       fsdp_error *err)
+{
+    if (root->is_in_backward)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "how backward is ended cannot change inside a backward");
+    root->is_manual = manual;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
+                                        fsdp_finalize_handle **handle_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_ready(root, err));
+    FSDP_TRY(check_finalized(root, err));
+    if (!root->is_manual)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "finalize_backward needs fsdp_root_set_manual_backward_finalization");
+    root->is_in_backward = false;
+    FSDP_TRY(fsdp_root_done(root, complete_backward(root, err), err));
+    if (handle_out)
+        *handle_out = &root->handle;
+    root->context->finalizing = root;
+    return is_async ? FSDP_OK : fsdp_finalize_wait(&root->handle, err);
+}
+
+fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
+{
+    fsdp_root *root = handle->root;
+    FSDP_TRY(fsdp_root_ready(root, err));
+    if (root->context->finalizing != root)
+        return FSDP_OK;
+    root->context->finalizing = NULL;
+    return fsdp_root_done(root, finalize(root, err), err);
+}
+
+/* --- back to the beginning -------------------------------------------------------------------- */
+
+void fsdp_root_zero_grad(fsdp_root *root)
+{
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            fsdp_group_drop_grads(&root->units[i]->groups[g]);
+}
+
+fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
+{
+    root->complaint = (fsdp_error){0};
+    FSDP_TRY(fsdp_root_ready(root, err));
+    fsdp_root_wait_reductions(root);
+    fsdp_root_drop_all(root);
+    for (size_t i = 0; i < root->unit_count; i++) {
+        fsdp_unit *unit = root->units[i];
+        unit->phase = FSDP_IDLE;
+        unit->to_run_count = unit->to_return_count = 0;
+    }
+    root->is_in_forward = root->is_in_backward = false;
+    if (root->context->finalizing == root)
+        root->context->finalizing = NULL;
+    return fsdp_root_done(root, fsdp_context_sync(root->context, err), err);
+}
