@@ -22,9 +22,9 @@ typedef struct fsdp_matrix { const float *data; int64_t row, column; } fsdp_matr
 /* What is shared by products of any size: packed blocks, and room for a transposed result. */
 typedef struct fsdp_matrix_scratch { float *a, *b; } fsdp_matrix_scratch;
 enum {
-    FSDP_MATRIX_INNER = 256,   /* of a block */
+    FSDP_MATRIX_INNER = 384,   /* of a block */
     FSDP_MATRIX_ROWS = 96,
-    FSDP_MATRIX_COLUMNS = 256,
+    FSDP_MATRIX_COLUMNS = 1024, /* wide: what is packed of A meets all of them */
     FSDP_MATRIX_SPARE = 8      /* elements behind a packed block of A */
 };
 
