@@ -13,9 +13,10 @@
 enum {
     SHORT_ROW = 128, /* elements; of a cast */
     PACK_BYTES = 8192,
-    LARGE = 8 << 20, /* bytes: more than a core's share of the caches */
-    LONG_ROW = 4096, /* bytes, worth a copy past the caches */
-    COLUMN_ROW = 256 /* bytes; shorter ones are better done many at a time */
+    LARGE = 8 << 20,      /* bytes: more than a core's share of the caches */
+    LARGE_LIST = 1 << 20, /* of a step, whose other tensors have filled the caches */
+    LONG_ROW = 4096,      /* bytes, worth a copy past the caches */
+    COLUMN_ROW = 256      /* bytes; shorter ones are better done many at a time */
 };
 
 void fsdp_tensor_copy(void *to, const void *from, size_t size, size_t together)
@@ -124,10 +125,10 @@ static void copy_rect(const fsdp_rect *rect, bool is_large)
 static bool is_large_list(const fsdp_rect *rects, size_t n)
 {
     size_t bytes = 0;
-    for (size_t i = 0; i < n && bytes < LARGE; i++)
+    for (size_t i = 0; i < n && bytes < LARGE_LIST; i++)
         if (rects[i].rows > 0 && rects[i].width > 0)
             bytes += (size_t)rects[i].rows * row_bytes(&rects[i]);
-    return bytes >= LARGE;
+    return bytes >= LARGE_LIST;
 }
 
 /* Does one begin where the rows of the other end, in a tensor whose rows are longer? */

@@ -181,6 +181,10 @@ static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsd
 static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 {
     int64_t count = fsdp_comm_part(call, 0);
+    if (call->view) {
+        call->view->see(call->view->user, &call->in);
+        return FSDP_OK;
+    }
     if (call->kind == FSDP_ALL_TO_ALL && count != call->out_counts[0])
         return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts of the only rank differ");
     if (call->kind == FSDP_BROADCAST || count == 0)
@@ -203,6 +207,27 @@ static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
            (call->op == FSDP_REDUCE_PREMUL_SUM && !(abilities & FSDP_COMM_PREMUL_SUM));
 }
 
+void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts)
+{
+    size_t element = fsdp_dtype_size(call->dtype);
+    for (int i = 0; i < size; i++)
+        parts[i] = (const unsigned char *)call->out + (size_t)fsdp_comm_place(call, i) * element;
+    call->view->see(call->view->user, parts);
+}
+
+static fsdp_status run_with_view(fsdp_comm *comm, const fsdp_collective *call,
+                                 const fsdp_comm_header *header, fsdp_error *err)
+{
+    const void **parts = fsdp_alloc((size_t)comm->size, sizeof *parts);
+    if (!parts)
+        return fsdp_fail_memory(err, "a view");
+    fsdp_status status = comm->fabric->ops->run(comm, call, header, err);
+    if (status == FSDP_OK)
+        fsdp_comm_view_out(call, comm->size, parts);
+    fsdp_free(parts);
+    return status;
+}
+
 static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
     FSDP_TRY(check(comm, call, err));
@@ -211,6 +236,8 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     if (lacks_op(comm, call))
         return fsdp_comm_run_scaled(comm, call, err);
     fsdp_comm_header header = fsdp_comm_head(comm, call);
+    if (call->view && !(comm->fabric->ops->abilities & FSDP_COMM_POOL))
+        return run_with_view(comm, call, &header, err);
     return comm->fabric->ops->run(comm, call, &header, err);
 }
 

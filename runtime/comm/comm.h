@@ -42,6 +42,14 @@ typedef enum fsdp_reduce_op {
     FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
 } fsdp_reduce_op;
 
+/* all_gather: who wants to see the parts where they lie, instead of a copy of them. See gets one pointer per
+ * rank of the group, in its order, to memory of whoever holds the part; it may read there until it returns,
+ * and must not call the communicator. */
+typedef struct fsdp_gather_view {
+    void (*see)(void *user, const void *const *parts);
+    void *user;
+} fsdp_gather_view;
+
 /* In place is allowed where it makes sense: all_gather with `in` at its own place in `out`,
  * reduce_scatter with `out` at its own place in `in`, all_reduce and broadcast with in == out. Other
  * overlaps are not. Buffers stay untouched by the caller until the call returns. */
@@ -58,6 +66,9 @@ typedef struct fsdp_collective {
     double factor;             /* premul_sum */
     int root;                  /* broadcast: position in the group */
     const char *unit;          /* who asks, for messages; NULL: nobody in particular */
+    const fsdp_gather_view *view;      /* all_gather; or NULL. With it nobody may rely on what out holds then, but
+                                * it is needed as ever: where ranks cannot read each other's memory, the parts
+                                * that are seen lie there. Ranks may differ in it. */
 } fsdp_collective;
 
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */

@@ -32,8 +32,9 @@ typedef struct fsdp_fabric_ops {
      * that is not among them gets a NULL communicator. */
     fsdp_status (*comm_create)(fsdp_fabric *fabric, const int *ranks, int size, fsdp_comm **comm_out,
                                fsdp_error *err);
-    /* size > 1, arguments checked, abilities respected. Exchanges headers first (fsdp_comm_compare). A
-     * failure has a status and a text; comm.c poisons, and passes it to abort. */
+    /* size > 1, arguments checked, abilities respected; back ends with pools see to views, comm.c does for
+     * the others. Exchanges headers first (fsdp_comm_compare). A failure has a status and a text; comm.c
+     * poisons, and passes it to abort. */
     fsdp_status (*run)(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
                        fsdp_error *err);
     /* From any thread of this rank, also while another is in run; NULL: only this rank is poisoned. */
@@ -90,6 +91,8 @@ fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, 
 /* The part of one rank in all_gather and reduce_scatter, and what lies before it, in elements. */
 int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
+/* The view of a gather whose parts are all in out. parts: room for a pointer per rank. */
+void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts);
 /* An average or premultiplied sum by a back end that only adds; the bits are the same. */
 fsdp_status fsdp_comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 

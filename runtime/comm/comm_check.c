@@ -119,6 +119,8 @@ fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, 
     if (call->kind == FSDP_BROADCAST && (call->root < 0 || call->root >= comm->size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "root %d is not one of %d ranks", call->root,
                          comm->size);
+    if (call->view && call->kind != FSDP_ALL_GATHER)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "only all_gather has a view");
     FSDP_TRY(check_op(call, err));
     FSDP_TRY(count_elements(comm, call, &in.bytes, &out.bytes, err));
     if (fsdp_mul_overflow(in.bytes, element, &in.bytes) ||

@@ -125,8 +125,10 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
         return FSDP_OK;
     }
     uint64_t longest = move->steps->longest(move);
-    if (!is_staged(move))
+    if (!is_staged(move)) {
         move->piece = longest;
+        move->steps = move->call->view ? &fsdp_shared_steps_view : move->steps;
+    }
     uint64_t pieces = longest > 0 ? (longest - 1) / move->piece + 1 : 1;
     uint64_t steps = pieces + move->steps->extra;
     for (uint64_t step = 0; step < steps; step++)
@@ -167,6 +169,8 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
     if (move.is_in_private || move.is_little)
         move.steps->fill(&move, 0);
     fsdp_status status = run_steps(comm, &move, &failure);
+    if (status == FSDP_OK && call->view && move.steps != &fsdp_shared_steps_view)
+        fsdp_comm_view_out(call, group->size, group->sources);
     if (status == FSDP_OK)
         return FSDP_OK;
     failure.status = status;

@@ -154,6 +154,15 @@ static void gather(const shared_move *move, uint64_t step)
     }
 }
 
+static void show(const shared_move *move, uint64_t step)
+{
+    for (int i = 0; i < move->group->size; i++)
+        move->group->sources[i] = source(move, i, 0, 0, step);
+    move->call->view->see(move->call->view->user, move->group->sources);
+}
+
+const shared_steps fsdp_shared_steps_view = {longest_part, whole_half, fill_gather, show, 0};
+
 /* --- reduce_scatter --------------------------------------------------------------------------- */
 
 static void fill_scatter(const shared_move *move, uint64_t step)

@@ -34,6 +34,7 @@ enum { FSDP_WORK_ARGS = 192 };
 typedef struct fsdp_device_ops {
     const char *name;
     bool is_host;              /* the host may read and write its memory */
+    bool is_at_once;           /* work is done when submit returns: nothing overlaps */
     fsdp_status (*stream_create)(fsdp_device *device, const char *name, fsdp_stream **stream_out,
                                  fsdp_error *err);
     void (*stream_free)(fsdp_stream *stream);  /* does what is queued first */

@@ -67,6 +67,7 @@ static bool is_reached(fsdp_event event)
 
 static const fsdp_device_ops ops = {.name = "cpu",
                                     .is_host = true,
+                                    .is_at_once = true,
                                     .stream_create = create_stream,
                                     .stream_free = free_stream,
                                     .submit = submit,

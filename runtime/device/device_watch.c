@@ -264,6 +264,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err)
     watched->inner = *device;
     watched->ops = (fsdp_device_ops){.name = watched->inner->ops->name,
                                      .is_host = watched->inner->ops->is_host,
+                                     .is_at_once = watched->inner->ops->is_at_once,
                                      .stream_create = create_stream,
                                      .stream_free = free_stream,
                                      .submit = submit,

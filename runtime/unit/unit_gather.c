@@ -7,6 +7,9 @@
  *
  * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
  * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ *
+ * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
+ * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
  */
 #include "runtime/unit/unit_internal.h"
 #include "runtime/unit/work.h"
@@ -108,17 +111,39 @@ static fsdp_status copy_in(fsdp_group *group, unsigned char *at, int parts, fsdp
 
 /* --- all-gather ------------------------------------------------------------------------------- */
 
-static void gather(fsdp_group *group, const gather_side *side, size_t bytes, fsdp_stream *stream)
+static fsdp_collective call_of(const fsdp_group *group, const gather_side *side)
 {
-    fsdp_dtype wire = group->wire;
     unsigned char *all = group->gather.block->data;
-    const fsdp_collective call = {.kind = FSDP_ALL_GATHER,
-                                  .dtype = wire,
-                                  .in = all + (size_t)side->rank * bytes,
-                                  .out = all,
-                                  .count = (int64_t)(bytes / fsdp_dtype_size(wire)),
-                                  .unit = group->unit->name};
-    fsdp_work_collective(stream, side->lane, &call, group->unit->custom_gather);
+    size_t bytes = all_input_bytes(group, side->parts);
+    return (fsdp_collective){.kind = FSDP_ALL_GATHER,
+                             .dtype = group->wire,
+                             .in = all + (size_t)side->rank * bytes,
+                             .out = all,
+                             .count = (int64_t)(bytes / fsdp_dtype_size(group->wire)),
+                             .unit = group->unit->name};
+}
+
+static bool has_extensions(const fsdp_group *group)
+{
+    for (size_t i = 0; i < group->count; i++)
+        if (group->params[i]->extension)
+            return true;
+    return false;
+}
+
+/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by hand is made
+ * at once, as not every rank may wait for it. */
+static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
+{
+    return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
+           !group->unit->custom_gather && !has_extensions(group);
+}
+
+static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stream)
+{
+    const fsdp_collective call = call_of(group, side);
+    if (!group->gather.is_late)
+        fsdp_work_collective(stream, side->lane, &call, group->unit->custom_gather);
     fsdp_trace_collective(group, side->lane, &call, stream->name);
 }
 
@@ -172,8 +197,9 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     unsigned char *mine = (unsigned char *)group->gather.block->data + (size_t)side.rank * bytes;
     FSDP_TRY(copy_in(group, mine, side.parts, in, err));
     fsdp_stream_follow(out, in);
+    group->gather.is_late = side.parts > 1 && is_late(group, out, is_async);
     if (side.parts > 1)
-        gather(group, &side, bytes, out);
+        gather(group, &side, out);
     group->gather.event = out->device->ops->record(out);
     group->gather.parts = side.parts;
     group->gather.is_async = is_async;
@@ -191,30 +217,53 @@ fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err
 
 /* --- copy-out --------------------------------------------------------------------------------- */
 
-/* Along dim 0, and of slices that were kept, the parts lie one behind the other in the parameter: rows of one
- * rectangle, when the pitch is a number of elements. Along other dims they lie side by side. */
-static void list_outputs(fsdp_group *group, const fsdp_param *param, const unsigned char *from,
-                         size_t stride)
+/* Where the parts of all ranks lie: one behind the other, or each by itself. */
+typedef struct gathered {
+    const unsigned char *flat;
+    size_t stride;
+    const void *const *parts; /* NULL: flat */
+} gathered;
+
+static const unsigned char *part_of(const gathered *from, int64_t part)
+{
+    return from->parts ? from->parts[part] : from->flat + (size_t)part * from->stride;
+}
+
+/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one behind the
+ * other in the parameter; along other dims they lie side by side. */
+static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathered *from,
+                         size_t at)
 {
     int64_t parts = group->gather.parts;
-    size_t size = data_size(param);
-    int64_t each = fsdp_param_padded_count(param, group->shard_size) / parts;
     bool behind = group->state == FSDP_IS_SHARDED_AGAIN || param->outer == 1;
-    bool is_one = behind && stride % size == 0;
     int64_t rows = behind ? 1 : param->outer;
-    int64_t width = each / rows;
-    fsdp_rect rect = {.to = param->data,
-                      .from = from,
-                      .to_type = param->data_dtype,
-                      .from_type = param->data_dtype,
-                      .rows = is_one ? parts : rows,
-                      .width = width,
-                      .to_pitch = is_one ? width : width * parts,
-                      .from_pitch = is_one ? (int64_t)(stride / size) : width};
-    for (int64_t part = 0; part < (is_one ? 1 : parts); part++) {
-        fsdp_rects_add(&group->rects_out, &rect);
-        rect.to = (unsigned char *)rect.to + (size_t)width * size;
-        rect.from = (const unsigned char *)rect.from + stride;
+    int64_t width = fsdp_param_padded_count(param, group->shard_size) / parts / rows;
+    for (int64_t part = 0; part < parts; part++)
+        fsdp_rects_add(&group->rects_out,
+                       &(fsdp_rect){.to = (unsigned char *)param->data +
+                                          (size_t)(part * width) * data_size(param),
+                                    .from = part_of(from, part) + at,
+                                    .to_type = param->data_dtype,
+                                    .from_type = param->data_dtype,
+                                    .rows = rows,
+                                    .width = width,
+                                    .to_pitch = width * parts,
+                                    .from_pitch = width});
+}
+
+static bool is_extended(const fsdp_group *group, const fsdp_param *param)
+{
+    return param->extension && group->state != FSDP_IS_SHARDED_AGAIN;
+}
+
+static void list_all_outputs(fsdp_group *group, const gathered *from)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        if (!is_extended(group, param))
+            list_outputs(group, param, from, at);
+        at += input_bytes(group, param, group->gather.parts);
     }
 }
 
@@ -248,22 +297,53 @@ static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
     return FSDP_OK;
 }
 
+static void extend(const fsdp_group *group, const gathered *from, fsdp_stream *compute)
+{
+    const unsigned char *at = from->flat;
+    for (size_t i = 0; i < group->count; i++) {
+        if (is_extended(group, group->params[i]))
+            fsdp_work_post_extension(compute, group->params[i], at, from->stride);
+        at += input_bytes(group, group->params[i], group->gather.parts);
+    }
+}
+
+static void copy_out_flat(fsdp_group *group, fsdp_stream *compute)
+{
+    const gathered from = {.flat = group->gather.block->data,
+                           .stride = all_input_bytes(group, group->gather.parts)};
+    list_all_outputs(group, &from);
+    fsdp_work_rects(compute, &group->rects_out);
+    extend(group, &from, compute);
+}
+
+static void copy_parts(void *user, const void *const *parts)
+{
+    fsdp_group *group = user;
+    list_all_outputs(group, &(gathered){.parts = parts});
+    fsdp_rects_copy(group->rects_out.items, group->rects_out.count);
+}
+
+/* The collective itself, whose view is the copy. */
+static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
+{
+    const gather_side side = side_of(group);
+    const fsdp_gather_view view = {.see = copy_parts, .user = group};
+    fsdp_collective call = call_of(group, &side);
+    call.view = &view;
+    fsdp_work_uses(compute, group->unsharded->data);
+    fsdp_work_collective(compute, side.lane, &call, NULL);
+}
+
 static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error *err)
 {
-    int parts = group->gather.parts;
-    size_t stride = all_input_bytes(group, parts);
-    const unsigned char *from = group->gather.block->data;
-    FSDP_TRY(fsdp_rects_begin(&group->rects_out, group->count * (size_t)parts, err));
-    for (size_t i = 0; i < group->count; i++) {
-        const fsdp_param *param = group->params[i];
-        if (param->extension && group->state != FSDP_IS_SHARDED_AGAIN)
-            fsdp_work_post_extension(compute, param, from, stride);
-        else
-            list_outputs(group, param, from, stride);
-        from += input_bytes(group, param, parts);
-    }
-    fsdp_work_rects(compute, &group->rects_out);
-    fsdp_trace_copy(group, "copy_out", compute->name, (int64_t)(stride * (size_t)parts));
+    size_t parts = (size_t)group->gather.parts;
+    FSDP_TRY(fsdp_rects_begin(&group->rects_out, group->count * parts, err));
+    if (group->gather.is_late)
+        copy_out_late(group, compute);
+    else
+        copy_out_flat(group, compute);
+    fsdp_trace_copy(group, "copy_out", compute->name,
+                    (int64_t)(all_input_bytes(group, (int)parts) * parts));
     return FSDP_OK;
 }
 

@@ -119,6 +119,7 @@ typedef struct fsdp_gather {
     fsdp_event event;
     int parts;                         /* ranks that take part */
     bool is_async;
+    bool is_late;                      /* the ranks meet when the parameters are made, not before */
 } fsdp_gather;
 
 /* Where the gradients of one reduction lie in its flat output. */

@@ -258,6 +258,46 @@ static bool make_buffers(const one_case *now, buffer *in, buffer *out)
     return true;
 }
 
+/* What a rank saw of a gather: the parts, one behind the other. */
+typedef struct seen {
+    const one_case *now;
+    unsigned char *data;
+    int times;
+} seen;
+
+static void see(void *user, const void *const *parts_seen)
+{
+    seen *mine = user;
+    mine->times++;
+    for (int i = 0; i < mine->now->n; i++)
+        memcpy(mine->data + (size_t)parts(mine->now, i) * mine->now->element, parts_seen[i],
+               (size_t)part(mine->now, i) * mine->now->element);
+}
+
+/* Some ranks look at the parts, while others have them copied. */
+static bool looks(const one_case *now)
+{
+    return now->test->kind == FSDP_ALL_GATHER &&
+           mix(now->test->seed + (uint64_t)now->rank * 29) % 2 == 0;
+}
+
+static fsdp_status run_and_look(const one_case *now, fsdp_collective *call, unsigned char *out,
+                                fsdp_error *err)
+{
+    size_t size = (size_t)output_count(now) * now->element;
+    seen mine = {.now = now, .data = malloc(size + 1)};
+    const fsdp_gather_view view = {.see = see, .user = &mine};
+    call->view = &view;
+    fsdp_status status = mine.data ? fsdp_comm_run(now->comm, call, err)
+                                   : fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");
+    if (status == FSDP_OK && mine.times != 1)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a gather was seen %d times", mine.times);
+    if (status == FSDP_OK)
+        memcpy(out, mine.data, size);
+    free(mine.data);
+    return status;
+}
+
 static fsdp_status run_call(const one_case *now, buffer *in, buffer *out, fsdp_error *err)
 {
     const comm_case *test = now->test;
@@ -277,7 +317,10 @@ static fsdp_status run_call(const one_case *now, buffer *in, buffer *out, fsdp_e
         call.out_counts = now->out_counts;
     if (test->kind != FSDP_BROADCAST || is_root)
         fill_input(now, now->rank, in->data, input_count(now, now->rank));
-    FSDP_TRY(fsdp_comm_run(now->comm, &call, err));
+    if (looks(now))
+        FSDP_TRY(run_and_look(now, &call, out->data, err));
+    else
+        FSDP_TRY(fsdp_comm_run(now->comm, &call, err));
     if (!is_guarded(in) || !is_guarded(out))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "kind %d wrote past its buffer", (int)test->kind);
     return check_output(now, is_root ? in->data : out->data, err);
