@@ -224,7 +224,8 @@ FSDP_API void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int num
                                       fsdp_checkpoint_file *file_out);
 
 /* How a tensor entry lies in the files of another program's checkpoint, whose layouts say nothing of that: a
- * box of it and the number of its file. False behind the last one, and for our own checkpoints. */
+ * box of it and the number of its file, each where not NULL. False behind the last one, and for our own
+ * checkpoints. */
 FSDP_API bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
                                          fsdp_box *box_out, int *file_out);
 

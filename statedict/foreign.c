@@ -274,10 +274,13 @@ bool fsdp_checkpoint_stored_box(const fsdp_checkpoint *checkpoint, size_t entry,
     if (number >= tensor->chunk_count)
         return false;
     const fsdp_source_chunk *chunk = &tensor->chunks[number];
-    *box_out = (fsdp_box){.ndim = tensor->ndim};
-    memcpy(box_out->lo, chunk->lo, (size_t)tensor->ndim * sizeof *chunk->lo);
-    memcpy(box_out->len, chunk->len, (size_t)tensor->ndim * sizeof *chunk->len);
-    *file_out = file_of(chunk);
+    if (box_out) {
+        *box_out = (fsdp_box){.ndim = tensor->ndim};
+        memcpy(box_out->lo, chunk->lo, (size_t)tensor->ndim * sizeof *chunk->lo);
+        memcpy(box_out->len, chunk->len, (size_t)tensor->ndim * sizeof *chunk->len);
+    }
+    if (file_out)
+        *file_out = file_of(chunk);
     return true;
 }
 

@@ -46,8 +46,9 @@ const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
 
 /* "shard dim 0 (288 per rank)", "replicated", ... */
-void ls_add_layout(fsdp_text *text, const fsdp_entry *tensor);
-bool ls_same_layout(const fsdp_layout *a, const fsdp_layout *b);
+/* Of entries of the state dict, by their numbers. */
+void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
+bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 
 /* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
 void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);

@@ -41,13 +41,14 @@ static void add_tensor_columns(fsdp_text *text, const fsdp_entry *tensor)
     fsdp_text_release(&words);
 }
 
-static void add_long_entry(fsdp_text *text, ls_listing *listing, const fsdp_entry *entry)
+static void add_long_entry(fsdp_text *text, ls_listing *listing, size_t number)
 {
+    const fsdp_entry *entry = fsdp_sd_at(listing->sd, number);
     add_padded_name(text, entry);
     switch (entry->kind) {
     case FSDP_ENTRY_TENSOR:
         add_tensor_columns(text, entry);
-        ls_add_layout(text, entry);
+        ls_add_layout(text, listing, number);
         break;
     case FSDP_ENTRY_VALUE:
         fsdp_text_addf(text, "value     ");
@@ -66,7 +67,7 @@ static void add_long_entry(fsdp_text *text, ls_listing *listing, const fsdp_entr
 fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text)
 {
     for (size_t i = 0; i < listing->count; i++) {
-        add_long_entry(text, listing, fsdp_sd_at(listing->sd, listing->order[i]));
+        add_long_entry(text, listing, listing->order[i]);
         FSDP_TRY(cli_put(text));
     }
     return FSDP_OK;

@@ -4,14 +4,25 @@
 #include <inttypes.h>
 #include <string.h>
 
-bool ls_same_layout(const fsdp_layout *a, const fsdp_layout *b)
+/* Another program's files: the boxes that a tensor lies in there. */
+static size_t stored_boxes(const ls_listing *listing, size_t number)
 {
-    if (a->kind != b->kind)
+    size_t count = 0;
+    while (fsdp_checkpoint_stored_box(listing->checkpoint, number, count, NULL, NULL))
+        count++;
+    return count;
+}
+
+bool ls_same_layout(const ls_listing *listing, size_t a, size_t b)
+{
+    const fsdp_layout *one = &fsdp_sd_at(listing->sd, a)->layout;
+    const fsdp_layout *other = &fsdp_sd_at(listing->sd, b)->layout;
+    if (one->kind != other->kind || stored_boxes(listing, a) != stored_boxes(listing, b))
         return false;
-    if (a->kind != FSDP_LAYOUT_MESH)
+    if (one->kind != FSDP_LAYOUT_MESH)
         return true; /* told by kind and number only */
-    return fsdp_mesh_equal(a->mesh, b->mesh) &&
-           memcmp(a->placement, b->placement, sizeof a->placement) == 0;
+    return fsdp_mesh_equal(one->mesh, other->mesh) &&
+           memcmp(one->placement, other->placement, sizeof one->placement) == 0;
 }
 
 /* "288 per rank", or the sizes that occur, in rank order: "uneven: 6283 x7 + 6276". */
@@ -96,14 +107,23 @@ static void add_mesh_layout(fsdp_text *text, const fsdp_entry *tensor)
         add_many_shards(text, tensor, copies);
 }
 
-void ls_add_layout(fsdp_text *text, const fsdp_entry *tensor)
+static void add_boxes(fsdp_text *text, size_t count)
 {
+    fsdp_text_addf(text, "%zu box%s", count, count == 1 ? "" : "es");
+}
+
+void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number)
+{
+    const fsdp_entry *tensor = fsdp_sd_at(listing->sd, number);
     const fsdp_layout *layout = &tensor->layout;
+    size_t stored = stored_boxes(listing, number);
+    if (stored > 1) {
+        add_boxes(text, stored);
+        return;
+    }
     switch (layout->kind) {
     case FSDP_LAYOUT_MESH: add_mesh_layout(text, tensor); break;
-    case FSDP_LAYOUT_BOXES:
-        fsdp_text_addf(text, "%zu box%s", layout->box_count, layout->box_count == 1 ? "" : "es");
-        break;
+    case FSDP_LAYOUT_BOXES: add_boxes(text, layout->box_count); break;
     case FSDP_LAYOUT_FLAT:
         fsdp_text_addf(text, "flat, %" PRId64 " chunks", fsdp_mesh_size(layout->mesh));
         break;

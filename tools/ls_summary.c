@@ -382,9 +382,9 @@ static void add_aliases(fsdp_text *text, const summary *sum, size_t number)
 
 static bool same_layouts(const summary *sum, size_t first)
 {
-    const fsdp_layout *layout = &selected(sum, first)->layout;
+    const ls_listing *listing = sum->listing;
     for (size_t i = sum->row_next[first]; i != SIZE_MAX; i = sum->row_next[i])
-        if (!ls_same_layout(layout, &selected(sum, i)->layout))
+        if (!ls_same_layout(listing, listing->order[first], listing->order[i]))
             return false;
     return true;
 }
@@ -412,7 +412,7 @@ static void add_row(fsdp_text *text, const summary *sum, size_t index)
                    words.data ? words.data : "", fsdp_dtype_name(tensor->dtype),
                    cli_bytes(count * fsdp_entry_bytes(tensor), number));
     if (same_layouts(sum, index))
-        ls_add_layout(text, tensor);
+        ls_add_layout(text, sum->listing, sum->listing->order[index]);
     else
         fsdp_text_addf(text, "several layouts");
     if (count == 1)
