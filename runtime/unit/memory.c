@@ -31,6 +31,40 @@ void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_cla
     block->class = class;
 }
 
+/* --- lenders ---------------------------------------------------------------------------------- */
+
+static void *alloc_of_comm(void *user, size_t size)
+{
+    return fsdp_comm_alloc(user, size);
+}
+
+static void dealloc_of_comm(void *user, void *data)
+{
+    fsdp_comm_dealloc(user, data);
+}
+
+fsdp_lender fsdp_lender_of_comm(fsdp_comm *comm)
+{
+    if (!comm)
+        return (fsdp_lender){0};
+    return (fsdp_lender){.user = comm, .alloc = alloc_of_comm, .dealloc = dealloc_of_comm};
+}
+
+fsdp_lender fsdp_lender_of_custom(const fsdp_custom_collective *custom)
+{
+    if (!custom || !custom->alloc)
+        return (fsdp_lender){0};
+    return (fsdp_lender){.user = custom->user,
+                         .alloc = custom->alloc,
+                         .dealloc = custom->dealloc,
+                         .is_obliged = true};
+}
+
+static bool is_same(const fsdp_lender *a, const fsdp_lender *b)
+{
+    return a->user == b->user && a->alloc == b->alloc && a->dealloc == b->dealloc;
+}
+
 /* --- blocks ----------------------------------------------------------------------------------- */
 
 void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device)
@@ -40,10 +74,10 @@ void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device)
 
 static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
 {
-    if (block->comm)
-        fsdp_comm_dealloc(block->comm, block->data);
-    else if (block->data)
+    if (!block->is_lent)
         pool->device->ops->dealloc(pool->device, block->data, block->room);
+    else if (block->lender.dealloc)
+        block->lender.dealloc(block->lender.user, block->data);
     fsdp_free(block);
 }
 
@@ -68,12 +102,39 @@ static fsdp_block *unlink_free(fsdp_memory_pool *pool, fsdp_block **at)
     return block;
 }
 
-/* All free blocks; those that streams still use are waited for. */
-static void trim(fsdp_memory_pool *pool)
+/* Its lender takes nothing back: it is of use only here. */
+static bool is_stuck(const fsdp_block *block)
 {
-    while (pool->free) {
-        (void)!pool->device->ops->sync(pool->free->given, NULL);
-        destroy(pool, unlink_free(pool, &pool->free));
+    return block->is_lent && !block->lender.dealloc;
+}
+
+static bool is_any(const fsdp_block *block)
+{
+    (void)block;
+    return true;
+}
+
+static bool is_lent(const fsdp_block *block)
+{
+    return block->is_lent;
+}
+
+static bool is_returnable(const fsdp_block *block)
+{
+    return !is_stuck(block);
+}
+
+/* Those free blocks; what streams still use is waited for. */
+static void trim(fsdp_memory_pool *pool, bool (*is_meant)(const fsdp_block *block))
+{
+    fsdp_block **at = &pool->free;
+    while (*at) {
+        if (!is_meant(*at)) {
+            at = &(*at)->next;
+            continue;
+        }
+        (void)!pool->device->ops->sync((*at)->given, NULL);
+        destroy(pool, unlink_free(pool, at));
     }
 }
 
@@ -82,14 +143,14 @@ static fsdp_block **find_oldest(fsdp_memory_pool *pool)
 {
     fsdp_block **oldest = NULL;
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next)
-        if (pool->device->ops->is_reached((*at)->given))
+        if (!is_stuck(*at) && pool->device->ops->is_reached((*at)->given))
             oldest = at;
     return oldest;
 }
 
 enum { KEPT_BESIDE = 16 << 20 };
 
-/* Before `room` more bytes are taken from the device. */
+/* Before `room` more bytes are taken from the device or a lender. */
 static void make_way(fsdp_memory_pool *pool, size_t room)
 {
     size_t most = pool->used + room > pool->most_used ? pool->used + room : pool->most_used;
@@ -103,7 +164,12 @@ static void make_way(fsdp_memory_pool *pool, size_t room)
 
 void fsdp_memory_release(fsdp_memory_pool *pool)
 {
-    trim(pool);
+    trim(pool, is_any);
+}
+
+void fsdp_memory_return_lent(fsdp_memory_pool *pool)
+{
+    trim(pool, is_lent);
 }
 
 static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
@@ -114,33 +180,30 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
 }
 
 /* A little more room than needed is fine: sizes of a step come again. */
-static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, fsdp_comm *comm,
+static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, const fsdp_lender *lender,
                              size_t size)
 {
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
         fsdp_block *block = *at;
-        if (block->stream == stream && block->asked == comm && block->room >= size &&
+        if (block->stream == stream && is_same(&block->lender, lender) && block->room >= size &&
             block->room - size <= size / 8)
             return unlink_free(pool, at);
     }
     return NULL;
 }
 
-static fsdp_block *make(fsdp_memory_pool *pool, fsdp_comm *comm, size_t size)
+static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_lender *lender, size_t size)
 {
     fsdp_block *block = fsdp_alloc(1, sizeof *block);
     if (!block)
         return NULL;
     block->room = size;
-    block->asked = comm;
-    if (comm) {
-        block->comm = comm;
-        block->data = fsdp_comm_alloc(comm, block->room);
-    }
-    if (!block->data) {
-        block->comm = NULL;
-        block->data = pool->device->ops->alloc(pool->device, block->room);
-    }
+    block->lender = *lender;
+    if (lender->alloc)
+        block->data = lender->alloc(lender->user, size);
+    block->is_lent = block->data != NULL;
+    if (!block->data && !lender->is_obliged)
+        block->data = pool->device->ops->alloc(pool->device, size);
     if (!block->data) {
         fsdp_free(block);
         return NULL;
@@ -148,22 +211,32 @@ static fsdp_block *make(fsdp_memory_pool *pool, fsdp_comm *comm, size_t size)
     return block;
 }
 
+static fsdp_status fail_take(const fsdp_lender *lender, size_t room, const char *what,
+                             fsdp_error *err)
+{
+    if (!lender->is_obliged)
+        return fsdp_fail_memory(err, what);
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "unit %s: the alloc of its custom collective gave no %zu bytes", what, room);
+}
+
 fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream,
-                             fsdp_comm *comm, size_t size, size_t slack, const char *what,
+                             const fsdp_lender *lender, size_t size, size_t slack, const char *what,
                              fsdp_block **block_out, fsdp_error *err)
 {
     size_t room = size + slack > 0 ? size + slack : 1;
-    fsdp_block *block = find_free(pool, stream, comm, room);
+    const fsdp_lender asked = lender ? *lender : (fsdp_lender){0};
+    fsdp_block *block = find_free(pool, stream, &asked, room);
     if (!block) {
         make_way(pool, room);
-        block = make(pool, comm, room);
+        block = make(pool, &asked, room);
     }
     if (!block) {
-        trim(pool);
-        block = make(pool, comm, room);
+        trim(pool, is_returnable);
+        block = make(pool, &asked, room);
     }
     if (!block)
-        return fsdp_fail_memory(err, what);
+        return fail_take(&asked, room, what, err);
     block->size = size;
     block->class = class;
     block->stream = stream;

@@ -4,7 +4,8 @@
  * cannot be too early. The host never waits.
  *
  * Blocks that were given back are kept for their stream and size: the next step wants the same. All blocks
- * together hold little more than was ever in use at once; beyond that the oldest ones go back to the device.
+ * together hold little more than was ever in use at once; beyond that the oldest ones go back to where they
+ * came from: the device, or a lender.
  */
 #ifndef FSDP_MEMORY_H
 #define FSDP_MEMORY_H
@@ -13,6 +14,17 @@
 #include <fsdp/comm.h>
 #include <fsdp/root.h>
 
+/* Who gives memory in place of the device: a communicator, or a unit's custom collective. Two are the same if
+ * all their members are. */
+typedef struct fsdp_lender {
+    void *user;
+    void *(*alloc)(void *user, size_t size);       /* NULL: nobody lends */
+    void (*dealloc)(void *user, void *data);       /* NULL: what it gave stays its own until it is gone */
+    bool is_obliged;           /* it has no memory: a failure. Otherwise the device gives instead */
+} fsdp_lender;
+fsdp_lender fsdp_lender_of_comm(fsdp_comm *comm);                              /* accepts NULL */
+fsdp_lender fsdp_lender_of_custom(const fsdp_custom_collective *custom);       /* accepts NULL */
+
 typedef struct fsdp_block {
     struct fsdp_block *next;   /* in the list of the free ones */
     void *data;
@@ -20,8 +32,8 @@ typedef struct fsdp_block {
     size_t room;               /* what it really has */
     fsdp_memory_class class;
     fsdp_stream *stream;       /* owner */
-    fsdp_comm *comm;           /* where it lies; or NULL: the device's memory */
-    fsdp_comm *asked;          /* where it was to lie: who asks for that again gets it again */
+    fsdp_lender lender;        /* who was asked: who asks that one again gets it again */
+    bool is_lent;              /* and gave; otherwise it is the device's memory */
     fsdp_event given;          /* free: the point of its stream from where on it may be reused */
 } fsdp_block;
 
@@ -35,13 +47,15 @@ typedef struct fsdp_memory_pool {
 void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device);
 void fsdp_memory_release(fsdp_memory_pool *pool);      /* all blocks were given back */
 
-/* Not zeroed. slack: bytes beyond size that are not counted, for alignment. comm: NULL, or where it shall lie
- * if there is room (FSDP_COMM_POOL). what: for the error. */
+/* Not zeroed. slack: bytes beyond size that are not counted, for alignment. lender: NULL, or who is asked
+ * first. what: for the error. */
 fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream,
-                             fsdp_comm *comm, size_t size, size_t slack, const char *what,
+                             const fsdp_lender *lender, size_t size, size_t slack, const char *what,
                              fsdp_block **block_out, fsdp_error *err);
 /* last_use: of another stream, or of its own. Accepts NULL. */
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use);
+/* What lenders gave and nobody has now goes back to them, once the streams are done with it. */
+void fsdp_memory_return_lent(fsdp_memory_pool *pool);
 /* From now on it is that stream's, and in pool `to`; the host has waited for the one it had. The caller moves
  * the counts. */
 void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block, fsdp_stream *stream);

@@ -313,8 +313,10 @@ void fsdp_root_free(fsdp_root *root)
         leave_step(root);
         give(root, root->buffers);
     }
-    if (root->context)
+    if (root->context) {
         fsdp_context_drain(root->context); /* work reads what groups hold */
+        fsdp_memory_return_lent(&root->context->memory);
+    }
     for (size_t i = 0; i < root->unit_count; i++) {
         fsdp_unit *unit = root->units[i];
         for (size_t g = 0; g < unit->group_count; g++)

@@ -188,9 +188,9 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     fsdp_stream *out = context->streams[aside ? FSDP_STREAM_ALL_GATHER : FSDP_STREAM_COMPUTE];
     const gather_side side = side_of(group);
     size_t bytes = all_input_bytes(group, side.parts);
-    fsdp_comm *comm = group->unit->takes_comm_memory && side.lane ? side.lane->comm : NULL;
+    const fsdp_lender lender = fsdp_unit_lender(group->unit, group->unit->custom_gather, side.lane);
     follow_reshard(group, in, out);
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, comm,
+    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, &lender,
                               bytes * (size_t)side.parts, 0, group->unit->name,
                               &group->gather.block, err));
     context->gather_count++;

@@ -107,6 +107,10 @@ void fsdp_param_free(fsdp_param *param);
 /* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
+/* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; lane: its lane,
+ * or NULL. */
+fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
+                             const fsdp_lane *lane);
 
 /* --- groups ----------------------------------------------------------------------------------- */
 

@@ -202,12 +202,12 @@ fsdp_status fsdp_group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduced,
     fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     size_t bytes = fsdp_reduced_bytes(reduced) * (size_t)group->shard_size;
     size_t per_param = group->shard_size > 4 ? (size_t)group->shard_size : 4;
-    bool from_comm = group->unit->takes_comm_memory && group->reduce;
+    const fsdp_lender lender =
+        fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
     fsdp_context_limit_inputs(context, context->max_inputs - 1);
     FSDP_TRY(fsdp_rects_begin(&group->rects_reduce, reduced->count * per_param, err));
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, compute,
-                              from_comm ? group->reduce->comm : NULL, bytes, 0, group->unit->name,
-                              input_out, err));
+    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, compute, &lender, bytes, 0,
+                              group->unit->name, input_out, err));
     for (size_t i = 0; i < reduced->count; i++)
         list_column(group, reduced, &reduced->parts[i], (*input_out)->data);
     fsdp_work_rects(compute, &group->rects_reduce);

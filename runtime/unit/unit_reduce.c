@@ -68,13 +68,14 @@ static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced,
     fsdp_context *context = fsdp_group_context(group);
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
     fsdp_block *input;
-    bool from_comm = group->unit->takes_comm_memory && group->reduce;
+    const fsdp_lender lender =
+        fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
     FSDP_TRY(fsdp_group_chunk_cat(group, reduced, &input, err));
     context->inputs[context->input_count++] = (fsdp_used_block){.block = input};
     fsdp_stream_follow(stream, fsdp_group_stream(group, FSDP_STREAM_COMPUTE));
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, stream,
-                              from_comm ? group->reduce->comm : NULL, fsdp_reduced_bytes(reduced),
-                              0, group->unit->name, &reduced->block, err));
+    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, stream, &lender,
+                              fsdp_reduced_bytes(reduced), 0, group->unit->name, &reduced->block,
+                              err));
     scatter(group, reduced, input, divide, stream);
     context->inputs[context->input_count - 1].event = fsdp_stream_now(stream);
     return FSDP_OK;

@@ -193,7 +193,17 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
     }
     fsdp_free(*slot);
     *slot = copy;
+    if (unit->root) /* what the one before gave is of no use any more */
+        fsdp_memory_return_lent(&unit->root->context->memory);
     return FSDP_OK;
+}
+
+fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
+                             const fsdp_lane *lane)
+{
+    if (custom && custom->alloc)
+        return fsdp_lender_of_custom(custom);
+    return fsdp_lender_of_comm(unit->takes_comm_memory && lane ? lane->comm : NULL);
 }
 
 fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_collective *custom,

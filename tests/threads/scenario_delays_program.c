@@ -75,15 +75,15 @@ static fsdp_status overwrite_free_blocks(fsdp_root *root, fsdp_error *err)
     fsdp_memory_pool *pool = &root->context->memory;
     fsdp_block *blocks[MOST_FREE];
     fsdp_stream *streams[MOST_FREE];
-    fsdp_comm *comms[MOST_FREE];
+    fsdp_lender lenders[MOST_FREE];
     size_t sizes[MOST_FREE], n = 0;
     for (fsdp_block *at = pool->free; at && n < MOST_FREE; at = at->next) {
         streams[n] = at->stream;
-        comms[n] = at->comm;
+        lenders[n] = at->lender;
         sizes[n++] = at->room;
     }
     for (size_t i = 0; i < n; i++)
-        FSDP_TRY(fsdp_memory_take(pool, FSDP_MEMORY_GRAD, streams[i], comms[i], sizes[i], 0,
+        FSDP_TRY(fsdp_memory_take(pool, FSDP_MEMORY_GRAD, streams[i], &lenders[i], sizes[i], 0,
                                   "a test", &blocks[i], err));
     for (size_t i = 0; i < n; i++) {
         const scribble_args args = {blocks[i]->data, sizes[i]};
