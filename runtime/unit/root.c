@@ -189,7 +189,7 @@ static fsdp_status list_units(fsdp_root *root, fsdp_error *err)
 static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(create_root_unit(root, opts, err));
-    FSDP_TRY(fsdp_context_create(root->world, &root->context, err));
+    FSDP_TRY(fsdp_context_create(root, err));
     FSDP_TRY(list_units(root, err));
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_plan_groups(root->units[i], err));
@@ -324,7 +324,7 @@ void fsdp_root_free(fsdp_root *root)
         fsdp_unit_release_groups(unit);
         unit->root = NULL;
     }
-    fsdp_context_release(root->context);
+    fsdp_context_leave(root);
     forget_wholes(root->model);
     root->model->root = NULL;
     fsdp_text_release(&root->events);

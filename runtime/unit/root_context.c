@@ -19,16 +19,22 @@ static fsdp_status open_streams(fsdp_context *context, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err)
+static void enter(fsdp_root *root, fsdp_context *context)
+{
+    root->context = context;
+    root->next_sharing = context->roots;
+    context->roots = root;
+}
+
+fsdp_status fsdp_context_create(fsdp_root *root, fsdp_error *err)
 {
     fsdp_context *context = fsdp_alloc(1, sizeof *context);
     if (!context)
         return fsdp_fail_memory(err, "the context of a root");
-    context->users = 1;
-    context->world = world;
-    context->device = world->parts.device;
+    context->world = root->world;
+    context->device = root->world->parts.device;
     fsdp_memory_init(&context->memory, context->device);
-    *context_out = context;
+    enter(root, context);
     return open_streams(context, err);
 }
 
@@ -49,10 +55,8 @@ static void forget_streams(fsdp_context *context)
                 context->world->lanes[i]->last = (fsdp_event){0};
 }
 
-void fsdp_context_release(fsdp_context *context)
+static void free_context(fsdp_context *context)
 {
-    if (!context || --context->users > 0)
-        return;
     fsdp_context_flush_gather(context);
     fsdp_context_limit_inputs(context, 0);
     fsdp_context_give_all_reduced(context);
@@ -67,6 +71,21 @@ void fsdp_context_release(fsdp_context *context)
     fsdp_free(context);
 }
 
+void fsdp_context_leave(fsdp_root *root)
+{
+    fsdp_context *context = root->context;
+    if (!context)
+        return;
+    fsdp_root **at = &context->roots;
+    while (*at != root)
+        at = &(*at)->next_sharing;
+    *at = root->next_sharing;
+    root->next_sharing = NULL;
+    root->context = NULL;
+    if (!context->roots)
+        free_context(context);
+}
+
 fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
 {
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
@@ -74,14 +93,21 @@ fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
     return ops->is_host ? ops->sync(ops->record(compute), err) : FSDP_OK;
 }
 
-/* The largest that any unit wants. Units of other roots on the context wanted what it has. */
-fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err)
+static int largest_wish(const fsdp_root *root)
 {
-    bool is_alone = root->context == context && context->users == 1;
-    int most = is_alone ? 1 : context->max_inputs;
+    int most = 1;
     for (size_t i = 0; i < root->unit_count; i++)
         if (root->units[i]->max_inputs > most)
             most = root->units[i]->max_inputs;
+    return most;
+}
+
+fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err)
+{
+    int most = largest_wish(root);
+    for (const fsdp_root *at = context->roots; at; at = at->next_sharing)
+        if (largest_wish(at) > most)
+            most = largest_wish(at);
     context->max_inputs = most;
     if (most <= context->input_room)
         return FSDP_OK;
@@ -109,7 +135,7 @@ static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with,
     bool is_in_step = root->is_in_forward || root->is_in_backward || own->finalizing;
     if (root->world != with->world)
         return fsdp_fail(err, FSDP_ERR_USAGE, "roots of two worlds cannot share a context");
-    if (is_in_step || root->step > 0 || own->order_count > 0 || own->users > 1)
+    if (is_in_step || root->step > 0 || own->order_count > 0 || own->roots->next_sharing)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++)
@@ -162,8 +188,7 @@ fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error
     fsdp_context_drain(own);
     forget_events(root);
     move_blocks(root, shared);
-    root->context = shared;
-    shared->users++;
-    fsdp_context_release(own);
+    fsdp_context_leave(root);
+    enter(root, shared);
     return FSDP_OK;
 }

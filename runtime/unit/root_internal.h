@@ -7,10 +7,14 @@
 
 /* --- root_context.c --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err);
+/* One of the root's own. Also when that fails, fsdp_context_leave ends it. */
+fsdp_status fsdp_context_create(fsdp_root *root, fsdp_error *err);
+/* The root has no context any more, which is freed when no other root shares it. Accepts one without. */
+void fsdp_context_leave(fsdp_root *root);
 /* Until every stream has done what was issued. */
 void fsdp_context_drain(fsdp_context *context);
-/* Room for as many reductions in flight as any unit wants. */
+/* Room for as many reductions in flight as any unit wants, of the root and of those that share the
+ * context. */
 fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err);
 
 /* --- root.c ----------------------------------------------------------------------------------- */

@@ -238,7 +238,7 @@ typedef struct fsdp_used_block {
 
 /* What the units of a root share, and several roots may (pipeline stages). */
 struct fsdp_context {
-    int users;
+    fsdp_root *roots;                  /* that share it, by next_sharing */
     fsdp_world *world;
     fsdp_device *device;
     fsdp_stream *streams[FSDP_STREAMS];
@@ -263,6 +263,7 @@ struct fsdp_root {
     fsdp_model *model;
     fsdp_world *world;
     fsdp_context *context;
+    fsdp_root *next_sharing;           /* of the context's */
     fsdp_unit **units;                 /* root first */
     size_t unit_count;
     fsdp_unit *unit;
@@ -292,7 +293,6 @@ fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsd
 void fsdp_root_note_event(fsdp_root *root, const fsdp_trace_event *event);
 /* The host may touch what the compute stream has made so far. */
 fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err);
-void fsdp_context_release(fsdp_context *context);      /* one user less */
 
 /* --- unit_gather.c ---------------------------------------------------------------------------- */
 

@@ -455,6 +455,54 @@ Test(unit_roots, evaluating_keeps_nothing_of_its_forwards)
     expect_pair(evaluate);
 }
 
+/* --- reductions in flight ----------------------------------------------------------------------- */
+
+static fsdp_status expect_inputs(const pair *two, int most, fsdp_error *err)
+{
+    int has = two->first.root->context->max_inputs;
+    return has == most ? FSDP_OK
+                       : fsdp_fail(err, FSDP_ERR_INTERNAL, "%d in flight, not %d", has, most);
+}
+
+static fsdp_status step_first(pair *two, fsdp_error *err)
+{
+    FSDP_TRY(forward(&two->first, err));
+    return backward(&two->first, err);
+}
+
+/* The second asks for more than the third, then for less; then it goes. */
+static fsdp_status follow_wishes(pair *two, stage *third, fsdp_error *err)
+{
+    fsdp_unit *greedy = two->second.unit[0];
+    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(third->unit[1], 2, false, err));
+    FSDP_TRY(fsdp_root_share_context(third->root, two->first.root, err));
+    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(greedy, 5, false, err));
+    FSDP_TRY(fsdp_root_share_context(two->second.root, two->first.root, err));
+    FSDP_TRY(step_first(two, err));
+    FSDP_TRY(expect_inputs(two, 5, err));
+    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(greedy, 3, false, err));
+    FSDP_TRY(step_first(two, err));
+    FSDP_TRY(expect_inputs(two, 3, err));
+    free_stage(&two->second);
+    FSDP_TRY(step_first(two, err));
+    return expect_inputs(two, 2, err);
+}
+
+static fsdp_status share_among_three(pair *two, fsdp_error *err)
+{
+    stage third = {0};
+    fsdp_status status = build_stage(&third, two, err);
+    if (status == FSDP_OK)
+        status = follow_wishes(two, &third, err);
+    free_stage(&third);
+    return status;
+}
+
+Test(unit_roots, a_shared_context_has_as_many_inputs_in_flight_as_those_who_share_it_want_now)
+{
+    expect_pair(share_among_three);
+}
+
 /* --- blocks that are taken again ----------------------------------------------------------------- */
 
 static size_t count_free(const fsdp_memory_pool *pool)
