@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The shared libraries export only fsdp_ names, and the library never ends the process or prints:
-# that is its caller's business. fsdp_launch is a program's main, and does both. usage: symbols.sh BUILD
+# that is its caller's business. fsdp_launch is a program's main, and does both. Neither libraries nor
+# programs look for libraries in the current directory. usage: symbols.sh BUILD
 set -u
 failed=0
 
@@ -24,4 +25,12 @@ if [ -n "$used" ]; then
     printf 'the library must not use:\n%s\n' "$used"
     failed=1
 fi
+
+for file in "$1"/lib/libfsdp*.so "$1"/bin/*; do
+    path=$(readelf -d "$file" | sed -nE 's/.*R(UN)?PATH.*\[(.*)\]/\2/p')
+    if [[ $path && ":$path:" == *::* ]]; then
+        echo "$(basename "$file") looks for libraries in the current directory: '$path'"
+        failed=1
+    fi
+done
 exit $failed
