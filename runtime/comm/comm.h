@@ -66,9 +66,9 @@ typedef struct fsdp_collective {
     double factor;             /* premul_sum */
     int root;                  /* broadcast: position in the group */
     const char *unit;          /* who asks, for messages; NULL: nobody in particular */
-    const fsdp_gather_view *view;      /* all_gather; or NULL. What out holds then is not said, but it is needed as
-                                * ever: where ranks cannot read each other's memory, the parts that are seen lie
-                                * there. Ranks may differ in it. */
+    /* all_gather; or NULL. What out holds then is not said, but it is needed as ever: where ranks cannot read
+     * each other's memory, the parts that are seen lie there. Ranks may differ in it. */
+    const fsdp_gather_view *view;
 } fsdp_collective;
 
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */
