@@ -78,7 +78,7 @@ typedef enum fsdp_v1_policy_kind {
     FSDP_V1_WRAP_NONE = 0,     /* the root alone */
     FSDP_V1_WRAP_ALWAYS,       /* every module but lists */
     FSDP_V1_WRAP_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
-    FSDP_V1_WRAP_TYPES,        /* those of these types */
+    FSDP_V1_WRAP_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
     FSDP_V1_WRAP_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
                                 * the types named are taken whole or not at all */
     FSDP_V1_WRAP_CUSTOM        /* those that `wants` says yes to */
@@ -113,7 +113,7 @@ typedef struct fsdp_v1_opts {
                                 * was given back, prefetches beyond that are left out */
     fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
     /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
-     * single parameters. One of the two. */
+     * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
     const char *const *ignored_modules, *const *ignored_states;
     size_t ignored_module_count, ignored_state_count;
 } fsdp_v1_opts;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "runtime/unit/nearest_name.h"
 
 enum { NONE = 0, MOST_DEPTH = 256, MIN_ELEMENTS = 100000000 };
 
@@ -200,6 +201,47 @@ static fsdp_status is_ignored(const fsdp_param *param, const fsdp_v1_opts *opts,
     return FSDP_OK;
 }
 
+static fsdp_status refuse(const char *what, const fsdp_nearest_name *nearest, fsdp_error *err)
+{
+    if (nearest->name[0] == '\0')
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no %s '%s'", what, nearest->wanted);
+    return fsdp_fail(err, FSDP_ERR_USAGE, "there is no %s '%s', the nearest one is '%s'", what,
+                     nearest->wanted, nearest->name);
+}
+
+static fsdp_status check_ignored_state(const fsdp_model *model, const char *name, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = name};
+    if (fsdp_model_find(model, name))
+        return FSDP_OK;
+    for (size_t i = 0; i < model->count; i++)
+        fsdp_nearest_name_offer_param(&nearest, model->params[i]);
+    return refuse("parameter to be ignored", &nearest, err);
+}
+
+/* One that holds only buffers, or aliases, is there as well. */
+static bool lies_in(const fsdp_param *param, const char *module)
+{
+    if (fsdp_v1_is_below(param->name, module))
+        return true;
+    for (size_t i = 0; i < param->alias_count; i++)
+        if (fsdp_v1_is_below(param->aliases[i], module))
+            return true;
+    return false;
+}
+
+static fsdp_status check_ignored_module(const fsdp_model *model, const char *module,
+                                        fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = module};
+    for (size_t i = 0; i < model->count; i++) {
+        if (lies_in(model->params[i], module))
+            return FSDP_OK;
+        fsdp_nearest_name_offer_modules(&nearest, model->params[i]);
+    }
+    return refuse("module to be ignored", &nearest, err);
+}
+
 fsdp_status fsdp_v1_list_ignored(const fsdp_model *model, const fsdp_v1_opts *opts,
                                  bool *ignored_out, fsdp_error *err)
 {
@@ -207,9 +249,9 @@ fsdp_status fsdp_v1_list_ignored(const fsdp_model *model, const fsdp_v1_opts *op
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "ignored_modules and ignored_states cannot both be given");
     for (size_t i = 0; i < opts->ignored_state_count; i++)
-        if (!fsdp_model_find(model, opts->ignored_states[i]))
-            return fsdp_fail(err, FSDP_ERR_USAGE, "there is no parameter '%s' to be ignored",
-                             opts->ignored_states[i]);
+        FSDP_TRY(check_ignored_state(model, opts->ignored_states[i], err));
+    for (size_t i = 0; i < opts->ignored_module_count; i++)
+        FSDP_TRY(check_ignored_module(model, opts->ignored_modules[i], err));
     for (size_t i = 0; i < model->count; i++)
         FSDP_TRY(is_ignored(model->params[i], opts, &ignored_out[i], err));
     return FSDP_OK;
@@ -306,11 +348,52 @@ static fsdp_status wrap_all(module_tree *tree, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- names that nothing has ------------------------------------------------------------------- */
+
+/* The root is no node that a policy is asked about. */
+static fsdp_status check_name(const module_tree *tree, const char *pattern, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = pattern};
+    for (size_t at = 1; at < tree->count; at++) {
+        const char *name = tree->nodes[at].name;
+        if (matches(name, pattern))
+            return FSDP_OK;
+        fsdp_nearest_name_offer(&nearest, name, strlen(name));
+    }
+    return refuse("module to be wrapped that is called", &nearest, err);
+}
+
+static fsdp_status check_type(const module_tree *tree, const char *type, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = type};
+    for (size_t at = 1; at < tree->count; at++) {
+        const char *own = type_of(tree, tree->nodes[at].name);
+        if (strcmp(own, type) == 0)
+            return FSDP_OK;
+        fsdp_nearest_name_offer(&nearest, own, strlen(own));
+    }
+    return refuse("module to be wrapped of type", &nearest, err);
+}
+
+/* With a typing error in them, modules would silently stay with the root. Types that are exceptions (of SIZE,
+ * full_precision_types) may well be those of no module: the same list serves many models. */
+static fsdp_status check_policy(const module_tree *tree, fsdp_error *err)
+{
+    const fsdp_v1_policy *policy = &tree->opts->policy;
+    for (size_t i = 0; policy->kind == FSDP_V1_WRAP_NAMES && i < policy->name_count; i++)
+        FSDP_TRY(check_name(tree, policy->names[i], err));
+    for (size_t i = 0; policy->kind == FSDP_V1_WRAP_TYPES && i < policy->name_count; i++)
+        FSDP_TRY(check_type(tree, policy->names[i], err));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_v1_choose(const fsdp_model *model, const fsdp_v1_opts *opts, const bool *ignored,
                            fsdp_v1_wishes *wishes_out, fsdp_error *err)
 {
     module_tree tree = {.opts = opts, .wishes = wishes_out};
     fsdp_status status = build(&tree, model, ignored, err);
+    if (status == FSDP_OK)
+        status = check_policy(&tree, err);
     if (status == FSDP_OK)
         status = wrap_all(&tree, err);
     release(&tree);

@@ -329,6 +329,16 @@ static void *complain(fsdp_param *param, const char *what, const char *when)
     return NULL;
 }
 
+fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err)
+{
+    fsdp_root *root = param->model->root;
+    if (!root)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has no memory: fsdp_root_create, or fsdp_v1_create, gives it",
+                         param->name);
+    return fsdp_root_ready(root, err);
+}
+
 /* What one that lies in a flat parameter has of memory of that one. */
 static void *within(const fsdp_param *param, void *flat_data, fsdp_dtype dtype)
 {

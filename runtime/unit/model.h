@@ -4,7 +4,8 @@
  *
  * Until then a parameter is only described. Afterwards the library owns its memory: a shard always, the
  * whole between the unit's pre_forward and post_forward, and pre_backward and post_backward. Pointers that
- * are asked for in a wrong state are NULL, and the reason is the error of the next call on that root.
+ * are asked for in a wrong state are NULL; fsdp_param_complaint says why at once, otherwise the reason is the
+ * error of the next call on that root.
  *
  * All ranks declare the same model in the same order.
  */
@@ -95,6 +96,19 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, f
 
 /* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
 FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
+
+/*
+ * Local. Why one of these pointers was NULL, said at once:
+ *
+ *   float *weight = fsdp_param_data(param);
+ *   if (!weight)
+ *       return fsdp_param_complaint(param, err);
+ *
+ * It is what the next call on the root would fail with: the first reason, of any parameter of this root, that
+ * was not told yet. It is told once. FSDP_OK when there is none: NULL was right then (no gradient has been
+ * reduced).
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err);
 
 /* --- reproducible values ---------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "runtime/unit/nearest_name.h"
 #include <fsdp/text.h>
 
 fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
@@ -81,15 +82,15 @@ static fsdp_status take_param(fsdp_unit *unit, fsdp_param *param, fsdp_error *er
 {
     if (unit->opts.ignore && unit->opts.ignore(unit->opts.user, param)) {
         param->is_ignored = true;
+        param->ignored_by = unit;
         return FSDP_OK;
     }
-    FSDP_TRY(choose_dtype(unit, param, err));
-    FSDP_TRY(choose_cut(unit, param, err));
     if (!fsdp_grow(&unit->params, &unit->param_room, unit->param_count + 1, sizeof(fsdp_param *)))
         return fsdp_fail_memory(err, unit->name);
     unit->params[unit->param_count++] = param;
     param->unit = unit;
-    return FSDP_OK;
+    FSDP_TRY(choose_dtype(unit, param, err));
+    return choose_cut(unit, param, err);
 }
 
 static fsdp_status take_params(fsdp_unit *unit, fsdp_error *err)
@@ -158,6 +159,39 @@ static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
     return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
 }
 
+/* A module that has only what others share with it, or buffers, is one, too. */
+static bool is_part_of(const fsdp_param *param, const char *prefix)
+{
+    if (is_below(param->name, prefix))
+        return true;
+    for (size_t i = 0; i < param->alias_count; i++)
+        if (is_below(param->aliases[i], prefix))
+            return true;
+    return false;
+}
+
+/* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. */
+static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = prefix};
+    bool is_there = prefix[0] == '\0';
+    for (size_t i = 0; i < model->count && !is_there; i++)
+        is_there = is_part_of(model->params[i], prefix);
+    if (is_there)
+        return FSDP_OK;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_nearest_name_offer_modules(&nearest, model->params[i]);
+        fsdp_nearest_name_offer_param(&nearest, model->params[i]);
+    }
+    if (nearest.name[0] == '\0')
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s' has no parameters: they are declared before it", prefix);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "unit '%s' has no parameters: no name is that or lies below it, the nearest "
+                     "one is '%s'",
+                     prefix, nearest.name);
+}
+
 static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
                               const fsdp_unit_opts *opts, fsdp_error *err)
 {
@@ -181,6 +215,8 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
     fsdp_status status = check_dtypes(opts, err);
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "unit '%s'", first);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_prefix(model, prefixes[i], err);
     return status;
 }
 
@@ -230,13 +266,30 @@ fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_u
     return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
 }
 
+/* Parameters are as they were before the unit, so that another one may take them. */
+static void release_params(const fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->param_count; i++) {
+        fsdp_param *param = unit->params[i];
+        param->unit = NULL;
+        param->data_dtype = param->dtype;
+        param->grad_dtype = param->asked_grad_dtype;
+    }
+    for (size_t i = 0; i < unit->model->count; i++) {
+        fsdp_param *param = unit->model->params[i];
+        if (param->ignored_by != unit)
+            continue;
+        param->is_ignored = false;
+        param->ignored_by = NULL;
+    }
+}
+
 /* Its groups were released with the root. */
 void fsdp_unit_free(fsdp_unit *unit)
 {
     if (!unit)
         return;
-    for (size_t i = 0; i < unit->param_count; i++)
-        unit->params[i]->unit = NULL;
+    release_params(unit);
     for (size_t i = 0; i < unit->member_count; i++)
         fsdp_free(unit->prefixes[i]);
     fsdp_free(unit->prefixes);

@@ -58,6 +58,7 @@ struct fsdp_param {
     void *hook_user;
     fsdp_unit *unit;                   /* NULL: of none yet, or left out (ignored) */
     bool is_ignored;
+    fsdp_unit *ignored_by;             /* the unit whose opts said so; NULL: the FSDP1 face did */
     fsdp_group *group;
     fsdp_param_place cut;
 

@@ -196,8 +196,8 @@ Test(fsdp1_wrap, policies_make_units_of_modules)
                  "layers.1.attn layers.1.norm layers.1.mlp head ",
                  "");
     opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_NAMES,
-                                   .names = (const char *const[]){"layers.*", "head", "lay*"},
-                                   .name_count = 3};
+                                   .names = (const char *const[]){"layers.*", "head"},
+                                   .name_count = 2};
     expect_units(&opts, "layers.0 layers.1 head ", "");
     opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_TYPES,
                                    .names = (const char *const[]){"Block"},
@@ -312,6 +312,90 @@ Test(fsdp1_wrap, what_cannot_be_flat_is_named)
     expect_refused((refused_case){plain, FSDP_F32, false, 3, 0}, "the mesh has 3 dims");
     expect_refused((refused_case){both, FSDP_F32, false, 1, 0}, "cannot both be given");
     expect_refused((refused_case){unknown, FSDP_F32, false, 1, 0}, "'nobody'");
+}
+
+/* --- names that nothing has ------------------------------------------------------------------- */
+
+typedef struct stranger_case {
+    fsdp_v1_opts opts;
+    const char *reason;
+} stranger_case;
+
+static fsdp_status wrap_strangers(world_rank *rank, fsdp_model *model, fsdp_v1 **v1,
+                                  fsdp_error *err)
+{
+    const stranger_case *what = rank->user;
+    const fsdp_v1_opts plain = fsdp_v1_opts_default();
+    fsdp_error why = {0};
+    FSDP_TRY(declare_tree(model, err));
+    EXPECT(fsdp_v1_create(model, &what->opts, v1, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(strstr(why.text, what->reason) || fsdp_fail(err, FSDP_ERR_INTERNAL, "%s", why.text),
+           err);
+    return fsdp_v1_create(model, &plain, v1, err); /* the model is as it was */
+}
+
+static fsdp_status refuse_strangers(world_rank *rank, fsdp_error *err)
+{
+    fsdp_model *model = NULL;
+    fsdp_v1 *v1 = NULL;
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = wrap_strangers(rank, model, &v1, err);
+    fsdp_v1_free(v1);
+    fsdp_model_free(model);
+    return status;
+}
+
+static void expect_stranger(const fsdp_v1_opts *opts, const char *reason)
+{
+    stranger_case what = {.opts = *opts, .reason = reason};
+    expect_ranks(2, refuse_strangers, &what);
+}
+
+Test(fsdp1_wrap, wrapped_names_and_types_that_no_module_has_are_refused)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_NAMES,
+                                   .names = (const char *const[]){"layers.*", "lay*"},
+                                   .name_count = 2};
+    expect_stranger(&opts, "called 'lay*', the nearest one is 'layers'");
+    opts.policy.names = (const char *const[]){"head", "layers.*.atn"};
+    expect_stranger(&opts, "called 'layers.*.atn', the nearest one is 'layers.0.attn'");
+    opts.policy.names = (const char *const[]){"head", "head.weight"};
+    expect_stranger(&opts, "called 'head.weight'"); /* a parameter */
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_TYPES,
+                                   .names = (const char *const[]){"Block", "Batchnorm"},
+                                   .name_count = 2,
+                                   .type_of = type_of};
+    expect_stranger(&opts, "of type 'Batchnorm', the nearest one is 'BatchNorm'");
+    opts.policy.type_of = NULL;
+    expect_stranger(&opts, "of type 'Block'");
+}
+
+/* The same list of exceptions serves many models. */
+Test(fsdp1_wrap, types_that_are_exceptions_need_no_module)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_SIZE,
+                                   .min_elements = 40,
+                                   .names = (const char *const[]){"Absent"},
+                                   .name_count = 1,
+                                   .full_precision_types = (const char *const[]){"Absent"},
+                                   .full_precision_count = 1};
+    expect_units(&opts, "layers.0 layers.1 ", "");
+}
+
+Test(fsdp1_wrap, ignored_names_that_nothing_has_are_refused)
+{
+    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    opts.ignored_modules = (const char *const[]){"embed", "layers.7"};
+    opts.ignored_module_count = 2;
+    expect_stranger(&opts, "no module to be ignored 'layers.7', the nearest one is 'layers.0'");
+    opts.ignored_module_count = 0;
+    opts.ignored_states = (const char *const[]){"embed.wait"};
+    opts.ignored_state_count = 1;
+    expect_stranger(&opts, "no parameter to be ignored 'embed.wait', the nearest one is "
+                           "'embed.weight'");
 }
 
 /* --- frozen parameters ------------------------------------------------------------------------ */
