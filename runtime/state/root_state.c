@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include <fsdp/run.h>
+
 /* Names of flat parameters would be saved, which nobody finds again. */
 static fsdp_status check_face(const fsdp_root *root, const char *call, fsdp_error *err)
 {
@@ -15,23 +17,62 @@ static fsdp_status check_face(const fsdp_root *root, const char *call, fsdp_erro
                      "the parameters of this root lie in flat ones: fsdp_v1_%s does that", call);
 }
 
-fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)
+/* Those that say how state gets from rank to rank in memory. */
+static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
 {
+    const char *option = opts->full_state_dict        ? "full_state_dict"
+                         : opts->cpu_offload          ? "cpu_offload"
+                         : opts->broadcast_from_rank0 ? "broadcast_from_rank0"
+                                                      : NULL;
+    if (!option)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s is for state in memory: of a checkpoint each rank has its part, and "
+                     "save.kind says how it is stored",
+                     option);
+}
+
+/* --- saving ----------------------------------------------------------------------------------- */
+
+fsdp_root_save_opts fsdp_root_save_opts_default(void)
+{
+    return (fsdp_root_save_opts){.save = fsdp_save_opts_default()};
+}
+
+static fsdp_status make_saved(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                              const fsdp_root_save_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
+{
+    FSDP_TRY(check_state_opts(&opts->state, err));
+    FSDP_TRY(fsdp_root_get_state(root, optims, n, &opts->state, sd_out, err));
+    return fsdp_state_save_own(opts->own, *sd_out, err);
+}
+
+fsdp_status fsdp_root_save_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                const char *dir, const fsdp_root_save_opts *opts, fsdp_error *err)
+{
+    const fsdp_root_save_opts given = opts ? *opts : fsdp_root_save_opts_default();
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_sd *sd = NULL;
     FSDP_TRY(check_face(root, "save", err));
-    fsdp_status status = fsdp_root_state(root, optim, NULL, &sd, err);
-    status = fsdp_ctl_agree(ctl, status, err);
-    if (status == FSDP_OK)
-        status = fsdp_sd_save(sd, ctl, dir, NULL, err);
+    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, optims, n, &given, &sd, err), err);
+    if (status == FSDP_OK && given.into_run)
+        status = fsdp_run_save(sd, ctl, dir, given.save.step, &given.save, err);
+    else if (status == FSDP_OK)
+        status = fsdp_sd_save(sd, ctl, dir, &given.save, err);
     fsdp_sd_free(sd);
     return status;
+}
+
+fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)
+{
+    return fsdp_root_save_with(root, &optim, optim ? 1 : 0, dir, NULL, err);
 }
 
 /* --- loading ---------------------------------------------------------------------------------- */
 
 /* The live dict, matched by what a checkpoint says of itself, and wanted under the names that are there. */
 typedef struct load_job {
+    fsdp_root_load_opts opts;
     fsdp_state_scope scope;
     fsdp_sd *live, *wanted;
     fsdp_checkpoint *checkpoint;
@@ -47,11 +88,13 @@ static void close_checkpoint(load_job *job)
 
 static fsdp_status match_checkpoint(load_job *job, const char *path, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &job->checkpoint, err));
+    FSDP_TRY(fsdp_checkpoint_open(path, job->opts.load.io, &job->checkpoint, err));
     job->match = (fsdp_state_match){.scope = &job->scope,
                                     .live = job->live,
                                     .sd = fsdp_checkpoint_sd(job->checkpoint),
-                                    .is_description = true};
+                                    .is_description = true,
+                                    .casts = job->opts.load.cast,
+                                    .own = job->opts.own};
     return fsdp_state_match_all(&job->match, err);
 }
 
@@ -61,24 +104,43 @@ static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
     const fsdp_entry *live = fsdp_sd_at(job->live, i);
     const fsdp_entry *from = fsdp_state_source(&job->match, job->match.sd, i);
     const fsdp_entry *named = fsdp_sd_at(job->match.sd, (size_t)job->match.source[i]);
+    bool is_number = live->ndim == 0;
     if (from->kind == FSDP_ENTRY_VALUE)
         return FSDP_OK;
-    return fsdp_sd_add_tensor(job->wanted, named->name, named->name_size, from->dtype, live->ndim,
-                              live->shape, &live->layout, live->ndim == 0 ? NULL : live->data, err);
+    return fsdp_sd_add_tensor(job->wanted, named->name, named->name_size,
+                              is_number ? from->dtype : live->dtype, live->ndim, live->shape,
+                              &live->layout, is_number ? NULL : live->data, err);
+}
+
+static fsdp_status want_all(load_job *job, int rank, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_sd_create(&job->wanted, err));
+    for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
+        if (job->match.source[i] >= 0)
+            FSDP_TRY(want_entry(job, i, err));
+    FSDP_TRY(fsdp_state_want_own(job->opts.own, job->match.sd, rank, job->wanted, err));
+    return fsdp_sd_allocate(job->wanted, rank, err);
+}
+
+static fsdp_status check_load_opts(const fsdp_root_load_opts *opts, fsdp_error *err)
+{
+    if (opts->load.include || opts->load.exclude)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "include and exclude do not select state of a root: state.submodules, "
+                         "state.no_model and state.no_optim do");
+    return check_state_opts(&opts->state, err);
 }
 
 static fsdp_status prepare(load_job *job, fsdp_root *root, fsdp_optim *const *optims, size_t n,
                            const char *path, fsdp_error *err)
 {
+    job->opts.state.not_strict |= job->opts.load.not_strict;
+    FSDP_TRY(check_load_opts(&job->opts, err));
     FSDP_TRY(fsdp_state_settle_to_set(root, err));
-    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, optims, n, NULL, err));
+    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, optims, n, &job->opts.state, err));
     FSDP_TRY(fsdp_state_build(&job->scope, &job->live, err));
     FSDP_TRY(match_checkpoint(job, path, err));
-    FSDP_TRY(fsdp_sd_create(&job->wanted, err));
-    for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
-        if (job->match.source[i] >= 0)
-            FSDP_TRY(want_entry(job, i, err));
-    return fsdp_sd_allocate(job->wanted, root->world->rank, err);
+    return want_all(job, root->world->rank, err);
 }
 
 static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
@@ -103,26 +165,64 @@ static fsdp_status finish(load_job *job, const char *loaded, fsdp_error *err)
         FSDP_TRY(match_checkpoint(job, loaded, err));
     }
     FSDP_TRY(take_numbers(job, err));
+    FSDP_TRY(fsdp_state_take_own(job->opts.own, job->wanted, err));
+    if (job->opts.step)
+        *job->opts.step = fsdp_checkpoint_describe(job->checkpoint)->step;
     return fsdp_state_finish(&job->match, err);
+}
+
+/* Names are those of the match; what was read, the load knows. */
+static void tell(load_job *job, fsdp_load_report *loaded)
+{
+    fsdp_load_report *report = job->opts.load.report;
+    if (!report)
+        return;
+    fsdp_state_match_release(&job->match, report);
+    report->path = loaded->path;
+    report->bytes_read = loaded->bytes_read;
+    report->bytes_needed = loaded->bytes_needed;
+    loaded->path = NULL;
+}
+
+static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
+                        fsdp_error *err)
+{
+    fsdp_load_opts opts = job->opts.load;
+    opts.not_strict = true; /* what is wanted was matched */
+    opts.report = loaded;
+    FSDP_TRY(fsdp_sd_load(job->wanted, ctl, path, &opts, err));
+    return fsdp_ctl_agree(ctl, finish(job, loaded->path, err), err);
+}
+
+static void release(load_job *job)
+{
+    close_checkpoint(job);
+    fsdp_sd_free(job->wanted);
+    fsdp_sd_free(job->live);
+    fsdp_state_scope_release(&job->scope);
+}
+
+fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                const char *path, const fsdp_root_load_opts *opts, fsdp_error *err)
+{
+    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    fsdp_load_report loaded = {0};
+    load_job job = {0};
+    if (opts)
+        job.opts = *opts;
+    if (job.opts.load.report)
+        *job.opts.load.report = (fsdp_load_report){0};
+    FSDP_TRY(check_face(root, "load", err));
+    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, optims, n, path, err), err);
+    if (status == FSDP_OK)
+        status = load(&job, ctl, path, &loaded, err);
+    tell(&job, &loaded);
+    fsdp_load_report_release(&loaded);
+    release(&job);
+    return status;
 }
 
 fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path, fsdp_error *err)
 {
-    fsdp_ctl *ctl = fsdp_world_ctl(root->world);
-    fsdp_load_report report = {0};
-    const fsdp_load_opts opts = {.not_strict = true, .report = &report};
-    load_job job = {0};
-    FSDP_TRY(check_face(root, "load", err));
-    fsdp_status status = prepare(&job, root, &optim, optim ? 1 : 0, path, err);
-    status = fsdp_ctl_agree(ctl, status, err);
-    if (status == FSDP_OK)
-        status = fsdp_sd_load(job.wanted, ctl, path, &opts, err);
-    if (status == FSDP_OK)
-        status = fsdp_ctl_agree(ctl, finish(&job, report.path, err), err);
-    fsdp_load_report_release(&report);
-    close_checkpoint(&job);
-    fsdp_sd_free(job.wanted);
-    fsdp_sd_free(job.live);
-    fsdp_state_scope_release(&job.scope);
-    return status;
+    return fsdp_root_load_with(root, &optim, optim ? 1 : 0, path, NULL, err);
 }

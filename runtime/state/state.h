@@ -98,12 +98,59 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_opt
  * Collective over the world; optim may be NULL: then the checkpoint has, or may have, no optimizer. Saving
  * is fsdp_sd_save of the sharded dict. Loading takes what fsdp_root_set_state takes, strictly, from a
  * checkpoint of any mesh and any format that is read (PyTorch's, saved under "model" and "optim"): each rank
- * reads its part.
+ * reads its part. Of a run it takes the newest good one.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir,
                                                  fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path,
                                                  fsdp_error *err);
+
+/*
+ * The same with everything that checkpoint.h can do, optimizers as for fsdp_root_get_state, and entries of
+ * the caller's own: where the data stood, say. They are a state dict of its own, under names that the
+ * model's and the optimizers' have not.
+ *
+ *   fsdp_root_save_opts opts = fsdp_root_save_opts_default();
+ *   opts.save.step = step;
+ *   opts.into_run = true;
+ *   opts.own = own;                       with "data.epoch", a value
+ *   FSDP_TRY(fsdp_root_save_with(root, &optim, 1, "run", &opts, err));
+ *   ...
+ *   fsdp_root_load_opts opts = {.own = own, .step = &step};
+ *   FSDP_TRY(fsdp_root_load_with(root, &optim, 1, "run", &opts, err));
+ */
+typedef struct fsdp_root_save_opts {
+    fsdp_state_opts state;     /* which state, under which names. Not full_state_dict, cpu_offload and
+                                * broadcast_from_rank0, which are FSDP_ERR_USAGE: save.kind says how it is
+                                * stored */
+    fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
+    bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
+                                * save.step; nothing is overwritten */
+    const fsdp_sd *own;        /* saved, too: values, and tensors, whose memory is borrowed. May be NULL */
+} fsdp_root_save_opts;
+/* All zero, and fsdp_save_opts_default. */
+FSDP_API fsdp_root_save_opts fsdp_root_save_opts_default(void);
+
+/* Zero-initialised: as fsdp_root_load. */
+typedef struct fsdp_root_load_opts {
+    fsdp_state_opts state;     /* as above */
+    fsdp_load_opts load;       /* cast, verify, watch, ... not_strict is that of state. The report has names
+                                * as fsdp_root_set_state does, also when they are why it failed; and the path.
+                                * include and exclude are FSDP_ERR_USAGE: state has submodules */
+    fsdp_sd *own;              /* loaded, too: tensors into their memory (where there is none, the state
+                                * dict's own), values replaced. What the checkpoint lacks is missing; with
+                                * not_strict it stays as it is. May be NULL */
+    int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
+} fsdp_root_load_opts;
+
+/* opts NULL: the default. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                                      const char *dir, const fsdp_root_save_opts *opts,
+                                                      fsdp_error *err);
+/* Nothing is changed when names, shapes or dtypes do not fit; after a failed read, contents are undefined. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
+                                                      const char *path, const fsdp_root_load_opts *opts,
+                                                      fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -6,7 +6,7 @@
  *   state_full.c       every value whole, from all ranks      state_broadcast.c    as rank 0 has it
  *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
- *   root_state.c       checkpoints
+ *   root_state.c       checkpoints                            state_own.c          the caller's entries
  */
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
@@ -83,6 +83,8 @@ typedef struct fsdp_state_match {
     const fsdp_state_scope *scope;
     const fsdp_sd *live, *sd;
     bool is_description;       /* sd has no memory: its tensors come later, from elsewhere */
+    bool casts;                /* which is where floating dtypes that differ are cast */
+    const fsdp_sd *own;        /* the caller's entries that sd should have, too; or NULL */
     int64_t *source;           /* per live entry: the entry of sd, -1: none */
     struct fsdp_state_groups *groups;  /* NULL: none were taken */
     fsdp_name_list missing, unexpected;
@@ -145,6 +147,15 @@ bool fsdp_state_value_number(const fsdp_value *value, double *number_out);
 bool fsdp_state_number(const fsdp_entry *entry, double *number_out);
 /* The 0-d tensor `to` becomes that of `from`; false when from is no number. */
 bool fsdp_state_set_number(const fsdp_entry *to, const fsdp_entry *from);
+
+/* --- the caller's own entries (state_own.c) ------------------------------------------------------- */
+
+/* own may be NULL. Memory of tensors is borrowed. */
+fsdp_status fsdp_state_save_own(const fsdp_sd *own, fsdp_sd *sd, fsdp_error *err);
+/* Those that are stored: tensors get memory if they lack it, all are wanted. Then own takes the values. */
+fsdp_status fsdp_state_want_own(fsdp_sd *own, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
+                                fsdp_error *err);
+fsdp_status fsdp_state_take_own(fsdp_sd *own, const fsdp_sd *loaded, fsdp_error *err);
 
 /* --- moving (state_move.c) ---------------------------------------------------------------------- */
 

@@ -98,6 +98,8 @@ static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entr
 {
     const fsdp_state_scope *scope = match->scope;
     size_t rest;
+    if (match->own && fsdp_sd_find(match->own, entry->name, entry->name_size) >= 0)
+        return FSDP_OK;
     if (is_optim_name(scope, entry)) {
         bool is_group = !fsdp_state_behind(entry->name, entry->name_size, scope->opts.optim_prefix,
                                            "state.", &rest);
@@ -144,6 +146,17 @@ static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live
            memcmp(live->name + live->name_size - size, master, size) == 0;
 }
 
+static fsdp_status match_own(fsdp_state_match *match, fsdp_error *err)
+{
+    for (size_t i = 0; match->own && i < fsdp_sd_count(match->own); i++) {
+        const fsdp_entry *own = fsdp_sd_at(match->own, i);
+        bool is_there = fsdp_sd_find(match->sd, own->name, own->name_size) >= 0;
+        if (own->kind != FSDP_ENTRY_ALIAS && !is_there)
+            FSDP_TRY(note(&match->missing, own, err));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status match_names(fsdp_state_match *match, fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
@@ -159,7 +172,7 @@ static fsdp_status match_names(fsdp_state_match *match, fsdp_error *err)
         if (live->kind == FSDP_ENTRY_TENSOR && match->source[i] < 0 && !may_be_missing(match, live))
             FSDP_TRY(note(&match->missing, live, err));
     }
-    return FSDP_OK;
+    return match_own(match, err);
 }
 
 static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
@@ -258,6 +271,17 @@ static fsdp_status check_layout(const fsdp_state_match *match, const fsdp_entry 
                      from->name);
 }
 
+static fsdp_status check_dtype(const fsdp_state_match *match, const fsdp_entry *live,
+                               const fsdp_entry *from, fsdp_error *err)
+{
+    bool is_castable =
+        fsdp_dtype_describe(live->dtype)->is_float && fsdp_dtype_describe(from->dtype)->is_float;
+    if (live->dtype == from->dtype || (match->casts && is_castable))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in the state dict", from->name,
+                     fsdp_dtype_name(live->dtype), fsdp_dtype_name(from->dtype));
+}
+
 static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry *live,
                                 const fsdp_entry *from, fsdp_error *err)
 {
@@ -275,9 +299,7 @@ static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry 
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has shape %s here and %s in the state dict",
                          from->name, fsdp_shape_text(live->ndim, live->shape, here, sizeof here),
                          fsdp_shape_text(from->ndim, from->shape, there, sizeof there));
-    if (live->dtype != from->dtype)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in the state dict",
-                         from->name, fsdp_dtype_name(live->dtype), fsdp_dtype_name(from->dtype));
+    FSDP_TRY(check_dtype(match, live, from, err));
     FSDP_TRY(check_layout(match, live, from, err));
     int rank = match->scope->root->world->rank;
     if (!match->is_description && !from->data && fsdp_entry_local_bytes(from, rank) > 0)

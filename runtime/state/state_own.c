@@ -1,0 +1,68 @@
+/*
+ * The caller's own entries beside the state of a root: into what is saved, and out of what is loaded. See
+ * state.h, "checkpoints"; root_state.c is where they go along.
+ */
+#include "runtime/state/state_internal.h"
+
+static fsdp_status add_own(const fsdp_sd *own, const fsdp_entry *entry, fsdp_sd *sd,
+                           fsdp_error *err)
+{
+    const fsdp_entry *target = fsdp_sd_at(own, entry->target);
+    if (entry->flat >= 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' lies in a flat buffer, which own entries cannot: add it as a tensor",
+                         entry->name);
+    switch (entry->kind) {
+    case FSDP_ENTRY_TENSOR:
+        return fsdp_sd_add_tensor(sd, entry->name, entry->name_size, entry->dtype, entry->ndim,
+                                  entry->shape, &entry->layout, entry->data, err);
+    case FSDP_ENTRY_VALUE:
+        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
+    case FSDP_ENTRY_ALIAS: break;
+    }
+    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
+                             err);
+}
+
+fsdp_status fsdp_state_save_own(const fsdp_sd *own, fsdp_sd *sd, fsdp_error *err)
+{
+    for (size_t i = 0; own && i < fsdp_sd_count(own); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(own, i);
+        FSDP_TRY(add_own(own, entry, sd, err));
+        if (entry->path)
+            FSDP_TRY(
+                fsdp_sd_set_path(sd, fsdp_sd_count(sd) - 1, entry->path, entry->path_count, err));
+    }
+    return FSDP_OK;
+}
+
+/* Aliases need nothing: their target is loaded. */
+fsdp_status fsdp_state_want_own(fsdp_sd *own, const fsdp_sd *stored, int rank, fsdp_sd *wanted,
+                                fsdp_error *err)
+{
+    if (!own)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_sd_allocate(own, rank, err));
+    for (size_t i = 0; i < fsdp_sd_count(own); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(own, i);
+        bool is_stored = fsdp_sd_find(stored, entry->name, entry->name_size) >= 0;
+        if (entry->kind != FSDP_ENTRY_ALIAS && is_stored)
+            FSDP_TRY(add_own(own, entry, wanted, err));
+    }
+    return FSDP_OK;
+}
+
+/* Tensors came into their memory. */
+fsdp_status fsdp_state_take_own(fsdp_sd *own, const fsdp_sd *loaded, fsdp_error *err)
+{
+    for (size_t i = 0; own && i < fsdp_sd_count(own); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(own, i);
+        int64_t at = fsdp_sd_find(loaded, entry->name, entry->name_size);
+        fsdp_value value = {0};
+        if (entry->kind != FSDP_ENTRY_VALUE || at < 0)
+            continue;
+        FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(loaded, (size_t)at)->value, &value, err));
+        fsdp_sd_set_value(own, i, &value);
+    }
+    return FSDP_OK;
+}
