@@ -28,8 +28,8 @@
 #ifndef FSDP_FSDP1_H
 #define FSDP_FSDP1_H
 
+#include <fsdp/checkpoint.h>
 #include <fsdp/optim.h>
-#include <fsdp/sd.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -252,6 +252,28 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, c
                                                fsdp_v1_state_type type, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
                                                fsdp_error *err);
+
+/* The same with options, of which state.h says more. Names outside "model." and "optim." are the caller's. */
+typedef struct fsdp_v1_save_opts {
+    fsdp_save_opts save;       /* step, compress, overwrite, retain, ...; kind is what type says */
+    bool into_run;             /* dir is a run: the checkpoint is RUN/step-N */
+    const fsdp_sd *own;        /* saved, too. May be NULL */
+} fsdp_v1_save_opts;
+FSDP_API fsdp_v1_save_opts fsdp_v1_save_opts_default(void);    /* all zero, and fsdp_save_opts_default */
+
+/* Zero-initialised: as fsdp_v1_load. */
+typedef struct fsdp_v1_load_opts {
+    fsdp_load_opts load;       /* not_strict, cast, report, ...; include and exclude are FSDP_ERR_USAGE */
+    fsdp_sd *own;              /* loaded, too, when the rest has been. May be NULL */
+    int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
+} fsdp_v1_load_opts;
+
+/* opts NULL: the default. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save_with(fsdp_v1 *v1, fsdp_optim *optim, const char *dir,
+                                                    fsdp_v1_state_type type, const fsdp_v1_save_opts *opts,
+                                                    fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_with(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
+                                                    const fsdp_v1_load_opts *opts, fsdp_error *err);
 
 /* --- optimizers and their state --------------------------------------------------------------- */
 

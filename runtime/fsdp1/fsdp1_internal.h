@@ -9,7 +9,8 @@
  *   fsdp1_summon.c   whole parameters, and back
  *   fsdp1_pieces.c   one flat tensor (weights, a moment): gathered, taken from a state dict
  *   fsdp1_state.c    state dicts of the model
- *   fsdp1_optim.c    optimizers with runs; fsdp1_optim_state.c: state dicts of them, checkpoints
+ *   fsdp1_optim.c    optimizers with runs; fsdp1_optim_state.c: state dicts of them
+ *   fsdp1_checkpoint.c   checkpoints
  *   fsdp1_to_load.h  what one rank's optimizer loads; fsdp1_rekey.c: names and positions
  *   fsdp1_groups.c   hyper-parameters as param_groups, and back
  */
@@ -165,6 +166,9 @@ fsdp_status fsdp_v1_hypers_to_value(fsdp_optim *optim, const fsdp_v1_hypers *hyp
                                     fsdp_value *dict_out, fsdp_error *err);
 /* What the dict has; the rest stays. */
 void fsdp_v1_hypers_from_value(fsdp_optim *optim, const fsdp_value *dict, fsdp_v1_hypers *hypers);
+/* A checkpoint's entries of the optimizer, opts->prefix before each name. */
+fsdp_status fsdp_v1_add_optim(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
+                              fsdp_error *err);
 /* param_groups.NAME.lr, ... of every parameter: as fsdp_root_state names them. */
 fsdp_status fsdp_v1_add_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const char *prefix, fsdp_sd *sd,
                                     fsdp_error *err);

@@ -1,13 +1,9 @@
-/*
- * The FSDP1 face: state dicts of optimizers, with the names and shapes of declared parameters; and
- * checkpoints of model and optimizer.
- */
+/* The FSDP1 face: state dicts of optimizers, with the names and shapes of declared parameters. */
 #include "runtime/fsdp1/fsdp1_internal.h"
 
 #include <string.h>
 
 #include "base/mem.h"
-#include <fsdp/checkpoint.h>
 
 static const fsdp_v1_state_opts default_opts = {.type = FSDP_V1_FULL_STATE_DICT};
 
@@ -163,6 +159,16 @@ static fsdp_status add_groups(const fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v
     return status;
 }
 
+/* --- live state -------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_v1_add_optim(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                              fsdp_sd *sd, fsdp_error *err)
+{
+    optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts};
+    FSDP_TRY(run_walk(&add, err));
+    return fsdp_v1_add_flat_hypers(v1, optim, opts->prefix, sd, err);
+}
+
 /* --- the dict --------------------------------------------------------------------------------- */
 
 static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
@@ -198,77 +204,5 @@ fsdp_status fsdp_v1_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_
         *sd_out = sd;
     else
         fsdp_sd_free(sd);
-    return status;
-}
-
-/* --- checkpoints ------------------------------------------------------------------------------ */
-
-/* Live memory of model and optimizer; only buffers that are kept in another dtype are copied. */
-static fsdp_status make_live(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type type,
-                             fsdp_sd **sd_out, fsdp_error *err)
-{
-    const fsdp_v1_state_opts model = {.type = type, .prefix = "model."};
-    const fsdp_v1_state_opts state = {.type = type, .prefix = "optim."};
-    fsdp_sd *sd = NULL;
-    FSDP_TRY(fsdp_v1_check_state_opts(v1, &model, err));
-    FSDP_TRY(fsdp_sd_create(&sd, err));
-    optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = &state};
-    fsdp_status status = fsdp_v1_add_model(v1, sd, &model, err);
-    if (status == FSDP_OK && optim)
-        status = run_walk(&add, err);
-    if (status == FSDP_OK && optim)
-        status = fsdp_v1_add_flat_hypers(v1, optim, "optim.", sd, err);
-    if (status == FSDP_OK)
-        status = fsdp_sd_allocate(sd, v1->root->world->rank, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_fill_model(v1, sd, &model, true, err);
-    if (status == FSDP_OK)
-        *sd_out = sd;
-    else
-        fsdp_sd_free(sd);
-    return status;
-}
-
-fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, const char *dir, fsdp_v1_state_type type,
-                         fsdp_error *err)
-{
-    fsdp_ctl *ctl = fsdp_world_ctl(v1->root->world);
-    fsdp_v1_state_type live = type == FSDP_V1_LOCAL_STATE_DICT ? type : FSDP_V1_SHARDED_STATE_DICT;
-    fsdp_save_opts opts = fsdp_save_opts_default();
-    fsdp_sd *sd = NULL;
-    opts.kind = type == FSDP_V1_LOCAL_STATE_DICT  ? FSDP_LOCAL
-                : type == FSDP_V1_FULL_STATE_DICT ? FSDP_FULL
-                                                  : FSDP_SHARDED;
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_save", err));
-    fsdp_status status = fsdp_ctl_agree(ctl, make_live(v1, optim, live, &sd, err), err);
-    if (status == FSDP_OK)
-        status = fsdp_sd_save(sd, ctl, dir, &opts, err);
-    fsdp_sd_free(sd);
-    return status;
-}
-
-static fsdp_status take_buffers(fsdp_v1 *v1, const fsdp_sd *sd, fsdp_error *err)
-{
-    return v1->buffer_dtype != FSDP_DTYPE_NONE ? fsdp_v1_take_buffers(v1, sd, "model.", err)
-                                               : FSDP_OK;
-}
-
-fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path, fsdp_error *err)
-{
-    fsdp_ctl *ctl = fsdp_world_ctl(v1->root->world);
-    const fsdp_load_opts without = {.exclude = "^optim\\."};
-    fsdp_sd *sd = NULL;
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load", err));
-    fsdp_status status =
-        fsdp_ctl_agree(ctl, make_live(v1, optim, FSDP_V1_SHARDED_STATE_DICT, &sd, err), err);
-    if (status == FSDP_OK)
-        status = fsdp_sd_load(sd, ctl, path, optim ? NULL : &without, err);
-    if (status == FSDP_OK)
-        status = take_buffers(v1, sd, err);
-    if (status == FSDP_OK && optim)
-        status = fsdp_v1_take_flat_hypers(v1, optim, "optim.", sd, err);
-    if (status == FSDP_OK)
-        fsdp_root_refresh_masters(v1->root, NULL);
-    fsdp_sd_free(sd);
     return status;
 }
