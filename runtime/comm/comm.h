@@ -42,13 +42,16 @@ typedef enum fsdp_reduce_op {
     FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
 } fsdp_reduce_op;
 
-/* all_gather: who wants to see the parts where they lie, instead of a copy of them. See gets one pointer per
- * rank of the group, in its order, to memory of whoever holds the part; it may read there until it returns,
- * and must not call the communicator. */
-typedef struct fsdp_gather_view {
+/* Who wants to see what the ranks bring where it lies. See gets one pointer per rank of the group, in its order,
+ * to memory of whoever brings it; it may read there until it returns, and must not call the communicator.
+ *   all_gather      instead of a copy of the parts. Ranks may differ in it. What out holds then is not said, but
+ *                   it is needed as ever: where ranks cannot read each other's memory, what is seen lies there
+ *   reduce_scatter  instead of a sum: see makes it from the inputs of all, in the order of ranks. On all ranks or
+ *                   none; with FSDP_COMM_POOL only, and inputs from fsdp_comm_alloc. out is not used */
+typedef struct fsdp_comm_view {
     void (*see)(void *user, const void *const *parts);
     void *user;
-} fsdp_gather_view;
+} fsdp_comm_view;
 
 /* In place is allowed where it makes sense: all_gather with `in` at its own place in `out`,
  * reduce_scatter with `out` at its own place in `in`, all_reduce and broadcast with in == out. Other
@@ -66,9 +69,7 @@ typedef struct fsdp_collective {
     double factor;             /* premul_sum */
     int root;                  /* broadcast: position in the group */
     const char *unit;          /* who asks, for messages; NULL: nobody in particular */
-    /* all_gather; or NULL. What out holds then is not said, but it is needed as ever: where ranks cannot read
-     * each other's memory, the parts that are seen lie there. Ranks may differ in it. */
-    const fsdp_gather_view *view;
+    const fsdp_comm_view *view;        /* all_gather and reduce_scatter; or NULL */
 } fsdp_collective;
 
 FSDP_API int fsdp_comm_rank(const fsdp_comm *comm);    /* position in the group */

@@ -14,10 +14,10 @@
 typedef struct fsdp_fabric fsdp_fabric;
 
 /* Goes with every call. Equal on all ranks but for the rank. */
-enum { FSDP_HEADER_UNIT = 64 };
+enum { FSDP_HEADER_UNIT = 64, FSDP_HEADER_SEEN = 0x100 };
 typedef struct fsdp_comm_header {
     uint64_t sequence;         /* calls on this communicator so far */
-    uint32_t kind, dtype, op;  /* kind 0: a group is made */
+    uint32_t kind, dtype, op;  /* kind 0: a group is made; op: with FSDP_HEADER_SEEN, or not */
     int32_t root;
     uint64_t count;            /* uneven: of all parts together; all_to_all: 0 */
     uint64_t counts;           /* uneven: a hash of all counts, never 0; all_to_all: 0 */

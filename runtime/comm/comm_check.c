@@ -108,6 +108,18 @@ static fsdp_status check_buffers(const fsdp_comm *comm, const fsdp_collective *c
     return FSDP_OK;
 }
 
+static fsdp_status check_view(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    if (!call->view || call->kind == FSDP_ALL_GATHER)
+        return FSDP_OK;
+    if (call->kind != FSDP_REDUCE_SCATTER)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "only all_gather and reduce_scatter have a view");
+    if (!(fsdp_comm_abilities(comm) & FSDP_COMM_POOL))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "ranks over %s do not see each other's memory",
+                         fsdp_comm_backend(comm));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
     extent in = {.name = "in", .data = call->in}, out = {.name = "out", .data = call->out};
@@ -119,8 +131,7 @@ fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, 
     if (call->kind == FSDP_BROADCAST && (call->root < 0 || call->root >= comm->size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "root %d is not one of %d ranks", call->root,
                          comm->size);
-    if (call->view && call->kind != FSDP_ALL_GATHER)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "only all_gather has a view");
+    FSDP_TRY(check_view(comm, call, err));
     FSDP_TRY(check_op(call, err));
     FSDP_TRY(count_elements(comm, call, &in.bytes, &out.bytes, err));
     if (fsdp_mul_overflow(in.bytes, element, &in.bytes) ||

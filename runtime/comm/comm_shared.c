@@ -115,6 +115,17 @@ static fsdp_status run_step(const shared_move *move, uint64_t step, bool fills, 
     return meet(move->group, err);
 }
 
+/* Every rank sees it, and says the same. */
+static fsdp_status fail_private(shared_group *group, fsdp_error *err)
+{
+    char name[200];
+    fsdp_comm_describe(&group->header, name, sizeof name);
+    err->status =
+        fsdp_fail(err, FSDP_ERR_USAGE, "%s: an input to be seen is not of fsdp_comm_alloc", name);
+    fsdp_shared_fail(group, err, false);
+    return err->status;
+}
+
 static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_error *err)
 {
     FSDP_TRY(meet(move->group, err));
@@ -125,10 +136,13 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
         return FSDP_OK;
     }
     uint64_t longest = move->steps->longest(move);
-    if (!is_staged(move)) {
+    bool is_direct = !is_staged(move);
+    if (is_direct)
         move->piece = longest;
-        move->steps = move->call->view ? &fsdp_shared_steps_view : move->steps;
-    }
+    if (is_direct && move->call->view)
+        move->steps = &fsdp_shared_steps_view;
+    else if (move->call->view && move->call->kind == FSDP_REDUCE_SCATTER)
+        return fail_private(move->group, err);
     uint64_t pieces = longest > 0 ? (longest - 1) / move->piece + 1 : 1;
     uint64_t steps = pieces + move->steps->extra;
     for (uint64_t step = 0; step < steps; step++)

@@ -165,7 +165,7 @@ typedef struct shared_steps {
 
 /* Chooses the steps, by what is equal on all members. move has its group, call and element. */
 void fsdp_shared_steps_choose(shared_move *move);
-/* Instead of these, for a gather with a view whose parts all lie where everybody can read them. */
+/* Instead of these, for a call with a view whose inputs all lie where everybody can read them: one step. */
 extern const shared_steps fsdp_shared_steps_view;
 /* What a member has published for the call under way. */
 static inline shared_published *fsdp_shared_published(const shared_group *group, int member)

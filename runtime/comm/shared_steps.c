@@ -154,15 +154,6 @@ static void gather(const shared_move *move, uint64_t step)
     }
 }
 
-static void show(const shared_move *move, uint64_t step)
-{
-    for (int i = 0; i < move->group->size; i++)
-        move->group->sources[i] = source(move, i, 0, 0, step);
-    move->call->view->see(move->call->view->user, move->group->sources);
-}
-
-const shared_steps fsdp_shared_steps_view = {longest_part, whole_half, fill_gather, show, 0};
-
 /* --- reduce_scatter --------------------------------------------------------------------------- */
 
 static void fill_scatter(const shared_move *move, uint64_t step)
@@ -347,6 +338,17 @@ static void exchange(const shared_move *move, uint64_t step)
     }
 }
 
+/* --- views ------------------------------------------------------------------------------------ */
+
+static void show(const shared_move *move, uint64_t step)
+{
+    for (int i = 0; i < move->group->size; i++)
+        move->group->sources[i] = source(move, i, 0, 0, step);
+    move->call->view->see(move->call->view->user, move->group->sources);
+}
+
+const shared_steps fsdp_shared_steps_view = {.longest = longest_part, .work = show};
+
 /* --- the table -------------------------------------------------------------------------------- */
 
 /*
@@ -356,6 +358,8 @@ static void exchange(const shared_move *move, uint64_t step)
 static uint64_t input_of_each(const shared_move *move)
 {
     uint64_t longest, n = (uint64_t)move->group->size;
+    if (move->call->kind == FSDP_REDUCE_SCATTER && move->call->view)
+        return UINT64_MAX;
     switch (move->call->kind) {
     case FSDP_ALL_GATHER:
     case FSDP_BROADCAST: return move->steps->longest(move);

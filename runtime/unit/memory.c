@@ -31,6 +31,12 @@ void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_cla
     block->class = class;
 }
 
+void fsdp_memory_uncount(fsdp_memory_pool *pool, fsdp_block *block)
+{
+    fsdp_memory_count(pool, block->class, -(int64_t)block->size);
+    block->size = 0;
+}
+
 /* --- lenders ---------------------------------------------------------------------------------- */
 
 static void *alloc_of_comm(void *user, size_t size)

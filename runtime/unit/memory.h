@@ -61,6 +61,8 @@ void fsdp_memory_return_lent(fsdp_memory_pool *pool);
 void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block, fsdp_stream *stream);
 /* From now on it counts as that. */
 void fsdp_memory_move(fsdp_memory_pool *pool, fsdp_block *block, fsdp_memory_class class);
+/* It counts no more: its last work is given at once, and then the block. */
+void fsdp_memory_uncount(fsdp_memory_pool *pool, fsdp_block *block);
 /* Memory that somebody else allocated, or gave back (negative). */
 void fsdp_memory_count(fsdp_memory_pool *pool, fsdp_memory_class class, int64_t bytes);
 

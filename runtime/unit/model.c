@@ -414,9 +414,10 @@ static void *grad(fsdp_param *param, bool zeroed)
     size_t size = (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->grad_dtype);
     if (!param->grad) {
         fsdp_error err = {0};
+        const fsdp_lender lender = fsdp_group_grad_lender(param->group);
         fsdp_status status = fsdp_memory_take(&context->memory, FSDP_MEMORY_GRAD,
-                                              context->streams[FSDP_STREAM_COMPUTE], NULL, size, 0,
-                                              param->name, &param->grad, &err);
+                                              context->streams[FSDP_STREAM_COMPUTE], &lender, size,
+                                              0, param->name, &param->grad, &err);
         if (status == FSDP_OK)
             status = fsdp_context_sync(context, &err);
         if (status != FSDP_OK) {

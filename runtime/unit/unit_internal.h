@@ -308,6 +308,8 @@ void fsdp_context_flush_gather(fsdp_context *context);
 /* --- unit_reduce.c ---------------------------------------------------------------------------- */
 
 fsdp_status fsdp_group_post_backward(fsdp_group *group, fsdp_error *err);
+/* Who lends memory for gradients: so that other ranks can read them (unit_direct.c). */
+fsdp_lender fsdp_group_grad_lender(const fsdp_group *group);
 /* Reductions are complete, as far as the compute stream is concerned. */
 void fsdp_group_wait_reduced(fsdp_group *group);
 /* Waits, in the compute stream, until no more than `most` inputs of reductions are in flight. */

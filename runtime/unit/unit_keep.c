@@ -28,9 +28,10 @@ static fsdp_status begin_kept(fsdp_param *param, fsdp_error *err)
         param->has_grad = false;
         return FSDP_OK;
     }
-    FSDP_TRY(fsdp_memory_take(&fsdp_group_context(group)->memory, FSDP_MEMORY_GRAD, compute, NULL,
-                              (size_t)count * fsdp_dtype_size(param->kept_dtype), 0, param->name,
-                              &param->kept, err));
+    const fsdp_lender lender = fsdp_group_grad_lender(group);
+    FSDP_TRY(fsdp_memory_take(&fsdp_group_context(group)->memory, FSDP_MEMORY_GRAD, compute,
+                              &lender, (size_t)count * fsdp_dtype_size(param->kept_dtype), 0,
+                              param->name, &param->kept, err));
     fsdp_work_cast(compute, param->kept->data, param->kept_dtype, param->grad->data,
                    param->grad_dtype, count);
     fsdp_param_drop_grad(param);

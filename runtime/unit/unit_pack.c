@@ -184,7 +184,7 @@ static void list_column(fsdp_group *group, const fsdp_reduced *reduced,
         list_pieces(&group->rects_reduce, param, &column, group->shard_size);
 }
 
-static void give_sources(const fsdp_reduced *reduced)
+void fsdp_reduced_give_sources(const fsdp_reduced *reduced)
 {
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
@@ -195,23 +195,32 @@ static void give_sources(const fsdp_reduced *reduced)
     }
 }
 
-fsdp_status fsdp_group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduced,
-                                 fsdp_block **input_out, fsdp_error *err)
+fsdp_status fsdp_group_take_input(fsdp_group *group, const fsdp_reduced *reduced,
+                                  fsdp_block **input_out, fsdp_error *err)
 {
     fsdp_context *context = fsdp_group_context(group);
-    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     size_t bytes = fsdp_reduced_bytes(reduced) * (size_t)group->shard_size;
-    size_t per_param = group->shard_size > 4 ? (size_t)group->shard_size : 4;
     const fsdp_lender lender =
         fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
     fsdp_context_limit_inputs(context, context->max_inputs - 1);
-    FSDP_TRY(fsdp_rects_begin(&group->rects_reduce, reduced->count * per_param, err));
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, compute, &lender, bytes, 0,
+    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE,
+                              fsdp_group_stream(group, FSDP_STREAM_COMPUTE), &lender, bytes, 0,
                               group->unit->name, input_out, err));
+    context->inputs[context->input_count++] = (fsdp_used_block){.block = *input_out};
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduced,
+                                 fsdp_block **input_out, fsdp_error *err)
+{
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    size_t per_param = group->shard_size > 4 ? (size_t)group->shard_size : 4;
+    FSDP_TRY(fsdp_rects_begin(&group->rects_reduce, reduced->count * per_param, err));
+    FSDP_TRY(fsdp_group_take_input(group, reduced, input_out, err));
     for (size_t i = 0; i < reduced->count; i++)
         list_column(group, reduced, &reduced->parts[i], (*input_out)->data);
     fsdp_work_rects(compute, &group->rects_reduce);
-    fsdp_trace_copy(group, "copy_in", compute->name, (int64_t)bytes);
-    give_sources(reduced);
+    fsdp_trace_copy(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
+    fsdp_reduced_give_sources(reduced);
     return FSDP_OK;
 }

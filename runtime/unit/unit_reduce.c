@@ -6,7 +6,8 @@
  *   all-reduce      over replicas (HSDP), when it is wanted now                                 all_reduce
  *   view-out        divided, in the parameter's dtype: installed, or added to what is there     the last
  *
- * Without synchronisation gradients are kept whole (unit_keep.c).
+ * Where nothing overlaps, the first two may be one step, without the copy (unit_direct.c). Without
+ * synchronisation gradients are kept whole (unit_keep.c).
  */
 #include "runtime/unit/unit_reduce.h"
 #include "runtime/unit/work.h"
@@ -38,18 +39,24 @@ void fsdp_context_give_all_reduced(fsdp_context *context)
 
 /* --- reduce-scatter --------------------------------------------------------------------------- */
 
-static void scatter(fsdp_group *group, fsdp_reduced *reduced, fsdp_block *input,
+static fsdp_collective call_of(const fsdp_group *group, const fsdp_reduced *reduced,
+                               const fsdp_block *input, const fsdp_divide *divide)
+{
+    return (fsdp_collective){.kind = FSDP_REDUCE_SCATTER,
+                             .dtype = reduced->dtype,
+                             .in = input->data,
+                             .out = reduced->block->data,
+                             .count = fsdp_reduced_count(reduced),
+                             .op = divide->scatter_op,
+                             .factor = divide->premul,
+                             .unit = group->unit->name};
+}
+
+static void scatter(fsdp_group *group, const fsdp_reduced *reduced, const fsdp_block *input,
                     const fsdp_divide *divide, fsdp_stream *stream)
 {
     int64_t count = fsdp_reduced_count(reduced);
-    const fsdp_collective call = {.kind = FSDP_REDUCE_SCATTER,
-                                  .dtype = reduced->dtype,
-                                  .in = input->data,
-                                  .out = reduced->block->data,
-                                  .count = count,
-                                  .op = divide->scatter_op,
-                                  .factor = divide->premul,
-                                  .unit = group->unit->name};
+    const fsdp_collective call = call_of(group, reduced, input, divide);
     fsdp_work_divide(stream, input->data, reduced->dtype, count * group->shard_size,
                      divide->before);
     if (group->shard_size > 1) {
@@ -62,6 +69,16 @@ static void scatter(fsdp_group *group, fsdp_reduced *reduced, fsdp_block *input,
     }
 }
 
+static fsdp_status scatter_directly(fsdp_group *group, const fsdp_reduced *reduced,
+                                    const fsdp_block *input, const fsdp_divide *divide,
+                                    fsdp_stream *stream, fsdp_error *err)
+{
+    fsdp_collective call = call_of(group, reduced, input, divide);
+    FSDP_TRY(fsdp_group_add_up(group, reduced, divide, &call, err));
+    fsdp_trace_collective(group, group->reduce, &call, stream->name);
+    return FSDP_OK;
+}
+
 static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced,
                                   const fsdp_divide *divide, fsdp_error *err)
 {
@@ -70,13 +87,17 @@ static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced,
     fsdp_block *input;
     const fsdp_lender lender =
         fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
-    FSDP_TRY(fsdp_group_chunk_cat(group, reduced, &input, err));
-    context->inputs[context->input_count++] = (fsdp_used_block){.block = input};
+    bool is_direct = fsdp_reduced_is_direct(group, reduced, divide);
+    FSDP_TRY(is_direct ? fsdp_group_list_grads(group, reduced, &input, err)
+                       : fsdp_group_chunk_cat(group, reduced, &input, err));
     fsdp_stream_follow(stream, fsdp_group_stream(group, FSDP_STREAM_COMPUTE));
     FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, stream, &lender,
                               fsdp_reduced_bytes(reduced), 0, group->unit->name, &reduced->block,
                               err));
-    scatter(group, reduced, input, divide, stream);
+    if (is_direct)
+        FSDP_TRY(scatter_directly(group, reduced, input, divide, stream, err));
+    else
+        scatter(group, reduced, input, divide, stream);
     context->inputs[context->input_count - 1].event = fsdp_stream_now(stream);
     return FSDP_OK;
 }

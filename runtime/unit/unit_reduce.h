@@ -1,6 +1,6 @@
 /*
- * Between the files that reduce gradients: unit_keep.c keeps them, unit_pack.c packs them, unit_partial.c
- * adds what waits for the replicas, unit_reduce.c leads.
+ * Between the files that reduce gradients: unit_keep.c keeps them, unit_pack.c packs them or unit_direct.c
+ * does without, unit_partial.c adds what waits for the replicas, unit_reduce.c leads.
  */
 #ifndef FSDP_UNIT_REDUCE_H
 #define FSDP_UNIT_REDUCE_H
@@ -25,9 +25,25 @@ int64_t fsdp_reduced_count(const fsdp_reduced *reduced);   /* elements */
 size_t fsdp_reduced_bytes(const fsdp_reduced *reduced);
 fsdp_reduced_part *fsdp_reduced_find(const fsdp_reduced *reduced, const fsdp_param *param);    /* or NULL */
 void *fsdp_reduced_at(const fsdp_reduced *reduced, const fsdp_reduced_part *part);
+/* The block for the input of a reduce-scatter; the context gives it back. */
+fsdp_status fsdp_group_take_input(fsdp_group *group, const fsdp_reduced *reduced, fsdp_block **input_out,
+                                  fsdp_error *err);
+/* Gradients go back that were packed, or read. */
+void fsdp_reduced_give_sources(const fsdp_reduced *reduced);
 /* Makes the input of a reduce-scatter, and gives the gradients back. */
 fsdp_status fsdp_group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduced, fsdp_block **input_out,
                                  fsdp_error *err);
+
+/* --- unit_direct.c ---------------------------------------------------------------------------- */
+
+/* Can the other ranks read the gradients where they lie? Equal on all ranks. */
+bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced, const fsdp_divide *divide);
+/* In place of chunk-cat: the input tells where they are. */
+fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced, fsdp_block **input_out,
+                                  fsdp_error *err);
+/* In place of the reduce-scatter `call` over that input; gives the gradients back. */
+fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced, const fsdp_divide *divide,
+                              fsdp_collective *call, fsdp_error *err);
 
 /* --- unit_partial.c --------------------------------------------------------------------------- */
 

@@ -221,6 +221,41 @@ static void test_troubles(void)
         test_trouble(&all[i]);
 }
 
+/* --- what is not to be seen ------------------------------------------------------------------- */
+
+static void see_nothing(void *user, const void *const *inputs)
+{
+    (void)inputs;
+    *(bool *)user = true;
+}
+
+static fsdp_status look_at_private_memory(rank_process *rank, fsdp_error *err)
+{
+    static float data[COUNT];
+    bool was_seen = false;
+    const fsdp_comm_view view = {.see = see_nothing, .user = &was_seen};
+    const fsdp_collective call = {.kind = FSDP_REDUCE_SCATTER,
+                                  .dtype = FSDP_F32,
+                                  .in = data,
+                                  .out = data,
+                                  .count = 0,
+                                  .view = &view};
+    fsdp_status status = fsdp_comm_run(rank->comm, &call, err);
+    return was_seen ? fsdp_fail(err, FSDP_ERR_INTERNAL, "it was seen") : status;
+}
+
+static void test_private_memory_is_not_seen(void)
+{
+    rank_result results[RANK_PROCESSES_MOST];
+    rank_processes ranks = {.size = 2, .deadline_ms = LONG_MS, .body = look_at_private_memory};
+    start_rank_processes(&ranks);
+    finish_rank_processes(&ranks, results);
+    for (int i = 0; i < 2; i++)
+        expect(results[i].status == FSDP_ERR_USAGE &&
+                   strstr(results[i].err.text, "is not of fsdp_comm_alloc"),
+               "private memory", i, &results[i]);
+}
+
 /* --- killed while they connect ---------------------------------------------------------------- */
 
 typedef struct early_death {
@@ -333,6 +368,7 @@ int main(void)
 {
     test_values();
     test_troubles();
+    test_private_memory_is_not_seen();
     test_early_deaths();
     test_no_memory();
     test_all_killed();

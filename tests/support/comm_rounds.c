@@ -204,6 +204,43 @@ static fsdp_status check_output(const one_case *now, const unsigned char *out, f
     return status;
 }
 
+/* --- views ------------------------------------------------------------------------------------ */
+
+/* All ranks add up what they see, which must lie in pools. */
+static bool adds_up(const one_case *now)
+{
+    return now->test->kind == FSDP_REDUCE_SCATTER && now->test->buffers != COMM_PRIVATE &&
+           (fsdp_comm_abilities(now->comm) & FSDP_COMM_POOL) && now->test->seed % 3 == 0;
+}
+
+/* Some ranks look at the parts of a gather, while others have them copied. */
+static bool looks(const one_case *now)
+{
+    return adds_up(now) || (now->test->kind == FSDP_ALL_GATHER &&
+                            mix(now->test->seed + (uint64_t)now->rank * 29) % 2 == 0);
+}
+
+/* What a rank made of what it saw: all parts, one behind the other, or their sum. */
+typedef struct seen {
+    const one_case *now;
+    unsigned char *data;
+    int times;
+} seen;
+
+static void see(void *user, const void *const *inputs)
+{
+    seen *mine = user;
+    const one_case *now = mine->now;
+    mine->times++;
+    if (reduces(now)) {
+        expect_reduced(now, (unsigned char **)(uintptr_t)inputs, mine->data);
+        return;
+    }
+    for (int i = 0; i < now->n; i++)
+        memcpy(mine->data + (size_t)parts(now, i) * now->element, inputs[i],
+               (size_t)part(now, i) * now->element);
+}
+
 /* --- buffers ---------------------------------------------------------------------------------- */
 
 /* A private one begins at an odd element; guards around it must stay. */
@@ -213,7 +250,7 @@ static bool make_buffer(const one_case *now, buffer *made, int64_t count, uint64
     uint64_t choice = mix(now->test->seed + which * 77 + (uint64_t)now->rank * 13);
     made->size = (size_t)count * now->element;
     made->is_pool = (fsdp_comm_abilities(now->comm) & FSDP_COMM_POOL) &&
-                    (kind == COMM_POOL || (kind == COMM_MIXED && choice % 2 == 0));
+                    (kind == COMM_POOL || adds_up(now) || (kind == COMM_MIXED && choice % 2 == 0));
     size_t room = made->size + 3 * GUARD;
     made->memory = made->is_pool ? fsdp_comm_alloc(now->comm, room) : malloc(room);
     if (!made->memory)
@@ -258,40 +295,17 @@ static bool make_buffers(const one_case *now, buffer *in, buffer *out)
     return true;
 }
 
-/* What a rank saw of a gather: the parts, one behind the other. */
-typedef struct seen {
-    const one_case *now;
-    unsigned char *data;
-    int times;
-} seen;
-
-static void see(void *user, const void *const *parts_seen)
-{
-    seen *mine = user;
-    mine->times++;
-    for (int i = 0; i < mine->now->n; i++)
-        memcpy(mine->data + (size_t)parts(mine->now, i) * mine->now->element, parts_seen[i],
-               (size_t)part(mine->now, i) * mine->now->element);
-}
-
-/* Some ranks look at the parts, while others have them copied. */
-static bool looks(const one_case *now)
-{
-    return now->test->kind == FSDP_ALL_GATHER &&
-           mix(now->test->seed + (uint64_t)now->rank * 29) % 2 == 0;
-}
-
 static fsdp_status run_and_look(const one_case *now, fsdp_collective *call, unsigned char *out,
                                 fsdp_error *err)
 {
     size_t size = (size_t)output_count(now) * now->element;
     seen mine = {.now = now, .data = malloc(size + 1)};
-    const fsdp_gather_view view = {.see = see, .user = &mine};
+    const fsdp_comm_view view = {.see = see, .user = &mine};
     call->view = &view;
     fsdp_status status = mine.data ? fsdp_comm_run(now->comm, call, err)
                                    : fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");
     if (status == FSDP_OK && mine.times != 1)
-        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a gather was seen %d times", mine.times);
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a call was seen %d times", mine.times);
     if (status == FSDP_OK)
         memcpy(out, mine.data, size);
     free(mine.data);

@@ -374,7 +374,7 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
 {
     static float data[32];
     static const int64_t negative[] = {1, -2}, huge[] = {INT64_MAX, 2};
-    static const fsdp_gather_view view = {0};
+    static const fsdp_comm_view view = {0};
     const wrong_call all[] = {
         {{.kind = 0, .dtype = FSDP_F32}, "no collective has the number 0"},
         {{.kind = 9, .dtype = FSDP_F32}, "no collective has the number 9"},
@@ -389,7 +389,8 @@ Test(comm, wrong_arguments_are_told_to_all_ranks)
         {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .counts = huge}, "its size overflows"},
         {{.kind = FSDP_ALL_GATHER, .dtype = FSDP_F32, .count = INT64_MAX / 4},
          "its size overflows"},
-        {{.kind = FSDP_BROADCAST, .dtype = FSDP_F32, .view = &view}, "only all_gather has a view"},
+        {{.kind = FSDP_BROADCAST, .dtype = FSDP_F32, .view = &view},
+         "only all_gather and reduce_scatter have a view"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .counts = huge}, "no uneven counts"},
         {{.kind = FSDP_ALL_TO_ALL, .dtype = FSDP_F32, .counts = huge}, "out_counts are needed"},
         {{.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 1}, "'in' is missing"},
