@@ -13,8 +13,7 @@
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
  * rank 0 to everybody), so that all ranks fail soon and with the same text.
  */
-#include "statedict/ctl_backend.h"
-#include "statedict/ctl_frame.h"
+#include "statedict/ctl_message.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -22,243 +21,13 @@
 #include "base/flow.h"
 
 enum {
-    FAREWELL_MS = 1000,
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
-    FAREWELL_DEPTH = 4,
     LOOK_MS = 250, /* while rank 0 waits for one rank it listens to the others this often */
     WAKE_MS = 5000 /* and does other things this often */
 };
 
-/* One call in progress on this rank. */
-typedef struct ctl_call {
-    frame head;
-    const void *mine; /* allgather: this rank's part */
-    void *data;       /* where data lies or goes */
-    int64_t until_ms;
-    bool timed_out;     /* how the last wait failed */
-    bool was_told;      /* it failed because the other rank said farewell */
-    fsdp_error outcome; /* in: this rank's own; after the verdict: everybody's */
-    fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
-} ctl_call;
-
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
-
-/* --- failures ----------------------------------------------------------------------------------- */
-
-static fsdp_status fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer,
-                                 const frame *theirs, fsdp_error *err)
-{
-    char my_call[96], their_call[96];
-    fsdp_call_describe(mine, my_call, sizeof my_call);
-    fsdp_call_describe(theirs, their_call, sizeof their_call);
-    err->rank = peer;
-    return fsdp_fail(err, FSDP_ERR_PEER,
-                     "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
-                     "in the same order",
-                     peer, their_call, ctl->rank, my_call);
-}
-
-/* --- frames ----------------------------------------------------------------------------------- */
-
-static fsdp_status fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
-{
-    const char *name = fsdp_call_name(call->head.call);
-    err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
-    if (err->text[0] == '\0') {
-        call->timed_out = true;
-        return fsdp_fail(err, FSDP_ERR_PEER,
-                         "rank %d did not answer within %g s, when the ranks were to %s: it is "
-                         "gone, or stuck",
-                         peer, ctl->deadline_ms / 1000.0, fsdp_call_purpose(call->head.call));
-    }
-    size_t used = strlen(err->text);
-    snprintf(err->text + used, sizeof err->text - used, " during %s", name);
-    return err->status;
-}
-
-/* A rank that takes nothing more may have said why: then that is the error. */
-static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
-                          fsdp_error *err)
-{
-    frame head = {0};
-    fsdp_error ignored = {0}, report = {0};
-    for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL;
-         i += head.kind != FRAME_WORKING) {
-        if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &ignored) != FSDP_OK)
-            return;
-        if (head.status != FSDP_OK && ctl->ops->recv(ctl, peer, report.text, sizeof report.text,
-                                                     until_ms, &ignored) != FSDP_OK)
-            return;
-    }
-    if (head.kind != FRAME_FAREWELL)
-        return;
-    call->timed_out = false;
-    call->was_told = true;
-    err->status = FSDP_ERR_PEER;
-    err->rank = head.rank;
-    err->errnum = head.errnum;
-    memcpy(err->text, report.text, sizeof err->text - 1);
-}
-
-static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, size_t size,
-                       fsdp_error *err)
-{
-    if (ctl->ops->send(ctl, to, data, size, call->until_ms, err) == FSDP_OK)
-        return FSDP_OK;
-    (void)fail_wait(ctl, call, to, err);
-    find_farewell(ctl, call, to, 0, err);
-    /* it told rank 0, which tells everybody */
-    if (!call->was_told && to != 0 && ctl->rank != 0)
-        find_farewell(ctl, call, 0, fsdp_now_ms() + FAREWELL_MS, err);
-    return err->status;
-}
-
-static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
-                        int64_t until_ms, fsdp_error *err)
-{
-    if (ctl->ops->recv(ctl, from, data, size, until_ms, err) != FSDP_OK)
-        return fail_wait(ctl, call, from, err);
-    return FSDP_OK;
-}
-
-/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
-static int64_t grace_ms(const fsdp_ctl *ctl)
-{
-    int64_t fifth = ctl->deadline_ms / 5;
-    return fifth > 2000 ? fifth : 2000;
-}
-
-/* The other rank is at work: this one waits longer. */
-static void note_work(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
-{
-    int64_t until_ms = fsdp_now_ms() + head->left_ms + (ctl->rank == 0 ? 0 : grace_ms(ctl));
-    if (until_ms > call->until_ms)
-        call->until_ms = until_ms;
-}
-
-static bool is_work(const frame *head)
-{
-    return head->magic == FRAME_MAGIC && head->kind == FRAME_WORKING;
-}
-
-/* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
-static frame report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report)
-{
-    frame head = call->head;
-    int64_t left_ms = call->until_ms - fsdp_now_ms();
-    head.kind = kind;
-    head.status = (int32_t)report->status;
-    head.rank = report->rank;
-    head.errnum = report->errnum;
-    head.left_ms = left_ms > 0 ? (int32_t)left_ms : 0;
-    return head;
-}
-
-static fsdp_status put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind kind,
-                              const fsdp_error *report, fsdp_error *err)
-{
-    frame head = report_head(call, kind, report);
-    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
-    if (report->status == FSDP_OK)
-        return FSDP_OK;
-    return put(ctl, call, to, report->text, sizeof report->text, err);
-}
-
-/* What follows a head. */
-static fsdp_status take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
-                             fsdp_error *report_out, fsdp_error *err)
-{
-    if (head->magic != FRAME_MAGIC) {
-        err->rank = from;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
-                         from, fsdp_call_name(call->head.call));
-    }
-    report_out->status = (fsdp_status)head->status;
-    report_out->rank = head->rank;
-    report_out->errnum = head->errnum;
-    if (head->status != FSDP_OK)
-        FSDP_TRY(
-            take(ctl, call, from, report_out->text, sizeof report_out->text, call->until_ms, err));
-    report_out->text[sizeof report_out->text - 1] = '\0';
-    if (head->kind != FRAME_FAREWELL)
-        return FSDP_OK;
-    call->was_told = true;
-    *err = *report_out;
-    err->status = FSDP_ERR_PEER;
-    return FSDP_ERR_PEER;
-}
-
-static fsdp_status take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
-                               fsdp_error *report_out, fsdp_error *err)
-{
-    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
-    while (is_work(head_out)) {
-        note_work(ctl, call, head_out);
-        FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
-    }
-    return take_rest(ctl, call, from, head_out, report_out, err);
-}
-
-static bool is_same_call(const frame *a, const frame *b)
-{
-    return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
-}
-
-static size_t piece_size(const ctl_call *call, uint64_t at)
-{
-    uint64_t left = call->head.size - at;
-    return left < FSDP_CTL_PIECE ? (size_t)left : (size_t)FSDP_CTL_PIECE;
-}
-
-/* The piece of data that begins at `at`. No data at all is one empty piece, so that a receiver who
- * expects more sees it. */
-static fsdp_status put_piece(fsdp_ctl *ctl, ctl_call *call, int to, uint64_t at, const void *data,
-                             fsdp_error *err)
-{
-    frame head = call->head;
-    head.kind = FRAME_DATA;
-    head.at = at;
-    FSDP_TRY(put(ctl, call, to, &head, sizeof head, err));
-    size_t size = piece_size(call, at);
-    return size == 0 ? FSDP_OK : put(ctl, call, to, (const char *)data + at, size, err);
-}
-
-static fsdp_status take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_t at, void *data,
-                              fsdp_error *err)
-{
-    frame head = {0}, expected = call->head;
-    fsdp_error report = {0};
-    if (expected.call == CALL_RECV)
-        expected.call = CALL_SEND;
-    FSDP_TRY(take_report(ctl, call, from, &head, &report, err));
-    if (head.kind != FRAME_DATA || head.at != at || !is_same_call(&head, &expected))
-        return fail_mismatch(ctl, &call->head, from, &head, err);
-    size_t size = piece_size(call, at);
-    return size == 0 ? FSDP_OK
-                     : take(ctl, call, from, (char *)data + at, size, call->until_ms, err);
-}
-
-static fsdp_status put_data(fsdp_ctl *ctl, ctl_call *call, int to, const void *data,
-                            fsdp_error *err)
-{
-    uint64_t at = 0;
-    do {
-        FSDP_TRY(put_piece(ctl, call, to, at, data, err));
-        at += FSDP_CTL_PIECE;
-    } while (at < call->head.size);
-    return FSDP_OK;
-}
-
-static fsdp_status take_data(fsdp_ctl *ctl, ctl_call *call, int from, void *data, fsdp_error *err)
-{
-    uint64_t at = 0;
-    do {
-        FSDP_TRY(take_piece(ctl, call, from, at, data, err));
-        at += FSDP_CTL_PIECE;
-    } while (at < call->head.size);
-    return FSDP_OK;
-}
 
 /* --- rank 0 and its peers --------------------------------------------------------------------- */
 
@@ -316,7 +85,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
 static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
 {
     static const fsdp_error fine;
-    frame head = report_head(call, FRAME_WAITING, &fine);
+    frame head = fsdp_ctl_report_head(call, FRAME_WAITING, &fine);
     head.left_ms = (int32_t)((int64_t)ctl->deadline_ms * 3 / 4);
     for (int peer = 1; peer < ctl->size; peer++) {
         fsdp_error ignored = {0};
@@ -329,9 +98,9 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const fram
 {
     fsdp_error theirs = {0};
     call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
-    FSDP_TRY(take_rest(ctl, call, peer, head, &theirs, err));
-    if (head->kind != FRAME_CALL || !is_same_call(head, &call->head))
-        return fail_mismatch(ctl, &call->head, peer, head, err);
+    FSDP_TRY(fsdp_ctl_take_rest(ctl, call, peer, head, &theirs, err));
+    if (head->kind != FRAME_CALL || !fsdp_ctl_is_same_call(head, &call->head))
+        return fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, err);
     if (theirs.status != FSDP_OK &&
         (call->outcome.status == FSDP_OK || peer < call->outcome.rank)) {
         call->outcome = theirs;
@@ -354,9 +123,9 @@ static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t un
             if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
                 return FSDP_OK;
             *err = failed;
-            return fail_wait(ctl, call, peer, err);
+            return fsdp_ctl_fail_wait(ctl, call, peer, err);
         }
-        if (!is_work(&head))
+        if (!fsdp_ctl_is_work(&head))
             return take_call(ctl, call, peer, &head, err);
         int64_t until = fsdp_now_ms() + head.left_ms;
         if (until > waited->until_ms)
@@ -374,7 +143,7 @@ static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
             continue;
         if (missing.count == 0) {
             err->status = FSDP_ERR_PEER;
-            (void)fail_wait(ctl, call, peer, err);
+            (void)fsdp_ctl_fail_wait(ctl, call, peer, err);
         }
         add_missing(&missing, peer);
     }
@@ -417,7 +186,7 @@ static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
+    return fsdp_ctl_put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
 }
 
 static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
@@ -429,18 +198,18 @@ static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
-    call->until_ms = fsdp_now_ms() + head->left_ms + grace_ms(ctl);
+    call->until_ms = fsdp_now_ms() + head->left_ms + fsdp_ctl_grace_ms(ctl);
 }
 
 static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     frame head = {0};
-    FSDP_TRY(put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
+    FSDP_TRY(fsdp_ctl_put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
     do {
         call->outcome = (fsdp_error){0};
-        FSDP_TRY(take_report(ctl, call, 0, &head, &call->outcome, err));
-        if (!is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
-            return fail_mismatch(ctl, &call->head, 0, &head, err);
+        FSDP_TRY(fsdp_ctl_take_report(ctl, call, 0, &head, &call->outcome, err));
+        if (!fsdp_ctl_is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
+            return fsdp_ctl_fail_mismatch(ctl, &call->head, 0, &head, err);
         extend_wait(ctl, call, &head);
     } while (head.kind != FRAME_VERDICT);
     return FSDP_OK;
@@ -473,10 +242,10 @@ static void say_farewell(fsdp_ctl *ctl, ctl_call *call)
     int last = ctl->rank == 0 ? ctl->size - 1 : 0;
     if (ctl->rank != 0 && call->was_told)
         return;
-    call->until_ms = fsdp_now_ms() + FAREWELL_MS;
+    call->until_ms = fsdp_now_ms() + FSDP_CTL_FAREWELL_MS;
     for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
         fsdp_error ignored = {0};
-        (void)put_report(ctl, call, peer, FRAME_FAREWELL, &ctl->poison, &ignored);
+        (void)fsdp_ctl_put_report(ctl, call, peer, FRAME_FAREWELL, &ctl->poison, &ignored);
     }
 }
 
@@ -488,6 +257,13 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
     if (err)
         *err = *broken;
     return broken->status;
+}
+
+void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why)
+{
+    ctl_call none = {.head = {.magic = FRAME_MAGIC}};
+    if (ctl->poison.status == FSDP_OK)
+        (void)poison_ctl(ctl, &none, why, NULL);
 }
 
 /* --- collectives ------------------------------------------------------------------------------ */
@@ -511,20 +287,34 @@ static fsdp_status leave_with_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_
     return outcome->status;
 }
 
+static void note_call(const fsdp_ctl *ctl, const char *call)
+{
+    if (ctl->whereabouts.note)
+        ctl->whereabouts.note(ctl->whereabouts.user, call);
+}
+
+static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
+{
+    call->head.calls = ++ctl->calls;
+    if (ctl->rank != 0)
+        call->until_ms += fsdp_ctl_grace_ms(ctl);
+    FSDP_TRY(ctl->rank == 0 ? lead(ctl, call, broken) : follow(ctl, call, broken));
+    if (call->transfer && call->head.size > 0 && call->outcome.status == FSDP_OK)
+        return call->transfer(ctl, call, broken);
+    return FSDP_OK;
+}
+
 /* A rank with a failure of its own reports that one even when the control plane breaks too. */
 static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
+    const char *name = fsdp_call_name(call->head.call);
     fsdp_error mine = call->outcome, broken = ctl->poison;
     fsdp_status status = broken.status;
-    fsdp_flow("statedict/ctl.c", "%s", fsdp_call_name(call->head.call));
+    fsdp_flow("statedict/ctl.c", "%s", name);
     if (status == FSDP_OK) {
-        call->head.calls = ++ctl->calls;
-        if (ctl->rank != 0)
-            call->until_ms += grace_ms(ctl);
-        status = ctl->rank == 0 ? lead(ctl, call, &broken) : follow(ctl, call, &broken);
-        bool has_data = call->transfer && call->head.size > 0;
-        if (status == FSDP_OK && call->outcome.status == FSDP_OK && has_data)
-            status = call->transfer(ctl, call, &broken);
+        note_call(ctl, name);
+        status = make_call(ctl, call, &broken);
+        note_call(ctl, NULL);
         ctl->told_until_ms = fsdp_now_ms() + ctl->deadline_ms;
         if (status == FSDP_OK)
             return leave_with_outcome(ctl, call, err);
@@ -537,12 +327,13 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
 
 static fsdp_status take_part(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size, err);
+    return fsdp_ctl_take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size,
+                              err);
 }
 
 static fsdp_status put_all(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    return put_data(ctl, call, peer, call->data, err);
+    return fsdp_ctl_put_data(ctl, call, peer, call->data, err);
 }
 
 static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err)
@@ -551,8 +342,8 @@ static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err
     ctl_call all = *part;
     all.head.size *= (uint64_t)ctl->size;
     if (ctl->rank != 0) {
-        FSDP_TRY(put_data(ctl, part, 0, part->mine, err));
-        fsdp_status status = take_data(ctl, &all, 0, part->data, err);
+        FSDP_TRY(fsdp_ctl_put_data(ctl, part, 0, part->mine, err));
+        fsdp_status status = fsdp_ctl_take_data(ctl, &all, 0, part->data, err);
         part->was_told = all.was_told;
         return status;
     }
@@ -580,19 +371,19 @@ static fsdp_status relay_piece(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_err
 {
     if (peer == call->head.root)
         return FSDP_OK;
-    return put_piece(ctl, call, peer, call->head.at, call->data, err);
+    return fsdp_ctl_put_piece(ctl, call, peer, call->head.at, call->data, err);
 }
 
 static fsdp_status transfer_root(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     int root = call->head.root;
     if (ctl->rank == root && root != 0)
-        return put_data(ctl, call, 0, call->data, err);
+        return fsdp_ctl_put_data(ctl, call, 0, call->data, err);
     if (ctl->rank != 0)
-        return take_data(ctl, call, 0, call->data, err);
-    for (uint64_t at = 0; at < call->head.size; at += FSDP_CTL_PIECE) {
+        return fsdp_ctl_take_data(ctl, call, 0, call->data, err);
+    for (uint64_t at = 0; at < call->head.size; at += fsdp_ctl_piece_size(call, at)) {
         if (root != 0)
-            FSDP_TRY(take_piece(ctl, call, root, at, call->data, err));
+            FSDP_TRY(fsdp_ctl_take_piece(ctl, call, root, at, call->data, err));
         call->head.at = at;
         FSDP_TRY(each_peer(ctl, call, relay_piece, err));
     }
@@ -668,7 +459,9 @@ fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size, 
             *err = broken;
         return status;
     }
-    status = put_data(ctl, &call, to, data, &broken);
+    note_call(ctl, "send");
+    status = fsdp_ctl_put_data(ctl, &call, to, data, &broken);
+    note_call(ctl, NULL);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
 }
 
@@ -682,6 +475,8 @@ fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp
             *err = broken;
         return status;
     }
-    status = take_data(ctl, &call, from, data, &broken);
+    note_call(ctl, "recv");
+    status = fsdp_ctl_take_data(ctl, &call, from, data, &broken);
+    note_call(ctl, NULL);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
 }

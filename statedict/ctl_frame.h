@@ -2,10 +2,9 @@
 #ifndef FSDP_CTL_FRAME_H
 #define FSDP_CTL_FRAME_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "statedict/ctl_backend.h"
 
-enum { FRAME_MAGIC = 0x66734331 };
+enum { FRAME_MAGIC = 0x66734332 };
 
 typedef enum frame_kind {
     FRAME_CALL = 1, /* to rank 0: my call, and the outcome of my own work */
@@ -34,7 +33,7 @@ typedef struct frame {
     int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on; WORKING */
 } frame;
 
-_Static_assert(sizeof(frame) == 56, "frames have no padding");
+_Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
 
 const char *fsdp_call_name(uint32_t kind);
 /* What the ranks want by it, for people: "agree on the outcome". */

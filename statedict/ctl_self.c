@@ -1,6 +1,7 @@
 /* The life of a control plane, and the back end of one rank alone. The calls are in ctl.c. */
 #include "statedict/ctl_backend.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "base/mem.h"
@@ -31,6 +32,20 @@ fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *b
     *ctl = made;
     *ctl_out = ctl;
     return FSDP_OK;
+}
+
+fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t came_size,
+                               void *data, size_t size, fsdp_error *err)
+{
+    if (came_size == size) {
+        memcpy(data, came, size);
+        return FSDP_OK;
+    }
+    ctl->stray_size = came_size;
+    if (came_size == sizeof ctl->stray)
+        memcpy(ctl->stray, came, came_size);
+    return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected", from,
+                     came_size, size);
 }
 
 void fsdp_ctl_free(fsdp_ctl *ctl)

@@ -208,11 +208,7 @@ static fsdp_status recv_letter(fsdp_ctl *ctl, int from, void *data, size_t size,
     if (status != FSDP_OK)
         return status;
 
-    if (theirs->size == size)
-        memcpy(data, theirs->data, size);
-    else
-        status = fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected",
-                           from, theirs->size, size);
+    status = fsdp_ctl_hand_over(ctl, from, theirs->data, theirs->size, data, size, err);
     fsdp_free(theirs);
     return status;
 }

@@ -149,11 +149,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
         leave_to_mpi(&link->incoming, request);
         return status;
     }
-    if ((size_t)coming != size)
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %d bytes where %zu were expected", from,
-                         coming, size);
-    memcpy(data, link->incoming->data, size);
-    return FSDP_OK;
+    return fsdp_ctl_hand_over(ctl, from, link->incoming->data, (size_t)coming, data, size, err);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

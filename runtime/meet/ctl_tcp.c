@@ -162,16 +162,11 @@ static fsdp_status pull(tcp_link *link, int from, bool *whole_out, fsdp_error *e
     }
 }
 
-static fsdp_status hand_over(tcp_message *message, int from, void *data, size_t size,
+static fsdp_status hand_over(fsdp_ctl *ctl, tcp_message *message, int from, void *data, size_t size,
                              fsdp_error *err)
 {
-    size_t came = message->end - HEAD;
-    fsdp_status status = FSDP_OK;
-    if (came == size)
-        memcpy(data, message->data + HEAD, size);
-    else
-        status = fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected",
-                           from, came, size);
+    const unsigned char *came = message->data + HEAD;
+    fsdp_status status = fsdp_ctl_hand_over(ctl, from, came, message->end - HEAD, data, size, err);
     forget(message);
     return status;
 }
@@ -261,7 +256,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
         if (link->fd >= 0)
             FSDP_TRY(pull(link, from, &whole, err));
         if (whole)
-            return hand_over(&link->incoming, from, data, size, err);
+            return hand_over(ctl, &link->incoming, from, data, size, err);
         if (!wait_for(end, link, until_ms))
             return fail_timeout(err);
     }

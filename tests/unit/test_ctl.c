@@ -293,10 +293,10 @@ Test(ctl, a_silent_rank_is_named_by_all_others_within_the_deadline)
 {
     for (int special = 0; special < 4; special += 3) {
         test_group group = {.special = special};
-        char text[160];
+        char text[200];
         snprintf(text, sizeof text,
                  "rank %d did not answer within 0.4 s, when the ranks were to exchange what each "
-                 "rank knows: it is gone, or stuck",
+                 "rank knows: it is gone, stuck, or in another call",
                  special);
         expect_group(4, keep_silent, &group);
         expect_all_but_special(4, &group, text);
@@ -332,7 +332,7 @@ Test(ctl, all_missing_ranks_are_named)
     for (int i = 0; i < 3; i++)
         cr_expect_str_eq(group.errors[answering[i]].text,
                          "rank 2 did not answer within 0.4 s, when the ranks were to meet: it is "
-                         "gone, or stuck (ranks 2, 3, 5 missing)");
+                         "gone, stuck, or in another call (ranks 2, 3, 5 missing)");
 }
 
 /* --- ranks that are at work --- */
@@ -464,9 +464,8 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
 {
     test_group group = {0};
     expect_group(3, one_silent_one_at_work, &group);
-    cr_expect_str_eq(
-        group.errors[0].text,
-        "rank 1 did not answer within 0.4 s, when the ranks were to meet: it is gone, or stuck");
+    cr_expect_str_eq(group.errors[0].text, "rank 1 did not answer within 0.4 s, when the ranks "
+                                           "were to meet: it is gone, stuck, or in another call");
 }
 
 /* Rank 1 is at work until the others have given up, rank 2 is silent: nobody waits for the work. */
@@ -496,8 +495,9 @@ Test(ctl, a_rank_at_work_does_not_hide_a_missing_one, .timeout = 60)
     test_group group = {0};
     expect_group(4, work_while_one_is_silent, &group);
     for (int rank = 0; rank < 4; rank += 3) {
-        cr_expect_str_eq(group.errors[rank].text, "rank 2 did not answer within 1 s, when the "
-                                                  "ranks were to meet: it is gone, or stuck");
+        cr_expect_str_eq(group.errors[rank].text,
+                         "rank 2 did not answer within 1 s, when the "
+                         "ranks were to meet: it is gone, stuck, or in another call");
         cr_expect_lt(group.waited_ms[rank], PATIENT_MS + SLACK_MS);
     }
 }
@@ -523,6 +523,57 @@ Test(ctl, a_rank_that_leaves_is_noticed_at_once)
         expect_group(5, leave_early, &group);
         expect_all_but_special(5, &group, text);
     }
+}
+
+/* The special rank says why it leaves. */
+static fsdp_status leave_with_reason(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    test_group *group = user;
+    fsdp_error found = {0}, why = {.status = FSDP_ERR_PEER, .rank = group->special};
+    FSDP_TRY(fsdp_ctl_barrier(ctl, err));
+    if (fsdp_ctl_rank(ctl) == group->special) {
+        snprintf(why.text, sizeof why.text, "rank %d has left: enough", group->special);
+        fsdp_ctl_leave(ctl, &why);
+        return FSDP_OK;
+    }
+    int64_t start_ms = fsdp_now_ms();
+    fsdp_status status = fsdp_ctl_agree(ctl, FSDP_OK, &found);
+    return record(group, ctl, status, &found, start_ms);
+}
+
+Test(ctl, why_a_rank_leaves_is_told_to_all)
+{
+    for (int special = 0; special < 4; special++) {
+        test_group group = {.special = special};
+        char text[64];
+        snprintf(text, sizeof text, "rank %d has left: enough", special);
+        expect_group(4, leave_with_reason, &group);
+        expect_all_but_special(4, &group, text);
+    }
+}
+
+static void say_where(void *user, int rank, char *out, size_t out_size)
+{
+    const test_group *group = user;
+    if (rank == group->special)
+        snprintf(out, out_size, "it is in all_gather, and waits for rank 0");
+}
+
+/* Somebody else knows where the special rank is. */
+static fsdp_status wait_for_one_elsewhere(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    ctl->whereabouts.find = say_where;
+    ctl->whereabouts.user = user;
+    return keep_silent(ctl, user, err);
+}
+
+Test(ctl, a_rank_that_is_known_to_be_elsewhere_is_not_called_stuck)
+{
+    test_group group = {.special = 2};
+    expect_group(4, wait_for_one_elsewhere, &group);
+    expect_all_but_special(4, &group,
+                           "rank 2 did not answer within 0.4 s, when the ranks were to exchange "
+                           "what each rank knows: it is in all_gather, and waits for rank 0");
 }
 
 static fsdp_status fail_alone(fsdp_ctl *ctl, void *user, fsdp_error *err)
@@ -747,7 +798,7 @@ Test(ctl, a_send_that_nobody_takes_fails_at_the_deadline)
     expect_group(2, send_to_nobody, &group);
     expect_all_but_special(2, &group,
                            "rank 0 did not answer within 0.4 s, when the ranks were to send a "
-                           "message: it is gone, or stuck");
+                           "message: it is gone, stuck, or in another call");
 }
 
 /* --- resources ------------------------------------------------------------------------------------ */

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 
 enum { SHORT_MS = 200 };
@@ -124,6 +124,48 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     fsdp_free(came);
     fsdp_ctl_free(ctl);
     close(peer);
+}
+
+/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. */
+static void give_up_before_data(int peer, size_t size, const char *why)
+{
+    const frame call = {
+        .magic = FRAME_MAGIC, .kind = FRAME_CALL, .call = CALL_ALLGATHER, .size = size, .calls = 1};
+    frame data = call, farewell = call;
+    const uint32_t head_size = sizeof(frame), text_size = FSDP_ERROR_TEXT;
+    char text[FSDP_ERROR_TEXT] = "";
+    data.kind = FRAME_DATA;
+    farewell.kind = FRAME_FAREWELL;
+    farewell.status = FSDP_ERR_PEER;
+    farewell.rank = 1;
+    snprintf(text, sizeof text, "%s", why);
+    const frame *frames[] = {&call, &data, &farewell};
+    for (int i = 0; i < 3; i++) {
+        say(peer, &head_size, sizeof head_size);
+        say(peer, frames[i], sizeof(frame));
+    }
+    say(peer, &text_size, sizeof text_size);
+    say(peer, text, sizeof text);
+}
+
+Test(ctl_tcp, a_farewell_where_data_was_expected_is_the_error)
+{
+    static const size_t sizes[] = {96, 1, sizeof(frame), FSDP_ERROR_TEXT, FSDP_CTL_PIECE};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int peer;
+        fsdp_ctl *ctl = connect_fake(&peer);
+        fsdp_error err = {0};
+        char *mine = fsdp_alloc(sizes[i], 1), *all = fsdp_alloc(sizes[i], 2);
+        give_up_before_data(peer, sizes[i], "rank 1: no memory for its part");
+        cr_expect_eq(fsdp_ctl_allgather(ctl, mine, sizes[i], all, &err), FSDP_ERR_PEER);
+        cr_expect_str_eq(err.text, "rank 1: no memory for its part", "%zu bytes: %s", sizes[i],
+                         err.text);
+        cr_expect_eq(err.rank, 1);
+        fsdp_free(mine);
+        fsdp_free(all);
+        fsdp_ctl_free(ctl);
+        close(peer);
+    }
 }
 
 /* Also between ranks other than 0, which connect when they need it. */
