@@ -274,11 +274,24 @@ typedef struct rank_run {
     fsdp_error error;
 } rank_run;
 
+static void say_why(const rank_run *run)
+{
+    fsdp_error why = run->error;
+    if (why.text[0] == '\0')
+        (void)fsdp_fail(&why, run->status, "%s", fsdp_status_name(run->status));
+    fsdp_error_prefix(&why, "rank %d has left", run->rank);
+    why.status = FSDP_ERR_PEER;
+    why.rank = run->rank;
+    fsdp_ctl_leave(run->ctl, &why);
+}
+
 /* Leaves at the end, so that a rank that gives up early is not waited for. */
 static void *run_rank(void *user)
 {
     rank_run *run = user;
     run->status = run->body(run->ctl, run->user, &run->error);
+    if (run->status != FSDP_OK)
+        say_why(run);
     fsdp_ctl_free(run->ctl);
     return NULL;
 }

@@ -52,6 +52,7 @@ struct fsdp_fabric {
     const fsdp_fabric_ops *ops;
     int rank, size;            /* in the world */
     int deadline_ms;
+    int exit_code;             /* what this rank's program returned: the others hear it when it leaves */
 };
 
 struct fsdp_comm {
@@ -117,5 +118,8 @@ fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
                                const fsdp_comm_header *header, fsdp_error *err);
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
 void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
+/* "has left the group with exit code 7 (no space): it does not come to" */
+enum { FSDP_LEFT_TEXT = 128 };
+void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);
 
 #endif

@@ -133,6 +133,16 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
              header->sequence);
 }
 
+void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT])
+{
+    if (exit_code == 0)
+        snprintf(out, FSDP_LEFT_TEXT, "has left the group: it does not come to");
+    else
+        snprintf(out, FSDP_LEFT_TEXT,
+                 "has left the group with exit code %d (%s): it does not come to", exit_code,
+                 fsdp_status_name((fsdp_status)exit_code));
+}
+
 fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,
                              const fsdp_comm_header *other, fsdp_error *err)
 {

@@ -25,6 +25,7 @@ typedef struct message_fabric message_fabric;
 typedef struct message_member {
     _Atomic bool has_left, has_answered;
     _Atomic uint64_t calls;    /* that it had begun when it left, or answered */
+    _Atomic int exit_code;     /* with which it left */
 } message_member;
 
 /* Bytes between this member and another one in a leg. */

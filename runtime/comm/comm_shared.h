@@ -43,7 +43,7 @@ typedef struct shared_slot {
     _Alignas(FSDP_SHARED_LINE) _Atomic uint64_t phase; /* meetings this member has come to */
     _Atomic uint64_t progress; /* signs of life between them */
     _Atomic uint32_t is_inside; /* it may be reading buffers of others */
-    _Atomic uint32_t has_left;
+    _Atomic uint32_t has_left;  /* 1 + its exit code */
     /* Written before it comes to a meeting. */
     shared_published published[2];     /* of a call and the next one */
     uint64_t block, window;    /* while a group is made */

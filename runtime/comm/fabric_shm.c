@@ -97,7 +97,8 @@ static fsdp_status create_fabric(fsdp_ctl *ctl, int deadline_ms, shm_fabric **mi
     if (!mine)
         return fsdp_fail_memory(err, "a fabric");
     int size = fsdp_ctl_size(ctl);
-    mine->shared.fabric = (fsdp_fabric){&shm_ops, fsdp_ctl_rank(ctl), size, deadline_ms};
+    mine->shared.fabric = (fsdp_fabric){
+        .ops = &shm_ops, .rank = fsdp_ctl_rank(ctl), .size = size, .deadline_ms = deadline_ms};
     mine->shared.window_half = half_of_window(size);
     mine->shared.alloc_shared = alloc_shared;
     mine->shared.is_dead = is_dead;

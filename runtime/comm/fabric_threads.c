@@ -87,7 +87,8 @@ static fsdp_status create_fabric(thread_hub *hub, shared_block *block, int rank,
     thread_fabric *mine = fsdp_alloc(1, sizeof *mine);
     if (!mine)
         return fsdp_fail_memory(err, "a fabric");
-    mine->shared.fabric = (fsdp_fabric){&thread_ops, rank, size, deadline_ms};
+    mine->shared.fabric =
+        (fsdp_fabric){.ops = &thread_ops, .rank = rank, .size = size, .deadline_ms = deadline_ms};
     mine->shared.window_half = WINDOW_HALF;
     mine->shared.alloc_shared = alloc_shared;
     mine->hub = hub;

@@ -125,6 +125,8 @@ static void take_news(message_fabric *fabric, const message_news *news)
         hear_failure(group, news);
     if (news->kind == LEFT || news->kind == I_AM)
         member->calls = news->calls;
+    if (news->kind == LEFT)
+        member->exit_code = news->status;
     member->has_left |= news->kind == LEFT;
     member->has_answered |= news->kind == I_AM;
 }
@@ -179,6 +181,7 @@ void fsdp_message_depart(message_group *group)
     pthread_mutex_lock(&fabric->lock);
     if (may_call(fabric)) {
         message_news news = news_of(group, LEFT);
+        news.status = fabric->fabric.exit_code;
         hear_all(fabric); /* tells what is untold */
         tell_all(group, &news);
     }
@@ -210,8 +213,11 @@ static fsdp_status check_left(message_group *group, fsdp_error *err)
 {
     for (int i = 0; i < group->size; i++) {
         const message_member *member = &group->members[i];
-        if (member->has_left && member->calls < atomic_load(&group->calls))
-            return fail_missing(group, i, "", "has left the group: it does not come to", err);
+        if (!member->has_left || member->calls >= atomic_load(&group->calls))
+            continue;
+        char what[FSDP_LEFT_TEXT];
+        fsdp_comm_describe_left(member->exit_code, what);
+        return fail_missing(group, i, "", what, err);
     }
     return FSDP_OK;
 }

@@ -175,9 +175,12 @@ static fsdp_status fail_missing(shared_group *group, int member, const char *wha
 static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
 {
     /* in this order: it leaves after it has been here */
-    if (!atomic_load(&group->block->slots[member].has_left) || is_here(group, member))
+    uint32_t has_left = atomic_load(&group->block->slots[member].has_left);
+    if (!has_left || is_here(group, member))
         return FSDP_OK;
-    return fail_missing(group, member, "has left the group: it does not come to", "", err);
+    char what[FSDP_LEFT_TEXT];
+    fsdp_comm_describe_left((int)(has_left - 1), what);
+    return fail_missing(group, member, what, "", err);
 }
 
 static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
@@ -331,6 +334,6 @@ void fsdp_shared_wait_for_readers(shared_group *group)
 
 void fsdp_shared_depart(shared_group *group)
 {
-    atomic_store(&own_slot(group)->has_left, 1);
+    atomic_store(&own_slot(group)->has_left, 1 + (uint32_t)group->fabric->fabric.exit_code);
     ring(group->block);
 }

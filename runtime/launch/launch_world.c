@@ -132,12 +132,24 @@ static int exit_code_of(fsdp_status status, const fsdp_error *err, int rank)
     return (int)status;
 }
 
+/* The others hear why this rank does not come any more, before they see that it is gone. */
+static void say_why(fsdp_world *world, int code)
+{
+    fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with exit code %d (%s)", world->rank,
+                    code & 0xff, fsdp_status_name((fsdp_status)(code & 0xff)));
+    world->parts.fabric->exit_code = code & 0xff;
+    fsdp_ctl_leave(world->parts.ctl, &why);
+}
+
 /* What the trace could not write is this rank's failure, when nothing else is. */
 static int end_world(fsdp_world *world, int code)
 {
     fsdp_error err = {0};
     fsdp_trace *trace = world->parts.trace;
     world->parts.trace = NULL;
+    if (code != 0)
+        say_why(world, code);
     fsdp_world_free(world);
     fsdp_status status = fsdp_trace_close(trace, &err);
     if (status == FSDP_OK)

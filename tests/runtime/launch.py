@@ -135,7 +135,10 @@ def local():
     expect_run(0, "3 ranks as processes, by --np", "--np", 3, FSDP_VERBOSE=1)
     for options in (["--np", 3], ["--threads", 3]):
         for rank in range(3):
-            expect_run(7, rf"rank {rank}", *options, "exit", rank, 7)
+            expect_run(7, rf"rank {rank} has left with exit code 7 \(no space\)", *options, "exit", rank, 7)
+    for options in (["--np", 3], ["--threads", 3], ["--np", 3, "--comm", "tcp"]):
+        why = r"rank 1 has left the group with exit code 7 \(no space\): it does not come to all_reduce"
+        expect_run(7, why, *options, "leave", 1, 7)
     for options in ([], ["--np", 2], ["--threads", 2]):
         expect_run(70, "rank 0 returned 256, as exit code that would be 0", *options, "exit", 0, 256)
     ignoring = ("/bin/sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\"", PROGRAM)

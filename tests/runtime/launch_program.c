@@ -4,6 +4,7 @@
  *   meet                 random calls of the control plane, a mesh and a mean; says "rank R of N: ..."
  *   arguments ...        rank 0 prints the arguments that are left
  *   exit RANK CODE       RANK returns CODE, the others wait for it in a mean
+ *   leave RANK CODE      the same in an all-reduce
  *   signal RANK NUMBER   RANK raises that signal, the others wait
  *   quit RANK CODE       RANK calls exit
  *   work RANK CODE       RANK returns CODE, the others never look
@@ -80,6 +81,24 @@ static fsdp_status wait_for_others(fsdp_world *world, fsdp_error *err)
         FSDP_TRY(fsdp_world_mean(world, &value, err));
 }
 
+/* All but the special rank go on, until they hear that it has left. */
+static int leave_group(fsdp_world *world, int special, int number)
+{
+    int64_t shape[] = {fsdp_world_size(world)};
+    float x = 1;
+    fsdp_error err = {0};
+    fsdp_mesh *mesh = NULL;
+    if (fsdp_world_mesh(world, 1, shape, (const char *[]){"dp"}, &mesh, &err) != FSDP_OK)
+        return fsdp_error_report(&err);
+    fsdp_comm *comm = fsdp_world_comm(world, mesh, 0, 0);
+    fsdp_collective call = {
+        .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .in = &x, .out = &x, .count = 1};
+    while (fsdp_world_rank(world) != special && fsdp_comm_run(comm, &call, &err) == FSDP_OK)
+        ;
+    fsdp_mesh_free(mesh);
+    return fsdp_world_rank(world) == special ? number : fsdp_error_report(&err);
+}
+
 static void write_note(const char *folder, const char *what, int rank, int number)
 {
     char path[4096], done[4200];
@@ -121,6 +140,8 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
     if (fsdp_world_rank(world) != special && strcmp(how, "work") == 0)
         for (;;)
             pause();
+    if (strcmp(how, "leave") == 0)
+        return leave_group(world, special, number);
     if (fsdp_world_rank(world) != special) {
         (void)wait_for_others(world, &err);
         return fsdp_error_report(&err);
