@@ -29,6 +29,12 @@ enum {
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
+static void note_call(const fsdp_ctl *ctl, uint32_t call, int waits_for)
+{
+    if (ctl->whereabouts.note)
+        ctl->whereabouts.note(ctl->whereabouts.user, call, waits_for);
+}
+
 /* --- rank 0 and its peers --------------------------------------------------------------------- */
 
 typedef struct missing_list {
@@ -171,6 +177,7 @@ static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
         FSDP_TRY(listen_to(ctl, call, peer, now_ms + (look_ms < LOOK_MS ? look_ms : LOOK_MS), err));
         if (ctl->peers[peer].here)
             continue;
+        note_call(ctl, call->head.call, peer);
         FSDP_TRY(look_around(ctl, call, err));
         if (now_ms >= announce_ms) {
             announce_call(ctl, call);
@@ -287,12 +294,6 @@ static fsdp_status leave_with_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_
     return outcome->status;
 }
 
-static void note_call(const fsdp_ctl *ctl, const char *call)
-{
-    if (ctl->whereabouts.note)
-        ctl->whereabouts.note(ctl->whereabouts.user, call);
-}
-
 static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
 {
     call->head.calls = ++ctl->calls;
@@ -312,9 +313,9 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
     fsdp_status status = broken.status;
     fsdp_flow("statedict/ctl.c", "%s", name);
     if (status == FSDP_OK) {
-        note_call(ctl, name);
+        note_call(ctl, call->head.call, ctl->rank == 0 ? -1 : 0);
         status = make_call(ctl, call, &broken);
-        note_call(ctl, NULL);
+        note_call(ctl, 0, -1);
         ctl->told_until_ms = fsdp_now_ms() + ctl->deadline_ms;
         if (status == FSDP_OK)
             return leave_with_outcome(ctl, call, err);
@@ -459,9 +460,9 @@ fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size, 
             *err = broken;
         return status;
     }
-    note_call(ctl, "send");
+    note_call(ctl, CALL_SEND, to);
     status = fsdp_ctl_put_data(ctl, &call, to, data, &broken);
-    note_call(ctl, NULL);
+    note_call(ctl, 0, -1);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
 }
 
@@ -475,8 +476,8 @@ fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp
             *err = broken;
         return status;
     }
-    note_call(ctl, "recv");
+    note_call(ctl, CALL_RECV, from);
     status = fsdp_ctl_take_data(ctl, &call, from, data, &broken);
-    note_call(ctl, NULL);
+    note_call(ctl, 0, -1);
     return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
 }

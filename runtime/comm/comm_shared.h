@@ -4,6 +4,7 @@
  *   comm_shared.c     a call: publish it, meet, compare, do the steps, meet
  *   shared_steps.c    the steps: who copies and adds what
  *   shared_meet.c     how ranks wait for each other, and what ends a wait
+ *   shared_where.c    who waits for whom
  *   shared_group.c    groups are made and left
  *   fabric_threads.c  memory of one process
  *   fabric_shm.c      segments of several (shm_*.c)
@@ -20,6 +21,7 @@
 #define FSDP_COMM_SHARED_H
 
 #include "runtime/comm/comm_backend.h"
+#include "runtime/comm/shared_where.h"
 
 enum { FSDP_SHARED_LINE = 64 };
 /* The address of a buffer that only its own rank can read. */
@@ -44,6 +46,10 @@ typedef struct shared_slot {
     _Atomic uint64_t progress; /* signs of life between them */
     _Atomic uint32_t is_inside; /* it may be reading buffers of others */
     _Atomic uint32_t has_left;  /* 1 + its exit code */
+    /* In the block of the world (shared_where.c). */
+    _Atomic uint32_t waits_for; /* in a meeting of any group: 1 + the rank; 0: in none */
+    _Atomic uint32_t asks, ctl_call; /* in a call of the control plane: the same, and the call_kind */
+    _Atomic int64_t looked_ms; /* in a meeting, the last time */
     /* Written before it comes to a meeting. */
     shared_published published[2];     /* of a call and the next one */
     uint64_t block, window;    /* while a group is made */
@@ -84,6 +90,7 @@ struct shared_fabric {
     size_t segment_size;       /* only buffers in this rank's segment can be read by others; 0: all can */
     int spins;                 /* how often a wait looks before it sleeps */
     size_t window_half;        /* bytes */
+    fsdp_ctl *followed;        /* tells this fabric of its calls; NULL: none */
     /* Memory of a group, which all can read and which lives as long as the fabric. NULL: none left. */
     void *(*alloc_shared)(shared_fabric *fabric, size_t size);
     /* NULL: ranks cannot die alone. Also says how to name it: "process 4711". */
@@ -112,6 +119,17 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out);
 void fsdp_shared_wait_for_readers(shared_group *group);
 /* This member comes to no more meetings. */
 void fsdp_shared_depart(shared_group *group);
+
+/* --- shared_where.c --------------------------------------------------------------------------- */
+
+/* In a wait, again and again: who is missing. */
+void fsdp_shared_note_wait(shared_group *group, int member, int64_t now_ms);
+void fsdp_shared_end_wait(shared_group *group);
+/* Says why a member is missing: "is stuck, or stopped: it did not come". Returns the world rank of which that
+ * is said: of the one for whom the member waits itself. */
+enum { FSDP_WHERE_TEXT = 192 };
+int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in, char out[FSDP_WHERE_TEXT]);
+void fsdp_shared_unfollow(shared_fabric *fabric);
 
 /* --- shared_group.c --------------------------------------------------------------------------- */
 

@@ -159,6 +159,7 @@ fsdp_status fsdp_fabric_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_fabric **fabric
     }
     if (status == FSDP_OK) {
         attach(mine);
+        fsdp_shared_follow(&mine->shared.fabric, ctl);
         *fabric_out = &mine->shared.fabric;
         return FSDP_OK;
     }

@@ -58,6 +58,7 @@ fsdp_status fsdp_shared_fabric_init(shared_fabric *fabric, fsdp_error *err)
 
 void fsdp_shared_fabric_release(shared_fabric *fabric)
 {
+    fsdp_shared_unfollow(fabric);
     fsdp_shared_group_release(&fabric->world);
     fsdp_free(fabric->world_ranks);
     fsdp_free(fabric->bases);

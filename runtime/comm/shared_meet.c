@@ -162,13 +162,13 @@ static bool are_all_here(shared_group *group, int *first)
     return *first == group->size;
 }
 
-static fsdp_status fail_missing(shared_group *group, int member, const char *what, const char *more,
-                                fsdp_error *err)
+/* rank: of which `what` is said. */
+static fsdp_status fail_missing(shared_group *group, int rank, const char *what, fsdp_error *err)
 {
     char call[CALL_NAME];
-    fsdp_error why = {.rank = group->ranks[member]};
+    fsdp_error why = {.rank = rank};
     fsdp_comm_describe(&group->header, call, sizeof call);
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d%s %s %s", why.rank, more, what, call);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d %s %s", rank, what, call);
     return fail_all(group, &why, err);
 }
 
@@ -180,20 +180,20 @@ static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
         return FSDP_OK;
     char what[FSDP_LEFT_TEXT];
     fsdp_comm_describe_left((int)(has_left - 1), what);
-    return fail_missing(group, member, what, "", err);
+    return fail_missing(group, group->ranks[member], what, err);
 }
 
 static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
 {
-    char process[48], name[56];
+    char process[48], what[80];
     int rank = group->ranks[member];
     if (!group->fabric->is_dead ||
         !group->fabric->is_dead(group->fabric, rank, process, sizeof process) ||
         is_here(group, member))
         return FSDP_OK;
     bool was_in = atomic_load(&group->block->slots[member].phase) > group->call_phase;
-    snprintf(name, sizeof name, " (%s)", process);
-    return fail_missing(group, member, was_in ? "died in" : "died before", name, err);
+    snprintf(what, sizeof what, "(%s) died %s", process, was_in ? "in" : "before");
+    return fail_missing(group, rank, what, err);
 }
 
 static fsdp_status check_each(shared_group *group,
@@ -223,15 +223,17 @@ static fsdp_status check_time(shared_group *group, meeting_watch *watch, fsdp_er
     if (signs != watch->signs)
         watch->until_ms = now_ms + deadline_ms;
     watch->signs = signs;
-    if (now_ms < watch->until_ms || are_all_here(group, &missing))
+    if (are_all_here(group, &missing))
         return FSDP_OK;
-    char what[64];
+    fsdp_shared_note_wait(group, missing, now_ms);
+    if (now_ms < watch->until_ms)
+        return FSDP_OK;
+    char where[FSDP_WHERE_TEXT], what[FSDP_WHERE_TEXT + 64];
     bool was_in = atomic_load(&group->block->slots[missing].phase) > group->call_phase;
-    snprintf(what, sizeof what, "within %g s%s", deadline_ms / 1000.0, was_in ? ", in" : " to");
-    return fail_missing(group, missing, what,
-                        was_in ? " is stuck, or stopped: nothing came from it"
-                               : " is stuck, or stopped: it did not come",
-                        err);
+    int root = fsdp_shared_find_missing(group, missing, was_in, where);
+    snprintf(what, sizeof what, "%s within %g s%s", where, deadline_ms / 1000.0,
+             was_in ? ", in" : " to");
+    return fail_missing(group, root, what, err);
 }
 
 static fsdp_status look_around(shared_group *group, meeting_watch *watch, fsdp_error *err)
@@ -295,8 +297,10 @@ fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
     meeting_watch watch = {.until_ms = 0};
     for (;;) {
         uint32_t event = atomic_load(&group->block->event);
-        if (are_all_here(group, &first))
+        if (are_all_here(group, &first)) {
+            fsdp_shared_end_wait(group);
             return FSDP_OK;
+        }
         FSDP_TRY(look_around(group, &watch, err));
         sleep_a_slice(group, event, &watch);
     }

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "runtime/comm/shared_where.h"
 #include "statedict/ctl_backend.h"
 
 enum { STACK_SIZE = 8 << 20, LATE_MS = 3000 };
@@ -113,6 +114,8 @@ static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
         for (size_t i = 0; i < n && status != FSDP_OK; i++)
             fsdp_ctl_free(ctls[i]);
     }
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        fsdp_shared_follow(fabrics[i], ctls[i]);
     for (size_t i = 0; i < n && status == FSDP_OK; i++)
         group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .fabric = fabrics[i]};
     fsdp_free(ctls);

@@ -9,6 +9,8 @@
 
 #include "base/mem.h"
 #include "runtime/comm/fabric_shm.h"
+#include "runtime/comm/shared_where.h"
+#include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_threads.h"
 
@@ -549,6 +551,120 @@ Test(comm, a_rank_that_does_not_come_is_named_at_the_deadline)
     cr_assert(run_rank_threads(3, SHORT_MS, come_late, NULL, ranks, &err));
     expect_same_error(ranks, 3, FSDP_ERR_PEER,
                       "rank 1 is stuck, or stopped: it did not come within 0.3 s to broadcast of");
+}
+
+/* --- who waits for whom ----------------------------------------------------------------------- */
+
+/* Long enough for threads that wait for a processor. */
+enum { PATIENT_MS = 1000 };
+
+static void sleep_ms(int ms)
+{
+    usleep((unsigned)ms * 1000);
+}
+
+/* Rank 0 waits in a column for rank 2, which waits in a row for rank 3, which does not come. */
+static fsdp_status wait_across_groups(rank_thread *rank, fsdp_error *err)
+{
+    static const int row[] = {2, 3}, column[] = {0, 2};
+    const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
+    fsdp_comm *in_row = NULL, *in_column = NULL;
+    const fsdp_fabric_ops *ops = rank->fabric->ops;
+    fsdp_status status = ops->comm_create(rank->fabric, row, 2, &in_row, err);
+    if (status == FSDP_OK)
+        status = ops->comm_create(rank->fabric, column, 2, &in_column, err);
+    if (status == FSDP_OK && rank->rank >= 2)
+        sleep_ms(rank->rank == 2 ? PATIENT_MS / 2 : 2 * PATIENT_MS);
+    if (status == FSDP_OK && rank->rank != 1)
+        status = run_comm_case(rank->rank == 0 ? in_column : in_row, &test, err);
+    fsdp_comm_free(in_row);
+    fsdp_comm_free(in_column);
+    return status;
+}
+
+Test(comm, the_rank_for_whom_all_wait_is_named, .timeout = 60)
+{
+    rank_thread ranks[4];
+    fsdp_error err = {0};
+    cr_assert(run_rank_threads(4, PATIENT_MS, wait_across_groups, NULL, ranks, &err));
+    cr_expect_eq(ranks[0].err.rank, 3);
+    cr_expect(strstr(ranks[0].err.text, "rank 3 is stuck, or stopped: rank 2 waits for it, and "
+                                        "did not come within 1 s to all_reduce of 50 f32"),
+              "%s", ranks[0].err.text);
+    cr_expect(strstr(ranks[2].err.text, "rank 3 is stuck, or stopped: it did not come"), "%s",
+              ranks[2].err.text);
+}
+
+/* Two ranks, each in another group. */
+static fsdp_status wait_in_a_ring(rank_thread *rank, fsdp_error *err)
+{
+    static const int both[] = {1, 0};
+    const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
+    fsdp_comm *other = NULL;
+    fsdp_status status = rank->fabric->ops->comm_create(rank->fabric, both, 2, &other, err);
+    if (status == FSDP_OK && rank->rank == 1)
+        sleep_ms(PATIENT_MS / 2);
+    if (status == FSDP_OK)
+        status = run_comm_case(rank->rank == 0 ? rank->comm : other, &test, err);
+    fsdp_comm_free(other);
+    return status;
+}
+
+Test(comm, a_rank_in_another_group_is_not_called_stuck, .timeout = 60)
+{
+    rank_thread ranks[2];
+    fsdp_error err = {0};
+    cr_assert(run_rank_threads(2, PATIENT_MS, wait_in_a_ring, NULL, ranks, &err));
+    cr_expect(strstr(ranks[0].err.text, "rank 1 waits for rank 0 in another group: it did not "
+                                        "come within 1 s to all_reduce of 50 f32"),
+              "%s", ranks[0].err.text);
+}
+
+/* Rank 0 agrees over the control plane, rank 1 is in a collective; who waits less long says it. */
+typedef struct two_planes {
+    fsdp_ctl *ctls[2];
+    int ctl_ms;
+    fsdp_error ctl_error;
+} two_planes;
+
+static fsdp_status wait_in_two_planes(rank_thread *rank, fsdp_error *err)
+{
+    two_planes *planes = rank->user;
+    fsdp_ctl *ctl = planes->ctls[rank->rank];
+    const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
+    fsdp_shared_follow(rank->fabric, ctl);
+    fsdp_ctl_set_deadline(ctl, planes->ctl_ms);
+    if (rank->rank == 0)
+        (void)!fsdp_ctl_agree(ctl, FSDP_OK, &planes->ctl_error);
+    fsdp_status status = rank->rank == 1 ? run_comm_case(rank->comm, &test, err) : FSDP_OK;
+    if (rank->rank == 1)
+        fsdp_ctl_leave(ctl, err); /* so that rank 0 does not wait for long */
+    return status;
+}
+
+static void run_two_planes(int ctl_ms, int comm_ms, rank_thread *ranks, fsdp_error *ctl_error)
+{
+    two_planes planes = {.ctl_ms = ctl_ms};
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_ctl_threads(2, planes.ctls, &err), FSDP_OK);
+    cr_assert(run_rank_threads(2, comm_ms, wait_in_two_planes, &planes, ranks, &err));
+    *ctl_error = planes.ctl_error;
+    for (int i = 0; i < 2; i++)
+        fsdp_ctl_free(planes.ctls[i]);
+}
+
+Test(comm, a_rank_in_a_call_of_the_other_plane_is_not_called_stuck, .timeout = 60)
+{
+    rank_thread ranks[2];
+    fsdp_error ctl_error;
+    run_two_planes(20 * PATIENT_MS, PATIENT_MS, ranks, &ctl_error);
+    cr_expect(strstr(ranks[1].err.text, "rank 0 is in agree of the control plane: it did not come "
+                                        "within 1 s to all_reduce of 50 f32"),
+              "%s", ranks[1].err.text);
+    run_two_planes(PATIENT_MS / 2, 20 * PATIENT_MS, ranks, &ctl_error);
+    cr_expect_str_eq(ctl_error.text,
+                     "rank 1 did not answer within 0.5 s, when the ranks were to agree on the "
+                     "outcome: it is in a collective, where it waits for rank 0");
 }
 
 /* --- no memory -------------------------------------------------------------------------------- */
