@@ -16,9 +16,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/mem.h"
 #include "statedict/ctl_backend.h"
 
-enum { TOKEN = 16, LOOK_MS = 20 };
+enum { TOKEN = 16, LOOK_MS = 20, MORE_GUESTS = 16 };
 
 typedef struct letter {
     unsigned char token[TOKEN];
@@ -29,6 +30,9 @@ typedef struct letter {
 typedef struct exchange {
     fsdp_ctl *ctl;
     int rank, size, listener;
+    /* The listener, then who has connected and not sent its letter yet, in the order of coming. */
+    struct pollfd *polled;
+    int guests, guest_room;
     unsigned char token[TOKEN];
     int64_t until_ms;
     const shm_segment *own;
@@ -64,6 +68,7 @@ static fsdp_status listen_for_peers(exchange *now, fsdp_error *err)
     if (now->listener < 0 || bind(now->listener, (struct sockaddr *)&name, length) != 0 ||
         listen(now->listener, now->size) != 0)
         return fsdp_fail_errno(err, errno, "cannot listen for the other ranks of this host");
+    now->polled[0] = (struct pollfd){.fd = now->listener, .events = POLLIN};
     return FSDP_OK;
 }
 
@@ -175,11 +180,7 @@ static fsdp_status send_to(exchange *now, int rank, fsdp_error *err)
 static void take_from(exchange *now, int fd)
 {
     letter theirs;
-    int pid, passed;
-    struct pollfd look = {.fd = fd, .events = POLLIN};
-    int64_t left_ms = now->until_ms - fsdp_now_ms();
-    if (!is_same_user(fd, &pid) || poll(&look, 1, left_ms > 0 ? (int)left_ms : 0) <= 0)
-        return;
+    int passed;
     if (!take_letter(now, fd, &theirs, &passed)) {
         if (passed >= 0)
             close(passed);
@@ -195,17 +196,49 @@ static void take_from(exchange *now, int fd)
         close(passed);
 }
 
-static bool take_waiting(exchange *now)
+static void drop_guest(exchange *now, int i)
+{
+    struct pollfd *at = &now->polled[1 + i];
+    close(at->fd);
+    now->guests--;
+    memmove(at, at + 1, (size_t)(now->guests - i) * sizeof *at);
+}
+
+/* There is room for all ranks: where it is too little strangers are among the guests. */
+static bool let_in(exchange *now)
 {
     bool any = false;
-    for (;;) {
-        int fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0)
-            return any;
-        take_from(now, fd);
-        close(fd);
+    int pid, fd;
+    while ((fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
         any = true;
+        if (!is_same_user(fd, &pid)) {
+            close(fd);
+            continue;
+        }
+        if (now->guests == now->guest_room)
+            drop_guest(now, 0);
+        now->polled[1 + now->guests++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
+    return any;
+}
+
+/* Of the guests whose letter is here, or who have gone. */
+static bool take_letters(exchange *now)
+{
+    bool any = poll(now->polled + 1, (nfds_t)now->guests, 0) > 0;
+    for (int i = now->guests - 1; i >= 0 && any; i--) {
+        if (now->polled[1 + i].revents == 0)
+            continue;
+        take_from(now, now->polled[1 + i].fd);
+        drop_guest(now, i);
+    }
+    return any;
+}
+
+static bool take_waiting(exchange *now)
+{
+    bool has_new = let_in(now);
+    return take_letters(now) || has_new;
 }
 
 /* --- the exchange ----------------------------------------------------------------------------- */
@@ -252,10 +285,25 @@ static fsdp_status run_exchange(exchange *now, fsdp_error *err)
         if (take_waiting(now))
             continue;
         FSDP_TRY(check_missing(now, err));
-        struct pollfd look = {.fd = now->listener, .events = POLLIN};
-        (void)poll(&look, 1, LOOK_MS);
+        (void)poll(now->polled, (nfds_t)(1 + now->guests), LOOK_MS);
     }
     return now->local;
+}
+
+static fsdp_status prepare_guests(exchange *now, fsdp_error *err)
+{
+    now->guest_room = now->size + MORE_GUESTS;
+    now->polled = fsdp_alloc((size_t)now->guest_room + 1, sizeof *now->polled);
+    return now->polled ? FSDP_OK : fsdp_fail_memory(err, "the memory of other ranks");
+}
+
+static void release_guests(exchange *now)
+{
+    while (now->guests > 0)
+        drop_guest(now, now->guests - 1);
+    if (now->listener >= 0)
+        close(now->listener);
+    fsdp_free(now->polled);
 }
 
 static fsdp_status share_token(exchange *now, fsdp_error *err)
@@ -279,11 +327,12 @@ fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment 
                     .peers = peers,
                     .err = err};
     FSDP_TRY(share_token(&now, err));
-    fsdp_status status = listen_for_peers(&now, err);
+    fsdp_status status = prepare_guests(&now, err);
+    if (status == FSDP_OK)
+        status = listen_for_peers(&now, err);
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
         status = run_exchange(&now, err);
-    if (now.listener >= 0)
-        close(now.listener);
+    release_guests(&now);
     return status;
 }

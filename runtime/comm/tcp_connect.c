@@ -1,4 +1,10 @@
-/* Every rank connects with those before it, and lets those after it in. See wire_tcp_internal.h. */
+/*
+ * Every rank connects with those before it, and lets those after it in. See wire_tcp_internal.h.
+ *
+ * Some ranks at a time visit the others, no more than can stand before a door that nobody looks at. All agree
+ * that these visits went well before anybody waits for them: so the rank that could not connect says why, at
+ * once, and not the ones that would have waited for it.
+ */
 #include "runtime/comm/wire_tcp_internal.h"
 
 #include <string.h>
@@ -6,6 +12,8 @@
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
 #include "statedict/ctl_backend.h"
+
+enum { VISITORS = 64 }; /* listen() may be content with 128 */
 
 typedef struct gathering {
     fsdp_ctl *ctl;
@@ -54,6 +62,8 @@ static fsdp_status visit(gathering *now, int to, fsdp_error *err)
         fsdp_socket_connect(host, now->ports[to], now->until_ms, &now->fds[to], err);
     if (status == FSDP_OK)
         status = fsdp_socket_put(now->fds[to], &hello, sizeof hello, now->until_ms, err);
+    if (status != FSDP_OK && err->text[0] == '\0')
+        (void)fsdp_fail(err, status, "it took nothing within %g s", now->deadline_ms / 1000.0);
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "rank %d cannot be reached for data", to);
     return status;
@@ -79,20 +89,21 @@ static void let_in(gathering *now)
     }
 }
 
-static int find_missing(const gathering *now)
+/* Of the visitors before `end`. */
+static int find_missing(const gathering *now, int end)
 {
     int rank = now->rank + 1;
-    while (rank < now->size && now->fds[rank] >= 0)
+    while (rank < end && now->fds[rank] >= 0)
         rank++;
     return rank;
 }
 
-static fsdp_status receive_visits(gathering *now, fsdp_error *err)
+static fsdp_status receive_visits(gathering *now, int end, fsdp_error *err)
 {
     struct pollfd polled[1 + FSDP_RECEPTION_ROOM];
-    for (let_in(now); find_missing(now) < now->size; let_in(now)) {
+    for (let_in(now); find_missing(now, end) < end; let_in(now)) {
         if (fsdp_now_ms() >= now->until_ms) {
-            err->rank = find_missing(now);
+            err->rank = find_missing(now, end);
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not connect for data within %g s",
                              err->rank, now->deadline_ms / 1000.0);
         }
@@ -106,7 +117,18 @@ static fsdp_status visit_all(gathering *now, fsdp_error *err)
 {
     for (int to = 0; to < now->rank; to++)
         FSDP_TRY(visit(now, to, err));
-    return receive_visits(now, err);
+    return FSDP_OK;
+}
+
+/* Collective. The ranks from `first` on, before `end`. */
+static fsdp_status visit_in_turn(gathering *now, int first, int end, fsdp_error *err)
+{
+    bool is_visitor = now->rank >= first && now->rank < end;
+    fsdp_status status = is_visitor ? visit_all(now, err) : FSDP_OK;
+    FSDP_TRY(fsdp_ctl_agree(now->ctl, status, err));
+    if (now->rank < end)
+        status = receive_visits(now, end, err);
+    return fsdp_ctl_agree(now->ctl, status, err);
 }
 
 fsdp_status fsdp_tcp_connect_all(fsdp_ctl *ctl, int deadline_ms, int *fds, fsdp_error *err)
@@ -119,8 +141,10 @@ fsdp_status fsdp_tcp_connect_all(fsdp_ctl *ctl, int deadline_ms, int *fds, fsdp_
                      .fds = fds,
                      .door = {.listener = -1}};
     fsdp_status status = share_ports(&now, err);
-    if (status == FSDP_OK)
-        status = fsdp_ctl_agree(ctl, visit_all(&now, err), err);
+    for (int first = 0; first < now.size && status == FSDP_OK; first += VISITORS) {
+        int end = first + VISITORS < now.size ? first + VISITORS : now.size;
+        status = visit_in_turn(&now, first, end, err);
+    }
     fsdp_reception_release(&now.door);
     fsdp_free(now.ports);
     return status;
