@@ -19,7 +19,7 @@
 #include "base/mem.h"
 #include "statedict/ctl_backend.h"
 
-enum { TOKEN = 16, LOOK_MS = 20, MORE_GUESTS = 16 };
+enum { TOKEN = 16, LOOK_MS = 20, MORE_GUESTS = 16, GUESTS_AT_ONCE = 8 };
 
 typedef struct letter {
     unsigned char token[TOKEN];
@@ -110,7 +110,8 @@ static bool send_letter(const exchange *now, int fd)
 }
 
 /*
- * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it.
+ * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it, unless this
+ * process has no room for it.
  */
 static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed_out)
 {
@@ -122,13 +123,15 @@ static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed
                              .msg_controllen = sizeof room.bytes};
     *passed_out = -1;
     ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    bool is_cut = got >= 0 && (message.msg_flags & MSG_CTRUNC) != 0;
     struct cmsghdr *head = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
     if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
         head->cmsg_len == CMSG_LEN(sizeof(int)))
         memcpy(passed_out, CMSG_DATA(head), sizeof(int));
     return got == (ssize_t)sizeof *theirs && memcmp(theirs->token, now->token, TOKEN) == 0 &&
            theirs->rank >= 0 && theirs->rank < now->size && theirs->rank != now->rank &&
-           !now->peers[theirs->rank].is_here && (*passed_out >= 0) == (theirs->has_segment != 0);
+           !now->peers[theirs->rank].is_here &&
+           (*passed_out >= 0 || is_cut) == (theirs->has_segment != 0);
 }
 
 /* --- sending ---------------------------------------------------------------------------------- */
@@ -188,6 +191,10 @@ static void take_from(exchange *now, int fd)
     }
     shm_peer *peer = &now->peers[theirs.rank];
     peer->is_here = true;
+    if (passed < 0 && theirs.has_segment && now->local == FSDP_OK)
+        now->local =
+            fsdp_fail(now->err, FSDP_ERR_LIMIT,
+                      "no file is left for the memory of rank %d; raise `ulimit -n`", theirs.rank);
     if (passed < 0)
         return;
     if (now->local == FSDP_OK)
@@ -207,10 +214,10 @@ static void drop_guest(exchange *now, int i)
 /* There is room for all ranks: where it is too little strangers are among the guests. */
 static bool let_in(exchange *now)
 {
-    bool any = false;
-    int pid, fd;
-    while ((fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-        any = true;
+    int pid, fd, came = 0;
+    while (came < GUESTS_AT_ONCE &&
+           (fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        came++;
         if (!is_same_user(fd, &pid)) {
             close(fd);
             continue;
@@ -219,7 +226,7 @@ static bool let_in(exchange *now)
             drop_guest(now, 0);
         now->polled[1 + now->guests++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
-    return any;
+    return came > 0;
 }
 
 /* Of the guests whose letter is here, or who have gone. */

@@ -24,6 +24,9 @@
  * memory (default: the boot, the name and the network of their host): for containers of one host, and for
  * tests, which play several hosts on one.
  *
+ * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of open
+ * files is too low for that it is raised, up to the hard one.
+ *
  * Under --np rank 0 has the standard input, unless that is a terminal; the others have none.
  */
 #ifndef FSDP_LAUNCH_H
@@ -47,7 +50,8 @@ typedef int (*fsdp_rank_main)(fsdp_world *world, int argc, char **argv, void *us
  * body as it is: under --threads all ranks see the same.
  *
  * Ranks end by returning. exit() in mid-run loses the others a peer (FSDP_ERR_PEER): --np names a rank that
- * did so with 0, --threads ends all of them.
+ * did so with 0, --threads ends all of them. What the program has printed is written out when --threads ends
+ * ranks that are still at work, unless one of them holds that file.
  *
  * It does not return in the ranks of --np, which end with exit(), nor in a rank of mpirun that failed, which
  * ends without MPI_Finalize (that would wait for the others).

@@ -14,9 +14,15 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "runtime/meet/rendezvous.h"
+
+enum {
+    FILES_AT_LEAST = 8,  /* of a process beside what it has for each other rank */
+    FILES_TO_SPARE = 128 /* for what the program opens */
+};
 
 typedef struct process_group {
     fsdp_launch_job job;
@@ -108,6 +114,29 @@ static int start_rank(process_group *group, int rank)
     exit(code);
 }
 
+/* A rank has a connection with each other one, watches its process, and over TCP has a second connection.
+ * Programs are often given few files at first, and may take more. */
+static fsdp_status have_files(const fsdp_launch_options *options, fsdp_error *err)
+{
+    const rlim_t others = (rlim_t)options->np - 1;
+    const rlim_t needed = others * (options->comm == FSDP_COMM_TCP ? 3 : 2) + FILES_AT_LEAST;
+    const rlim_t wanted = needed + FILES_TO_SPARE;
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted)
+        return FSDP_OK;
+    if (files.rlim_max < needed)
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "%s %d needs at least %llu open files in a process, which may have %llu: "
+                         "raise the hard limit (`ulimit -Hn`), or start fewer ranks",
+                         options->np_name, options->np, (unsigned long long)needed,
+                         (unsigned long long)files.rlim_max);
+    files.rlim_cur = wanted < files.rlim_max ? wanted : files.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &files) != 0)
+        return fsdp_fail_errno(err, errno, "cannot raise the limit of open files to %llu",
+                               (unsigned long long)files.rlim_cur);
+    return FSDP_OK;
+}
+
 static fsdp_status name_job(char id_out[33], fsdp_error *err)
 {
     unsigned char random[16];
@@ -120,6 +149,7 @@ static fsdp_status name_job(char id_out[33], fsdp_error *err)
 
 static fsdp_status start_ranks(process_group *group, fsdp_error *err)
 {
+    FSDP_TRY(have_files(group->job.options, err));
     FSDP_TRY(name_job(group->id, err));
     FSDP_TRY(fsdp_socket_listen(FSDP_LOOPBACK, 0, &group->listener, err));
     group->port = fsdp_socket_port(group->listener);

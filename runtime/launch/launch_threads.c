@@ -20,7 +20,7 @@
 #include "runtime/comm/shared_where.h"
 #include "statedict/ctl_backend.h"
 
-enum { STACK_SIZE = 8 << 20, LATE_MS = 3000 };
+enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_S = 1 };
 
 typedef struct thread_group thread_group;
 
@@ -45,6 +45,28 @@ struct thread_group {
 static atomic_int ranks_at_work;
 static pid_t rank_process;
 
+static void *flush_all(void *user)
+{
+    (void)user;
+    fflush(NULL);
+    return NULL;
+}
+
+/*
+ * Ends the process while ranks are at work. What the program has printed is written first, by a thread that is
+ * waited for only so long: a rank may hold a file for good.
+ */
+_Noreturn static void leave_at_once(int code)
+{
+    pthread_t thread;
+    struct timespec until;
+    (void)clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += FLUSH_S;
+    if (pthread_create(&thread, NULL, flush_all, NULL) == 0)
+        (void)pthread_timedjoin_np(thread, NULL, &until);
+    _exit(code);
+}
+
 /* exit() of one rank takes the others along, in the middle of their work: that is no success. Not so in
  * processes that a rank has forked. */
 static void check_exit(void)
@@ -52,10 +74,10 @@ static void check_exit(void)
     int at_work = atomic_load(&ranks_at_work);
     if (at_work < 2 || getpid() != rank_process)
         return;
-    fprintf(stderr,
+    dprintf(STDERR_FILENO,
             "fsdp: a rank called exit while %d --threads were at work: a rank ends by returning\n",
             at_work);
-    _exit(FSDP_ERR_PEER);
+    leave_at_once(FSDP_ERR_PEER);
 }
 
 static void note_failure(void *listener, int rank, int code)
@@ -169,11 +191,11 @@ static int wait_for_ranks(thread_group *group, int *first_code_out)
     return at_work;
 }
 
-static void leave_at_once(int at_work, int code)
+static void abandon(int at_work, int code)
 {
-    fprintf(stderr, "fsdp: %d ranks are still at work after another has failed: ending them\n",
-            at_work);
-    _exit(code);
+    dprintf(STDERR_FILENO,
+            "fsdp: %d ranks are still at work after another has failed: ending them\n", at_work);
+    leave_at_once(code);
 }
 
 /* Once in a process, however often it launches. */
@@ -217,7 +239,7 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
         }
         int at_work = wait_for_ranks(group, &code);
         if (at_work > 0)
-            leave_at_once(at_work, code);
+            abandon(at_work, code);
         for (int i = 0; i < group->size; i++)
             if (has_thread[i])
                 pthread_join(group->ranks[i].thread, NULL);

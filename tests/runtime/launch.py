@@ -145,7 +145,14 @@ def local():
     check_ranks(2, expect_run(0, "rank 0", "--np", 2, command=ignoring), "SIGCHLD is ignored")
     expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
     expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
-    expect_run(6, "still at work", "--threads", 3, "--deadline", 0.1, "work", 1, 6)
+    at_once((expect_run, 6, "rank 1 gives up\n(.*\n)*.*still at work", "--threads", 3, "--deadline", 0.1, "work", 1, 6),
+            (expect_run, 6, "still at work", "--threads", 3, "--deadline", 0.1, "hold", 1, 6))
+    for code, pattern, limit, options in (
+            (0, "shm over 12", "-S -n 20", []), (0, "tcp over 12", "-S -n 20", ["--comm", "tcp"]),
+            (9, "--np 12 needs at least 30 open files in a process, which may have 20", "-n 20", []),
+            (9, "--np 12 needs at least 41 open files", "-n 40", ["--comm", "tcp"])):
+        limited = ("/bin/sh", "-c", f"ulimit {limit}; exec \"$0\" \"$@\"", PROGRAM)
+        expect_run(code, pattern, "--np", 12, *options, "collect", command=limited)
     expect_run(0, "^a\nb\n$", "--np", 2, "read", given="a\nb\n")
     for pattern, options, variables in [
         ("--np and --threads: ranks are either", ["--np", 2, "--threads", 2], {}),

@@ -7,7 +7,8 @@
  *   leave RANK CODE      the same in an all-reduce
  *   signal RANK NUMBER   RANK raises that signal, the others wait
  *   quit RANK CODE       RANK calls exit
- *   work RANK CODE       RANK returns CODE, the others never look
+ *   work RANK CODE       RANK prints and returns CODE, the others never look
+ *   hold RANK CODE       the same, and the others hold the standard output
  *   wait FOLDER          each writes its pid to FOLDER/rank-N, then all meet until told otherwise;
  *                        SIGUSR1 is noted in FOLDER/usr1-N, SIGTERM ends with 75
  *   read                 rank 0 repeats its standard input
@@ -137,9 +138,14 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
     double value = 0;
     if (fsdp_world_mean(world, &value, &err) != FSDP_OK)
         return fsdp_error_report(&err);
-    if (fsdp_world_rank(world) != special && strcmp(how, "work") == 0)
+    bool is_late = strcmp(how, "work") == 0 || strcmp(how, "hold") == 0;
+    if (fsdp_world_rank(world) != special && strcmp(how, "hold") == 0)
+        flockfile(stdout);
+    if (fsdp_world_rank(world) != special && is_late)
         for (;;)
             pause();
+    if (strcmp(how, "work") == 0)
+        printf("rank %d gives up\n", special);
     if (strcmp(how, "leave") == 0)
         return leave_group(world, special, number);
     if (fsdp_world_rank(world) != special) {

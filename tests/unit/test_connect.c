@@ -22,6 +22,7 @@ enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000 };
 typedef struct findings {
     fsdp_error errors[RANKS];
     int64_t waited_ms[RANKS];
+    bool has_stranger;
 } findings;
 
 /* --- TCP -------------------------------------------------------------------------------------- */
@@ -108,14 +109,14 @@ static fsdp_status send_after_stranger(fsdp_ctl *ctl, int to, const void *data, 
     return real_ops->send(ctl, to, data, size, until_ms, err);
 }
 
-static fsdp_status exchange_beside_stranger(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     static fsdp_ctl_ops late_ops;
     findings *found = user;
     int rank = fsdp_ctl_rank(ctl);
     shm_segment own;
     shm_peer peers[2] = {{.line = {-1, 0}}, {.line = {-1, 0}}};
-    if (rank == 1) {
+    if (rank == 1 && found->has_stranger) {
         real_ops = ctl->ops;
         late_ops = *ctl->ops;
         late_ops.send = send_after_stranger;
@@ -123,6 +124,8 @@ static fsdp_status exchange_beside_stranger(fsdp_ctl *ctl, void *user, fsdp_erro
     }
     FSDP_TRY(fsdp_shm_segment_create(2, &own, err));
     int64_t before_ms = fsdp_now_ms();
+    if (rank == 1 && !found->has_stranger)
+        use_up_files(3); /* for its door, the other rank's process, and its letter */
     fsdp_status status = fsdp_shm_exchange(ctl, DEADLINE_MS, &own, peers, err);
     found->waited_ms[rank] = fsdp_now_ms() - before_ms;
     for (int i = 0; i < 2; i++) {
@@ -136,12 +139,23 @@ static fsdp_status exchange_beside_stranger(fsdp_ctl *ctl, void *user, fsdp_erro
 
 Test(connect, a_guest_that_says_nothing_holds_nobody_up, .timeout = 60)
 {
-    findings found = {0};
+    findings found = {.has_stranger = true};
     fsdp_error err = {0};
-    cr_assert_eq(fsdp_ctl_run_threads(2, exchange_beside_stranger, &found, &err), FSDP_OK, "%s",
-                 err.text);
+    cr_assert_eq(fsdp_ctl_run_threads(2, exchange_memory, &found, &err), FSDP_OK, "%s", err.text);
     cr_assert_geq(stranger, 0);
     for (int i = 0; i < 2; i++)
         cr_expect_lt(found.waited_ms[i], DEADLINE_MS / 2);
     close(stranger);
+}
+
+Test(connect, a_rank_without_room_for_the_memory_of_others_says_so_before_the_deadline,
+     .timeout = 60)
+{
+    findings found = {0};
+    fsdp_error err = {0};
+    (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, FILES});
+    cr_expect_eq(fsdp_ctl_run_threads(2, exchange_memory, &found, &err), FSDP_ERR_LIMIT);
+    cr_expect_str_eq(err.text, "no file is left for the memory of rank 0; raise `ulimit -n`");
+    for (int i = 0; i < 2; i++)
+        cr_expect_lt(found.waited_ms[i], DEADLINE_MS);
 }
