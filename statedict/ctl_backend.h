@@ -40,10 +40,11 @@ typedef struct fsdp_ctl_peer {
 /* What others know of ranks that do not come: set by those who also see what ranks do outside these calls.
  * Used on this rank's thread; either may be NULL. */
 typedef struct fsdp_ctl_whereabouts {
-    /* This rank is in a call of the control plane (a call_kind of ctl_frame.h; 0: in none), where it waits for
-     * another one (-1: not yet). */
+    /* This rank is in a call of the control plane (a call_kind of ctl_frame.h; 0: in none), where it
+     * waits for another one (-1: not yet). */
     void (*note)(void *user, uint32_t call, int waits_for);
-    /* Says where a rank is: "it is in all_gather, where it waits for rank 0". Not known: leaves out as it is. */
+    /* Says where a rank is: "it is in a collective, where it waits for rank 0". Not known: leaves out
+     * as it is. */
     void (*find)(void *user, int rank, char *out, size_t out_size);
     void *user;
 } fsdp_ctl_whereabouts;

@@ -70,7 +70,8 @@ static bool recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64
     return ctl->ops->recv(ctl, from, data, size, until_ms, &ignored) == FSDP_OK;
 }
 
-/* A rank that takes nothing more may have said why, behind what it had sent before: then that is the error. */
+/* A rank that takes nothing more may have said why, behind what it had sent before: then that is
+ * the error. */
 static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
                           fsdp_error *err)
 {

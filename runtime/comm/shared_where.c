@@ -57,7 +57,8 @@ static int waits_for_whom(const shared_fabric *fabric, int rank)
     return other;
 }
 
-/* The rank for whom all wait in the end: `rank` itself when it does not wait, or when ranks wait in a ring. */
+/* The rank for whom all wait in the end: `rank` itself when it does not wait, or ranks wait in a
+ * ring. */
 static int find_root(const shared_fabric *fabric, int rank)
 {
     int root = rank;

@@ -110,8 +110,8 @@ static bool send_letter(const exchange *now, int fd)
 }
 
 /*
- * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it, unless this
- * process has no room for it.
+ * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it,
+ * unless this process has no room for it.
  */
 static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed_out)
 {

@@ -24,8 +24,8 @@
  * memory (default: the boot, the name and the network of their host): for containers of one host, and for
  * tests, which play several hosts on one.
  *
- * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of open
- * files is too low for that it is raised, up to the hard one.
+ * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of
+ * open files is too low for that it is raised, up to the hard one.
  *
  * Under --np rank 0 has the standard input, unless that is a terminal; the others have none.
  */

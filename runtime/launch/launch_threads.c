@@ -53,8 +53,8 @@ static void *flush_all(void *user)
 }
 
 /*
- * Ends the process while ranks are at work. What the program has printed is written first, by a thread that is
- * waited for only so long: a rank may hold a file for good.
+ * Ends the process while ranks are at work. What the program has printed is written first, by a
+ * thread that is waited for only so long: a rank may hold a file for good.
  */
 _Noreturn static void leave_at_once(int code)
 {

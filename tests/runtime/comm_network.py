@@ -53,11 +53,11 @@ def mpirun_on(hosts, *arguments):
     return run(MPIEXEC, "--oversubscribe", *[word for rank in ranks for word in (":", *rank)][1:])
 
 
-def start_members(hosts, *arguments, **variables):
+def start_members(hosts, *arguments, command=(), **variables):
     """The same without MPI."""
     master = f"127.0.0.1:{free_port()}"
     common = CLEAN | {"FSDP_WORLD_SIZE": str(len(hosts)), "FSDP_MASTER": master} | variables
-    return [subprocess.Popen([PROGRAM, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
+    return [subprocess.Popen([*command, PROGRAM, *map(str, arguments)], text=True, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              env=common | {"FSDP_RANK": str(rank), "FSDP_HOST_ID": host})
             for rank, host in enumerate(hosts)]
@@ -159,10 +159,10 @@ def check_rank(folder, how, special, rank, code, words):
     expect(int(waited_ms) < 20000, what, "; that is long")
 
 
-def start(folder, how, special, deadline):
+def start(folder, how, special, deadline, members):
     arguments = ["--deadline", deadline, how, special, folder]
     if not MPIEXEC:
-        return start_members(["one", "two", "three"], *arguments)
+        return start_members(["one", "two", "three"], *arguments, command=members)
     command = [MPIEXEC, "--enable-recovery", "--oversubscribe", "-n", RANKS, "sh", "-c", WRAPPER, "sh"]
     command += [folder, special, PROGRAM, "--comm", "mpi", *arguments]
     return [subprocess.Popen([str(word) for word in command], env=CLEAN, start_new_session=True, text=True,
@@ -196,10 +196,10 @@ def finish(job):
         return job.communicate()[0]
 
 
-def lose(how, special, code, *words, deadline=60):
+def lose(how, special, code, *words, deadline=60, members=()):
     with tempfile.TemporaryDirectory(prefix="fsdp-comm-") as name:
         folder = Path(name)
-        jobs = start(folder, how, special, deadline)
+        jobs = start(folder, how, special, deadline, members)
         try:
             check_others(folder, jobs, how, special, code, words)
             if how == "stop":
@@ -214,6 +214,14 @@ def lose(how, special, code, *words, deadline=60):
                 print(*said)
 
 
+# Each rank among processes of its own, as on a host of its own: none can watch another.
+APART = ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", '"$@"; exit $?', "sh")
+
+
+def can_be_apart():
+    return subprocess.run([*APART, "true"], stderr=subprocess.DEVNULL).returncode == 0
+
+
 def loss():
     call = "all_reduce of 400000 f32 for layers.0 (call 3)"
     other = f"rank 2 makes all_reduce of 7 f32 for layers.0 (call 3), rank 0 {call}"
@@ -226,6 +234,8 @@ def loss():
              lambda: lose("abort", 1, 7, "the disk is full"),
              lambda: lose("differ", 2, 2, other),
              lambda: lose("counts", 1, 2, "rank 1 sends 8 elements to rank 0, which expects 3 from it, in")]
+    if not MPIEXEC and can_be_apart():
+        cases.append(lambda: lose("kill", 1, 10, "rank 1, whose connection ended, died", members=APART))
     with ThreadPoolExecutor(2) as threads:
         for done in [threads.submit(case) for case in cases]:
             done.result()

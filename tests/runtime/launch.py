@@ -145,8 +145,9 @@ def local():
     check_ranks(2, expect_run(0, "rank 0", "--np", 2, command=ignoring), "SIGCHLD is ignored")
     expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
     expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
-    at_once((expect_run, 6, "rank 1 gives up\n(.*\n)*.*still at work", "--threads", 3, "--deadline", 0.1, "work", 1, 6),
-            (expect_run, 6, "still at work", "--threads", 3, "--deadline", 0.1, "hold", 1, 6))
+    late = ("--threads", 3, "--deadline", 0.1)
+    at_once((expect_run, 6, "rank 1 gives up\n(.*\n)*.*still at work", *late, "work", 1, 6),
+            (expect_run, 6, "still at work", *late, "hold", 1, 6))
     for code, pattern, limit, options in (
             (0, "shm over 12", "-S -n 20", []), (0, "tcp over 12", "-S -n 20", ["--comm", "tcp"]),
             (9, "--np 12 needs at least 30 open files in a process, which may have 20", "-n 20", []),
