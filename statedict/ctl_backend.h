@@ -43,7 +43,7 @@ typedef struct fsdp_ctl_whereabouts {
     /* This rank is in a call of the control plane (a call_kind of ctl_frame.h; 0: in none), where it
      * waits for another one (-1: not yet). */
     void (*note)(void *user, uint32_t call, int waits_for);
-    /* Says where a rank is: "it is in a collective, where it waits for rank 0". Not known: leaves out
+    /* Says where a rank is: "it is in all_gather, where it waits for rank 0". Not known: leaves out
      * as it is. */
     void (*find)(void *user, int rank, char *out, size_t out_size);
     void *user;

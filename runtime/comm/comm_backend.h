@@ -118,6 +118,7 @@ fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
                                const fsdp_comm_header *header, fsdp_error *err);
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
 void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
+const char *fsdp_comm_kind_name(uint32_t kind);        /* "all_gather" */
 /* "has left the group with exit code 7 (no space): it does not come to" */
 enum { FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);

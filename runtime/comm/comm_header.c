@@ -11,7 +11,7 @@
 enum { DESCRIPTION = 200 };
 #define HASH_BEGIN 0xcbf29ce484222325u
 
-static const char *kind_name(uint32_t kind)
+const char *fsdp_comm_kind_name(uint32_t kind)
 {
     static const char *const names[] = {"?",          "all_gather", "reduce_scatter",
                                         "all_reduce", "broadcast",  "all_to_all"};
@@ -128,9 +128,9 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
     describe_amount(header, amount, sizeof amount);
     if (header->kind == FSDP_BROADCAST)
         snprintf(root, sizeof root, " from member %d", (int)header->root);
-    snprintf(out, out_size, "%s%s of %s%s%s%.*s (call %" PRIu64 ")", kind_name(header->kind), op,
-             amount, root, header->unit[0] ? " for " : "", FSDP_HEADER_UNIT, header->unit,
-             header->sequence);
+    snprintf(out, out_size, "%s%s of %s%s%s%.*s (call %" PRIu64 ")",
+             fsdp_comm_kind_name(header->kind), op, amount, root, header->unit[0] ? " for " : "",
+             FSDP_HEADER_UNIT, header->unit, header->sequence);
 }
 
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT])

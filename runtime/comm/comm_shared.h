@@ -50,6 +50,7 @@ typedef struct shared_slot {
     _Atomic uint32_t waits_for; /* in a meeting of any group: 1 + the rank; 0: in none */
     _Atomic uint32_t asks, ctl_call; /* in a call of the control plane: the same, and the call_kind */
     _Atomic int64_t looked_ms; /* in a meeting, the last time */
+    _Atomic uint32_t meets_for; /* the kind of that collective */
     /* Written before it comes to a meeting. */
     shared_published published[2];     /* of a call and the next one */
     uint64_t block, window;    /* while a group is made */

@@ -20,6 +20,7 @@ static shared_slot *slot_of(const shared_fabric *fabric, int rank)
 void fsdp_shared_note_wait(shared_group *group, int member, int64_t now_ms)
 {
     shared_slot *mine = slot_of(group->fabric, group->fabric->fabric.rank);
+    atomic_store(&mine->meets_for, group->header.kind);
     atomic_store(&mine->looked_ms, now_ms);
     atomic_store(&mine->waits_for, (uint32_t)group->ranks[member] + 1);
 }
@@ -46,6 +47,12 @@ static int meets_whom(const shared_fabric *fabric, int rank)
     uint32_t waits_for = atomic_load(&slot->waits_for);
     bool is_known = waits_for > 0 && waits_for <= (uint32_t)fabric->fabric.size;
     return is_known && is_fresh(fabric, slot) ? (int)waits_for - 1 : -1;
+}
+
+static const char *meets_for_what(const shared_fabric *fabric, int rank)
+{
+    uint32_t kind = atomic_load(&slot_of(fabric, rank)->meets_for);
+    return kind == 0 ? "the making of a group" : fsdp_comm_kind_name(kind);
 }
 
 static int waits_for_whom(const shared_fabric *fabric, int rank)
@@ -76,7 +83,8 @@ static void describe_state(const shared_fabric *fabric, int rank, char out[STATE
     int other = meets_whom(fabric, rank);
     uint32_t call = atomic_load(&slot_of(fabric, rank)->ctl_call);
     if (other >= 0)
-        snprintf(out, STATE_TEXT, "waits for rank %d in another group", other);
+        snprintf(out, STATE_TEXT, "waits for rank %d in %s, in another group", other,
+                 meets_for_what(fabric, rank));
     else if (call != 0)
         snprintf(out, STATE_TEXT, "is in %s of the control plane", fsdp_call_name(call));
     else
@@ -113,7 +121,8 @@ static void find_rank(void *user, int rank, char *out, size_t out_size)
 {
     int other = meets_whom(user, rank);
     if (other >= 0)
-        snprintf(out, out_size, "it is in a collective, where it waits for rank %d", other);
+        snprintf(out, out_size, "it is in %s, where it waits for rank %d",
+                 meets_for_what(user, rank), other);
 }
 
 void fsdp_shared_follow(fsdp_fabric *fabric, fsdp_ctl *ctl)

@@ -615,8 +615,9 @@ Test(comm, a_rank_in_another_group_is_not_called_stuck, .timeout = 60)
     rank_thread ranks[2];
     fsdp_error err = {0};
     cr_assert(run_rank_threads(2, PATIENT_MS, wait_in_a_ring, NULL, ranks, &err));
-    cr_expect(strstr(ranks[0].err.text, "rank 1 waits for rank 0 in another group: it did not "
-                                        "come within 1 s to all_reduce of 50 f32"),
+    cr_expect(strstr(ranks[0].err.text,
+                     "rank 1 waits for rank 0 in all_reduce, in another group: it did not "
+                     "come within 1 s to all_reduce of 50 f32"),
               "%s", ranks[0].err.text);
 }
 
@@ -664,7 +665,7 @@ Test(comm, a_rank_in_a_call_of_the_other_plane_is_not_called_stuck, .timeout = 6
     run_two_planes(PATIENT_MS / 2, 20 * PATIENT_MS, ranks, &ctl_error);
     cr_expect_str_eq(ctl_error.text,
                      "rank 1 did not answer within 0.5 s, when the ranks were to agree on the "
-                     "outcome: it is in a collective, where it waits for rank 0");
+                     "outcome: it is in all_reduce, where it waits for rank 0");
 }
 
 /* --- no memory -------------------------------------------------------------------------------- */
