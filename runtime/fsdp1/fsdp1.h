@@ -310,8 +310,9 @@ typedef struct fsdp_v1_to_load_opts {
 /*
  * What the optimizer of this rank would load: state.POSITION.exp_avg, ... with the run that this rank holds,
  * flat, in memory of the dict; and param_groups with positions (names, if is_named). State that sd lacks is
- * zero. FSDP_ERR_USAGE: parameters of one flat parameter that differ in step, or an entry as in
- * fsdp_v1_load_state_dict.
+ * zero, but for what PyTorch's dicts never have: f32 masters stay as they are, and SGD has made a step where
+ * there is a momentum buffer. FSDP_ERR_USAGE: parameters of one flat parameter that differ in step, or an
+ * entry as in fsdp_v1_load_state_dict.
  *
  *   shard_full       local: every rank has the full dict and takes its part, memory: ranks x the whole
  *   scatter_full     collective: only rank 0 has it (sd is NULL on the others), and sends every rank its

@@ -123,12 +123,12 @@ fsdp_status fsdp_v1_scatter_chunk(fsdp_v1_loading *load, const fsdp_v1_flat *fla
 
 /* --- the call --------------------------------------------------------------------------------- */
 
-/* Steps and hyper-parameters, as rank 0 has read them. */
+/* Sources and hyper-parameters, as rank 0 has read them. */
 static fsdp_status share_numbers(fsdp_v1_loading *load, fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(load->v1->root->world);
-    FSDP_TRY(
-        fsdp_ctl_broadcast(ctl, 0, load->steps, load->v1->flat_count * sizeof *load->steps, err));
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, load->sources, load->v1->flat_count * sizeof *load->sources,
+                                err));
     return fsdp_ctl_broadcast(ctl, 0, load->hypers, load->optim->group_count * sizeof *load->hypers,
                               err);
 }

@@ -106,6 +106,26 @@ bool fsdp_v1_is_stepped(const fsdp_v1_loading *load, const fsdp_param *param)
 
 /* --- steps and hyper-parameters of the source ------------------------------------------------- */
 
+fsdp_v1_source *fsdp_v1_source_of(const fsdp_v1_loading *load, const fsdp_v1_flat *flat)
+{
+    return &load->sources[flat - load->v1->flats];
+}
+
+/* PyTorch's SGD counts no steps: where there is a momentum buffer, at least one was made. */
+static fsdp_status find_step(fsdp_v1_loading *load, const fsdp_param *param, bool *is_there_out,
+                             double *step_out, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_v1_find_source(load, param, "step");
+    *is_there_out = true;
+    *step_out = 1;
+    if (entry && !fsdp_state_number(entry, step_out))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no number", entry->name);
+    if (!entry)
+        *is_there_out = load->optim->kind == FSDP_OPTIM_SGD &&
+                        fsdp_v1_find_source(load, param, "momentum_buffer");
+    return FSDP_OK;
+}
+
 /* Parameters of one flat parameter are stepped together. */
 static fsdp_status read_step(fsdp_v1_loading *load, const fsdp_v1_flat *flat, double *step_out,
                              fsdp_error *err)
@@ -114,13 +134,12 @@ static fsdp_status read_step(fsdp_v1_loading *load, const fsdp_v1_flat *flat, do
     *step_out = 0;
     for (size_t i = 0; i < flat->view_count; i++) {
         const fsdp_param *param = flat->views[i];
-        const fsdp_entry *entry =
-            fsdp_v1_is_stepped(load, param) ? fsdp_v1_find_source(load, param, "step") : NULL;
-        double step = 0;
-        if (!entry)
+        bool is_there = false;
+        double step;
+        if (fsdp_v1_is_stepped(load, param))
+            FSDP_TRY(find_step(load, param, &is_there, &step, err));
+        if (!is_there)
             continue;
-        if (!fsdp_state_number(entry, &step))
-            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is no number", entry->name);
         if (first && step != *step_out)
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "'%s' was stepped %g times and '%s' %g times: they lie in one flat "
@@ -130,6 +149,15 @@ static fsdp_status read_step(fsdp_v1_loading *load, const fsdp_v1_flat *flat, do
         *step_out = step;
     }
     return FSDP_OK;
+}
+
+static bool lacks_master(fsdp_v1_loading *load, const fsdp_v1_flat *flat)
+{
+    for (size_t i = 0; i < flat->view_count; i++)
+        if (fsdp_v1_is_stepped(load, flat->views[i]) &&
+            !fsdp_v1_find_source(load, flat->views[i], "master"))
+            return true;
+    return false;
 }
 
 /* Is one of the target's declared parameters in the list? */
@@ -198,7 +226,8 @@ fsdp_status fsdp_v1_read_source(fsdp_v1_loading *load, fsdp_error *err)
         const fsdp_v1_flat *flat = &load->v1->flats[i];
         if (!fsdp_v1_has_state(load, flat))
             continue;
-        FSDP_TRY(read_step(load, flat, &load->steps[i], err));
+        FSDP_TRY(read_step(load, flat, &load->sources[i].step, err));
+        load->sources[i].lacks_master = lacks_master(load, flat);
         if (load->scatters)
             FSDP_TRY(check_whole(load, flat, err));
     }

@@ -125,14 +125,32 @@ static fsdp_status deal(fsdp_v1_loading *load, const fsdp_v1_flat *flat, const f
     return FSDP_OK;
 }
 
+/* PyTorch has no masters. A zero in their place would become the weight. */
+static bool keeps_live(const fsdp_v1_loading *load, const fsdp_v1_flat *flat,
+                       const fsdp_v1_slot *slot)
+{
+    const fsdp_optim_state *state = fsdp_v1_state_of(load->optim, flat->param);
+    return state->master && state->master == slot->own &&
+           fsdp_v1_source_of(load, flat)->lacks_master;
+}
+
+static fsdp_status fill_chunk(fsdp_v1_loading *load, const fsdp_v1_flat *flat,
+                              const fsdp_v1_slot *slot, unsigned char *chunk, fsdp_error *err)
+{
+    if (load->scatters)
+        return fsdp_v1_scatter_chunk(load, flat, slot, chunk, err);
+    return take_chunk(load, flat, slot, chunk, err);
+}
+
 static fsdp_status fill_slot(fsdp_v1_loading *load, const fsdp_v1_flat *flat,
                              const fsdp_v1_slot *slot, fsdp_error *err)
 {
+    if (keeps_live(load, flat, slot))
+        return deal(load, flat, slot, slot->own, err);
     unsigned char *chunk = fsdp_alloc((size_t)flat->param->padded, fsdp_dtype_size(slot->dtype));
     if (!chunk)
         return fsdp_fail_memory(err, flat->param->name);
-    fsdp_status status = load->scatters ? fsdp_v1_scatter_chunk(load, flat, slot, chunk, err)
-                                        : take_chunk(load, flat, slot, chunk, err);
+    fsdp_status status = fill_chunk(load, flat, slot, chunk, err);
     if (status == FSDP_OK)
         status = deal(load, flat, slot, chunk, err);
     fsdp_free(chunk);
@@ -142,7 +160,7 @@ static fsdp_status fill_slot(fsdp_v1_loading *load, const fsdp_v1_flat *flat,
 static fsdp_status fill_steps(fsdp_v1_loading *load, fsdp_error *err)
 {
     for (size_t i = 0; i < load->count; i++) {
-        float step = (float)load->steps[load->targets[i].flat - load->v1->flats];
+        float step = (float)fsdp_v1_source_of(load, load->targets[i].flat)->step;
         FSDP_TRY(fsdp_v1_spell_key(load, i, "step", err));
         memcpy(fsdp_v1_find(load->out, &load->name)->data, &step, sizeof step);
     }
@@ -169,9 +187,9 @@ fsdp_status fsdp_v1_loading_fill(fsdp_v1_loading *load, fsdp_error *err)
 fsdp_status fsdp_v1_loading_prepare(fsdp_v1_loading *load, fsdp_error *err)
 {
     size_t groups = load->optim->group_count;
-    load->steps = fsdp_alloc(load->v1->flat_count, sizeof *load->steps);
+    load->sources = fsdp_alloc(load->v1->flat_count, sizeof *load->sources);
     load->hypers = fsdp_alloc(groups, sizeof *load->hypers);
-    if (!load->steps || !load->hypers)
+    if (!load->sources || !load->hypers)
         return fsdp_fail_memory(err, "a state dict");
     for (size_t g = 0; g < groups; g++)
         load->hypers[g] = fsdp_v1_hypers_get(load->optim, g);
@@ -183,7 +201,7 @@ fsdp_status fsdp_v1_loading_prepare(fsdp_v1_loading *load, fsdp_error *err)
 void fsdp_v1_loading_release(fsdp_v1_loading *load)
 {
     fsdp_free(load->targets);
-    fsdp_free(load->steps);
+    fsdp_free(load->sources);
     fsdp_free(load->hypers);
     fsdp_mesh_free(load->alone);
     fsdp_text_release(&load->name);

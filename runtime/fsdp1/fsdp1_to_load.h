@@ -16,6 +16,12 @@ typedef struct fsdp_v1_target {
     int64_t at, count;         /* in this rank's chunk */
 } fsdp_v1_target;
 
+/* What the source says of one flat parameter, besides tensors. */
+typedef struct fsdp_v1_source {
+    double step;
+    bool lacks_master;         /* of one that is stepped: the live ones stay */
+} fsdp_v1_source;
+
 typedef struct fsdp_v1_loading {
     fsdp_v1 *v1;
     fsdp_optim *optim;
@@ -25,7 +31,7 @@ typedef struct fsdp_v1_loading {
     fsdp_lane *lane;           /* then: of all ranks */
     fsdp_v1_target *targets;   /* by position */
     size_t count;
-    double *steps;             /* per flat parameter */
+    fsdp_v1_source *sources;   /* per flat parameter */
     fsdp_v1_hypers *hypers;    /* per group */
     fsdp_mesh *alone;          /* this rank */
     fsdp_sd *out;
@@ -40,9 +46,10 @@ fsdp_status fsdp_v1_spell_key(fsdp_v1_loading *load, size_t target, const char *
 /* The entry state.NAME.WHAT of the source, or NULL. */
 const fsdp_entry *fsdp_v1_find_source(fsdp_v1_loading *load, const fsdp_param *param, const char *what);
 bool fsdp_v1_is_stepped(const fsdp_v1_loading *load, const fsdp_param *param);
+fsdp_v1_source *fsdp_v1_source_of(const fsdp_v1_loading *load, const fsdp_v1_flat *flat);
 bool fsdp_v1_has_state(const fsdp_v1_loading *load, const fsdp_v1_flat *flat);
 const fsdp_value *fsdp_v1_find_groups(const fsdp_sd *sd);      /* the list param_groups, or NULL */
-/* Steps and hyper-parameters; and is everything whole that is to be scattered? */
+/* Sources and hyper-parameters; and is everything whole that is to be scattered? */
 fsdp_status fsdp_v1_read_source(fsdp_v1_loading *load, fsdp_error *err);
 
 /* --- fsdp1_to_load.c -------------------------------------------------------------------------- */
