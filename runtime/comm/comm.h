@@ -42,12 +42,16 @@ typedef enum fsdp_reduce_op {
     FSDP_REDUCE_PREMUL_SUM     /* sum of factor * x; floating types */
 } fsdp_reduce_op;
 
-/* Who wants to see what the ranks bring where it lies. See gets one pointer per rank of the group, in its order,
- * to memory of whoever brings it; it may read there until it returns, and must not call the communicator.
- *   all_gather      instead of a copy of the parts. Ranks may differ in it. What out holds then is not said, but
- *                   it is needed as ever: where ranks cannot read each other's memory, what is seen lies there
- *   reduce_scatter  instead of a sum: see makes it from the inputs of all, in the order of ranks. On all ranks or
- *                   none; with FSDP_COMM_POOL only, and inputs from fsdp_comm_alloc. out is not used */
+/*
+ * Who wants to see what the ranks bring where it lies. See gets one pointer per rank of the group, in its
+ * order, to memory of whoever brings it; it may read there until it returns, and must not call the
+ * communicator.
+ *   all_gather      Instead of a copy of the parts. Ranks may differ in it. What out holds then is not said,
+ *                   but it is needed as ever: where ranks cannot read each other's memory, what is seen lies
+ *                   there.
+ *   reduce_scatter  Instead of a sum: see makes it of the inputs of all, in the order of ranks. On all ranks
+ *                   or none; with FSDP_COMM_POOL only, and inputs from fsdp_comm_alloc. out is not used.
+ */
 typedef struct fsdp_comm_view {
     void (*see)(void *user, const void *const *parts);
     void *user;

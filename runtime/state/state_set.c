@@ -137,13 +137,35 @@ static fsdp_status place(fsdp_state_match *match, size_t i, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* "...master" of optimizer state, which follows the parameter when it is not there. */
+/* SGD and AdamW differ in their moments. */
+static bool is_of_adamw(const fsdp_state_match *match, const fsdp_entry *step, size_t param_size)
+{
+    fsdp_text moment = {0};
+    fsdp_text_add(&moment, step->name, param_size);
+    fsdp_text_addf(&moment, ".exp_avg");
+    bool is_there = moment.failed || fsdp_sd_find(match->live, moment.data, moment.size) >= 0;
+    fsdp_text_release(&moment);
+    return is_there;
+}
+
+static bool ends_with(const fsdp_entry *entry, const char *end, size_t *before_out)
+{
+    size_t size = strlen(end);
+    if (entry->name_size <= size || memcmp(entry->name + entry->name_size - size, end, size) != 0)
+        return false;
+    *before_out = entry->name_size - size;
+    return true;
+}
+
+/* Of optimizer state, what PyTorch does not have: masters, which follow their parameter then, and the steps of
+ * SGD, of which there was one at least where a momentum comes (finish_state). */
 static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live)
 {
-    static const char master[] = ".master";
-    size_t size = sizeof master - 1;
-    return is_optim_name(match->scope, live) && live->name_size > size &&
-           memcmp(live->name + live->name_size - size, master, size) == 0;
+    size_t param_size;
+    if (!is_optim_name(match->scope, live))
+        return false;
+    return ends_with(live, ".master", &param_size) ||
+           (ends_with(live, ".step", &param_size) && !is_of_adamw(match, live, param_size));
 }
 
 static fsdp_status match_own(fsdp_state_match *match, fsdp_error *err)
@@ -357,23 +379,46 @@ static fsdp_status was_set(const fsdp_state_match *match, const char *prefix, co
 }
 
 /* A master that did not come follows its parameter, if that came. */
-static fsdp_status refresh_masters(const fsdp_state_match *match, fsdp_error *err)
+static fsdp_status refresh_master(const fsdp_state_match *match, const fsdp_state_param *param,
+                                  fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
-    for (size_t i = 0; i < scope->count; i++) {
-        const fsdp_state_param *param = &scope->params[i];
-        bool came, master_came;
+    bool came, master_came;
+    FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
+    if (came && !param->state)
+        fsdp_root_refresh_masters(scope->root, param->param);
+    if (!param->state || !param->state->master)
+        return FSDP_OK;
+    FSDP_TRY(was_set(match, scope->opts.optim_prefix, "state.", param->names[0], ".master",
+                     &master_came, err));
+    if (came && !master_came)
+        fsdp_optim_refresh_master(param->state);
+    return FSDP_OK;
+}
+
+/* A momentum without a count of steps, as PyTorch's SGD has it, is not that of a first step. */
+static fsdp_status count_step(const fsdp_state_match *match, const fsdp_state_param *param,
+                              fsdp_error *err)
+{
+    const char *prefix = match->scope->opts.optim_prefix;
+    bool step_came, momentum_came;
+    FSDP_TRY(was_set(match, prefix, "state.", param->names[0], ".step", &step_came, err));
+    FSDP_TRY(
+        was_set(match, prefix, "state.", param->names[0], ".momentum_buffer", &momentum_came, err));
+    if (momentum_came && !step_came && param->state->step < 1)
+        param->state->step = 1;
+    return FSDP_OK;
+}
+
+static fsdp_status finish_state(const fsdp_state_match *match, fsdp_error *err)
+{
+    for (size_t i = 0; i < match->scope->count; i++) {
+        const fsdp_state_param *param = &match->scope->params[i];
         if (param->count == 0)
             continue;
-        FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
-        if (came && !param->state)
-            fsdp_root_refresh_masters(scope->root, param->param);
-        if (!param->state || !param->state->master)
-            continue;
-        FSDP_TRY(was_set(match, scope->opts.optim_prefix, "state.", param->names[0], ".master",
-                         &master_came, err));
-        if (came && !master_came)
-            fsdp_optim_refresh_master(param->state);
+        FSDP_TRY(refresh_master(match, param, err));
+        if (param->state)
+            FSDP_TRY(count_step(match, param, err));
     }
     return FSDP_OK;
 }
@@ -419,7 +464,7 @@ fsdp_status fsdp_state_finish(const fsdp_state_match *match, fsdp_error *err)
 {
     if (match->groups)
         fsdp_state_apply_groups(match->groups);
-    return refresh_masters(match, err);
+    return finish_state(match, err);
 }
 
 static fsdp_status set_local(const fsdp_state_scope *scope, const fsdp_sd *live, const fsdp_sd *sd,

@@ -481,6 +481,42 @@ Test(state_dict_options, a_step_is_a_number_or_a_tensor_without_dims)
     expect_net(set_scalars, NULL);
 }
 
+/* --- state of PyTorch's SGD ------------------------------------------------------------------------- */
+
+static const char *without_steps(const char *name, char *out, size_t room)
+{
+    (void)out;
+    (void)room;
+    size_t size = strlen(name);
+    return size > 5 && strcmp(name + size - 5, ".step") == 0 ? NULL : name;
+}
+
+static fsdp_status set_momentum_without_steps(state_net *net, fsdp_error *err)
+{
+    const fsdp_state_opts opts = {.no_model = true},
+                          copied = {.no_model = true, .cpu_offload = true};
+    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    fsdp_optim *optim;
+    fsdp_sd *all = NULL, *less = NULL, *live = NULL;
+    sgd.momentum = 0.9;
+    FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optim, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &optim, 1, &copied, &all, err));
+    FSDP_TRY(rename_all(all, without_steps, &less, err));
+    FSDP_TRY(fsdp_root_set_state(net->root, &optim, 1, &opts, less, NULL, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &optim, 1, &opts, &live, err));
+    EXPECT(*(float *)net_entry(live, "optim.state.layers.0.bias.step")->data == 1);
+    fsdp_sd_free(live);
+    fsdp_sd_free(less);
+    fsdp_sd_free(all);
+    fsdp_optim_free(optim);
+    return FSDP_OK;
+}
+
+Test(state_dict_options, a_momentum_without_steps_is_gone_on_with)
+{
+    expect_net(set_momentum_without_steps, NULL);
+}
+
 /* --- missing, unexpected ---------------------------------------------------------------------------- */
 
 static const char *without_moments_of_bias(const char *name, char *out, size_t room)
