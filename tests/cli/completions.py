@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 BUILD = Path(sys.argv[1]).resolve()
@@ -100,7 +101,7 @@ def check_typed(name, shell, setup, directory):
         got = type_into(shell, setup, directory, before_tab)
         if got.rstrip("/") != wanted:
             fail(f"{name}: {before_tab!r} became {got!r}, not {wanted!r}")
-    print(f"{name}: {len(TYPED)} lines completed")
+    return f"{name}: {len(TYPED)} lines completed"
 
 
 def check_bash(directory):
@@ -111,7 +112,7 @@ def check_bash(directory):
             fail(f"bash does not know {tool}: {shown}")
     setup = "bind 'set bell-style none'; bind 'set enable-bracketed-paste off'; "
     setup += "; ".join(f"source '{FOLDER}/bash/{tool}'" for tool in TOOLS)
-    check_typed("bash", ["bash", "--norc", "--noprofile", "-i"], setup, directory)
+    return check_typed("bash", ["bash", "--norc", "--noprofile", "-i"], setup, directory)
 
 
 def check_zsh(directory):
@@ -119,7 +120,7 @@ def check_zsh(directory):
         subprocess.run(["zsh", "-n", FOLDER / "zsh" / f"_{tool}"], check=True)
     setup = f"bindkey -e; unsetopt zle_bracketed_paste beep; fpath=('{FOLDER}/zsh' $fpath); "
     setup += "autoload -Uz compinit; compinit -u -D"
-    check_typed("zsh", ["zsh", "-f", "-i", "+o", "prompt_sp"], setup, directory)
+    return check_typed("zsh", ["zsh", "-f", "-i", "+o", "prompt_sp"], setup, directory)
 
 
 def check_fish(directory):
@@ -136,21 +137,28 @@ def check_fish(directory):
                 fail(f"fish: {before_tab!r} offers {offered}")
         elif last not in offered:
             fail(f"fish: {before_tab!r} offers {offered}, not {last!r}")
-    print(f"fish: {len(TYPED)} lines completed")
+    return f"fish: {len(TYPED)} lines completed"
+
+
+CHECKS = {"bash": check_bash, "zsh": check_zsh, "fish": check_fish}
+
+
+def check_shell(name, directory):
+    """What it says, in a process of its own."""
+    if shutil.which(name):
+        return CHECKS[name](directory)
+    if os.environ.get("CI"):
+        fail(f"{name} is not installed: ./dev setup does that")
+    return f"{name}: not installed"
 
 
 def main():
     check_options()
     with tempfile.TemporaryDirectory() as directory:
         os.mkdir(os.path.join(directory, "step-00000100"))
-        check_bash(directory)
-        for name, check in (("zsh", check_zsh), ("fish", check_fish)):
-            if shutil.which(name):
-                check(directory)
-            elif os.environ.get("CI"):
-                fail(f"{name} is not installed: ./dev setup does that")
-            else:
-                print(f"{name}: not installed")
+        with ProcessPoolExecutor(3) as shells:   # they wait for what is typed
+            for done in [shells.submit(check_shell, name, directory) for name in CHECKS]:
+                print(done.result())
 
 
 main()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import stalled
@@ -42,26 +43,32 @@ def stop_between_saves(directory):
     return "" if ok else f"fsdp-bench make: {process.returncode}, {printed}"
 
 
+def stop_by_all(command, directory):
+    problems = []
+    for number in SIGNALS:
+        code, talk, _ = stop(command, number, directory)
+        if code != 128 + number or "stop" not in talk:
+            problems.append(f"{' '.join(command)}: signal {number} gives {code}: {talk}")
+    if "--stats" in command:                     # not part of the object, so nothing is read
+        return problems
+    code, _, printed = stop([*command, "--json"], signal.SIGTERM, directory)
+    found = json.loads(printed)
+    if found["schema"] != 1 or found["exit"] != 143 or code != 143 or not found["error"]:
+        problems.append(f"{' '.join(command)} --json: {code}, {printed}")
+    return problems
+
+
 def main():
     commands = [["fsdp-convert", "a", "new", "--world-size", "3"], ["fsdp-verify", "a"],
                 ["fsdp-diff", "a", "b"],
                 ["fsdp-ls", "--digest", "sha256", "a"], ["fsdp-ls", "--stats", "a"]]
-    problems = []
     with tempfile.TemporaryDirectory() as directory:
         for name in "ab":
             subprocess.run([BUILD / "tests/make_sample", "sharded", "2", name], cwd=directory, check=True)
         before = sorted(os.listdir(directory))
-        for command in commands:
-            for number in SIGNALS:
-                code, talk, _ = stop(command, number, directory)
-                if code != 128 + number or "stop" not in talk:
-                    problems.append(f"{' '.join(command)}: signal {number} gives {code}: {talk}")
-            if "--stats" in command:             # not part of the object, so nothing is read
-                continue
-            code, _, printed = stop([*command, "--json"], signal.SIGTERM, directory)
-            found = json.loads(printed)
-            if found["schema"] != 1 or found["exit"] != 143 or code != 143 or not found["error"]:
-                problems.append(f"{' '.join(command)} --json: {code}, {printed}")
+        with ThreadPoolExecutor(len(commands)) as threads:      # stalled tools take no processor
+            found = list(threads.map(lambda command: stop_by_all(command, directory), commands))
+        problems = sum(found, [])
         code, talk, _ = stop(["fsdp-verify", "a"], signal.SIGHUP, directory, NOHUP)
         if code != 0:
             problems.append(f"fsdp-verify under nohup: SIGHUP gives {code}: {talk}")

@@ -1,14 +1,15 @@
 """Real files are copied into every format that is written, and hold the same afterwards.
 
 usage: round_trip.py BIN GOLDEN
+With FSDP_TEST_FEWER (a slow build) each goes into one format, all formats in turn.
 Files that the library of a format wrote itself come out byte for byte; NumPy reads what is written.
 """
 
 import json
+import os
 import sys
 import tempfile
 import zipfile
-from itertools import product
 from pathlib import Path
 
 import numpy
@@ -25,6 +26,7 @@ NOT_IN = {
 }
 GROUPS = ("safetensors", "hf", "npz", "dcp", "torchsave", "rankfiles", "fsdp1")
 SMALL_SHARDS = 3000
+HAS_FEWER = "FSDP_TEST_FEWER" in os.environ
 
 
 def convert(source, target, path, *options):
@@ -74,9 +76,8 @@ def check_numpy(path, expected):
         check(list(arrays[name].shape) == tensor["shape"], f"{path}: {name} has another shape")
 
 
-def check_copy(case, source, target, folder):
+def check_copy(case, source, listed, target, folder):
     path = folder / f"copy.{target}"
-    listed = listing(source)
     before = held(every_name(listed) if target == "npz" else listed["tensors"], target)
     if not before:
         return 0
@@ -93,6 +94,14 @@ def check_copy(case, source, target, folder):
     if target == "npz":
         check_numpy(path, before)
     return 1
+
+
+def check_copies(case, source, number):
+    targets, listed = list(NOT_IN), listing(source)
+    if HAS_FEWER:
+        targets = [targets[number % len(targets)]]
+    with tempfile.TemporaryDirectory() as folder:
+        return sum(check_copy(case, source, listed, target, Path(folder)) for target in targets)
 
 
 def is_canonical(path):
@@ -115,7 +124,7 @@ def same_bytes(folder):
 
 
 def main():
-    copied = 0
+    copied = seen = 0
     for expected in sorted(GOLDEN.glob("*/*/expected.json")):
         case = expected.parent
         told = json.loads(expected.read_text())
@@ -123,12 +132,12 @@ def main():
             continue
         if told.get("refuse_or_read") or not told["tensors"]:
             continue
-        for source, target in product(sources(case), NOT_IN):
-            with tempfile.TemporaryDirectory() as folder:
-                copied += check_copy(case, source, target, Path(folder))
+        for source in sources(case):
+            copied += check_copies(case, source, seen)
+            seen += 1
     with tempfile.TemporaryDirectory() as folder:
         same = same_bytes(Path(folder))
-    check(copied > 40 and same > 5, "too little was compared")
+    check(copied > (15 if HAS_FEWER else 40) and same > 5, "too little was compared")
     print(f"{copied} copies, {same} files compared byte for byte")
 
 

@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 WORLDS, RANKS, USUAL_SAMPLE = [1, 2, 3, 4, 8], 3, 48
+AT_ONCE = 3                              # points: their ranks wait for a deadline, mostly
 DEADLINE, LONGEST_WAIT, TIMEOUT, PEER_FAILED = 2.0, 20.0, 90, 10
 
 ENVIRONMENT = dict(
@@ -233,8 +235,10 @@ def loss(mpiexec, program):
         if status != 0:
             print(f"cannot prepare: {text}")
             return 1
-        for how, rank, call in points(count_calls(mpiexec, program, golden), every):
-            bad, gone, step, waited = one_point(mpiexec, program, golden, how, rank, call)
+        some = points(count_calls(mpiexec, program, golden), every)
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            results = list(threads.map(lambda point: one_point(mpiexec, program, golden, *point), some))
+        for bad, gone, step, waited in results:
             count += 1
             hung += bad
             lost += gone

@@ -515,11 +515,18 @@ int64_t test_state_differing(const test_state *state, uint64_t seed)
 
 /* --- sampling ----------------------------------------------------------------------------------- */
 
+static int64_t number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoll(text) : 0;
+}
+
 int64_t test_sample(int64_t usual)
 {
-    const char *text = getenv("FSDP_TEST_SAMPLE");
-    int64_t every = text ? atoll(text) : 0;
-    return every == 1 || every > usual ? every : usual;
+    int64_t every = number_in_environment("FSDP_TEST_SAMPLE");
+    int64_t fewer = number_in_environment("FSDP_TEST_FEWER");
+    int64_t least = fewer > 1 ? usual * fewer : usual;
+    return every == 1 || every > least ? every : least;
 }
 
 bool test_sampler_takes(test_sampler *sampler)
