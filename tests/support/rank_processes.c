@@ -1,34 +1,14 @@
 /* See rank_processes.h. */
 #include "tests/support/rank_processes.h"
 
-#include <dirent.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "tests/support/ctl_pairs.h"
-
-static void stop(const char *what)
-{
-    perror(what);
-    exit(99);
-}
-
-static int count_fds(void)
-{
-    int n = 0;
-    DIR *all = opendir("/proc/self/fd");
-    while (all && readdir(all))
-        n++;
-    if (all)
-        closedir(all);
-    return n;
-}
 
 static fsdp_status connect_rank(rank_process *rank, const rank_processes *ranks, const int *ends,
                                 fsdp_error *err)
@@ -42,15 +22,15 @@ static fsdp_status connect_rank(rank_process *rank, const rank_processes *ranks,
     return rank->fabric->ops->comm_create(rank->fabric, all, ranks->size, &rank->comm, err);
 }
 
-static void run_rank(const rank_processes *ranks, int number, const int *ends)
+static void run_rank(int number, const int *ends, const void *user)
 {
+    const rank_processes *ranks = user;
     rank_process rank = {.rank = number,
                          .size = ranks->size,
                          .user = ranks->user,
                          .result = &ranks->results[number]};
     rank_result *result = rank.result;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    int fds = count_fds() - ranks->size * (ranks->size - 1); /* but the ends, which close */
+    int files = count_files_without_ends(ranks->size);
     if (ranks->before)
         ranks->before(number, ranks->user);
     result->status = connect_rank(&rank, ranks, ends, &result->err);
@@ -62,44 +42,28 @@ static void run_rank(const rank_processes *ranks, int number, const int *ends)
     if (rank.fabric)
         rank.fabric->ops->close(rank.fabric);
     fsdp_ctl_free(rank.ctl);
-    result->fds_left = count_fds() - fds;
+    result->fds_left = count_open_files() - files;
     result->is_done = true;
-    exit(0); /* so that leaks are looked for */
 }
 
 void start_rank_processes(rank_processes *ranks)
 {
-    int ends[RANK_PROCESSES_MOST * RANK_PROCESSES_MOST];
-    size_t size = RANK_PROCESSES_MOST * sizeof *ranks->results;
-    ranks->results = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (ranks->results == MAP_FAILED || !make_ctl_pairs(ranks->size, ends))
-        stop("a world of processes");
-    fflush(NULL);
-    for (int i = 0; i < ranks->size; i++) {
-        ranks->pids[i] = fork();
-        if (ranks->pids[i] == 0)
-            run_rank(ranks, i, ends);
-        if (ranks->pids[i] < 0)
-            stop("fork");
-    }
-    close_ctl_pairs(ranks->size, ends);
+    ranks->results = share_memory(RANK_PROCESSES_MOST * sizeof *ranks->results);
+    fork_ranks(ranks->size, run_rank, ranks, ranks->pids);
 }
 
 void finish_rank_processes(rank_processes *ranks, rank_result *results_out)
 {
     for (int i = 0; i < ranks->size; i++) {
-        int how;
-        if (waitpid(ranks->pids[i], &how, 0) < 0)
-            stop("waitpid");
+        int how = wait_for_rank(ranks->pids[i]);
         bool is_well = WIFEXITED(how) ? WEXITSTATUS(how) == 0 : WTERMSIG(how) == SIGKILL;
         if (!is_well) {
             fprintf(stderr, "rank %d ended with status %#x\n", i, (unsigned)how);
             ranks->results[i].status = FSDP_ERR_INTERNAL;
         }
     }
-    size_t size = RANK_PROCESSES_MOST * sizeof *ranks->results;
     memcpy(results_out, ranks->results, (size_t)ranks->size * sizeof *results_out);
-    munmap(ranks->results, size);
+    munmap(ranks->results, RANK_PROCESSES_MOST * sizeof *ranks->results);
 }
 
 void run_rank_processes(rank_processes *ranks, rank_result *results_out)

@@ -3,9 +3,9 @@
 #define FSDP_TESTS_RANK_PROCESSES_H
 
 #include "runtime/comm/comm_backend.h"
-#include <sys/types.h>
+#include "tests/support/forked_ranks.h"
 
-enum { RANK_PROCESSES_MOST = 8 };
+enum { RANK_PROCESSES_MOST = FORKED_RANKS_MOST };
 
 /* What a rank left behind; in memory that the parent sees. */
 typedef struct rank_result {

@@ -6,13 +6,13 @@
 #include <stdlib.h>
 
 #include "runtime/meet/rendezvous.h"
+#include "tests/support/rank_outcome.h"
 
 typedef struct socket_rank {
     int rank, size, port, listener, deadline_ms;
     fsdp_rank_body body;
     void *user;
-    fsdp_status status;
-    fsdp_error err;
+    rank_outcome *outcome;
     pthread_t thread;
 } socket_rank;
 
@@ -30,6 +30,7 @@ static fsdp_status find(void *user, char host_out[FSDP_HOST_SIZE], int *port_out
 static void *run_rank(void *user)
 {
     socket_rank *rank = user;
+    rank_outcome *outcome = rank->outcome;
     fsdp_ctl *ctl = NULL;
     const fsdp_meeting meeting = {.rank = rank->rank,
                                   .size = rank->size,
@@ -39,27 +40,13 @@ static void *run_rank(void *user)
                                   .listener = rank->rank == 0 ? rank->listener : -1,
                                   .find = find,
                                   .user = rank};
-    rank->status = fsdp_meet(&meeting, &ctl, &rank->err);
-    if (rank->status == FSDP_OK) {
+    outcome->status = fsdp_meet(&meeting, &ctl, &outcome->err);
+    if (outcome->status == FSDP_OK) {
         fsdp_ctl_set_deadline(ctl, rank->deadline_ms);
-        rank->status = rank->body(ctl, rank->user, &rank->err);
+        outcome->status = rank->body(ctl, rank->user, &outcome->err);
     }
     fsdp_ctl_free(ctl);
     return NULL;
-}
-
-/* The cause before its echoes. */
-static fsdp_status first_failure(const socket_rank *ranks, int n, fsdp_error *err)
-{
-    const socket_rank *first = NULL;
-    for (int i = 0; i < n; i++)
-        if (ranks[i].status != FSDP_OK &&
-            (!first || (first->status == FSDP_ERR_PEER && ranks[i].status != FSDP_ERR_PEER)))
-            first = &ranks[i];
-    if (!first)
-        return FSDP_OK;
-    *err = first->err;
-    return first->status;
 }
 
 fsdp_status run_rank_sockets(int n, int deadline_ms, fsdp_rank_body body, void *user,
@@ -69,7 +56,8 @@ fsdp_status run_rank_sockets(int n, int deadline_ms, fsdp_rank_body body, void *
     FSDP_TRY(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, err));
     int port = fsdp_socket_port(listener);
     socket_rank *ranks = calloc((size_t)n, sizeof *ranks);
-    if (!ranks)
+    rank_outcome *outcomes = calloc((size_t)n, sizeof *outcomes);
+    if (!ranks || !outcomes)
         abort();
     for (int i = 0; i < n; i++) {
         ranks[i] = (socket_rank){.rank = i,
@@ -78,13 +66,15 @@ fsdp_status run_rank_sockets(int n, int deadline_ms, fsdp_rank_body body, void *
                                  .listener = listener,
                                  .deadline_ms = deadline_ms,
                                  .body = body,
-                                 .user = user};
+                                 .user = user,
+                                 .outcome = &outcomes[i]};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]) != 0)
             abort();
     }
     for (int i = 0; i < n; i++)
         pthread_join(ranks[i].thread, NULL);
-    fsdp_status status = first_failure(ranks, n, err);
+    fsdp_status status = first_failure(outcomes, n, err);
+    free(outcomes);
     free(ranks);
     return status;
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tests/support/tensors.h"
+#include "tests/support/unit_tuning.h"
 #include "tests/support/worlds.h"
 
 enum { BLOCKS = TRANSFORMER_BLOCKS, STEPS = TRANSFORMER_STEPS };
@@ -58,31 +59,15 @@ static fsdp_status make_units(transformer_net *net, fsdp_unit_opts opts, fsdp_er
     return fsdp_root_create(net->model, &opts, &net->root, err);
 }
 
-static fsdp_status set_unit(transformer_net *net, fsdp_unit *unit, fsdp_error *err)
-{
-    const transformer_mode *mode = net->mode;
-    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, mode->inputs, false, err));
-    FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, mode->from_comm, err));
-    return fsdp_unit_set_separate_reduce_scatter_group(unit, mode->separate, false, err);
-}
-
 static fsdp_status set_modes(transformer_net *net, fsdp_error *err)
 {
-    FSDP_TRY(set_unit(net, fsdp_root_unit(net->root), err));
-    for (int i = 0; i < BLOCKS; i++) {
-        fsdp_unit *ahead[BLOCKS], *behind[BLOCKS];
-        size_t n = 0, m = 0;
-        for (int d = 1; d <= net->mode->prefetch; d++) {
-            if (i + d < BLOCKS)
-                ahead[n++] = net->unit[i + d];
-            if (i - d >= 0)
-                behind[m++] = net->unit[i - d];
-        }
-        FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[i], ahead, n, err));
-        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(net->unit[i], behind, m, err));
-        FSDP_TRY(set_unit(net, net->unit[i], err));
-    }
-    return FSDP_OK;
+    const transformer_mode *mode = net->mode;
+    const unit_tuning tuning = {.prefetch = mode->prefetch,
+                                .inputs = mode->inputs,
+                                .separate = mode->separate,
+                                .from_comm = mode->from_comm};
+    FSDP_TRY(tune_unit(fsdp_root_unit(net->root), &tuning, err));
+    return tune_row(net->unit, BLOCKS, &tuning, err);
 }
 
 static fsdp_status add_optimizer(transformer_net *net, fsdp_error *err)

@@ -41,15 +41,31 @@ static fsdp_status make_mesh(v1_net *net, const net_setup *setup, fsdp_error *er
         two ? (const char *[]){"rep", "dp"} : (const char *[]){"dp"}, &net->mesh, err);
 }
 
-static fsdp_status wrap_plain(v1_net *net, fsdp_error *err)
+static fsdp_status set_units(v1_net *net, const net_units *units, fsdp_error *err)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    for (int i = 0; i < NET_LAYERS; i++) {
+        fsdp_unit_set_keep_unsharded_storage(net->unit[i], units->keeps, false);
+        fsdp_unit_set_unshard_async_op(net->unit[i], units->is_async, false);
+    }
+    return tune_row(net->unit, NET_LAYERS, &units->tuning, err);
+}
+
+static fsdp_status wrap_plain(v1_net *net, const net_units *units, fsdp_error *err)
+{
+    const fsdp_unit_opts usual = fsdp_unit_opts_default(net->mesh);
+    fsdp_unit_opts opts = usual;
+    if (units) {
+        opts.reshard_after_forward = units->reshard;
+        opts.offload = units->offloads;
+    }
     for (int i = 0; i < NET_LAYERS; i++) {
         char name[32];
         snprintf(name, sizeof name, "layers.%d", i);
         FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &net->unit[i], err));
     }
-    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
+    if (units)
+        FSDP_TRY(set_units(net, units, err));
+    FSDP_TRY(fsdp_root_create(net->model, &usual, &net->root, err));
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
@@ -101,7 +117,7 @@ fsdp_status net_build(v1_net *net, fsdp_world *world, const net_setup *setup, fs
     *net = (v1_net){0};
     FSDP_TRY(net_declare(net, world, err));
     FSDP_TRY(make_mesh(net, setup, err));
-    FSDP_TRY(setup->is_plain ? wrap_plain(net, err) : wrap(net, setup, err));
+    FSDP_TRY(setup->is_plain ? wrap_plain(net, setup->units, err) : wrap(net, setup, err));
     for (int i = 0; i < NET_LAYERS && setup->divide > 0; i++)
         FSDP_TRY(fsdp_unit_set_gradient_divide_factor(net->unit[i], setup->divide, err));
     if (setup->divide > 0)
@@ -208,6 +224,7 @@ static fsdp_status set_no_sync(v1_net *net, bool no_sync, fsdp_error *err)
     if (net->v1)
         return fsdp_v1_set_no_sync(net->v1, no_sync, err);
     fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !no_sync, true);
+    fsdp_root_set_is_last_backward(net->root, !no_sync);
     return FSDP_OK;
 }
 
@@ -257,6 +274,14 @@ fsdp_status net_keep_weights(v1_net *net, net_result *result, fsdp_error *err)
     return fsdp_unit_reshard(fsdp_root_unit(net->root), err);
 }
 
+fsdp_status net_work(v1_net *net, fsdp_world *world, const net_setup *setup, net_result *result,
+                     fsdp_error *err)
+{
+    FSDP_TRY(net_build(net, world, setup, err));
+    FSDP_TRY(net_train(net, setup, 0, setup->steps, result, err));
+    return net_keep_weights(net, result, err);
+}
+
 typedef struct net_job {
     const net_setup *setup;
     net_result *result;
@@ -266,11 +291,7 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
     const net_job *job = rank->user;
     v1_net net;
-    fsdp_status status = net_build(&net, rank->world, job->setup, err);
-    if (status == FSDP_OK)
-        status = net_train(&net, job->setup, 0, job->setup->steps, job->result, err);
-    if (status == FSDP_OK)
-        status = net_keep_weights(&net, job->result, err);
+    fsdp_status status = net_work(&net, rank->world, job->setup, job->result, err);
     net_free(&net);
     return status;
 }

@@ -1,18 +1,27 @@
 /*
- * A small MLP for tests of the FSDP1 face: layers.0 .. layers.2 as units and a bias of the root, trained with
- * AdamW on reproducible values; wrapped by fsdp_v1_create, or by plain units to compare with.
+ * A small MLP for tests of units and of the FSDP1 face: layers.0 .. layers.2 as units and a bias of the root,
+ * trained with AdamW on reproducible values; wrapped by fsdp_v1_create, or by plain units.
  */
 #ifndef FSDP_TESTS_V1_NET_H
 #define FSDP_TESTS_V1_NET_H
 
+#include "tests/support/unit_tuning.h"
 #include "tests/support/worlds.h"
 #include <fsdp/fsdp1.h>
 
 enum { NET_LAYERS = 3, NET_ROWS = 4, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
 enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
 
+/* How plain layers work; the result must not depend on it. */
+typedef struct net_units {
+    int reshard;
+    bool keeps, is_async, offloads;
+    unit_tuning tuning;
+} net_units;
+
 typedef struct net_setup {
     bool is_plain;             /* units, no flat parameters */
+    const net_units *units;    /* of those; NULL: default options */
     fsdp_v1_opts v1;           /* without mesh and policy */
     fsdp_v1_unit_opts layer;   /* of the layers, when has_layer_opts */
     bool has_layer_opts;
@@ -59,7 +68,10 @@ fsdp_status net_train(v1_net *net, const net_setup *setup, int begin, int steps,
                       fsdp_error *err);
 fsdp_status net_keep_weights(v1_net *net, net_result *result, fsdp_error *err);
 
-/* Builds, trains and keeps, on n ranks that are threads. */
+/* Builds, trains and keeps; net_free follows in any case. */
+fsdp_status net_work(v1_net *net, fsdp_world *world, const net_setup *setup, net_result *result,
+                     fsdp_error *err);
+/* The same on n ranks that are threads. */
 fsdp_status net_run(int ranks, const char *device, const net_setup *setup, net_result *result,
                     fsdp_error *err);
 bool net_equal(const net_result *a, const net_result *b);

@@ -1,42 +1,12 @@
 /* See world_processes.h. */
 #include "tests/support/world_processes.h"
 
-#include <dirent.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support/ctl_pairs.h"
-
-static void stop(const char *what)
-{
-    perror(what);
-    exit(99);
-}
-
-void *share_memory(size_t size)
-{
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED)
-        stop("memory of several processes");
-    return memory;
-}
-
-static int count_fds(void)
-{
-    int n = 0;
-    DIR *all = opendir("/proc/self/fd");
-    while (all && readdir(all))
-        n++;
-    if (all)
-        closedir(all);
-    return n;
-}
 
 static fsdp_status connect_and_run(const world_processes *worlds, int number, const int *ends,
                                    fsdp_error *err)
@@ -56,33 +26,21 @@ static fsdp_status connect_and_run(const world_processes *worlds, int number, co
     return run_world(&parts, worlds->device, worlds->body, &rank, err);
 }
 
-static void run_rank(const world_processes *worlds, int number, const int *ends)
+static void run_rank(int number, const int *ends, const void *user)
 {
+    const world_processes *worlds = user;
     world_outcome *outcome = &worlds->outcomes[number];
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(worlds->hangs_after_s > 0 ? worlds->hangs_after_s : 100);
-    int fds = count_fds() - worlds->size * (worlds->size - 1); /* but the ends, which close */
+    int files = count_files_without_ends(worlds->size);
     outcome->status = connect_and_run(worlds, number, ends, &outcome->err);
-    outcome->fds_left = count_fds() - fds;
+    outcome->fds_left = count_open_files() - files;
     outcome->is_done = true;
-    exit(0); /* so that leaks are looked for */
 }
 
 void start_world_processes(world_processes *worlds)
 {
-    int ends[WORLD_PROCESSES_MOST * WORLD_PROCESSES_MOST];
     worlds->outcomes = share_memory(WORLD_PROCESSES_MOST * sizeof *worlds->outcomes);
-    if (!make_ctl_pairs(worlds->size, ends))
-        stop("a world of processes");
-    fflush(NULL);
-    for (int i = 0; i < worlds->size; i++) {
-        worlds->pids[i] = fork();
-        if (worlds->pids[i] == 0)
-            run_rank(worlds, i, ends);
-        if (worlds->pids[i] < 0)
-            stop("fork");
-    }
-    close_ctl_pairs(worlds->size, ends);
+    fork_ranks(worlds->size, run_rank, worlds, worlds->pids);
 }
 
 /* A rank that ends otherwise than by itself, or in which leaks were found. */
@@ -99,12 +57,8 @@ static void note_end(world_outcome *outcome, int rank, int how)
 
 void finish_world_processes(world_processes *worlds, world_outcome *outcomes_out)
 {
-    for (int i = 0; i < worlds->size; i++) {
-        int how;
-        if (waitpid(worlds->pids[i], &how, 0) < 0)
-            stop("waitpid");
-        note_end(&worlds->outcomes[i], i, how);
-    }
+    for (int i = 0; i < worlds->size; i++)
+        note_end(&worlds->outcomes[i], i, wait_for_rank(worlds->pids[i]));
     memcpy(outcomes_out, worlds->outcomes, (size_t)worlds->size * sizeof *outcomes_out);
     munmap(worlds->outcomes, WORLD_PROCESSES_MOST * sizeof *worlds->outcomes);
 }

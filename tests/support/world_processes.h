@@ -2,10 +2,10 @@
 #ifndef FSDP_TESTS_WORLD_PROCESSES_H
 #define FSDP_TESTS_WORLD_PROCESSES_H
 
+#include "tests/support/forked_ranks.h"
 #include "tests/support/worlds.h"
-#include <sys/types.h>
 
-enum { WORLD_PROCESSES_MOST = 8 };
+enum { WORLD_PROCESSES_MOST = FORKED_RANKS_MOST };
 
 /* What a rank left behind. */
 typedef struct world_outcome {
@@ -31,8 +31,5 @@ void start_world_processes(world_processes *worlds);
 void finish_world_processes(world_processes *worlds, world_outcome *outcomes_out);
 /* Both; the failure of the lowest failing rank, which may be that it ended by a signal. */
 fsdp_status run_world_processes(world_processes *worlds, fsdp_error *err);
-
-/* Memory that forked ranks and their parent share. Zeroed; for as long as the program runs. */
-void *share_memory(size_t size);
 
 #endif

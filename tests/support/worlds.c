@@ -12,8 +12,7 @@ typedef struct world_thread {
     world_body body;
     world_rank rank;
     const char *device;
-    fsdp_status status;
-    fsdp_error err;
+    rank_outcome *outcome;
 } world_thread;
 
 static void note(void *user, const fsdp_trace_event *event)
@@ -84,35 +83,24 @@ fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body bo
 static void *run_rank(void *user)
 {
     world_thread *self = user;
-    self->status = run_world(&self->parts, self->device, self->body, &self->rank, &self->err);
+    self->outcome->status =
+        run_world(&self->parts, self->device, self->body, &self->rank, &self->outcome->err);
     return NULL;
 }
 
-/* The lowest failing rank's, rather of one that failed by itself than of one that missed
- * another. */
-static fsdp_status first_failure(const world_thread *ranks, int n, fsdp_error *err)
-{
-    const world_thread *first = NULL;
-    for (int i = 0; i < n; i++)
-        if (ranks[i].status != FSDP_OK &&
-            (!first || (first->status == FSDP_ERR_PEER && ranks[i].status != FSDP_ERR_PEER)))
-            first = &ranks[i];
-    if (!first)
-        return FSDP_OK;
-    *err = first->err;
-    return first->status;
-}
-
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body,
-                              void *user, world_result *results_out, fsdp_error *err)
+                              void *user, rank_outcome *outcomes_out, fsdp_error *err)
 {
     static world_thread ranks[MOST_RANKS];
+    static rank_outcome outcomes[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
     fsdp_fabric *fabrics[MOST_RANKS];
     FSDP_TRY(fsdp_ctl_threads(n, ctls, err));
     FSDP_TRY(fsdp_fabric_threads(n, deadline_ms, fabrics, err));
     for (int i = 0; i < n; i++) {
-        ranks[i] = (world_thread){.body = body, .device = device, .rank.user = user};
+        outcomes[i] = (rank_outcome){0};
+        ranks[i] = (world_thread){
+            .body = body, .device = device, .rank.user = user, .outcome = &outcomes[i]};
         ranks[i].parts = (fsdp_world_parts){.local_rank = i,
                                             .local_size = n,
                                             .ctl = ctls[i],
@@ -124,9 +112,9 @@ fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_
     }
     for (int i = 0; i < n; i++)
         pthread_join(ranks[i].thread, NULL);
-    for (int i = 0; i < n && results_out; i++)
-        results_out[i] = (world_result){ranks[i].status, ranks[i].err};
-    return first_failure(ranks, n, err);
+    if (outcomes_out)
+        memcpy(outcomes_out, outcomes, (size_t)n * sizeof *outcomes);
+    return first_failure(outcomes, n, err);
 }
 
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err)

@@ -4,6 +4,7 @@
 
 #include "runtime/unit/unit_internal.h"
 #include "runtime/launch/world_internal.h"
+#include "tests/support/rank_outcome.h"
 #include <fsdp/text.h>
 
 typedef struct world_rank {
@@ -15,17 +16,12 @@ typedef struct world_rank {
 
 typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
 
-/* Runs body on n threads, each with its world on that device; the failure of the lowest failing rank, but
- * rather of one that failed by itself than of one that missed another. */
+/* Runs body on n threads, each with its world on that device; the first failure. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
 /* The same with another deadline; what came of each rank. */
-typedef struct world_result {
-    fsdp_status status;
-    fsdp_error err;
-} world_result;
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
-                              world_result *results_out, fsdp_error *err);
+                              rank_outcome *outcomes_out, fsdp_error *err);
 
 /* Makes a world of parts that have a control plane and a fabric, runs body in it, and frees it: what a
  * rank's thread or process does. */

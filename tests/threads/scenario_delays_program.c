@@ -5,6 +5,7 @@
  * Plain program, so that ThreadSanitizer sees it.
  */
 #include "tests/support/mlp.h"
+#include "tests/support/unit_tuning.h"
 #include "tests/support/worlds.h"
 
 #include <stdatomic.h>
@@ -162,22 +163,11 @@ static mlp_plan plan_of(const delayed_case *what)
 
 static fsdp_status set_units(mlp *net, const delayed_case *what, fsdp_error *err)
 {
-    for (int i = 0; i < LAYERS; i++) {
-        fsdp_unit *unit = net->unit[i], *ahead[2], *behind[2];
-        size_t n = 0, m = 0;
-        for (int d = 1; d <= what->prefetch; d++) {
-            if (i + d < LAYERS)
-                ahead[n++] = net->unit[i + d];
-            if (i - d >= 0)
-                behind[m++] = net->unit[i - d];
-        }
-        FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(unit, ahead, n, err));
-        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(unit, behind, m, err));
-        FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, what->inputs, false, err));
-        FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(unit, what->separate, false, err));
-        FSDP_TRY(
-            fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, what->from_comm, err));
-    }
+    const unit_tuning tuning = {.prefetch = what->prefetch,
+                                .inputs = what->inputs,
+                                .separate = what->separate,
+                                .from_comm = what->from_comm};
+    FSDP_TRY(tune_row(net->unit, LAYERS, &tuning, err));
     return mlp_add_adamw(net, err);
 }
 
