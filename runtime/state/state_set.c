@@ -157,8 +157,8 @@ static bool ends_with(const fsdp_entry *entry, const char *end, size_t *before_o
     return true;
 }
 
-/* Of optimizer state, what PyTorch does not have: masters, which follow their parameter then, and the steps of
- * SGD, of which there was one at least where a momentum comes (finish_state). */
+/* Of optimizer state, what PyTorch does not have: masters, which follow their parameter then, and the
+ * steps of SGD, of which there was one at least where a momentum comes (finish_state). */
 static bool may_be_missing(const fsdp_state_match *match, const fsdp_entry *live)
 {
     size_t param_size;
