@@ -102,7 +102,8 @@ def mpi():
         result = mpirun(n, "--comm", "mpi", "values", n)
         expect_lines(result, rf"^values over mpi, local \d of {n}$", n, "values")
         expect_bits(n, mpirun(n, "--comm", "mpi", "hash"))
-    expect_lines(mpirun(2, "--comm", "mpi", "large"), "^large over mpi$", 2, "large")
+    if len(WORLDS) > 1:
+        expect_lines(mpirun(2, "--comm", "mpi", "large"), "^large over mpi$", 2, "large")
     expect_lines(mpirun_on(TWO_HOSTS, "values", 9), "^values over mpi, local [01] of 2$", 4, "two hosts")
     code, said = mpirun_on(("one", "two"), "--comm", "shm", "hash")
     expect(code == 2 and "--comm shm: only 1 of 2 ranks are on the host of rank" in said, "shm", code, said)
@@ -237,7 +238,7 @@ def loss():
              lambda: lose("counts", 1, 2, "rank 1 sends 8 elements to rank 0, which expects 3 from it, in")]
     if not MPIEXEC and can_be_apart():
         cases.append(lambda: lose("kill", 1, 10, "rank 1, whose connection ended, died", members=APART))
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(case) for case in cases]:
             done.result()
 

@@ -122,7 +122,7 @@ def check_ranks(n, said, what):
     expect(set(said.splitlines()) >= want, what, "says", said)
 
 
-def local():
+def local_worlds():
     for n, options in [(1, []), (1, ["--np", 1]), (2, ["--np=2"]), (4, ["--np", 4]), (4, ["--threads", 4]),
                        (1, ["--threads=1"])]:
         check_ranks(n, expect_run(0, "rank 0", *options), options)
@@ -133,6 +133,12 @@ def local():
     expect_run(0, "self over 1", "collect")
     expect_run(0, "^arguments a b -- --np 3\n", "arguments", "a", "--np", 2, "b", "--", "--np", 3)
     expect_run(0, "3 ranks as processes, by --np", "--np", 3, FSDP_VERBOSE=1)
+    traces = Path(home.name) / "trace-%r"
+    expect_run(0, "shm", "--np", 2, "--trace", traces, "collect")
+    expect(sorted(path.name for path in traces.parent.glob("trace-*")) == ["trace-0", "trace-1"], "traces")
+
+
+def local_exits():
     for options in (["--np", 3], ["--threads", 3]):
         for rank in range(3):
             expect_run(7, rf"rank {rank} has left with exit code 7 \(no space\)", *options, "exit", rank, 7)
@@ -144,6 +150,9 @@ def local():
     ignoring = ("/bin/sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\"", PROGRAM)
     check_ranks(2, expect_run(0, "rank 0", "--np", 2, command=ignoring), "SIGCHLD is ignored")
     expect_run(7, "rank 1 ended with exit code 7", "--np", 2, "exit", 1, 7, command=ignoring)
+
+
+def local_work():
     expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
     late = ("--threads", 3, "--deadline", 0.1)
     at_once((expect_run, 6, "rank 1 gives up\n(.*\n)*.*still at work", *late, "work", 1, 6),
@@ -155,6 +164,9 @@ def local():
         limited = ("/bin/sh", "-c", f"ulimit {limit}; exec \"$0\" \"$@\"", PROGRAM)
         expect_run(code, pattern, "--np", 12, *options, "collect", command=limited)
     expect_run(0, "^a\nb\n$", "--np", 2, "read", given="a\nb\n")
+
+
+def local_refusals():
     for pattern, options, variables in [
         ("--np and --threads: ranks are either", ["--np", 2, "--threads", 2], {}),
         ("FSDP_NP and FSDP_THREADS", [], {"FSDP_NP": 2, "FSDP_THREADS": 2}),
@@ -166,9 +178,10 @@ def local():
         ("--np contradicts mpirun", ["--np", 2], {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2}),
     ]:
         expect_run(2, pattern, *options, **variables)
-    traces = Path(home.name) / "trace-%r"
-    expect_run(0, "shm", "--np", 2, "--trace", traces, "collect")
-    expect(sorted(path.name for path in traces.parent.glob("trace-*")) == ["trace-0", "trace-1"], "traces")
+
+
+def local():
+    at_once([local_worlds], [local_exits], [local_work], [local_refusals])
 
 
 # --- lost ranks, lost supervisors --------------------------------------------------------------------
@@ -185,18 +198,24 @@ def lose_at_work(rank):
     expect(code == 10 and f"rank {rank} did not answer within 1 s" in err, "stopped", rank, code, err)
 
 
-def loss():
+def lose_by_signals():
     for number, name in ((9, "Killed"), (11, "Segmentation fault")):
         for rank in range(3):
             how = rf"rank {rank} was killed by signal {number} \({name}\)"
             said = expect_run(128 + number, how, "--np", 3, "signal", rank, number)
             expect(f"rank {rank} has left" in said, "others name the lost rank", said)
+
+
+def lose_by_exit():
     said = expect_run(4, "rank 1 ended with exit code 4", "--np", 3, "quit", 1, 4)
     expect("ended with exit code 0" not in said, "a rank that failed is not one that ended well", said)
     expect_run(10, "rank 1 has ended with exit code 0", "--np", 3, "quit", 1, 0)
     expect_run(10, "a rank called exit while 3 --threads were at work", "--threads", 3, "quit", 1, 0)
     expect_run(0, "^$", "--threads", 1, "quit", 0, 0)
-    at_once(*((lose_at_work, rank) for rank in range(3)))
+
+
+def loss():
+    at_once([lose_by_signals], [lose_by_exit], *((lose_at_work, rank) for rank in range(3)))
     expect_nobody("a lost rank")
 
 
