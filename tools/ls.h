@@ -45,8 +45,7 @@ const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 /* The logical shape: packed six-bit types count elements here, bytes in the checkpoint. */
 void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
 
-/* "shard dim 0 (288 per rank)", "replicated", ... */
-/* Of entries of the state dict, by their numbers. */
+/* Of entries of the state dict, by their numbers: "shard dim 0 (288 per rank)", "replicated", ... */
 void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
 bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
 

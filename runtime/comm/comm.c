@@ -207,6 +207,11 @@ static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
            (call->op == FSDP_REDUCE_PREMUL_SUM && !(abilities & FSDP_COMM_PREMUL_SUM));
 }
 
+bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size)
+{
+    return comm->fabric->ops->sees && comm->fabric->ops->sees(comm, member, data, size);
+}
+
 void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts)
 {
     size_t element = fsdp_dtype_size(call->dtype);

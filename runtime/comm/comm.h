@@ -45,7 +45,7 @@ typedef enum fsdp_reduce_op {
 /*
  * Who wants to see what the ranks bring where it lies. See gets one pointer per rank of the group, in its
  * order, to memory of whoever brings it; it may read there until it returns, and must not call the
- * communicator.
+ * communicator. While it looks, a rank gives no sign of life: it should take well less than the deadline.
  *   all_gather      Instead of a copy of the parts. Ranks may differ in it. What out holds then is not said,
  *                   but it is needed as ever: where ranks cannot read each other's memory, what is seen lies
  *                   there.

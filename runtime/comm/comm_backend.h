@@ -41,6 +41,8 @@ typedef struct fsdp_fabric_ops {
     void (*abort)(fsdp_comm *comm, const fsdp_error *why);
     /* Has a rank of the group failed? *err_out is the first failure, as this rank tells it. May be NULL. */
     bool (*has_failed)(fsdp_comm *comm, fsdp_error *err_out);
+    /* Lies all of it in memory of that member which this rank may read? NULL: never. */
+    bool (*sees)(const fsdp_comm *comm, int member, const void *data, size_t size);
     void (*comm_close)(fsdp_comm *comm);       /* frees the back end's part */
     void *(*alloc)(fsdp_fabric *fabric, size_t size);
     void (*dealloc)(fsdp_fabric *fabric, void *data);
@@ -92,6 +94,8 @@ fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, 
 /* The part of one rank in all_gather and reduce_scatter, and what lies before it, in elements. */
 int64_t fsdp_comm_part(const fsdp_collective *call, int rank);
 int64_t fsdp_comm_place(const fsdp_collective *call, int rank);
+/* For views that follow addresses of other ranks, which may have given up by now: is it safe to look? */
+bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
 /* The view of a gather whose parts are all in out. parts: room for a pointer per rank. */
 void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts);
 /* An average or premultiplied sum by a back end that only adds; the bits are the same. */

@@ -14,6 +14,17 @@ static bool is_readable(const shared_fabric *fabric, const void *data)
     return fabric->segment_size == 0 || (at >= base && at - base < fabric->segment_size);
 }
 
+/* Segments of all ranks have one size; ranks that are threads see everything. */
+bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size)
+{
+    const shared_fabric *fabric = (const shared_fabric *)comm->fabric;
+    uintptr_t at = (uintptr_t)data, base = fabric->bases[comm->ranks[member]];
+    if (fabric->segment_size == 0)
+        return true;
+    return at >= base && at - base < fabric->segment_size &&
+           size <= fabric->segment_size - (at - base);
+}
+
 static uint64_t published(const shared_fabric *fabric, const void *data)
 {
     if (!is_readable(fabric, data))

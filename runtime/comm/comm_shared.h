@@ -153,6 +153,7 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call, const 
                             fsdp_error *err);
 void fsdp_shared_abort(fsdp_comm *comm, const fsdp_error *why);
 bool fsdp_shared_comm_has_failed(fsdp_comm *comm, fsdp_error *err_out);
+bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
 
 /* --- shared_steps.c --------------------------------------------------------------------------- */
 

@@ -78,6 +78,7 @@ static const fsdp_fabric_ops shm_ops = {
     .run = fsdp_shared_run,
     .abort = fsdp_shared_abort,
     .has_failed = fsdp_shared_comm_has_failed,
+    .sees = fsdp_shared_sees,
     .comm_close = fsdp_shared_comm_close,
     .alloc = allocate,
     .dealloc = deallocate,

@@ -163,7 +163,7 @@ static fsdp_status take_step(const load_job *job, fsdp_error *err)
 
 static fsdp_status load(load_job *job, fsdp_sd *sd, const char *path, fsdp_error *err)
 {
-    FSDP_TRY(load_state(job, sd, path, err));
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, load_state(job, sd, path, err), err));
     fsdp_status status = fsdp_ctl_agree(job->ctl, load_own(job, err), err);
     return status == FSDP_OK ? fsdp_ctl_agree(job->ctl, take_step(job, err), err) : status;
 }

@@ -190,7 +190,7 @@ static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_loa
     fsdp_load_opts opts = job->opts.load;
     opts.not_strict = true; /* what is wanted was matched */
     opts.report = loaded;
-    FSDP_TRY(fsdp_sd_load(job->wanted, ctl, path, &opts, err));
+    FSDP_TRY(fsdp_ctl_agree(ctl, fsdp_sd_load(job->wanted, ctl, path, &opts, err), err));
     return fsdp_ctl_agree(ctl, finish(job, loaded->path, err), err);
 }
 

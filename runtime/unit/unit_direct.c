@@ -49,7 +49,12 @@ bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-enum { OUT_OF_SIGHT = 0 }; /* as a distance: the table itself lies there */
+static fsdp_status fail_out_of_sight(const fsdp_group *group, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "unit %s: there is no memory left that other ranks can read",
+                     group->unit->name);
+}
 
 /* A gradient that was taken before the unit's memory came from the communicator is copied once. */
 static fsdp_status bring_into_sight(fsdp_param *param, fsdp_block **source, fsdp_error *err)
@@ -63,7 +68,7 @@ static fsdp_status bring_into_sight(fsdp_param *param, fsdp_block **source, fsdp
                               &lender, old->size, 0, param->name, source, err));
     fsdp_work_cast(compute, (*source)->data, FSDP_U8, old->data, FSDP_U8, (int64_t)old->size);
     fsdp_group_give(param->group, old, fsdp_stream_now(compute));
-    return FSDP_OK;
+    return (*source)->is_lent ? FSDP_OK : fail_out_of_sight(param->group, err);
 }
 
 fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced,
@@ -71,13 +76,14 @@ fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced
 {
     const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     FSDP_TRY(fsdp_group_take_input(group, reduced, input_out, err));
+    if (!(*input_out)->is_lent)
+        return fail_out_of_sight(group, err);
     int64_t *table = (*input_out)->data;
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
         fsdp_block **source = param->kept ? &param->kept : &param->grad;
         FSDP_TRY(bring_into_sight(param, source, err));
-        bool is_seen = (*source)->is_lent && (*input_out)->is_lent;
-        table[i] = is_seen ? (int64_t)((intptr_t)(*source)->data - (intptr_t)table) : OUT_OF_SIGHT;
+        table[i] = (int64_t)((intptr_t)(*source)->data - (intptr_t)table);
         fsdp_memory_uncount(&fsdp_group_context(group)->memory, *source);
     }
     fsdp_trace_copy(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
@@ -94,31 +100,40 @@ typedef struct addition {
     bool lacks_one;
 } addition;
 
-static void add_up_part(const addition *work, size_t i, const void *const *tables)
+/* Where this rank's rows of part i lie at a member; NULL: that member has given up, and its
+ * table holds something else by now. */
+static const void *source_at(const addition *work, size_t i, int member, const int64_t *table,
+                             size_t skip, size_t size)
+{
+    const void *at = (const void *)((uintptr_t)table + (uintptr_t)table[i] + skip);
+    return fsdp_comm_sees(work->group->reduce->comm, member, at, size) ? at : NULL;
+}
+
+static void add_up_part(addition *work, size_t i, const void *const *tables)
 {
     const fsdp_group *group = work->group;
     const fsdp_reduced_part *part = &work->reduced->parts[i];
     const fsdp_param *param = part->param;
-    size_t size = fsdp_dtype_size(work->reduced->dtype);
-    int64_t skip = group->shard_rank * param->chunk * param->rest, own = param->rows * param->rest;
+    size_t element = fsdp_dtype_size(work->reduced->dtype);
+    size_t size = (size_t)(param->rows * param->rest) * element;
+    size_t skip = (size_t)(group->shard_rank * param->chunk * param->rest) * element;
     unsigned char *to = fsdp_reduced_at(work->reduced, part);
-    for (int rank = 0; rank < group->shard_size; rank++)
-        work->sources[rank] = (const unsigned char *)tables[rank] +
-                              ((const int64_t *)tables[rank])[i] + skip * (int64_t)size;
-    if (own > 0)
-        fsdp_tensor_fold(
-            to, work->sources, group->shard_size, work->reduced->dtype, (size_t)own, FSDP_FOLD_SUM,
-            work->divide->scatter_op == FSDP_REDUCE_PREMUL_SUM ? work->divide->premul : 1,
-            work->divide->scatter_op == FSDP_REDUCE_AVG ? group->shard_size : 1);
-    memset(to + (size_t)own * size, 0, (size_t)(part->count - own) * size);
+    for (int rank = 0; size > 0 && rank < group->shard_size; rank++) {
+        work->sources[rank] = source_at(work, i, rank, tables[rank], skip, size);
+        work->lacks_one |= !work->sources[rank];
+    }
+    if (size > 0 && !work->lacks_one)
+        fsdp_tensor_fold(to, work->sources, group->shard_size, work->reduced->dtype, size / element,
+                         FSDP_FOLD_SUM,
+                         work->divide->scatter_op == FSDP_REDUCE_PREMUL_SUM ? work->divide->premul
+                                                                            : 1,
+                         work->divide->scatter_op == FSDP_REDUCE_AVG ? group->shard_size : 1);
+    memset(to + size, 0, (size_t)part->count * element - size);
 }
 
 static void add_up(void *user, const void *const *tables)
 {
     addition *work = user;
-    for (size_t i = 0; i < work->reduced->count; i++)
-        for (int rank = 0; rank < work->group->shard_size; rank++)
-            work->lacks_one |= ((const int64_t *)tables[rank])[i] == OUT_OF_SIGHT;
     for (size_t i = 0; i < work->reduced->count && !work->lacks_one; i++)
         add_up_part(work, i, tables);
 }
@@ -143,9 +158,6 @@ fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced,
     fsdp_free(work.sources);
     fsdp_stream_follow(fsdp_group_stream(group, FSDP_STREAM_COMPUTE), stream);
     fsdp_reduced_give_sources(reduced);
-    if (work.lacks_one)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "unit %s: there is no memory left that other ranks can read",
-                         group->unit->name);
-    return FSDP_OK;
+    FSDP_TRY(stream->device->ops->check(stream, err)); /* which knows better why */
+    return work.lacks_one ? fail_out_of_sight(group, err) : FSDP_OK;
 }

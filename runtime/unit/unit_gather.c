@@ -31,7 +31,7 @@ typedef struct gather_side {
 
 static gather_side side_of(const fsdp_group *group)
 {
-    if (group->state == FSDP_IS_SHARDED_AGAIN)
+    if (group->gather.is_of_slices)
         return (gather_side){group->again, group->again_size, group->again_rank};
     return (gather_side){group->shard, group->shard_size, group->shard_rank};
 }
@@ -43,10 +43,15 @@ static size_t data_size(const fsdp_param *param)
     return fsdp_dtype_size(param->data_dtype);
 }
 
+static bool is_extended(const fsdp_group *group, const fsdp_param *param)
+{
+    return param->extension && !group->gather.is_of_slices;
+}
+
 /* Bytes that one of `parts` ranks brings for a parameter. */
 static size_t input_bytes(const fsdp_group *group, const fsdp_param *param, int parts)
 {
-    if (param->extension && group->state != FSDP_IS_SHARDED_AGAIN) {
+    if (is_extended(group, param)) {
         size_t bytes = 0;
         for (size_t i = 0; i < param->extension->count; i++)
             bytes += param->extension->sizes[i];
@@ -86,7 +91,7 @@ static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_st
     for (size_t i = 0; i < group->count; i++) {
         const fsdp_param *param = group->params[i];
         size_t bytes = input_bytes(group, param, parts);
-        if (group->state == FSDP_IS_SHARDED_AGAIN) {
+        if (group->gather.is_of_slices) {
             add_dense(&group->rects_in, at, FSDP_U8, kept, FSDP_U8, (int64_t)bytes);
             kept += bytes;
         } else if (param->extension) {
@@ -186,6 +191,7 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     bool aside = uses_side_streams(group, is_async);
     fsdp_stream *in = context->streams[aside ? FSDP_STREAM_COPY_IN : FSDP_STREAM_COMPUTE];
     fsdp_stream *out = context->streams[aside ? FSDP_STREAM_ALL_GATHER : FSDP_STREAM_COMPUTE];
+    group->gather.is_of_slices = group->state == FSDP_IS_SHARDED_AGAIN;
     const gather_side side = side_of(group);
     size_t bytes = all_input_bytes(group, side.parts);
     const fsdp_lender lender = fsdp_unit_lender(group->unit, group->unit->custom_gather, side.lane);
@@ -206,8 +212,22 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Who asks by hand for what is on its way gets it as if nothing had been: made now. */
+static void make_if_late(fsdp_group *group, bool is_async)
+{
+    const gather_side side = side_of(group);
+    if (!group->gather.block || !group->gather.is_late || uses_side_streams(group, is_async))
+        return;
+    const fsdp_collective call = call_of(group, &side);
+    fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
+    fsdp_work_collective(compute, side.lane, &call, NULL);
+    group->gather.event = compute->device->ops->record(compute);
+    group->gather.is_late = false;
+}
+
 fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err)
 {
+    make_if_late(group, is_async);
     bool is_wanted = group->unit->unshards_in_backward || group->phase != FSDP_PRE_BACKWARD;
     if (group->gather.block || group->state == FSDP_IS_UNSHARDED || group->count == 0 || !is_wanted)
         return FSDP_OK;
@@ -235,7 +255,7 @@ static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathe
                          size_t at)
 {
     int64_t parts = group->gather.parts;
-    bool behind = group->state == FSDP_IS_SHARDED_AGAIN || param->outer == 1;
+    bool behind = group->gather.is_of_slices || param->outer == 1;
     int64_t rows = behind ? 1 : param->outer;
     int64_t width = fsdp_param_padded_count(param, group->shard_size) / parts / rows;
     for (int64_t part = 0; part < parts; part++)
@@ -249,11 +269,6 @@ static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathe
                                     .width = width,
                                     .to_pitch = width * parts,
                                     .from_pitch = width});
-}
-
-static bool is_extended(const fsdp_group *group, const fsdp_param *param)
-{
-    return param->extension && group->state != FSDP_IS_SHARDED_AGAIN;
 }
 
 static void list_all_outputs(fsdp_group *group, const gathered *from)
@@ -454,6 +469,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
     if (group->phase == FSDP_FORWARD && group->unit->reshard_after_forward == FSDP_RESHARD_NEVER)
         return FSDP_OK;
     if (group->state == FSDP_IS_SHARDED_AGAIN && !slices) {
+        compute->device->ops->wait(compute, group->gather.event); /* one that reads them, if any */
         give_again_shard(group, compute->device->ops->record(compute));
         group->state = FSDP_IS_SHARDED;
     }

@@ -124,6 +124,7 @@ typedef struct fsdp_gather {
     fsdp_event event;
     int parts;                         /* ranks that take part */
     bool is_async;
+    bool is_of_slices;                 /* of what an int reshard kept, not of the shards */
     bool is_late;                      /* the ranks meet when the parameters are made, not before */
 } fsdp_gather;
 

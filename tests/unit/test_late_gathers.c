@@ -1,0 +1,168 @@
+/*
+ * Gathers that were issued ahead, and what happens to their unit before it is due. On device cpu they are
+ * made late (unit_gather.c); the outcome is that of device cpu-async, where they are under way by then.
+ */
+#include "tests/support/worlds.h"
+
+#include <criterion/criterion.h>
+#include <math.h>
+
+enum { LAYERS = 3, WIDTH = 8, VALUES = WIDTH * WIDTH, RANKS = 4 };
+
+typedef struct late_net {
+    fsdp_mesh *mesh;
+    fsdp_model *model;
+    fsdp_root *root;
+    fsdp_param *weight[LAYERS];
+    fsdp_unit *unit[LAYERS];
+} late_net;
+
+static void free_net(late_net *net)
+{
+    fsdp_root_free(net->root);
+    fsdp_model_free(net->model);
+    fsdp_mesh_free(net->mesh);
+}
+
+/* Units that two ranks gather again in backward. */
+static fsdp_status make_net(late_net *net, fsdp_world *world, fsdp_error *err)
+{
+    static const char *const names[] = {"layers.0", "layers.1", "layers.2"};
+    static const char *const weights[] = {"layers.0.weight", "layers.1.weight", "layers.2.weight"};
+    const int64_t ranks = RANKS, shape[2] = {WIDTH, WIDTH};
+    const char *dim = "dp";
+    FSDP_TRY(fsdp_world_mesh(world, 1, &ranks, &dim, &net->mesh, err));
+    FSDP_TRY(fsdp_model_create(world, &net->model, err));
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    opts.reshard_after_forward = 2;
+    for (int i = 0; i < LAYERS; i++) {
+        FSDP_TRY(
+            fsdp_model_add_param(net->model, weights[i], FSDP_F32, 2, shape, &net->weight[i], err));
+        FSDP_TRY(fsdp_unit_create(net->model, names[i], &opts, &net->unit[i], err));
+    }
+    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
+    return fsdp_root_init_uniform(net->root, 1, err);
+}
+
+static fsdp_status expect_weight(const late_net *net, int layer, fsdp_error *err)
+{
+    const float *data = fsdp_param_data(net->weight[layer]);
+    for (uint64_t i = 0; data && i < VALUES; i++) {
+        double first = fsdp_uniform(1, fsdp_param_name(net->weight[layer]), i) / sqrt(WIDTH);
+        if (fabs(data[i] - first) > 1e-6)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d, element %d is %g, not %g", layer,
+                             (int)i, data[i], first);
+    }
+    return data ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not there", layer);
+}
+
+static fsdp_status forward(const late_net *net, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    for (int i = 0; i < LAYERS; i++) {
+        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
+        FSDP_TRY(expect_weight(net, i, err));
+        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
+    }
+    return fsdp_root_end_forward(net->root, err);
+}
+
+static fsdp_status backward_of(const late_net *net, int layer, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit[layer], err));
+    FSDP_TRY(expect_weight(net, layer, err));
+    if (!fsdp_param_grad(net->weight[layer]))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d has no gradient", layer);
+    return fsdp_unit_post_backward(net->unit[layer], err);
+}
+
+/* --- slices go before their gather is due ------------------------------------------------------ */
+
+static fsdp_status skip_a_backward(const late_net *net, fsdp_error *err)
+{
+    fsdp_root_set_is_last_backward(net->root, false);
+    for (int microbatch = 0; microbatch < 2; microbatch++) {
+        FSDP_TRY(forward(net, err));
+        FSDP_TRY(backward_of(net, 2, err));
+        FSDP_TRY(backward_of(net, 0, err));
+        FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status reshard_by_hand(const late_net *net, fsdp_error *err)
+{
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward_of(net, 2, err));
+    FSDP_TRY(fsdp_unit_reshard(net->unit[1], err));
+    FSDP_TRY(backward_of(net, 1, err));
+    FSDP_TRY(backward_of(net, 0, err));
+    return fsdp_root_end_backward(net->root, err);
+}
+
+/* --- a gather by hand behind one that was issued ahead ------------------------------------------ */
+
+/* Rank 0 waits for it before the next unit's gather, the others after. */
+static fsdp_status wait_at_other_times(const late_net *net, fsdp_error *err)
+{
+    bool is_first = fsdp_world_rank(net->root->world) == 0;
+    fsdp_unshard_handle *handle;
+    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
+    FSDP_TRY(fsdp_unit_unshard(net->unit[1], true, &handle, err));
+    if (is_first)
+        FSDP_TRY(fsdp_unshard_wait(handle, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[2], err));
+    if (!is_first)
+        FSDP_TRY(fsdp_unshard_wait(handle, err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[2], err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    FSDP_TRY(expect_weight(net, 1, err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[1], err));
+    return fsdp_root_end_forward(net->root, err);
+}
+
+/* --- the tests -------------------------------------------------------------------------------- */
+
+typedef struct late_case {
+    fsdp_status (*run)(const late_net *net, fsdp_error *err);
+} late_case;
+
+static fsdp_status run_case(world_rank *rank, fsdp_error *err)
+{
+    const late_case *what = rank->user;
+    late_net net = {0};
+    fsdp_status status = make_net(&net, rank->world, err);
+    if (status == FSDP_OK)
+        status = what->run(&net, err);
+    free_net(&net);
+    return status;
+}
+
+static void expect_on_devices(fsdp_status (*run)(const late_net *net, fsdp_error *err))
+{
+    static const char *const devices[] = {"cpu", "cpu-async"};
+    late_case what = {run};
+    for (size_t i = 0; i < 2; i++) {
+        fsdp_error err = {0};
+        cr_assert_eq(run_worlds(RANKS, devices[i], run_case, &what, &err), FSDP_OK, "%s: %s",
+                     devices[i], err.text);
+    }
+}
+
+Test(late_gathers, a_gather_of_slices_stays_one_when_its_backward_does_not_come)
+{
+    expect_on_devices(skip_a_backward);
+}
+
+Test(late_gathers, a_gather_of_slices_stays_one_when_the_unit_is_resharded_by_hand)
+{
+    expect_on_devices(reshard_by_hand);
+}
+
+Test(late_gathers, a_gather_by_hand_is_made_at_once_also_behind_one_ahead)
+{
+    expect_on_devices(wait_at_other_times);
+}
