@@ -77,8 +77,9 @@ void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms);
 void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);
 
 /*
- * Local. This rank comes to no more calls, and says why: others in a call learn that at once. To be followed
- * by fsdp_ctl_free. Does nothing after a failure of the control plane.
+ * Local. This rank comes to no more calls, and says why: others in a call learn that at once. Waits at most
+ * a second for those who do not take it. To be followed by fsdp_ctl_free. Does nothing after a failure of the
+ * control plane.
  */
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why);
 

@@ -46,13 +46,18 @@ fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fs
 
 /* --- farewells -------------------------------------------------------------------------------- */
 
+static bool is_farewell(const frame *head)
+{
+    return head->magic == FRAME_MAGIC && head->kind == FRAME_FAREWELL;
+}
+
 /* What the last message was, when it was not what recv waited for. */
 static bool is_stray_farewell(const fsdp_ctl *ctl, frame *head_out)
 {
     if (ctl->stray_size != sizeof *head_out)
         return false;
     memcpy(head_out, ctl->stray, sizeof *head_out);
-    return head_out->magic == FRAME_MAGIC && head_out->kind == FRAME_FAREWELL;
+    return is_farewell(head_out);
 }
 
 static void note_farewell(ctl_call *call, const frame *head, const char *text, fsdp_error *err)
@@ -77,16 +82,16 @@ static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until
 {
     frame head = {0};
     fsdp_error report = {0};
-    for (int i = 0; i < FAREWELL_DEPTH && head.kind != FRAME_FAREWELL; i++) {
+    for (int i = 0; i < FAREWELL_DEPTH && !is_farewell(&head); i++) {
         head = (frame){0};
-        bool is_frame = recv_message(ctl, peer, &head, sizeof head, until_ms);
-        if (!is_frame && ctl->stray_size == 0)
+        bool came = recv_message(ctl, peer, &head, sizeof head, until_ms);
+        if (!came && ctl->stray_size == 0)
             return;
-        if (is_frame && head.status != FSDP_OK &&
+        if (came && head.magic == FRAME_MAGIC && head.status != FSDP_OK &&
             !recv_message(ctl, peer, report.text, sizeof report.text, until_ms))
             return;
     }
-    if (head.kind == FRAME_FAREWELL)
+    if (is_farewell(&head))
         note_farewell(call, &head, report.text, err);
 }
 
@@ -96,8 +101,10 @@ static fsdp_status take_farewell(fsdp_ctl *ctl, ctl_call *call, int from, const 
 {
     char text[FSDP_ERROR_TEXT] = "";
     int64_t until_ms = fsdp_now_ms() + FSDP_CTL_FAREWELL_MS;
-    if (!recv_message(ctl, from, text, sizeof text, until_ms))
+    if (!recv_message(ctl, from, text, sizeof text, until_ms)) {
+        err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up, and did not say why", from);
+    }
     note_farewell(call, head, text, err);
     return FSDP_ERR_PEER;
 }

@@ -123,8 +123,10 @@ fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
 void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
 const char *fsdp_comm_kind_name(uint32_t kind);        /* "all_gather" */
+/* "exit code 7 (no space)"; a code that is no error of ours, which a program may choose: "exit code 1" */
+enum { FSDP_EXIT_TEXT = 64, FSDP_LEFT_TEXT = 128 };
+void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT]);
 /* "has left the group with exit code 7 (no space): it does not come to" */
-enum { FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT]);
 
 #endif

@@ -133,14 +133,29 @@ void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_si
              FSDP_HEADER_UNIT, header->unit, header->sequence);
 }
 
+static bool is_error_status(int code)
+{
+    return (code >= FSDP_ERR_USAGE && code <= FSDP_ERR_PEER) || code == FSDP_ERR_INTERNAL ||
+           code == FSDP_ERR_CANCELLED;
+}
+
+void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT])
+{
+    if (is_error_status(exit_code))
+        snprintf(out, FSDP_EXIT_TEXT, "exit code %d (%s)", exit_code,
+                 fsdp_status_name((fsdp_status)exit_code));
+    else
+        snprintf(out, FSDP_EXIT_TEXT, "exit code %d", exit_code);
+}
+
 void fsdp_comm_describe_left(int exit_code, char out[FSDP_LEFT_TEXT])
 {
+    char code[FSDP_EXIT_TEXT];
+    fsdp_comm_describe_exit(exit_code, code);
     if (exit_code == 0)
         snprintf(out, FSDP_LEFT_TEXT, "has left the group: it does not come to");
     else
-        snprintf(out, FSDP_LEFT_TEXT,
-                 "has left the group with exit code %d (%s): it does not come to", exit_code,
-                 fsdp_status_name((fsdp_status)exit_code));
+        snprintf(out, FSDP_LEFT_TEXT, "has left the group with %s: it does not come to", code);
 }
 
 fsdp_status fsdp_comm_differ(int first_rank, const fsdp_comm_header *first, int other_rank,

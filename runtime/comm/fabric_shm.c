@@ -154,10 +154,8 @@ fsdp_status fsdp_fabric_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_fabric **fabric
     if (status == FSDP_OK)
         status = prepare(mine, &why);
     status = fsdp_ctl_agree(ctl, status, &why);
-    if (status == FSDP_OK) {
+    if (status == FSDP_OK)
         status = fsdp_shm_exchange(ctl, deadline_ms, &mine->own, mine->peers, &why);
-        status = fsdp_ctl_agree(ctl, status, &why);
-    }
     if (status == FSDP_OK) {
         attach(mine);
         fsdp_shared_follow(&mine->shared.fabric, ctl);

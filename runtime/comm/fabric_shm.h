@@ -39,8 +39,8 @@ typedef struct shm_peer {
 } shm_peer;
 
 /*
- * Collective. peers has an entry per rank, all zero but for the lifelines, which are closed (-1). A failure
- * of one rank need not be that of the others: they are to agree afterwards.
+ * Collective, with the same outcome for all. peers has an entry per rank, all zero but for the lifelines,
+ * which are closed (-1).
  */
 fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
                               fsdp_error *err);

@@ -212,21 +212,48 @@ static void drop_guest(exchange *now, int i)
 }
 
 /* There is room for all ranks: where it is too little strangers are among the guests. */
-static bool let_in(exchange *now)
+static void seat_guest(exchange *now, int fd)
 {
-    int pid, fd, came = 0;
-    while (came < GUESTS_AT_ONCE &&
-           (fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
-        came++;
-        if (!is_same_user(fd, &pid)) {
-            close(fd);
-            continue;
-        }
-        if (now->guests == now->guest_room)
-            drop_guest(now, 0);
-        now->polled[1 + now->guests++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    int pid;
+    if (!is_same_user(fd, &pid)) {
+        close(fd);
+        return;
     }
-    return came > 0;
+    if (now->guests == now->guest_room)
+        drop_guest(now, 0);
+    now->polled[1 + now->guests++] = (struct pollfd){.fd = fd, .events = POLLIN};
+}
+
+/*
+ * Somebody waits at the door, and this process may open nothing more. Who is in keeps files open: a
+ * rank says at once what it has to, so that when all are silent for a while the oldest ones are
+ * strangers. Two of them go: the next one brings a file along.
+ */
+static fsdp_status make_room(exchange *now, fsdp_error *err)
+{
+    int failed = errno;
+    if (now->guests == 0)
+        return fsdp_fail_errno(err, failed, "cannot let in the other ranks of this host");
+    if (poll(now->polled + 1, (nfds_t)now->guests, LOOK_MS) > 0)
+        return FSDP_OK;
+    for (int i = 0; i < 2 && now->guests > 0; i++)
+        drop_guest(now, 0);
+    return FSDP_OK;
+}
+
+static fsdp_status let_in(exchange *now, bool *has_new_out, fsdp_error *err)
+{
+    *has_new_out = false;
+    for (int came = 0; came < GUESTS_AT_ONCE; came++) {
+        int fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+            return make_room(now, err);
+        if (fd < 0)
+            return FSDP_OK;
+        *has_new_out = true;
+        seat_guest(now, fd);
+    }
+    return FSDP_OK;
 }
 
 /* Of the guests whose letter is here, or who have gone. */
@@ -242,10 +269,11 @@ static bool take_letters(exchange *now)
     return any;
 }
 
-static bool take_waiting(exchange *now)
+static fsdp_status take_waiting(exchange *now, bool *any_out, fsdp_error *err)
 {
-    bool has_new = let_in(now);
-    return take_letters(now) || has_new;
+    FSDP_TRY(let_in(now, any_out, err));
+    *any_out |= take_letters(now);
+    return FSDP_OK;
 }
 
 /* --- the exchange ----------------------------------------------------------------------------- */
@@ -288,8 +316,11 @@ static fsdp_status send_to_all(exchange *now, fsdp_error *err)
 static fsdp_status run_exchange(exchange *now, fsdp_error *err)
 {
     while (!is_complete(now)) {
+        bool any;
         FSDP_TRY(send_to_all(now, err));
-        if (take_waiting(now))
+        FSDP_TRY(take_waiting(now, &any, err));
+        /* strangers may come for ever */
+        if (any && fsdp_now_ms() < now->until_ms)
             continue;
         FSDP_TRY(check_missing(now, err));
         (void)poll(now->polled, (nfds_t)(1 + now->guests), LOOK_MS);
@@ -338,8 +369,10 @@ fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment 
     if (status == FSDP_OK)
         status = listen_for_peers(&now, err);
     status = fsdp_ctl_agree(ctl, status, err);
-    if (status == FSDP_OK)
-        status = run_exchange(&now, err);
+    if (status == FSDP_OK) {
+        /* where this rank fails its door stays open for the letters of the others, who go on */
+        status = fsdp_ctl_agree(ctl, run_exchange(&now, err), err);
+    }
     release_guests(&now);
     return status;
 }

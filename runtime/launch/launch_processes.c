@@ -20,7 +20,9 @@
 #include "runtime/meet/rendezvous.h"
 
 enum {
-    FILES_AT_LEAST = 8,  /* of a process beside what it has for each other rank */
+    /* Of a process beside what it has for each other rank: pipe, listeners, memory, trace, the one that
+     * it talks to; and as many ranks of its host as may stand in the door at once (shm_exchange.c). */
+    FILES_AT_LEAST = 32,
     FILES_TO_SPARE = 128 /* for what the program opens */
 };
 
@@ -114,12 +116,21 @@ static int start_rank(process_group *group, int rank)
     exit(code);
 }
 
+/* The lowest limit that leaves room for n files beside those that are open now. */
+static rlim_t limit_for(int n)
+{
+    int limit = 0;
+    for (; n > 0; limit++)
+        n -= fcntl(limit, F_GETFD) < 0;
+    return (rlim_t)limit;
+}
+
 /* A rank has a connection with each other one, watches its process, and over TCP has a second connection.
  * Programs are often given few files at first, and may take more. */
 static fsdp_status have_files(const fsdp_launch_options *options, fsdp_error *err)
 {
-    const rlim_t others = (rlim_t)options->np - 1;
-    const rlim_t needed = others * (options->comm == FSDP_COMM_TCP ? 3 : 2) + FILES_AT_LEAST;
+    const int of_each = options->comm == FSDP_COMM_TCP ? 3 : 2;
+    const rlim_t needed = limit_for((options->np - 1) * of_each + FILES_AT_LEAST);
     const rlim_t wanted = needed + FILES_TO_SPARE;
     struct rlimit files;
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted)

@@ -135,9 +135,10 @@ static int exit_code_of(fsdp_status status, const fsdp_error *err, int rank)
 /* The others hear why this rank does not come any more, before they see that it is gone. */
 static void say_why(fsdp_world *world, int code)
 {
+    char exit_code[FSDP_EXIT_TEXT];
     fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with exit code %d (%s)", world->rank,
-                    code & 0xff, fsdp_status_name((fsdp_status)(code & 0xff)));
+    fsdp_comm_describe_exit(code & 0xff, exit_code);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s", world->rank, exit_code);
     world->parts.fabric->exit_code = code & 0xff;
     fsdp_ctl_leave(world->parts.ctl, &why);
 }

@@ -126,7 +126,8 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     close(peer);
 }
 
-/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. */
+/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends before
+ * it has said that. */
 static void give_up_before_data(int peer, size_t size, const char *why)
 {
     const frame call = {
@@ -138,12 +139,14 @@ static void give_up_before_data(int peer, size_t size, const char *why)
     farewell.kind = FRAME_FAREWELL;
     farewell.status = FSDP_ERR_PEER;
     farewell.rank = 1;
-    snprintf(text, sizeof text, "%s", why);
     const frame *frames[] = {&call, &data, &farewell};
     for (int i = 0; i < 3; i++) {
         say(peer, &head_size, sizeof head_size);
         say(peer, frames[i], sizeof(frame));
     }
+    if (!why)
+        return;
+    snprintf(text, sizeof text, "%s", why);
     say(peer, &text_size, sizeof text_size);
     say(peer, text, sizeof text);
 }
@@ -166,6 +169,39 @@ Test(ctl_tcp, a_farewell_where_data_was_expected_is_the_error)
         fsdp_ctl_free(ctl);
         close(peer);
     }
+}
+
+Test(ctl_tcp, a_farewell_without_its_reason_names_the_rank)
+{
+    int peer;
+    char mine[96] = "", all[2 * 96];
+    fsdp_ctl *ctl = connect_fake(&peer);
+    fsdp_error err = {0};
+    give_up_before_data(peer, sizeof mine, NULL);
+    cr_assert_eq(shutdown(peer, SHUT_WR), 0);
+    cr_expect_eq(fsdp_ctl_allgather(ctl, mine, sizeof mine, all, &err), FSDP_ERR_PEER);
+    cr_expect_str_eq(err.text, "rank 1 gave up, and did not say why");
+    cr_expect_eq(err.rank, 1);
+    fsdp_ctl_free(ctl);
+    close(peer);
+}
+
+Test(ctl_tcp, what_only_looks_like_a_farewell_is_none)
+{
+    int peer;
+    const frame odd = {.magic = FRAME_MAGIC + 1, .kind = FRAME_FAREWELL, .status = FSDP_ERR_PEER};
+    const uint32_t size = sizeof odd, text_size = FSDP_ERROR_TEXT;
+    const char text[FSDP_ERROR_TEXT] = "no reason of a rank";
+    fsdp_ctl *ctl = connect_fake(&peer);
+    fsdp_error err = {0};
+    say(peer, &size, sizeof size);
+    say(peer, &odd, sizeof odd);
+    say(peer, &text_size, sizeof text_size);
+    say(peer, text, sizeof text);
+    close(peer);
+    cr_expect_eq(fsdp_ctl_send(ctl, 1, "data", 4, &err), FSDP_ERR_PEER);
+    cr_expect_str_eq(err.text, "rank 1 has left during send");
+    fsdp_ctl_free(ctl);
 }
 
 /* Also between ranks other than 0, which connect when they need it. */
