@@ -52,7 +52,10 @@ static fsdp_status prepare_run(run_job *job, fsdp_error *err)
     job->path = fsdp_path_join(job->run, job->name);
     if (!job->path)
         st = fsdp_fail_memory(err, "a path");
-    if (job->opts.step < 0)
+    if (job->opts.step == FSDP_STEP_NONE)
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "a checkpoint of a run is named after its step: set 'step' of the options");
+    else if (job->opts.step < 0)
         st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
     if (st == FSDP_OK)
         st = fsdp_retention_check(job->opts.retain, err);

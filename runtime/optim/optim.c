@@ -352,13 +352,17 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
     }
 }
 
+/* What is gathered is the parameter of before the step: it goes, so that the next forward gathers anew. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
     fsdp_root *root = optim->root;
     fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
-    for (size_t i = 0; i < optim->count; i++)
-        if (optim->states[i].param->shard_grad)
-            step_param(optim, &optim->states[i], compute);
+    for (size_t i = 0; i < optim->count; i++) {
+        if (!optim->states[i].param->shard_grad)
+            continue;
+        step_param(optim, &optim->states[i], compute);
+        FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
+    }
     fsdp_root_zero_grad(root);
     return fsdp_context_sync(root->context, err);
 }

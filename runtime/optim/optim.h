@@ -47,7 +47,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sg
                                                   fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 
-/* Local. Steps every parameter that has a sharded gradient, and drops the gradients. */
+/* Local. Steps every parameter that has a sharded gradient, and drops the gradients. A unit of one that is
+ * still gathered is given back: what it holds is what was before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);

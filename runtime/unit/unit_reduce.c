@@ -213,11 +213,14 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     const fsdp_unit *unit = group->unit;
-    const fsdp_divide divide = fsdp_divide_for(group, reduced->dtype);
+    bool is_new = reduced->count > 0; /* else only what waits for the replicas */
+    const fsdp_divide divide =
+        fsdp_divide_for(group, is_new ? reduced->dtype : group->partial.dtype);
     bool has_replicas = group->replicate_size > 1;
     fsdp_stream *last =
         fsdp_group_stream(group, has_replicas ? FSDP_STREAM_ALL_REDUCE : FSDP_STREAM_REDUCE);
-    FSDP_TRY(reduce_scatter(group, reduced, &divide, err));
+    if (is_new)
+        FSDP_TRY(reduce_scatter(group, reduced, &divide, err));
     FSDP_TRY(fsdp_group_add_partial(group, reduced, err));
     if (has_replicas && !unit->all_reduces) {
         group->partial = *reduced;
@@ -242,7 +245,8 @@ static fsdp_status reduce_grads(fsdp_group *group, fsdp_error *err)
 {
     fsdp_reduced reduced;
     FSDP_TRY(fsdp_reduced_list(group, &reduced, err));
-    fsdp_status status = reduced.count > 0 ? reduce(group, &reduced, err) : FSDP_OK;
+    bool is_due = group->partial.block && group->unit->all_reduces;
+    fsdp_status status = reduced.count > 0 || is_due ? reduce(group, &reduced, err) : FSDP_OK;
     fsdp_group_give(group, reduced.block,
                     fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_REDUCE)));
     fsdp_free(reduced.parts);

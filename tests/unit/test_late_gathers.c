@@ -5,6 +5,7 @@
 #include "tests/support/worlds.h"
 
 #include <criterion/criterion.h>
+#include <fsdp/optim.h>
 #include <math.h>
 
 enum { LAYERS = 3, WIDTH = 8, VALUES = WIDTH * WIDTH, RANKS = 4 };
@@ -124,6 +125,40 @@ static fsdp_status wait_at_other_times(const late_net *net, fsdp_error *err)
     return fsdp_root_end_forward(net->root, err);
 }
 
+/* --- what was gathered before the optimizer's step ----------------------------------------------- */
+
+static fsdp_status train(const late_net *net, fsdp_optim *optim, fsdp_error *err)
+{
+    fsdp_unit_set_reshard_after_backward(net->unit[1], false, false);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
+    float *grad = fsdp_param_grad(net->weight[1]);
+    for (int i = 0; grad && i < VALUES; i++)
+        grad[i] = 1;
+    FSDP_TRY(fsdp_unit_post_backward(net->unit[1], err));
+    FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    return fsdp_optim_step(optim, err);
+}
+
+static fsdp_status step_while_gathered(const late_net *net, fsdp_error *err)
+{
+    fsdp_optim *optim;
+    fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
+    sgd.lr = 1;
+    FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optim, err));
+    fsdp_status status = train(net, optim, err);
+    fsdp_optim_free(optim);
+    FSDP_TRY(status);
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    const float *data = fsdp_param_data(net->weight[1]);
+    double first = fsdp_uniform(1, fsdp_param_name(net->weight[1]), 0) / sqrt(WIDTH);
+    if (!data || fabs(data[0] - (first - 1)) > 1e-6)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "%g, %g was expected",
+                         data ? (double)data[0] : 0.0, first - 1);
+    return FSDP_OK;
+}
+
 /* --- the tests -------------------------------------------------------------------------------- */
 
 typedef struct late_case {
@@ -165,4 +200,9 @@ Test(late_gathers, a_gather_of_slices_stays_one_when_the_unit_is_resharded_by_ha
 Test(late_gathers, a_gather_by_hand_is_made_at_once_also_behind_one_ahead)
 {
     expect_on_devices(wait_at_other_times);
+}
+
+Test(late_gathers, what_was_gathered_before_the_optimizers_step_is_gathered_anew)
+{
+    expect_on_devices(step_while_gathered);
 }

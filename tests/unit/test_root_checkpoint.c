@@ -320,7 +320,7 @@ static fsdp_status misuse(state_net *net, fsdp_error *err)
     EXPECT_REFUSAL(save_as(net, dir, &save, why), "full_state_dict is for state in memory");
     save = plain;
     save.into_run = true;
-    EXPECT_REFUSAL(save_as(net, dir, &save, why), "step -1 is negative");
+    EXPECT_REFUSAL(save_as(net, dir, &save, why), "a checkpoint of a run is named after its step");
     save = plain;
     FSDP_TRY(fsdp_sd_create(&own, err));
     FSDP_TRY(fsdp_sd_add_value(own, FSDP_NAME("model.embed.weight"), &value, err));

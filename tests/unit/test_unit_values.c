@@ -475,6 +475,32 @@ Test(unit_values, partial_reductions_are_packed_anew_when_gradients_change)
         2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, change_partial, NULL});
 }
 
+/* The backward that adds up over the replicas has no gradients of its own, or is not run at all. */
+static fsdp_status end_partial(world_rank *rank, one_unit *one, fsdp_error *err)
+{
+    (void)rank;
+    for (int is_run = 0; is_run < 2; is_run++) {
+        fsdp_unit_set_requires_all_reduce(one->unit, false, false);
+        FSDP_TRY(give_one(one, 1, err));
+        fsdp_unit_set_requires_all_reduce(one->unit, true, false);
+        if (is_run)
+            FSDP_TRY(fsdp_unit_pre_backward(one->unit, err));
+        FSDP_TRY(fsdp_root_end_backward(one->root, err));
+        const float *grad = fsdp_param_shard_grad(one->params[1]);
+        if (!grad || grad[0] != 2)
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "run %d: %g, 2 was expected", is_run,
+                             grad ? (double)grad[0] : -1.0);
+        fsdp_root_zero_grad(one->root);
+    }
+    return FSDP_OK;
+}
+
+Test(unit_values, partial_reductions_end_also_without_new_gradients)
+{
+    expect_case((unit_case){
+        2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, end_partial, NULL});
+}
+
 /* --- errors and memory
  * ---------------------------------------------------------------------------- */
 
