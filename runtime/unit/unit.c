@@ -170,6 +170,17 @@ static bool is_part_of(const fsdp_param *param, const char *prefix)
     return false;
 }
 
+/* The second unit of a module would find nothing left for it. */
+static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    for (size_t i = 0; i < model->unit_count; i++)
+        for (size_t m = 0; m < model->units[i]->member_count; m++)
+            if (strcmp(model->units[i]->prefixes[m], prefix) == 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is in unit '%s' already", prefix,
+                                 model->units[i]->name);
+    return FSDP_OK;
+}
+
 /* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. */
 static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
 {
@@ -217,6 +228,8 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
         fsdp_error_prefix(err, "unit '%s'", first);
     for (size_t i = 0; i < n && status == FSDP_OK; i++)
         status = check_prefix(model, prefixes[i], err);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_is_free(model, prefixes[i], err);
     return status;
 }
 

@@ -52,7 +52,8 @@ FSDP_API fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh);
 /*
  * Local. A unit of every parameter whose name is `prefix` or begins with "prefix." and that no unit has:
  * inner units first. "": all. It may have none, when inner units took them all or they are ignored; but
- * FSDP_ERR_USAGE when no parameter, buffer or alias is called like that, with the nearest name that is there.
+ * FSDP_ERR_USAGE when no parameter, buffer or alias is called like that, with the nearest name that is there,
+ * or when a unit has that prefix already.
  * opts are copied, the mesh must outlive the model.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix,

@@ -93,6 +93,8 @@ static fsdp_status make_empty_units(named_net *net, fsdp_error *err)
         fsdp_unit *unit;
         FSDP_TRY(fsdp_unit_create(net->model, prefixes[i], &net->opts, &unit, err));
         EXPECT(fsdp_unit_param_count(unit) == (i < 2));
+        EXPECT_REFUSAL(fsdp_unit_create(net->model, prefixes[i], &net->opts, &unit, why),
+                       "' already");
     }
     FSDP_TRY(make_root(net, err));
     EXPECT(fsdp_unit_param_count(fsdp_root_unit(net->root)) == 0);
