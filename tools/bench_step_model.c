@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/root_init.h>
+
 /* --- shapes ----------------------------------------------------------------------------------- */
 
 static int64_t outputs_of(const step_options *opts, int layer)

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/root_init.h>
+
 enum { WIDE = 3200, NARROW = 1600, CALLS = 4, PAGE = 4096 };
 
 static const struct {

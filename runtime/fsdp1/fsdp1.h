@@ -30,6 +30,7 @@
 
 #include <fsdp/checkpoint.h>
 #include <fsdp/optim.h>
+#include <fsdp/root_init.h>
 
 #ifdef __cplusplus
 extern "C" {

@@ -10,30 +10,6 @@
 
 /* --- one number over all ranks ---------------------------------------------------------------- */
 
-static int64_t mesh_size(const fsdp_group *group)
-{
-    return fsdp_mesh_size(group->mesh);
-}
-
-/* The largest mesh of the root: it holds the others. */
-static const fsdp_mesh *widest_mesh(const fsdp_root *root)
-{
-    const fsdp_group *widest = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            const fsdp_group *group = &root->units[i]->groups[g];
-            if (!widest || mesh_size(group) > mesh_size(widest))
-                widest = group;
-        }
-    return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
-}
-
-fsdp_lane *fsdp_root_all_ranks(fsdp_root *root)
-{
-    const fsdp_mesh *mesh = widest_mesh(root);
-    return fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
-}
-
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
                            fsdp_error *err)
 {

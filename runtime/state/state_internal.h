@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "runtime/optim/optim_internal.h"
 #include "statedict/names.h"
+#include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
 /* --- names (state_names.c) ---------------------------------------------------------------------- */
@@ -185,5 +186,11 @@ fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, in
                             const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
                             fsdp_error *err);
 fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err);
+
+/* --- first values (root_init.c) ----------------------------------------------------------------- */
+
+/* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */
+fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                                    fsdp_error *err);
 
 #endif

@@ -110,11 +110,6 @@ FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err);
 
-/* --- reproducible values ---------------------------------------------------------------------- */
-
-/* The i-th of a named sequence of numbers in [-1, 1), the same on every machine and in every language. */
-FSDP_API double fsdp_uniform(uint64_t seed, const char *name, uint64_t i);
-
 #ifdef __cplusplus
 }
 #endif

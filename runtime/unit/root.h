@@ -32,24 +32,6 @@ FSDP_API fsdp_unit *fsdp_root_unit_at(const fsdp_root *root, size_t i); /* root 
  * Before the first step, and before root has an optimizer. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err);
 
-/* --- values ----------------------------------------------------------------------------------- */
-
-/* f32 masters of optimizers follow what these set. */
-
-/* Local. Element i of a parameter becomes fsdp_uniform(seed, its name, i) / sqrt(its last dimension); the
- * same values at any world size. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err);
-/* Local. fill is called per parameter for the rows that this rank holds: elements of `box`, packed, in the
- * parameter's dtype. Called in the same order on all ranks. */
-typedef fsdp_status (*fsdp_param_fill)(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                                       fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user,
-                                                 fsdp_error *err);
-/* Collective. All parameters and buffers as rank 0 has them: there, fill brings whole tensors; on the other
- * ranks it is not called. One bounded buffer. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
-                                                            fsdp_error *err);
-
 /* --- a step ----------------------------------------------------------------------------------- */
 
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err);

@@ -40,12 +40,6 @@ fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
 /* A unit of several groups has no custom collective. */
 fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
 
-/* --- root_init.c ------------------------------------------------------------------------------ */
-
-/* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */
-fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                                    fsdp_error *err);
-
 /* --- root_groups.c ---------------------------------------------------------------------------- */
 
 /* Which parameters are groups, on which mesh: local. */
@@ -58,7 +52,7 @@ void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were give
 /* Collective: reductions on a communicator of their own, or no longer. */
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
 
-/* The lane of the widest mesh of the root's units (optim_clip.c); NULL when it was not connected. */
+/* The lane of the widest mesh of the root's units; NULL when it was not connected. */
 fsdp_lane *fsdp_root_all_ranks(fsdp_root *root);
 
 #endif

@@ -7,6 +7,8 @@
 
 #include "tests/support/tensors.h"
 
+#include <fsdp/root_init.h>
+
 /* --- plans
  * -------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 #define FSDP_TESTS_STATE_NET_H
 
 #include "tests/support/worlds.h"
+#include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
 #include <stdio.h>

@@ -8,6 +8,8 @@
 #include "tests/support/unit_tuning.h"
 #include "tests/support/worlds.h"
 
+#include <fsdp/root_init.h>
+
 enum { BLOCKS = TRANSFORMER_BLOCKS, STEPS = TRANSFORMER_STEPS };
 
 typedef struct transformer_net {

@@ -3,6 +3,7 @@
  * another and to units.
  */
 #include "tests/unit/v1_state_cases.h"
+#include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
 #include <stdio.h>

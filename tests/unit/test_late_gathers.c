@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <fsdp/optim.h>
+#include <fsdp/root_init.h>
 #include <math.h>
 
 enum { LAYERS = 3, WIDTH = 8, VALUES = WIDTH * WIDTH, RANKS = 4 };

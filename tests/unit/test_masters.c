@@ -5,6 +5,8 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
+#include <fsdp/root_init.h>
+
 enum { ROWS = 300, COLUMNS = 3, MOST = ROWS * COLUMNS };
 
 typedef struct narrow_net {

@@ -3,6 +3,7 @@
  * names that are missing, dtypes that differ, and options that mean nothing there.
  */
 #include "tests/unit/state_net.h"
+#include <fsdp/root_init.h>
 #include <fsdp/run.h>
 
 #include <stdlib.h>

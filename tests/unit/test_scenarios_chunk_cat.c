@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/root_init.h>
+
 enum { RANKS = 4, MOST = 6 };
 
 typedef struct packed_param {

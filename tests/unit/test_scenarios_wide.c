@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <fsdp/root_init.h>
+
 enum { RANKS = 128, COUNT = 8, LARGEST = 512 * 64, PER_RANK = 1190, NEIGHBOURS = 8 };
 
 static const int64_t shapes[COUNT][2] = {{17, 257}, {17, 0},   {64, 312}, {64, 0},

@@ -5,6 +5,8 @@
  */
 #include "tests/unit/state_net.h"
 
+#include <fsdp/root_init.h>
+
 /* --- MLPs --------------------------------------------------------------------------------------- */
 
 /* Three layers dim -> 4 dim -> dim, without biases, each a unit. */

@@ -5,6 +5,7 @@
 #include "base/mem.h"
 #include "tests/unit/state_net.h"
 #include <fsdp/convert.h>
+#include <fsdp/root_init.h>
 
 #include <math.h>
 #include <stdlib.h>

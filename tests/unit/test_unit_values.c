@@ -5,6 +5,7 @@
  */
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>
+#include <fsdp/root_init.h>
 
 #include <criterion/criterion.h>
 #include <math.h>

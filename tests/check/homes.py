@@ -1,0 +1,43 @@
+"""Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
+going down, too.
+
+usage: homes.py REPOSITORY
+"""
+
+import subprocess
+import sys
+from pathlib import Path, PurePath
+
+ROOT = Path(sys.argv[1])
+FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
+
+
+def tags():
+    """Of every function: its name, the file's path, whether it is declared or defined there."""
+    files = [str(path.relative_to(ROOT)) for name in FOLDERS for path in (ROOT / name).rglob("*.[ch]")]
+    command = ["ctags", "--c-kinds=fp", "--fields=k", "--extras=-F", "-f", "-", "-L", "-"]
+    listed = subprocess.run(command, cwd=ROOT, input="\n".join(files), stdout=subprocess.PIPE, text=True,
+                            check=True)
+    for line in listed.stdout.splitlines():
+        fields = line.split("\t")
+        yield fields[0], PurePath(fields[1]), fields[-1]
+
+
+def main():
+    declared, defined = [], {}
+    for name, path, kind in tags():
+        if kind == "f":
+            defined.setdefault(name, set()).add(path)
+        elif path.suffix == ".h" and name.startswith("fsdp_"):
+            declared.append((name, path))
+    problems = []
+    for name, header in declared:
+        homes = defined.get(name, set())
+        if not any(home.is_relative_to(header.parent) for home in homes):
+            where = ", ".join(map(str, sorted(homes))) or "nowhere"
+            problems.append(f"{header}: {name} is defined in {where}")
+    print("\n".join(problems) or f"{len(declared)} declarations, each defined at home")
+    return 1 if problems or not declared else 0
+
+
+sys.exit(main())
