@@ -352,19 +352,42 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
     }
 }
 
+bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group)
+{
+    for (const fsdp_optim *optim = root->optims; optim; optim = optim->next)
+        for (size_t i = 0; i < optim->count; i++) {
+            const fsdp_param *param = optim->states[i].param;
+            if (param->shard_grad && (!group || param->group == group))
+                return true;
+        }
+    return false;
+}
+
+/* Gradients of a group share blocks, which go when no other optimizer is still to step one of them. */
+void fsdp_optim_drop_grads(fsdp_optim *optim)
+{
+    const fsdp_root *root = optim->root;
+    for (size_t i = 0; i < optim->count; i++)
+        optim->states[i].param->shard_grad = NULL;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            if (!fsdp_root_awaits_step(root, &root->units[i]->groups[g]))
+                fsdp_group_drop_grads(&root->units[i]->groups[g]);
+}
+
 /* What is gathered is the parameter of before the step: it goes, so that the next forward gathers anew. */
 static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
 {
-    fsdp_root *root = optim->root;
-    fsdp_stream *compute = root->context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_context *context = optim->root->context;
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     for (size_t i = 0; i < optim->count; i++) {
         if (!optim->states[i].param->shard_grad)
             continue;
         step_param(optim, &optim->states[i], compute);
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
     }
-    fsdp_root_zero_grad(root);
-    return fsdp_context_sync(root->context, err);
+    fsdp_optim_drop_grads(optim);
+    return fsdp_context_sync(context, err);
 }
 
 fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)

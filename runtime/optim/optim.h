@@ -47,8 +47,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sg
                                                   fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 
-/* Local. Steps every parameter that has a sharded gradient, and drops the gradients. A unit of one that is
- * still gathered is given back: what it holds is what was before the step. */
+/* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradients; those
+ * that another optimizer of the root is to step wait for it. A unit of a parameter that is still gathered is
+ * given back: what it holds is what was before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);
@@ -102,7 +103,8 @@ FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
 /* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once before a
  * step, which does it otherwise. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
-/* Collective. The optimizer's step, unless a gradient is not finite; then the scale is adapted. */
+/* Collective. The optimizer's step, unless a gradient of the root is not finite; then the scale is adapted:
+ * of several optimizers, when all have stepped. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                                                    fsdp_error *err);
 

@@ -56,6 +56,10 @@ const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
 void fsdp_optim_refresh_master(fsdp_optim_state *state);
 /* The masters of this parameter in whatever optimizer; NULL: of all. */
 void fsdp_root_refresh_masters(fsdp_root *root, const fsdp_param *param);
+/* Are there gradients that an optimizer of the root is to step? group: of it, or NULL. */
+bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group);
+/* The gradients of its parameters; those that another optimizer is to step stay. */
+void fsdp_optim_drop_grads(fsdp_optim *optim);
 /* fsdp_optim_describe_state of a state that is known. */
 size_t fsdp_optim_state_tensors(const fsdp_optim *optim, fsdp_optim_state *state,
                                 fsdp_optim_tensor tensors_out[FSDP_OPTIM_TENSORS]);

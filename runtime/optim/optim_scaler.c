@@ -98,13 +98,14 @@ fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipp
 {
     if (!scaler->is_unscaled)
         FSDP_TRY(fsdp_scaler_unscale(scaler, optim->root, err));
-    bool skips = !scaler->is_finite;
-    adapt(scaler);
     if (skipped_out)
-        *skipped_out = skips;
-    if (!skips)
-        return fsdp_optim_step(optim, err);
-    fsdp_root_zero_grad(optim->root);
+        *skipped_out = !scaler->is_finite;
+    if (scaler->is_finite)
+        FSDP_TRY(fsdp_optim_step(optim, err));
+    else
+        fsdp_optim_drop_grads(optim);
+    if (!fsdp_root_awaits_step(optim->root, NULL))
+        adapt(scaler);
     return FSDP_OK;
 }
 
