@@ -283,8 +283,9 @@ fsdp_status fsdp_v1_create(fsdp_model *model, const fsdp_v1_opts *opts, fsdp_v1 
                            fsdp_error *err)
 {
     fsdp_v1 *v1 = fsdp_alloc(1, sizeof *v1);
-    if (!v1)
-        return fsdp_fail_memory(err, "a wrapped model");
+    if (!v1) /* the others wait to hear whether all can */
+        return fsdp_ctl_agree(fsdp_world_ctl(model->world),
+                              fsdp_fail_memory(err, "a wrapped model"), err);
     v1->model = model;
     v1->use_orig_params = opts->use_orig_params;
     v1->buffer_dtype = opts->buffer_dtype;

@@ -1,5 +1,8 @@
-/* With --check, ranks that declare or do different things are told so, all of them, with both sides named. */
+/* With --check, ranks that declare or do different things are told so, all of them, with both sides named. A
+ * rank that has no memory to begin with is told of, too. */
+#include "base/mem.h"
 #include "tests/support/worlds.h"
+#include <fsdp/fsdp1.h>
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -100,4 +103,74 @@ Test(root_check, another_order_of_a_step_is_told)
         .in_step = true,
         .words = "differ in what they did in this step: rank 0 has 'reshard a', rank 2 has "
                  "'reshard b'"});
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+static fsdp_status create(fsdp_model *model, const fsdp_mesh *mesh, bool is_flat, fsdp_error *err)
+{
+    const fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
+    const fsdp_v1_opts flat_opts = {.mesh = mesh};
+    fsdp_v1 *v1 = NULL;
+    fsdp_root *root = NULL;
+    fsdp_status status = is_flat ? fsdp_v1_create(model, &flat_opts, &v1, err)
+                                 : fsdp_root_create(model, &opts, &root, err);
+    fsdp_v1_free(v1);
+    fsdp_root_free(root);
+    return status;
+}
+
+typedef struct shortage {
+    int at; /* which allocation fails */
+    bool is_flat;
+} shortage;
+
+static fsdp_status create_in_shortage(world_rank *rank, fsdp_error *err)
+{
+    const shortage *what = rank->user;
+    fsdp_mesh *mesh = NULL;
+    fsdp_model *model = NULL;
+    int64_t size = fsdp_world_size(rank->world);
+    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &mesh, err));
+    fsdp_status status = fsdp_model_create(rank->world, &model, err);
+    if (status == FSDP_OK)
+        status = fsdp_model_add_param(model, "w", FSDP_F32, 2, (int64_t[]){4, 2}, NULL, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_barrier(fsdp_world_ctl(rank->world), err);
+    if (status == FSDP_OK && fsdp_world_rank(rank->world) == 0)
+        (void)fsdp_mem_fail_after(what->at, false);
+    if (status == FSDP_OK)
+        status = create(model, mesh, what->is_flat, err);
+    fsdp_model_free(model);
+    fsdp_mesh_free(mesh);
+    return status;
+}
+
+/* Always a later allocation, until none is missing. A rank that waits would name who did not come. */
+static void expect_word_of_memory(bool is_flat)
+{
+    enum { MOST_ALLOCATIONS = 1000, MOST_MS = 5000 };
+    bool was_short = true;
+    for (int i = 0; i < MOST_ALLOCATIONS && was_short; i++) {
+        const shortage what = {.at = i, .is_flat = is_flat};
+        rank_outcome outcomes[2] = {{0}};
+        fsdp_error err = {0};
+        was_short = run_worlds_within(2, "cpu", MOST_MS, create_in_shortage, (void *)&what,
+                                      outcomes, &err) != FSDP_OK;
+        (void)fsdp_mem_fail_after(-1, false);
+        for (int r = 0; r < 2; r++)
+            cr_assert(outcomes[r].status == FSDP_OK || strstr(outcomes[r].err.text, "memory"),
+                      "allocation %d, rank %d: %s", i, r, outcomes[r].err.text);
+    }
+    cr_assert(!was_short);
+}
+
+Test(root_check, a_rank_without_memory_for_a_root_keeps_nobody_waiting)
+{
+    expect_word_of_memory(false);
+}
+
+Test(root_check, a_rank_without_memory_for_a_wrapped_model_keeps_nobody_waiting)
+{
+    expect_word_of_memory(true);
 }
