@@ -31,78 +31,71 @@ static size_t chunk_bytes(const fsdp_v1_flat *flat, const fsdp_v1_slot *slot)
     return (size_t)flat->param->padded * fsdp_dtype_size(slot->dtype);
 }
 
-/* What is replicated goes to all. */
-static fsdp_status broadcast(fsdp_comm *comm, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
-                             const void *whole, void *chunk, fsdp_error *err)
+/* What is replicated goes to all. lane: NULL in a world of one. */
+static fsdp_status broadcast(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+                             const fsdp_v1_slot *slot, const void *whole, void *chunk,
+                             fsdp_error *err)
 {
     const fsdp_collective call = {.kind = FSDP_BROADCAST,
                                   .dtype = slot->dtype,
                                   .in = chunk,
                                   .out = chunk,
                                   .count = flat->param->padded,
+                                  .root = lane ? fsdp_lane_position(lane, 0) : 0,
                                   .unit = flat->param->name};
     if (whole)
         memcpy(chunk, whole, chunk_bytes(flat, slot));
-    return fsdp_comm_run(comm, &call, err);
+    return lane ? fsdp_comm_run(lane->comm, &call, err) : FSDP_OK;
 }
 
 /* Chunks in the order of the ranks, as often as there are replicas. */
-static void order_chunks(const fsdp_comm *comm, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
+static void order_chunks(const fsdp_lane *lane, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
                          const unsigned char *whole, unsigned char *ordered, int64_t *counts)
 {
     const fsdp_group *group = flat->param->group;
     size_t bytes = chunk_bytes(flat, slot);
-    for (int i = 0; i < fsdp_comm_size(comm); i++) {
+    for (int i = 0; i < lane->size; i++) {
         int64_t coord[FSDP_MAX_MESH_DIMS];
-        fsdp_mesh_coord(group->mesh, fsdp_comm_ranks(comm)[i], coord);
+        fsdp_mesh_coord(group->mesh, lane->ranks[i], coord);
         memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->shard_dim] * bytes, bytes);
         counts[i] = flat->param->padded;
     }
 }
 
 /* counts: what this rank sends to each, which only rank 0 does, then what it gets from each. */
-static fsdp_status exchange(fsdp_comm *comm, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
-                            const void *ordered, int64_t *counts, void *chunk, fsdp_error *err)
+static fsdp_status exchange(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+                            const fsdp_v1_slot *slot, const void *ordered, int64_t *counts,
+                            void *chunk, fsdp_error *err)
 {
-    int n = fsdp_comm_size(comm);
+    int64_t *out_counts = counts + lane->size;
     const fsdp_collective call = {.kind = FSDP_ALL_TO_ALL,
                                   .dtype = slot->dtype,
                                   .in = ordered,
                                   .out = chunk,
                                   .counts = counts,
-                                  .out_counts = counts + n,
+                                  .out_counts = out_counts,
                                   .unit = flat->param->name};
-    counts[n] = flat->param->padded;
-    return fsdp_comm_run(comm, &call, err);
+    out_counts[fsdp_lane_position(lane, 0)] = flat->param->padded;
+    return fsdp_comm_run(lane->comm, &call, err);
 }
 
-static fsdp_status deal_chunks(fsdp_comm *comm, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
-                               const unsigned char *whole, void *chunk, fsdp_error *err)
+static fsdp_status deal_chunks(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+                               const fsdp_v1_slot *slot, const unsigned char *whole, void *chunk,
+                               fsdp_error *err)
 {
-    size_t n = (size_t)fsdp_comm_size(comm);
+    size_t n = (size_t)lane->size;
     int64_t *counts = fsdp_alloc(n * 2, sizeof *counts);
     unsigned char *ordered = fsdp_alloc(whole ? n : 0, chunk_bytes(flat, slot));
     fsdp_status status = FSDP_OK;
     if (!counts || !ordered)
         status = fsdp_fail_memory(err, flat->param->name);
     if (status == FSDP_OK && whole)
-        order_chunks(comm, flat, slot, whole, ordered, counts);
+        order_chunks(lane, flat, slot, whole, ordered, counts);
     if (status == FSDP_OK)
-        status = exchange(comm, flat, slot, ordered, counts, chunk, err);
+        status = exchange(lane, flat, slot, ordered, counts, chunk, err);
     fsdp_free(counts);
     fsdp_free(ordered);
     return status;
-}
-
-/* whole: on rank 0, else NULL. */
-static fsdp_status send_chunks(const fsdp_v1_loading *load, const fsdp_v1_flat *flat,
-                               const fsdp_v1_slot *slot, const unsigned char *whole, void *chunk,
-                               fsdp_error *err)
-{
-    const fsdp_lane *lane = load->lane;
-    FSDP_TRY(load->v1->root->context->device->ops->sync(lane->last, err));
-    return fsdp_v1_is_whole(flat) ? broadcast(lane->comm, flat, slot, whole, chunk, err)
-                                  : deal_chunks(lane->comm, flat, slot, whole, chunk, err);
 }
 
 fsdp_status fsdp_v1_scatter_chunk(fsdp_v1_loading *load, const fsdp_v1_flat *flat,
@@ -116,7 +109,8 @@ fsdp_status fsdp_v1_scatter_chunk(fsdp_v1_loading *load, const fsdp_v1_flat *fla
                        : fsdp_fail_memory(err, flat->param->name);
     }
     if (status == FSDP_OK)
-        status = send_chunks(load, flat, slot, whole, chunk, err);
+        status = fsdp_v1_is_whole(flat) ? broadcast(load->lane, flat, slot, whole, chunk, err)
+                                        : deal_chunks(load->lane, flat, slot, whole, chunk, err);
     fsdp_free(whole);
     return status;
 }
@@ -133,13 +127,13 @@ static fsdp_status share_numbers(fsdp_v1_loading *load, fsdp_error *err)
                               err);
 }
 
-static fsdp_status check_source(const fsdp_v1_loading *load, fsdp_error *err)
+static fsdp_status prepare(fsdp_v1_loading *load, fsdp_error *err)
 {
-    if (load->v1->root->world->rank == 0 && !load->sd)
+    fsdp_root *root = load->v1->root;
+    if (root->world->rank == 0 && !load->sd)
         return fsdp_fail(err, FSDP_ERR_USAGE, "rank 0 has no state dict to be scattered");
-    if (!load->lane)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "scattering needs a mesh of all ranks");
-    return FSDP_OK;
+    FSDP_TRY(fsdp_root_world_lane(root, "scattering", &load->lane, err));
+    return fsdp_v1_loading_prepare(load, err);
 }
 
 fsdp_status fsdp_v1_scatter_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd,
@@ -151,11 +145,7 @@ fsdp_status fsdp_v1_scatter_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim
         fsdp_v1_loading_begin(v1, optim, v1->root->world->rank == 0 ? sd : NULL, opts);
     FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_scatter_full_optim_state_dict", err));
     load.scatters = true;
-    load.lane = fsdp_root_all_ranks(v1->root);
-    fsdp_status status = check_source(&load, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_loading_prepare(&load, err);
-    status = fsdp_ctl_agree(ctl, status, err);
+    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&load, err), err);
     if (status == FSDP_OK)
         status = share_numbers(&load, err);
     if (status == FSDP_OK)

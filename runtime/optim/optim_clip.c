@@ -6,14 +6,13 @@
 #include "runtime/unit/root_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 /* --- one number over all ranks ---------------------------------------------------------------- */
 
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
                            fsdp_error *err)
 {
-    fsdp_lane *lane = fsdp_root_all_ranks(root);
+    fsdp_lane *lane;
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
                                   .dtype = FSDP_F64,
                                   .in = value,
@@ -21,11 +20,11 @@ fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const
                                   .count = 1,
                                   .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
                                   .unit = what};
+    FSDP_TRY(fsdp_root_widest_lane(root, &lane, err));
     if (!lane)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "%s needs the mesh of all ranks to be connected (fsdp_world_connect)",
                          what);
-    FSDP_TRY(root->context->device->ops->sync(lane->last, err));
     return fsdp_comm_run(lane->comm, &call, err);
 }
 

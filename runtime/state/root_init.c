@@ -3,10 +3,8 @@
 #include "runtime/unit/root_internal.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "base/mem.h"
-#include "kernels/kernels.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 
@@ -142,7 +140,7 @@ static void take_part(const fsdp_param *param, const fsdp_box *slab, const void 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
                              fsdp_error *err)
 {
-    fsdp_world *world = work->root->world;
+    const fsdp_world *world = work->root->world;
     fsdp_status status = FSDP_OK;
     if (world->rank == 0)
         status = work->fill(work->user, param, slab, work->slab, err);
@@ -152,6 +150,7 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
                                   .in = work->slab,
                                   .out = work->slab,
                                   .count = fsdp_box_count(slab),
+                                  .root = work->lane ? fsdp_lane_position(work->lane, 0) : 0,
                                   .unit = param->name};
     if (work->lane)
         FSDP_TRY(fsdp_comm_run(work->lane->comm, &call, err));
@@ -177,16 +176,12 @@ static fsdp_status sync_param(sync_work *work, const fsdp_param *param, fsdp_err
 
 static fsdp_status sync_all(sync_work *work, fsdp_error *err)
 {
-    fsdp_world *world = work->root->world;
+    const fsdp_world *world = work->root->world;
     const fsdp_model *model = work->root->model;
     work->slab = fsdp_alloc_pages(SLAB_BYTES);
     fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
-    if (status == FSDP_OK && world->size > 1) {
-        work->lane = fsdp_root_all_ranks(work->root);
-        if (!work->lane)
-            status = fsdp_fail(err, FSDP_ERR_USAGE,
-                               "sync_from_rank0 needs a mesh of all ranks (fsdp_world_connect)");
-    }
+    if (status == FSDP_OK)
+        status = fsdp_root_world_lane(work->root, "sync_from_rank0", &work->lane, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     for (size_t i = 0; i < model->count; i++)
         FSDP_TRY(sync_param(work, model->params[i], err));

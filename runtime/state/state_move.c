@@ -64,13 +64,7 @@ static fsdp_status prepare(fsdp_state_mover *mover, int64_t most, fsdp_error *er
     mover->pieces = fsdp_alloc(PIECES, sizeof *mover->pieces);
     if (!mover->buffer || !mover->pieces)
         return fsdp_fail_memory(err, "moving the state of a root");
-    if (root->world->size == 1)
-        return FSDP_OK;
-    mover->lane = fsdp_root_all_ranks(root);
-    if (!mover->lane || mover->lane->size != root->world->size)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "whole state needs a mesh of all ranks (fsdp_world_connect)");
-    return root->context->device->ops->sync(mover->lane->last, err);
+    return fsdp_root_world_lane(root, "whole state", &mover->lane, err);
 }
 
 fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most,
@@ -89,27 +83,20 @@ void fsdp_state_mover_release(fsdp_state_mover *mover)
     *mover = (fsdp_state_mover){0};
 }
 
-static int position_of(const fsdp_lane *lane, int rank)
-{
-    int i = 0;
-    while (i < lane->size && lane->ranks[i] != rank)
-        i++;
-    return i;
-}
-
 fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
 {
+    const fsdp_lane *lane = mover->lane;
     const fsdp_collective call = {.kind = FSDP_BROADCAST,
                                   .dtype = FSDP_U8,
                                   .in = mover->buffer,
                                   .out = mover->buffer,
                                   .count = (int64_t)mover->used,
-                                  .root = mover->lane ? position_of(mover->lane, mover->owner) : 0,
+                                  .root = lane ? fsdp_lane_position(lane, mover->owner) : 0,
                                   .unit = mover->unit};
     if (mover->piece_count == 0)
         return FSDP_OK;
-    if (mover->lane)
-        FSDP_TRY(fsdp_comm_run(mover->lane->comm, &call, err));
+    if (lane)
+        FSDP_TRY(fsdp_comm_run(lane->comm, &call, err));
     for (size_t i = 0; i < mover->piece_count; i++) {
         const struct fsdp_state_piece *piece = &mover->pieces[i];
         fsdp_state_copy_range(&piece->from, piece->first, piece->count, mover->buffer + piece->at,

@@ -142,12 +142,13 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
 /* A rank without memory for it tells the others, which wait. */
 static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *text, fsdp_error *err)
 {
-    fsdp_lane *lane = fsdp_root_all_ranks(root);
+    fsdp_lane *lane;
     fsdp_error why = {0};
+    fsdp_status status = fsdp_root_widest_lane(root, &lane, &why);
     if (!lane)
         return FSDP_OK;
-    fsdp_status status = text->failed ? fsdp_fail_memory(&why, "what ranks compare")
-                                      : root->context->device->ops->sync(lane->last, &why);
+    if (status == FSDP_OK && text->failed)
+        status = fsdp_fail_memory(&why, "what ranks compare");
     if (status == FSDP_OK)
         status = compare(lane->comm, what, text, &why);
     if (status == FSDP_ERR_LIMIT)

@@ -262,9 +262,48 @@ fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err)
     return connect(group, bit_of(group->shard_dim), group->shard_size, true, &group->reduce, err);
 }
 
-/* --- sizes ------------------------------------------------------------------------------------ */
+/* --- all ranks -------------------------------------------------------------------------------- */
 
-enum { WIDEST = 16, ALIGNMENT = 64 }; /* bytes of an element; before each parameter */
+/* The largest mesh of the root: it holds the others. */
+static const fsdp_mesh *widest_mesh(const fsdp_root *root)
+{
+    const fsdp_group *widest = NULL;
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            const fsdp_group *group = &root->units[i]->groups[g];
+            if (!widest || fsdp_mesh_size(group->mesh) > fsdp_mesh_size(widest->mesh))
+                widest = group;
+        }
+    return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
+}
+
+fsdp_status fsdp_root_widest_lane(fsdp_root *root, fsdp_lane **lane_out, fsdp_error *err)
+{
+    const fsdp_mesh *mesh = widest_mesh(root);
+    *lane_out = fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+    return *lane_out ? root->context->device->ops->sync((*lane_out)->last, err) : FSDP_OK;
+}
+
+fsdp_status fsdp_root_world_lane(fsdp_root *root, const char *what, fsdp_lane **lane_out,
+                                 fsdp_error *err)
+{
+    *lane_out = NULL;
+    if (root->world->size == 1)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_root_widest_lane(root, lane_out, err));
+    if (*lane_out && (*lane_out)->size == root->world->size)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s needs a mesh of all ranks (fsdp_world_connect)",
+                     what);
+}
+
+int fsdp_lane_position(const fsdp_lane *lane, int rank)
+{
+    int i = 0;
+    while (i < lane->size && lane->ranks[i] != rank)
+        i++;
+    return i;
+}
 
 /* --- groups ----------------------------------------------------------------------------------- */
 
@@ -320,6 +359,10 @@ fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
         FSDP_TRY(connect_group(&unit->groups[g], err));
     return FSDP_OK;
 }
+
+/* --- sizes ------------------------------------------------------------------------------------ */
+
+enum { WIDEST = 16, ALIGNMENT = 64 }; /* bytes of an element; before each parameter */
 
 /* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all memory. */
 static bool add_most_bytes(const fsdp_param *param, int ranks, int64_t *sum)
@@ -383,30 +426,4 @@ void fsdp_unit_release_groups(fsdp_unit *unit)
     fsdp_free(unit->groups);
     unit->groups = NULL;
     unit->group_count = 0;
-}
-
-/* --- all ranks ------------------------------------------------------------------------------- */
-
-static int64_t mesh_size(const fsdp_group *group)
-{
-    return fsdp_mesh_size(group->mesh);
-}
-
-/* The largest mesh of the root: it holds the others. */
-static const fsdp_mesh *widest_mesh(const fsdp_root *root)
-{
-    const fsdp_group *widest = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            const fsdp_group *group = &root->units[i]->groups[g];
-            if (!widest || mesh_size(group) > mesh_size(widest))
-                widest = group;
-        }
-    return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
-}
-
-fsdp_lane *fsdp_root_all_ranks(fsdp_root *root)
-{
-    const fsdp_mesh *mesh = widest_mesh(root);
-    return fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
 }

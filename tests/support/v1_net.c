@@ -36,9 +36,16 @@ static fsdp_status make_mesh(v1_net *net, const net_setup *setup, fsdp_error *er
 {
     int64_t size = fsdp_world_size(net->world), replicas = setup->replicas;
     bool two = replicas > 0;
-    return fsdp_world_mesh(
-        net->world, two ? 2 : 1, two ? (int64_t[]){replicas, size / replicas} : &size,
-        two ? (const char *[]){"rep", "dp"} : (const char *[]){"dp"}, &net->mesh, err);
+    const int64_t shape[] = {two ? replicas : size, two ? size / replicas : 0};
+    const char *const *names =
+        two ? (const char *const[]){"rep", "dp"} : (const char *const[]){"dp"};
+    int ranks[16];
+    if (!setup->is_backwards)
+        return fsdp_world_mesh(net->world, 1 + two, shape, names, &net->mesh, err);
+    for (int i = 0; i < size; i++)
+        ranks[i] = (int)size - 1 - i;
+    FSDP_TRY(fsdp_mesh_create(1 + two, shape, names, ranks, &net->mesh, err));
+    return fsdp_world_connect(net->world, net->mesh, err);
 }
 
 static fsdp_status set_units(v1_net *net, const net_units *units, fsdp_error *err)

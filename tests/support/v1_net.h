@@ -26,6 +26,7 @@ typedef struct net_setup {
     fsdp_v1_unit_opts layer;   /* of the layers, when has_layer_opts */
     bool has_layer_opts;
     int replicas;              /* 0: a mesh of one dim */
+    bool is_backwards;         /* it has the ranks from the last one on */
     int steps, microbatches;   /* a rank's, the last of which reduces */
     bool all_reduce_each;      /* no no_sync: every microbatch reduces, the results add up */
     double clip;               /* 0: none */

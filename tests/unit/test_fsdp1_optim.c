@@ -50,6 +50,18 @@ Test(fsdp1_optim, whole_state_loads_into_any_strategy_and_world_size)
     }
 }
 
+Test(fsdp1_optim, rank_0_scatters_from_any_place_in_the_mesh)
+{
+    state_case from = trained_by_four(true);
+    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD; strategy++) {
+        move_case move = {.from = &from, .scatters = true};
+        move.state = case_of((fsdp_v1_strategy)strategy, true, move_in);
+        move.state.setup.is_backwards = true;
+        expect_ranks(4, run_case, &move);
+    }
+    free_state(&from);
+}
+
 /* A sharded dict of the same layout is taken run by run. */
 static fsdp_status copy_by_runs(v1_net *net, state_case *what, fsdp_error *err)
 {

@@ -12,8 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* --- one unit of some parameters
- * ---------------------------------------------------------------- */
+/* --- one unit of some parameters -------------------------------------------------------------- */
 
 enum { MOST_PARAMS = 20 };
 
@@ -36,10 +35,25 @@ typedef struct unit_case {
     const void *user;
 } unit_case;
 
-static fsdp_status build(one_unit *one, world_rank *rank, const unit_case *what, fsdp_error *err)
+/* backwards: the mesh has the ranks from the last one on. */
+static fsdp_status make_mesh(one_unit *one, world_rank *rank, const unit_case *what, bool backwards,
+                             fsdp_error *err)
 {
-    FSDP_TRY(fsdp_world_mesh(rank->world, what->mesh_ndim, what->mesh_shape, what->mesh_names,
-                             &one->mesh, err));
+    int size = fsdp_world_size(rank->world), ranks[16];
+    if (!backwards)
+        return fsdp_world_mesh(rank->world, what->mesh_ndim, what->mesh_shape, what->mesh_names,
+                               &one->mesh, err);
+    for (int i = 0; i < size; i++)
+        ranks[i] = size - 1 - i;
+    FSDP_TRY(fsdp_mesh_create(what->mesh_ndim, what->mesh_shape, what->mesh_names, ranks,
+                              &one->mesh, err));
+    return fsdp_world_connect(rank->world, one->mesh, err);
+}
+
+static fsdp_status build(one_unit *one, world_rank *rank, const unit_case *what, bool backwards,
+                         fsdp_error *err)
+{
+    FSDP_TRY(make_mesh(one, rank, what, backwards, err));
     FSDP_TRY(fsdp_model_create(rank->world, &one->model, err));
     FSDP_TRY(what->declare(one, err));
     fsdp_unit_opts opts = what->opts;
@@ -48,11 +62,11 @@ static fsdp_status build(one_unit *one, world_rank *rank, const unit_case *what,
     return fsdp_root_create(one->model, &opts, &one->root, err);
 }
 
-static fsdp_status run_case(world_rank *rank, fsdp_error *err)
+static fsdp_status run_on(world_rank *rank, bool backwards, fsdp_error *err)
 {
     const unit_case *what = rank->user;
     one_unit one = {0};
-    fsdp_status status = build(&one, rank, what, err);
+    fsdp_status status = build(&one, rank, what, backwards, err);
     if (status == FSDP_OK)
         status = what->body(rank, &one, err);
     fsdp_root_free(one.root);
@@ -61,7 +75,17 @@ static fsdp_status run_case(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-static void expect_case(unit_case what)
+static fsdp_status run_forwards(world_rank *rank, fsdp_error *err)
+{
+    return run_on(rank, false, err);
+}
+
+static fsdp_status run_backwards(world_rank *rank, fsdp_error *err)
+{
+    return run_on(rank, true, err);
+}
+
+static void expect_run(world_body run, unit_case what)
 {
     static const char *const devices[] = {"cpu", "cpu-async"};
     int64_t ranks = 1;
@@ -69,9 +93,14 @@ static void expect_case(unit_case what)
         ranks *= what.mesh_shape[i];
     for (size_t i = 0; i < 2; i++) {
         fsdp_error err = {0};
-        cr_assert_eq(run_worlds((int)ranks, devices[i], run_case, &what, &err), FSDP_OK,
+        cr_assert_eq(run_worlds((int)ranks, devices[i], run, &what, &err), FSDP_OK,
                      "%lld ranks on %s: %s", (long long)ranks, devices[i], err.text);
     }
+}
+
+static void expect_case(unit_case what)
+{
+    expect_run(run_forwards, what);
 }
 
 static fsdp_status add(one_unit *one, fsdp_dtype dtype, int ndim, const int64_t *shape,
@@ -83,8 +112,7 @@ static fsdp_status add(one_unit *one, fsdp_dtype dtype, int ndim, const int64_t 
                                 err);
 }
 
-/* --- gathers
- * ------------------------------------------------------------------------------------ */
+/* --- gathers ---------------------------------------------------------------------------------- */
 
 /* Every element is its own number. */
 static float number_at(const fsdp_param *param, const int64_t *at)
@@ -227,15 +255,26 @@ Test(unit_values, tensor_parallel_parameters_are_gathered_to_this_ranks_part)
         3, {2, 2, 3}, {"rep", "dp", "tp"}, opts, declare_tensor_parallel, gather_everywhere, NULL});
 }
 
-Test(unit_values, every_rank_gets_what_rank_0_has)
+static void expect_synced(world_body run)
 {
     fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
     for (int64_t ranks = 1; ranks <= 4; ranks++)
-        expect_case((unit_case){1, {ranks}, {"dp"}, opts, declare_sizes, gather_synced, NULL});
+        expect_run(run, (unit_case){1, {ranks}, {"dp"}, opts, declare_sizes, gather_synced, NULL});
     opts.shard_dims = "dp";
     opts.replicate_dims = "";
-    expect_case(
+    expect_run(
+        run,
         (unit_case){2, {2, 2}, {"dp", "tp"}, opts, declare_tensor_parallel, gather_synced, NULL});
+}
+
+Test(unit_values, every_rank_gets_what_rank_0_has)
+{
+    expect_synced(run_forwards);
+}
+
+Test(unit_values, rank_0_is_rank_0_in_whatever_place_of_the_mesh)
+{
+    expect_synced(run_backwards);
 }
 
 static void cut_dim_one(void *user, const fsdp_param *param, fsdp_param_place *place)
@@ -264,7 +303,7 @@ static fsdp_status expect_uneven_error(world_rank *rank, fsdp_error *err)
     const unit_case *what = rank->user;
     one_unit one = {0};
     fsdp_error found = {0};
-    fsdp_status status = build(&one, rank, what, &found);
+    fsdp_status status = build(&one, rank, what, false, &found);
     fsdp_root_free(one.root);
     fsdp_model_free(one.model);
     fsdp_mesh_free(one.mesh);
