@@ -18,19 +18,12 @@ int64_t fsdp_v1_count(const fsdp_param *param)
     return fsdp_shape_count(param->ndim, param->shape);
 }
 
-bool fsdp_v1_is_below(const char *name, const char *prefix)
-{
-    size_t size = strlen(prefix);
-    return size == 0 ||
-           (strncmp(name, prefix, size) == 0 && (name[size] == '.' || name[size] == '\0'));
-}
-
 /* --- who is in it ----------------------------------------------------------------------------- */
 
 static bool belongs(const fsdp_v1_flat *flat, const fsdp_param *param, bool is_ignored)
 {
     bool is_taken = param->flat || param->is_buffer || is_ignored;
-    return !is_taken && fsdp_v1_is_below(param->name, flat->module);
+    return !is_taken && fsdp_name_is_below(param->name, flat->module);
 }
 
 static fsdp_status list_views(fsdp_v1 *v1, fsdp_v1_flat *flat, const bool *ignored, fsdp_error *err)

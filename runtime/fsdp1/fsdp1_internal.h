@@ -77,8 +77,6 @@ struct fsdp_v1 {
 fsdp_status fsdp_v1_flat_declare(fsdp_v1 *v1, fsdp_v1_flat *flat, const bool *ignored, int64_t ranks,
                                  fsdp_error *err);
 void fsdp_v1_flat_release(fsdp_v1_flat *flat);
-/* Is the name `prefix`, or below it? */
-bool fsdp_v1_is_below(const char *name, const char *prefix);
 int64_t fsdp_v1_count(const fsdp_param *param);        /* elements of the whole */
 
 /* --- one flat tensor (fsdp1_pieces.c) --------------------------------------------------------- */

@@ -12,7 +12,7 @@
 
 static bool is_asked_for(const fsdp_v1_flat *flat, const fsdp_v1_flat *outer, bool recurse)
 {
-    return flat == outer || (recurse && fsdp_v1_is_below(flat->module, outer->module));
+    return flat == outer || (recurse && fsdp_name_is_below(flat->module, outer->module));
 }
 
 static const fsdp_v1_flat *find_unit(const fsdp_v1 *v1, const fsdp_unit *unit)

@@ -192,7 +192,7 @@ static fsdp_status is_ignored(const fsdp_param *param, const fsdp_v1_opts *opts,
     for (size_t i = 0; i < opts->ignored_module_count && !*ignored_out; i++) {
         const char *module = opts->ignored_modules[i];
         bool is_wrapped = false;
-        if (!fsdp_v1_is_below(param->name, module))
+        if (!fsdp_name_is_below(param->name, module))
             continue;
         if (opts->policy.kind == FSDP_V1_WRAP_NAMES)
             FSDP_TRY(is_wrapped_below(param, module, &opts->policy, &is_wrapped, err));
@@ -220,22 +220,12 @@ static fsdp_status check_ignored_state(const fsdp_model *model, const char *name
 }
 
 /* One that holds only buffers, or aliases, is there as well. */
-static bool lies_in(const fsdp_param *param, const char *module)
-{
-    if (fsdp_v1_is_below(param->name, module))
-        return true;
-    for (size_t i = 0; i < param->alias_count; i++)
-        if (fsdp_v1_is_below(param->aliases[i], module))
-            return true;
-    return false;
-}
-
 static fsdp_status check_ignored_module(const fsdp_model *model, const char *module,
                                         fsdp_error *err)
 {
     fsdp_nearest_name nearest = {.wanted = module};
     for (size_t i = 0; i < model->count; i++) {
-        if (lies_in(model->params[i], module))
+        if (fsdp_param_is_below(model->params[i], module))
             return FSDP_OK;
         fsdp_nearest_name_offer_modules(&nearest, model->params[i]);
     }

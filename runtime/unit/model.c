@@ -1,11 +1,9 @@
 /* Models and parameters as they are declared. See model.h. */
 #include "runtime/unit/unit_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include <fsdp/text.h>
 #include <fsdp/sd.h>
 
 /* --- models ----------------------------------------------------------------------------------- */
@@ -20,6 +18,16 @@ fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out, fsdp_er
     return FSDP_OK;
 }
 
+static void free_param(fsdp_param *param)
+{
+    for (size_t i = 0; i < param->alias_count; i++)
+        fsdp_free(param->aliases[i]);
+    fsdp_free(param->aliases);
+    fsdp_free(param->extension);
+    fsdp_free(param->name);
+    fsdp_free(param);
+}
+
 void fsdp_model_free(fsdp_model *model)
 {
     if (!model)
@@ -27,7 +35,7 @@ void fsdp_model_free(fsdp_model *model)
     for (size_t i = 0; i < model->unit_count; i++)
         fsdp_unit_free(model->units[i]);
     for (size_t i = 0; i < model->count; i++)
-        fsdp_param_free(model->params[i]);
+        free_param(model->params[i]);
     fsdp_free(model->units);
     fsdp_free(model->params);
     fsdp_free(model);
@@ -59,6 +67,21 @@ fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name)
         if (has_name(model->params[i], name))
             return model->params[i];
     return NULL;
+}
+
+bool fsdp_name_is_below(const char *name, const char *prefix)
+{
+    size_t size = strlen(prefix);
+    return size == 0 ||
+           (strncmp(name, prefix, size) == 0 && (name[size] == '.' || name[size] == '\0'));
+}
+
+bool fsdp_param_is_below(const fsdp_param *param, const char *prefix)
+{
+    bool is_below = fsdp_name_is_below(param->name, prefix);
+    for (size_t i = 0; i < param->alias_count && !is_below; i++)
+        is_below = fsdp_name_is_below(param->aliases[i], prefix);
+    return is_below;
 }
 
 /* --- declaring -------------------------------------------------------------------------------- */
@@ -162,16 +185,6 @@ fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param
         return fsdp_fail_memory(err, name);
     param->alias_count++;
     return FSDP_OK;
-}
-
-void fsdp_param_free(fsdp_param *param)
-{
-    for (size_t i = 0; i < param->alias_count; i++)
-        fsdp_free(param->aliases[i]);
-    fsdp_free(param->aliases);
-    fsdp_free(param->extension);
-    fsdp_free(param->name);
-    fsdp_free(param);
 }
 
 /* --- what a parameter is ---------------------------------------------------------------------- */

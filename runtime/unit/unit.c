@@ -1,7 +1,6 @@
-/* Units are made, and told how to behave. See unit.h. */
+/* Units are made. See unit.h; unit_set.c tells them how to behave. */
 #include "runtime/unit/unit_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -18,17 +17,10 @@ fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
 
 /* --- which parameters ------------------------------------------------------------------------- */
 
-static bool is_below(const char *name, const char *prefix)
-{
-    size_t size = strlen(prefix);
-    return size == 0 ||
-           (strncmp(name, prefix, size) == 0 && (name[size] == '.' || name[size] == '\0'));
-}
-
 static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
 {
     for (size_t i = 0; i < unit->member_count; i++)
-        if (is_below(param->name, unit->prefixes[i]))
+        if (fsdp_name_is_below(param->name, unit->prefixes[i]))
             return true;
     return false;
 }
@@ -159,17 +151,6 @@ static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
     return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
 }
 
-/* A module that has only what others share with it, or buffers, is one, too. */
-static bool is_part_of(const fsdp_param *param, const char *prefix)
-{
-    if (is_below(param->name, prefix))
-        return true;
-    for (size_t i = 0; i < param->alias_count; i++)
-        if (is_below(param->aliases[i], prefix))
-            return true;
-    return false;
-}
-
 /* The second unit of a module would find nothing left for it. */
 static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fsdp_error *err)
 {
@@ -181,13 +162,14 @@ static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fs
     return FSDP_OK;
 }
 
-/* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. */
+/* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. A module
+ * that has only what others share with it, or buffers, is one, too. */
 static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
 {
     fsdp_nearest_name nearest = {.wanted = prefix};
     bool is_there = prefix[0] == '\0';
     for (size_t i = 0; i < model->count && !is_there; i++)
-        is_there = is_part_of(model->params[i], prefix);
+        is_there = fsdp_param_is_below(model->params[i], prefix);
     if (is_there)
         return FSDP_OK;
     for (size_t i = 0; i < model->count; i++) {

@@ -104,7 +104,10 @@ fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err);
 /* The number of elements of the data, and with every shard padded. */
 int64_t fsdp_param_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
-void fsdp_param_free(fsdp_param *param);
+/* Is the name `prefix`, or that of something in the module `prefix`? In "" is everything. */
+bool fsdp_name_is_below(const char *name, const char *prefix);
+/* The same of one of its names, the parameter's own or an alias. */
+bool fsdp_param_is_below(const fsdp_param *param, const char *prefix);
 /* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */

@@ -12,12 +12,9 @@ static bool is_within(const fsdp_unit *inner, const fsdp_unit *outer)
     if (inner == outer || outer->is_root)
         return true;
     for (size_t i = 0; i < inner->member_count; i++)
-        for (size_t o = 0; o < outer->member_count; o++) {
-            size_t size = strlen(outer->prefixes[o]);
-            if (size == 0 || (strncmp(inner->prefixes[i], outer->prefixes[o], size) == 0 &&
-                              inner->prefixes[i][size] == '.'))
+        for (size_t o = 0; o < outer->member_count; o++)
+            if (fsdp_name_is_below(inner->prefixes[i], outer->prefixes[o]))
                 return true;
-        }
     return false;
 }
 
