@@ -235,11 +235,11 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
 }
 
 /* For bytes of this rank, or for its call. */
-static bool wait_for(const tcp_end *end, const tcp_link *link, int64_t until_ms)
+static void wait_for(const tcp_end *end, const tcp_link *link, int64_t until_ms)
 {
-    struct pollfd polled[1 + 1 + FSDP_RECEPTION_ROOM] = {{.fd = link->fd, .events = POLLIN}};
+    struct pollfd polled[1 + FSDP_RECEPTION_ROOM] = {{.fd = link->fd, .events = POLLIN}};
     int n = link->fd >= 0 ? 1 : fsdp_reception_watch(&end->reception, polled);
-    return poll(polled, (nfds_t)n, fsdp_poll_ms(until_ms)) != 0 || fsdp_now_ms() < until_ms;
+    (void)poll(polled, (nfds_t)n, fsdp_poll_ms(until_ms));
 }
 
 static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
@@ -249,6 +249,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     bool is_star = ctl->rank == 0 || from == 0, whole = false;
     tcp_link *link = is_star ? &end->links[from] : &end->callers[from];
     for (;;) {
+        bool is_late = fsdp_now_ms() >= until_ms; /* then this look is the last one */
         if (link->has_left)
             return fail_left(from, 0, err);
         if (!is_star && link->fd < 0)
@@ -257,8 +258,9 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
             FSDP_TRY(pull(link, from, &whole, err));
         if (whole)
             return hand_over(ctl, &link->incoming, from, data, size, err);
-        if (!wait_for(end, link, until_ms))
+        if (is_late)
             return fail_timeout(err);
+        wait_for(end, link, until_ms);
     }
 }
 

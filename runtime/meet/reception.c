@@ -51,10 +51,13 @@ static bool listen_to(fsdp_guest *guest)
            0;
 }
 
+/* No more at once than there is room for: strangers may come for ever. */
 static void let_in(fsdp_reception *reception)
 {
-    int fd;
-    while ((fd = fsdp_socket_accept(reception->listener)) >= 0) {
+    for (int came = 0; came < FSDP_RECEPTION_ROOM; came++) {
+        int fd = fsdp_socket_accept(reception->listener);
+        if (fd < 0)
+            return;
         if (reception->count == FSDP_RECEPTION_ROOM)
             turn_away(reception, 0);
         fsdp_guest *guest = &reception->guests[reception->count++];

@@ -2,6 +2,7 @@
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -247,6 +248,40 @@ Test(ctl_tcp, a_rank_that_left_is_named_by_one_who_connects_late)
     fsdp_error err = {0};
     cr_assert_eq(run_rank_sockets(3, 2000, send_to_one_who_left, NULL, &err), FSDP_ERR_CANCELLED,
                  "%s", err.text);
+}
+
+/* Rank 1 of 3 waits for the call of rank 2. Somebody stands at its door, whom it has no file left for. */
+Test(ctl_tcp, a_rank_that_can_let_nobody_in_waits_no_longer_than_its_deadline, .timeout = 60)
+{
+    int ends[2], listener = -1, stranger = -1;
+    fsdp_ctl *ctl = NULL;
+    fsdp_error err = {0};
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
+    cr_assert_eq(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_socket_connect(FSDP_LOOPBACK, fsdp_socket_port(listener),
+                                     fsdp_now_ms() + 10000, &stranger, &err),
+                 FSDP_OK, "%s", err.text);
+    fsdp_tcp_parts parts = {.rank = 1,
+                            .size = 3,
+                            .listener = listener,
+                            .fds = fsdp_alloc(1, sizeof(int)),
+                            .addresses = fsdp_alloc(3, sizeof(fsdp_rank_address))};
+    parts.fds[0] = ends[0];
+    cr_assert_eq(fsdp_ctl_tcp(&parts, &ctl, &err), FSDP_OK, "%s", err.text);
+    struct rlimit files, none;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    int next = dup(stranger);
+    close(next);
+    none = (struct rlimit){.rlim_cur = (rlim_t)next, .rlim_max = files.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    char byte;
+    fsdp_status status = ctl->ops->recv(ctl, 2, &byte, 1, fsdp_now_ms() + SHORT_MS, &err);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    cr_expect_eq(status, FSDP_ERR_PEER);
+    cr_expect_str_eq(err.text, "");
+    fsdp_ctl_free(ctl);
+    close(stranger);
+    close(ends[1]);
 }
 
 static fsdp_status meet_only(fsdp_ctl *ctl, void *user, fsdp_error *err)
