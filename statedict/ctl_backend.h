@@ -83,6 +83,12 @@ void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user
  */
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why);
 
+/* For back ends: what send and recv return when their time is over. */
+static inline fsdp_status fsdp_ctl_fail_late(fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+}
+
 /* For back ends, at the end of recv. A message of another size than was waited for is an error, and noted in
  * ctl: it may be the farewell of a rank that gave up. */
 FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t came_size,

@@ -139,7 +139,7 @@ static fsdp_status wait_for_room(thread_hub *hub, int from, int to, size_t size,
     bool in_time = true;
     while (!hub->seats[to].has_left && !has_room(box, size)) {
         if (!in_time)
-            return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+            return fsdp_ctl_fail_late(err);
         in_time = wait_for_change(hub, from, until_ms);
     }
     return hub->seats[to].has_left ? fail_left(to, err) : FSDP_OK;
@@ -179,7 +179,7 @@ static fsdp_status wait_for_letter(thread_hub *hub, int from, int to, int64_t un
     bool in_time = true;
     while (!box->first && !hub->seats[from].has_left) {
         if (!in_time)
-            return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+            return fsdp_ctl_fail_late(err);
         in_time = wait_for_change(hub, to, until_ms);
     }
     return box->first ? FSDP_OK : fail_left(from, err);

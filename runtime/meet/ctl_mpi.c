@@ -32,11 +32,6 @@ typedef struct mpi_link {
 
 static mpi_link *unfinished;
 
-static fsdp_status fail_timeout(fsdp_error *err)
-{
-    return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
-}
-
 static int test(MPI_Request *request, int *done_out)
 {
     fsdp_mpi_lock();
@@ -55,7 +50,7 @@ static fsdp_status wait_for_request(MPI_Request *request, int64_t until_ms, fsdp
         if (done)
             return FSDP_OK;
         if (!fsdp_mpi_keep_waiting(tests, until_ms))
-            return fail_timeout(err);
+            return fsdp_ctl_fail_late(err);
     }
 }
 
@@ -124,7 +119,7 @@ static fsdp_status wait_for_message(const mpi_link *link, int from, int64_t unti
         if (is_there)
             return FSDP_OK;
         if (!fsdp_mpi_keep_waiting(tests, until_ms))
-            return fail_timeout(err);
+            return fsdp_ctl_fail_late(err);
     }
 }
 

@@ -37,11 +37,6 @@ typedef struct tcp_end {
     tcp_link *callers; /* what the others connected; NULL at rank 0 */
 } tcp_end;
 
-static fsdp_status fail_timeout(fsdp_error *err)
-{
-    return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
-}
-
 static fsdp_status fail_left(int rank, ssize_t failed, fsdp_error *err)
 {
     if (failed == 0 || failed == -ECONNRESET)
@@ -87,7 +82,7 @@ static fsdp_status push(tcp_link *link, int to, int64_t until_ms, fsdp_error *er
             return fail_left(to, n, err);
         }
         if (n == 0 && !fsdp_socket_wait(link->fd, POLLOUT, until_ms))
-            return fail_timeout(err);
+            return fsdp_ctl_fail_late(err);
         message->at += (size_t)n;
     }
     forget(message);
@@ -186,7 +181,7 @@ static fsdp_status call_rank(tcp_end *end, int to, int64_t until_ms, fsdp_error 
     fsdp_status status =
         fsdp_socket_connect(address->host, address->port, until_ms, &link->fd, err);
     if (status != FSDP_OK && err->errnum == ETIMEDOUT)
-        return fail_timeout(err);
+        return fsdp_ctl_fail_late(err);
     if (status != FSDP_OK && err->errnum == ECONNREFUSED) {
         link->has_left = true;
         return fail_left(to, 0, err);
@@ -259,7 +254,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
         if (whole)
             return hand_over(ctl, &link->incoming, from, data, size, err);
         if (is_late)
-            return fail_timeout(err);
+            return fsdp_ctl_fail_late(err);
         wait_for(end, link, until_ms);
     }
 }

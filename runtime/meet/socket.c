@@ -27,10 +27,9 @@ bool fsdp_socket_wait(int fd, short events, int64_t until_ms)
 {
     struct pollfd one = {.fd = fd, .events = events};
     for (;;) {
-        int n = poll(&one, 1, fsdp_poll_ms(until_ms));
-        if (n > 0)
+        if (poll(&one, 1, fsdp_poll_ms(until_ms)) > 0)
             return true;
-        if (n == 0 && fsdp_now_ms() >= until_ms)
+        if (fsdp_now_ms() >= until_ms)
             return false;
     }
 }
@@ -215,7 +214,7 @@ ssize_t fsdp_socket_write(int fd, const void *data, size_t size)
 static fsdp_status fail_transfer(ssize_t failed, fsdp_error *err)
 {
     if (failed == 0)
-        return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+        return fsdp_ctl_fail_late(err);
     (void)fsdp_fail_errno(err, (int)-failed, "the connection broke");
     err->status = FSDP_ERR_PEER;
     return FSDP_ERR_PEER;

@@ -53,7 +53,7 @@ static fsdp_status put_bytes(int fd, int to, const void *data, size_t size, int6
         if (put < 0 && errno != EAGAIN)
             return fail_gone(to, err);
         if (put < 0 && !wait_for(fd, POLLOUT, until_ms))
-            return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+            return fsdp_ctl_fail_late(err);
         at += put > 0 ? put : 0;
         size -= put > 0 ? (size_t)put : 0;
     }
@@ -68,7 +68,7 @@ static fsdp_status take_bytes(int fd, int from, void *data, size_t size, int64_t
         if (got == 0 || (got < 0 && errno != EAGAIN))
             return fail_gone(from, err);
         if (got < 0 && !wait_for(fd, POLLIN, until_ms))
-            return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
+            return fsdp_ctl_fail_late(err);
         at += got > 0 ? got : 0;
         size -= got > 0 ? (size_t)got : 0;
     }
