@@ -5,6 +5,15 @@
 
 #include "runtime/meet/socket.h"
 
+/* The first whose hello is complete; count: there is none. */
+static int find_complete(const fsdp_reception *reception)
+{
+    int idx = 0;
+    while (idx < reception->count && reception->guests[idx].got < sizeof(fsdp_hello))
+        idx++;
+    return idx;
+}
+
 static void drop(fsdp_reception *reception, int idx)
 {
     fsdp_guest *guests = reception->guests;
@@ -76,20 +85,16 @@ void fsdp_reception_serve(fsdp_reception *reception)
     for (int i = reception->count - 1; i >= 0; i--)
         if (!listen_to(&reception->guests[i]))
             turn_away(reception, i);
-    for (int i = 0; i < reception->count; i++)
-        if (reception->guests[i].got == sizeof reception->guests[i].hello)
-            return;
-    let_in(reception);
+    if (find_complete(reception) == reception->count)
+        let_in(reception);
 }
 
 bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out)
 {
-    for (int i = 0; i < reception->count; i++) {
-        if (reception->guests[i].got < sizeof reception->guests[i].hello)
-            continue;
-        *guest_out = reception->guests[i];
-        drop(reception, i);
-        return true;
-    }
-    return false;
+    int idx = find_complete(reception);
+    if (idx == reception->count)
+        return false;
+    *guest_out = reception->guests[idx];
+    drop(reception, idx);
+    return true;
 }

@@ -1,6 +1,7 @@
 /*
  * Sockets with deadlines, for ranks that meet and talk over TCP. None of them blocks: what cannot go on
- * waits in poll until a time on CLOCK_MONOTONIC (fsdp_now_ms). All are closed by exec.
+ * waits in poll until a time on CLOCK_MONOTONIC (fsdp_now_ms). Only looking up a host's name takes as long as
+ * the system takes. All are closed by exec.
  */
 #ifndef FSDP_SOCKET_H
 #define FSDP_SOCKET_H
