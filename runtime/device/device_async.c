@@ -38,7 +38,8 @@ static async_stream *of(fsdp_stream *stream)
 
 /* --- the worker ------------------------------------------------------------------------------- */
 
-static fsdp_status wait_until(fsdp_event event, fsdp_error *err)
+/* The host waits, or another stream's worker. */
+static fsdp_status sync(fsdp_event event, fsdp_error *err)
 {
     async_stream *stream = of(event.stream);
     if (!stream)
@@ -59,8 +60,7 @@ static void run_item(async_stream *stream, async_item *item)
     fsdp_error error = {0};
     if (stream->error.status != FSDP_OK)
         return;
-    fsdp_status status =
-        item->work ? item->work(item->args, &error) : wait_until(item->event, &error);
+    fsdp_status status = item->work ? item->work(item->args, &error) : sync(item->event, &error);
     if (status == FSDP_OK)
         return;
     pthread_mutex_lock(&stream->lock);
@@ -127,8 +127,6 @@ static fsdp_status create_stream(fsdp_device *device, const char *name, fsdp_str
 static void free_stream(fsdp_stream *head)
 {
     async_stream *stream = of(head);
-    if (!stream)
-        return;
     pthread_mutex_lock(&stream->lock);
     stream->is_ending = true;
     pthread_cond_broadcast(&stream->changed);
@@ -184,11 +182,6 @@ static void wait_in_stream(fsdp_stream *head, fsdp_event event)
     put(stream);
 }
 
-static fsdp_status sync(fsdp_event event, fsdp_error *err)
-{
-    return wait_until(event, err);
-}
-
 static bool is_reached(fsdp_event event)
 {
     async_stream *stream = of(event.stream);
@@ -202,7 +195,7 @@ static bool is_reached(fsdp_event event)
 
 static fsdp_status check(fsdp_stream *head, fsdp_error *err)
 {
-    return wait_until((fsdp_event){.stream = head, .ticket = 0}, err);
+    return sync((fsdp_event){.stream = head, .ticket = 0}, err);
 }
 
 /* --- the device ------------------------------------------------------------------------------- */

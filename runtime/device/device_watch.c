@@ -1,7 +1,7 @@
 /*
  * A device that is watched, for --check: it does its work on another device, and knows by vector clocks which
  * work comes before which. It tells when a stream uses a block that it was not made to wait for, and when a
- * block is given back while another stream may still use it (docs/runtime.md, "Who owns what"). What runs
+ * block is given back while another stream may still use it (docs/runtime.md, "Who owns memory"). What runs
  * well by chance is found, too. See device.h.
  *
  * A stream's ticket counts the work and the waits that it was given; `reached` says, for every stream, up to
