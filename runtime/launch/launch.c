@@ -8,11 +8,6 @@
 
 #include "runtime/launch/mpi_library.h"
 
-int fsdp_launch_fail(const fsdp_error *err)
-{
-    return fsdp_error_report(err);
-}
-
 /* --- deciding --------------------------------------------------------------------------------- */
 
 static fsdp_status fail_conflict(const fsdp_launch_options *options, const char *what,
@@ -87,7 +82,7 @@ static int run_self(const fsdp_launch_job *job)
     fsdp_error err = {0};
     fsdp_ctl *ctl = NULL;
     if (fsdp_ctl_self(&ctl, &err) != FSDP_OK)
-        return fsdp_launch_fail(&err);
+        return fsdp_error_report(&err);
     return fsdp_launch_rank(job, ctl, NULL);
 }
 
@@ -98,7 +93,7 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
     if (fsdp_launch_connect(place, job->options->deadline_ms, &ctl, &err) != FSDP_OK) {
         fsdp_error_prefix(&err, "rank %d of %d, started by %s", place->rank, place->size,
                           fsdp_launcher_name(place->launcher));
-        return fsdp_launch_fail(&err);
+        return fsdp_error_report(&err);
     }
     return fsdp_launch_rank(job, ctl, NULL);
 }
@@ -107,16 +102,16 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
  * A rank that failed ends at once and without MPI_Finalize, which would wait for the others while they wait
  * for this one; mpirun then ends them and returns this rank's exit code.
  */
-int fsdp_launch_mpi(const fsdp_launch_job *job)
+static int run_mpi(const fsdp_launch_job *job)
 {
     fsdp_error err = {0};
     fsdp_ctl *ctl = NULL;
     const fsdp_mpi_functions *mpi = NULL;
     if (fsdp_mpi_library_open(&mpi, &err) != FSDP_OK)
-        return fsdp_launch_fail(&err);
+        return fsdp_error_report(&err);
     mpi->set_deadline(job->options->deadline_ms);
     int code = mpi->ctl_world(&ctl, &err) == FSDP_OK ? fsdp_launch_rank(job, ctl, NULL)
-                                                     : fsdp_launch_fail(&err);
+                                                     : fsdp_error_report(&err);
     if (code == 0 && mpi->finalize())
         return 0;
     fflush(NULL);
@@ -130,7 +125,7 @@ static int run(const fsdp_launch_job *job, const fsdp_place *place, fsdp_launch_
     case FSDP_MODE_PROCESSES: return fsdp_launch_processes(job);
     case FSDP_MODE_THREADS: return fsdp_launch_threads(job);
     case FSDP_MODE_TCP: return run_started(job, place);
-    case FSDP_MODE_MPI: return fsdp_launch_mpi(job);
+    case FSDP_MODE_MPI: return run_mpi(job);
     }
     return FSDP_ERR_INTERNAL;
 }
@@ -181,7 +176,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
     fsdp_launch_mode mode = FSDP_MODE_SELF;
     fsdp_place place = {.size = 1};
     if (fsdp_launch_options_read(argc, argv, get_variable, NULL, &options, &err) != FSDP_OK)
-        return fsdp_launch_fail(&err);
+        return fsdp_error_report(&err);
     fsdp_status status = find_place(&options, &place, &err);
     if (status == FSDP_OK)
         status = fsdp_launch_decide(&options, &place, &mode, &err);
@@ -191,7 +186,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
         say_what_won(&options, &place);
         code = run(&job, &place, mode);
     } else {
-        code = fsdp_launch_fail(&err);
+        code = fsdp_error_report(&err);
     }
     fsdp_launch_options_release(&options);
     return code;

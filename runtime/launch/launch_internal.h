@@ -97,12 +97,8 @@ typedef struct fsdp_launch_job {
  * Returns the exit code; errors are said on standard error. */
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric);
 
-/* For errors before there is a rank. */
-int fsdp_launch_fail(const fsdp_error *err);
-
 int fsdp_launch_processes(const fsdp_launch_job *job);
 int fsdp_launch_threads(const fsdp_launch_job *job);
-int fsdp_launch_mpi(const fsdp_launch_job *job);
 /* Ranks that torchrun, srun or FSDP_* started. */
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
                                 fsdp_error *err);

@@ -92,7 +92,7 @@ static int run_rank(process_group *group, int rank)
     if (connect_rank(group, rank, &ctl, &err) == FSDP_OK)
         return fsdp_launch_rank(&group->job, ctl, NULL);
     fsdp_error_prefix(&err, "rank %d", rank);
-    int code = fsdp_launch_fail(&err);
+    int code = fsdp_error_report(&err);
     group->job.failed(group->job.listener, rank, code);
     return code;
 }
@@ -111,7 +111,7 @@ static int start_rank(process_group *group, int rank)
         return 0;
     }
     end_with(supervisor);
-    fsdp_supervisor_leave(group->supervisor, rank);
+    fsdp_supervisor_leave(group->supervisor);
     int code = run_rank(group, rank);
     exit(code);
 }
@@ -185,7 +185,7 @@ int fsdp_launch_processes(const fsdp_launch_job *job)
     fsdp_status status = start_ranks(&group, &err);
     fsdp_socket_close(&group.listener);
     if (status != FSDP_OK)
-        code = fsdp_launch_fail(&err);
+        code = fsdp_error_report(&err);
     if (group.supervisor) {
         int first = fsdp_supervise(group.supervisor, status != FSDP_OK);
         code = code != 0 ? code : first;

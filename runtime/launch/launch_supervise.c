@@ -108,8 +108,7 @@ void fsdp_supervisor_free(fsdp_supervisor *supervisor)
 /* Said by both sides, because either may be first. */
 static void join_group(const fsdp_supervisor *supervisor, pid_t pid)
 {
-    pid_t leader = supervisor->ranks[0].pid;
-    (void)setpgid(pid, leader);
+    (void)setpgid(pid, supervisor->ranks[0].pid);
 }
 
 void fsdp_supervisor_add(fsdp_supervisor *supervisor, int rank, pid_t pid)
@@ -119,10 +118,9 @@ void fsdp_supervisor_add(fsdp_supervisor *supervisor, int rank, pid_t pid)
     join_group(supervisor, pid);
 }
 
-void fsdp_supervisor_leave(fsdp_supervisor *supervisor, int rank)
+void fsdp_supervisor_leave(const fsdp_supervisor *supervisor)
 {
     join_group(supervisor, 0);
-    (void)rank;
     restore_signals(supervisor);
 }
 

@@ -15,7 +15,7 @@ void fsdp_supervisor_free(fsdp_supervisor *supervisor);
 /* In the parent: the process that is this rank. */
 void fsdp_supervisor_add(fsdp_supervisor *supervisor, int rank, pid_t pid);
 /* In the rank: signals as before, a process group of the ranks. */
-void fsdp_supervisor_leave(fsdp_supervisor *supervisor, int rank);
+void fsdp_supervisor_leave(const fsdp_supervisor *supervisor);
 /* In a rank, a fsdp_launch_job's `failed`: it is about to end with this code. */
 void fsdp_supervisor_note(void *supervisor, int rank, int code);
 

@@ -246,14 +246,14 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
                 pthread_join(group->ranks[i].thread, NULL);
     }
     fsdp_free(has_thread);
-    return status == FSDP_OK ? code : fsdp_launch_fail(&err);
+    return status == FSDP_OK ? code : fsdp_error_report(&err);
 }
 
 static int fail_setup(const thread_group *group, int failed)
 {
     fsdp_error err = {0};
     (void)fsdp_fail_errno(&err, failed, "cannot set up threads for %d ranks", group->size);
-    return fsdp_launch_fail(&err);
+    return fsdp_error_report(&err);
 }
 
 static int run_group(thread_group *group)
@@ -287,7 +287,7 @@ int fsdp_launch_threads(const fsdp_launch_job *job)
     group.ranks = fsdp_alloc((size_t)group.size, sizeof *group.ranks);
     if (!group.ranks) {
         (void)fsdp_fail_memory(&err, "threads as ranks");
-        return fsdp_launch_fail(&err);
+        return fsdp_error_report(&err);
     }
     int code = run_group(&group);
     fsdp_free(group.ranks);
