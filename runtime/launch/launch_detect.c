@@ -93,15 +93,13 @@ static fsdp_status take_master(const char *text, fsdp_place *place, fsdp_error *
     const char *colon = strrchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : 0;
     bool is_bracketed = length >= 2 && text[0] == '[' && colon[-1] == ']';
-    if (is_bracketed) {
-        text++;
-        length -= 2;
-    }
+    const char *host = text + is_bracketed;
+    length -= is_bracketed ? 2 : 0;
     if (length == 0 || length >= sizeof place->host ||
         !fsdp_parse_int(colon + 1, 1, 65535, &place->port))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "FSDP_MASTER is '%s': HOST:PORT is needed, where rank 0 listens", text);
-    memcpy(place->host, text, length);
+    memcpy(place->host, host, length);
     place->host[length] = '\0';
     return FSDP_OK;
 }

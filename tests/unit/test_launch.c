@@ -260,6 +260,8 @@ Test(detection, names_what_is_missing_or_wrong)
         {{"FSDP_RANK", "0", "FSDP_WORLD_SIZE", "2", "FSDP_MASTER", "here", NULL},
          "FSDP_MASTER is 'here': HOST:PORT is needed"},
         {{"FSDP_RANK", "0", "FSDP_WORLD_SIZE", "2", "FSDP_MASTER", ":1", NULL}, "HOST:PORT"},
+        {{"FSDP_RANK", "0", "FSDP_WORLD_SIZE", "2", "FSDP_MASTER", "[::1]:0", NULL},
+         "FSDP_MASTER is '[::1]:0': HOST:PORT is needed"},
         {{"FSDP_RANK", "0", "FSDP_WORLD_SIZE", "2", "FSDP_MASTER", "h:0", NULL}, "HOST:PORT"},
         {{"OMPI_COMM_WORLD_RANK", "0", NULL}, "OMPI_COMM_WORLD_SIZE is not set"},
         {{"SLURM_PROCID", "0", NULL}, "SLURM_NTASKS is not set"},
