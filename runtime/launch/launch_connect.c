@@ -55,21 +55,17 @@ static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int 
 
 static fsdp_meeting meeting_of(const entrance *to, int deadline_ms)
 {
-    fsdp_meeting meeting = {.rank = to->place->rank,
-                            .size = to->place->size,
-                            .job = to->place->job,
-                            .is_one_host = to->is_one_host,
-                            .deadline_ms = deadline_ms,
-                            .listener = -1,
-                            .find = find_known,
-                            .user = (void *)to};
-    if (!to->place->has_store) {
-        meeting.port = to->place->port;
-        return meeting;
-    }
-    meeting.publish = publish_in_store;
-    meeting.find = find_in_store;
-    return meeting;
+    const fsdp_place *place = to->place;
+    return (fsdp_meeting){.rank = place->rank,
+                          .size = place->size,
+                          .job = place->job,
+                          .is_one_host = to->is_one_host,
+                          .deadline_ms = deadline_ms,
+                          .listener = -1,
+                          .port = place->has_store ? 0 : place->port,
+                          .publish = place->has_store ? publish_in_store : NULL,
+                          .find = place->has_store ? find_in_store : find_known,
+                          .user = (void *)to};
 }
 
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
@@ -80,9 +76,9 @@ fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_c
     snprintf(to.name, sizeof to.name, "fsdp/%s", place->job);
     fsdp_meeting meeting = meeting_of(&to, deadline_ms);
     fsdp_status status = fsdp_meet(&meeting, ctl_out, err);
+    /* the next start must not find it; where it does, that tries again */
     if (status == FSDP_OK && place->has_store && place->rank == 0) {
-        fsdp_error ignored = {
-            0}; /* the next start must not find it; without it, that tries again */
+        fsdp_error ignored = {0};
         (void)!fsdp_store_delete(place->host, place->port, to.name, fsdp_now_ms() + deadline_ms,
                                  &ignored);
     }

@@ -48,28 +48,25 @@ static fsdp_status find_listener(void *user, char host_out[FSDP_HOST_SIZE], int 
 
 static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    fsdp_meeting meeting = {.rank = rank,
-                            .size = group->size,
-                            .job = group->id,
-                            .is_one_host = true,
-                            .deadline_ms = group->job.options->deadline_ms,
-                            .listener = group->listener,
-                            .find = find_listener,
-                            .user = group};
-    if (rank == 0)
-        return fsdp_meet(&meeting, ctl_out, err);
-    fsdp_socket_close(&group->listener);
-    meeting.listener = -1;
+    if (rank != 0) /* the door of rank 0 */
+        fsdp_socket_close(&group->listener);
+    const fsdp_meeting meeting = {.rank = rank,
+                                  .size = group->size,
+                                  .job = group->id,
+                                  .is_one_host = true,
+                                  .deadline_ms = group->job.options->deadline_ms,
+                                  .listener = group->listener,
+                                  .find = find_listener,
+                                  .user = group};
     return fsdp_meet(&meeting, ctl_out, err);
 }
 
 /* A terminal belongs to the supervisor's process group: a rank that read from it would be stopped. */
 static void choose_stdin(int rank)
 {
-    int nothing;
     if (rank == 0 && !isatty(STDIN_FILENO))
         return;
-    nothing = open("/dev/null", O_RDONLY);
+    int nothing = open("/dev/null", O_RDONLY);
     if (nothing < 0)
         return;
     (void)dup2(nothing, STDIN_FILENO);
@@ -112,8 +109,7 @@ static int start_rank(process_group *group, int rank)
     }
     end_with(supervisor);
     fsdp_supervisor_leave(group->supervisor);
-    int code = run_rank(group, rank);
-    exit(code);
+    exit(run_rank(group, rank));
 }
 
 /* The lowest limit that leaves room for n files beside those that are open now. */

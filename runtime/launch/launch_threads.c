@@ -28,6 +28,7 @@ typedef struct thread_rank {
     thread_group *group;
     fsdp_ctl *ctl;
     fsdp_fabric *fabric;
+    bool has_thread;
     pthread_t thread;
 } thread_rank;
 
@@ -127,20 +128,17 @@ static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
     size_t n = (size_t)group->size;
     fsdp_ctl **ctls = fsdp_alloc(n, sizeof *ctls);
     fsdp_fabric **fabrics = fsdp_alloc(n, sizeof *fabrics);
-    fsdp_status status = FSDP_OK;
-    if (!ctls || !fabrics)
-        status = fsdp_fail_memory(err, "threads as ranks");
-    if (status == FSDP_OK)
-        status = fsdp_ctl_threads(group->size, ctls, err);
+    fsdp_status status = ctls && fabrics ? fsdp_ctl_threads(group->size, ctls, err)
+                                         : fsdp_fail_memory(err, "threads as ranks");
     if (status == FSDP_OK) {
         status = fsdp_fabric_threads(group->size, group->job.options->deadline_ms, fabrics, err);
         for (size_t i = 0; i < n && status != FSDP_OK; i++)
             fsdp_ctl_free(ctls[i]);
     }
-    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+    for (size_t i = 0; i < n && status == FSDP_OK; i++) {
         fsdp_shared_follow(fabrics[i], ctls[i]);
-    for (size_t i = 0; i < n && status == FSDP_OK; i++)
         group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .fabric = fabrics[i]};
+    }
     fsdp_free(ctls);
     fsdp_free(fabrics);
     return status;
@@ -152,10 +150,10 @@ static void start_rank(thread_group *group, thread_rank *rank, const pthread_att
     fsdp_error err = {0};
     atomic_fetch_add(&ranks_at_work, 1);
     int failed = pthread_create(&rank->thread, attributes, run_thread, rank);
-    if (failed == 0) {
-        group->started++;
+    rank->has_thread = failed == 0;
+    group->started += rank->has_thread;
+    if (rank->has_thread)
         return;
-    }
     atomic_fetch_sub(&ranks_at_work, 1);
     (void)fsdp_fail_errno(&err, failed, "cannot start a thread for rank %d",
                           fsdp_ctl_rank(rank->ctl));
@@ -229,24 +227,17 @@ static int run_threads(thread_group *group, const pthread_attr_t *attributes)
 {
     fsdp_error err = {0};
     int code = 0;
-    bool *has_thread = fsdp_alloc((size_t)group->size, sizeof *has_thread);
-    fsdp_status status =
-        has_thread ? connect_ranks(group, &err) : fsdp_fail_memory(&err, "threads as ranks");
-    if (status == FSDP_OK) {
-        for (int i = 0; i < group->size; i++) {
-            int before = group->started;
-            start_rank(group, &group->ranks[i], attributes);
-            has_thread[i] = group->started > before;
-        }
-        int at_work = wait_for_ranks(group, &code);
-        if (at_work > 0)
-            abandon(at_work, code);
-        for (int i = 0; i < group->size; i++)
-            if (has_thread[i])
-                pthread_join(group->ranks[i].thread, NULL);
-    }
-    fsdp_free(has_thread);
-    return status == FSDP_OK ? code : fsdp_error_report(&err);
+    if (connect_ranks(group, &err) != FSDP_OK)
+        return fsdp_error_report(&err);
+    for (int i = 0; i < group->size; i++)
+        start_rank(group, &group->ranks[i], attributes);
+    int at_work = wait_for_ranks(group, &code);
+    if (at_work > 0)
+        abandon(at_work, code);
+    for (int i = 0; i < group->size; i++)
+        if (group->ranks[i].has_thread)
+            pthread_join(group->ranks[i].thread, NULL);
+    return code;
 }
 
 static int fail_setup(const thread_group *group, int failed)

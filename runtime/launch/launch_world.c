@@ -116,17 +116,9 @@ static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_par
     return fsdp_ctl_agree(parts->ctl, status, err);
 }
 
-/* What was made before the failure goes with a world that nobody sees. */
-static void drop_parts(const fsdp_world_parts *parts)
+/* Agreed on: the rank that failed says why. */
+static int report_failure(fsdp_status status, const fsdp_error *err, int rank)
 {
-    fsdp_world *world = NULL;
-    if (fsdp_world_create(parts, &world, NULL) == FSDP_OK)
-        fsdp_world_free(world);
-}
-
-static int exit_code_of(fsdp_status status, const fsdp_error *err, int rank)
-{
-    /* agreed on: the rank that failed says why */
     if (err->rank == rank || status == FSDP_ERR_PEER)
         (void)fsdp_error_report(err);
     return (int)status;
@@ -189,21 +181,21 @@ int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fab
 {
     fsdp_error err = {0};
     fsdp_world *world = NULL;
-    int rank = fsdp_ctl_rank(ctl), code;
+    int rank = fsdp_ctl_rank(ctl);
     fsdp_world_parts parts = {.ctl = ctl,
                               .fabric = fabric,
                               .check = job->options->check,
                               .deadline_ms = job->options->deadline_ms};
     fsdp_status status = fill_parts(job->options, &parts, &err);
-    bool has_parts = status != FSDP_OK;
-    if (status == FSDP_OK) {
+    bool is_complete = status == FSDP_OK;
+    if (is_complete) {
         status = fsdp_world_create(&parts, &world, &err);
         err.rank = rank;
     }
-    code = world ? run_body(job, world) : exit_code_of(status, &err, rank);
+    int code = world ? run_body(job, world) : report_failure(status, &err, rank);
     if (code != 0 && job->failed)
         job->failed(job->listener, rank, code);
-    if (has_parts)
-        drop_parts(&parts);
+    if (!is_complete)
+        fsdp_world_parts_release(&parts);
     return world ? end_world(world, code) : code;
 }

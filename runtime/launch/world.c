@@ -11,7 +11,7 @@
 
 /* --- making one ------------------------------------------------------------------------------- */
 
-static void free_parts(const fsdp_world_parts *parts)
+void fsdp_world_parts_release(const fsdp_world_parts *parts)
 {
     if (parts->fabric)
         parts->fabric->ops->close(parts->fabric);
@@ -25,7 +25,7 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
 {
     fsdp_world *world = fsdp_alloc(1, sizeof *world);
     if (!world) {
-        free_parts(parts);
+        fsdp_world_parts_release(parts);
         return fsdp_fail_memory(err, "a world");
     }
     world->parts = *parts;
@@ -52,7 +52,7 @@ void fsdp_world_free(fsdp_world *world)
     for (size_t i = 0; i < world->lane_count; i++)
         free_lane(world->lanes[i]);
     fsdp_free(world->lanes);
-    free_parts(&world->parts);
+    fsdp_world_parts_release(&world->parts);
     fsdp_free(world);
 }
 

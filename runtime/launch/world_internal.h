@@ -35,6 +35,8 @@ struct fsdp_world {
     size_t lane_count, lane_room;
 };
 
+/* Of parts that no world took; others than ctl may be missing. */
+void fsdp_world_parts_release(const fsdp_world_parts *parts);
 fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_out, fsdp_error *err);
 void fsdp_world_free(fsdp_world *world);       /* accepts NULL */
 

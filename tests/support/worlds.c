@@ -56,20 +56,12 @@ static fsdp_status open_parts(fsdp_world_parts *parts, const char *device, fsdp_
     return fsdp_trace_open(NULL, fsdp_ctl_rank(parts->ctl), &parts->trace, err);
 }
 
-/* The others learn that this rank does not come. */
-static void drop_parts(fsdp_world_parts *parts)
-{
-    parts->fabric->ops->close(parts->fabric);
-    fsdp_ctl_free(parts->ctl);
-    fsdp_device_close(parts->device);
-}
-
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body,
                       world_rank *rank, fsdp_error *err)
 {
     fsdp_status status = open_parts(parts, device, err);
     if (status != FSDP_OK) {
-        drop_parts(parts);
+        fsdp_world_parts_release(parts); /* the others learn that this rank does not come */
         return status;
     }
     FSDP_TRY(fsdp_world_create(parts, &rank->world, err));
