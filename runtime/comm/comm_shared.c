@@ -8,28 +8,24 @@
 
 /* --- publishing ------------------------------------------------------------------------------- */
 
-static bool is_readable(const shared_fabric *fabric, const void *data)
+/* By all ranks, whose segments have one size; ranks that are threads see everything. */
+static bool is_readable(const shared_fabric *fabric, int owner, const void *data, size_t size)
 {
-    uintptr_t at = (uintptr_t)data, base = fabric->bases[fabric->fabric.rank];
-    return fabric->segment_size == 0 || (at >= base && at - base < fabric->segment_size);
+    uintptr_t at = (uintptr_t)data, base = fabric->bases[owner];
+    return fabric->segment_size == 0 || (at >= base && at - base < fabric->segment_size &&
+                                         size <= fabric->segment_size - (at - base));
 }
 
-/* Segments of all ranks have one size; ranks that are threads see everything. */
 bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size)
 {
-    const shared_fabric *fabric = (const shared_fabric *)comm->fabric;
-    uintptr_t at = (uintptr_t)data, base = fabric->bases[comm->ranks[member]];
-    if (fabric->segment_size == 0)
-        return true;
-    return at >= base && at - base < fabric->segment_size &&
-           size <= fabric->segment_size - (at - base);
+    return is_readable((const shared_fabric *)comm->fabric, comm->ranks[member], data, size);
 }
 
 static uint64_t published(const shared_fabric *fabric, const void *data)
 {
-    if (!is_readable(fabric, data))
-        return FSDP_SHARED_PRIVATE;
-    return (uintptr_t)data - fabric->bases[fabric->fabric.rank];
+    int rank = fabric->fabric.rank;
+    return is_readable(fabric, rank, data, 0) ? (uintptr_t)data - fabric->bases[rank]
+                                              : FSDP_SHARED_PRIVATE;
 }
 
 static void publish(shared_move *move, const fsdp_comm_header *header)

@@ -93,7 +93,7 @@ struct shared_fabric {
     size_t window_half;        /* bytes */
     fsdp_ctl *followed;        /* tells this fabric of its calls; NULL: none */
     /* Memory of a group, which all can read and which lives as long as the fabric. NULL: none left. */
-    void *(*alloc_shared)(shared_fabric *fabric, size_t size);
+    void *(*alloc_shared)(fsdp_fabric *fabric, size_t size);
     /* NULL: ranks cannot die alone. Also says how to name it: "process 4711". */
     bool (*is_dead)(shared_fabric *fabric, int rank, char *name, size_t name_size);
 };

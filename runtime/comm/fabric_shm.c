@@ -27,11 +27,6 @@ static bool is_dead(shared_fabric *fabric, int rank, char *name, size_t name_siz
     return fsdp_lifeline_has_ended(&peer->line);
 }
 
-static void *alloc_shared(shared_fabric *fabric, size_t size)
-{
-    return fsdp_shm_pool_take(((shm_fabric *)fabric)->pool, size);
-}
-
 static void *allocate(fsdp_fabric *fabric, size_t size)
 {
     return fsdp_shm_pool_take(((shm_fabric *)fabric)->pool, size);
@@ -101,7 +96,7 @@ static fsdp_status create_fabric(fsdp_ctl *ctl, int deadline_ms, shm_fabric **mi
     mine->shared.fabric = (fsdp_fabric){
         .ops = &shm_ops, .rank = fsdp_ctl_rank(ctl), .size = size, .deadline_ms = deadline_ms};
     mine->shared.window_half = half_of_window(size);
-    mine->shared.alloc_shared = alloc_shared;
+    mine->shared.alloc_shared = allocate;
     mine->shared.is_dead = is_dead;
     fsdp_status status = fsdp_shared_fabric_init(&mine->shared, err);
     if (status == FSDP_OK)
@@ -111,10 +106,7 @@ static fsdp_status create_fabric(fsdp_ctl *ctl, int deadline_ms, shm_fabric **mi
     return status;
 }
 
-/*
- * Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for
- * it.
- */
+/* Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for it. */
 static fsdp_status prepare(shm_fabric *mine, fsdp_error *err)
 {
     int rank = mine->shared.fabric.rank, size = mine->shared.fabric.size;

@@ -54,7 +54,7 @@ static void leave_hub(thread_hub *hub)
 
 /* --- the fabric ------------------------------------------------------------------------------- */
 
-static void *alloc_shared(shared_fabric *fabric, size_t size)
+static void *alloc_shared(fsdp_fabric *fabric, size_t size)
 {
     return hub_alloc(((thread_fabric *)fabric)->hub, size);
 }

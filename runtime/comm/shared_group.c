@@ -77,7 +77,7 @@ typedef struct new_group {
 static fsdp_status take_shared(shared_fabric *fabric, size_t size, uint64_t *address_out,
                                void **data_out, fsdp_error *err)
 {
-    *data_out = fabric->alloc_shared(fabric, size);
+    *data_out = fabric->alloc_shared(&fabric->fabric, size);
     if (!*data_out)
         return fsdp_fail_memory(err, "a group of ranks, in memory that all of them see");
     *address_out = (uintptr_t)*data_out - fabric->bases[fabric->fabric.rank];

@@ -20,11 +20,16 @@ static uint64_t round_up(uint64_t bytes)
     return (bytes + FSDP_SHARED_LINE - 1) / FSDP_SHARED_LINE * FSDP_SHARED_LINE;
 }
 
-/* Of a range of `size` bytes, what step n moves. */
+/* Of a range of `size` bytes, the piece that begins at `at`. */
+static uint64_t piece_from(const shared_move *move, uint64_t size, uint64_t at)
+{
+    return at >= size ? 0 : size - at < move->piece ? size - at : move->piece;
+}
+
+/* What step n moves of it. */
 static uint64_t piece_size(const shared_move *move, uint64_t size, uint64_t step)
 {
-    uint64_t at = step * move->piece;
-    return at >= size ? 0 : size - at < move->piece ? size - at : move->piece;
+    return piece_from(move, size, step * move->piece);
 }
 
 static unsigned char *window_half(const shared_move *move, int member, uint64_t step)
@@ -108,14 +113,17 @@ static void copy(const shared_move *move, unsigned char *to, const unsigned char
     }
 }
 
-/* The sources are group->sources, which it moves on. */
-static void fold(const shared_move *move, unsigned char *to, uint64_t size)
+/* Adds up what source() finds of all members. */
+static void fold(const shared_move *move, uint64_t at, uint64_t at_in_window, uint64_t step,
+                 unsigned char *to, uint64_t size)
 {
     shared_group *group = move->group;
     const fsdp_collective *call = move->call;
     fsdp_fold how = call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM;
     double multiply = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1;
     double divide = call->op == FSDP_REDUCE_AVG ? group->size : 1;
+    for (int i = 0; i < group->size; i++)
+        group->sources[i] = source(move, i, at, at_in_window, step);
     while (size > 0) {
         uint64_t part = size < SIGN_OF_LIFE ? size : SIGN_OF_LIFE;
         fsdp_tensor_fold(to, group->sources, group->size, call->dtype, part / move->element, how,
@@ -127,6 +135,14 @@ static void fold(const shared_move *move, unsigned char *to, uint64_t size)
         if (size > 0 && !fsdp_shared_tick(group))
             return;
     }
+}
+
+/* A piece of the input to its receiver's place in this member's window. */
+static void hand_out(const shared_move *move, int to, uint64_t step, uint64_t at, uint64_t size)
+{
+    int rank = move->group->rank;
+    if (to != rank)
+        copy(move, window_half(move, rank, step) + (uint64_t)to * move->piece, move->in + at, size);
 }
 
 /* Members begin with themselves, so that they do not all read from the same one. */
@@ -158,22 +174,17 @@ static void gather(const shared_move *move, uint64_t step)
 
 static void fill_scatter(const shared_move *move, uint64_t step)
 {
-    int rank = move->group->rank;
-    for (int to = 0; to < move->group->size; to++) {
-        if (to != rank)
-            copy(move, window_half(move, rank, step) + (uint64_t)to * move->piece,
-                 move->in + place_of(move, to) + step * move->piece,
+    for (int to = 0; to < move->group->size; to++)
+        hand_out(move, to, step, place_of(move, to) + step * move->piece,
                  piece_size(move, part_of(move, to), step));
-    }
 }
 
 static void scatter(const shared_move *move, uint64_t step)
 {
     int rank = move->group->rank;
     uint64_t at = place_of(move, rank) + step * move->piece;
-    for (int from = 0; from < move->group->size; from++)
-        move->group->sources[from] = source(move, from, at, (uint64_t)rank * move->piece, step);
-    fold(move, move->out + step * move->piece, piece_size(move, part_of(move, rank), step));
+    fold(move, at, (uint64_t)rank * move->piece, step, move->out + step * move->piece,
+         piece_size(move, part_of(move, rank), step));
 }
 
 /* --- all_reduce ------------------------------------------------------------------------------- */
@@ -207,18 +218,13 @@ static uint64_t slice_at(const shared_move *move, int member, uint64_t step)
 
 static uint64_t slice_size(const shared_move *move, int member, uint64_t step)
 {
-    uint64_t at = slice_at(move, member, step), all = all_bytes(move);
-    return at >= all ? 0 : all - at < move->piece ? all - at : move->piece;
+    return piece_from(move, all_bytes(move), slice_at(move, member, step));
 }
 
 static void fill_reduce(const shared_move *move, uint64_t step)
 {
-    int rank = move->group->rank;
-    for (int to = 0; to < move->group->size; to++) {
-        if (to != rank)
-            copy(move, window_half(move, rank, step) + (uint64_t)to * move->piece,
-                 move->in + slice_at(move, to, step), slice_size(move, to, step));
-    }
+    for (int to = 0; to < move->group->size; to++)
+        hand_out(move, to, step, slice_at(move, to, step), slice_size(move, to, step));
 }
 
 static void reduce_slice(const shared_move *move, uint64_t step)
@@ -227,9 +233,7 @@ static void reduce_slice(const shared_move *move, uint64_t step)
     uint64_t at = slice_at(move, rank, step), size = slice_size(move, rank, step);
     if (size == 0)
         return;
-    for (int from = 0; from < move->group->size; from++)
-        move->group->sources[from] = source(move, from, at, (uint64_t)rank * move->piece, step);
-    fold(move, move->out + at, size);
+    fold(move, at, (uint64_t)rank * move->piece, step, move->out + at, size);
     if (move->is_out_private)
         copy(move, result_half(move, rank, step), move->out + at, size);
 }
@@ -266,9 +270,7 @@ static void fill_all(const shared_move *move, uint64_t step)
 
 static void reduce_all(const shared_move *move, uint64_t step)
 {
-    for (int from = 0; from < move->group->size; from++)
-        move->group->sources[from] = source(move, from, 0, 0, step);
-    fold(move, move->out, all_bytes(move));
+    fold(move, 0, 0, step, move->out, all_bytes(move));
 }
 
 /* --- broadcast -------------------------------------------------------------------------------- */
@@ -317,12 +319,9 @@ static uint64_t longest_sent(const shared_move *move)
 static void fill_exchange(const shared_move *move, uint64_t step)
 {
     int rank = move->group->rank;
-    for (int to = 0; to < move->group->size; to++) {
-        if (to != rank)
-            copy(move, window_half(move, rank, step) + (uint64_t)to * move->piece,
-                 move->in + sent_before(move, rank, to) + step * move->piece,
+    for (int to = 0; to < move->group->size; to++)
+        hand_out(move, to, step, sent_before(move, rank, to) + step * move->piece,
                  piece_size(move, sent(move, rank, to), step));
-    }
 }
 
 static void exchange(const shared_move *move, uint64_t step)
@@ -358,14 +357,12 @@ const shared_steps fsdp_shared_steps_view = {.longest = longest_part, .work = sh
 static uint64_t input_of_each(const shared_move *move)
 {
     uint64_t longest, n = (uint64_t)move->group->size;
-    if (move->call->kind == FSDP_REDUCE_SCATTER && move->call->view)
-        return UINT64_MAX;
     switch (move->call->kind) {
     case FSDP_ALL_GATHER:
     case FSDP_BROADCAST: return move->steps->longest(move);
     case FSDP_REDUCE_SCATTER:
         longest = move->steps->longest(move);
-        return longest <= LITTLE_INPUT ? longest * n : UINT64_MAX;
+        return longest <= LITTLE_INPUT && !move->call->view ? longest * n : UINT64_MAX;
     default: return UINT64_MAX;
     }
 }
