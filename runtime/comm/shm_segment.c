@@ -5,9 +5,9 @@
  */
 #include "runtime/comm/fabric_shm.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
-#include <errno.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -51,7 +51,7 @@ static bool map(shm_segment *segment)
     return true;
 }
 
-static fsdp_status fill(shm_segment *segment, fsdp_error *err)
+static fsdp_status give_size(shm_segment *segment, fsdp_error *err)
 {
     const unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     if (ftruncate(segment->fd, (off_t)segment->size) != 0 ||
@@ -66,11 +66,11 @@ fsdp_status fsdp_shm_segment_create(int ranks, shm_segment *segment_out, fsdp_er
     made.fd = memfd_create("fsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (made.fd < 0)
         return fsdp_fail_errno(err, errno, "cannot make shared memory");
-    fsdp_status status = fill(&made, err);
+    fsdp_status status = give_size(&made, err);
     if (status == FSDP_OK)
         *segment_out = made;
     else
-        fsdp_shm_segment_release(&made);
+        fsdp_shm_segment_close_fd(&made);
     return status;
 }
 
@@ -103,10 +103,9 @@ void fsdp_shm_segment_close_fd(shm_segment *segment)
 
 void fsdp_shm_segment_release(shm_segment *segment)
 {
-    if (!segment->data && segment->size == 0)
+    if (!segment->data)
         return;
-    if (segment->data)
-        munmap(segment->data, segment->size);
+    munmap(segment->data, segment->size);
     fsdp_shm_segment_close_fd(segment);
     *segment = (shm_segment){.fd = -1};
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -730,4 +731,26 @@ Test(comm, pool_of_a_segment_joins_what_comes_back)
     cr_assert_null(fsdp_shm_pool_take(pool, 1));
     fsdp_shm_pool_free(pool);
     fsdp_free(memory);
+}
+
+/* --- segments --------------------------------------------------------------------------------- */
+
+static int next_file(void)
+{
+    int fd = dup(STDERR_FILENO);
+    close(fd);
+    return fd;
+}
+
+Test(comm, a_segment_for_which_no_byte_is_allowed_leaves_no_file_open)
+{
+    shm_segment segment = {0};
+    fsdp_error err = {0};
+    struct rlimit none;
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &none), 0);
+    none.rlim_cur = 0;
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
+    int before = next_file();
+    cr_assert_neq(fsdp_shm_segment_create(2, &segment, &err), FSDP_OK);
+    cr_assert_eq(next_file(), before);
 }
