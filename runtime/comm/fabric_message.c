@@ -133,8 +133,7 @@ static fsdp_status create_comm(fsdp_fabric *base, const int *ranks, int size, fs
     message_group *world = &fabric->world;
     new_group made = {.ranks = ranks, .size = size};
     fsdp_error why = {.rank = base->rank};
-    why.status = fsdp_message_has_failed(world, &why) ? why.status : FSDP_OK;
-    if (why.status == FSDP_OK) {
+    if (!fsdp_message_has_failed(world, &why)) {
         why.status = make_group(fabric, &made, &why);
         if (why.status == FSDP_OK) {
             *comm_out = made.comm;

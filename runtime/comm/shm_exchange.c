@@ -38,7 +38,6 @@ typedef struct exchange {
     const shm_segment *own;
     shm_peer *peers;
     fsdp_status local; /* a failure here that the others need not wait for */
-    fsdp_error *err;
 } exchange;
 
 /* --- sockets ---------------------------------------------------------------------------------- */
@@ -138,7 +137,6 @@ static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed
 
 static fsdp_status fail_connect(int rank, fsdp_error *err)
 {
-    err->rank = rank;
     if (errno == ECONNREFUSED)
         return fsdp_fail(err, FSDP_ERR_PEER,
                          "rank %d is gone, or in another network namespace of this host", rank);
@@ -176,11 +174,8 @@ static fsdp_status send_to(exchange *now, int rank, fsdp_error *err)
 
 /* --- taking ----------------------------------------------------------------------------------- */
 
-/*
- * A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the
- * end.
- */
-static void take_from(exchange *now, int fd)
+/* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the end. */
+static void take_from(exchange *now, int fd, fsdp_error *err)
 {
     letter theirs;
     int passed;
@@ -193,12 +188,12 @@ static void take_from(exchange *now, int fd)
     peer->is_here = true;
     if (passed < 0 && theirs.has_segment && now->local == FSDP_OK)
         now->local =
-            fsdp_fail(now->err, FSDP_ERR_LIMIT,
+            fsdp_fail(err, FSDP_ERR_LIMIT,
                       "no file is left for the memory of rank %d; raise `ulimit -n`", theirs.rank);
     if (passed < 0)
         return;
     if (now->local == FSDP_OK)
-        now->local = fsdp_shm_segment_map(passed, theirs.rank, &peer->segment, now->err);
+        now->local = fsdp_shm_segment_map(passed, theirs.rank, &peer->segment, err);
     else
         close(passed);
 }
@@ -257,13 +252,13 @@ static fsdp_status let_in(exchange *now, bool *has_new_out, fsdp_error *err)
 }
 
 /* Of the guests whose letter is here, or who have gone. */
-static bool take_letters(exchange *now)
+static bool take_letters(exchange *now, fsdp_error *err)
 {
     bool any = poll(now->polled + 1, (nfds_t)now->guests, 0) > 0;
     for (int i = now->guests - 1; i >= 0 && any; i--) {
         if (now->polled[1 + i].revents == 0)
             continue;
-        take_from(now, now->polled[1 + i].fd);
+        take_from(now, now->polled[1 + i].fd, err);
         drop_guest(now, i);
     }
     return any;
@@ -272,7 +267,7 @@ static bool take_letters(exchange *now)
 static fsdp_status take_waiting(exchange *now, bool *any_out, fsdp_error *err)
 {
     FSDP_TRY(let_in(now, any_out, err));
-    *any_out |= take_letters(now);
+    *any_out |= take_letters(now, err);
     return FSDP_OK;
 }
 
@@ -294,7 +289,6 @@ static fsdp_status check_missing(const exchange *now, fsdp_error *err)
         const shm_peer *peer = &now->peers[i];
         if (i == now->rank || (peer->was_sent && peer->is_here))
             continue;
-        err->rank = i;
         if (fsdp_lifeline_has_ended(&peer->line))
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", i, peer->line.pid);
         if (is_late)
@@ -362,8 +356,7 @@ fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment 
                     .listener = -1,
                     .until_ms = fsdp_now_ms() + deadline_ms,
                     .own = own,
-                    .peers = peers,
-                    .err = err};
+                    .peers = peers};
     FSDP_TRY(share_token(&now, err));
     fsdp_status status = prepare_guests(&now, err);
     if (status == FSDP_OK)

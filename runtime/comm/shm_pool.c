@@ -1,8 +1,7 @@
 /*
  * Who has which pages of this rank's segment: a list of ranges in order, free ones joined. Low
  * addresses are taken first, so that what is in use lies together; large ranges that come back give
- * their pages to the system. See fabric_shm.h. Owner of pthread.h here: streams of a rank are
- * threads.
+ * their pages to the system. Locked, because streams of a rank are threads. See fabric_shm.h.
  */
 #include "runtime/comm/fabric_shm.h"
 

@@ -102,11 +102,9 @@ static fsdp_status receive_visits(gathering *now, int end, fsdp_error *err)
 {
     struct pollfd polled[1 + FSDP_RECEPTION_ROOM];
     for (let_in(now); find_missing(now, end) < end; let_in(now)) {
-        if (fsdp_now_ms() >= now->until_ms) {
-            err->rank = find_missing(now, end);
+        if (fsdp_now_ms() >= now->until_ms)
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not connect for data within %g s",
-                             err->rank, now->deadline_ms / 1000.0);
-        }
+                             find_missing(now, end), now->deadline_ms / 1000.0);
         int n = fsdp_reception_watch(&now->door, polled);
         (void)poll(polled, (nfds_t)n, fsdp_poll_ms(now->until_ms));
     }

@@ -12,7 +12,6 @@
 
 #include "base/mem.h"
 #include "runtime/meet/mpi_process.h"
-#include "runtime/comm/wire.h"
 #include "statedict/ctl_backend.h"
 
 enum { NEWS_TAG = 0, ALIGNMENT = 64, LEAST_CHANNELS = 32767 };
@@ -24,7 +23,6 @@ typedef struct mpi_wire {
     MPI_Comm comm;
 } mpi_wire;
 
-/* One allocation: the batch, its requests and the rest; memory is the other. */
 typedef struct mpi_batch {
     fsdp_wire_batch batch;
     fsdp_mpi_rest rest;
@@ -93,8 +91,6 @@ static void close_batch(fsdp_wire *wire, fsdp_wire_batch *closed)
 {
     (void)wire;
     mpi_batch *batch = (mpi_batch *)closed;
-    if (!batch)
-        return;
     fsdp_mpi_lock();
     bool is_over = fsdp_mpi_may_call() && is_idle(batch);
     if (!is_over) {
