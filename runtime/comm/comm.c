@@ -189,8 +189,7 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts of the only rank differ");
     if (call->kind == FSDP_BROADCAST || count == 0)
         return FSDP_OK;
-    bool reduces = call->kind == FSDP_REDUCE_SCATTER || call->kind == FSDP_ALL_REDUCE;
-    if (reduces && call->op == FSDP_REDUCE_PREMUL_SUM)
+    if (fsdp_comm_reduces((uint32_t)call->kind) && call->op == FSDP_REDUCE_PREMUL_SUM)
         fsdp_tensor_fold(call->out, &call->in, 1, call->dtype, (size_t)count, FSDP_FOLD_SUM,
                          call->factor, 1);
     else if (call->in != call->out)
@@ -201,7 +200,7 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
 {
     unsigned abilities = comm->fabric->ops->abilities;
-    if (call->kind != FSDP_REDUCE_SCATTER && call->kind != FSDP_ALL_REDUCE)
+    if (!fsdp_comm_reduces((uint32_t)call->kind))
         return false;
     return (call->op == FSDP_REDUCE_AVG && !(abilities & FSDP_COMM_AVG)) ||
            (call->op == FSDP_REDUCE_PREMUL_SUM && !(abilities & FSDP_COMM_PREMUL_SUM));

@@ -122,7 +122,9 @@ fsdp_status fsdp_comm_miscount(int from, int to, int64_t sent, int64_t expected,
                                const fsdp_comm_header *header, fsdp_error *err);
 /* "all_gather of 1190 f32 for layers.1 (call 17)" */
 void fsdp_comm_describe(const fsdp_comm_header *header, char *out, size_t out_size);
-const char *fsdp_comm_kind_name(uint32_t kind);        /* "all_gather" */
+const char *fsdp_comm_kind_name(uint32_t kind);        /* "all_gather"; "?": there is none */
+const char *fsdp_comm_op_name(uint32_t op);            /* "premul_sum" */
+bool fsdp_comm_reduces(uint32_t kind);                 /* has it an op? */
 /* "exit code 7 (no space)"; a code that is no error of ours, which a program may choose: "exit code 1" */
 enum { FSDP_EXIT_TEXT = 64, FSDP_LEFT_TEXT = 128 };
 void fsdp_comm_describe_exit(int exit_code, char out[FSDP_EXIT_TEXT]);

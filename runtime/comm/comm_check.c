@@ -39,7 +39,7 @@ static fsdp_status add_counts(const int64_t *counts, int n, int64_t *sum_out, fs
 static fsdp_status check_op(const fsdp_collective *call, fsdp_error *err)
 {
     const char *dtype = fsdp_dtype_name(call->dtype);
-    if (call->kind != FSDP_REDUCE_SCATTER && call->kind != FSDP_ALL_REDUCE)
+    if (!fsdp_comm_reduces((uint32_t)call->kind))
         return FSDP_OK;
     if (!fsdp_tensor_can_fold(call->dtype))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be reduced", dtype);

@@ -18,7 +18,13 @@ const char *fsdp_comm_kind_name(uint32_t kind)
     return kind < sizeof names / sizeof *names ? names[kind] : names[0];
 }
 
-static bool has_op(uint32_t kind)
+const char *fsdp_comm_op_name(uint32_t op)
+{
+    static const char *const names[] = {"sum", "avg", "max", "premul_sum"};
+    return op < sizeof names / sizeof *names ? names[op] : "?";
+}
+
+bool fsdp_comm_reduces(uint32_t kind)
 {
     return kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE;
 }
@@ -62,7 +68,7 @@ fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *ca
     header.sequence = comm->sequence;
     header.kind = (uint32_t)call->kind;
     header.dtype = (uint32_t)call->dtype;
-    if (has_op(header.kind)) {
+    if (fsdp_comm_reduces(header.kind)) {
         header.op = (uint32_t)call->op | (call->view ? FSDP_HEADER_SEEN : 0);
         header.factor = call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 0;
     }
@@ -93,16 +99,15 @@ fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t seque
 
 static void describe_op(const fsdp_comm_header *header, char *out, size_t out_size)
 {
-    static const char *const names[] = {"sum", "avg", "max", "premul_sum"};
     const char *seen = header->op & FSDP_HEADER_SEEN ? ", in place" : "";
     uint32_t op = header->op & ~(uint32_t)FSDP_HEADER_SEEN;
     out[0] = '\0';
-    if (!has_op(header->kind) || header->op == FSDP_REDUCE_SUM)
+    if (!fsdp_comm_reduces(header->kind) || header->op == FSDP_REDUCE_SUM)
         return;
     if (op == FSDP_REDUCE_PREMUL_SUM)
         snprintf(out, out_size, " (premul_sum, %g%s)", header->factor, seen);
     else
-        snprintf(out, out_size, " (%s%s)", op < 4 ? names[op] : "?", seen);
+        snprintf(out, out_size, " (%s%s)", fsdp_comm_op_name(op), seen);
 }
 
 static void describe_amount(const fsdp_comm_header *header, char *out, size_t out_size)

@@ -92,14 +92,14 @@ void fsdp_trace_set_listener(fsdp_trace *trace,
 
 static void add_collective(fsdp_text *line, const fsdp_trace_event *event)
 {
-    static const char *const ops[] = {"sum", "avg", "max", "premul_sum"};
     const fsdp_collective *call = event->call;
-    bool reduces = call->kind == FSDP_REDUCE_SCATTER || call->kind == FSDP_ALL_REDUCE;
+    bool reduces = fsdp_comm_reduces((uint32_t)call->kind);
     fsdp_text_addf(line, ",\"group\":[");
     for (int i = 0; i < fsdp_comm_size(event->comm); i++)
         fsdp_text_addf(line, "%s%d", i > 0 ? "," : "", fsdp_comm_ranks(event->comm)[i]);
     fsdp_text_addf(line, "],\"op\":\"%s\",\"dtype\":\"%s\",\"count\":%" PRId64,
-                   reduces ? ops[call->op] : "", fsdp_dtype_name(call->dtype), call->count);
+                   reduces ? fsdp_comm_op_name((uint32_t)call->op) : "",
+                   fsdp_dtype_name(call->dtype), call->count);
 }
 
 static void spell(fsdp_trace *trace, const fsdp_trace_event *event)
