@@ -15,8 +15,8 @@
 FSDP_API void *fsdp_alloc(size_t count, size_t size);
 /* Not zeroed; the old block stays when NULL comes back. */
 void *fsdp_realloc(void *old, size_t count, size_t size);
-/* Page-aligned and not zeroed, for buffers that files are read into. */
-void *fsdp_alloc_pages(size_t size);
+/* Page-aligned and not zeroed, for buffers of files and messages. */
+FSDP_API void *fsdp_alloc_pages(size_t size);
 FSDP_API void fsdp_free(void *data);
 /* A copy of size bytes with a zero byte behind them. */
 char *fsdp_strndup(const char *data, size_t size);

@@ -24,7 +24,7 @@ enum {
 typedef struct fsdp_wire fsdp_wire;
 
 typedef struct fsdp_wire_batch {
-    unsigned char *memory;     /* 64-byte aligned */
+    unsigned char *memory;     /* page-aligned */
     int places;                /* each has one transfer under way, or none */
 } fsdp_wire_batch;
 

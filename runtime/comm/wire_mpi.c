@@ -14,7 +14,7 @@
 #include "runtime/meet/mpi_process.h"
 #include "statedict/ctl_backend.h"
 
-enum { NEWS_TAG = 0, ALIGNMENT = 64, LEAST_CHANNELS = 32767 };
+enum { NEWS_TAG = 0, LEAST_CHANNELS = 32767 };
 enum { YIELDS = 100, NAP_US = 50, NAP_STEP_US = 2, LONGEST_NAP_US = 1000, MOST_STEPS = 475 };
 
 typedef struct mpi_wire {
@@ -26,7 +26,6 @@ typedef struct mpi_wire {
 typedef struct mpi_batch {
     fsdp_wire_batch batch;
     fsdp_mpi_rest rest;
-    void *memory; /* as it was allocated */
     MPI_Request *requests;
     MPI_Status *statuses; /* of those that are done */
     int *sizes;           /* what a receive expects; 0: it is a send */
@@ -48,7 +47,7 @@ static void free_batch(mpi_batch *batch)
 {
     if (!batch)
         return;
-    fsdp_free(batch->memory);
+    fsdp_free(batch->batch.memory);
     fsdp_free(batch->requests);
     fsdp_free(batch->statuses);
     fsdp_free(batch->sizes);
@@ -62,19 +61,17 @@ static fsdp_status create_batch(fsdp_wire *wire, int places, size_t size,
     size_t n = (size_t)places;
     mpi_batch *made = fsdp_alloc(1, sizeof *made);
     if (made) {
-        made->memory = fsdp_alloc(size + ALIGNMENT, 1);
+        made->batch = (fsdp_wire_batch){fsdp_alloc_pages(size), places};
         made->requests = fsdp_alloc(n, sizeof(MPI_Request));
         made->statuses = fsdp_alloc(n, sizeof(MPI_Status));
         made->sizes = fsdp_alloc(n, sizeof *made->sizes);
     }
-    if (!made || !made->memory || !made->requests || !made->statuses || !made->sizes) {
+    if (!made || !made->batch.memory || !made->requests || !made->statuses || !made->sizes) {
         free_batch(made);
         return fsdp_fail_memory(err, "messages between ranks");
     }
     for (int i = 0; i < places; i++)
         made->requests[i] = MPI_REQUEST_NULL;
-    uintptr_t at = ((uintptr_t)made->memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    made->batch = (fsdp_wire_batch){(unsigned char *)at, places};
     *batch_out = &made->batch;
     return FSDP_OK;
 }
@@ -99,7 +96,7 @@ static void close_batch(fsdp_wire *wire, fsdp_wire_batch *closed)
         fsdp_free(batch->statuses);
         batch->rest = (fsdp_mpi_rest){.requests = batch->requests,
                                       .count = batch->batch.places,
-                                      .memory = {batch->memory, batch->requests, batch}};
+                                      .memory = {batch->batch.memory, batch->requests, batch}};
         fsdp_mpi_leave(&batch->rest);
     }
     fsdp_mpi_unlock();

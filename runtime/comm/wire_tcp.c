@@ -13,7 +13,7 @@
 #include "runtime/meet/socket.h"
 #include "statedict/ctl_backend.h"
 
-enum { ALIGNMENT = 64, YIELDS = 20, REST_MS = 2, FAREWELL_MS = 1000 };
+enum { YIELDS = 20, REST_MS = 2, FAREWELL_MS = 1000 };
 
 typedef struct tcp_wire {
     fsdp_wire wire;
@@ -38,7 +38,7 @@ static void free_batch(tcp_batch *batch)
 {
     if (!batch)
         return;
-    fsdp_free(batch->memory);
+    fsdp_free(batch->batch.memory);
     fsdp_free(batch->transfers);
     fsdp_free(batch->finished);
     fsdp_free(batch);
@@ -50,16 +50,14 @@ static fsdp_status create_batch(fsdp_wire *wire, int places, size_t size,
     (void)wire;
     tcp_batch *made = fsdp_alloc(1, sizeof *made);
     if (made) {
-        made->memory = fsdp_alloc(size + ALIGNMENT, 1);
+        made->batch = (fsdp_wire_batch){fsdp_alloc_pages(size), places};
         made->transfers = fsdp_alloc((size_t)places, sizeof *made->transfers);
         made->finished = fsdp_alloc((size_t)places, sizeof *made->finished);
     }
-    if (!made || !made->memory || !made->transfers || !made->finished) {
+    if (!made || !made->batch.memory || !made->transfers || !made->finished) {
         free_batch(made);
         return fsdp_fail_memory(err, "messages between ranks");
     }
-    uintptr_t at = ((uintptr_t)made->memory + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    made->batch = (fsdp_wire_batch){(unsigned char *)at, places};
     *batch_out = &made->batch;
     return FSDP_OK;
 }

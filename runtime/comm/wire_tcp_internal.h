@@ -27,7 +27,6 @@ typedef struct tcp_transfer {
 
 struct tcp_batch {
     fsdp_wire_batch batch;
-    void *memory;              /* as it was allocated */
     tcp_transfer *transfers;   /* by place */
     int *finished;             /* places, not told yet */
     int finished_count;
