@@ -54,25 +54,25 @@ static fsdp_status check_op(const fsdp_collective *call, fsdp_error *err)
 
 /* Elements of this rank's buffers. */
 static fsdp_status count_elements(const fsdp_comm *comm, const fsdp_collective *call,
-                                  int64_t *in_out, int64_t *out_out, fsdp_error *err)
+                                  int64_t *in_count_out, int64_t *out_count_out, fsdp_error *err)
 {
     int64_t all;
     if (call->kind == FSDP_ALL_TO_ALL) {
         if (!call->counts || !call->out_counts)
             return fsdp_fail(err, FSDP_ERR_USAGE, "counts and out_counts are needed");
-        FSDP_TRY(add_counts(call->counts, comm->size, in_out, err));
-        return add_counts(call->out_counts, comm->size, out_out, err);
+        FSDP_TRY(add_counts(call->counts, comm->size, in_count_out, err));
+        return add_counts(call->out_counts, comm->size, out_count_out, err);
     }
     FSDP_TRY(check_count(call->count, err));
-    *in_out = *out_out = call->count;
+    *in_count_out = *out_count_out = call->count;
     if (call->kind != FSDP_ALL_GATHER && call->kind != FSDP_REDUCE_SCATTER)
         return call->counts ? fsdp_fail(err, FSDP_ERR_USAGE, "it has no uneven counts") : FSDP_OK;
     if (call->counts)
         FSDP_TRY(add_counts(call->counts, comm->size, &all, err));
     else if (fsdp_mul_overflow(call->count, comm->size, &all))
         return fail_large(err);
-    *in_out = *out_out = fsdp_comm_part(call, comm->rank);
-    *(call->kind == FSDP_ALL_GATHER ? out_out : in_out) = all;
+    *in_count_out = *out_count_out = fsdp_comm_part(call, comm->rank);
+    *(call->kind == FSDP_ALL_GATHER ? out_count_out : in_count_out) = all;
     return FSDP_OK;
 }
 

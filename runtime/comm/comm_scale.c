@@ -34,13 +34,13 @@ static void convert(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype f
 static fsdp_status make_room(scaled_call *scaled, fsdp_error *err)
 {
     size_t element = fsdp_dtype_size(scaled->wide);
-    bool is_wider = scaled->wide != scaled->call->dtype;
-    if (is_wider || scaled->call->op == FSDP_REDUCE_PREMUL_SUM)
+    bool needs_out = scaled->wide != scaled->call->dtype;
+    bool needs_in = needs_out || scaled->call->op == FSDP_REDUCE_PREMUL_SUM;
+    if (needs_in)
         scaled->wide_in = fsdp_realloc(NULL, (size_t)scaled->in_count, element);
-    if (is_wider)
+    if (needs_out)
         scaled->wide_out = fsdp_realloc(NULL, (size_t)scaled->out_count, element);
-    if (((is_wider || scaled->call->op == FSDP_REDUCE_PREMUL_SUM) && !scaled->wide_in) ||
-        (is_wider && !scaled->wide_out))
+    if ((needs_in && !scaled->wide_in) || (needs_out && !scaled->wide_out))
         return fsdp_fail_memory(err, "a reduction that is scaled");
     return FSDP_OK;
 }

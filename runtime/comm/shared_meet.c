@@ -140,7 +140,7 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
 }
 
 /* Everybody's failure now, if it is the first. */
-static fsdp_status fail_all(shared_group *group, fsdp_error *why, fsdp_error *err)
+static fsdp_status fail_all(shared_group *group, const fsdp_error *why, fsdp_error *err)
 {
     fsdp_shared_fail(group, why, false);
     (void)fsdp_shared_has_failed(group, err);

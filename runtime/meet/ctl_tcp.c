@@ -325,9 +325,9 @@ static tcp_link *make_links(int n)
     return links;
 }
 
-static void release_parts(fsdp_tcp_parts *parts)
+void fsdp_tcp_parts_release(fsdp_tcp_parts *parts)
 {
-    for (int i = 0; i < (parts->rank == 0 ? parts->size : 1); i++)
+    for (int i = 0; parts->fds && i < (parts->rank == 0 ? parts->size : 1); i++)
         fsdp_socket_close(&parts->fds[i]);
     fsdp_socket_close(&parts->listener);
     fsdp_free(parts->fds);
@@ -341,7 +341,7 @@ fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_e
     tcp_link *links = make_links(mine.size);
     tcp_link *callers = mine.rank == 0 ? NULL : make_links(mine.size);
     if (!end || !links || (mine.rank != 0 && !callers)) {
-        release_parts(&mine);
+        fsdp_tcp_parts_release(&mine);
         fsdp_free(end);
         fsdp_free(links);
         fsdp_free(callers);

@@ -25,6 +25,8 @@ typedef struct fsdp_tcp_parts {
     fsdp_rank_address *addresses;      /* of all ranks; NULL at rank 0 */
 } fsdp_tcp_parts;
 
+/* Of those that became nobody's; fds and addresses may be NULL. */
+void fsdp_tcp_parts_release(fsdp_tcp_parts *parts);
 fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_error *err);
 
 /* Of a control plane of this kind: the host of another rank as this one reaches it, and the job's digest.

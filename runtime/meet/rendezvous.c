@@ -389,11 +389,7 @@ static fsdp_status visit_meeting(const fsdp_meeting *meeting, int64_t until_ms, 
     fsdp_status status = attend(&mine, until_ms, err);
     if (status == FSDP_OK)
         return fsdp_ctl_tcp(&mine.parts, ctl_out, err);
-    if (mine.parts.fds)
-        fsdp_socket_close(&mine.parts.fds[0]);
-    fsdp_socket_close(&mine.parts.listener);
-    fsdp_free(mine.parts.fds);
-    fsdp_free(mine.parts.addresses);
+    fsdp_tcp_parts_release(&mine.parts);
     return status;
 }
 
