@@ -420,6 +420,8 @@ static void *grad(fsdp_param *param, bool zeroed)
         return within(param, param->flat->summoned_grad, param->flat->dtype);
     if (param->flat)
         return within(param, grad(param->flat, true), param->flat->grad_dtype);
+    if (param->is_ignored)
+        return complain(param, "the gradient", "units ignore it, so its gradient is the caller's");
     if (!param->group || param->group->phase != FSDP_PRE_BACKWARD)
         return complain(param, "the gradient",
                         "it is there between pre_backward and post_backward");

@@ -45,8 +45,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool
                                                            fsdp_error *err);
 
 /* After an error of the user's own in mid-step: everything back to sharded, gradients of this step dropped
- * (those kept without sync and partial ones included), handles invalid. Collective when calls are
- * under way. */
+ * (those kept without sync and partial ones included). To wait for an end of backward that it dropped is
+ * FSDP_ERR_USAGE, and so is a reset while another root on this context has one that was not waited for.
+ * Collective when calls are under way. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
 
 FSDP_API void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last);
@@ -55,8 +56,8 @@ FSDP_API void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last);
 FSDP_API void fsdp_root_set_post_optim_event(fsdp_root *root);
 
 typedef struct fsdp_finalize_handle fsdp_finalize_handle;
-/* The caller ends backward by fsdp_root_finalize_backward; is_last_backward means nothing then. Not inside a
- * backward. */
+/* The caller ends backward by fsdp_root_finalize_backward; is_last_backward means nothing then. It cannot
+ * change between the first backward of a step and the end of its last one. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
                                                                              fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,

@@ -117,6 +117,36 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     return FSDP_OK;
 }
 
+/* --- what a unit asks of a mesh ---------------------------------------------------------------- */
+
+static fsdp_status check_mesh(const fsdp_unit *unit, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    unsigned shard, replicate, all = (1u << fsdp_mesh_ndim(mesh)) - 1;
+    int k = unit->reshard_after_forward;
+    FSDP_TRY(choose_dims(unit, mesh, &shard, &replicate, err));
+    if (k <= FSDP_RESHARD_ALWAYS)
+        return FSDP_OK;
+    int64_t ranks = product(mesh, shard);
+    if (ranks % k != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s: reshard_after_forward is %d, which does not divide the %lld "
+                         "ranks that share its parameters",
+                         unit->name, k, (long long)ranks);
+    if (product(mesh, all & ~shard & ~replicate) > 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit %s: reshard_after_forward is a number, which is not possible beside "
+                         "tensor parallelism",
+                         unit->name);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err)
+{
+    for (size_t i = 0; i < unit->param_count; i++)
+        FSDP_TRY(check_mesh(unit, unit->params[i]->cut.mesh, err));
+    return unit->param_count == 0 ? check_mesh(unit, unit->opts.mesh, err) : FSDP_OK;
+}
+
 /* --- one mesh for the group ------------------------------------------------------------------- */
 
 static fsdp_status add_joined(const fsdp_mesh *mesh, unsigned dims, char *name, fsdp_error *err)
@@ -216,16 +246,6 @@ static unsigned bit_of(int dim)
 static fsdp_status connect_again(fsdp_group *group, int k, fsdp_error *err)
 {
     unsigned dims = bit_of(group->replicate_dim) | bit_of(group->shard_dim);
-    if (group->shard_size % k != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: reshard_after_forward is %d, which does not divide the %d ranks "
-                         "that share its parameters",
-                         group->unit->name, k, group->shard_size);
-    if (group->tensor_dims && product(group->mesh, group->tensor_dims) > 1)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "unit %s: reshard_after_forward is a number, which is not possible beside "
-                         "tensor parallelism",
-                         group->unit->name);
     group->again_size = k;
     group->again_rank = group->shard_rank % k;
     return connect(group, dims, k, false, &group->again, err);
@@ -247,11 +267,8 @@ static fsdp_status connect_group(fsdp_group *group, fsdp_error *err)
     if (group->replicate_size > 1)
         FSDP_TRY(connect(group, replicate, group->replicate_size, false, &group->replicate, err));
     int k = unit->reshard_after_forward;
-    if (k == group->shard_size)
-        unit->reshard_after_forward = FSDP_RESHARD_ALWAYS;
-    else if (k > FSDP_RESHARD_ALWAYS)
-        return connect_again(group, k, err);
-    return FSDP_OK;
+    bool is_part = k > FSDP_RESHARD_ALWAYS && k < group->shard_size;
+    return is_part ? connect_again(group, k, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err)

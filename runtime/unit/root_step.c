@@ -89,7 +89,9 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
     const fsdp_model *model = root->model;
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
-        if (param->hook && param->shard_grad)
+        bool is_new = param->is_reduced;
+        param->is_reduced = false;
+        if (param->hook && is_new && param->shard_grad)
             FSDP_TRY(param->hook(param->hook_user, param, err));
     }
     return FSDP_OK;
@@ -111,6 +113,7 @@ void fsdp_root_wait_reductions(fsdp_root *root)
 
 static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
 {
+    root->is_unfinished = false;
     fsdp_root_wait_reductions(root);
     FSDP_TRY(fsdp_context_sync(root->context, err));
     return run_grad_hooks(root, err);
@@ -142,6 +145,7 @@ fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
     if (root->is_in_forward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "end_backward came before fsdp_root_end_forward");
     root->is_in_backward = false;
+    root->is_unfinished = true;
     return fsdp_root_done(root, end_backward(root, err), err);
 }
 
@@ -172,9 +176,12 @@ void fsdp_root_set_post_optim_event(fsdp_root *root)
 fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
                                                        fsdp_error *err)
 {
-    if (root->is_in_backward)
+    if (manual != root->is_manual && (root->is_in_backward || root->is_unfinished))
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "how backward is ended cannot change inside a backward");
+                         "how backward is ended cannot change between its begin and its end: %s",
+                         root->is_manual
+                             ? "fsdp_root_finalize_backward, and the wait for it, come before"
+                             : "the end_backward of a last backward comes before");
     root->is_manual = manual;
     return FSDP_OK;
 }
@@ -188,7 +195,9 @@ fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "finalize_backward needs fsdp_root_set_manual_backward_finalization");
     root->is_in_backward = false;
+    root->is_unfinished = true;
     FSDP_TRY(fsdp_root_done(root, complete_backward(root, err), err));
+    root->handle.was_reset = false;
     if (handle_out)
         *handle_out = &root->handle;
     root->context->finalizing = root;
@@ -199,6 +208,10 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
 {
     fsdp_root *root = handle->root;
     FSDP_TRY(fsdp_root_ready(root, err));
+    if (handle->was_reset)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the end of backward that this handle is of was dropped by "
+                         "fsdp_root_reset");
     if (root->context->finalizing != root)
         return FSDP_OK;
     root->context->finalizing = NULL;
@@ -214,10 +227,24 @@ void fsdp_root_zero_grad(fsdp_root *root)
             fsdp_group_drop_grads(&root->units[i]->groups[g]);
 }
 
+static void forget_finalizing(fsdp_root *root)
+{
+    root->is_unfinished = false;
+    if (root->context->finalizing != root)
+        return;
+    root->context->finalizing = NULL;
+    root->handle.was_reset = true;
+}
+
 fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
 {
+    const fsdp_root *other = root->context->finalizing;
     root->complaint = (fsdp_error){0};
     FSDP_TRY(fsdp_root_ready(root, err));
+    if (other && other != root)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "another root on this context ends its backward asynchronously: its "
+                         "fsdp_finalize_wait, or its reset, comes before this one");
     fsdp_root_wait_reductions(root);
     fsdp_root_drop_all(root);
     for (size_t i = 0; i < root->unit_count; i++) {
@@ -226,7 +253,6 @@ fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
         unit->to_run_count = unit->to_return_count = 0;
     }
     root->is_in_forward = root->is_in_backward = false;
-    if (root->context->finalizing == root)
-        root->context->finalizing = NULL;
+    forget_finalizing(root);
     return fsdp_root_done(root, fsdp_context_sync(root->context, err), err);
 }

@@ -37,9 +37,11 @@ fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_e
 static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
 {
     const fsdp_unit_opts *opts = &unit->opts;
-    fsdp_dtype dtype = opts->param_dtype;
+    fsdp_dtype dtype = FSDP_DTYPE_NONE;
     if (opts->param_dtype_of)
         dtype = opts->param_dtype_of(opts->user, param);
+    if (dtype == FSDP_DTYPE_NONE)
+        dtype = opts->param_dtype;
     if (dtype != FSDP_DTYPE_NONE && dtype != opts->param_dtype && dtype != param->dtype)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
@@ -141,7 +143,9 @@ static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, si
         return FSDP_OK;
     unit->to_run = fsdp_alloc(n, sizeof *unit->to_run);
     unit->to_return = fsdp_alloc(n, sizeof *unit->to_return);
-    return unit->to_run && unit->to_return ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+    unit->has_run = fsdp_alloc(n, sizeof *unit->has_run);
+    bool has_all = unit->to_run && unit->to_return && unit->has_run;
+    return has_all ? FSDP_OK : fsdp_fail_memory(err, "a unit");
 }
 
 static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
@@ -231,7 +235,8 @@ static fsdp_status fill(fsdp_unit *unit, const char *const *prefixes, size_t n,
     FSDP_TRY(copy_members(unit, prefixes, n, err));
     FSDP_TRY(join_names(unit, err));
     set_defaults(unit);
-    return take_params(unit, err);
+    FSDP_TRY(take_params(unit, err));
+    return fsdp_unit_check_meshes(unit, err);
 }
 
 fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
@@ -299,6 +304,7 @@ void fsdp_unit_free(fsdp_unit *unit)
     fsdp_free(unit->custom_all_reduce);
     fsdp_free(unit->to_run);
     fsdp_free(unit->to_return);
+    fsdp_free(unit->has_run);
     fsdp_free(unit);
 }
 

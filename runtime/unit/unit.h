@@ -3,8 +3,9 @@
  * has no autograd. A unit is what one fully_shard call makes in PyTorch. docs/runtime.md has its states,
  * docs/flow_step.md a whole step.
  *
- * The hooks are collective in the unit's groups. Setters are local and to be called alike on all ranks,
- * outside a step unless they say otherwise; with recurse they go to all units below the unit's prefix, too.
+ * The hooks are collective in the unit's groups. Setters are local and to be called alike on all ranks; with
+ * recurse they go to all units below the unit's prefix, too. They may come at any time, and what comes next
+ * goes by them; those that change how a unit communicates are FSDP_ERR_USAGE inside a forward or backward.
  */
 #ifndef FSDP_UNIT_H
 #define FSDP_UNIT_H
@@ -44,7 +45,8 @@ typedef struct fsdp_unit_opts {
     /* Callbacks, each may be NULL. */
     void *user;
     void (*placement)(void *user, const fsdp_param *param, fsdp_param_place *place);
-    fsdp_dtype (*param_dtype_of)(void *user, const fsdp_param *param); /* NONE: opts' or the stored one */
+    /* In place of param_dtype: it, the parameter's stored one, or NONE, which means param_dtype. */
+    fsdp_dtype (*param_dtype_of)(void *user, const fsdp_param *param);
     bool (*ignore)(void *user, const fsdp_param *param);       /* left whole, not reduced */
 } fsdp_unit_opts;
 FSDP_API fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh);
@@ -70,12 +72,17 @@ FSDP_API fsdp_param *fsdp_unit_param(const fsdp_unit *unit, size_t i);
 
 /* --- hooks ------------------------------------------------------------------------------------ */
 
+/* One that comes twice in a row does nothing more than the first time, but for post_forward, which is
+ * FSDP_ERR_USAGE without its pre_forward. post_backward may come without pre_backward: it reduces what is
+ * there, if anything is. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_backward(fsdp_unit *unit, fsdp_error *err);
 
-/* Units of several members: per member. The first pre gathers, the last post gives back. */
+/* Units of several members: per member. The first pre gathers, the last post gives back. In backward the last
+ * one is that of the members that ran in forward: one that is called several times reduces as often. A
+ * forward that not all members came through ends with fsdp_root_end_forward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member,
                                                                fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member,
@@ -119,10 +126,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsd
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_reduce_scatter_max_input_buffers(fsdp_unit *unit, int n,
                                                                                  bool recurse,
                                                                                  fsdp_error *err);
-/* Collective when first set: reduce-scatter on a communicator of its own, beside all-gather. */
+/* Collective when first set: reduce-scatter on a communicator of its own, beside all-gather. Not inside a
+ * forward or backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
                                                                               bool recurse, fsdp_error *err);
-/* Buffers in memory that the communicator gives. FSDP_ERR_USAGE after a custom collective was set. */
+/* Buffers in memory that the communicator gives. FSDP_ERR_USAGE after a custom collective was set, and inside
+ * a forward or backward. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit,
                                                                                             bool from_comm,
                                                                                             fsdp_error *err);
@@ -166,8 +175,8 @@ typedef struct fsdp_custom_collective {
     void (*dealloc)(void *user, void *data);
     fsdp_status (*run)(void *user, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 } fsdp_custom_collective;
-/* Copied; NULL: the library's again. FSDP_ERR_USAGE for units of several groups, here or when the root is
- * made. */
+/* Copied; NULL: the library's again. FSDP_ERR_USAGE inside a forward or backward, and for units of several
+ * groups, here or when the root is made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit,
                                                                   const fsdp_custom_collective *custom,
                                                                   fsdp_error *err);

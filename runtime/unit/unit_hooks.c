@@ -65,32 +65,44 @@ static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err
     return status;
 }
 
+/* Groups of a unit in the order in which the pass will want them. */
 static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase phase,
                                   fsdp_error *err)
 {
     for (size_t i = 0; i < n; i++)
-        for (size_t g = 0; g < units[i]->group_count; g++)
-            FSDP_TRY(prefetch(&units[i]->groups[g], phase, err));
+        for (size_t g = 0; g < units[i]->group_count; g++) {
+            size_t at = phase == FSDP_FORWARD ? g : units[i]->group_count - 1 - g;
+            FSDP_TRY(prefetch(&units[i]->groups[at], phase, err));
+        }
     return FSDP_OK;
 }
 
-/* The group whose forward came before this one's last: its backward is likely to come next. */
-static fsdp_group *take_previous(fsdp_group *group)
+/* How many groups had come before the unit's own in its last forward that had no backward yet. */
+static size_t take_place(fsdp_unit *unit)
 {
-    const fsdp_context *context = context_of(group->unit);
-    if (group->order_count == 0)
-        return NULL;
-    size_t place = group->order[--group->order_count];
-    return place > 0 ? context->order[place - 1] : NULL;
+    size_t place = 0;
+    for (size_t g = unit->group_count; g-- > 0;) {
+        fsdp_group *group = &unit->groups[g];
+        if (group->order_count > 0)
+            place = group->order[--group->order_count];
+    }
+    return place;
 }
 
-static fsdp_status prefetch_previous(fsdp_group *group, fsdp_error *err)
+/* The unit whose forward came before this one's: its backward is likely to come next. */
+static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
 {
-    fsdp_group *previous = take_previous(group);
-    fsdp_prefetch_time time = group->unit->backward_prefetch_time;
-    group->next_gather = time == FSDP_PREFETCH_AFTER ? previous : NULL;
-    return previous && time == FSDP_PREFETCH_BEFORE ? prefetch(previous, FSDP_PRE_BACKWARD, err)
-                                                    : FSDP_OK;
+    fsdp_group *const *order = context_of(unit)->order;
+    size_t place = take_place(unit);
+    fsdp_group *previous = place > 0 ? order[place - 1] : NULL;
+    if (unit->group_count > 0)
+        unit->groups[0].next_gather =
+            unit->backward_prefetch_time == FSDP_PREFETCH_AFTER ? previous : NULL;
+    if (!previous || unit->backward_prefetch_time != FSDP_PREFETCH_BEFORE)
+        return FSDP_OK;
+    while (place > 0 && order[place - 1] && order[place - 1]->unit == previous->unit)
+        FSDP_TRY(prefetch(order[--place], FSDP_PRE_BACKWARD, err));
+    return FSDP_OK;
 }
 
 /* Not for one whose backward came before after all. */
@@ -136,7 +148,8 @@ static fsdp_status gather_now(fsdp_group *group, fsdp_error *err)
     return fsdp_group_wait_unshard(group, err);
 }
 
-/* Activations that are computed again: parameters are gathered if they are not, nothing else changes. */
+/* Activations that are computed again, and a hook that comes twice: parameters are gathered if they are not,
+ * nothing else changes. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
     for (size_t i = 0; i < unit->group_count; i++)
@@ -146,10 +159,12 @@ static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 
 static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
-    if (unit->phase == FSDP_PRE_BACKWARD)
+    if (unit->phase == FSDP_PRE_BACKWARD || unit->phase == FSDP_FORWARD)
         return gather_again(unit, err);
     FSDP_TRY(note_first_forward(unit, err));
     unit->phase = FSDP_FORWARD;
+    for (size_t i = 0; i < unit->member_count && unit->has_run; i++)
+        unit->has_run[i] = false;
     for (size_t i = 0; i < unit->group_count; i++) {
         unit->groups[i].phase = FSDP_FORWARD;
         FSDP_TRY(gather_now(&unit->groups[i], err));
@@ -177,17 +192,13 @@ static fsdp_status post_forward(fsdp_unit *unit, fsdp_error *err)
 
 static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
 {
-    bool is_default = unit->backward_prefetch_count == 0;
     unit->phase = FSDP_PRE_BACKWARD;
-    for (size_t i = unit->group_count; i-- > 0;) {
-        fsdp_group *group = &unit->groups[i];
-        if (group->phase == FSDP_PRE_BACKWARD)
-            continue;
-        group->phase = FSDP_PRE_BACKWARD;
-        FSDP_TRY(gather_now(group, err));
-        if (is_default)
-            FSDP_TRY(prefetch_previous(group, err));
+    for (size_t i = 0; i < unit->group_count; i++) {
+        unit->groups[i].phase = FSDP_PRE_BACKWARD;
+        FSDP_TRY(gather_now(&unit->groups[i], err));
     }
+    if (unit->backward_prefetch_count == 0)
+        FSDP_TRY(prefetch_previous(unit, err));
     FSDP_TRY(prefetch_units(unit->backward_prefetch, unit->backward_prefetch_count,
                             FSDP_PRE_BACKWARD, err));
     return fsdp_context_sync(context_of(unit), err);
@@ -295,6 +306,17 @@ static void expect_all(bool *expected, size_t *count, size_t members)
     *count = members;
 }
 
+/* Backward is through when those have returned that ran in the last forward. */
+static void expect_those_that_ran(fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->member_count; i++) {
+        unit->to_return[i] = unit->has_run[i];
+        unit->to_return_count += unit->has_run[i];
+    }
+    if (unit->to_return_count == 0)
+        expect_all(unit->to_return, &unit->to_return_count, unit->member_count);
+}
+
 /* Was it the last that was expected? */
 static bool tick_off(bool *expected, size_t *count, size_t member)
 {
@@ -305,15 +327,22 @@ static bool tick_off(bool *expected, size_t *count, size_t member)
     return *count == 0;
 }
 
+static fsdp_status pre_forward_member(fsdp_unit *unit, fsdp_error *err)
+{
+    if (unit->to_run_count > 0)
+        return begin(unit, "pre_forward", FORWARD_PASS, err);
+    FSDP_TRY(fsdp_unit_pre_forward(unit, err));
+    expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
     FSDP_TRY(check_member(unit, member, err));
     if (unit->member_count == 1 || unit->phase == FSDP_PRE_BACKWARD)
         return fsdp_unit_pre_forward(unit, err);
-    if (unit->to_run_count > 0)
-        return begin(unit, "pre_forward", FORWARD_PASS, err);
-    FSDP_TRY(fsdp_unit_pre_forward(unit, err));
-    expect_all(unit->to_run, &unit->to_run_count, unit->member_count);
+    FSDP_TRY(pre_forward_member(unit, err));
+    unit->has_run[member] = true;
     return FSDP_OK;
 }
 
@@ -331,7 +360,7 @@ fsdp_status fsdp_unit_pre_backward_member(fsdp_unit *unit, size_t member, fsdp_e
 {
     FSDP_TRY(check_member(unit, member, err));
     if (unit->member_count > 1 && unit->to_return_count == 0)
-        expect_all(unit->to_return, &unit->to_return_count, unit->member_count);
+        expect_those_that_ran(unit);
     return fsdp_unit_pre_backward(unit, err);
 }
 

@@ -11,7 +11,7 @@
  *   unit_reduce.c   gradients -> sharded gradients (unit_reduce.h: with which files)
  *
  * A *group* is the part of a unit that lies on one mesh: usually all of it. Groups are what is gathered and
- * reduced; hooks of a unit go over its groups, forwards in order, backwards in reverse.
+ * reduced; a unit's are gathered in order, and reduced in reverse.
  */
 #ifndef FSDP_UNIT_INTERNAL_H
 #define FSDP_UNIT_INTERNAL_H
@@ -76,6 +76,7 @@ struct fsdp_param {
     fsdp_block *kept;                  /* of earlier backwards, in kept_dtype: what it is reduced in */
     fsdp_dtype kept_dtype;
     void *shard_grad;                  /* in a block of the group */
+    bool is_reduced;                   /* it got something, and its hook has not seen that */
 
     /* A parameter that another one holds (fsdp1.h): which, and from which element on. */
     fsdp_param *flat;
@@ -111,6 +112,8 @@ bool fsdp_param_is_below(const fsdp_param *param, const char *prefix);
 /* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
+/* Do the meshes of its parameters have what its options name? (root_groups.c) */
+fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err);
 /* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; lane: its lane,
  * or NULL. */
 fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
@@ -219,6 +222,7 @@ struct fsdp_unit {
     bool was_seen;                     /* it had a forward */
     fsdp_phase phase;
     bool *to_run, *to_return;          /* members whose forward, backward is to come; NULL for one member */
+    bool *has_run;                     /* members that ran in the last forward; the same */
     size_t to_run_count, to_return_count;
 };
 
@@ -262,7 +266,10 @@ struct fsdp_context {
     int freed_count;
 };
 
-struct fsdp_finalize_handle { fsdp_root *root; };
+struct fsdp_finalize_handle {
+    fsdp_root *root;
+    bool was_reset;                    /* what it was of is gone */
+};
 
 struct fsdp_root {
     fsdp_model *model;
@@ -275,6 +282,7 @@ struct fsdp_root {
     fsdp_block *buffers;
     int64_t step;
     bool is_in_forward, is_in_backward;
+    bool is_unfinished;                /* a backward ended whose reductions nobody has waited for */
     bool is_evaluating;                /* forwards have no backward: their order is not noted */
     bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */

@@ -178,6 +178,7 @@ static bool install(const fsdp_reduced *reduced, fsdp_block *block, fsdp_stream 
             fsdp_work_add(stream, param->shard_grad, param->dtype, at, param->dtype, own);
         else
             param->shard_grad = at;
+        param->is_reduced = true;
         is_used = is_used || param->shard_grad == at;
         at += (size_t)reduced->parts[i].count * fsdp_dtype_size(param->dtype);
     }
@@ -275,8 +276,10 @@ void fsdp_group_wait_reduced(fsdp_group *group)
 
 void fsdp_group_drop_grads(fsdp_group *group)
 {
-    for (size_t i = 0; i < group->count; i++)
+    for (size_t i = 0; i < group->count; i++) {
         group->params[i]->shard_grad = NULL;
+        group->params[i]->is_reduced = false;
+    }
     for (size_t i = 0; i < group->grad_count; i++)
         fsdp_group_give(group, group->grads[i],
                         fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_COMPUTE)));

@@ -155,10 +155,21 @@ fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit, fsdp_uni
 
 /* --- communication ---------------------------------------------------------------------------- */
 
+/* Collectives under way are in the buffers, and on the communicator, that are to change. */
+static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_error *err)
+{
+    const fsdp_root *root = unit->root;
+    if (!root || (!root->is_in_forward && !root->is_in_backward))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: %s cannot change inside a forward or backward",
+                     unit->name, what);
+}
+
 fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool separate,
                                                         bool recurse, fsdp_error *err)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
+    FSDP_TRY(check_outside(unit, "the group that reduces", err));
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;) {
         at->is_separate = separate;
         for (size_t g = 0; g < at->group_count; g++)
@@ -180,6 +191,7 @@ fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
 static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *custom,
                               fsdp_custom_collective **slot, fsdp_error *err)
 {
+    FSDP_TRY(check_outside(unit, "a custom collective", err));
     FSDP_TRY(fsdp_unit_check_custom(unit, err));
     fsdp_custom_collective *copy = NULL;
     if (custom) {
@@ -220,6 +232,7 @@ fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit 
                                                                       bool from_comm,
                                                                       fsdp_error *err)
 {
+    FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
     if (from_comm && (unit->custom_gather || unit->custom_reduce))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s has a custom collective, which brings its own memory",

@@ -1,7 +1,7 @@
 /*
  * Scenario C16: units of several members. Their names are joined, each group is gathered before the
  * one behind it is reduced, and a group of which a member never runs is completed at the end of
- * forward and of backward, and still trains.
+ * forward, and still trains.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -144,8 +144,8 @@ static fsdp_status train_without_one(world_rank *rank, fsdp_error *err)
         forget_events(rank);
         if (status == FSDP_OK)
             status = step_both(&net, &replica, rank, step, "U root|U a, unused|U b|R b|R a, unused",
-                               "U b|U a, unused|R b|post b|R root|post root|"
-                               "R a, unused|post a, unused",
+                               "U b|U a, unused|R b|post b|R a, unused|post a, unused|"
+                               "R root|post root",
                                err);
         if (status == FSDP_OK)
             status = mlp_gather(&net, &after, err);

@@ -1,0 +1,430 @@
+/*
+ * What a unit is told, and when: options that are looked at when it is made, setters inside a step,
+ * hooks that come twice, and how a backward ends.
+ */
+#include "tests/support/state_net.h"
+
+#include <criterion/criterion.h>
+
+enum { LAYERS = 2, RANKS = 2, ROWS = 4 };
+
+/* Units "L0" and "L1" of one weight each. */
+typedef struct settings_net {
+    world_rank *rank;
+    fsdp_mesh *mesh;
+    fsdp_model *model;
+    fsdp_root *root;
+    fsdp_param *weight[LAYERS];
+    fsdp_unit *unit[LAYERS];
+} settings_net;
+
+typedef fsdp_status (*settings_body)(settings_net *net, fsdp_error *err);
+
+static fsdp_status begin_net(settings_net *net, world_rank *rank, fsdp_error *err)
+{
+    int64_t size = fsdp_world_size(rank->world);
+    net->rank = rank;
+    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net->mesh, err));
+    FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
+    for (int i = 0; i < LAYERS; i++) {
+        const char name[] = {'L', (char)('0' + i), '.', 'w', '\0'};
+        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){ROWS},
+                                      &net->weight[i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status build(settings_net *net, fsdp_error *err)
+{
+    const fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    for (int i = 0; i < LAYERS; i++) {
+        const char name[] = {'L', (char)('0' + i), '\0'};
+        FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &net->unit[i], err));
+    }
+    return fsdp_root_create(net->model, &opts, &net->root, err);
+}
+
+static void end_net(settings_net *net)
+{
+    fsdp_root_free(net->root);
+    fsdp_model_free(net->model);
+    fsdp_mesh_free(net->mesh);
+}
+
+static fsdp_status run_net(world_rank *rank, fsdp_error *err)
+{
+    const settings_body *body = rank->user;
+    settings_net net = {0};
+    fsdp_status status = begin_net(&net, rank, err);
+    if (status == FSDP_OK)
+        status = (*body)(&net, err);
+    end_net(&net);
+    return status;
+}
+
+static void expect_ok(settings_body body)
+{
+    static const char *const devices[] = {"cpu", "cpu-async"};
+    for (size_t i = 0; i < 2; i++) {
+        fsdp_error err = {0};
+        cr_assert_eq(run_worlds(RANKS, devices[i], run_net, &body, &err), FSDP_OK, "%s: %s",
+                     devices[i], err.text);
+    }
+}
+
+static fsdp_status forward(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    for (int i = 0; i < LAYERS; i++) {
+        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
+        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
+    }
+    return fsdp_root_end_forward(net->root, err);
+}
+
+static fsdp_status add_one(fsdp_param *weight, fsdp_error *err)
+{
+    float *grad = fsdp_param_grad(weight);
+    EXPECT(grad);
+    for (int i = 0; i < ROWS; i++)
+        grad[i] += 1;
+    return FSDP_OK;
+}
+
+static fsdp_status backward_layer(settings_net *net, int i, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
+    FSDP_TRY(add_one(net->weight[i], err));
+    return fsdp_unit_post_backward(net->unit[i], err);
+}
+
+static fsdp_status backward(settings_net *net, fsdp_error *err)
+{
+    for (int i = LAYERS - 1; i >= 0; i--)
+        FSDP_TRY(backward_layer(net, i, err));
+    return fsdp_root_end_backward(net->root, err);
+}
+
+static fsdp_status expect_grad(fsdp_param *weight, float value, fsdp_error *err)
+{
+    const float *grad = fsdp_param_shard_grad(weight);
+    EXPECT(grad && grad[0] == value && grad[1] == value);
+    return FSDP_OK;
+}
+
+/* --- options ---------------------------------------------------------------------------------- */
+
+static fsdp_dtype dtype_by_name(void *user, const fsdp_param *param)
+{
+    static const fsdp_dtype answers[] = {FSDP_DTYPE_NONE, FSDP_F32, FSDP_BF16, FSDP_F16};
+    (void)user;
+    return answers[fsdp_param_name(param)[0] - 'a'];
+}
+
+/* "a" gets none, "b" its own, "c" the unit's, "d" another one. */
+static fsdp_status ask_for_dtypes(settings_net *net, fsdp_error *err)
+{
+    static const fsdp_dtype expected[] = {FSDP_BF16, FSDP_F32, FSDP_BF16};
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    opts.param_dtype = FSDP_BF16;
+    opts.param_dtype_of = dtype_by_name;
+    for (int i = 0; i < 4; i++) {
+        const char name[] = {(char)('a' + i), '\0'};
+        fsdp_param *param;
+        fsdp_unit *unit;
+        FSDP_TRY(
+            fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){ROWS}, &param, err));
+        if (i == 3) {
+            EXPECT_REFUSAL(fsdp_unit_create(net->model, name, &opts, &unit, why),
+                           "param_dtype_of gives f16 for 'd'");
+            break;
+        }
+        FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &unit, err));
+        EXPECT(fsdp_param_data_dtype(param) == expected[i]);
+        EXPECT(fsdp_param_dtype(param) == FSDP_F32);
+        EXPECT(fsdp_unit_input_dtype(unit, FSDP_F32) == FSDP_BF16); /* inputs go by the unit's */
+    }
+    return FSDP_OK;
+}
+
+Test(unit_settings, dtypes_of_parameters_are_the_units_or_their_own)
+{
+    expect_ok(ask_for_dtypes);
+}
+
+/* The unit says so, not the root much later. */
+static fsdp_status reshard_to_three(settings_net *net, fsdp_error *err)
+{
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    opts.reshard_after_forward = 3;
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
+                   "unit L0: reshard_after_forward is 3, which does not divide the 2 ranks");
+    opts.reshard_after_forward = 4;
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
+                   "does not divide the 2 ranks");
+    EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &net->root, why),
+                   "unit : reshard_after_forward is 4");
+    opts.shard_dims = "pd";
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
+                   "unit L0: its mesh has no dim 'pd'");
+    FSDP_TRY(build(net, err));
+    FSDP_TRY(forward(net, err));
+    return backward(net, err);
+}
+
+Test(unit_settings, a_number_that_does_not_divide_the_ranks_is_told_at_once)
+{
+    expect_ok(reshard_to_three);
+}
+
+static bool ignore_last(void *user, const fsdp_param *param)
+{
+    (void)user;
+    return strcmp(fsdp_param_name(param), "L1.w") == 0;
+}
+
+static fsdp_status ignore_one(settings_net *net, fsdp_error *err)
+{
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    opts.ignore = ignore_last;
+    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
+    fsdp_box box;
+    EXPECT(fsdp_param_shard(net->weight[1], &box) == fsdp_param_data(net->weight[1]));
+    EXPECT(box.len[0] == ROWS);
+    EXPECT(!fsdp_param_grad(net->weight[1]));
+    EXPECT_REFUSAL(fsdp_param_complaint(net->weight[1], why),
+                   "units ignore it, so its gradient is the caller's");
+    return FSDP_OK;
+}
+
+Test(unit_settings, the_gradient_of_an_ignored_parameter_is_the_callers)
+{
+    expect_ok(ignore_one);
+}
+
+/* --- setters inside a step ---------------------------------------------------------------------- */
+
+/* Everything that is only looked at by what comes next, back and forth. */
+static fsdp_status flip_all(fsdp_unit *unit, bool to, fsdp_error *err)
+{
+    fsdp_unit_set_reshard_after_forward(unit, to, true);
+    fsdp_unit_set_reshard_after_backward(unit, to, true);
+    fsdp_unit_set_keep_unsharded_storage(unit, !to, true);
+    fsdp_unit_set_unshard_async_op(unit, !to, true);
+    fsdp_unit_set_force_sum_reduction_for_comms(unit, !to);
+    fsdp_unit_set_reduce_scatter_unused_params(unit, !to, true);
+    fsdp_unit_set_requires_all_reduce(unit, to, true);
+    FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(unit, to ? 1 : 2, true, err));
+    FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(unit, &unit, to ? 0 : 1, err));
+    return fsdp_unit_set_modules_to_forward_prefetch(unit, &unit, to ? 0 : 1, err);
+}
+
+static fsdp_status refuse_inside(fsdp_unit *unit, fsdp_error *err)
+{
+    const fsdp_custom_collective none = {0};
+    const char inside[] = "cannot change inside a forward or backward";
+    EXPECT_REFUSAL(fsdp_unit_set_separate_reduce_scatter_group(unit, true, false, why), inside);
+    EXPECT_REFUSAL(fsdp_unit_set_custom_all_gather(unit, &none, why), inside);
+    EXPECT_REFUSAL(fsdp_unit_set_custom_reduce_scatter(unit, &none, why), inside);
+    EXPECT_REFUSAL(fsdp_unit_set_allocate_memory_from_process_group_for_comm(unit, true, why),
+                   inside);
+    return FSDP_OK;
+}
+
+static fsdp_status forward_with_changes(settings_net *net, fsdp_unit *top, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    for (int i = 0; i < LAYERS; i++) {
+        FSDP_TRY(flip_all(top, i > 0, err));
+        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
+        FSDP_TRY(refuse_inside(net->unit[i], err));
+        FSDP_TRY(flip_all(top, i == 0, err));
+        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
+    }
+    return fsdp_root_end_forward(net->root, err);
+}
+
+static fsdp_status change_in_steps(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(build(net, err));
+    fsdp_unit *top = fsdp_root_unit(net->root);
+    for (int step = 0; step < 3; step++) {
+        FSDP_TRY(forward_with_changes(net, top, err));
+        for (int i = LAYERS - 1; i >= 0; i--) {
+            FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
+            FSDP_TRY(flip_all(top, i == 0, err));
+            FSDP_TRY(refuse_inside(net->unit[i], err));
+            FSDP_TRY(add_one(net->weight[i], err));
+            FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
+            FSDP_TRY(flip_all(top, i > 0, err));
+        }
+        FSDP_TRY(flip_all(top, true, err));
+        FSDP_TRY(fsdp_root_end_backward(net->root, err));
+        FSDP_TRY(expect_grad(net->weight[0], 1, err));
+        FSDP_TRY(expect_grad(net->weight[1], 1, err));
+        fsdp_root_zero_grad(net->root);
+    }
+    return fsdp_unit_set_separate_reduce_scatter_group(top, true, true, err);
+}
+
+Test(unit_settings, setters_inside_a_step_are_gone_by_or_refused)
+{
+    expect_ok(change_in_steps);
+}
+
+/* What was kept lies in memory of the communicator that was to reduce it. */
+static fsdp_status change_group_over_kept(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(build(net, err));
+    fsdp_unit *top = fsdp_root_unit(net->root);
+    for (int i = 0; i < LAYERS; i++)
+        FSDP_TRY(
+            fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i], true, err));
+    fsdp_unit_set_requires_gradient_sync(top, false, true);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(top, true, true, err));
+    fsdp_unit_set_requires_gradient_sync(top, true, true);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    return expect_grad(net->weight[0], 2, err);
+}
+
+Test(unit_settings, what_was_kept_is_reduced_by_another_group)
+{
+    expect_ok(change_group_over_kept);
+}
+
+/* --- hooks that come twice ---------------------------------------------------------------------- */
+
+static fsdp_status come_twice(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(build(net, err));
+    net->rank->notes_collectives = true;
+    FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[1], err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err)); /* does not gather L1 ahead once more */
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
+    EXPECT_REFUSAL(fsdp_unit_post_forward(net->unit[0], why), "came without its pre_forward");
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    EXPECT(count_events(net->rank, "AG L0") == 1 && count_events(net->rank, "AG L1") == 1);
+    for (int i = 0; i < LAYERS; i++) {
+        FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
+        FSDP_TRY(backward_layer(net, i, err));
+        FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
+    }
+    FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    EXPECT(count_events(net->rank, "AG L0") == 2 && count_events(net->rank, "AG L1") == 2);
+    EXPECT(count_events(net->rank, "RS L0") == 1 && count_events(net->rank, "RS L1") == 1);
+    FSDP_TRY(expect_grad(net->weight[0], 1, err));
+    return expect_grad(net->weight[1], 1, err);
+}
+
+Test(unit_settings, a_hook_that_comes_twice_does_nothing_more)
+{
+    expect_ok(come_twice);
+}
+
+static fsdp_status count_call(void *user, fsdp_param *param, fsdp_error *err)
+{
+    (void)param;
+    (void)err;
+    ++*(int *)user;
+    return FSDP_OK;
+}
+
+/* A gradient that an earlier backward left is not new. */
+static fsdp_status hook_what_is_new(settings_net *net, fsdp_error *err)
+{
+    int calls[LAYERS] = {0};
+    FSDP_TRY(build(net, err));
+    for (int i = 0; i < LAYERS; i++)
+        fsdp_param_set_post_accumulate_hook(net->weight[i], count_call, &calls[i]);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    EXPECT(calls[0] == 1 && calls[1] == 1);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward_layer(net, 1, err));
+    FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    EXPECT(calls[0] == 1 && calls[1] == 2);
+    return expect_grad(net->weight[1], 2, err);
+}
+
+Test(unit_settings, gradient_hooks_see_what_was_reduced_since)
+{
+    expect_ok(hook_what_is_new);
+}
+
+/* --- how a backward ends ------------------------------------------------------------------------ */
+
+static fsdp_status change_the_end(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(build(net, err));
+    fsdp_root *root = net->root;
+    fsdp_finalize_handle *handle;
+    fsdp_root_set_is_last_backward(root, false);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    EXPECT_REFUSAL(fsdp_root_set_manual_backward_finalization(root, true, why),
+                   "the end_backward of a last backward comes before");
+    fsdp_root_set_is_last_backward(root, true);
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    FSDP_TRY(fsdp_root_set_manual_backward_finalization(root, true, err));
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    EXPECT_REFUSAL(fsdp_root_set_manual_backward_finalization(root, false, why),
+                   "fsdp_root_finalize_backward, and the wait for it, come before");
+    FSDP_TRY(fsdp_root_finalize_backward(root, true, &handle, err));
+    FSDP_TRY(fsdp_finalize_wait(handle, err));
+    FSDP_TRY(fsdp_finalize_wait(handle, err)); /* was waited for */
+    FSDP_TRY(expect_grad(net->weight[0], 3, err));
+    return fsdp_root_set_manual_backward_finalization(root, false, err);
+}
+
+Test(unit_settings, how_a_backward_ends_changes_between_steps)
+{
+    expect_ok(change_the_end);
+}
+
+static fsdp_status end_later(settings_net *net, fsdp_finalize_handle **handle_out, fsdp_error *err)
+{
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(backward(net, err));
+    return fsdp_root_finalize_backward(net->root, true, handle_out, err);
+}
+
+static fsdp_status reset_two(settings_net *net, settings_net *other, fsdp_error *err)
+{
+    fsdp_finalize_handle *handle;
+    FSDP_TRY(begin_net(other, net->rank, err));
+    FSDP_TRY(build(other, err));
+    FSDP_TRY(fsdp_root_share_context(other->root, net->root, err));
+    FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
+    FSDP_TRY(end_later(net, &handle, err));
+    EXPECT_REFUSAL(fsdp_root_reset(other->root, why), "another root on this context");
+    FSDP_TRY(fsdp_root_reset(net->root, err));
+    EXPECT_REFUSAL(fsdp_finalize_wait(handle, why), "was dropped by fsdp_root_reset");
+    EXPECT(!fsdp_param_shard_grad(net->weight[0]));
+    FSDP_TRY(fsdp_root_reset(other->root, err));
+    FSDP_TRY(end_later(net, &handle, err));
+    FSDP_TRY(fsdp_finalize_wait(handle, err));
+    return expect_grad(net->weight[0], 1, err);
+}
+
+static fsdp_status reset_while_ending(settings_net *net, fsdp_error *err)
+{
+    settings_net other = {0};
+    FSDP_TRY(build(net, err));
+    fsdp_status status = reset_two(net, &other, err);
+    end_net(&other);
+    return status;
+}
+
+Test(unit_settings, a_reset_drops_an_end_that_was_not_waited_for)
+{
+    expect_ok(reset_while_ending);
+}
