@@ -265,8 +265,8 @@ FSDP_API fsdp_v1_save_opts fsdp_v1_save_opts_default(void);    /* all zero, and 
 /* Zero-initialised: as fsdp_v1_load. */
 typedef struct fsdp_v1_load_opts {
     fsdp_load_opts load;       /* not_strict, cast, report, ...; include and exclude are FSDP_ERR_USAGE */
-    fsdp_sd *own;              /* loaded, too, when the rest has been: what it lacks is told then, and the
-                                * rest stays. On all ranks, or none. May be NULL */
+    fsdp_sd *own;              /* loaded, too, after the rest; a name that the checkpoint lacks is told before
+                                * anything is loaded. On all ranks, or none. May be NULL */
     int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
 } fsdp_v1_load_opts;
 

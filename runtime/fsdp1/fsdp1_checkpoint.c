@@ -92,9 +92,45 @@ static fsdp_status check_load_opts(const fsdp_v1_load_opts *opts, fsdp_error *er
                      "loaded, without the optimizer when that is NULL");
 }
 
-static fsdp_status prepare(load_job *job, fsdp_sd **sd_out, fsdp_error *err)
+/* What of the own entries a checkpoint lacks. */
+static fsdp_status list_missing(load_job *job, const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    fsdp_name_list names = {0};
+    const char *path = fsdp_checkpoint_describe(checkpoint)->path;
+    bool fits = true;
+    for (size_t i = 0; i < fsdp_sd_count(job->opts.own) && fits; i++) {
+        const fsdp_entry *own = fsdp_sd_at(job->opts.own, i);
+        bool is_wanted = own->kind != FSDP_ENTRY_ALIAS;
+        if (is_wanted &&
+            fsdp_sd_find(fsdp_checkpoint_sd(checkpoint), own->name, own->name_size) < 0)
+            fits = fsdp_names_add(&names, own->name, own->name_size);
+    }
+    fsdp_names_move(&names, &job->report.missing, &job->report.missing_count);
+    if (!fits)
+        return fsdp_fail_memory(err, "a list of names");
+    if (job->report.missing_count == 0)
+        return FSDP_OK;
+    job->report.path = fsdp_strndup(path, strlen(path));
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no '%s'; nothing was loaded", path,
+                     job->report.missing[0]);
+}
+
+/* Before the state is loaded, which comes first. */
+static fsdp_status check_own(load_job *job, const char *path, fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint;
+    if (!job->opts.own || job->opts.load.not_strict)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_checkpoint_open(path, job->opts.load.io, &checkpoint, err));
+    fsdp_status status = list_missing(job, checkpoint, err);
+    fsdp_checkpoint_close(checkpoint);
+    return status;
+}
+
+static fsdp_status prepare(load_job *job, const char *path, fsdp_sd **sd_out, fsdp_error *err)
 {
     FSDP_TRY(check_load_opts(&job->opts, err));
+    FSDP_TRY(check_own(job, path, err));
     if (job->opts.own)
         FSDP_TRY(fsdp_sd_allocate(job->opts.own, job->v1->root->world->rank, err));
     return make_live(job->v1, job->optim, FSDP_V1_SHARDED_STATE_DICT, sd_out, err);
@@ -178,7 +214,7 @@ fsdp_status fsdp_v1_load_with(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
     FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load", err));
-    fsdp_status status = fsdp_ctl_agree(job.ctl, prepare(&job, &sd, err), err);
+    fsdp_status status = fsdp_ctl_agree(job.ctl, prepare(&job, path, &sd, err), err);
     if (status == FSDP_OK)
         status = load(&job, sd, path, err);
     fsdp_sd_free(sd);
