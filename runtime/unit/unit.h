@@ -74,7 +74,10 @@ FSDP_API fsdp_param *fsdp_unit_param(const fsdp_unit *unit, size_t i);
 
 /* One that comes twice in a row does nothing more than the first time, but for post_forward, which is
  * FSDP_ERR_USAGE without its pre_forward. post_backward may come without pre_backward: it reduces what is
- * there, if anything is. */
+ * there, if anything is.
+ *
+ * A pre_forward inside a backward, of a unit whose backward has begun or of one inside it, means that
+ * activations are computed again: it gathers, and its post_forward gives nothing back. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_pre_backward(fsdp_unit *unit, fsdp_error *err);

@@ -148,18 +148,32 @@ static fsdp_status gather_now(fsdp_group *group, fsdp_error *err)
     return fsdp_group_wait_unshard(group, err);
 }
 
-/* Activations that are computed again, and a hook that comes twice: parameters are gathered if they are not,
- * nothing else changes. */
+/* Inside a backward, activations are computed again: of this unit, or of one around it. */
+static bool is_computed_again(const fsdp_unit *unit)
+{
+    return unit->phase == FSDP_PRE_BACKWARD ||
+           (unit->root->is_in_backward && !unit->root->is_in_forward);
+}
+
+/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. One whose own backward has not begun is
+ * gathered as in forward, and waits for nobody with its flat buffer. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
-    for (size_t i = 0; i < unit->group_count; i++)
-        FSDP_TRY(gather_now(&unit->groups[i], err));
+    for (size_t i = 0; i < unit->group_count; i++) {
+        fsdp_group *group = &unit->groups[i];
+        fsdp_phase own = group->phase;
+        group->phase = own == FSDP_PRE_BACKWARD ? own : FSDP_FORWARD;
+        fsdp_status status = gather_now(group, err);
+        group->phase = own;
+        FSDP_TRY(status);
+    }
+    fsdp_context_flush_gather(context_of(unit));
     return fsdp_context_sync(context_of(unit), err);
 }
 
 static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
 {
-    if (unit->phase == FSDP_PRE_BACKWARD || unit->phase == FSDP_FORWARD)
+    if (is_computed_again(unit) || unit->phase == FSDP_FORWARD)
         return gather_again(unit, err);
     FSDP_TRY(note_first_forward(unit, err));
     unit->phase = FSDP_FORWARD;
@@ -176,7 +190,7 @@ static fsdp_status pre_forward(fsdp_unit *unit, fsdp_error *err)
 
 static fsdp_status post_forward(fsdp_unit *unit, fsdp_error *err)
 {
-    if (unit->phase == FSDP_PRE_BACKWARD)
+    if (is_computed_again(unit))
         return FSDP_OK;
     for (size_t i = 0; i < unit->group_count; i++) {
         fsdp_group *group = &unit->groups[i];
@@ -243,7 +257,7 @@ static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp
     if (pass == BACKWARD_PASS && root->is_in_forward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_end_forward",
                          hook, unit->name);
-    if (pass == FORWARD_PASS && !root->is_in_forward && unit->phase != FSDP_PRE_BACKWARD)
+    if (pass == FORWARD_PASS && !root->is_in_forward && !is_computed_again(unit))
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s of unit %s came before fsdp_root_begin_forward",
                          hook, unit->name);
     return FSDP_OK;
@@ -264,7 +278,7 @@ fsdp_status fsdp_unit_pre_forward(fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_unit_post_forward(fsdp_unit *unit, fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "post_forward", FORWARD_PASS, err));
-    if (unit->phase != FSDP_FORWARD && unit->phase != FSDP_PRE_BACKWARD)
+    if (unit->phase != FSDP_FORWARD && !is_computed_again(unit))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "post_forward of unit %s came without its pre_forward", unit->name);
     return run(unit, post_forward, err);
@@ -339,7 +353,7 @@ static fsdp_status pre_forward_member(fsdp_unit *unit, fsdp_error *err)
 fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
     FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count == 1 || unit->phase == FSDP_PRE_BACKWARD)
+    if (unit->member_count == 1 || is_computed_again(unit))
         return fsdp_unit_pre_forward(unit, err);
     FSDP_TRY(pre_forward_member(unit, err));
     unit->has_run[member] = true;
@@ -349,7 +363,7 @@ fsdp_status fsdp_unit_pre_forward_member(fsdp_unit *unit, size_t member, fsdp_er
 fsdp_status fsdp_unit_post_forward_member(fsdp_unit *unit, size_t member, fsdp_error *err)
 {
     FSDP_TRY(check_member(unit, member, err));
-    if (unit->member_count == 1 || unit->phase == FSDP_PRE_BACKWARD)
+    if (unit->member_count == 1 || is_computed_again(unit))
         return fsdp_unit_post_forward(unit, err);
     if (!tick_off(unit->to_run, &unit->to_run_count, member))
         return begin(unit, "post_forward", FORWARD_PASS, err);

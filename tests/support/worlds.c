@@ -24,8 +24,9 @@ static void note(void *user, const fsdp_trace_event *event)
         {"all_gather", "AG"}, {"reduce_scatter", "RS"}, {"all_reduce", "AR"}};
     for (size_t i = 0; i < 3; i++) {
         if (strcmp(event->event, wanted[i][0]) == 0)
-            fsdp_text_addf(&rank->events, "%s%s %s", rank->events.size > 0 ? "|" : "", wanted[i][1],
-                           event->unit);
+            fsdp_text_addf(&rank->events, "%s%s %s%s%s", rank->events.size > 0 ? "|" : "",
+                           wanted[i][1], event->unit, i == 0 && rank->notes_states ? " " : "",
+                           i == 0 && rank->notes_states ? event->state : "");
         if (rank->notes_collectives && strcmp(event->event, collectives[i][0]) == 0)
             fsdp_text_addf(&rank->events, "%s%s %s/%d", rank->events.size > 0 ? "|" : "",
                            collectives[i][1], event->unit, fsdp_comm_size(event->comm));

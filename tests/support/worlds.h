@@ -12,6 +12,7 @@ typedef struct world_rank {
     void *user;
     fsdp_text events;          /* "U root|U layers.0|R layers.0|post layers.0|..." of what is wanted */
     bool notes_collectives;    /* "AG layers.0/4" (kind, unit, group size), too */
+    bool notes_states;         /* "U root forward": in which state units are gathered */
 } world_rank;
 
 typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
