@@ -1,7 +1,8 @@
 /*
- * Scenarios C9 and C22: what divides gradients. A factor of the root's goes to the root's own
+ * Scenarios C9, C17 and C22: what divides gradients. A factor of the root's goes to the root's own
  * parameters only, on every mesh, for ten steps as a replica does that adds up and divides by
- * itself; and the trace says with which operation, of how many elements, units are reduced.
+ * itself; one rank alone divides once, and only by a factor that is not 1; and the trace says with
+ * which operation, of how many elements, units are reduced.
  */
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
@@ -94,6 +95,117 @@ Test(scenarios_divide, c9_a_factor_goes_to_the_roots_own_parameters)
             }
             expect_on_devices(train_both, &what);
         }
+}
+
+/* --- C17: one rank alone
+ * ------------------------------------------------------------------------ */
+
+typedef struct alone_case {
+    int mesh_ndim;
+    int64_t shape[2];
+    double factor; /* 0: none */
+    bool forces_sum;
+    fsdp_dtype reduce_dtype;
+} alone_case;
+
+typedef struct alone_net {
+    fsdp_mesh *mesh;
+    fsdp_model *model;
+    fsdp_root *root;
+    fsdp_unit *unit;
+    fsdp_param *weight;
+} alone_net;
+
+/* Of three rows of ones; then whole numbers that every dtype has, and their halves. */
+static float grad_alone(const alone_case *what, int64_t element)
+{
+    return what->shape[0] == 1 ? 3 : (float)(element % 255 - 127);
+}
+
+static fsdp_status build_alone(alone_net *net, world_rank *rank, fsdp_error *err)
+{
+    const alone_case *what = rank->user;
+    FSDP_TRY(fsdp_world_mesh(rank->world, what->mesh_ndim, (const int64_t[]){1, 1},
+                             (const char *[]){"rep", "dp"}, &net->mesh, err));
+    FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
+    FSDP_TRY(fsdp_model_add_param(net->model, "L.w", FSDP_F32, 2, what->shape, &net->weight, err));
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    opts.reduce_dtype = what->reduce_dtype;
+    FSDP_TRY(fsdp_unit_create(net->model, "L", &opts, &net->unit, err));
+    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
+    fsdp_unit_set_force_sum_reduction_for_comms(net->unit, what->forces_sum);
+    return what->factor > 0 ? fsdp_unit_set_gradient_divide_factor(net->unit, what->factor, err)
+                            : FSDP_OK;
+}
+
+static fsdp_status expect_divisions(const alone_net *net, const alone_case *what, fsdp_error *err)
+{
+    fsdp_dtype dtype = what->reduce_dtype == FSDP_DTYPE_NONE ? FSDP_F32 : what->reduce_dtype;
+    const fsdp_divide divide = fsdp_divide_for(&net->unit->groups[0], dtype);
+    int divisions = (divide.before != 1) + (divide.after != 1) + (divide.alone != 1);
+    if (divisions == (what->factor == 2) && divide.all_op == FSDP_REDUCE_SUM)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_INTERNAL, "%d divisions, all-reduced by %d", divisions,
+                     (int)divide.all_op);
+}
+
+static fsdp_status backward_alone(alone_net *net, const alone_case *what, fsdp_error *err)
+{
+    int64_t count = what->shape[0] * what->shape[1];
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit, err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit, err));
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit, err));
+    float *grad = fsdp_param_grad_raw(net->weight);
+    for (int64_t e = 0; grad && e < count; e++)
+        grad[e] = grad_alone(what, e);
+    FSDP_TRY(fsdp_unit_post_backward(net->unit, err));
+    FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    const float *reduced = fsdp_param_shard_grad(net->weight);
+    double divisor = what->factor > 0 ? what->factor : 1;
+    for (int64_t e = 0; e < count; e++)
+        if (!reduced || reduced[e] != (float)(grad_alone(what, e) / divisor))
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "element %lld is %.9g, divided by %g",
+                             (long long)e, reduced ? (double)reduced[e] : 0.0, divisor);
+    return FSDP_OK;
+}
+
+static fsdp_status divide_alone(world_rank *rank, fsdp_error *err)
+{
+    const alone_case *what = rank->user;
+    alone_net net = {0};
+    rank->notes_collectives = true;
+    fsdp_status status = build_alone(&net, rank, err);
+    if (status == FSDP_OK)
+        status = expect_divisions(&net, what, err);
+    if (status == FSDP_OK)
+        status = backward_alone(&net, what, err);
+    if (status == FSDP_OK && count_events(rank, "RS") + count_events(rank, "AR") > 0)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "collectives of one: %s", rank->events.data);
+    fsdp_root_free(net.root);
+    fsdp_model_free(net.model);
+    fsdp_mesh_free(net.mesh);
+    return status;
+}
+
+Test(scenarios_divide, c17_one_rank_divides_once)
+{
+    static const int64_t shapes[][2] = {{1, 5}, {1024, 1025}};
+    static const double factors[] = {0, 1, 2};
+    static const fsdp_dtype dtypes[] = {FSDP_DTYPE_NONE, FSDP_F16, FSDP_BF16};
+    for (int kind = 0; kind < 2 * 2 * 2 * 3 * 3; kind++) {
+        const int64_t *shape = shapes[kind / 4 % 2];
+        alone_case what = {.mesh_ndim = 1 + kind % 2,
+                           .shape = {shape[0], shape[1]},
+                           .factor = factors[kind / 8 % 3],
+                           .forces_sum = kind / 2 % 2 == 1,
+                           .reduce_dtype = dtypes[kind / 24]};
+        fsdp_error err = {0};
+        cr_assert_eq(run_worlds(1, kind % 5 == 0 ? "cpu-async" : "cpu", divide_alone, &what, &err),
+                     FSDP_OK, "factor %g%s in %s: %s", what.factor, what.forces_sum ? ", sum" : "",
+                     fsdp_dtype_name(what.reduce_dtype), err.text);
+    }
 }
 
 /* --- C22: what the trace says
