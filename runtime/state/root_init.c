@@ -195,7 +195,9 @@ fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, voi
     FSDP_TRY(check_idle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_status status = sync_all(&work, err);
     fsdp_free(work.slab);
-    if (status == FSDP_OK)
+    if (status == FSDP_OK) {
+        fsdp_root_note_values(root);
         fsdp_root_refresh_masters(root, NULL);
+    }
     return fsdp_root_done(root, status, err);
 }

@@ -43,6 +43,8 @@ static fsdp_status make_saved(fsdp_root *root, fsdp_optim *const *optims, size_t
                               const fsdp_root_save_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
+    if (!opts->state.no_model)
+        FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
     FSDP_TRY(fsdp_root_get_state(root, optims, n, &opts->state, sd_out, err));
     return fsdp_state_save_own(opts->own, *sd_out, err);
 }

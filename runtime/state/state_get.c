@@ -205,6 +205,8 @@ static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim
     FSDP_TRY(fsdp_state_scope_init(scope, root, optims, n, opts, err));
     if (scope->opts.broadcast_from_rank0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "broadcast_from_rank0 is for setting state");
+    if (!scope->opts.no_model && (scope->opts.full_state_dict || scope->opts.cpu_offload))
+        FSDP_TRY(fsdp_root_check_values(root, NULL, "a copy of the state", err));
     if (!scope->opts.no_model && !scope->opts.not_strict && !has_model(scope))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "state of the model was asked for, and the model is empty");

@@ -378,13 +378,15 @@ static fsdp_status was_set(const fsdp_state_match *match, const char *prefix, co
     return status;
 }
 
-/* A master that did not come follows its parameter, if that came. */
-static fsdp_status refresh_master(const fsdp_state_match *match, const fsdp_state_param *param,
-                                  fsdp_error *err)
+/* It has values if it came; a master that did not come follows it then. */
+static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_param *param,
+                                fsdp_error *err)
 {
     const fsdp_state_scope *scope = match->scope;
     bool came, master_came;
     FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
+    if (came)
+        param->param->lacks_value = false;
     if (came && !param->state)
         fsdp_root_refresh_masters(scope->root, param->param);
     if (!param->state || !param->state->master)
@@ -416,7 +418,7 @@ static fsdp_status finish_state(const fsdp_state_match *match, fsdp_error *err)
         const fsdp_state_param *param = &match->scope->params[i];
         if (param->count == 0)
             continue;
-        FSDP_TRY(refresh_master(match, param, err));
+        FSDP_TRY(finish_param(match, param, err));
         if (param->state)
             FSDP_TRY(count_step(match, param, err));
     }

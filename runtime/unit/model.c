@@ -391,6 +391,7 @@ void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
     }
     if (box_out)
         *box_out = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
+    param->lacks_value = false; /* whoever asks may write */
     return param->shard;
 }
 

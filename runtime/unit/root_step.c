@@ -49,6 +49,7 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "begin_forward came while full parameters are summoned: "
                          "fsdp_v1_summon_end comes before it");
+    FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
     FSDP_TRY(fsdp_root_done(root, fsdp_context_size_inputs(root->context, root, err), err));

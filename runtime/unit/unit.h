@@ -41,7 +41,8 @@ typedef struct fsdp_unit_opts {
     bool cast_forward_inputs;          /* see fsdp_unit_input_dtype; default true */
     bool offload;                      /* shards and their gradients live in host memory, which on devices of
                                         * the host only means that gradients are copied */
-    bool pin;                          /* of it: pinned; default true */
+    bool pin;                          /* of it: pinned, which means nothing on devices of the host; default
+                                        * true */
     /* Callbacks, each may be NULL. */
     void *user;
     void (*placement)(void *user, const fsdp_param *param, fsdp_param_place *place);

@@ -155,8 +155,8 @@ static bool is_computed_again(const fsdp_unit *unit)
            (unit->root->is_in_backward && !unit->root->is_in_forward);
 }
 
-/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. One whose own backward has not begun is
- * gathered as in forward, and waits for nobody with its flat buffer. */
+/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. A unit whose
+ * own backward has not begun is gathered as in forward, and waits for nobody with its flat buffer. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
     for (size_t i = 0; i < unit->group_count; i++) {
@@ -402,6 +402,7 @@ fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_async, fsdp_unshard_handl
                               fsdp_error *err)
 {
     FSDP_TRY(begin(unit, "unshard", ANY_PASS, err));
+    FSDP_TRY(fsdp_root_check_values(unit->root, unit, "unshard", err));
     if (handle_out)
         *handle_out = &unit->handle;
     return fsdp_root_done(unit->root, unshard(unit, is_async, err), err);

@@ -51,6 +51,7 @@ struct fsdp_param {
     int ndim;
     int64_t shape[FSDP_PARAM_DIMS];
     bool is_buffer, is_persistent, requires_grad;
+    bool lacks_value;                  /* nobody gave it one (root_values.c) */
     fsdp_tensor_place places[FSDP_MAX_MESH_DIMS];
     int place_count;
     fsdp_extension *extension;         /* or NULL */
@@ -302,6 +303,10 @@ fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
 fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err);
 /* Refuses `what`, which reads the reduced gradients, before the compute stream has waited for all of them. */
 fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsdp_error *err);
+/* Refuses `call` while parameters have no values (root_values.c); unit: NULL, or only of this one. */
+fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit, const char *call,
+                                   fsdp_error *err);
+void fsdp_root_note_values(const fsdp_root *root);     /* all have them */
 /* For --check (root_check.c). */
 void fsdp_root_note_event(fsdp_root *root, const fsdp_trace_event *event);
 /* The host may touch what the compute stream has made so far. */

@@ -246,6 +246,138 @@ Test(state_dict, tensors_load_one_by_one)
     expect_net(load_one_by_one, NULL);
 }
 
+/* Two linear layers of 4 x 4. */
+static fsdp_status declare_linears(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    fsdp_unit_opts own = *opts;
+    own.offload = true;
+    own.pin = *(const bool *)net->user;
+    for (int i = 0; i < 2; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%d.weight", i);
+        FSDP_TRY(net_add(net, name, 2, (int64_t[]){4, 4}, NULL, err));
+        snprintf(name, sizeof name, "%d.bias", i);
+        FSDP_TRY(net_add(net, name, 1, (int64_t[]){4}, NULL, err));
+        name[1] = '\0';
+        FSDP_TRY(net_unit(net, name, &own, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status set_one(state_net *net, const fsdp_entry *entry, fsdp_error *err)
+{
+    const fsdp_state_opts whole = {.no_optim = true, .not_strict = true, .full_state_dict = true};
+    fsdp_sd *one = NULL;
+    FSDP_TRY(fsdp_sd_create(&one, err));
+    FSDP_TRY(fsdp_sd_add_tensor(one, entry->name, entry->name_size, entry->dtype, entry->ndim,
+                                entry->shape, &entry->layout, entry->data, err));
+    FSDP_TRY(net_set(net, &whole, one, err));
+    fsdp_sd_free(one);
+    return FSDP_OK;
+}
+
+static fsdp_status refuse_without(state_net *net, const char *missing, fsdp_error *err)
+{
+    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true};
+    fsdp_sd *sd = NULL;
+    EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), missing);
+    EXPECT_REFUSAL(fsdp_unit_unshard(net->units[1], false, NULL, why), "'1.bias'");
+    EXPECT_REFUSAL(fsdp_root_save(net->root, NULL, "never", why), missing);
+    EXPECT_REFUSAL(net_get(net, &whole, &sd, why), missing);
+    return FSDP_OK;
+}
+
+/* Its rows in the memory that the parameter has, and that is the host's. */
+static fsdp_status expect_all_live(state_net *net, const fsdp_sd *full, fsdp_error *err)
+{
+    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true, .cpu_offload = true};
+    fsdp_sd *live = NULL, *again = NULL;
+    FSDP_TRY(net_get(net, &(fsdp_state_opts){.no_optim = true}, &live, err));
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        fsdp_box box;
+        void *shard = fsdp_param_shard(fsdp_model_at(net->model, i), &box);
+        EXPECT(fsdp_sd_at(live, i)->data == (fsdp_box_count(&box) > 0 ? shard : NULL));
+    }
+    FSDP_TRY(net_get(net, &whole, &again, err));
+    if (fsdp_world_rank(net->rank->world) == 0)
+        FSDP_TRY(net_expect_equal(full, again, 0, err));
+    fsdp_sd_free(again);
+    fsdp_sd_free(live);
+    return FSDP_OK;
+}
+
+static fsdp_status load_while_others_lack(state_net *net, fsdp_error *err)
+{
+    static const char *const missing[] = {"4 missing: '0.weight', '0.bias', '1.weight', '1.bias'",
+                                          "3 missing: '0.bias', '1.weight', '1.bias'",
+                                          "2 missing: '1.weight', '1.bias'", "1 missing: '1.bias'"};
+    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true};
+    fsdp_sd *full = NULL;
+    FSDP_TRY(net_get(net, &whole, &full, err));
+    FSDP_TRY(net_spoil(net, err));
+    FSDP_TRY(fsdp_root_expect_values(net->root, err));
+    EXPECT(fsdp_sd_count(full) == 4);
+    for (size_t i = 0; i < 4; i++) {
+        FSDP_TRY(refuse_without(net, missing[i], err));
+        FSDP_TRY(set_one(net, fsdp_sd_at(full, i), err));
+    }
+    FSDP_TRY(net_forward(net, err));
+    FSDP_TRY(expect_all_live(net, full, err));
+    fsdp_sd_free(full);
+    return FSDP_OK;
+}
+
+Test(state_dict, tensors_load_one_by_one_while_others_have_no_values)
+{
+    for (int pin = 0; pin < 2; pin++)
+        for (int64_t ranks = 1; ranks <= 4; ranks++)
+            expect_net_on(ranks % 2 == 0 ? "cpu-async" : "cpu",
+                          (state_case){1,
+                                       {ranks},
+                                       {"dp"},
+                                       declare_linears,
+                                       load_while_others_lack,
+                                       (const bool[]){pin == 1},
+                                       {0}});
+}
+
+static fsdp_status expect_values_inside(state_net *net, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    return fsdp_root_expect_values(net->root, err);
+}
+
+/* Values come in every way. */
+static fsdp_status bring_values(state_net *net, fsdp_error *err)
+{
+    const char *const call = "begin_forward came before all parameters had values";
+    for (int way = 0; way < 4; way++) {
+        FSDP_TRY(fsdp_root_expect_values(net->root, err));
+        EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), call);
+        for (size_t i = 0; way == 0 && i < fsdp_model_count(net->model); i++)
+            (void)fsdp_param_shard(fsdp_model_at(net->model, i), NULL); /* to write them */
+        if (way == 1)
+            FSDP_TRY(fsdp_root_init_uniform(net->root, 1, err));
+        if (way == 2)
+            FSDP_TRY(fsdp_root_sync_from_rank0(net->root, net_number, NULL, err));
+        if (way == 3) {
+            fsdp_sd *live = NULL; /* which a checkpoint may be loaded into */
+            FSDP_TRY(net_get(net, NULL, &live, err));
+            FSDP_TRY(fsdp_root_take_state(net->root, net->optim, NULL, live, err));
+            fsdp_sd_free(live);
+        }
+        FSDP_TRY(net_train(net, 1, err));
+        EXPECT_REFUSAL(expect_values_inside(net, why), "between steps, not inside one");
+        FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    }
+    return FSDP_OK;
+}
+
+Test(state_dict, values_that_are_expected_come_in_every_way)
+{
+    expect_net(bring_values, NULL);
+}
+
 /* --- S6 to S8: tensor parallelism ------------------------------------------------------------------ */
 
 static fsdp_status expect_numbers(const fsdp_entry *entry, fsdp_error *err)
