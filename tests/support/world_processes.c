@@ -35,6 +35,8 @@ static void run_rank(int number, const int *ends, const void *user)
     outcome->status = connect_and_run(worlds, number, ends, &outcome->err);
     outcome->fds_left = count_open_files() - files;
     outcome->is_done = true;
+    if (worlds->ends_at_once)
+        _exit(0);
 }
 
 void start_world_processes(world_processes *worlds)

@@ -20,6 +20,7 @@ typedef struct world_processes {
     int size, deadline_ms;
     unsigned hangs_after_s;    /* 0: 100; a rank that takes longer ends by SIGALRM */
     const char *device;
+    bool ends_at_once;         /* without handlers of exit, as inside Criterion; leaks are not looked for */
     world_body body;
     void *user;                /* what ranks shall write to lies in share_memory */
     pid_t pids[WORLD_PROCESSES_MOST];

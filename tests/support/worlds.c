@@ -2,7 +2,10 @@
 #include "tests/support/worlds.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "tests/support/world_processes.h"
 
 enum { MOST_RANKS = 128, DEADLINE_MS = 30000 };
 
@@ -110,7 +113,24 @@ fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_
     return first_failure(outcomes, n, err);
 }
 
+static bool wants_processes(void)
+{
+    const char *ranks = getenv("FSDP_TEST_RANKS");
+    return ranks && strcmp(ranks, "processes") == 0;
+}
+
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err)
 {
+    world_processes worlds = {.size = n,
+                              .deadline_ms = DEADLINE_MS,
+                              .device = device,
+                              .ends_at_once = true,
+                              .body = body,
+                              .user = user};
+    if (wants_processes() && n > WORLD_PROCESSES_MOST)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "at most %d ranks of a test are processes",
+                         WORLD_PROCESSES_MOST);
+    if (wants_processes())
+        return run_world_processes(&worlds, err);
     return run_worlds_within(n, device, DEADLINE_MS, body, user, NULL, err);
 }

@@ -17,7 +17,8 @@ typedef struct world_rank {
 
 typedef fsdp_status (*world_body)(world_rank *rank, fsdp_error *err);
 
-/* Runs body on n threads, each with its world on that device; the first failure. */
+/* Runs body on n threads, each with its world on that device; the first failure. When the environment says
+ * FSDP_TEST_RANKS=processes, on n processes with memory of their own, over shared memory. */
 fsdp_status run_worlds(int n, const char *device, world_body body, void *user, fsdp_error *err);
 
 /* The same with another deadline; what came of each rank. */

@@ -3,6 +3,7 @@
  * and without replicas; units of one root share the largest number, and each keeps what it was
  * told.
  */
+#include "tests/support/forked_ranks.h"
 #include "tests/support/mlp.h"
 #include "tests/support/worlds.h"
 
@@ -96,16 +97,16 @@ Test(scenarios_inputs, c10_no_number_of_inputs_changes_a_bit)
 {
     static const int numbers[][LAYERS] = {{1, 1, 1, 1}, {2, 2, 2, 2}, {1, 3, 2, 1}};
     static const char *const devices[] = {"cpu", "cpu-async"};
+    inputs_case *usual = share_memory(sizeof *usual), *other = share_memory(sizeof *other);
     for (int kind = 0; kind < 4; kind++) {
-        inputs_case usual = {.plan = plan_of(kind / 2 == 1, kind % 2)};
-        run(&usual, "cpu");
-        cr_assert_neq(usual.ranks[0].losses[0], usual.ranks[0].losses[STEPS - 1]);
+        usual->plan = other->plan = plan_of(kind / 2 == 1, kind % 2);
+        run(usual, "cpu");
+        cr_assert_neq(usual->ranks[0].losses[0], usual->ranks[0].losses[STEPS - 1]);
         for (size_t n = 0; n < 3; n++)
             for (size_t d = 0; d < 2; d++) {
-                inputs_case other = {.plan = usual.plan};
-                memcpy(other.inputs, numbers[n], sizeof other.inputs);
-                run(&other, devices[d]);
-                cr_assert_arr_eq(other.ranks, usual.ranks, sizeof usual.ranks);
+                memcpy(other->inputs, numbers[n], sizeof other->inputs);
+                run(other, devices[d]);
+                cr_assert_arr_eq(other->ranks, usual->ranks, sizeof usual->ranks);
             }
     }
 }
