@@ -14,6 +14,7 @@ static const transformer_mode modes[] = {
     {.reshard = FSDP_RESHARD_NEVER, .prefetch = 1, .inputs = 2, .from_comm = true},
     {.reshard = FSDP_RESHARD_ALWAYS, .prefetch = 2, .inputs = 1, .separate = true},
     {.reshard = FSDP_RESHARD_ALWAYS, .inputs = 1, .dtype = FSDP_BF16, .reduce_dtype = FSDP_F32},
+    {.reshard = 2, .root_reshard = FSDP_RESHARD_ALWAYS, .prefetch = 1, .inputs = 1},
 };
 enum { MODES = sizeof modes / sizeof *modes };
 
@@ -36,6 +37,8 @@ static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
     for (size_t i = 0; i < MODES; i++) {
         fsdp_error err = {0};
         if (only != MODES && only != i)
+            continue;
+        if (modes[i].reshard > 1 && fsdp_world_size(world) % modes[i].reshard != 0)
             continue;
         if (try_mode(world, &modes[i], &err) != FSDP_OK)
             return fsdp_error_report(&err);
