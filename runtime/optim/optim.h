@@ -110,6 +110,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_opt
 
 /* --- schedules: a factor for the learning rate of a step (0 is the first) ---------------------- */
 
+/* Up to `warmup` it rises in equal parts to 1, which step warmup - 1 has. Then it stays, or falls to `end`,
+ * which step `total` and those behind it have. */
 FSDP_API double fsdp_schedule_constant(int64_t step, int64_t warmup);
 FSDP_API double fsdp_schedule_linear(int64_t step, int64_t warmup, int64_t total, double end);
 FSDP_API double fsdp_schedule_cosine(int64_t step, int64_t warmup, int64_t total, double end);
