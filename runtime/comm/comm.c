@@ -60,6 +60,7 @@ void fsdp_comm_free(fsdp_comm *comm)
 {
     if (!comm)
         return;
+    fsdp_comm_close_queue(comm);
     if (comm->backend)
         comm->fabric->ops->comm_close(comm);
     fsdp_free(comm->ranks);
@@ -245,7 +246,7 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     return comm->fabric->ops->run(comm, call, &header, err);
 }
 
-fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
     fsdp_error failure = {0};
     if (!is_poisoned(comm, &failure)) {
@@ -259,4 +260,10 @@ fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_err
     if (err)
         *err = failure;
     return failure.status;
+}
+
+fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
+{
+    fsdp_comm_settle(comm);
+    return fsdp_comm_run_now(comm, call, err);
 }

@@ -85,10 +85,26 @@ FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threa
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
-/* Collective in the group. One call at a time on a communicator, from whatever thread. A bad argument of one
+/* Collective in the group. One caller at a time on a communicator, from whatever thread. A bad argument of one
  * rank fails the call on all, and poisons the communicator as any failure does. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
                                                 fsdp_error *err);
+
+/*
+ * The same, without waiting: a thread of the communicator makes the call after all that were started before,
+ * and fsdp_comm_run on it comes after those as well. So ranks may mix the two as they like, if only the order
+ * is the same. The buffers, and what else call points to, stay untouched until the handle was waited for.
+ * Over MPI that takes MPI_THREAD_SERIALIZED. A failure is told by fsdp_comm_wait; one of fsdp_comm_start
+ * itself (no memory, no thread) gives no handle and poisons the communicator.
+ */
+typedef struct fsdp_comm_handle fsdp_comm_handle;
+FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
+                                                  fsdp_comm_handle **handle_out, fsdp_error *err);
+/* Has it ended, well or not? Local. NULL: yes. */
+FSDP_API bool fsdp_comm_is_done(const fsdp_comm_handle *handle);
+/* Waits for its end, says how that was, frees it and sets it NULL, for which there is nothing to wait. In any
+ * order. A rank whose world ends with calls that it did not wait for gives up those that have not ended. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp_error *err);
 
 /*
  * Memory that the other ranks can read directly, page-aligned, not zeroed. Any buffer works in a collective;

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 typedef struct fsdp_fabric fsdp_fabric;
+typedef struct fsdp_comm_queue fsdp_comm_queue;
 
 /* Goes with every call. Equal on all ranks but for the rank. */
 enum { FSDP_HEADER_UNIT = 64, FSDP_HEADER_SEEN = 0x100 };
@@ -64,6 +65,7 @@ struct fsdp_comm {
     uint64_t sequence;         /* calls so far */
     fsdp_error poison;         /* to be read when poison_state says so */
     _Atomic int poison_state;
+    fsdp_comm_queue *queue;    /* what was started (comm_async.c); NULL: nothing was */
     void *backend;
 };
 
@@ -88,6 +90,13 @@ fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, i
 fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
                              fsdp_comm **comm_out, fsdp_error *err);
 void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
+
+/* fsdp_comm_run, but for its place behind what was started. */
+fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
+/* Waits until nothing that was started is under way. */
+void fsdp_comm_settle(const fsdp_comm *comm);
+/* Gives up what has not ended, and forgets all handles. */
+void fsdp_comm_close_queue(fsdp_comm *comm);
 
 /* Are the arguments good, alone? The text has no name of the call. */
 fsdp_status fsdp_comm_check(const fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
