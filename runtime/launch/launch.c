@@ -98,11 +98,33 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
     return fsdp_launch_rank(job, ctl, NULL);
 }
 
+/* Each rank of a job would be a world of its own, and all would write the same files. */
+static fsdp_status check_world(const fsdp_place *place, const fsdp_ctl *ctl, fsdp_error *err)
+{
+    if (place->launcher != FSDP_LAUNCHED_OPEN_MPI || fsdp_ctl_size(ctl) == place->size)
+        return FSDP_OK;
+    return fsdp_fail(
+        err, FSDP_ERR_USAGE,
+        "OMPI_COMM_WORLD_SIZE is %d, but MPI itself has %d ranks: mpirun did not start "
+        "this process, or is of another MPI than libfsdp_mpi; in a program that a rank "
+        "starts, unset the OMPI_COMM_WORLD_ variables",
+        place->size, fsdp_ctl_size(ctl));
+}
+
+static int run_mpi_rank(const fsdp_launch_job *job, const fsdp_place *place, fsdp_ctl *ctl)
+{
+    fsdp_error err = {0};
+    if (check_world(place, ctl, &err) == FSDP_OK)
+        return fsdp_launch_rank(job, ctl, NULL);
+    fsdp_ctl_free(ctl);
+    return fsdp_error_report(&err);
+}
+
 /*
  * A rank that failed ends at once and without MPI_Finalize, which would wait for the others while they wait
  * for this one; mpirun then ends them and returns this rank's exit code.
  */
-static int run_mpi(const fsdp_launch_job *job)
+static int run_mpi(const fsdp_launch_job *job, const fsdp_place *place)
 {
     fsdp_error err = {0};
     fsdp_ctl *ctl = NULL;
@@ -110,7 +132,7 @@ static int run_mpi(const fsdp_launch_job *job)
     if (fsdp_mpi_library_open(&mpi, &err) != FSDP_OK)
         return fsdp_error_report(&err);
     mpi->set_deadline(job->options->deadline_ms);
-    int code = mpi->ctl_world(&ctl, &err) == FSDP_OK ? fsdp_launch_rank(job, ctl, NULL)
+    int code = mpi->ctl_world(&ctl, &err) == FSDP_OK ? run_mpi_rank(job, place, ctl)
                                                      : fsdp_error_report(&err);
     if (code == 0 && mpi->finalize())
         return 0;
@@ -125,7 +147,7 @@ static int run(const fsdp_launch_job *job, const fsdp_place *place, fsdp_launch_
     case FSDP_MODE_PROCESSES: return fsdp_launch_processes(job);
     case FSDP_MODE_THREADS: return fsdp_launch_threads(job);
     case FSDP_MODE_TCP: return run_started(job, place);
-    case FSDP_MODE_MPI: return run_mpi(job);
+    case FSDP_MODE_MPI: return run_mpi(job, place);
     }
     return FSDP_ERR_INTERNAL;
 }
@@ -152,9 +174,18 @@ static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *pl
     return status;
 }
 
+/* What was said on the command line nobody needs to be told. */
+static bool is_found(const fsdp_launch_options *options, const fsdp_place *place)
+{
+    const char *name = options->np > 0 ? options->np_name : options->threads_name;
+    bool is_here = options->np > 0 || options->threads > 0;
+    return is_here ? name[0] != '-' : place->launcher != FSDP_LAUNCHED_BARE;
+}
+
 static void say_what_won(const fsdp_launch_options *options, const fsdp_place *place)
 {
-    if (!options->is_verbose || place->rank != 0)
+    bool says = options->is_verbose || (is_found(options, place) && !options->is_quiet);
+    if (!says || place->rank != 0)
         return;
     if (options->np > 0 || options->threads > 0)
         fprintf(stderr, "fsdp: %d ranks as %s, by %s\n",

@@ -31,7 +31,8 @@ typedef struct fsdp_launch_options {
     const char *device;
     int deadline_ms;
     const char *trace;         /* NULL: none */
-    bool check, is_verbose;
+    bool check;
+    bool is_verbose, is_quiet; /* FSDP_VERBOSE says so; neither when it is not set */
     const char *host;          /* FSDP_HOST_ID: ranks that say the same are on one host; NULL: found out */
     const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
     int argc;                  /* what is left for the program */

@@ -185,7 +185,8 @@ static fsdp_status read_variables(fsdp_getenv get, void *user, fsdp_launch_optio
     }
     const char *verbose = get(user, "FSDP_VERBOSE"), *host = get(user, "FSDP_HOST_ID");
     options->host = host && host[0] != '\0' ? host : NULL;
-    options->is_verbose = verbose && verbose[0] != '\0' && strcmp(verbose, "0") != 0;
+    options->is_quiet = verbose && strcmp(verbose, "0") == 0;
+    options->is_verbose = verbose && verbose[0] != '\0' && !options->is_quiet;
     return FSDP_OK;
 }
 

@@ -209,16 +209,26 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
 /* What all ranks must have equal. */
 typedef struct mesh_print {
     int64_t ndim, shape[FSDP_MAX_MESH_DIMS];
-    uint64_t ranks; /* a hash */
+    uint64_t ranks, names; /* hashes */
 } mesh_print;
+
+static void hash_number(uint64_t *hash, uint64_t number)
+{
+    *hash = (*hash ^ number) * 1099511628211u;
+}
 
 static mesh_print print_of(const fsdp_mesh *mesh)
 {
-    mesh_print print = {.ndim = fsdp_mesh_ndim(mesh), .ranks = 14695981039346656037u};
-    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
+    const uint64_t begin = 14695981039346656037u;
+    mesh_print print = {.ndim = fsdp_mesh_ndim(mesh), .ranks = begin, .names = begin};
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++) {
+        const char *name = fsdp_mesh_dim_name(mesh, i);
         print.shape[i] = fsdp_mesh_dim_size(mesh, i);
+        for (size_t at = 0; at <= strlen(name); at++)
+            hash_number(&print.names, (unsigned char)name[at]);
+    }
     for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
-        print.ranks = (print.ranks ^ (uint64_t)fsdp_mesh_rank_at(mesh, i)) * 1099511628211u;
+        hash_number(&print.ranks, (uint64_t)fsdp_mesh_rank_at(mesh, i));
     return print;
 }
 
@@ -229,6 +239,13 @@ static void spell_shape(const mesh_print *print, char *out, size_t out_size)
     for (int i = 0; i < print->ndim && i < FSDP_MAX_MESH_DIMS && used < out_size; i++)
         used += (size_t)snprintf(out + used, out_size - used, "%s%lld", i > 0 ? "x" : "",
                                  (long long)print->shape[i]);
+}
+
+static const char *other_than_shape(const mesh_print *first, const mesh_print *other)
+{
+    if (first->ndim != other->ndim || memcmp(first->shape, other->shape, sizeof first->shape) != 0)
+        return "";
+    return first->ranks != other->ranks ? " with other ranks" : " with other names";
 }
 
 static fsdp_status compare_prints(const fsdp_world *world, const mesh_print *all, fsdp_error *err)
@@ -243,7 +260,7 @@ static fsdp_status compare_prints(const fsdp_world *world, const mesh_print *all
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "rank %d connects a mesh of %s, rank 0 one of %s%s: all ranks must make "
                          "the same meshes in the same order",
-                         i, other, first, strcmp(first, other) == 0 ? " with other ranks" : "");
+                         i, other, first, other_than_shape(&all[0], &all[i]));
     }
     return FSDP_OK;
 }

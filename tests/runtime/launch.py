@@ -122,6 +122,21 @@ def check_ranks(n, said, what):
     expect(set(said.splitlines()) >= want, what, "says", said)
 
 
+def say_who_won():
+    """Once, and where nobody else has said it."""
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+    for want, options, variables in [
+        ("fsdp: 3 ranks as processes, by --np\n", ["--np", 3], {"FSDP_VERBOSE": 1}),
+        ("fsdp: rank 0 of 1, started by nobody\n", [], {"FSDP_VERBOSE": 1}),
+        ("fsdp: 3 ranks as processes, by FSDP_NP\n", [], {"FSDP_NP": 3}),
+        ("fsdp: 2 ranks as threads, by FSDP_THREADS\n", [], {"FSDP_THREADS": 2}),
+        ("fsdp: rank 0 of 1, started by torchrun (RANK)\n", [], alone),
+        ("", ["--np", 3], {}), ("", ["--threads", 2], alone), ("", [], {}), ("", [], alone | {"FSDP_VERBOSE": 0}),
+    ]:
+        code, _, err = run(*options, **variables)
+        expect(code == 0 and err == want, "who won:", options, variables, err)
+
+
 def local_worlds():
     for n, options in [(1, []), (1, ["--np", 1]), (2, ["--np=2"]), (4, ["--np", 4]), (4, ["--threads", 4]),
                        (1, ["--threads=1"])]:
@@ -132,7 +147,7 @@ def local_worlds():
     expect_run(0, "threads over 3", "--threads", 3, "collect")
     expect_run(0, "self over 1", "collect")
     expect_run(0, "^arguments a b -- --np 3\n", "arguments", "a", "--np", 2, "b", "--", "--np", 3)
-    expect_run(0, "3 ranks as processes, by --np", "--np", 3, FSDP_VERBOSE=1)
+    say_who_won()
     traces = Path(home.name) / "trace-%r"
     expect_run(0, "shm", "--np", 2, "--trace", traces, "collect")
     expect(sorted(path.name for path in traces.parent.glob("trace-*")) == ["trace-0", "trace-1"], "traces")
@@ -409,6 +424,10 @@ def mpirun():
     code, out, err = run(3, PROGRAM, "exit", 1, 7, command=command)
     expect(code in (7, 10) and re.search(r"rank 1 has left with exit code 7|[Ee]xit code: *7", out + err),
            "a rank that failed under mpirun:", code, out, err)
+    said = expect_run(0, "rank 0", 2, PROGRAM, command=command)
+    expect(said.count("fsdp: rank 0 of 2, started by mpirun (OMPI_COMM_WORLD_RANK)\n") == 1, "who won:", said)
+    expect_run(2, "OMPI_COMM_WORLD_SIZE is 2, but MPI itself has 1 ranks", OMPI_COMM_WORLD_RANK=1,
+               OMPI_COMM_WORLD_SIZE=2)
     expect_run(2, "--threads contradicts mpirun", 2, PROGRAM, "--threads", 2, command=command)
     expect_nobody("mpirun")
 

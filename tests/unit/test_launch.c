@@ -80,7 +80,7 @@ Test(options, have_the_stated_defaults)
     cr_assert_eq(options.deadline_ms, 30000);
     cr_assert_str_eq(options.device, "cpu");
     cr_assert_null(options.trace);
-    cr_assert(!options.check);
+    cr_assert(!options.check && !options.is_verbose && !options.is_quiet);
     fsdp_launch_options_release(&options);
 }
 
@@ -107,7 +107,7 @@ Test(options, come_from_the_environment_and_the_command_line_wins)
     cr_assert_eq(READ(variables, "--deadline=1"), FSDP_OK);
     cr_assert_eq(options.np, 3);
     cr_assert_str_eq(options.np_name, "FSDP_NP");
-    cr_assert(options.check && options.is_verbose);
+    cr_assert(options.check && options.is_verbose && !options.is_quiet);
     cr_assert_null(options.trace);
     cr_assert_eq(options.deadline_ms, 1000);
     fsdp_launch_options_release(&options);

@@ -95,6 +95,10 @@ static fsdp_status make_other_meshes(world_rank *rank, fsdp_error *err)
                         (const char *[]){"a", "b"}, &mesh, &why);
     if (status == FSDP_OK || !strstr(why.text, "rank 2 connects a mesh of 4x1, rank 0 one of 2x2"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %.200s", (int)status, why.text);
+    status = fsdp_world_mesh(rank->world, 1, (int64_t[]){4}, (const char *[]){is_other ? "b" : "a"},
+                             &mesh, &why);
+    if (status == FSDP_OK || !strstr(why.text, "rank 0 one of 4 with other names"))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %.200s", (int)status, why.text);
     /* the world goes on */
     FSDP_TRY(fsdp_world_mesh(rank->world, 1, (int64_t[]){4}, (const char *[]){"a"}, &mesh, err));
     fsdp_mesh_free(mesh);
