@@ -107,7 +107,7 @@ static fsdp_status check_world(const fsdp_place *place, const fsdp_ctl *ctl, fsd
         err, FSDP_ERR_USAGE,
         "OMPI_COMM_WORLD_SIZE is %d, but MPI itself has %d ranks: mpirun did not start "
         "this process, or is of another MPI than libfsdp_mpi; in a program that a rank "
-        "starts, unset the OMPI_COMM_WORLD_ variables",
+        "starts, unset OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE and PMIX_RANK",
         place->size, fsdp_ctl_size(ctl));
 }
 
