@@ -2,6 +2,7 @@
 
 usage: comm_network.py PROGRAM EXAMPLE mpi|mpi_loss MPIEXEC
        comm_network.py PROGRAM EXAMPLE tcp|tcp_loss
+       comm_network.py PROGRAM EXAMPLE large [MPIEXEC]
 
 EXAMPLE trains something and prints losses.
 """
@@ -21,6 +22,7 @@ from ports import free_port
 PROGRAM, EXAMPLE, WHAT, *REST = sys.argv[1:]
 MPIEXEC = REST[0] if REST else None
 TIMEOUT = 100
+IS_ALL = os.environ.get("FSDP_TEST_SAMPLE") == "1"
 WORLDS = (3,) if "FSDP_TEST_FEWER" in os.environ else (2, 3, 4)     # a slow build
 CLEAN = {name: value for name, value in os.environ.items()
          if not name.startswith(("FSDP_", "OMPI_COMM", "PMIX_"))}
@@ -103,7 +105,7 @@ def mpi():
         expect_lines(result, rf"^values over mpi, local \d of {n}$", n, "values")
         expect_bits(n, mpirun(n, "--comm", "mpi", "hash"))
     if len(WORLDS) > 1:
-        expect_lines(mpirun(2, "--comm", "mpi", "large"), "^large over mpi$", 2, "large")
+        expect_lines(mpirun(2, "--comm", "mpi", "large", BROADCAST), "^large over mpi$", 2, "large")
     expect_lines(mpirun_on(TWO_HOSTS, "values", 9), "^values over mpi, local [01] of 2$", 4, "two hosts")
     code, said = mpirun_on(("one", "two"), "--comm", "shm", "hash")
     expect(code == 2 and "--comm shm: only 1 of 2 ranks are on the host of rank" in said, "shm", code, said)
@@ -120,6 +122,21 @@ def tcp():
     code, said = run(PROGRAM, "--threads", 2, "--comm", "tcp", "hash")
     expect(code == 2 and "--comm tcp contradicts --threads" in said, "threads", code, said)
     expect_losses("streams with threads", EXAMPLE, "--np", 3, "--comm", "tcp", "--device", "cpu-async")
+
+
+BROADCAST, ALL_KINDS = 4, 0
+
+
+def large():
+    """Gigabytes, page by page: one call, or all over all back ends."""
+    global TIMEOUT
+    TIMEOUT = 1000
+    kinds = ALL_KINDS if IS_ALL else BROADCAST
+    expect_lines(run(PROGRAM, "--np", 2, "large", kinds), "^large over shm$", 2, "large")
+    if IS_ALL:
+        expect_lines(run(PROGRAM, "--np", 2, "--comm", "tcp", "large", kinds), "^large over tcp$", 2, "large")
+    if IS_ALL and MPIEXEC:
+        expect_lines(mpirun(2, "--comm", "mpi", "large", kinds), "^large over mpi$", 2, "large")
 
 
 # --- trouble -----------------------------------------------------------------------------------------
@@ -246,6 +263,6 @@ def loss():
             done.result()
 
 
-{"mpi": mpi, "tcp": tcp, "mpi_loss": loss, "tcp_loss": loss}[WHAT]()
+{"mpi": mpi, "tcp": tcp, "mpi_loss": loss, "tcp_loss": loss, "large": large}[WHAT]()
 print("\n".join(problems) or f"{WHAT}: as it should be")
 sys.exit(1 if problems else 0)

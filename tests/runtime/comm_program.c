@@ -4,7 +4,7 @@
  *   values SEED            random calls over all ranks, over some of them, and over all in another order,
  *                          each checked against a model of one rank
  *   hash                   the bits of one call of each kind and type, as one number
- *   large                  counts over 2^31
+ *   large KIND             counts over 2^31, of two ranks; 0: in calls of all kinds
  *   HOW RANK FOLDER        RANK gets into trouble, the others reduce until they learn of it: kill, work (it
  *                          is killed in a call), stop, leave, abort, differ, counts, late (it is elsewhere)
  */
@@ -23,6 +23,7 @@
 #include "tests/support/comm_rounds.h"
 
 enum { COUNT = 400000, BITS = 600000, LONG_ROUNDS = 30, SHORT_ROUNDS = 10, MOST = 240000 };
+enum { REPEATED = 64 << 20, LARGE_END = 16 };
 
 static fsdp_status make_group(fsdp_world *world, const int *ranks, int size, fsdp_comm **comm_out,
                               fsdp_error *err)
@@ -138,10 +139,15 @@ static fsdp_status run_hash(fsdp_world *world, fsdp_error *err)
 
 /* --- much ------------------------------------------------------------------------------------- */
 
+static size_t repeated_room(size_t size)
+{
+    return (size / REPEATED + 1) * REPEATED;
+}
+
 /* The same memory over and over, but for the end. */
 static unsigned char *map_repeated(size_t size)
 {
-    const size_t once = 64 << 20, room = (size / once + 1) * once;
+    const size_t once = REPEATED, room = repeated_room(size);
     int fd = memfd_create("much", 0);
     unsigned char *all = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (fd < 0 || all == MAP_FAILED || ftruncate(fd, (off_t)once) != 0)
@@ -155,27 +161,75 @@ static unsigned char *map_repeated(size_t size)
     return all;
 }
 
-static fsdp_status run_large(fsdp_world *world, fsdp_error *err)
+static void unmap_repeated(unsigned char *all, size_t size)
 {
-    const int64_t count = ((int64_t)1 << 31) + 16;
-    unsigned char *data = map_repeated((size_t)count);
-    fsdp_comm *comm = NULL;
-    fsdp_collective call = {.kind = FSDP_BROADCAST,
-                            .dtype = FSDP_U8,
-                            .in = data,
-                            .out = data,
-                            .count = count,
-                            .root = 1};
-    if (!data)
+    (void)munmap(all, repeated_room(size));
+}
+
+/* One of two ranks; sizes in elements of one byte. */
+typedef struct large_call {
+    fsdp_collective_kind kind;
+    int in_parts, out_parts; /* of 2^31 + LARGE_END each */
+} large_call;
+
+/* What the last bytes of out are: those of the other rank, or of both together. */
+static fsdp_status check_large(const unsigned char *end, const fsdp_collective *call, int rank,
+                               fsdp_error *err)
+{
+    bool reduces = call->kind == FSDP_REDUCE_SCATTER || call->kind == FSDP_ALL_REDUCE;
+    int from = call->kind == FSDP_ALL_TO_ALL ? 1 - rank : 1;
+    for (int i = 0; i < LARGE_END; i++)
+        if (end[i - LARGE_END] != (reduces ? 100 + 2 * i : from * 100 + i))
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "kind %d: byte %d of the last is wrong",
+                             (int)call->kind, i);
+    return FSDP_OK;
+}
+
+/* The end of each part of in tells which rank it is of. */
+static void mark_large(unsigned char *in, int parts, int64_t count, int rank)
+{
+    for (int part = 1; part <= parts; part++)
+        for (int i = 0; i < LARGE_END; i++)
+            in[part * count - LARGE_END + i] = (unsigned char)(rank * 100 + i);
+}
+
+static fsdp_status run_large_call(fsdp_comm *comm, const large_call *large, fsdp_error *err)
+{
+    const int64_t count = ((int64_t)1 << 31) + LARGE_END;
+    const size_t in_size = (size_t)(large->in_parts * count);
+    const size_t out_size = (size_t)(large->out_parts * count);
+    int rank = fsdp_comm_rank(comm);
+    int64_t counts[2] = {rank == 0 ? 0 : count, rank == 0 ? count : 0};
+    unsigned char *in = map_repeated(in_size), *out = map_repeated(out_size);
+    if (!in || !out)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "no memory for the test");
-    for (int i = 0; i < 16; i++)
-        data[count - 16 + i] = (unsigned char)(fsdp_world_rank(world) * 100 + i);
-    FSDP_TRY(make_all(world, &comm, err));
+    mark_large(in, large->in_parts, count, rank);
+    fsdp_collective call = {
+        .kind = large->kind, .dtype = FSDP_U8, .in = in, .out = out, .count = count, .root = 1};
+    if (large->kind == FSDP_ALL_TO_ALL)
+        call.counts = call.out_counts = counts;
     fsdp_status status = fsdp_comm_run(comm, &call, err);
-    for (int i = 0; i < 16 && status == FSDP_OK; i++) {
-        if (data[count - 16 + i] != 100 + i)
-            status = fsdp_fail(err, FSDP_ERR_INTERNAL, "byte %d of the last is wrong", i);
-    }
+    bool is_root = large->kind == FSDP_BROADCAST && rank == 1;
+    if (status == FSDP_OK)
+        status = check_large((is_root ? in : out) + out_size, &call, rank, err);
+    unmap_repeated(in, in_size);
+    unmap_repeated(out, out_size);
+    return status;
+}
+
+/* kind: its number; 0: all of them. */
+static fsdp_status run_large(fsdp_world *world, int kind, fsdp_error *err)
+{
+    static const large_call calls[] = {{FSDP_BROADCAST, 1, 1},
+                                       {FSDP_ALL_GATHER, 1, 2},
+                                       {FSDP_REDUCE_SCATTER, 2, 1},
+                                       {FSDP_ALL_REDUCE, 1, 1},
+                                       {FSDP_ALL_TO_ALL, 1, 1}};
+    fsdp_comm *comm = NULL;
+    fsdp_status status = make_all(world, &comm, err);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls && status == FSDP_OK; i++)
+        if (kind == 0 || calls[i].kind == (fsdp_collective_kind)kind)
+            status = run_large_call(comm, &calls[i], err);
     if (status == FSDP_OK)
         printf("large over %s\n", fsdp_comm_backend(comm));
     fsdp_comm_free(comm);
@@ -303,8 +357,8 @@ static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
         status = run_values(world, strtoull(argv[2], NULL, 10), &err);
     else if (argc == 2 && strcmp(argv[1], "hash") == 0)
         status = run_hash(world, &err);
-    else if (argc == 2 && strcmp(argv[1], "large") == 0)
-        status = run_large(world, &err);
+    else if (argc == 3 && strcmp(argv[1], "large") == 0)
+        status = run_large(world, atoi(argv[2]), &err);
     else if (argc == 4)
         status = run_into_trouble(world, argv, &err);
     if (err.text[0] != '\0')
