@@ -4,6 +4,7 @@
  */
 #include "formats/hdf5_session.h"
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "formats/hdf5_internal.h"
 #include "formats/hdf5_sandbox.h"
@@ -17,7 +18,6 @@
 #include <sys/pidfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { USUAL_DEADLINE_MS = 30000, FILE_BYTES_PER_MS = 4096 };
@@ -64,13 +64,6 @@ static const char *death(fsdp_h5_session *session)
     }
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static fsdp_status send_message(fsdp_h5_session *session, const fsdp_h5_message *message,
                                 fsdp_error *err)
 {
@@ -87,10 +80,10 @@ static fsdp_status send_message(fsdp_h5_session *session, const fsdp_h5_message 
 static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_message *message_out,
                          fsdp_error *err)
 {
-    int64_t begin = now_ms(), end = begin + *left_ms;
+    int64_t begin = fsdp_now_ms(), end = begin + *left_ms;
     for (;;) {
         struct pollfd wait = {.fd = session->channel, .events = POLLIN};
-        int64_t left = end - now_ms();
+        int64_t left = end - fsdp_now_ms();
         int ready = left <= 0 ? 0 : poll(&wait, 1, left > 1000 ? 1000 : (int)left);
         if (ready > 0)
             break;
@@ -99,7 +92,7 @@ static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_mes
         if (left <= 0)
             return fail_child(session, "took too much time", err);
     }
-    *left_ms -= now_ms() - begin;
+    *left_ms -= fsdp_now_ms() - begin;
     ssize_t n = recv(session->channel, message_out, sizeof *message_out, MSG_DONTWAIT | MSG_TRUNC);
     if (n == 0 || (n < 0 && errno == ECONNRESET))
         return fail_child(session, death(session), err);

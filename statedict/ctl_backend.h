@@ -6,6 +6,7 @@
 #ifndef FSDP_CTL_BACKEND_H
 #define FSDP_CTL_BACKEND_H
 
+#include "base/clock.h"
 #include <fsdp/ctl.h>
 #include <stdint.h>
 
@@ -97,8 +98,5 @@ FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *cam
 /* Takes ownership of backend; on failure closes it. Exported for the back ends outside libfsdp. */
 FSDP_API fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
                                      fsdp_ctl **ctl_out, fsdp_error *err);
-
-/* CLOCK_MONOTONIC. */
-FSDP_API int64_t fsdp_now_ms(void);
 
 #endif

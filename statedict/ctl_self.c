@@ -2,16 +2,8 @@
 #include "statedict/ctl_backend.h"
 
 #include <string.h>
-#include <time.h>
 
 #include "base/mem.h"
-
-int64_t fsdp_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
 
 fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
                             fsdp_ctl **ctl_out, fsdp_error *err)

@@ -121,8 +121,7 @@ static fsdp_status fail_left(int rank, fsdp_error *err)
 /* False when the time is over. */
 static bool wait_for_change(thread_hub *hub, int rank, int64_t until_ms)
 {
-    struct timespec until = {.tv_sec = (time_t)(until_ms / 1000),
-                             .tv_nsec = (long)(until_ms % 1000) * 1000000};
+    struct timespec until = fsdp_timespec(until_ms);
     return pthread_cond_timedwait(&hub->seats[rank].changed, &hub->lock, &until) != ETIMEDOUT;
 }
 

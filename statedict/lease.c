@@ -8,11 +8,11 @@
  */
 #include "statedict/lease_internal.h"
 
+#include "base/clock.h"
 #include "base/io.h"
 #include "base/json.h"
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
-#include "statedict/ctl_backend.h"
 #include "statedict/pipeline.h"
 
 #include <fsdp/text.h>

@@ -1,6 +1,6 @@
 /* Keeping the lease of a run while long work is under way: see fsdp_lease_keeper in commit.h. */
+#include "base/clock.h"
 #include "statedict/commit.h"
-#include "statedict/ctl_backend.h"
 
 enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
 

@@ -3,6 +3,7 @@
  * block's futex in short slices; after each it looks whether somebody failed, left or died, and at
  * the deadline, which counts from the last sign of life. See comm_shared.h.
  */
+#include "base/clock.h"
 #include "runtime/comm/comm_shared.h"
 
 #include <errno.h>
@@ -13,8 +14,6 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-#include "statedict/ctl_backend.h"
 
 enum {
     LONG_LOOK = 16,
@@ -43,8 +42,7 @@ static void rest(void)
 
 static void nap(void)
 {
-    struct timespec time = {.tv_nsec = NAP_US * 1000};
-    nanosleep(&time, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000}, NULL);
 }
 
 size_t fsdp_shared_block_size(int members)
@@ -77,7 +75,7 @@ static void ring(shared_block *block)
 /* False when nothing happened for ms. */
 static bool sleep_until_event(shared_block *block, uint32_t event, int64_t ms)
 {
-    struct timespec time = {.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
+    struct timespec time = fsdp_timespec(ms);
     atomic_fetch_add(&block->sleepers, 1);
     long failed = syscall(SYS_futex, &block->event, FUTEX_WAIT, event, &time, NULL, 0);
     bool in_vain = failed && errno == ETIMEDOUT;

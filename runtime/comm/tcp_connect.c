@@ -9,9 +9,9 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
-#include "statedict/ctl_backend.h"
 
 enum { VISITORS = 64 }; /* listen() may be content with 128 */
 

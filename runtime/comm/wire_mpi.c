@@ -12,7 +12,6 @@
 
 #include "base/mem.h"
 #include "runtime/meet/mpi_process.h"
-#include "statedict/ctl_backend.h"
 
 enum { NEWS_TAG = 0, LEAST_CHANNELS = 32767 };
 enum { YIELDS = 100, NAP_US = 50, NAP_STEP_US = 2, LONGEST_NAP_US = 1000, MOST_STEPS = 475 };

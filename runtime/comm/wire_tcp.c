@@ -8,10 +8,10 @@
 #include <sched.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
 #include "runtime/meet/socket.h"
-#include "statedict/ctl_backend.h"
 
 enum { YIELDS = 20, REST_MS = 2, FAREWELL_MS = 1000 };
 

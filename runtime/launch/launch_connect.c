@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "runtime/meet/rendezvous.h"
 #include "runtime/meet/torchrun_store.h"
-#include "statedict/ctl_backend.h"
 
 enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
 

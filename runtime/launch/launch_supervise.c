@@ -19,8 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
-#include "statedict/ctl_backend.h"
 
 enum { NOTICE_MS = 2000 };
 
@@ -290,8 +290,7 @@ static void wait_for_signal(fsdp_supervisor *supervisor)
     int64_t next_ms =
         supervisor->term_ms < supervisor->kill_ms ? supervisor->term_ms : supervisor->kill_ms;
     int64_t left_ms = next_ms == INT64_MAX ? 1000 : fsdp_poll_ms(next_ms);
-    struct timespec left = {.tv_sec = (time_t)(left_ms / 1000),
-                            .tv_nsec = (long)(left_ms % 1000) * 1000000};
+    struct timespec left = fsdp_timespec(left_ms);
     int number = sigtimedwait(&supervisor->waited, NULL, &left);
     if (number <= 0 || number == SIGCHLD)
         return;

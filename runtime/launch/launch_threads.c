@@ -16,11 +16,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/comm/shared_where.h"
-#include "statedict/ctl_backend.h"
 
-enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_S = 1 };
+enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_MS = 1000 };
 
 typedef struct thread_group thread_group;
 
@@ -61,9 +61,7 @@ static void *flush_all(void *user)
 _Noreturn static void leave_at_once(int code)
 {
     pthread_t thread;
-    struct timespec until;
-    (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += FLUSH_S;
+    struct timespec until = fsdp_timespec(fsdp_now_ms() + FLUSH_MS);
     if (pthread_create(&thread, NULL, flush_all, NULL) == 0)
         (void)pthread_clockjoin_np(thread, NULL, CLOCK_MONOTONIC, &until);
     _exit(code);
@@ -164,11 +162,6 @@ static void start_rank(thread_group *group, thread_rank *rank, const pthread_att
 
 /* --- ending ----------------------------------------------------------------------------------- */
 
-static struct timespec time_of(int64_t ms)
-{
-    return (struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000};
-}
-
 /* How many ranks are still at work long after another has failed, and with what code. */
 static int wait_for_ranks(thread_group *group, int *first_code_out)
 {
@@ -180,7 +173,7 @@ static int wait_for_ranks(thread_group *group, int *first_code_out)
             pthread_cond_wait(&group->changed, &group->lock);
             continue;
         }
-        struct timespec until = time_of(group->failed_ms + patience_ms);
+        struct timespec until = fsdp_timespec(group->failed_ms + patience_ms);
         (void)pthread_cond_timedwait(&group->changed, &group->lock, &until);
         in_time = fsdp_now_ms() < group->failed_ms + patience_ms;
     }

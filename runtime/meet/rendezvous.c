@@ -11,9 +11,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
-#include "statedict/ctl_backend.h"
 
 enum { MISSING_SHOWN = 16, GRACE_MS = 2000, NAP_MS = 20, LONGEST_NAP_MS = 250, ANSWER_MS = 1000 };
 
@@ -260,8 +260,8 @@ static void nap(int tries, int64_t until_ms)
     int64_t nap_ms = NAP_MS * (int64_t)(tries + 1), left_ms = until_ms - fsdp_now_ms();
     nap_ms = nap_ms < LONGEST_NAP_MS ? nap_ms : LONGEST_NAP_MS;
     nap_ms = nap_ms < left_ms ? nap_ms : left_ms;
-    if (nap_ms > 0)
-        nanosleep(&(struct timespec){.tv_nsec = (long)nap_ms * 1000000}, NULL);
+    struct timespec pause = fsdp_timespec(nap_ms > 0 ? nap_ms : 0);
+    nanosleep(&pause, NULL);
 }
 
 static fsdp_status try_door(visit *mine, int64_t until_ms, fsdp_error *err)

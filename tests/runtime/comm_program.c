@@ -18,8 +18,8 @@
 
 #include <fsdp/fsdp.h>
 
+#include "base/clock.h"
 #include "runtime/launch/world_internal.h"
-#include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 
 enum { COUNT = 400000, BITS = 600000, LONG_ROUNDS = 30, SHORT_ROUNDS = 10, MOST = 240000 };

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "runtime/meet/socket.h"
 #include "runtime/meet/torchrun_store.h"
-#include "statedict/ctl_backend.h"
 
 enum { SHORT_MS = 300, LONG_MS = 20000 };
 
