@@ -10,6 +10,17 @@
 
 /* --- deciding --------------------------------------------------------------------------------- */
 
+static bool starts_ranks(const fsdp_launch_options *options)
+{
+    return options->np > 0 || options->threads > 0;
+}
+
+/* How that was said: "--np", "FSDP_THREADS". */
+static const char *count_name(const fsdp_launch_options *options)
+{
+    return options->np > 0 ? options->np_name : options->threads_name;
+}
+
 static fsdp_status fail_conflict(const fsdp_launch_options *options, const char *what,
                                  fsdp_error *err)
 {
@@ -22,7 +33,7 @@ static fsdp_status decide_here(const fsdp_launch_options *options, const fsdp_pl
                                fsdp_launch_mode *mode_out, fsdp_error *err)
 {
     const bool is_np = options->np > 0;
-    const char *name = is_np ? options->np_name : options->threads_name;
+    const char *name = count_name(options);
     int n = is_np ? options->np : options->threads;
     fsdp_comm_choice fitting = is_np ? FSDP_COMM_SHM : FSDP_COMM_THREADS;
     if (place->launcher != FSDP_LAUNCHED_BARE && place->size != 1)
@@ -70,7 +81,7 @@ fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_pl
                                fsdp_launch_mode *mode_out, fsdp_error *err)
 {
     FSDP_TRY(check_trace(options, place, err));
-    if (options->np > 0 || options->threads > 0)
+    if (starts_ranks(options))
         return decide_here(options, place, mode_out, err);
     return decide_started(options, place, mode_out, err);
 }
@@ -162,24 +173,18 @@ static const char *get_variable(void *user, const char *name)
 static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *place_out,
                               fsdp_error *err)
 {
-    fsdp_error why = {0};
-    fsdp_status status = fsdp_launch_detect(get_variable, NULL, place_out, &why);
-    if (status == FSDP_OK)
-        return FSDP_OK;
-    if (options->np > 0 || options->threads > 0) {
-        *place_out = (fsdp_place){.size = 1, .local_size = -1};
-        return FSDP_OK;
-    }
-    *err = why;
-    return status;
+    fsdp_status status = fsdp_launch_detect(get_variable, NULL, place_out, err);
+    if (status == FSDP_OK || !starts_ranks(options))
+        return status;
+    *place_out = (fsdp_place){.size = 1, .local_size = -1};
+    return FSDP_OK;
 }
 
 /* What was said on the command line nobody needs to be told. */
 static bool is_found(const fsdp_launch_options *options, const fsdp_place *place)
 {
-    const char *name = options->np > 0 ? options->np_name : options->threads_name;
-    bool is_here = options->np > 0 || options->threads > 0;
-    return is_here ? name[0] != '-' : place->launcher != FSDP_LAUNCHED_BARE;
+    return starts_ranks(options) ? count_name(options)[0] != '-'
+                                 : place->launcher != FSDP_LAUNCHED_BARE;
 }
 
 static void say_what_won(const fsdp_launch_options *options, const fsdp_place *place)
@@ -187,11 +192,11 @@ static void say_what_won(const fsdp_launch_options *options, const fsdp_place *p
     bool says = options->is_verbose || (is_found(options, place) && !options->is_quiet);
     if (!says || place->rank != 0)
         return;
-    if (options->np > 0 || options->threads > 0)
-        fprintf(stderr, "fsdp: %d ranks as %s, by %s\n",
-                options->np > 0 ? options->np : options->threads,
-                options->np > 0 ? "processes" : "threads",
-                options->np > 0 ? options->np_name : options->threads_name);
+    if (options->np > 0)
+        fprintf(stderr, "fsdp: %d ranks as processes, by %s\n", options->np, options->np_name);
+    else if (options->threads > 0)
+        fprintf(stderr, "fsdp: %d ranks as threads, by %s\n", options->threads,
+                options->threads_name);
     else if (place->size > 0)
         fprintf(stderr, "fsdp: rank %d of %d, started by %s\n", place->rank, place->size,
                 fsdp_launcher_name(place->launcher));
