@@ -1,9 +1,8 @@
 /*
  * Collectives over messages between two ranks (wire.h): over networks, where ranks share no memory.
  *
- *   comm_message.c     a call: headers are compared, then its legs run
+ *   message_steps.c    a call: headers are compared, then its legs run: who sends whom what
  *   message_spread.c   what all members know after log2(members) rounds
- *   message_steps.c    which legs a collective has: who sends whom what
  *   message_legs.c     a leg: ranges in pieces, through bounded staging; copied, or added up in rank order
  *   message_news.c     failures, farewells, roll calls: what ends a wait
  *   fabric_message.c   the fabric, its groups
@@ -125,11 +124,7 @@ size_t fsdp_message_piece(int members);
 
 /* --- message_steps.c -------------------------------------------------------------------------- */
 
-/* All legs of a call, after the members have met. */
-fsdp_status fsdp_message_run_steps(message_group *group, const fsdp_collective *call, fsdp_error *err);
-
-/* --- comm_message.c --------------------------------------------------------------------------- */
-
+/* An entry of fsdp_fabric_ops. */
 fsdp_status fsdp_message_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
                              fsdp_error *err);
 

@@ -1,6 +1,7 @@
 /*
- * Which legs a collective has. Large sums and broadcasts are cut into slices, one per member, that are
- * gathered afterwards; little ones go to everybody at once. See comm_message.h.
+ * A collective over messages: all members meet, which compares what they call, then its legs run. Large sums
+ * and broadcasts are cut into slices, one per member, that are gathered afterwards; little ones go to
+ * everybody at once. See comm_message.h.
  */
 #include "runtime/comm/comm_message.h"
 
@@ -235,10 +236,9 @@ static fsdp_status exchange(const message_call *now, fsdp_error *err)
     return move(now, err);
 }
 
-/* --- the table -------------------------------------------------------------------------------- */
+/* --- a call ----------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_message_run_steps(message_group *group, const fsdp_collective *call,
-                                   fsdp_error *err)
+static fsdp_status run_legs(message_group *group, const fsdp_collective *call, fsdp_error *err)
 {
     static fsdp_status (*const steps[])(const message_call *, fsdp_error *) = {
         [FSDP_ALL_GATHER] = gather,   [FSDP_REDUCE_SCATTER] = scatter, [FSDP_ALL_REDUCE] = reduce,
@@ -256,4 +256,23 @@ fsdp_status fsdp_message_run_steps(message_group *group, const fsdp_collective *
     uint64_t n = (uint64_t)group->size, share = all_bytes(&now) / n + (all_bytes(&now) % n != 0);
     now.slice = (share + 63) / 64 * 64;
     return steps[call->kind](&now, err);
+}
+
+fsdp_status fsdp_message_run(fsdp_comm *comm, const fsdp_collective *call,
+                             const fsdp_comm_header *header, fsdp_error *err)
+{
+    message_group *group = comm->backend;
+    fsdp_wire *wire = group->fabric->wire;
+    fsdp_error failure = {.rank = comm->fabric->rank};
+    fsdp_status status = wire->ops->may_call(wire, &failure);
+    if (status == FSDP_OK)
+        status = fsdp_message_meet(group, header, &failure);
+    if (status == FSDP_OK)
+        status = run_legs(group, call, &failure);
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    failure.status = status;
+    fsdp_message_fail(group, &failure, true, false);
+    *err = failure;
+    return status;
 }
