@@ -40,7 +40,10 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
     int rank = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
     char *all = fsdp_alloc((size_t)size, HOST_ID);
     name_this_host(host, mine);
-    fsdp_status status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
+    fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "the names of all hosts");
+    status = fsdp_ctl_agree(ctl, status, err);
+    if (status == FSDP_OK)
+        status = fsdp_ctl_allgather(ctl, mine, HOST_ID, all, err);
     for (int i = 0; i < size && status == FSDP_OK; i++) {
         bool is_here = memcmp(all + (size_t)i * HOST_ID, mine, HOST_ID) == 0;
         parts->local_size += is_here;

@@ -24,13 +24,17 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
                               fsdp_error *err)
 {
     fsdp_world *world = fsdp_alloc(1, sizeof *world);
-    if (!world) {
+    double *values = fsdp_alloc((size_t)fsdp_ctl_size(parts->ctl), sizeof *values);
+    if (!world || !values) {
+        fsdp_free(world);
+        fsdp_free(values);
         fsdp_world_parts_release(parts);
         return fsdp_fail_memory(err, "a world");
     }
     world->parts = *parts;
     world->rank = fsdp_ctl_rank(parts->ctl);
     world->size = fsdp_ctl_size(parts->ctl);
+    world->values = values;
     fsdp_ctl_set_deadline(parts->ctl, parts->deadline_ms);
     *world_out = world;
     return FSDP_OK;
@@ -52,6 +56,7 @@ void fsdp_world_free(fsdp_world *world)
     for (size_t i = 0; i < world->lane_count; i++)
         free_lane(world->lanes[i]);
     fsdp_free(world->lanes);
+    fsdp_free(world->values);
     fsdp_world_parts_release(&world->parts);
     fsdp_free(world);
 }
@@ -83,17 +88,12 @@ fsdp_ctl *fsdp_world_ctl(fsdp_world *world)
 
 fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
 {
-    double *all = fsdp_alloc((size_t)world->size, sizeof *all), sum = 0;
-    /* Without room the call fails on all ranks: none waits for this one. */
-    fsdp_status status = fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, all, err);
-    for (int i = 0; i < world->size && status == FSDP_OK; i++)
-        sum += all[i];
-    if (!all)
-        status = fsdp_fail_memory(err, "the values of all ranks");
-    fsdp_free(all);
-    if (status == FSDP_OK)
-        *value = sum / world->size;
-    return status;
+    double sum = 0;
+    FSDP_TRY(fsdp_ctl_allgather(world->parts.ctl, value, sizeof *value, world->values, err));
+    for (int i = 0; i < world->size; i++)
+        sum += world->values[i];
+    *value = sum / world->size;
+    return FSDP_OK;
 }
 
 /* --- lanes ------------------------------------------------------------------------------------ */

@@ -33,6 +33,7 @@ struct fsdp_world {
     fsdp_world_parts parts;
     fsdp_lane **lanes;         /* one per set of ranks, in the order of their making */
     size_t lane_count, lane_room;
+    double *values;            /* room for one of each rank */
 };
 
 /* Of parts that no world took; others than ctl may be missing. */
