@@ -7,7 +7,6 @@
 #include "runtime/comm/fabric_shm.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/mem.h"
 

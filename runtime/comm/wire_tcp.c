@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "runtime/meet/ctl_tcp.h"
 #include "runtime/meet/socket.h"
 
 enum { YIELDS = 20, REST_MS = 2, FAREWELL_MS = 1000 };

@@ -2,7 +2,6 @@
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "runtime/meet/rendezvous.h"
