@@ -3,6 +3,7 @@
  */
 #include "formats/torch_emit.h"
 
+#include "base/fnv.h"
 #include "base/mem.h"
 #include "formats/zip.h"
 #include "kernels/kernels.h"
@@ -129,21 +130,13 @@ void torch_emit_leading(fsdp_text *text, const fsdp_zip_record *records, const f
         fsdp_zip_add_record(text, &records[1 + i], marks[i].text);
 }
 
-static uint64_t mix(uint64_t hash, const void *data, size_t size)
-{
-    const uint8_t *bytes = data;
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 /* 20 digits of all names and 20 of all checksums: the same contents have the same identity. */
 static void identify(const fsdp_zip_record *records, size_t count, char *identity)
 {
-    uint64_t names = UINT64_C(0xcbf29ce484222325), sums = names;
+    uint64_t names = FSDP_FNV_BEGIN, sums = FSDP_FNV_BEGIN;
     for (size_t i = 0; i < count; i++) {
-        names = mix(names, records[i].name, strlen(records[i].name) + 1);
-        sums = mix(sums, &records[i].crc, sizeof records[i].crc);
+        names = fsdp_fnv(names, records[i].name, strlen(records[i].name) + 1);
+        sums = fsdp_fnv(sums, &records[i].crc, sizeof records[i].crc);
     }
     snprintf(identity, IDENTITY_SIZE + 1, "%020llu%020llu", (unsigned long long)names,
              (unsigned long long)sums);

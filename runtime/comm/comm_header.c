@@ -8,8 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fnv.h"
+
 enum { DESCRIPTION = 200 };
-#define HASH_BEGIN 0xcbf29ce484222325u
 
 const char *fsdp_comm_kind_name(uint32_t kind)
 {
@@ -29,20 +30,10 @@ bool fsdp_comm_reduces(uint32_t kind)
     return kind == FSDP_REDUCE_SCATTER || kind == FSDP_ALL_REDUCE;
 }
 
-/* FNV-1a. */
-static uint64_t hash_number(uint64_t hash, int64_t number)
-{
-    for (int byte = 0; byte < 64; byte += 8)
-        hash = (hash ^ ((uint64_t)number >> byte & 0xff)) * 0x100000001b3u;
-    return hash;
-}
-
 /* 0 is for even parts. */
 static uint64_t hash_counts(const int64_t *counts, int n)
 {
-    uint64_t hash = HASH_BEGIN;
-    for (int i = 0; i < n; i++)
-        hash = hash_number(hash, counts[i]);
+    uint64_t hash = fsdp_fnv(FSDP_FNV_BEGIN, counts, (size_t)n * sizeof *counts);
     return hash ? hash : 1;
 }
 
@@ -89,9 +80,7 @@ fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t seque
     header.sequence = sequence;
     header.root = ranks[0];
     header.count = (uint64_t)size;
-    header.counts = HASH_BEGIN;
-    for (int i = 0; i < size; i++)
-        header.counts = hash_number(header.counts, ranks[i]);
+    header.counts = fsdp_fnv(FSDP_FNV_BEGIN, ranks, (size_t)size * sizeof *ranks);
     return header;
 }
 

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/fnv.h"
 #include "base/mem.h"
 
 /* --- making one ------------------------------------------------------------------------------- */
@@ -212,23 +213,19 @@ typedef struct mesh_print {
     uint64_t ranks, names; /* hashes */
 } mesh_print;
 
-static void hash_number(uint64_t *hash, uint64_t number)
-{
-    *hash = (*hash ^ number) * 1099511628211u;
-}
-
 static mesh_print print_of(const fsdp_mesh *mesh)
 {
-    const uint64_t begin = 14695981039346656037u;
-    mesh_print print = {.ndim = fsdp_mesh_ndim(mesh), .ranks = begin, .names = begin};
+    mesh_print print = {
+        .ndim = fsdp_mesh_ndim(mesh), .ranks = FSDP_FNV_BEGIN, .names = FSDP_FNV_BEGIN};
     for (int i = 0; i < fsdp_mesh_ndim(mesh); i++) {
         const char *name = fsdp_mesh_dim_name(mesh, i);
         print.shape[i] = fsdp_mesh_dim_size(mesh, i);
-        for (size_t at = 0; at <= strlen(name); at++)
-            hash_number(&print.names, (unsigned char)name[at]);
+        print.names = fsdp_fnv(print.names, name, strlen(name) + 1);
     }
-    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++)
-        hash_number(&print.ranks, (uint64_t)fsdp_mesh_rank_at(mesh, i));
+    for (int64_t i = 0; i < fsdp_mesh_size(mesh); i++) {
+        int rank = fsdp_mesh_rank_at(mesh, i);
+        print.ranks = fsdp_fnv(print.ranks, &rank, sizeof rank);
+    }
     return print;
 }
 

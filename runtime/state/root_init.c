@@ -3,7 +3,9 @@
 #include "runtime/unit/root_internal.h"
 
 #include <math.h>
+#include <string.h>
 
+#include "base/fnv.h"
 #include "base/mem.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
@@ -15,22 +17,19 @@ static uint64_t mix(uint64_t x) /* SplitMix64's finaliser */
     return x ^ x >> 31;
 }
 
-static uint64_t fnv1a(const char *text)
-{
-    uint64_t hash = 0xCBF29CE484222325u;
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
-    return hash;
-}
-
 static double uniform_at(uint64_t begin, uint64_t i)
 {
     return (double)(mix(begin + (i + 1) * 0x9E3779B97F4A7C15u) >> 40) * 0x1p-23 - 1;
 }
 
+static uint64_t begin_of(uint64_t seed, const char *name)
+{
+    return mix(seed ^ fsdp_fnv(FSDP_FNV_BEGIN, name, strlen(name)));
+}
+
 double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)
 {
-    return uniform_at(mix(seed ^ fnv1a(name)), i);
+    return uniform_at(begin_of(seed, name), i);
 }
 
 /* --- filling ---------------------------------------------------------------------------------- */
@@ -86,7 +85,7 @@ fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const f
                                     void *data, fsdp_error *err)
 {
     enum { PIECE = 256 };
-    uint64_t begin = mix(*(const uint64_t *)user ^ fnv1a(param->name));
+    uint64_t begin = begin_of(*(const uint64_t *)user, param->name);
     double scale = sqrt((double)param->shape[param->ndim - 1]);
     size_t size = fsdp_dtype_size(param->dtype);
     unsigned char *to = data;
