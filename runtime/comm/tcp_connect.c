@@ -105,6 +105,7 @@ static fsdp_status receive_visits(gathering *now, int end, fsdp_error *err)
         if (fsdp_now_ms() >= now->until_ms)
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not connect for data within %g s",
                              find_missing(now, end), now->deadline_ms / 1000.0);
+        FSDP_TRY(fsdp_reception_check(&now->door, err));
         int n = fsdp_reception_watch(&now->door, polled);
         (void)poll(polled, (nfds_t)n, fsdp_poll_ms(now->until_ms));
     }

@@ -253,6 +253,9 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
             FSDP_TRY(pull(link, from, &whole, err));
         if (whole)
             return hand_over(ctl, &link->incoming, from, data, size, err);
+        if (is_late &&
+            link->fd < 0) /* files that were open elsewhere may have come back until now */
+            FSDP_TRY(fsdp_reception_check(&end->reception, err));
         if (is_late)
             return fsdp_ctl_fail_late(err);
         wait_for(end, link, until_ms);

@@ -1,6 +1,7 @@
 /* Guests at a listener. See reception.h. */
 #include "runtime/meet/reception.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "runtime/meet/socket.h"
@@ -65,6 +66,7 @@ static void let_in(fsdp_reception *reception)
 {
     for (int came = 0; came < FSDP_RECEPTION_ROOM; came++) {
         int fd = fsdp_socket_accept(reception->listener);
+        reception->lacks_file = fd < 0 && errno == EMFILE;
         if (fd < 0)
             return;
         if (reception->count == FSDP_RECEPTION_ROOM)
@@ -97,4 +99,12 @@ bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out)
     *guest_out = reception->guests[idx];
     drop(reception, idx);
     return true;
+}
+
+fsdp_status fsdp_reception_check(const fsdp_reception *reception, fsdp_error *err)
+{
+    if (!reception->lacks_file || reception->count > 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "no file is left for the connections with all other ranks; raise `ulimit -n`");
 }

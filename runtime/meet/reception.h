@@ -43,6 +43,7 @@ typedef struct fsdp_guest {
 typedef struct fsdp_reception {
     int listener;              /* owned */
     int count;
+    bool lacks_file;           /* somebody is at the door for whom this process may open none */
     fsdp_guest guests[FSDP_RECEPTION_ROOM];    /* the oldest first */
 } fsdp_reception;
 
@@ -55,5 +56,7 @@ int fsdp_reception_watch(const fsdp_reception *reception, struct pollfd *polled)
 void fsdp_reception_serve(fsdp_reception *reception);
 /* The next guest whose hello is complete, if there is one; its fd is the caller's. */
 bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out);
+/* Fails when nobody can be let in any more: no file is left, and no guest has one that would come back. */
+fsdp_status fsdp_reception_check(const fsdp_reception *reception, fsdp_error *err);
 
 #endif

@@ -111,7 +111,7 @@ static fsdp_status serve_guests(table *all, fsdp_error *err)
         FSDP_TRY(seat_guest(all, &guest, err));
         fsdp_reception_serve(&all->reception);
     }
-    return FSDP_OK;
+    return fsdp_reception_check(&all->reception, err);
 }
 
 /* A member says nothing more until it gets its answer: what can be read is its end. */

@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
+#include "runtime/meet/rendezvous.h"
 #include "statedict/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 
@@ -250,38 +251,67 @@ Test(ctl_tcp, a_rank_that_left_is_named_by_one_who_connects_late)
                  "%s", err.text);
 }
 
-/* Rank 1 of 3 waits for the call of rank 2. Somebody stands at its door, whom it has no file left for. */
+/* --- no file is left -------------------------------------------------------------------------- */
+
+/* A listener with somebody at its door. */
+static int listen_with_stranger(int *stranger_out)
+{
+    int listener = -1;
+    fsdp_error err = {0};
+    cr_assert_eq(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_socket_connect(FSDP_LOOPBACK, fsdp_socket_port(listener),
+                                     fsdp_now_ms() + 10000, stranger_out, &err),
+                 FSDP_OK, "%s", err.text);
+    return listener;
+}
+
+static void allow_no_more_files(void)
+{
+    struct rlimit files;
+    int next = dup(STDERR_FILENO);
+    close(next);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = (rlim_t)next;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+}
+
+/* Rank 1 of 3 waits for the call of rank 2. */
 Test(ctl_tcp, a_rank_that_can_let_nobody_in_waits_no_longer_than_its_deadline, .timeout = 60)
 {
-    int ends[2], listener = -1, stranger = -1;
+    int ends[2], stranger = -1;
+    char byte;
     fsdp_ctl *ctl = NULL;
     fsdp_error err = {0};
     cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends), 0);
-    cr_assert_eq(fsdp_socket_listen(FSDP_LOOPBACK, 0, &listener, &err), FSDP_OK, "%s", err.text);
-    cr_assert_eq(fsdp_socket_connect(FSDP_LOOPBACK, fsdp_socket_port(listener),
-                                     fsdp_now_ms() + 10000, &stranger, &err),
-                 FSDP_OK, "%s", err.text);
     fsdp_tcp_parts parts = {.rank = 1,
                             .size = 3,
-                            .listener = listener,
+                            .listener = listen_with_stranger(&stranger),
                             .fds = fsdp_alloc(1, sizeof(int)),
                             .addresses = fsdp_alloc(3, sizeof(fsdp_rank_address))};
     parts.fds[0] = ends[0];
     cr_assert_eq(fsdp_ctl_tcp(&parts, &ctl, &err), FSDP_OK, "%s", err.text);
-    struct rlimit files, none;
-    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
-    int next = dup(stranger);
-    close(next);
-    none = (struct rlimit){.rlim_cur = (rlim_t)next, .rlim_max = files.rlim_max};
-    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
-    char byte;
-    fsdp_status status = ctl->ops->recv(ctl, 2, &byte, 1, fsdp_now_ms() + SHORT_MS, &err);
-    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
-    cr_expect_eq(status, FSDP_ERR_PEER);
-    cr_expect_str_eq(err.text, "");
+    allow_no_more_files();
+    cr_expect_eq(ctl->ops->recv(ctl, 2, &byte, 1, fsdp_now_ms() + SHORT_MS, &err), FSDP_ERR_LIMIT);
+    cr_expect(strstr(err.text, "no file is left"), "%s", err.text);
     fsdp_ctl_free(ctl);
     close(stranger);
     close(ends[1]);
+}
+
+Test(ctl_tcp, a_meeting_that_lacks_files_says_so_and_does_not_wait, .timeout = 30)
+{
+    int stranger = -1;
+    fsdp_ctl *ctl = NULL;
+    fsdp_error err = {0};
+    const fsdp_meeting meeting = {.size = 2,
+                                  .job = "test",
+                                  .is_one_host = true,
+                                  .deadline_ms = 60000,
+                                  .listener = listen_with_stranger(&stranger)};
+    allow_no_more_files();
+    cr_expect_eq(fsdp_meet(&meeting, &ctl, &err), FSDP_ERR_LIMIT);
+    cr_expect(strstr(err.text, "ulimit -n"), "%s", err.text);
+    close(stranger);
 }
 
 static fsdp_status meet_only(fsdp_ctl *ctl, void *user, fsdp_error *err)
