@@ -85,8 +85,8 @@ FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threa
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
-/* Collective in the group. One caller at a time on a communicator, from whatever thread. A bad argument of one
- * rank fails the call on all, and poisons the communicator as any failure does. */
+/* Collective in the group. One caller at a time on a communicator, from whatever thread. A bad argument of
+ * one rank fails the call on all, and poisons the communicator as any failure does. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_collective *call,
                                                 fsdp_error *err);
 

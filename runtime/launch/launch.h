@@ -15,8 +15,8 @@
  *   --trace FILE         one JSON object per event and line; %r is the rank
  *   --check              check who owns which buffer, and that all ranks do the same (slower)
  *
- * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Rank 0 says
- * on standard error which one won, if that was not the command line or nobody; FSDP_VERBOSE=1: always,
+ * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Rank 0
+ * says on standard error which one won, if that was not the command line or nobody; FSDP_VERBOSE=1: always,
  * FSDP_VERBOSE=0: never. What contradicts is exit code 2.
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and

@@ -124,14 +124,18 @@ def check_ranks(n, said, what):
 
 def say_who_won():
     """Once, and where nobody else has said it."""
-    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+    alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "x",
+             "MASTER_PORT": 1}
     for want, options, variables in [
         ("fsdp: 3 ranks as processes, by --np\n", ["--np", 3], {"FSDP_VERBOSE": 1}),
         ("fsdp: rank 0 of 1, started by nobody\n", [], {"FSDP_VERBOSE": 1}),
         ("fsdp: 3 ranks as processes, by FSDP_NP\n", [], {"FSDP_NP": 3}),
         ("fsdp: 2 ranks as threads, by FSDP_THREADS\n", [], {"FSDP_THREADS": 2}),
         ("fsdp: rank 0 of 1, started by torchrun (RANK)\n", [], alone),
-        ("", ["--np", 3], {}), ("", ["--threads", 2], alone), ("", [], {}), ("", [], alone | {"FSDP_VERBOSE": 0}),
+        ("", ["--np", 3], {}),
+        ("", ["--threads", 2], alone),
+        ("", [], {}),
+        ("", [], alone | {"FSDP_VERBOSE": 0}),
     ]:
         code, _, err = run(*options, **variables)
         expect(code == 0 and err == want, "who won:", options, variables, err)
