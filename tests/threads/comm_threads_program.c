@@ -62,7 +62,11 @@ static fsdp_status reduce(fsdp_comm *comm, int64_t count, fsdp_error *err)
                             .out = out,
                             .count = count,
                             .unit = "layers.0"};
-    fsdp_status status = fsdp_comm_run(comm, &call, err);
+    fsdp_comm_handle *handle = NULL;
+    fsdp_status status = fsdp_comm_rank(comm) % 2 ? fsdp_comm_start(comm, &call, &handle, err)
+                                                  : fsdp_comm_run(comm, &call, err);
+    if (status == FSDP_OK)
+        status = fsdp_comm_wait(&handle, err);
     free(in);
     free(out);
     return status;
