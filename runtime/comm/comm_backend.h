@@ -23,7 +23,7 @@ typedef struct fsdp_comm_header {
     uint64_t count;            /* uneven: of all parts together; all_to_all: 0 */
     uint64_t counts;           /* uneven: a hash of all counts, never 0; all_to_all: 0 */
     double factor;
-    char unit[FSDP_HEADER_UNIT];       /* cut to fit */
+    char unit[FSDP_HEADER_UNIT];       /* both ends of it, where it is too long */
 } fsdp_comm_header;
 
 typedef struct fsdp_fabric_ops {

@@ -52,6 +52,19 @@ int64_t fsdp_comm_place(const fsdp_collective *call, int rank)
     return sum;
 }
 
+/* Units of one kind begin alike, and differ towards the end of their names. */
+static void name_unit(const char *unit, char out[FSDP_HEADER_UNIT])
+{
+    static const char gap[] = "...";
+    const size_t most = FSDP_HEADER_UNIT - 1, end = (most - (sizeof gap - 1)) / 2;
+    const size_t length = strlen(unit);
+    memcpy(out, unit, length < most ? length : most);
+    if (length <= most)
+        return;
+    memcpy(out + most - end - (sizeof gap - 1), gap, sizeof gap - 1);
+    memcpy(out + most - end, unit + length - end, end);
+}
+
 fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *call)
 {
     fsdp_comm_header header;
@@ -69,7 +82,7 @@ fsdp_comm_header fsdp_comm_head(const fsdp_comm *comm, const fsdp_collective *ca
         header.counts = call->counts ? hash_counts(call->counts, comm->size) : 0;
     }
     if (call->unit)
-        strncpy(header.unit, call->unit, sizeof header.unit - 1);
+        name_unit(call->unit, header.unit);
     return header;
 }
 

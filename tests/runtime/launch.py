@@ -174,7 +174,9 @@ def local_exits():
 
 
 def local_work():
-    expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, "work", 1, 6)
+    for how in ("work", "defy"):
+        said = expect_run(6, "rank 1 ended with exit code 6", "--np", 3, "--deadline", 1, how, 1, 6)
+        expect("signal" not in said, "ranks that are ended have not failed:", said)
     late = ("--threads", 3, "--deadline", 0.1)
     at_once((expect_run, 6, "rank 1 gives up\n(.*\n)*.*still at work", *late, "work", 1, 6),
             (expect_run, 6, "still at work", *late, "hold", 1, 6))

@@ -9,6 +9,7 @@
  *   quit RANK CODE       RANK calls exit
  *   work RANK CODE       RANK prints and returns CODE, the others never look
  *   hold RANK CODE       the same, and the others hold the standard output
+ *   defy RANK CODE       the same, and the others ignore SIGTERM
  *   wait FOLDER          each writes its pid to FOLDER/rank-N, then all meet until told otherwise;
  *                        SIGUSR1 is noted in FOLDER/usr1-N, SIGTERM ends with 75
  *   read                 rank 0 repeats its standard input
@@ -138,9 +139,11 @@ static int fail_somehow(fsdp_world *world, const char *how, int special, int num
     double value = 0;
     if (fsdp_world_mean(world, &value, &err) != FSDP_OK)
         return fsdp_error_report(&err);
-    bool is_late = strcmp(how, "work") == 0 || strcmp(how, "hold") == 0;
+    bool is_late = strcmp(how, "work") == 0 || strcmp(how, "hold") == 0 || strcmp(how, "defy") == 0;
     if (fsdp_world_rank(world) != special && strcmp(how, "hold") == 0)
         flockfile(stdout);
+    if (fsdp_world_rank(world) != special && strcmp(how, "defy") == 0)
+        (void)signal(SIGTERM, SIG_IGN);
     if (fsdp_world_rank(world) != special && is_late)
         for (;;)
             pause();
