@@ -33,7 +33,7 @@ def environment(**more):
 
 def start(*arguments, stdin=None, command=(PROGRAM,), **variables):
     return subprocess.Popen([*command, *map(str, arguments)], env=environment(**variables), text=True,
-                            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def finish(process, given=None):
@@ -261,8 +261,8 @@ def loss():
 
 def supervisor():
     process, pids, folder = started(2)
-    for n in (1, 2):
-        process.send_signal(signal.SIGUSR1)
+    for n, send in ((1, os.kill), (2, os.killpg)):  # a terminal sends to the whole group
+        send(process.pid, signal.SIGUSR1)
         expect(wait_for(lambda: read_notes(folder, "usr1", 2) == [n, n]), "SIGUSR1 arrives once")
     process.send_signal(signal.SIGTSTP)
     expect(wait_for(lambda: all(state(pid) == "T" for pid in [*pids, process.pid])), "SIGTSTP stops all")
