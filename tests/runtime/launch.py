@@ -33,7 +33,8 @@ def environment(**more):
 
 def start(*arguments, stdin=None, command=(PROGRAM,), **variables):
     return subprocess.Popen([*command, *map(str, arguments)], env=environment(**variables), text=True,
-                            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+                            start_new_session=True, stdin=stdin, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
 
 
 def finish(process, given=None):
