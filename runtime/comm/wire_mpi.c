@@ -37,7 +37,7 @@ static fsdp_status may_call(fsdp_wire *wire, fsdp_error *err)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "this MPI may be called by its main thread only: collectives on other threads "
-                     "(device cpu-async) need MPI_THREAD_SERIALIZED");
+                     "(device cpu-async, calls that are started) need MPI_THREAD_SERIALIZED");
 }
 
 /* --- batches ---------------------------------------------------------------------------------- */
