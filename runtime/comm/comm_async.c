@@ -121,7 +121,10 @@ static void abort_unfinished(fsdp_comm *comm)
     if (is_done)
         return;
     fsdp_error why = {0};
-    (void)fsdp_fail(&why, FSDP_ERR_PEER, "left without waiting for a call that it had started");
+    char exit_code[FSDP_EXIT_TEXT];
+    fsdp_comm_describe_exit(comm->fabric->exit_code, exit_code);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "left with %s, without waiting for a call it had started",
+                    exit_code);
     fsdp_comm_abort(comm, &why);
 }
 
