@@ -79,20 +79,11 @@ fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, void *state, fsdp_v1_comm_ho
 
 /* --- narrow numbers --------------------------------------------------------------------------- */
 
-/* Half of the division before the sum, half behind it: neither overflow nor loss of small ones. */
-static double divide_before(int ranks)
-{
-    int before = 1;
-    while (ranks % before == 0 && ranks / before > before)
-        before *= 2;
-    return before;
-}
-
 static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_dtype dtype,
                                  void *narrow, fsdp_error *err)
 {
     int ranks = fsdp_comm_size(comm);
-    double before = divide_before(ranks);
+    double before = fsdp_divide_before_sum(ranks);
     int64_t each = bucket->count / ranks;
     int64_t count = bucket->shard ? each : bucket->count;
     unsigned char *out = narrow;

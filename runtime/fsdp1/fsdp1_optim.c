@@ -4,21 +4,9 @@
  */
 #include "runtime/fsdp1/fsdp1_internal.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 /* --- runs ------------------------------------------------------------------------------------- */
-
-/* Which group steps a declared parameter. */
-static bool find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
-                       size_t *group_out)
-{
-    for (*group_out = 0; *group_out < n; ++*group_out)
-        if (!groups[*group_out].match || groups[*group_out].match(groups[*group_out].user, param))
-            return true;
-    return false;
-}
 
 /* One run per declared parameter that is stepped, in the order of the flat one; those that this rank has
  * nothing of are empty, so that all ranks count steps alike. */
@@ -32,7 +20,7 @@ static fsdp_status make_runs(const fsdp_v1_flat *flat, const fsdp_optim_group *g
         const fsdp_param *param = flat->views[i];
         const fsdp_flat_run run = fsdp_param_flat_run(param);
         fsdp_optim_run *own = &state->runs[state->run_count];
-        if (!param->requires_grad || !find_group(groups, n, param, &own->group))
+        if (!param->requires_grad || !fsdp_optim_find_group(groups, n, param, &own->group))
             continue;
         own->view = param;
         own->first = run.at;
@@ -54,24 +42,37 @@ static fsdp_status make_all_runs(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_opti
 
 /* --- creating --------------------------------------------------------------------------------- */
 
-/* Groups as the caller gave them, but every flat parameter has a state: runs say which group steps what. */
-static fsdp_status open_groups(const fsdp_optim_group *groups, size_t n,
-                               fsdp_optim_group **open_out, fsdp_error *err)
+/* Groups as the caller gave them; and open to every flat parameter, which all have a state: runs say which
+ * group steps what. */
+typedef struct run_groups {
+    fsdp_optim_group all; /* in place of none */
+    const fsdp_optim_group *given;
+    fsdp_optim_group *open;
+    size_t count;
+} run_groups;
+
+static fsdp_status open_groups(run_groups *groups, const fsdp_optim_group *given, size_t count,
+                               fsdp_error *err)
 {
-    *open_out = fsdp_alloc(n, sizeof **open_out);
-    if (!*open_out)
+    groups->given = given ? given : &groups->all;
+    groups->count = given ? count : 1;
+    groups->open = fsdp_alloc(groups->count, sizeof *groups->open);
+    if (!groups->open)
         return fsdp_fail_memory(err, "an optimizer");
-    for (size_t i = 0; i < n; i++) {
-        (*open_out)[i] = groups[i];
-        (*open_out)[i].match = NULL;
+    for (size_t i = 0; i < groups->count; i++) {
+        groups->open[i] = groups->given[i];
+        groups->open[i].match = NULL;
     }
     return FSDP_OK;
 }
 
-static fsdp_status finish(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_optim_group *groups, size_t n,
-                          fsdp_optim **optim_out, fsdp_error *err)
+/* status: of making the optimizer with the open groups. */
+static fsdp_status close_groups(fsdp_v1 *v1, run_groups *groups, fsdp_status status,
+                                fsdp_optim *optim, fsdp_optim **optim_out, fsdp_error *err)
 {
-    fsdp_status status = make_all_runs(v1, optim, groups, n, err);
+    fsdp_free(groups->open);
+    if (status == FSDP_OK)
+        status = make_all_runs(v1, optim, groups->given, groups->count, err);
     if (status == FSDP_OK)
         *optim_out = optim;
     else
@@ -82,39 +83,31 @@ static fsdp_status finish(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_optim_group
 fsdp_status fsdp_v1_adamw_create(fsdp_v1 *v1, const fsdp_adamw_opts *opts, fsdp_optim **optim_out,
                                  fsdp_error *err)
 {
-    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
-    const fsdp_optim_group *groups = opts->groups ? opts->groups : &all;
-    size_t n = opts->groups ? opts->group_count : 1;
-    fsdp_optim_group *open;
-    fsdp_optim *optim;
+    run_groups groups = {.all = {.lr = opts->lr, .weight_decay = opts->weight_decay}};
+    fsdp_adamw_opts inner = *opts;
+    fsdp_optim *optim = NULL;
     if (!v1->use_orig_params)
         return fsdp_adamw_create(v1->root, opts, optim_out, err);
-    FSDP_TRY(open_groups(groups, n, &open, err));
-    fsdp_adamw_opts inner = *opts;
-    inner.groups = open;
-    inner.group_count = n;
+    FSDP_TRY(open_groups(&groups, opts->groups, opts->group_count, err));
+    inner.groups = groups.open;
+    inner.group_count = groups.count;
     fsdp_status status = fsdp_adamw_create(v1->root, &inner, &optim, err);
-    fsdp_free(open);
-    return status == FSDP_OK ? finish(v1, optim, groups, n, optim_out, err) : status;
+    return close_groups(v1, &groups, status, optim, optim_out, err);
 }
 
 fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts, fsdp_optim **optim_out,
                                fsdp_error *err)
 {
-    const fsdp_optim_group all = {.lr = opts->lr, .weight_decay = opts->weight_decay};
-    const fsdp_optim_group *groups = opts->groups ? opts->groups : &all;
-    size_t n = opts->groups ? opts->group_count : 1;
-    fsdp_optim_group *open;
-    fsdp_optim *optim;
+    run_groups groups = {.all = {.lr = opts->lr, .weight_decay = opts->weight_decay}};
+    fsdp_sgd_opts inner = *opts;
+    fsdp_optim *optim = NULL;
     if (!v1->use_orig_params)
         return fsdp_sgd_create(v1->root, opts, optim_out, err);
-    FSDP_TRY(open_groups(groups, n, &open, err));
-    fsdp_sgd_opts inner = *opts;
-    inner.groups = open;
-    inner.group_count = n;
+    FSDP_TRY(open_groups(&groups, opts->groups, opts->group_count, err));
+    inner.groups = groups.open;
+    inner.group_count = groups.count;
     fsdp_status status = fsdp_sgd_create(v1->root, &inner, &optim, err);
-    fsdp_free(open);
-    return status == FSDP_OK ? finish(v1, optim, groups, n, optim_out, err) : status;
+    return close_groups(v1, &groups, status, optim, optim_out, err);
 }
 
 /* --- asking ----------------------------------------------------------------------------------- */

@@ -121,8 +121,8 @@ static fsdp_status add_state(fsdp_optim *optim, fsdp_param *param, size_t group,
     return FSDP_OK;
 }
 
-static bool find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
-                       size_t *group_out)
+bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
+                           size_t *group_out)
 {
     for (*group_out = 0; *group_out < n; ++*group_out)
         if (!groups[*group_out].match || groups[*group_out].match(groups[*group_out].user, param))
@@ -144,7 +144,7 @@ static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
         size_t group;
-        if (param->group && param->requires_grad && find_group(groups, n, param, &group))
+        if (param->group && param->requires_grad && fsdp_optim_find_group(groups, n, param, &group))
             FSDP_TRY(add_state(optim, param, group, err));
     }
     return FSDP_OK;

@@ -48,6 +48,9 @@ struct fsdp_optim {
     struct fsdp_optim *next;           /* of the same root */
 };
 
+/* The first of the groups that matches; false: none does. */
+bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
+                           size_t *group_out);
 /* Elements that this rank holds of a parameter. */
 int64_t fsdp_param_own_count(const fsdp_param *param);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */

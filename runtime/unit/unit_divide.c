@@ -3,8 +3,7 @@
 
 #include <math.h>
 
-/* Before the sum, divide by about the square root of all: sums of f16 neither overflow nor vanish. */
-static double before_sum(double factor)
+double fsdp_divide_before_sum(double factor)
 {
     double before = 1;
     while (fmod(factor, before) == 0 && factor / before > before)
@@ -14,7 +13,7 @@ static double before_sum(double factor)
 
 static fsdp_divide divide_around(double factor)
 {
-    fsdp_divide divide = {.before = before_sum(factor), .alone = 1};
+    fsdp_divide divide = {.before = fsdp_divide_before_sum(factor), .alone = 1};
     divide.after = factor / divide.before;
     return divide;
 }

@@ -335,13 +335,16 @@ void fsdp_context_give_all_reduced(fsdp_context *context);
 void fsdp_group_drop_grads(fsdp_group *group);         /* the reduced ones */
 void fsdp_group_drop_kept(fsdp_group *group);          /* those of a step under way */
 
-/* How a mean of gradients is taken (fsdp-semantics 2.5). Divisors are 1 for none. */
+/* How a mean of gradients is taken (unit_divide.c). Divisors are 1 for none. */
 typedef struct fsdp_divide {
     double before, after;
     fsdp_reduce_op scatter_op, all_op;
     double premul;                     /* of PREMUL_SUM: what each input is multiplied by */
     double alone;                      /* a group of one rank: its copy is divided by this */
 } fsdp_divide;
+/* By what to divide before the sum, when all are divided by factor: by about its square root, so that sums of
+ * f16 neither overflow nor vanish. */
+double fsdp_divide_before_sum(double factor);
 fsdp_divide fsdp_divide_for(const fsdp_group *group, fsdp_dtype reduce_dtype);
 
 /* --- unit_hooks.c ----------------------------------------------------------------------------- */
