@@ -36,20 +36,6 @@ void fsdp_v1_hypers_set(fsdp_optim *optim, size_t group, const fsdp_v1_hypers *h
 
 /* --- as a dict -------------------------------------------------------------------------------- */
 
-bool fsdp_v1_is_text(const fsdp_value *value, const char *text)
-{
-    return value->kind == FSDP_VALUE_STRING && value->as.bytes.size == strlen(text) &&
-           memcmp(value->as.bytes.data, text, value->as.bytes.size) == 0;
-}
-
-const fsdp_value *fsdp_v1_member(const fsdp_value *dict, const char *name)
-{
-    for (size_t i = 0; dict->kind == FSDP_VALUE_DICT && i + 1 < dict->as.list.count; i += 2)
-        if (fsdp_v1_is_text(&dict->as.list.items[i], name))
-            return &dict->as.list.items[i + 1];
-    return NULL;
-}
-
 /* One of hypers instead of the live one. */
 static fsdp_status to_value(const fsdp_state_hyper *live, const double numbers[2],
                             fsdp_value *value_out, fsdp_error *err)
@@ -62,11 +48,6 @@ static fsdp_status to_value(const fsdp_state_hyper *live, const double numbers[2
     return fsdp_state_hyper_value(&own, value_out, err);
 }
 
-static fsdp_status put_key(const char *key, fsdp_value *value_out, fsdp_error *err)
-{
-    return fsdp_value_set_bytes(value_out, FSDP_VALUE_STRING, key, strlen(key), err);
-}
-
 fsdp_status fsdp_v1_hypers_to_value(fsdp_optim *optim, const fsdp_v1_hypers *hypers,
                                     fsdp_value *params, fsdp_value *dict_out, fsdp_error *err)
 {
@@ -75,10 +56,10 @@ fsdp_status fsdp_v1_hypers_to_value(fsdp_optim *optim, const fsdp_v1_hypers *hyp
     FSDP_TRY(fsdp_value_set_items(dict_out, FSDP_VALUE_DICT, 2 * (n + 1), err));
     fsdp_value *items = dict_out->as.list.items;
     for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(put_key(live[i].name, &items[2 * i], err));
+        FSDP_TRY(fsdp_state_put_text(live[i].name, &items[2 * i], err));
         FSDP_TRY(to_value(&live[i], hypers->numbers[i], &items[2 * i + 1], err));
     }
-    FSDP_TRY(put_key("params", &items[2 * n], err));
+    FSDP_TRY(fsdp_state_put_text("params", &items[2 * n], err));
     items[2 * n + 1] = *params;
     *params = (fsdp_value){0};
     return FSDP_OK;
@@ -96,34 +77,10 @@ void fsdp_v1_hypers_from_value(fsdp_optim *optim, const fsdp_value *dict, fsdp_v
     fsdp_state_hyper live[FSDP_STATE_HYPERS];
     size_t n = fsdp_state_list_hypers(optim, 0, live);
     for (size_t i = 0; i < n; i++)
-        take_value(&live[i], fsdp_v1_member(dict, live[i].name), hypers->numbers[i]);
+        take_value(&live[i], fsdp_state_member(dict, live[i].name), hypers->numbers[i]);
 }
 
 /* --- per parameter ---------------------------------------------------------------------------- */
-
-static fsdp_status spell(fsdp_text *name, const char *prefix, const fsdp_param *param,
-                         const fsdp_state_hyper *hyper, fsdp_error *err)
-{
-    name->size = 0;
-    fsdp_text_addf(name, "%sparam_groups.%s.%s", prefix, param->name, hyper->name);
-    return name->failed ? fsdp_fail_memory(err, param->name) : FSDP_OK;
-}
-
-static fsdp_status add_param(fsdp_optim *optim, const fsdp_param *param, size_t group,
-                             const char *prefix, fsdp_sd *sd, fsdp_text *name, fsdp_error *err)
-{
-    fsdp_state_hyper live[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(optim, group, live);
-    for (size_t i = 0; i < n; i++) {
-        fsdp_value value;
-        FSDP_TRY(spell(name, prefix, param, &live[i], err));
-        FSDP_TRY(fsdp_state_hyper_value(&live[i], &value, err));
-        fsdp_status status = fsdp_sd_add_value(sd, name->data, name->size, &value, err);
-        fsdp_value_release(&value);
-        FSDP_TRY(status);
-    }
-    return FSDP_OK;
-}
 
 fsdp_status fsdp_v1_add_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const char *prefix,
                                     fsdp_sd *sd, fsdp_error *err)
@@ -133,7 +90,8 @@ fsdp_status fsdp_v1_add_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const 
     for (size_t i = 0; i < v1->model->count && status == FSDP_OK; i++) {
         size_t group;
         if (fsdp_v1_group_of(optim, v1->model->params[i], &group))
-            status = add_param(optim, v1->model->params[i], group, prefix, sd, &name, err);
+            status = fsdp_state_put_hypers(optim, group, prefix, v1->model->params[i]->name, &name,
+                                           sd, err);
     }
     fsdp_text_release(&name);
     return status;
@@ -147,7 +105,7 @@ static fsdp_status take_param(fsdp_optim *optim, const fsdp_param *param, size_t
     size_t n = fsdp_state_list_hypers(optim, group, live);
     fsdp_v1_hypers hypers = fsdp_v1_hypers_get(optim, group);
     for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(spell(name, prefix, param, &live[i], err));
+        FSDP_TRY(fsdp_state_hyper_spell(name, prefix, param->name, &live[i], err));
         int64_t at = fsdp_sd_find(sd, name->data, name->size);
         if (at >= 0)
             take_value(&live[i], &fsdp_sd_at(sd, (size_t)at)->value, hypers.numbers[i]);

@@ -117,7 +117,7 @@ fsdp_status fsdp_v1_add_whole(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_param *param,
                               const fsdp_v1_naming *naming, void *data, fsdp_error *err);
 /* Fills entries that fsdp_sd_allocate gave memory: gathered parts, or copies of own runs. Collective for
  * FULL; keeps: this rank has the entries. */
-fsdp_status fsdp_v1_fill_runs(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_piece *piece,
+fsdp_status fsdp_v1_fill_runs(fsdp_sd *sd, const fsdp_v1_piece *piece,
                               const fsdp_v1_naming *naming, const fsdp_v1_state_opts *opts, bool keeps,
                               fsdp_error *err);
 
@@ -172,8 +172,5 @@ fsdp_status fsdp_v1_add_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const 
                                     fsdp_error *err);
 fsdp_status fsdp_v1_take_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const char *prefix,
                                      const fsdp_sd *sd, fsdp_error *err);
-/* A member of a dict; NULL: it has none. */
-const fsdp_value *fsdp_v1_member(const fsdp_value *dict, const char *name);
-bool fsdp_v1_is_text(const fsdp_value *value, const char *text);
 
 #endif

@@ -54,7 +54,7 @@ static fsdp_status load_target_state(fsdp_v1_loading *load, size_t number, bool 
 static bool is_key(const fsdp_v1_loading *load, size_t number, const fsdp_value *key)
 {
     if (load->opts.is_named)
-        return fsdp_v1_is_text(key, load->targets[number].name);
+        return fsdp_state_is_text(key, load->targets[number].name);
     return key->kind == FSDP_VALUE_I64 && key->as.i64 == (int64_t)number;
 }
 
@@ -80,7 +80,7 @@ static fsdp_status load_all(fsdp_v1_loading *load, fsdp_error *err)
     for (size_t g = 0; groups && g < groups->as.list.count; g++) {
         const fsdp_value *dict = &groups->as.list.items[g];
         size_t live;
-        if (!find_live_group(load, fsdp_v1_member(dict, "params"), &live))
+        if (!find_live_group(load, fsdp_state_member(dict, "params"), &live))
             continue;
         fsdp_v1_hypers hypers = fsdp_v1_hypers_get(load->optim, live);
         fsdp_v1_hypers_from_value(load->optim, dict, &hypers);

@@ -59,7 +59,7 @@ static fsdp_status visit_slot(optim_walk *walk, const fsdp_v1_flat *flat, const 
         return fsdp_fail_memory(err, flat->param->name);
     const fsdp_v1_naming naming = {.prefix = walk->prefix.data, .suffix = walk->suffix.data};
     if (walk->fills)
-        return fsdp_v1_fill_runs(walk->v1, walk->sd, &piece, &naming, walk->opts, walk->keeps, err);
+        return fsdp_v1_fill_runs(walk->sd, &piece, &naming, walk->opts, walk->keeps, err);
     return fsdp_v1_add_runs(walk->v1, walk->sd, &piece, &naming, walk->opts, err);
 }
 
@@ -121,8 +121,7 @@ static fsdp_status list_names(const fsdp_v1 *v1, const fsdp_optim *optim, size_t
     for (size_t i = 0; i < model->count; i++) {
         const char *name = model->params[i]->name;
         if (is_in_group(optim, model->params[i], group))
-            FSDP_TRY(fsdp_value_set_bytes(&names->as.list.items[at++], FSDP_VALUE_STRING, name,
-                                          strlen(name), err));
+            FSDP_TRY(fsdp_state_put_text(name, &names->as.list.items[at++], err));
     }
     return FSDP_OK;
 }

@@ -253,11 +253,9 @@ static fsdp_status copy_out(fsdp_sd *sd, const fsdp_v1_piece *piece, const fsdp_
     return status;
 }
 
-fsdp_status fsdp_v1_fill_runs(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_piece *piece,
-                              const fsdp_v1_naming *naming, const fsdp_v1_state_opts *opts,
-                              bool keeps, fsdp_error *err)
+fsdp_status fsdp_v1_fill_runs(fsdp_sd *sd, const fsdp_v1_piece *piece, const fsdp_v1_naming *naming,
+                              const fsdp_v1_state_opts *opts, bool keeps, fsdp_error *err)
 {
-    (void)v1;
     if (fsdp_v1_is_live(opts))
         return FSDP_OK;
     if (opts->type != FSDP_V1_FULL_STATE_DICT)

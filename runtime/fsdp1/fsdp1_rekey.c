@@ -139,7 +139,7 @@ static bool find_position(const rekey_work *work, const fsdp_value *key, uint64_
         return true;
     }
     for (*position_out = 0; *position_out < work->input->count; ++*position_out)
-        if (fsdp_v1_is_text(key, work->input->names[*position_out]))
+        if (fsdp_state_is_text(key, work->input->names[*position_out]))
             return true;
     return false;
 }
@@ -151,8 +151,7 @@ static fsdp_status make_key(const rekey_work *work, uint64_t position, fsdp_valu
     *key_out = fsdp_value_i64((int64_t)position);
     if (work->type == FSDP_V1_PARAM_ID)
         return FSDP_OK;
-    const char *name = work->input->names[position];
-    return fsdp_value_set_bytes(key_out, FSDP_VALUE_STRING, name, strlen(name), err);
+    return fsdp_state_put_text(work->input->names[position], key_out, err);
 }
 
 static int compare_keys(const void *a, const void *b)
@@ -187,7 +186,7 @@ static fsdp_status rekey_list(const rekey_work *work, fsdp_value *list, fsdp_err
 static fsdp_status rekey_groups(const rekey_work *work, fsdp_value *groups, fsdp_error *err)
 {
     for (size_t g = 0; groups->kind == FSDP_VALUE_LIST && g < groups->as.list.count; g++) {
-        fsdp_value *params = (fsdp_value *)fsdp_v1_member(&groups->as.list.items[g], "params");
+        fsdp_value *params = (fsdp_value *)fsdp_state_member(&groups->as.list.items[g], "params");
         if (params && params->kind == FSDP_VALUE_LIST)
             FSDP_TRY(rekey_list(work, params, err));
     }

@@ -135,7 +135,7 @@ fsdp_status fsdp_v1_fill_model(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_state_opt
         if (!v1->flats[i].param)
             continue;
         const fsdp_v1_piece piece = piece_of(&v1->flats[i]);
-        FSDP_TRY(fsdp_v1_fill_runs(v1, sd, &piece, &naming, opts, keeps, err));
+        FSDP_TRY(fsdp_v1_fill_runs(sd, &piece, &naming, opts, keeps, err));
     }
     return keeps ? fill_plain(v1, sd, opts, err) : FSDP_OK;
 }

@@ -166,10 +166,10 @@ static bool is_listed(const fsdp_v1_target *target, const fsdp_value *params)
     for (size_t i = 0; params && params->kind == FSDP_VALUE_LIST && i < params->as.list.count;
          i++) {
         const fsdp_value *name = &params->as.list.items[i];
-        if (target->param && fsdp_v1_is_text(name, target->param->name))
+        if (target->param && fsdp_state_is_text(name, target->param->name))
             return true;
         for (size_t v = 0; !target->param && v < target->flat->view_count; v++)
-            if (fsdp_v1_is_text(name, target->flat->views[v]->name))
+            if (fsdp_state_is_text(name, target->flat->views[v]->name))
                 return true;
     }
     return false;
@@ -189,7 +189,7 @@ static void read_hypers(fsdp_v1_loading *load)
     const fsdp_value *groups = fsdp_v1_find_groups(load->sd);
     for (size_t g = 0; groups && g < groups->as.list.count; g++) {
         const fsdp_value *dict = &groups->as.list.items[g];
-        const fsdp_value *params = fsdp_v1_member(dict, "params");
+        const fsdp_value *params = fsdp_state_member(dict, "params");
         for (size_t i = 0; i < load->count; i++)
             if (is_listed(&load->targets[i], params)) {
                 fsdp_v1_hypers_from_value(load->optim, dict, &load->hypers[load->targets[i].group]);

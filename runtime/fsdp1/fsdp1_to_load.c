@@ -47,8 +47,7 @@ static fsdp_status list_keys(const fsdp_v1_loading *load, size_t group, fsdp_val
         if (!load->opts.is_named)
             keys->as.list.items[at++] = fsdp_value_i64((int64_t)i);
         else
-            FSDP_TRY(fsdp_value_set_bytes(&keys->as.list.items[at++], FSDP_VALUE_STRING, name,
-                                          strlen(name), err));
+            FSDP_TRY(fsdp_state_put_text(name, &keys->as.list.items[at++], err));
     }
     return FSDP_OK;
 }

@@ -50,27 +50,31 @@ fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *val
     return FSDP_OK;
 }
 
-static fsdp_status put_text(const char *text, fsdp_value *value_out, fsdp_error *err)
+fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err)
 {
     return fsdp_value_set_bytes(value_out, FSDP_VALUE_STRING, text, strlen(text), err);
 }
 
 /* --- putting: per parameter ------------------------------------------------------------------- */
 
-static fsdp_status put_param(const fsdp_state_scope *scope, const fsdp_state_param *param,
-                             fsdp_text *name, fsdp_sd *sd, fsdp_error *err)
+fsdp_status fsdp_state_hyper_spell(fsdp_text *text, const char *prefix, const char *name,
+                                   const fsdp_state_hyper *hyper, fsdp_error *err)
+{
+    text->size = 0;
+    fsdp_text_addf(text, "%sparam_groups.%s.%s", prefix, name, hyper->name);
+    return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+}
+
+fsdp_status fsdp_state_put_hypers(fsdp_optim *optim, size_t group, const char *prefix,
+                                  const char *name, fsdp_text *text, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(param->optim, param->state->group, hypers);
+    size_t n = fsdp_state_list_hypers(optim, group, hypers);
     for (size_t i = 0; i < n; i++) {
         fsdp_value value;
-        name->size = 0;
-        fsdp_text_addf(name, "%sparam_groups.%s.%s", scope->opts.optim_prefix, param->names[0],
-                       hypers[i].name);
-        if (name->failed)
-            return fsdp_fail_memory(err, param->names[0]);
+        FSDP_TRY(fsdp_state_hyper_spell(text, prefix, name, &hypers[i], err));
         FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &value, err));
-        fsdp_status status = fsdp_sd_add_value(sd, name->data, name->size, &value, err);
+        fsdp_status status = fsdp_sd_add_value(sd, text->data, text->size, &value, err);
         fsdp_value_release(&value);
         FSDP_TRY(status);
     }
@@ -81,9 +85,13 @@ static fsdp_status put_flattened(const fsdp_state_scope *scope, fsdp_sd *sd, fsd
 {
     fsdp_text name = {0};
     fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < scope->count && status == FSDP_OK; i++)
-        if (scope->params[i].state && fsdp_state_has(scope, &scope->params[i]))
-            status = put_param(scope, &scope->params[i], &name, sd, err);
+    for (size_t i = 0; i < scope->count && status == FSDP_OK; i++) {
+        const fsdp_state_param *param = &scope->params[i];
+        if (param->state && fsdp_state_has(scope, param))
+            status =
+                fsdp_state_put_hypers(param->optim, param->state->group, scope->opts.optim_prefix,
+                                      param->names[0], &name, sd, err);
+    }
     fsdp_text_release(&name);
     return status;
 }
@@ -105,7 +113,8 @@ static fsdp_status put_members(const fsdp_state_scope *scope, const fsdp_optim *
     FSDP_TRY(fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err));
     for (size_t i = 0, at = 0; i < scope->count; i++)
         if (is_member(scope, &scope->params[i], optim, group))
-            FSDP_TRY(put_text(scope->params[i].names[0], &list->as.list.items[at++], err));
+            FSDP_TRY(
+                fsdp_state_put_text(scope->params[i].names[0], &list->as.list.items[at++], err));
     return FSDP_OK;
 }
 
@@ -117,10 +126,10 @@ static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, s
     FSDP_TRY(fsdp_value_set_items(dict, FSDP_VALUE_DICT, 2 * (n + 1), err));
     fsdp_value *items = dict->as.list.items;
     for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(put_text(hypers[i].name, &items[2 * i], err));
+        FSDP_TRY(fsdp_state_put_text(hypers[i].name, &items[2 * i], err));
         FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &items[2 * i + 1], err));
     }
-    FSDP_TRY(put_text("params", &items[2 * n], err));
+    FSDP_TRY(fsdp_state_put_text("params", &items[2 * n], err));
     return put_members(scope, optim, group, &items[2 * n + 1], err);
 }
 

@@ -51,21 +51,24 @@ fsdp_status fsdp_state_note_numbers(fsdp_state_groups *groups, const fsdp_value 
 
 /* --- members ---------------------------------------------------------------------------------- */
 
-static bool is_text(const fsdp_value *value, const char *text)
+bool fsdp_state_is_text(const fsdp_value *value, const char *text)
 {
     return value->kind == FSDP_VALUE_STRING && value->as.bytes.size == strlen(text) &&
            memcmp(value->as.bytes.data, text, value->as.bytes.size) == 0;
 }
 
-const fsdp_value *fsdp_state_members(const fsdp_value *dict)
+const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key)
 {
-    if (dict->kind != FSDP_VALUE_DICT)
-        return NULL;
-    for (size_t i = 0; i + 1 < dict->as.list.count; i += 2)
-        if (is_text(&dict->as.list.items[i], "params") &&
-            dict->as.list.items[i + 1].kind == FSDP_VALUE_LIST)
+    for (size_t i = 0; dict->kind == FSDP_VALUE_DICT && i + 1 < dict->as.list.count; i += 2)
+        if (fsdp_state_is_text(&dict->as.list.items[i], key))
             return &dict->as.list.items[i + 1];
     return NULL;
+}
+
+const fsdp_value *fsdp_state_members(const fsdp_value *dict)
+{
+    const fsdp_value *params = fsdp_state_member(dict, "params");
+    return params && params->kind == FSDP_VALUE_LIST ? params : NULL;
 }
 
 static fsdp_state_param *find_member(const fsdp_state_groups *groups, const fsdp_value *member)

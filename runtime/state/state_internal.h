@@ -126,6 +126,15 @@ size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
 /* What one is as a value, to be released; and what a value says: false when it fits not. A flag is 0 or 1. */
 fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err);
 bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value, double numbers_out[2]);
+/* Those of a parameter as values param_groups.NAME.HYPER, and what that is in full; text: room for it. */
+fsdp_status fsdp_state_put_hypers(fsdp_optim *optim, size_t group, const char *prefix, const char *name,
+                                  fsdp_text *text, fsdp_sd *sd, fsdp_error *err);
+fsdp_status fsdp_state_hyper_spell(fsdp_text *text, const char *prefix, const char *name,
+                                   const fsdp_state_hyper *hyper, fsdp_error *err);
+/* Strings in values, and what a dict has under one; NULL: nothing. */
+fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err);
+bool fsdp_state_is_text(const fsdp_value *value, const char *text);
+const fsdp_value *fsdp_state_member(const fsdp_value *dict, const char *key);
 /* Groups of all optimizers before `until`. */
 size_t fsdp_state_count_groups(const fsdp_state_scope *scope, const fsdp_optim *until);
 
