@@ -129,6 +129,12 @@ bool fsdp_v1_is_hybrid(fsdp_v1_strategy strategy);
 /* Are its runs whole parameters on every rank? */
 bool fsdp_v1_is_whole(const fsdp_v1_flat *flat);
 
+/* A state dict of the model, or of the optimizer; what it has is made by `make`, and kept by this rank or not.
+ * Collective for FULL. */
+typedef fsdp_status (*fsdp_v1_dict_maker)(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                                          bool keeps, fsdp_sd *sd, fsdp_error *err);
+fsdp_status fsdp_v1_make_dict(fsdp_v1 *v1, fsdp_optim *optim, const char *call, fsdp_v1_dict_maker make,
+                              const fsdp_v1_state_opts *opts, fsdp_sd **sd_out, fsdp_error *err);
 /* A checkpoint's entries of the model, as fsdp_v1_state_dict makes them. */
 fsdp_status fsdp_v1_add_model(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_state_opts *opts, fsdp_error *err);
 fsdp_status fsdp_v1_fill_model(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_state_opts *opts, bool keeps,

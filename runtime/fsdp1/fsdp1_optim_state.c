@@ -5,8 +5,6 @@
 
 #include "base/mem.h"
 
-static const fsdp_v1_state_opts default_opts = {.type = FSDP_V1_FULL_STATE_DICT};
-
 /* --- tensors ---------------------------------------------------------------------------------- */
 
 /* state.NAME.step of every parameter that is stepped: of live state, or a copy. */
@@ -170,11 +168,9 @@ fsdp_status fsdp_v1_add_optim(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_stat
 
 /* --- the dict --------------------------------------------------------------------------------- */
 
-static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
-                        fsdp_error *err)
+static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, bool keeps,
+                        fsdp_sd *sd, fsdp_error *err)
 {
-    int rank = v1->root->world->rank;
-    bool keeps = !opts->rank0_only || rank == 0;
     optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts};
     optim_walk fill = add;
     fill.fills = true;
@@ -183,25 +179,12 @@ static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts
         FSDP_TRY(run_walk(&add, err));
         FSDP_TRY(add_groups(v1, optim, opts, sd, err));
     }
-    FSDP_TRY(fsdp_sd_allocate(sd, rank, err));
+    FSDP_TRY(fsdp_sd_allocate(sd, v1->root->world->rank, err));
     return run_walk(&fill, err);
 }
 
 fsdp_status fsdp_v1_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
                                      fsdp_sd **sd_out, fsdp_error *err)
 {
-    const fsdp_v1_state_opts *given = opts ? opts : &default_opts;
-    fsdp_sd *sd = NULL;
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_optim_state_dict", err));
-    FSDP_TRY(fsdp_v1_check_state_opts(v1, given, err));
-    fsdp_status status = fsdp_sd_create(&sd, err);
-    if (status == FSDP_OK)
-        status = make(v1, optim, given, sd, err);
-    if (given->type == FSDP_V1_FULL_STATE_DICT)
-        status = fsdp_root_done(v1->root, status, err);
-    if (status == FSDP_OK)
-        *sd_out = sd;
-    else
-        fsdp_sd_free(sd);
-    return status;
+    return fsdp_v1_make_dict(v1, optim, "fsdp_v1_optim_state_dict", make, opts, sd_out, err);
 }

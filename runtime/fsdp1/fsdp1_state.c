@@ -6,8 +6,6 @@
 
 #include <string.h>
 
-static const fsdp_v1_state_opts default_opts = {.type = FSDP_V1_FULL_STATE_DICT};
-
 static const char *prefix_of(const fsdp_v1_state_opts *opts)
 {
     return opts->prefix ? opts->prefix : "";
@@ -140,26 +138,21 @@ fsdp_status fsdp_v1_fill_model(fsdp_v1 *v1, fsdp_sd *sd, const fsdp_v1_state_opt
     return keeps ? fill_plain(v1, sd, opts, err) : FSDP_OK;
 }
 
-static fsdp_status make(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp_sd *sd, fsdp_error *err)
-{
-    int rank = v1->root->world->rank;
-    bool keeps = !opts->rank0_only || rank == 0;
-    if (keeps)
-        FSDP_TRY(fsdp_v1_add_model(v1, sd, opts, err));
-    FSDP_TRY(fsdp_sd_allocate(sd, rank, err));
-    return fsdp_v1_fill_model(v1, sd, opts, keeps, err);
-}
+/* --- the dict --------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp_sd **sd_out,
-                               fsdp_error *err)
+fsdp_status fsdp_v1_make_dict(fsdp_v1 *v1, fsdp_optim *optim, const char *call,
+                              fsdp_v1_dict_maker make, const fsdp_v1_state_opts *opts,
+                              fsdp_sd **sd_out, fsdp_error *err)
 {
-    const fsdp_v1_state_opts *given = opts ? opts : &default_opts;
+    const fsdp_v1_state_opts none = {.type = FSDP_V1_FULL_STATE_DICT};
+    const fsdp_v1_state_opts *given = opts ? opts : &none;
+    bool keeps = !given->rank0_only || v1->root->world->rank == 0;
     fsdp_sd *sd = NULL;
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_state_dict", err));
+    FSDP_TRY(fsdp_v1_check_idle(v1, call, err));
     FSDP_TRY(fsdp_v1_check_state_opts(v1, given, err));
     fsdp_status status = fsdp_sd_create(&sd, err);
     if (status == FSDP_OK)
-        status = make(v1, given, sd, err);
+        status = make(v1, optim, given, keeps, sd, err);
     if (given->type == FSDP_V1_FULL_STATE_DICT)
         status = fsdp_root_done(v1->root, status, err);
     if (status == FSDP_OK)
@@ -167,6 +160,22 @@ fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp
     else
         fsdp_sd_free(sd);
     return status;
+}
+
+static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, bool keeps,
+                        fsdp_sd *sd, fsdp_error *err)
+{
+    (void)optim;
+    if (keeps)
+        FSDP_TRY(fsdp_v1_add_model(v1, sd, opts, err));
+    FSDP_TRY(fsdp_sd_allocate(sd, v1->root->world->rank, err));
+    return fsdp_v1_fill_model(v1, sd, opts, keeps, err);
+}
+
+fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp_sd **sd_out,
+                               fsdp_error *err)
+{
+    return fsdp_v1_make_dict(v1, NULL, "fsdp_v1_state_dict", make, opts, sd_out, err);
 }
 
 /* --- loading ---------------------------------------------------------------------------------- */

@@ -4,7 +4,6 @@
  * that it fits before anything is touched. Then the tensors come one after the other through one bounded
  * buffer, of which each rank keeps its part. The mirror is state_full.c.
  */
-#include "runtime/unit/root_internal.h"
 #include "runtime/state/state_internal.h"
 
 #include <string.h>
@@ -34,21 +33,13 @@ static fsdp_status describe_entry(const fsdp_sd *sd, const fsdp_entry *entry,
                                   fsdp_error *err)
 {
     const fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = alone};
-    if (entry->kind == FSDP_ENTRY_ALIAS) {
-        const fsdp_entry *target = fsdp_sd_at(sd, entry->target);
-        return fsdp_sd_add_alias(described, entry->name, entry->name_size, target->name,
-                                 target->name_size, err);
-    }
-    if (entry->kind == FSDP_ENTRY_VALUE) {
-        if (fsdp_value_is_large(&entry->value))
-            FSDP_TRY(fsdp_value_pack(&entry->value, bytes, err));
-        return fsdp_sd_add_value(described, entry->name, entry->name_size, &entry->value, err);
-    }
-    FSDP_TRY(check_whole(entry, err));
-    if (entry->ndim == 0)
+    if (entry->kind == FSDP_ENTRY_VALUE && fsdp_value_is_large(&entry->value))
+        FSDP_TRY(fsdp_value_pack(&entry->value, bytes, err));
+    if (entry->kind == FSDP_ENTRY_TENSOR)
+        FSDP_TRY(check_whole(entry, err));
+    if (entry->kind == FSDP_ENTRY_TENSOR && entry->ndim == 0)
         fsdp_text_add(bytes, entry->data, fsdp_dtype_size(entry->dtype));
-    return fsdp_sd_add_tensor(described, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                              entry->shape, &layout, NULL, err);
+    return fsdp_state_add_entry(sd, entry, &layout, NULL, described, err);
 }
 
 static fsdp_status describe_all(const fsdp_sd *sd, fsdp_sd *described, fsdp_text *bytes,

@@ -3,7 +3,6 @@
  * rank 0 only, streamed over the control plane. First all ranks see that they ask for the same, so that a
  * rank with another dict is an error that names it, and not a wait. The mirror is state_broadcast.c.
  */
-#include "runtime/unit/root_internal.h"
 #include "runtime/state/state_internal.h"
 
 #include <stdio.h>
@@ -47,29 +46,13 @@ fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live,
 
 /* --- every rank ------------------------------------------------------------------------------- */
 
-static fsdp_status add_whole(const fsdp_sd *live, const fsdp_entry *entry, fsdp_sd *full,
-                             fsdp_error *err)
-{
-    const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = entry->layout.mesh};
-    const fsdp_entry *target = fsdp_sd_at(live, entry->target);
-    switch (entry->kind) {
-    case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(full, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                  entry->shape, &whole, NULL, err);
-    case FSDP_ENTRY_VALUE:
-        return fsdp_sd_add_value(full, entry->name, entry->name_size, &entry->value, err);
-    case FSDP_ENTRY_ALIAS: break;
-    }
-    return fsdp_sd_add_alias(full, entry->name, entry->name_size, target->name, target->name_size,
-                             err);
-}
-
 /* The same names, with memory for whole tensors. */
 static fsdp_status make_whole(const fsdp_sd *live, int rank, fsdp_sd *full, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(live); i++) {
         const fsdp_entry *entry = fsdp_sd_at(live, i);
-        FSDP_TRY(add_whole(live, entry, full, err));
+        const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = entry->layout.mesh};
+        FSDP_TRY(fsdp_state_add_entry(live, entry, &whole, NULL, full, err));
         if (entry->path)
             FSDP_TRY(fsdp_sd_set_path(full, i, entry->path, entry->path_count, err));
     }

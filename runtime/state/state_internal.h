@@ -67,6 +67,9 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
 /* The live dict: what is got, and what is set into. */
 fsdp_status fsdp_state_build(const fsdp_state_scope *scope, fsdp_sd **sd_out, fsdp_error *err);
+/* What another dict has under the same name; a tensor with that layout and memory. */
+fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
+                                 void *data, fsdp_sd *sd, fsdp_error *err);
 /* Collective. A local failure (`mine`) fails it on all ranks. */
 fsdp_status fsdp_state_gather(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_status mine,
                               fsdp_sd **full_out, fsdp_error *err);

@@ -7,21 +7,11 @@
 static fsdp_status add_own(const fsdp_sd *own, const fsdp_entry *entry, fsdp_sd *sd,
                            fsdp_error *err)
 {
-    const fsdp_entry *target = fsdp_sd_at(own, entry->target);
     if (entry->flat >= 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "'%s' lies in a flat buffer, which own entries cannot: add it as a tensor",
                          entry->name);
-    switch (entry->kind) {
-    case FSDP_ENTRY_TENSOR:
-        return fsdp_sd_add_tensor(sd, entry->name, entry->name_size, entry->dtype, entry->ndim,
-                                  entry->shape, &entry->layout, entry->data, err);
-    case FSDP_ENTRY_VALUE:
-        return fsdp_sd_add_value(sd, entry->name, entry->name_size, &entry->value, err);
-    case FSDP_ENTRY_ALIAS: break;
-    }
-    return fsdp_sd_add_alias(sd, entry->name, entry->name_size, target->name, target->name_size,
-                             err);
+    return fsdp_state_add_entry(own, entry, &entry->layout, entry->data, sd, err);
 }
 
 fsdp_status fsdp_state_save_own(const fsdp_sd *own, fsdp_sd *sd, fsdp_error *err)

@@ -4,8 +4,6 @@
  */
 #include "runtime/unit/root_internal.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 static const char *const stream_names[FSDP_STREAMS] = {"compute", "copy_in", "all_gather", "reduce",

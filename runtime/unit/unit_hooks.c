@@ -4,8 +4,6 @@
  */
 #include "runtime/unit/unit_internal.h"
 
-#include <string.h>
-
 #include "base/mem.h"
 
 static fsdp_context *context_of(const fsdp_unit *unit)
