@@ -275,13 +275,6 @@ static const float *read_param(fsdp_param *param, float *room)
     return room;
 }
 
-/* The next call on the root says why a pointer was not there. */
-static fsdp_status miss(const step_layer *layer, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_unit_post_backward(layer->unit, err));
-    return fsdp_fail(err, FSDP_ERR_INTERNAL, "unit %s has no memory", fsdp_unit_name(layer->unit));
-}
-
 static fsdp_status multiply(step_model *model, const step_layer *layer, const float *x,
                             fsdp_error *err)
 {
@@ -289,7 +282,7 @@ static fsdp_status multiply(step_model *model, const step_layer *layer, const fl
     const float *bias = read_param(layer->bias, model->wide_bias);
     bool is_part = layer->cut == STEP_ROWS;
     if (!weight || !bias)
-        return miss(layer, err);
+        return fsdp_param_complaint(layer->weight, err);
     FSDP_TRY(fsdp_linear_forward(model->scratch, layer->size, x, weight, is_part ? NULL : bias,
                                  layer->y, err));
     if (!is_part)
@@ -334,7 +327,7 @@ static fsdp_status give_grads(step_model *model, const step_layer *layer, const 
 {
     void *weight = fsdp_param_grad_raw(layer->weight), *bias = fsdp_param_grad_raw(layer->bias);
     if (!weight || !bias)
-        return miss(layer, err);
+        return fsdp_param_complaint(layer->weight, err);
     if (!model->wide_grad)
         return fsdp_linear_grad_weight(model->scratch, layer->size, x, model->dy, weight, bias,
                                        err);
@@ -354,7 +347,7 @@ static fsdp_status give_input_grad(step_model *model, const step_layer *layer, c
     int64_t count = layer->size.rows * layer->size.in;
     const float *weight = read_param(layer->weight, model->wide_weight);
     if (!weight)
-        return miss(layer, err);
+        return fsdp_param_complaint(layer->weight, err);
     FSDP_TRY(
         fsdp_linear_grad_input(model->scratch, layer->size, model->dy, weight, model->dx, err));
     if (layer->cut == STEP_COLUMNS)

@@ -24,11 +24,6 @@ fsdp_sgd_opts fsdp_sgd_opts_default(void)
 
 /* --- what state there is ---------------------------------------------------------------------- */
 
-int64_t fsdp_param_own_count(const fsdp_param *param)
-{
-    return param->outer * param->rows * param->rest;
-}
-
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment)
 {
     static const char *const adamw[FSDP_MOMENTS] = {"exp_avg", "exp_avg_sq"};

@@ -51,8 +51,6 @@ struct fsdp_optim {
 /* The first of the groups that matches; false: none does. */
 bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
                            size_t *group_out);
-/* Elements that this rank holds of a parameter. */
-int64_t fsdp_param_own_count(const fsdp_param *param);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
 /* A master follows its parameter, which was changed by loading or by hand, element by element. */

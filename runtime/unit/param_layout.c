@@ -1,7 +1,7 @@
 /*
  * What this rank holds of a parameter: tensor parallelism first, then the unit's mesh cuts what is left of
- * one dim into equal chunks of rows, the last ones shorter or empty. See fsdp-semantics 2.1, 2.2, 2.12 in
- * docs/runtime.md's terms: boxes in the tensor, and sizes of padded shards.
+ * one dim into equal chunks of rows, the last ones shorter or empty: boxes in the tensor, and sizes of padded
+ * shards. docs/runtime.md, "What a rank holds of a parameter".
  */
 #include "runtime/unit/unit_internal.h"
 
@@ -11,6 +11,11 @@
 int64_t fsdp_param_count(const fsdp_param *param)
 {
     return param->outer * param->n * param->rest;
+}
+
+int64_t fsdp_param_own_count(const fsdp_param *param)
+{
+    return param->outer * param->rows * param->rest;
 }
 
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts)

@@ -3,9 +3,11 @@
  * step goes through these files is in docs/flow_step.md.
  *
  *   model.c         parameters as they are declared
- *   unit.c          units are made, and their setters
+ *   unit.c          units are made; unit_set.c: their setters
  *   param_layout.c  what this rank holds of a parameter
- *   root.c          the structure is frozen, memory appears; root_step.c: a step begins and ends
+ *   root.c          the structure is frozen, memory appears; root_groups.c: who gathers and reduces with whom
+ *   root_context.c  what units share; root_check.c: do all ranks do the same?
+ *   root_step.c     a step begins and ends
  *   unit_hooks.c    the hooks: states, order, prefetch
  *   unit_gather.c   shards -> gathered parameters, and back
  *   unit_reduce.c   gradients -> sharded gradients (unit_reduce.h: with which files)
@@ -103,22 +105,14 @@ struct fsdp_model {
 
 /* Fills in what depends on the mesh: layout, boxes, sizes. The group has its lanes. */
 fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err);
-/* The number of elements of the data, and with every shard padded. */
+/* The number of elements of the data, of this rank's rows, and of the data with every shard padded. */
 int64_t fsdp_param_count(const fsdp_param *param);
+int64_t fsdp_param_own_count(const fsdp_param *param);
 int64_t fsdp_param_padded_count(const fsdp_param *param, int parts);
 /* Is the name `prefix`, or that of something in the module `prefix`? In "" is everything. */
 bool fsdp_name_is_below(const char *name, const char *prefix);
 /* The same of one of its names, the parameter's own or an alias. */
 bool fsdp_param_is_below(const fsdp_param *param, const char *prefix);
-/* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
-fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
-void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
-/* Do the meshes of its parameters have what its options name? (root_groups.c) */
-fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err);
-/* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; lane: its lane,
- * or NULL. */
-fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
-                             const fsdp_lane *lane);
 
 /* --- groups ----------------------------------------------------------------------------------- */
 
@@ -227,6 +221,16 @@ struct fsdp_unit {
     size_t to_run_count, to_return_count;
 };
 
+void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
+/* Do the meshes of its parameters have what its options name? (root_groups.c) */
+fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err);
+/* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
+/* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; lane: its lane,
+ * or NULL. */
+fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
+                             const fsdp_lane *lane);
+
 /* --- roots ------------------------------------------------------------------------------------ */
 
 enum {
@@ -322,7 +326,7 @@ void fsdp_group_drop_gather(fsdp_group *group);
 /* Gives back the gather that waits in the context. */
 void fsdp_context_flush_gather(fsdp_context *context);
 
-/* --- unit_reduce.c ---------------------------------------------------------------------------- */
+/* --- reductions (unit_reduce.c, unit_keep.c, unit_direct.c, unit_divide.c) ---------------------- */
 
 fsdp_status fsdp_group_post_backward(fsdp_group *group, fsdp_error *err);
 /* Who lends memory for gradients: so that other ranks can read them (unit_direct.c). */

@@ -173,7 +173,7 @@ static bool install(const fsdp_reduced *reduced, fsdp_block *block, fsdp_stream 
     bool is_used = false;
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
-        int64_t own = param->outer * param->rows * param->rest;
+        int64_t own = fsdp_param_own_count(param);
         if (param->shard_grad)
             fsdp_work_add(stream, param->shard_grad, param->dtype, at, param->dtype, own);
         else
