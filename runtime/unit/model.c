@@ -413,8 +413,24 @@ void *fsdp_param_data(fsdp_param *param)
     return param->data;
 }
 
+/* The host may touch it. */
+static fsdp_status take_grad(fsdp_param *param, bool zeroed, fsdp_error *err)
+{
+    fsdp_context *context = param->model->root->context;
+    size_t size = (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->grad_dtype);
+    const fsdp_lender lender = fsdp_group_grad_lender(param->group);
+    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_GRAD,
+                              context->streams[FSDP_STREAM_COMPUTE], &lender, size, 0, param->name,
+                              &param->grad, err));
+    FSDP_TRY(fsdp_context_sync(context, err));
+    if (zeroed)
+        memset(param->grad->data, 0, size);
+    return FSDP_OK;
+}
+
 static void *grad(fsdp_param *param, bool zeroed)
 {
+    fsdp_error err = {0};
     if (!param->requires_grad)
         return complain(param, "the gradient", "it is frozen, or of no kind that has one");
     if (param->flat && param->flat->model->root->is_summoned)
@@ -426,22 +442,10 @@ static void *grad(fsdp_param *param, bool zeroed)
     if (!param->group || param->group->phase != FSDP_PRE_BACKWARD)
         return complain(param, "the gradient",
                         "it is there between pre_backward and post_backward");
-    fsdp_context *context = param->model->root->context;
-    size_t size = (size_t)fsdp_param_count(param) * fsdp_dtype_size(param->grad_dtype);
-    if (!param->grad) {
-        fsdp_error err = {0};
-        const fsdp_lender lender = fsdp_group_grad_lender(param->group);
-        fsdp_status status = fsdp_memory_take(&context->memory, FSDP_MEMORY_GRAD,
-                                              context->streams[FSDP_STREAM_COMPUTE], &lender, size,
-                                              0, param->name, &param->grad, &err);
-        if (status == FSDP_OK)
-            status = fsdp_context_sync(context, &err);
-        if (status != FSDP_OK) {
+    if (!param->grad && take_grad(param, zeroed, &err) != FSDP_OK) {
+        if (param->model->root->complaint.status == FSDP_OK)
             param->model->root->complaint = err;
-            return NULL;
-        }
-        if (zeroed)
-            memset(param->grad->data, 0, size);
+        return NULL;
     }
     param->has_grad = true;
     return param->grad->data;

@@ -121,14 +121,12 @@ static void all_reduce(fsdp_group *group, const fsdp_reduced *reduced, const fsd
 
 /* --- view-out --------------------------------------------------------------------------------- */
 
-static fsdp_status note_grads(fsdp_group *group, fsdp_block *block, fsdp_error *err)
+/* There is room for it. */
+static void note_grads(fsdp_group *group, fsdp_block *block)
 {
-    if (!fsdp_grow(&group->grads, &group->grad_room, group->grad_count + 1, sizeof *group->grads))
-        return fsdp_fail_memory(err, group->unit->name);
     group->grads[group->grad_count++] = block;
     if (block->class != FSDP_MEMORY_GRAD)
         fsdp_memory_move(&fsdp_group_context(group)->memory, block, FSDP_MEMORY_GRAD);
-    return FSDP_OK;
 }
 
 static bool all_have_dtype(const fsdp_reduced *reduced, fsdp_dtype dtype)
@@ -190,6 +188,8 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 {
     fsdp_context *context = fsdp_group_context(group);
     fsdp_block *block = reduced->block;
+    if (!fsdp_grow(&group->grads, &group->grad_room, group->grad_count + 1, sizeof *group->grads))
+        return fsdp_fail_memory(err, group->unit->name);
     if (group->unit->opts.offload || !all_have_dtype(reduced, reduced->dtype)) {
         FSDP_TRY(cast_grads(group, reduced, stream, &block, err));
         fsdp_context_give_all_reduced(context);
@@ -198,10 +198,9 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
             context->all_reduced = used;
         else
             fsdp_memory_give(&context->memory, used.block, used.event);
-        reduced->block = NULL;
     }
     if (install(reduced, block, stream))
-        FSDP_TRY(note_grads(group, block, err));
+        note_grads(group, block);
     else
         fsdp_group_give(group, block, fsdp_stream_now(stream));
     reduced->block = NULL;
