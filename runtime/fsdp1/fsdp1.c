@@ -24,7 +24,7 @@ static bool reshards_after_forward(fsdp_v1_strategy strategy)
 
 static fsdp_status check_strategy(const fsdp_v1 *v1, const fsdp_v1_flat *flat, fsdp_error *err)
 {
-    const char *name = flat->module[0] ? flat->module : "root";
+    const char *name = fsdp_v1_flat_name(flat);
     int ndim = fsdp_mesh_ndim(v1->mesh);
     if (flat->opts.strategy < FSDP_V1_FULL_SHARD ||
         flat->opts.strategy > FSDP_V1_HYBRID_SHARD_ZERO2)
@@ -45,7 +45,7 @@ static fsdp_status check_strategy(const fsdp_v1 *v1, const fsdp_v1_flat *flat, f
 static fsdp_status check_unit(const fsdp_v1 *v1, const fsdp_v1_flat *flat, fsdp_error *err)
 {
     const fsdp_v1_unit_opts *opts = &flat->opts;
-    const char *name = flat->module[0] ? flat->module : "root";
+    const char *name = fsdp_v1_flat_name(flat);
     if (opts->backward_prefetch < FSDP_V1_BACKWARD_PRE ||
         opts->backward_prefetch > FSDP_V1_BACKWARD_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s: there is no backward_prefetch %d", name,

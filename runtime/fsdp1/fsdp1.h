@@ -242,7 +242,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_
 /*
  * Copies in place, between steps, what sd holds: whole tensors (of which this rank takes its run) or the runs
  * of this very layout. FSDP_ERR_USAGE names a tensor that is missing, unless not_strict, or differs in shape
- * or dtype, or is cut otherwise: then save it and load the checkpoint, which reshards.
+ * or dtype, or is cut otherwise: then save it and load the checkpoint, which reshards. Nothing is
+ * changed then.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *prefix,
                                                           bool not_strict, fsdp_error *err);

@@ -38,7 +38,7 @@ static fsdp_status list_views(fsdp_v1 *v1, fsdp_v1_flat *flat, const bool *ignor
     return FSDP_OK;
 }
 
-static const char *shown(const fsdp_v1_flat *flat)
+const char *fsdp_v1_flat_name(const fsdp_v1_flat *flat)
 {
     return flat->module[0] ? flat->module : "root";
 }
@@ -56,17 +56,17 @@ static fsdp_status check_view(const fsdp_v1 *v1, const fsdp_v1_flat *flat, const
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s: '%s' is %s and '%s' is %s, a flat parameter has one dtype: wrap "
                          "them apart",
-                         shown(flat), first->name, fsdp_dtype_name(first->dtype), param->name,
-                         fsdp_dtype_name(param->dtype));
+                         fsdp_v1_flat_name(flat), first->name, fsdp_dtype_name(first->dtype),
+                         param->name, fsdp_dtype_name(param->dtype));
     if (!v1->use_orig_params && param->requires_grad != first->requires_grad)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s: of '%s' and '%s' one is frozen: wrap them apart, or set "
                          "use_orig_params",
-                         shown(flat), first->name, param->name);
-    if (param->place_count > 0 || param->extension)
+                         fsdp_v1_flat_name(flat), first->name, param->name);
+    if (param->place_count > 0 || param->extension || param->asked_grad_dtype != FSDP_DTYPE_NONE)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has a placement or an extension of its own, which a flat parameter "
-                         "cannot have",
+                         "'%s' has a placement, an extension or a dtype of gradients of its own, "
+                         "which a flat parameter cannot have",
                          param->name);
     return FSDP_OK;
 }
@@ -98,7 +98,7 @@ static fsdp_status lay_out(const fsdp_v1 *v1, fsdp_v1_flat *flat, int64_t ranks,
         param->flat_at = count;
         if (fsdp_add_overflow(count, fsdp_v1_count(param), &count) || count > INT64_MAX / 64)
             return fsdp_fail(err, FSDP_ERR_LIMIT, "unit %s: its flat parameter is too large",
-                             shown(flat));
+                             fsdp_v1_flat_name(flat));
     }
     flat->count = v1->use_orig_params ? round_up(count, ranks) : count;
     return FSDP_OK;

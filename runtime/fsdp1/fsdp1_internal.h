@@ -11,7 +11,7 @@
  *   fsdp1_state.c    state dicts of the model
  *   fsdp1_optim.c    optimizers with runs; fsdp1_optim_state.c: state dicts of them
  *   fsdp1_checkpoint.c   checkpoints
- *   fsdp1_to_load.h  what one rank's optimizer loads; fsdp1_rekey.c: names and positions
+ *   fsdp1_to_load.h  what one rank's optimizer loads, in four files; fsdp1_rekey.c: names and positions
  *   fsdp1_groups.c   hyper-parameters as param_groups, and back
  */
 #ifndef FSDP_FSDP1_INTERNAL_H
@@ -77,6 +77,7 @@ struct fsdp_v1 {
 fsdp_status fsdp_v1_flat_declare(fsdp_v1 *v1, fsdp_v1_flat *flat, const bool *ignored, int64_t ranks,
                                  fsdp_error *err);
 void fsdp_v1_flat_release(fsdp_v1_flat *flat);
+const char *fsdp_v1_flat_name(const fsdp_v1_flat *flat);       /* its module, "root": before it has a unit */
 int64_t fsdp_v1_count(const fsdp_param *param);        /* elements of the whole */
 
 /* --- one flat tensor (fsdp1_pieces.c) --------------------------------------------------------- */
@@ -95,7 +96,7 @@ int64_t fsdp_v1_gathered_count(const fsdp_v1_flat *flat);
 /* Collective in the flat parameter's group. whole: room for them. */
 fsdp_status fsdp_v1_gather(const fsdp_v1_piece *piece, void *whole, fsdp_error *err);
 /* This rank's run of one parameter, of a state dict's entry that is whole here or this very run. to: where it
- * goes, as many elements as it has. */
+ * goes, as many elements as it has; NULL: the entry is only looked at. */
 fsdp_status fsdp_v1_take_run(const fsdp_param *param, const fsdp_entry *entry, fsdp_dtype dtype, void *to,
                              fsdp_error *err);
 /* Is the entry the whole parameter? Copies it, when `to` is not NULL. */
@@ -129,7 +130,7 @@ bool fsdp_v1_is_hybrid(fsdp_v1_strategy strategy);
 /* Are its runs whole parameters on every rank? */
 bool fsdp_v1_is_whole(const fsdp_v1_flat *flat);
 
-/* A state dict of the model, or of the optimizer; what it has is made by `make`, and kept by this rank or not.
+/* A state dict of the model, or of the optimizer: `make` brings what is in it, which this rank keeps or not.
  * Collective for FULL. */
 typedef fsdp_status (*fsdp_v1_dict_maker)(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
                                           bool keeps, fsdp_sd *sd, fsdp_error *err);

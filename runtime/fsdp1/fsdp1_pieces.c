@@ -343,7 +343,8 @@ fsdp_status fsdp_v1_take_run(const fsdp_param *param, const fsdp_entry *entry, f
         return FSDP_OK;
     if (!from)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no memory in the state dict", entry->name);
-    memcpy(to, from + (is_whole ? (size_t)run.first * size : 0), (size_t)run.count * size);
+    if (to)
+        memcpy(to, from + (is_whole ? (size_t)run.first * size : 0), (size_t)run.count * size);
     return FSDP_OK;
 }
 

@@ -194,17 +194,21 @@ static fsdp_status check_plain(const fsdp_param *param, const fsdp_entry *entry,
     return FSDP_OK;
 }
 
-static fsdp_status take_param(const fsdp_param *param, const fsdp_entry *entry, fsdp_error *err)
+/* The entry is looked at and, unless it does not fit, `set`. */
+static fsdp_status take_param(const fsdp_param *param, const fsdp_entry *entry, bool sets,
+                              fsdp_error *err)
 {
     fsdp_param *flat = param->flat;
     if (flat->group) {
         const fsdp_flat_run run = fsdp_param_flat_run(param);
         unsigned char *to = flat->shard;
-        return fsdp_v1_take_run(param, entry, param->dtype,
-                                to + (size_t)run.at * fsdp_dtype_size(param->dtype), err);
+        to += (size_t)run.at * fsdp_dtype_size(param->dtype);
+        return fsdp_v1_take_run(param, entry, param->dtype, sets ? to : NULL, err);
     }
     FSDP_TRY(check_plain(param, entry, err));
-    fsdp_cast(flat->shard, flat->dtype, entry->data, param->dtype, (size_t)fsdp_v1_count(param));
+    if (sets)
+        fsdp_cast(flat->shard, flat->dtype, entry->data, param->dtype,
+                  (size_t)fsdp_v1_count(param));
     return FSDP_OK;
 }
 
@@ -221,14 +225,14 @@ fsdp_status fsdp_v1_take_buffers(fsdp_v1 *v1, const fsdp_sd *sd, const char *pre
         status = fsdp_v1_spell(&name, &naming, param->name, err);
         const fsdp_entry *entry = status == FSDP_OK ? fsdp_v1_find(sd, &name) : NULL;
         if (entry)
-            status = take_param(param, entry, err);
+            status = take_param(param, entry, true, err);
     }
     fsdp_text_release(&name);
     return status;
 }
 
 static fsdp_status load(fsdp_v1 *v1, const fsdp_sd *sd, const fsdp_v1_naming *naming,
-                        bool not_strict, fsdp_text *name, fsdp_error *err)
+                        bool not_strict, bool sets, fsdp_text *name, fsdp_error *err)
 {
     for (size_t i = 0; i < v1->model->count; i++) {
         const fsdp_param *param = v1->model->params[i];
@@ -237,7 +241,7 @@ static fsdp_status load(fsdp_v1 *v1, const fsdp_sd *sd, const fsdp_v1_naming *na
         FSDP_TRY(fsdp_v1_spell(name, naming, param->name, err));
         const fsdp_entry *entry = fsdp_v1_find(sd, name);
         if (entry)
-            FSDP_TRY(take_param(param, entry, err));
+            FSDP_TRY(take_param(param, entry, sets, err));
         else if (!not_strict)
             return fsdp_fail(err, FSDP_ERR_USAGE, "the state dict has no '%s'", name->data);
     }
@@ -250,7 +254,9 @@ fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *
     const fsdp_v1_naming naming = {.prefix = prefix ? prefix : "", .suffix = ""};
     fsdp_text name = {0};
     FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load_state_dict", err));
-    fsdp_status status = load(v1, sd, &naming, not_strict, &name, err);
+    fsdp_status status = load(v1, sd, &naming, not_strict, false, &name, err);
+    if (status == FSDP_OK)
+        status = load(v1, sd, &naming, not_strict, true, &name, err);
     fsdp_text_release(&name);
     fsdp_root_refresh_masters(v1->root, NULL);
     return status;

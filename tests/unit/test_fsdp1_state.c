@@ -237,6 +237,34 @@ Test(fsdp1_state, tensors_that_do_not_fit_are_named)
     expect_ranks(3, run_case, &what);
 }
 
+/* The first tensor would fit, the next one is missing. */
+static fsdp_status refuse_half(v1_net *net, state_case *what, fsdp_error *err)
+{
+    static const float zeros[NET_HIDDEN * NET_HIDDEN];
+    const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
+    const float *own = fsdp_param_shard(net->weight[0], NULL), before = own ? *own : 1;
+    fsdp_error why = {0};
+    fsdp_sd *sd;
+    (void)what;
+    FSDP_TRY(fsdp_sd_create(&sd, err));
+    fsdp_status status =
+        fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2, fsdp_param_shape(net->weight[0]),
+                           &whole, (void *)zeros, err);
+    if (status == FSDP_OK)
+        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, false, &why), &why,
+                                "the state dict has no 'layers.0.bias'", err);
+    fsdp_sd_free(sd);
+    FSDP_TRY(status);
+    EXPECT(before != 0 && (!own || *own == before), err);
+    return FSDP_OK;
+}
+
+Test(fsdp1_state, nothing_is_set_of_a_dict_that_does_not_fit)
+{
+    state_case what = case_of(FSDP_V1_FULL_SHARD, false, refuse_half);
+    expect_ranks(2, run_case, &what);
+}
+
 /* --- buffers ----------------------------------------------------------------------------------- */
 
 static fsdp_status look_at_buffer(v1_net *net, state_case *what, fsdp_error *err)

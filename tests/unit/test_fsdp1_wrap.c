@@ -255,6 +255,7 @@ typedef struct refused_case {
     bool freezes;
     int mesh_ndim;
     const char *reason;
+    fsdp_dtype grad_dtype; /* of b; NONE: its own */
 } refused_case;
 
 static fsdp_status try_wrap(world_rank *rank, fsdp_model *model, fsdp_mesh **mesh, fsdp_error *err)
@@ -268,6 +269,8 @@ static fsdp_status try_wrap(world_rank *rank, fsdp_model *model, fsdp_mesh **mes
     FSDP_TRY(fsdp_model_add_param(model, "b", what->dtype, 1, (int64_t[]){4}, &b, err));
     if (what->freezes)
         FSDP_TRY(fsdp_param_set_requires_grad(b, false, err));
+    if (what->grad_dtype != FSDP_DTYPE_NONE)
+        FSDP_TRY(fsdp_param_set_grad_dtype(b, what->grad_dtype, err));
     FSDP_TRY(fsdp_world_mesh(rank->world, what->mesh_ndim, (int64_t[]){1, 1, 2},
                              (const char *[]){"x", "y", "z"}, mesh, err));
     opts.mesh = *mesh;
@@ -304,14 +307,19 @@ Test(fsdp1_wrap, what_cannot_be_flat_is_named)
     both.ignored_module_count = both.ignored_state_count = 1;
     unknown.ignored_states = (const char *const[]){"nobody"};
     unknown.ignored_state_count = 1;
-    expect_refused((refused_case){plain, FSDP_BF16, false, 1, 0},
+    expect_refused((refused_case){plain, FSDP_BF16, false, 1, 0, FSDP_DTYPE_NONE},
                    "unit root: 'a' is f32 and 'b' is bf16");
-    expect_refused((refused_case){plain, FSDP_I64, false, 1, 0}, "'b' is i64");
-    expect_refused((refused_case){plain, FSDP_F32, true, 1, 0}, "use_orig_params");
-    expect_refused((refused_case){hybrid, FSDP_F32, false, 1, 0}, "a mesh of two dims");
-    expect_refused((refused_case){plain, FSDP_F32, false, 3, 0}, "the mesh has 3 dims");
-    expect_refused((refused_case){both, FSDP_F32, false, 1, 0}, "cannot both be given");
-    expect_refused((refused_case){unknown, FSDP_F32, false, 1, 0}, "'nobody'");
+    expect_refused((refused_case){plain, FSDP_F32, false, 1, 0, FSDP_BF16},
+                   "'b' has a placement, an extension or a dtype of gradients of its own");
+    expect_refused((refused_case){plain, FSDP_I64, false, 1, 0, FSDP_DTYPE_NONE}, "'b' is i64");
+    expect_refused((refused_case){plain, FSDP_F32, true, 1, 0, FSDP_DTYPE_NONE}, "use_orig_params");
+    expect_refused((refused_case){hybrid, FSDP_F32, false, 1, 0, FSDP_DTYPE_NONE},
+                   "a mesh of two dims");
+    expect_refused((refused_case){plain, FSDP_F32, false, 3, 0, FSDP_DTYPE_NONE},
+                   "the mesh has 3 dims");
+    expect_refused((refused_case){both, FSDP_F32, false, 1, 0, FSDP_DTYPE_NONE},
+                   "cannot both be given");
+    expect_refused((refused_case){unknown, FSDP_F32, false, 1, 0, FSDP_DTYPE_NONE}, "'nobody'");
 }
 
 /* --- names that nothing has ------------------------------------------------------------------- */
