@@ -163,8 +163,9 @@ static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
     fsdp_context_flush_gather(root->context);
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group_drop_gather(&root->units[i]->groups[g]);
-            FSDP_TRY(fsdp_group_reshard(&root->units[i]->groups[g], err));
+            fsdp_group *group = &root->units[i]->groups[g];
+            FSDP_TRY(fsdp_group_reshard(group, err)); /* behind a gather that reads what goes back */
+            fsdp_group_drop_gather(group);
         }
     return FSDP_OK;
 }
