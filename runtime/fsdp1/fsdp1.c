@@ -371,6 +371,12 @@ fsdp_status fsdp_v1_check_idle(fsdp_v1 *v1, const char *what, fsdp_error *err)
     return fsdp_context_sync(v1->root->context, err);
 }
 
+fsdp_status fsdp_v1_settle(fsdp_v1 *v1, const char *what, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_v1_check_idle(v1, what, err));
+    return fsdp_state_settle(v1->root, err);
+}
+
 /* --- settings --------------------------------------------------------------------------------- */
 
 /* Strategies that keep parameters from forward to backward keep them behind it, too. */

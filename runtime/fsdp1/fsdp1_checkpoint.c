@@ -213,7 +213,7 @@ fsdp_status fsdp_v1_load_with(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
         job.opts = *opts;
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load", err));
+    FSDP_TRY(fsdp_v1_settle(v1, "fsdp_v1_load", err));
     fsdp_status status = fsdp_ctl_agree(job.ctl, prepare(&job, path, &sd, err), err);
     if (status == FSDP_OK)
         status = load(&job, sd, path, err);

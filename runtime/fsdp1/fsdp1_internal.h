@@ -125,6 +125,8 @@ fsdp_status fsdp_v1_fill_runs(fsdp_sd *sd, const fsdp_v1_piece *piece,
 /* --- states ----------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_v1_check_idle(fsdp_v1 *v1, const char *what, fsdp_error *err);
+/* The same for what changes values: nothing stays gathered. */
+fsdp_status fsdp_v1_settle(fsdp_v1 *v1, const char *what, fsdp_error *err);
 fsdp_status fsdp_v1_check_state_opts(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp_error *err);
 bool fsdp_v1_is_hybrid(fsdp_v1_strategy strategy);
 /* Are its runs whole parameters on every rank? */

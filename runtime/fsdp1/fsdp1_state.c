@@ -253,7 +253,7 @@ fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *
 {
     const fsdp_v1_naming naming = {.prefix = prefix ? prefix : "", .suffix = ""};
     fsdp_text name = {0};
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_load_state_dict", err));
+    FSDP_TRY(fsdp_v1_settle(v1, "fsdp_v1_load_state_dict", err));
     fsdp_status status = load(v1, sd, &naming, not_strict, false, &name, err);
     if (status == FSDP_OK)
         status = load(v1, sd, &naming, not_strict, true, &name, err);

@@ -135,7 +135,7 @@ fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
 {
     static const fsdp_v1_summon_opts none = {0};
     const fsdp_v1_flat *outer = find_unit(v1, unit ? unit : fsdp_root_unit(v1->root));
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_summon_full_params", err));
+    FSDP_TRY(fsdp_v1_settle(v1, "fsdp_v1_summon_full_params", err));
     if (!outer)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s is of another model", fsdp_unit_name(unit));
     FSDP_TRY(check_opts(v1, outer, opts ? opts : &none, err));

@@ -34,18 +34,19 @@ double fsdp_uniform(uint64_t seed, const char *name, uint64_t i)
 
 /* --- filling ---------------------------------------------------------------------------------- */
 
-static fsdp_status check_idle(fsdp_root *root, const char *what, fsdp_error *err)
+/* Nobody reads the shards then, and no gathered parameters have what was in them. */
+static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "%s is for between steps", what);
-    return FSDP_OK;
+    return fsdp_state_settle(root, err);
 }
 
 fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fsdp_error *err)
 {
     const fsdp_model *model = root->model;
-    FSDP_TRY(check_idle(root, "fsdp_root_init", err));
+    FSDP_TRY(settle(root, "fsdp_root_init", err));
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
         fsdp_box box;
@@ -191,7 +192,7 @@ fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, voi
                                       fsdp_error *err)
 {
     sync_work work = {.root = root, .fill = fill, .user = user};
-    FSDP_TRY(check_idle(root, "fsdp_root_sync_from_rank0", err));
+    FSDP_TRY(settle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_status status = sync_all(&work, err);
     fsdp_free(work.slab);
     if (status == FSDP_OK) {

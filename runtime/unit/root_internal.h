@@ -27,6 +27,9 @@ void fsdp_root_drop_all(fsdp_root *root);
 /* The compute stream waits for every reduction, gathers that nobody took go, and the order of this root's
  * forwards is forgotten. */
 void fsdp_root_wait_reductions(fsdp_root *root);
+/* A gather that nobody took. The compute stream waits for it: what it reads, shards or slices, may change or
+ * go then. */
+void fsdp_root_drop_gather(fsdp_group *group);
 
 /* --- root_check.c ----------------------------------------------------------------------------- */
 

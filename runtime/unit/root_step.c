@@ -98,8 +98,7 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A gather that nobody took. The slices that it may be of go back behind it. */
-static void drop_gather(fsdp_group *group)
+void fsdp_root_drop_gather(fsdp_group *group)
 {
     fsdp_stream *compute = group->unit->root->context->streams[FSDP_STREAM_COMPUTE];
     compute->device->ops->wait(compute, group->gather.event);
@@ -112,7 +111,7 @@ void fsdp_root_wait_reductions(fsdp_root *root)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
             fsdp_group *group = &root->units[i]->groups[g];
             fsdp_group_wait_reduced(group);
-            drop_gather(group);
+            fsdp_root_drop_gather(group);
             group->order_count = 0;
         }
     clear_order(root);
