@@ -256,6 +256,7 @@ static fsdp_status refuse_summons(v1_net *net, const net_setup *setup, fsdp_erro
     FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
     EXPECT(fsdp_v1_summon_full_params(net->v1, NULL, NULL, &why) == FSDP_ERR_USAGE, err);
     EXPECT(fsdp_root_begin_forward(net->root, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(fsdp_unit_unshard(net->unit[0], false, NULL, &why) == FSDP_ERR_USAGE, err);
     FSDP_TRY(fsdp_v1_summon_end(net->v1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     return refuse_summon(net, (fsdp_v1_summon_opts){0}, "between steps", err);

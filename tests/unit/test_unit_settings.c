@@ -202,6 +202,101 @@ Test(unit_settings, the_gradient_of_an_ignored_parameter_is_the_callers)
     expect_ok(ignore_one);
 }
 
+/* --- contradictions ----------------------------------------------------------------------------- */
+
+static fsdp_status contradict_before(settings_net *net, fsdp_error *err)
+{
+    const char *const twice[] = {"L0", "L1", "L0"};
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    EXPECT_REFUSAL(fsdp_unit_create_list(net->model, twice, 3, &opts, &net->unit[0], why),
+                   "has the member 'L0' twice");
+    EXPECT_REFUSAL(fsdp_unit_create_list(net->model, twice, 0, &opts, &net->unit[0], why),
+                   "at least one member");
+    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "scalar", FSDP_F32, 0, NULL, NULL, why),
+                   "'scalar' has no dims and cannot be cut");
+    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "L0.w", FSDP_F32, 1, (int64_t[]){1}, NULL, why),
+                   "there are two parameters 'L0.w'");
+    opts.shard_dims = opts.replicate_dims = "dp";
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
+                   "a mesh dim both shards and replicates");
+    opts = fsdp_unit_opts_default(NULL);
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why), "has no mesh");
+    opts = fsdp_unit_opts_default(net->mesh);
+    opts.reshard_after_forward = -2;
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
+                   "reshard_after_forward is -2");
+    return FSDP_OK;
+}
+
+static fsdp_status contradict_after(settings_net *net, fsdp_error *err)
+{
+    const fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
+    const fsdp_custom_collective custom = {0};
+    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
+    fsdp_root *root = NULL;
+    fsdp_unit *unit;
+    EXPECT_REFUSAL(fsdp_root_create(net->model, &opts, &root, why), "has a root already");
+    EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0.w", &opts, &unit, why), "comes too late");
+    EXPECT_REFUSAL(fsdp_model_add_param(net->model, "late", FSDP_F32, 1, (int64_t[]){1}, NULL, why),
+                   "'late' comes too late");
+    EXPECT_REFUSAL(fsdp_param_set_placement(net->weight[0], "tp", whole, why),
+                   "a placement is set before the unit is made");
+    EXPECT_REFUSAL(fsdp_unit_set_gradient_divide_factor(net->unit[0], 0, why), "not 0");
+    EXPECT_REFUSAL(fsdp_unit_set_reduce_scatter_max_input_buffers(net->unit[0], 0, true, why),
+                   "not 0");
+    EXPECT_REFUSAL(fsdp_root_end_forward(net->root, why), "came without begin_forward");
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), "came twice without end_forward");
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    EXPECT_REFUSAL(fsdp_root_finalize_backward(net->root, false, NULL, why),
+                   "needs fsdp_root_set_manual_backward_finalization");
+    FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, err));
+    FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[0], &custom, err));
+    EXPECT_REFUSAL(
+        fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[0], true, why),
+        "which brings its own memory");
+    return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
+}
+
+static fsdp_status contradict(settings_net *net, fsdp_error *err)
+{
+    FSDP_TRY(contradict_before(net, err));
+    FSDP_TRY(build(net, err));
+    FSDP_TRY(contradict_after(net, err));
+    FSDP_TRY(forward(net, err)); /* it took no harm */
+    FSDP_TRY(backward(net, err));
+    return expect_grad(net->weight[0], 1, err);
+}
+
+Test(unit_settings, contradictions_are_refused_and_break_nothing)
+{
+    expect_ok(contradict);
+}
+
+/* Parts of tensors are not what ranks in a row keep. */
+static fsdp_status reshard_parts(settings_net *net, fsdp_error *err)
+{
+    fsdp_mesh *mesh;
+    FSDP_TRY(fsdp_world_mesh(net->rank->world, 2, (int64_t[]){RANKS, 2},
+                             (const char *[]){"dp", "tp"}, &mesh, err));
+    fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
+    opts.shard_dims = "dp";
+    opts.reshard_after_forward = 2;
+    fsdp_error why = {0};
+    fsdp_status status = fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], &why);
+    fsdp_mesh_free(mesh);
+    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "not possible beside tensor parallelism"));
+    return FSDP_OK;
+}
+
+Test(unit_settings, no_number_of_ranks_beside_tensor_parallelism)
+{
+    const settings_body body = reshard_parts;
+    fsdp_error err = {0};
+    cr_assert_eq(run_worlds(2 * RANKS, "cpu", run_net, (void *)&body, &err), FSDP_OK, "%s",
+                 err.text);
+}
+
 /* --- setters inside a step ---------------------------------------------------------------------- */
 
 /* Everything that is only looked at by what comes next, back and forth. */
