@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the build and compiles and runs both consumer projects against it: shared and static, by
-# CMake package and by pkg-config. usage: install.sh cmake|pkgconfig BUILD
+# CMake package and by pkg-config. So is docs/examples/train.c, which runs in every way.
+# usage: install.sh cmake|pkgconfig BUILD [MPIEXEC]
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
@@ -25,7 +26,8 @@ cmake)
     ;;
 pkgconfig)
     export PKG_CONFIG_PATH=$libdir/pkgconfig
-    make -f "$here/pkgconfig/Makefile" SOURCE="$here/mesh_size.c" >>"$work/log"
+    make -f "$here/pkgconfig/Makefile" SOURCE="$here/mesh_size.c" EXAMPLE="$here/../../docs/examples/train.c" \
+        >>"$work/log"
     ;;
 esac
 
@@ -37,3 +39,23 @@ for program in with_fsdp with_fsdp_static; do
 done
 # The static program holds the library itself.
 ! ldd ./with_fsdp_static | grep libfsdp
+
+# However it is launched, 20 steps, and a loss that falls; four ranks have the same numbers.
+train() {
+    rm -rf example-ckpt
+    "$@" >losses
+    [ "$(wc -l <losses)" = 20 ]
+    awk 'NR == 1 { first = $4 } END { exit !($4 < first) }' losses
+    echo "$*: $(tail -n 1 losses)"
+}
+for program in ./train_fsdp ./train_fsdp_static; do
+    train "$program"
+    train "$program" --threads 4
+    mv losses wanted
+    train "$program" --np 4
+    cmp losses wanted
+    if [ -n "${3-}" ]; then
+        train "$3" -n 4 --oversubscribe --allow-run-as-root "$program"
+        cmp losses wanted
+    fi
+done
