@@ -26,8 +26,8 @@ cmake)
     ;;
 pkgconfig)
     export PKG_CONFIG_PATH=$libdir/pkgconfig
-    make -f "$here/pkgconfig/Makefile" SOURCE="$here/mesh_size.c" EXAMPLE="$here/../../docs/examples/train.c" \
-        >>"$work/log"
+    make -f "$here/pkgconfig/Makefile" SOURCE="$here/mesh_size.c" \
+        EXAMPLE="$here/../../docs/examples/train.c" >>"$work/log"
     ;;
 esac
 
@@ -38,7 +38,9 @@ for program in with_fsdp with_fsdp_static; do
     [ "$printed" = "a mesh of 6 ranks" ]
 done
 # The static program holds the library itself.
-! ldd ./with_fsdp_static | grep libfsdp
+if ldd ./with_fsdp_static | grep libfsdp; then
+    exit 1
+fi
 
 # However it is launched, 20 steps, and a loss that falls; four ranks have the same numbers.
 train() {
