@@ -37,8 +37,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_
 /*
  * Local. Shards are zero when the root is made, and a parameter that is never given values would be trained
  * from there. After this call all count as missing until they come: of all by the calls of root_init.h, of
- * each by itself by fsdp_root_set_state or a load (which may bring one after the other with not_strict), or by
- * asking for its fsdp_param_shard. While one is missing, begin_forward, gathers by hand, saving, and state
+ * each by itself by fsdp_root_set_state or a load (which may bring one after the other with not_strict), or
+ * by asking for its fsdp_param_shard. While one is missing, begin_forward, gathers by hand, saving, and state
  * that is got as copies are FSDP_ERR_USAGE, and name those that are. Not for the FSDP1 face.
  *
  * This is what a model on PyTorch's meta device is for. Nothing here needs one to save memory: a parameter
