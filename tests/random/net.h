@@ -1,0 +1,37 @@
+/* A case as the runtime has it: meshes, model, units or flat parameters, optimizer; and its checkpoints. */
+#ifndef FSDP_TESTS_NET_H
+#define FSDP_TESTS_NET_H
+
+#include "tests/random/case.h"
+
+enum { NET_STEP = 77 };        /* that checkpoints are said to be of */
+
+typedef enum net_pools { POOLS_OFF, POOLS_ON, POOLS_MIXED } net_pools;
+
+typedef struct random_net {
+    const training_case *c;
+    fsdp_world *world;
+    fsdp_mesh *all, *grid;             /* grid: replicas x shards, or NULL */
+    fsdp_model *model;
+    fsdp_param *params[CASE_PARAMS];
+    fsdp_unit *units[CASE_UNITS];
+    fsdp_root *root;
+    fsdp_v1 *v1;                       /* NULL: units */
+    fsdp_optim *optim;
+} random_net;
+
+/* Everything with its first values. net_free follows in any case. */
+fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err);
+void net_free(random_net *net);
+
+/* How units work, without which the same values come out; before the first step. */
+fsdp_status net_tune(random_net *net, fsdp_error *err);
+/* Buffers of collectives in memory of the communicator, or not; of some units, between steps. */
+fsdp_status net_choose_pools(random_net *net, net_pools pools, random_dice *dice, fsdp_error *err);
+
+/* Collective. One number of all there is in a full state dict, and how many entries. */
+fsdp_status net_hash_state(random_net *net, uint64_t *hash_out, size_t *count_out, fsdp_error *err);
+fsdp_status net_save(random_net *net, const char *dir, fsdp_error *err);
+fsdp_status net_load(random_net *net, const char *dir, fsdp_error *err);
+
+#endif

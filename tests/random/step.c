@@ -1,0 +1,228 @@
+/* See trainer.h: one microbatch, forward and backward, in an order that dice decide. */
+#include "tests/random/trainer.h"
+
+/* What becomes of a backward's gradients. */
+typedef enum sync_mode {
+    SYNC_ALL,
+    SYNC_NONE,  /* kept */
+    SYNC_SHARDS /* reduced to shards, not yet over the replicas */
+} sync_mode;
+
+static fsdp_unit *any_unit(trainer *t)
+{
+    return t->net->units[dice_below(&t->dice, t->c->unit_count)];
+}
+
+/* --- before ------------------------------------------------------------------------------------- */
+
+static sync_mode draw_mode(trainer *t, bool is_last)
+{
+    if (is_last || !t->c->accumulates)
+        return SYNC_ALL;
+    return (sync_mode)dice_below(&t->dice, t->c->is_flat ? 2 : 3);
+}
+
+static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error *err)
+{
+    bool is_said_last = dice_hits(&t->dice, 50) || is_last;
+    if (t->c->is_flat)
+        return fsdp_v1_set_no_sync(t->net->v1, mode == SYNC_NONE, err);
+    for (int i = 0; i < t->c->unit_count; i++) {
+        fsdp_unit *unit = t->net->units[i];
+        if (t->c->units[i].reshards_last)
+            fsdp_unit_set_reshard_after_backward(unit, is_last, false);
+        fsdp_unit_set_requires_gradient_sync(unit, mode != SYNC_NONE, false);
+        if (mode != SYNC_NONE)
+            fsdp_unit_set_requires_all_reduce(unit, mode == SYNC_ALL, false);
+    }
+    fsdp_root_set_is_last_backward(t->net->root, is_said_last);
+    return FSDP_OK;
+}
+
+/* Outside of the hooks. */
+static fsdp_status gather_something(trainer *t, fsdp_error *err)
+{
+    fsdp_unshard_handle *handle = NULL;
+    fsdp_unit *unit = any_unit(t);
+    FSDP_TRY(fsdp_unit_unshard(unit, dice_hits(&t->dice, 50), &handle, err));
+    if (dice_hits(&t->dice, 50) && handle)
+        FSDP_TRY(fsdp_unshard_wait(handle, err));
+    return dice_hits(&t->dice, 40) ? fsdp_unit_reshard(unit, err) : FSDP_OK;
+}
+
+/* --- forward ------------------------------------------------------------------------------------ */
+
+static fsdp_status pre_forward(trainer *t, const trainer_visit *visit, fsdp_error *err)
+{
+    fsdp_unit *unit = t->net->units[visit->unit];
+    return t->c->units[visit->unit].is_list
+               ? fsdp_unit_pre_forward_member(unit, (size_t)visit->layer, err)
+               : fsdp_unit_pre_forward(unit, err);
+}
+
+static fsdp_status post_forward(trainer *t, const trainer_visit *visit, fsdp_error *err)
+{
+    fsdp_unit *unit = t->net->units[visit->unit];
+    return t->c->units[visit->unit].is_list
+               ? fsdp_unit_post_forward_member(unit, (size_t)visit->layer, err)
+               : fsdp_unit_post_forward(unit, err);
+}
+
+static fsdp_status forward_layer(trainer *t, int layer, fsdp_error *err)
+{
+    const trainer_visit visit = {.layer = layer, .unit = t->c->layer_unit[layer]};
+    int inner = t->c->inner_unit[layer];
+    t->visits[t->visit_count++] = visit;
+    FSDP_TRY(pre_forward(t, &visit, err));
+    FSDP_TRY(trainer_see_unit(t, visit.unit, err));
+    if (inner >= 0) {
+        FSDP_TRY(fsdp_unit_pre_forward(t->net->units[inner], err));
+        FSDP_TRY(trainer_see_unit(t, inner, err));
+        FSDP_TRY(fsdp_unit_post_forward(t->net->units[inner], err));
+    }
+    if (!t->c->is_flat && dice_hits(&t->dice, 8)) { /* ahead of its time, and nobody waits for it */
+        fsdp_unshard_handle *handle = NULL;
+        FSDP_TRY(fsdp_unit_unshard(any_unit(t), true, &handle, err));
+    }
+    return post_forward(t, &visit, err);
+}
+
+static int draw_order(trainer *t, int *order)
+{
+    int n = 0;
+    for (int layer = 0; layer < t->c->layers; layer++)
+        if (t->c->layer_unit[layer] >= 0)
+            order[n++] = layer;
+    if (!dice_hits(&t->dice, 25))
+        return n;
+    for (int i = n - 1; i > 0; i--) {
+        int other = dice_below(&t->dice, i + 1), layer = order[i];
+        order[i] = order[other];
+        order[other] = layer;
+    }
+    return n;
+}
+
+static fsdp_status forward(trainer *t, bool is_last, fsdp_error *err)
+{
+    fsdp_unit *root = t->net->units[CASE_ROOT_UNIT];
+    int order[CASE_LAYERS], n = draw_order(t, order);
+    t->visit_count = 0;
+    t->has_root_run = dice_hits(&t->dice, 85) || t->c->is_flat;
+    FSDP_TRY(fsdp_root_begin_forward(t->net->root, err));
+    if (t->has_root_run) {
+        FSDP_TRY(fsdp_unit_pre_forward(root, err));
+        FSDP_TRY(trainer_see_unit(t, CASE_ROOT_UNIT, err));
+    }
+    for (int i = 0; i < n; i++) {
+        if (dice_hits(&t->dice, is_last ? 2 : 8)) /* this time it takes no part */
+            continue;
+        int times = t->c->repeats && dice_hits(&t->dice, 20) ? 2 : 1;
+        for (int k = 0; k < times; k++)
+            FSDP_TRY(forward_layer(t, order[i], err));
+    }
+    if (t->has_root_run)
+        FSDP_TRY(fsdp_unit_post_forward(root, err));
+    return fsdp_root_end_forward(t->net->root, err);
+}
+
+/* Some have no backward. */
+static fsdp_status forwards(trainer *t, bool is_last, fsdp_error *err)
+{
+    if (dice_hits(&t->dice, 10)) {
+        FSDP_TRY(fsdp_root_set_evaluating(t->net->root, true, err));
+        FSDP_TRY(forward(t, is_last, err));
+        FSDP_TRY(fsdp_root_set_evaluating(t->net->root, false, err));
+    }
+    if (t->step > 0 && dice_hits(&t->dice, 5))
+        FSDP_TRY(forward(t, is_last, err));
+    return forward(t, is_last, err);
+}
+
+/* --- backward ----------------------------------------------------------------------------------- */
+
+static fsdp_status backward_inner(trainer *t, int inner, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_unit_pre_backward(t->net->units[inner], err));
+    FSDP_TRY(trainer_give_grads(t, inner, err));
+    return dice_hits(&t->dice, 5) ? FSDP_OK : fsdp_unit_post_backward(t->net->units[inner], err);
+}
+
+/* may_end_late: end_backward does what is left out. */
+static fsdp_status backward_list(trainer *t, const trainer_visit *visit, fsdp_error *err)
+{
+    fsdp_unit *unit = t->net->units[visit->unit];
+    FSDP_TRY(fsdp_unit_pre_backward_member(unit, (size_t)visit->layer, err));
+    FSDP_TRY(trainer_give_grads(t, visit->unit, err));
+    return fsdp_unit_post_backward_member(unit, (size_t)visit->layer, err);
+}
+
+static fsdp_status backward_layer(trainer *t, const trainer_visit *visit, bool may_end_late,
+                                  fsdp_error *err)
+{
+    fsdp_unit *unit = t->net->units[visit->unit];
+    int inner = t->c->inner_unit[visit->layer];
+    if (t->c->units[visit->unit].is_list)
+        return backward_list(t, visit, err);
+    FSDP_TRY(fsdp_unit_pre_backward(unit, err));
+    if (!t->c->is_flat && dice_hits(&t->dice, 6)) { /* computed again, as with checkpointing */
+        FSDP_TRY(fsdp_unit_pre_forward(unit, err));
+        FSDP_TRY(fsdp_unit_post_forward(unit, err));
+    }
+    FSDP_TRY(trainer_give_grads(t, visit->unit, err));
+    if (inner >= 0)
+        FSDP_TRY(backward_inner(t, inner, err));
+    if (may_end_late && dice_hits(&t->dice, 5))
+        return FSDP_OK;
+    return fsdp_unit_post_backward(unit, err);
+}
+
+static fsdp_status finish_by_hand(trainer *t, fsdp_error *err)
+{
+    fsdp_finalize_handle *handle = NULL;
+    bool is_async = dice_hits(&t->dice, 50);
+    FSDP_TRY(fsdp_root_finalize_backward(t->net->root, is_async, &handle, err));
+    return is_async && handle ? fsdp_finalize_wait(handle, err) : FSDP_OK;
+}
+
+static fsdp_status backward(trainer *t, bool is_last, fsdp_error *err)
+{
+    fsdp_unit *root = t->net->units[CASE_ROOT_UNIT];
+    t->gives = 0;
+    for (int i = 0; i < t->c->param_count; i++)
+        t->grads[i].is_touched = false;
+    if (t->has_root_run) {
+        FSDP_TRY(fsdp_unit_pre_backward(root, err));
+        FSDP_TRY(trainer_give_grads(t, CASE_ROOT_UNIT, err));
+    }
+    if (t->visit_count > 1 && dice_hits(&t->dice, 10)) { /* not quite the forward's order */
+        int i = dice_below(&t->dice, t->visit_count - 1);
+        trainer_visit visit = t->visits[i];
+        t->visits[i] = t->visits[i + 1];
+        t->visits[i + 1] = visit;
+    }
+    for (int i = t->visit_count - 1; i >= 0; i--)
+        FSDP_TRY(backward_layer(t, &t->visits[i], i == 0, err));
+    if (t->has_root_run && dice_hits(&t->dice, 70))
+        FSDP_TRY(fsdp_unit_post_backward(root, err));
+    FSDP_TRY(fsdp_root_end_backward(t->net->root, err));
+    return is_last && t->c->is_finalized_by_hand ? finish_by_hand(t, err) : FSDP_OK;
+}
+
+/* --- both --------------------------------------------------------------------------------------- */
+
+/* Alone, the microbatches of all ranks come one after the other, and the last of them reduces. */
+fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsdp_error *err)
+{
+    const training_case *c = t->c;
+    bool is_whole = !c->is_alone || t->as_rank == c->ranks - 1;
+    t->microbatch = microbatch;
+    t->dice = dice_for(mix(c->seed, (uint64_t)c->ranks), DICE_STEP,
+                       (uint64_t)(t->step * 16 + microbatch));
+    sync_mode mode = draw_mode(t, is_last);
+    FSDP_TRY(set_sync(t, is_whole ? mode : SYNC_NONE, is_last && is_whole, err));
+    if (!c->is_flat && dice_hits(&t->dice, 20))
+        FSDP_TRY(gather_something(t, err));
+    FSDP_TRY(forwards(t, is_last, err));
+    return backward(t, is_last && is_whole, err);
+}

@@ -1,0 +1,65 @@
+/*
+ * Training of a random net, and what must come of it. Gradients are a function of seed, step, parameter and
+ * rank, and of the gathered values, so that every rank knows those of all: what is reduced must be their mean,
+ * to what the dtypes can hold. To the bit, runs are compared by what they print (random_training.py).
+ */
+#ifndef FSDP_TESTS_TRAINER_H
+#define FSDP_TESTS_TRAINER_H
+
+#include "tests/random/net.h"
+
+enum { TRAINER_VISITS = 2 * CASE_LAYERS };
+
+/* Of one parameter, in a step. */
+typedef struct random_grad {
+    double *data;              /* as it was gathered last */
+    double *sum, *size;        /* of the gradients of all ranks: the sum, and that of their sizes */
+    bool is_given;             /* by some rank */
+    bool is_touched;           /* in this backward */
+} random_grad;
+
+typedef struct trainer_visit {
+    int layer, unit;
+} trainer_visit;
+
+typedef struct trainer {
+    random_net *net;
+    const training_case *c;
+    net_pools pools;
+    int rank;                  /* that we are */
+    int as_rank;               /* whose microbatch it is: another one's where one rank runs all */
+    int step, microbatch;
+    random_dice dice;                 /* of this microbatch */
+    trainer_visit visits[TRAINER_VISITS];      /* of the last forward */
+    int visit_count, gives;
+    bool has_root_run;
+    random_grad grads[CASE_PARAMS];
+    uint64_t forward_hash;     /* of everything gathered in forward */
+    int wrong;                 /* what was not as it must be; each is printed */
+} trainer;
+
+fsdp_status trainer_create(trainer *t, random_net *net, net_pools pools, fsdp_error *err);
+void trainer_release(trainer *t);
+
+/* All steps. Prints what is to be compared with other runs. */
+fsdp_status trainer_run(trainer *t, fsdp_error *err);
+
+/* --- within: one microbatch (step.c) ------------------------------------------------------------ */
+
+fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsdp_error *err);
+
+/* --- within: values (values.c) ------------------------------------------------------------------ */
+
+void trainer_forget_grads(trainer *t);
+/* What the unit has gathered is what its shards hold. */
+fsdp_status trainer_see_unit(trainer *t, int unit, fsdp_error *err);
+/* Gradients of a unit's parameters, some of them none. */
+fsdp_status trainer_give_grads(trainer *t, int unit, fsdp_error *err);
+/* The reduced ones are what all ranks gave. */
+void trainer_check_grads(trainer *t);
+
+/* A number of this rank's part; those of all ranks add up to the same however tensors are cut. */
+uint64_t trainer_hash_grads(const trainer *t);
+uint64_t trainer_hash_weights(const trainer *t);
+
+#endif
