@@ -249,7 +249,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsd
                                                           bool not_strict, fsdp_error *err);
 
 /* Collective over the world. Checkpoints as of fsdp_root_save and fsdp_root_load: the names are the same, so
- * either loads the other's, at any world size (LOCAL ones, too). optim may be NULL. */
+ * either loads the other's, at any world size (LOCAL ones, too). optim may be NULL. A flat parameter has one
+ * step: loading parameters into one that were not stepped as often as each other is FSDP_ERR_USAGE. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, const char *dir,
                                                fsdp_v1_state_type type, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path,

@@ -11,8 +11,9 @@
 #define MODEL "model."
 #define OPTIM "optim."
 
-/* Live memory of model and optimizer; only buffers that are kept in another dtype are copied. */
-static fsdp_status make_live(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type type,
+/* Live memory of model and optimizer; only buffers that are kept in another dtype are copied, and, to load,
+ * steps. */
+static fsdp_status make_live(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type type, bool loads,
                              fsdp_sd **sd_out, fsdp_error *err)
 {
     const fsdp_v1_state_opts model = {.type = type, .prefix = MODEL};
@@ -20,9 +21,13 @@ static fsdp_status make_live(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type 
     FSDP_TRY(fsdp_v1_check_state_opts(v1, &model, err));
     FSDP_TRY(fsdp_sd_create(sd_out, err));
     FSDP_TRY(fsdp_v1_add_model(v1, *sd_out, &model, err));
-    if (optim)
+    if (optim && loads)
+        FSDP_TRY(fsdp_v1_add_optim_to_load(v1, optim, &state, *sd_out, err));
+    else if (optim)
         FSDP_TRY(fsdp_v1_add_optim(v1, optim, &state, *sd_out, err));
     FSDP_TRY(fsdp_sd_allocate(*sd_out, v1->root->world->rank, err));
+    if (optim && loads)
+        FSDP_TRY(fsdp_v1_unset_steps(v1, optim, &state, *sd_out, err));
     return fsdp_v1_fill_model(v1, *sd_out, &model, true, err);
 }
 
@@ -45,7 +50,8 @@ static fsdp_status make_saved(fsdp_v1 *v1, fsdp_optim *optim, fsdp_v1_state_type
                               const fsdp_sd *own, fsdp_sd **sd_out, fsdp_error *err)
 {
     bool is_local = type == FSDP_V1_LOCAL_STATE_DICT;
-    FSDP_TRY(make_live(v1, optim, is_local ? type : FSDP_V1_SHARDED_STATE_DICT, sd_out, err));
+    FSDP_TRY(
+        make_live(v1, optim, is_local ? type : FSDP_V1_SHARDED_STATE_DICT, false, sd_out, err));
     return fsdp_state_save_own(own, *sd_out, err);
 }
 
@@ -133,7 +139,7 @@ static fsdp_status prepare(load_job *job, const char *path, fsdp_sd **sd_out, fs
     FSDP_TRY(check_own(job, path, err));
     if (job->opts.own)
         FSDP_TRY(fsdp_sd_allocate(job->opts.own, job->v1->root->world->rank, err));
-    return make_live(job->v1, job->optim, FSDP_V1_SHARDED_STATE_DICT, sd_out, err);
+    return make_live(job->v1, job->optim, FSDP_V1_SHARDED_STATE_DICT, true, sd_out, err);
 }
 
 static fsdp_status take_buffers(fsdp_v1 *v1, const fsdp_sd *sd, fsdp_error *err)
@@ -149,6 +155,8 @@ static fsdp_status load_state(load_job *job, fsdp_sd *sd, const char *path, fsdp
     opts.report = &job->report;
     FSDP_TRY(fsdp_sd_load(sd, job->ctl, path, &opts, err));
     FSDP_TRY(take_buffers(job->v1, sd, err));
+    if (job->optim)
+        FSDP_TRY(fsdp_v1_take_steps(job->v1, job->optim, OPTIM, sd, err));
     if (job->optim)
         FSDP_TRY(fsdp_v1_take_flat_hypers(job->v1, job->optim, OPTIM, sd, err));
     fsdp_root_refresh_masters(job->v1->root, NULL);

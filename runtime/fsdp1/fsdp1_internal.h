@@ -176,6 +176,18 @@ void fsdp_v1_hypers_from_value(fsdp_optim *optim, const fsdp_value *dict, fsdp_v
 /* A checkpoint's entries of the optimizer, opts->prefix before each name. */
 fsdp_status fsdp_v1_add_optim(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
                               fsdp_error *err);
+/* The same to load into: steps are copies, because a flat parameter has one. They are NaN (unset, once they
+ * have memory) until they are loaded; take makes them the optimizer's, FSDP_ERR_USAGE when those of one flat
+ * parameter differ. */
+fsdp_status fsdp_v1_add_optim_to_load(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                                      fsdp_sd *sd, fsdp_error *err);
+fsdp_status fsdp_v1_unset_steps(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, fsdp_sd *sd,
+                                fsdp_error *err);
+fsdp_status fsdp_v1_take_steps(fsdp_v1 *v1, fsdp_optim *optim, const char *prefix, const fsdp_sd *sd,
+                               fsdp_error *err);
+/* Of two parameters of one flat parameter; first NULL: there was none yet. */
+fsdp_status fsdp_v1_check_step(const char *first, double first_step, const char *name, double step,
+                               fsdp_error *err);
 /* param_groups.NAME.lr, ... of every parameter: as fsdp_root_state names them. */
 fsdp_status fsdp_v1_add_flat_hypers(const fsdp_v1 *v1, fsdp_optim *optim, const char *prefix, fsdp_sd *sd,
                                     fsdp_error *err);

@@ -1,37 +1,37 @@
 /* The FSDP1 face: state dicts of optimizers, with the names and shapes of declared parameters. */
 #include "runtime/fsdp1/fsdp1_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* state.NAME.step of every parameter that is stepped: of live state, or a copy. */
-static fsdp_status add_steps(fsdp_v1 *v1, const fsdp_v1_piece *piece, fsdp_optim_state *state,
-                             const fsdp_v1_naming *naming, const fsdp_v1_state_opts *opts,
-                             fsdp_sd *sd, fsdp_text *name, fsdp_error *err)
+/* state.NAME.step of every parameter that is stepped: live; NULL: copies. */
+static fsdp_status add_steps(fsdp_v1 *v1, const fsdp_v1_piece *piece, float *live,
+                             const fsdp_v1_naming *naming, fsdp_sd *sd, fsdp_text *name,
+                             fsdp_error *err)
 {
     const fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = v1->mesh};
     for (size_t i = 0; i < piece->flat->view_count; i++) {
         if (!fsdp_v1_piece_has(piece, piece->flat->views[i]))
             continue;
         FSDP_TRY(fsdp_v1_spell(name, naming, piece->flat->views[i]->name, err));
-        FSDP_TRY(fsdp_sd_add_tensor(sd, name->data, name->size, FSDP_F32, 0, NULL, &layout,
-                                    fsdp_v1_is_live(opts) ? &state->step : NULL, err));
+        FSDP_TRY(
+            fsdp_sd_add_tensor(sd, name->data, name->size, FSDP_F32, 0, NULL, &layout, live, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status fill_steps(const fsdp_v1_piece *piece, const fsdp_optim_state *state,
-                              const fsdp_v1_naming *naming, fsdp_sd *sd, fsdp_text *name,
-                              fsdp_error *err)
+static fsdp_status fill_steps(const fsdp_v1_piece *piece, float step, const fsdp_v1_naming *naming,
+                              fsdp_sd *sd, fsdp_text *name, fsdp_error *err)
 {
     for (size_t i = 0; i < piece->flat->view_count; i++) {
         if (!fsdp_v1_piece_has(piece, piece->flat->views[i]))
             continue;
         FSDP_TRY(fsdp_v1_spell(name, naming, piece->flat->views[i]->name, err));
-        memcpy(fsdp_v1_find(sd, name)->data, &state->step, sizeof state->step);
+        memcpy(fsdp_v1_find(sd, name)->data, &step, sizeof step);
     }
     return FSDP_OK;
 }
@@ -43,6 +43,7 @@ typedef struct optim_walk {
     fsdp_sd *sd;
     const fsdp_v1_state_opts *opts;
     bool fills, keeps;
+    bool loads; /* steps are copies, NaN until they are loaded; tensors are live */
     fsdp_text prefix, suffix, name;
 } optim_walk;
 
@@ -66,10 +67,13 @@ static fsdp_status visit_steps(optim_walk *walk, const fsdp_v1_flat *flat, fsdp_
 {
     const fsdp_v1_piece piece = {.flat = flat, .optim = walk->optim};
     const fsdp_v1_naming naming = {.prefix = walk->prefix.data, .suffix = ".step"};
+    bool is_live = fsdp_v1_is_live(walk->opts) && !walk->loads;
     if (!walk->fills)
-        return add_steps(walk->v1, &piece, state, &naming, walk->opts, walk->sd, &walk->name, err);
-    bool is_copied = walk->keeps && !fsdp_v1_is_live(walk->opts);
-    return is_copied ? fill_steps(&piece, state, &naming, walk->sd, &walk->name, err) : FSDP_OK;
+        return add_steps(walk->v1, &piece, is_live ? &state->step : NULL, &naming, walk->sd,
+                         &walk->name, err);
+    if (is_live || !walk->keeps)
+        return FSDP_OK;
+    return fill_steps(&piece, walk->loads ? NAN : state->step, &naming, walk->sd, &walk->name, err);
 }
 
 static fsdp_status visit_all(optim_walk *walk, fsdp_error *err)
@@ -164,6 +168,72 @@ fsdp_status fsdp_v1_add_optim(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_stat
     optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts};
     FSDP_TRY(run_walk(&add, err));
     return fsdp_v1_add_flat_hypers(v1, optim, opts->prefix, sd, err);
+}
+
+fsdp_status fsdp_v1_add_optim_to_load(fsdp_v1 *v1, fsdp_optim *optim,
+                                      const fsdp_v1_state_opts *opts, fsdp_sd *sd, fsdp_error *err)
+{
+    optim_walk add = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts, .loads = true};
+    FSDP_TRY(run_walk(&add, err));
+    return fsdp_v1_add_flat_hypers(v1, optim, opts->prefix, sd, err);
+}
+
+fsdp_status fsdp_v1_unset_steps(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts,
+                                fsdp_sd *sd, fsdp_error *err)
+{
+    optim_walk fill = {.v1 = v1, .optim = optim, .sd = sd, .opts = opts, .loads = true};
+    fill.fills = fill.keeps = true;
+    return run_walk(&fill, err);
+}
+
+fsdp_status fsdp_v1_check_step(const char *first, double first_step, const char *name, double step,
+                               fsdp_error *err)
+{
+    if (!first || step == first_step)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' was stepped %g times and '%s' %g times: they lie in one flat parameter",
+                     first, first_step, name, step);
+}
+
+/* What did not come stays as it is. */
+static fsdp_status take_step(const fsdp_v1_piece *piece, const fsdp_v1_naming *naming,
+                             const fsdp_sd *sd, fsdp_text *name, float *step, fsdp_error *err)
+{
+    const char *first = NULL;
+    for (size_t i = 0; i < piece->flat->view_count; i++) {
+        const fsdp_param *param = piece->flat->views[i];
+        float own;
+        if (!fsdp_v1_piece_has(piece, param))
+            continue;
+        FSDP_TRY(fsdp_v1_spell(name, naming, param->name, err));
+        memcpy(&own, fsdp_v1_find(sd, name)->data, sizeof own);
+        if (isnan(own))
+            continue;
+        FSDP_TRY(fsdp_v1_check_step(first, *step, param->name, own, err));
+        first = param->name;
+        *step = own;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_v1_take_steps(fsdp_v1 *v1, fsdp_optim *optim, const char *prefix,
+                               const fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_text begin = {0}, name = {0};
+    fsdp_text_addf(&begin, "%sstate.", prefix);
+    fsdp_status status = begin.failed ? fsdp_fail_memory(err, "a state dict") : FSDP_OK;
+    const fsdp_v1_naming naming = {.prefix = begin.data, .suffix = ".step"};
+    for (size_t i = 0; i < v1->flat_count && status == FSDP_OK; i++) {
+        const fsdp_v1_piece piece = {.flat = &v1->flats[i], .optim = optim};
+        fsdp_param *flat = v1->flats[i].param;
+        fsdp_optim_state *state = flat ? fsdp_v1_state_of(optim, flat) : NULL;
+        if (state)
+            status = take_step(&piece, &naming, sd, &name, &state->step, err);
+    }
+    fsdp_text_release(&begin);
+    fsdp_text_release(&name);
+    return status;
 }
 
 /* --- the dict --------------------------------------------------------------------------------- */

@@ -140,11 +140,7 @@ static fsdp_status read_step(fsdp_v1_loading *load, const fsdp_v1_flat *flat, do
             FSDP_TRY(find_step(load, param, &is_there, &step, err));
         if (!is_there)
             continue;
-        if (first && step != *step_out)
-            return fsdp_fail(err, FSDP_ERR_USAGE,
-                             "'%s' was stepped %g times and '%s' %g times: they lie in one flat "
-                             "parameter",
-                             first, *step_out, param->name, step);
+        FSDP_TRY(fsdp_v1_check_step(first, *step_out, param->name, step, err));
         first = param->name;
         *step_out = step;
     }

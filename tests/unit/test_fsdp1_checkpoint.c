@@ -95,6 +95,48 @@ Test(fsdp1_checkpoint, a_run_goes_on_with_step_and_own_entries_in_either_face)
     free_state(&from);
 }
 
+/* --- steps ------------------------------------------------------------------------------------ */
+
+static void path_of_steps(char path[80])
+{
+    snprintf(path, 80, "%s/steps", dir);
+}
+
+/* Units count the steps of every parameter. */
+static fsdp_status save_uneven_steps(v1_net *net, state_case *what, fsdp_error *err)
+{
+    char path[80];
+    fsdp_optim_tensor state[FSDP_OPTIM_TENSORS];
+    size_t n = fsdp_optim_describe_state(net->optim, net->bias[1], state);
+    (void)what;
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(state[i].name, "step") == 0)
+            *(float *)state[i].data = 9;
+    path_of_steps(path);
+    return fsdp_root_save(net->root, net->optim, path, err);
+}
+
+static fsdp_status load_uneven_steps(v1_net *net, state_case *what, fsdp_error *err)
+{
+    char path[80];
+    fsdp_error why = {0};
+    (void)what;
+    path_of_steps(path);
+    EXPECT(fsdp_v1_load(net->v1, net->optim, path, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(strstr(why.text, "'layers.1.bias' 9 times: they lie in one flat parameter"), err);
+    return FSDP_OK;
+}
+
+Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
+{
+    state_case from = case_of(FSDP_V1_FULL_SHARD, true, save_uneven_steps);
+    from.trained = 1;
+    from.setup.is_plain = true;
+    expect_ranks(2, run_case, &from);
+    state_case to = case_of(FSDP_V1_FULL_SHARD, true, load_uneven_steps);
+    expect_ranks(2, run_case, &to);
+}
+
 /* --- missing ---------------------------------------------------------------------------------- */
 
 /* A checkpoint that lacks an entry of the caller's has changed nothing when that is told. */
