@@ -14,7 +14,8 @@ enum { CASE_ROOT = -1 };       /* in place of a layer: what lies in none */
 enum { CASE_ROOT_UNIT = 0 };   /* the first of the units */
 
 /* Purposes of dice. */
-enum { DICE_MODEL = 1, DICE_UNITS, DICE_POOLS, DICE_STEP, DICE_BETWEEN, DICE_GRADS, DICE_SAVE };
+enum { DICE_MODEL = 1, DICE_UNITS, DICE_POOLS, DICE_STEP, DICE_BETWEEN, DICE_GRADS, DICE_SAVE,
+       DICE_DETOURS };
 
 typedef struct case_param {
     char name[CASE_NAME];

@@ -151,7 +151,8 @@ static fsdp_status make_optim(random_net *net, fsdp_error *err)
 
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err)
 {
-    *net = (random_net){.c = c, .world = world};
+    net->c = c;
+    net->world = world;
     FSDP_TRY(make_meshes(net, err));
     FSDP_TRY(declare(net, err));
     FSDP_TRY(c->is_flat ? wrap(net, err) : make_units(net, err));

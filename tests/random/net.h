@@ -10,6 +10,7 @@ typedef enum net_pools { POOLS_OFF, POOLS_ON, POOLS_MIXED } net_pools;
 
 typedef struct random_net {
     const training_case *c;
+    bool is_described;                 /* entries of state dicts are printed */
     fsdp_world *world;
     fsdp_mesh *all, *grid;             /* grid: replicas x shards, or NULL */
     fsdp_model *model;
@@ -20,7 +21,7 @@ typedef struct random_net {
     fsdp_optim *optim;
 } random_net;
 
-/* Everything with its first values. net_free follows in any case. */
+/* Everything with its first values, in a zeroed net. net_free follows in any case. */
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err);
 void net_free(random_net *net);
 
@@ -31,6 +32,8 @@ fsdp_status net_choose_pools(random_net *net, net_pools pools, random_dice *dice
 
 /* Collective. One number of all there is in a full state dict, and how many entries. */
 fsdp_status net_hash_state(random_net *net, uint64_t *hash_out, size_t *count_out, fsdp_error *err);
+/* Gets the state, in some way, and sets it again. */
+fsdp_status net_set_own_state(random_net *net, random_dice *dice, fsdp_error *err);
 fsdp_status net_save(random_net *net, const char *dir, fsdp_error *err);
 fsdp_status net_load(random_net *net, const char *dir, fsdp_error *err);
 

@@ -1,9 +1,13 @@
 /* See net.h: the whole state as a number, and checkpoints, of both faces. */
 #include "tests/random/net.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+
 /* A sum: the order of entries does not count. */
-static uint64_t hash_dict(const fsdp_sd *sd, size_t *count)
+static uint64_t hash_dict(const random_net *net, const fsdp_sd *sd, size_t *count)
 {
+    bool prints = net->is_described && fsdp_world_rank(net->world) == 0;
     uint64_t sum = 0;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
@@ -11,6 +15,8 @@ static uint64_t hash_dict(const fsdp_sd *sd, size_t *count)
         if (entry->kind == FSDP_ENTRY_TENSOR)
             hash = hash_bytes(hash, entry->data, (size_t)fsdp_entry_bytes(entry));
         sum += hash;
+        if (prints)
+            printf("entry %.*s: %016" PRIx64 "\n", (int)entry->name_size, entry->name, hash);
     }
     *count += fsdp_sd_count(sd);
     return sum;
@@ -25,7 +31,7 @@ static fsdp_status hash_flat_state(random_net *net, uint64_t *hash_out, size_t *
     if (status == FSDP_OK)
         status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &optim, err);
     if (status == FSDP_OK)
-        *hash_out = hash_dict(model, count_out) + hash_dict(optim, count_out);
+        *hash_out = hash_dict(net, model, count_out) + hash_dict(net, optim, count_out);
     fsdp_sd_free(optim);
     fsdp_sd_free(model);
     return status;
@@ -39,10 +45,76 @@ fsdp_status net_hash_state(random_net *net, uint64_t *hash_out, size_t *count_ou
     if (net->v1)
         return hash_flat_state(net, hash_out, count_out, err);
     FSDP_TRY(fsdp_root_state(net->root, net->optim, &opts, &sd, err));
-    *hash_out = hash_dict(sd, count_out);
+    *hash_out = hash_dict(net, sd, count_out);
     fsdp_sd_free(sd);
     return FSDP_OK;
 }
+
+/* --- got and set -------------------------------------------------------------------------------- */
+
+/* A full dict of rank 0 alone goes to all. */
+static fsdp_status set_own_state_of_units(random_net *net, random_dice *dice, fsdp_error *err)
+{
+    fsdp_state_opts opts = {.nested_optim = dice_hits(dice, 50),
+                            .full_state_dict = dice_hits(dice, 60)};
+    opts.cpu_offload = dice_hits(dice, 30);
+    opts.broadcast_from_rank0 = opts.full_state_dict && opts.cpu_offload;
+    fsdp_state_opts getting = opts;
+    getting.broadcast_from_rank0 = false;
+    fsdp_sd *sd = NULL;
+    fsdp_status status = fsdp_root_get_state(net->root, &net->optim, 1, &getting, &sd, err);
+    if (status == FSDP_OK)
+        status = fsdp_root_set_state(net->root, &net->optim, 1, &opts, sd, NULL, err);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+/* What comes of a dict of optimizer state is what this rank would load. */
+static fsdp_status make_optim_to_load(random_net *net, bool is_full, bool scatters,
+                                      fsdp_sd **sd_out, fsdp_error *err)
+{
+    const fsdp_v1_state_opts opts = {.type = is_full ? FSDP_V1_FULL_STATE_DICT
+                                                     : FSDP_V1_SHARDED_STATE_DICT,
+                                     .rank0_only = is_full && scatters};
+    fsdp_sd *sd = NULL;
+    fsdp_status status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &sd, err);
+    const fsdp_sd *own = fsdp_world_rank(net->world) == 0 ? sd : NULL;
+    if (status == FSDP_OK && !is_full)
+        status =
+            fsdp_v1_flatten_sharded_optim_state_dict(net->v1, net->optim, sd, NULL, sd_out, err);
+    else if (status == FSDP_OK && scatters)
+        status = fsdp_v1_scatter_full_optim_state_dict(net->v1, net->optim, own, NULL, sd_out, err);
+    else if (status == FSDP_OK)
+        status = fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, sd, NULL, sd_out, err);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+static fsdp_status set_own_state_of_flat(random_net *net, random_dice *dice, fsdp_error *err)
+{
+    const fsdp_v1_state_opts opts = {.type = (fsdp_v1_state_type)dice_below(dice, 2),
+                                     .offload_to_cpu = dice_hits(dice, 50),
+                                     .prefix = dice_hits(dice, 50) ? "net." : NULL};
+    fsdp_sd *model = NULL, *optim = NULL;
+    bool is_full = dice_hits(dice, 60), scatters = dice_hits(dice, 50);
+    fsdp_status status = fsdp_v1_state_dict(net->v1, &opts, &model, err);
+    if (status == FSDP_OK)
+        status = fsdp_v1_load_state_dict(net->v1, model, opts.prefix, false, err);
+    if (status == FSDP_OK)
+        status = make_optim_to_load(net, is_full, scatters, &optim, err);
+    if (status == FSDP_OK)
+        status = fsdp_v1_optim_load(net->v1, net->optim, optim, NULL, err);
+    fsdp_sd_free(optim);
+    fsdp_sd_free(model);
+    return status;
+}
+
+fsdp_status net_set_own_state(random_net *net, random_dice *dice, fsdp_error *err)
+{
+    return net->v1 ? set_own_state_of_flat(net, dice, err) : set_own_state_of_units(net, dice, err);
+}
+
+/* --- checkpoints -------------------------------------------------------------------------------- */
 
 static fsdp_save_opts save_opts_of(random_dice *dice)
 {

@@ -8,7 +8,11 @@
  *   promised       one rank alone must have the same bits
  *   wrong: ...     gradients are not the mean of what was given, or gathered is not what shards hold
  *
- * usage: random_training SEED [alone=RANKS] [pools=off|on|mixed] [save=DIR | load=DIR] [LAUNCH OPTION ...]
+ * usage: random_training SEED [alone=RANKS] [pools=off|on|mixed] [detours] [save=DIR | load=DIR] [describe]
+ *                        [LAUNCH OPTION ...]
+ *
+ * With detours it does on the way what must change nothing: state dicts are got and set, and microbatches are
+ * begun and left. `describe` says what was drawn.
  */
 #include "tests/random/trainer.h"
 
@@ -22,7 +26,7 @@ typedef struct run_plan {
     int alone; /* 0, or whose microbatches one rank runs */
     net_pools pools;
     const char *save, *load;
-    bool describes;
+    bool has_detours, describes;
 } run_plan;
 
 static bool read_argument(run_plan *plan, const char *text)
@@ -39,6 +43,8 @@ static bool read_argument(run_plan *plan, const char *text)
         plan->save = text + 5;
     else if (strncmp(text, "load=", 5) == 0)
         plan->load = text + 5;
+    else if (strcmp(text, "detours") == 0)
+        plan->has_detours = true;
     else if (strcmp(text, "describe") == 0)
         plan->describes = true;
     else
@@ -59,7 +65,9 @@ static bool read_plan(run_plan *plan, int argc, char **argv)
 static fsdp_status train(trainer *t, random_net *net, const run_plan *plan, fsdp_error *err)
 {
     FSDP_TRY(net_tune(net, err));
-    FSDP_TRY(trainer_create(t, net, plan->pools, err));
+    t->pools = plan->pools;
+    t->has_detours = plan->has_detours;
+    FSDP_TRY(trainer_create(t, net, err));
     return trainer_run(t, err);
 }
 
@@ -92,7 +100,7 @@ static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
     run_plan plan;
     if (!read_plan(&plan, argc, argv) || (plan.alone && fsdp_world_size(world) > 1)) {
         fprintf(stderr, "usage: random_training SEED [alone=RANKS] [pools=off|on|mixed] "
-                        "[save=DIR | load=DIR] [describe]\n");
+                        "[detours] [save=DIR | load=DIR] [describe]\n");
         return 2;
     }
     struct {
@@ -103,6 +111,7 @@ static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
     if (!all)
         return FSDP_ERR_LIMIT;
     fsdp_error err = {0};
+    all->net.is_described = plan.describes;
     draw(&all->c, world, &plan);
     if (net_create(&all->net, world, &all->c, &err) == FSDP_OK &&
         run(&all->trainer, &all->net, &plan, &err) == FSDP_OK && all->trainer.wrong > 0)

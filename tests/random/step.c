@@ -148,7 +148,6 @@ static fsdp_status backward_inner(trainer *t, int inner, fsdp_error *err)
     return dice_hits(&t->dice, 5) ? FSDP_OK : fsdp_unit_post_backward(t->net->units[inner], err);
 }
 
-/* may_end_late: end_backward does what is left out. */
 static fsdp_status backward_list(trainer *t, const trainer_visit *visit, fsdp_error *err)
 {
     fsdp_unit *unit = t->net->units[visit->unit];
@@ -157,6 +156,7 @@ static fsdp_status backward_list(trainer *t, const trainer_visit *visit, fsdp_er
     return fsdp_unit_post_backward_member(unit, (size_t)visit->layer, err);
 }
 
+/* may_end_late: end_backward does what is left out. */
 static fsdp_status backward_layer(trainer *t, const trainer_visit *visit, bool may_end_late,
                                   fsdp_error *err)
 {
@@ -225,4 +225,51 @@ fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsd
         FSDP_TRY(gather_something(t, err));
     FSDP_TRY(forwards(t, is_last, err));
     return backward(t, is_last && is_whole, err);
+}
+
+/* --- left ----------------------------------------------------------------------------------------- */
+
+static fsdp_status leave_forward(trainer *t, fsdp_error *err)
+{
+    int order[CASE_LAYERS], n = draw_order(t, order), done = dice_below(&t->dice, n + 1);
+    t->visit_count = 0;
+    FSDP_TRY(fsdp_root_begin_forward(t->net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(t->net->units[CASE_ROOT_UNIT], err));
+    for (int i = 0; i < done; i++)
+        FSDP_TRY(forward_layer(t, order[i], err));
+    if (done == n || dice_hits(&t->dice, 50))
+        return FSDP_OK;
+    const trainer_visit next = {.layer = order[done], .unit = t->c->layer_unit[order[done]]};
+    return pre_forward(t, &next, err);
+}
+
+static fsdp_status leave_backward(trainer *t, fsdp_error *err)
+{
+    FSDP_TRY(forward(t, false, err));
+    t->gives = 0;
+    for (int i = 0; i < t->c->param_count; i++)
+        t->grads[i].is_touched = false;
+    int left = dice_below(&t->dice, t->visit_count + 1);
+    for (int i = t->visit_count - 1; i >= left; i--)
+        FSDP_TRY(backward_layer(t, &t->visits[i], false, err));
+    if (left == 0 || t->c->units[t->visits[left - 1].unit].is_list)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_unit_pre_backward(t->net->units[t->visits[left - 1].unit], err));
+    return trainer_give_grads(t, t->visits[left - 1].unit, err);
+}
+
+fsdp_status trainer_abandon_microbatch(trainer *t, fsdp_error *err)
+{
+    t->dice = dice_for(t->c->seed, DICE_DETOURS, 100 + (uint64_t)t->step);
+    t->microbatch = 0;
+    t->as_rank = t->rank;
+    FSDP_TRY(set_sync(t, draw_mode(t, false), false, err));
+    int how = dice_below(&t->dice, 3);
+    if (how == 2) {
+        FSDP_TRY(forward(t, false, err));
+        FSDP_TRY(backward(t, false, err));
+    } else {
+        FSDP_TRY(how == 0 ? leave_forward(t, err) : leave_backward(t, err));
+    }
+    return fsdp_root_reset(t->net->root, err);
 }

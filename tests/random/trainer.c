@@ -5,14 +5,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-fsdp_status trainer_create(trainer *t, random_net *net, net_pools pools, fsdp_error *err)
+fsdp_status trainer_create(trainer *t, random_net *net, fsdp_error *err)
 {
-    memset(t, 0, sizeof *t);
     t->net = net;
     t->c = net->c;
-    t->pools = pools;
     t->rank = fsdp_world_rank(net->world);
     for (int i = 0; i < t->c->param_count; i++) {
         size_t count = (size_t)t->c->params[i].count;
@@ -77,6 +74,19 @@ static fsdp_status between_steps(trainer *t, fsdp_error *err)
     return t->pools == POOLS_MIXED ? net_choose_pools(t->net, POOLS_MIXED, &pools, err) : FSDP_OK;
 }
 
+/* State dicts got and set, microbatches begun and left. */
+static fsdp_status make_detours(trainer *t, fsdp_error *err)
+{
+    random_dice dice = dice_for(t->c->seed, DICE_DETOURS, (uint64_t)t->step);
+    uint64_t forward_hash = t->forward_hash;
+    if (t->step > 0 && dice_hits(&dice, 40))
+        FSDP_TRY(net_set_own_state(t->net, &dice, err));
+    if (dice_hits(&dice, 40))
+        FSDP_TRY(trainer_abandon_microbatch(t, err));
+    t->forward_hash = forward_hash;
+    return FSDP_OK;
+}
+
 /* --- steps -------------------------------------------------------------------------------------- */
 
 static fsdp_status run_microbatches(trainer *t, fsdp_error *err)
@@ -107,6 +117,8 @@ static fsdp_status clip(trainer *t, fsdp_error *err)
 
 static fsdp_status run_step(trainer *t, fsdp_error *err)
 {
+    if (t->has_detours)
+        FSDP_TRY(make_detours(t, err));
     trainer_forget_grads(t);
     FSDP_TRY(run_microbatches(t, err));
     trainer_check_grads(t);

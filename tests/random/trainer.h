@@ -26,6 +26,7 @@ typedef struct trainer {
     random_net *net;
     const training_case *c;
     net_pools pools;
+    bool has_detours;          /* does on the way what must change nothing */
     int rank;                  /* that we are */
     int as_rank;               /* whose microbatch it is: another one's where one rank runs all */
     int step, microbatch;
@@ -38,7 +39,7 @@ typedef struct trainer {
     int wrong;                 /* what was not as it must be; each is printed */
 } trainer;
 
-fsdp_status trainer_create(trainer *t, random_net *net, net_pools pools, fsdp_error *err);
+fsdp_status trainer_create(trainer *t, random_net *net, fsdp_error *err);
 void trainer_release(trainer *t);
 
 /* All steps. Prints what is to be compared with other runs. */
@@ -47,6 +48,9 @@ fsdp_status trainer_run(trainer *t, fsdp_error *err);
 /* --- within: one microbatch (step.c) ------------------------------------------------------------ */
 
 fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsdp_error *err);
+
+/* Begins one, and leaves it somewhere: everything is as before. */
+fsdp_status trainer_abandon_microbatch(trainer *t, fsdp_error *err);
 
 /* --- within: values (values.c) ------------------------------------------------------------------ */
 
