@@ -92,7 +92,7 @@ static void draw_model(training_case *c)
 
 static void draw_mesh(training_case *c, random_dice *dice)
 {
-    bool is_grid = dice_hits(dice, c->ranks < 4 ? 15 : 40);
+    bool is_grid = dice_hits(dice, c->ranks < 4 ? 15 : c->is_plain ? 20 : 65);
     if (!is_grid)
         return;
     if (c->ranks % 2 != 0 || c->ranks < 4 || c->is_plain)
