@@ -102,6 +102,18 @@ static fsdp_status reshard_by_hand(const late_net *net, fsdp_error *err)
     return fsdp_root_end_backward(net->root, err);
 }
 
+/* The gather of the layer before it is under way, and reads slices. */
+static fsdp_status reset_in_backward(const late_net *net, fsdp_error *err)
+{
+    FSDP_TRY(forward(net, err));
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit[2], err));
+    FSDP_TRY(fsdp_root_reset(net->root, err));
+    FSDP_TRY(forward(net, err));
+    for (int layer = LAYERS - 1; layer >= 0; layer--)
+        FSDP_TRY(backward_of(net, layer, err));
+    return fsdp_root_end_backward(net->root, err);
+}
+
 /* --- a gather by hand behind one that was issued ahead ------------------------------------------ */
 
 /* Rank 0 waits for it before the next unit's gather, the others after. */
@@ -196,6 +208,11 @@ Test(late_gathers, a_gather_of_slices_stays_one_when_its_backward_does_not_come)
 Test(late_gathers, a_gather_of_slices_stays_one_when_the_unit_is_resharded_by_hand)
 {
     expect_on_devices(reshard_by_hand);
+}
+
+Test(late_gathers, slices_are_given_back_behind_a_gather_that_a_reset_drops)
+{
+    expect_on_devices(reset_in_backward);
 }
 
 Test(late_gathers, a_gather_by_hand_is_made_at_once_also_behind_one_ahead)
