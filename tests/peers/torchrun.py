@@ -1,4 +1,4 @@
-"""The real torchrun starts our program: both kinds of its store, a restart after a failure, the exit code.
+"""The real torchrun starts our program: both kinds of its store, a restart after a failure, two agents.
 
 usage: torchrun.py LAUNCH_PROGRAM
 """
@@ -8,6 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "runtime"))
+from ports import free_port
+
 PROGRAM = sys.argv[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
 
@@ -16,6 +19,17 @@ def run(n, options, *command):
     done = subprocess.run([*TORCHRUN, "--nproc-per-node", str(n), *options, *map(str, command)],
                           capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout, done.stderr
+
+
+def run_agents(n, program):
+    """As on n hosts; what their ranks say, together."""
+    port = free_port()
+    command = [*TORCHRUN, "--nnodes", str(n), "--nproc-per-node", "2",
+               "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    agents = [subprocess.Popen([*command, "--node-rank", str(node), program], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for node in range(n)]
+    said = [agent.communicate(timeout=200) for agent in agents]
+    return max(agent.returncode for agent in agents), *map("".join, zip(*said))
 
 
 def check_ranks(n, said):
@@ -31,4 +45,6 @@ with tempfile.TemporaryDirectory() as folder:
     script = f'if [ "$RANK" = 1 ] && mkdir {flag} 2>/dev/null; then exec {PROGRAM} exit 1 3; fi; ' \
              f'if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then exec {PROGRAM} exit 1 3; fi; exec {PROGRAM}'
     check_ranks(2, run(2, ["--standalone", "--max-restarts", "1"], "sh", "-c", script))
+# Two agents share one store, which knows where rank 0 listens.
+check_ranks(4, run_agents(2, PROGRAM))
 print("torchrun: as it should be")
