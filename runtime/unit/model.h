@@ -35,7 +35,8 @@ FSDP_API void fsdp_model_free(fsdp_model *model);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype,
                                                        int ndim, const int64_t *shape, fsdp_param **param_out,
                                                        fsdp_error *err);
-/* A further name of a parameter that modules share: an alias in state dicts. */
+/* A further name of a parameter that modules share: an alias in state dicts. Units go by its own name: where
+ * the other module is in another unit, that unit's hooks do not gather it. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
                                                        fsdp_error *err);
 /* A buffer: whole on every rank, never reduced. Only persistent ones are in state dicts. */

@@ -296,7 +296,7 @@ Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
     char path[96];
     const char *dir = make_dir();
     snprintf(path, sizeof path, "%s/buffers", dir);
-    for (int type = 0; type < 2; type++) {
+    for (int type = 0; type <= FSDP_V1_LOCAL_STATE_DICT; type++) {
         state_case what = case_of(FSDP_V1_FULL_SHARD, false, look_at_buffer);
         what.setup.v1.buffer_dtype = FSDP_BF16;
         what.type = (fsdp_v1_state_type)type;

@@ -452,6 +452,28 @@ Test(unit_options, a_hook_sees_the_sum_before_it_is_divided)
     expect_ok((options_case){hook_sum, 2, {2, 2}});
 }
 
+/* Sums that wait for the replicas, in a backward that the caller ends. */
+static fsdp_status finalize_partial(options_net *net, fsdp_error *err)
+{
+    FSDP_TRY(build(net, err));
+    FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
+    for (int step = 0; step < 2; step++) {
+        fsdp_unit_set_requires_all_reduce(net->unit, step == 1, false);
+        FSDP_TRY(forward(net, err));
+        FSDP_TRY(backward(net, net->weight, step == 1 ? net->bias : NULL, 3, err));
+        FSDP_TRY(fsdp_root_finalize_backward(net->root, false, NULL, err));
+        EXPECT(count_events(net->rank, "AR") == step);
+        EXPECT(step == 1 || !fsdp_param_shard_grad(net->weight));
+    }
+    FSDP_TRY(expect_grad(net->weight, 6, err));
+    return expect_grad(net->bias, 3, err);
+}
+
+Test(unit_options, sums_wait_for_the_replicas_also_when_the_caller_ends_backward)
+{
+    expect_ok((options_case){finalize_partial, 2, {2, 2}});
+}
+
 /* A bf16 computation whose gradients are kept as precise as f32. */
 static fsdp_status give_wide_grads(options_net *net, fsdp_error *err)
 {
