@@ -2,11 +2,16 @@
  * A training step in which one rank fails at one of its collectives, and what the others must say of it.
  * Every rank runs step_fault_body; its error goes to step_fault_judge.
  *
- * kind what the rank does in place of collective `at` killed dies by SIGKILL (processes) stopped stops by
- * SIGSTOP, until the others have given up (processes) late sleeps until the others have given up (threads)
- * gives up returns an error of its own order makes another call, of another unit shape makes the same call
- * with another count swapped (at 0, 1) runs the units in another order in forward, in backward gradient
- * gives the last unit a gradient less memory allocation `at` of its step fails
+ * kind               what the rank does in place of collective `at`
+ * killed             dies by SIGKILL (processes)
+ * stopped            stops by SIGSTOP, until the others have given up (processes)
+ * late               sleeps until the others have given up (threads)
+ * gives up           returns an error of its own
+ * order              makes another call, of another unit
+ * shape              makes the same call with another count
+ * swapped            (at 0, 1) runs the units in another order in forward, in backward
+ * gradient           gives the last unit a gradient less
+ * memory             allocation `at` of its step fails
  */
 #ifndef TEST_STEP_FAULT_H
 #define TEST_STEP_FAULT_H

@@ -1,35 +1,57 @@
 """One of three ranks of mpirun fails at a collective of a training step: the others say which, and where.
+Over shared memory and over MPI; FSDP_TEST_SAMPLE=1: every fault over both, and at several collectives.
 
 usage: step_faults_mpirun.py MPIEXEC PROGRAM
 """
 
+import itertools
+import os
 import subprocess
 import sys
 
 MPIEXEC, PROGRAM = sys.argv[1:]
 RANKS, TIMEOUT = 3, 60
-CASES = [("gives up", 2, 1), ("order", 1, 2), ("swapped", 1, 0), ("memory", 90, 1)]
+# What, at which collective (or allocation, or pass), of which rank.
+USUAL = [("shm", "gives up", 2, 1), ("shm", "swapped", 1, 0), ("shm", "memory", 90, 1),
+         ("shm", "stopped", 2, 1), ("mpi", "gives up", 1, 2), ("mpi", "order", 1, 2),
+         ("mpi", "shape", 2, 0), ("mpi", "killed", 2, 1)]
+ALL = [(comm, kind, at, rank) for comm, kind, at, rank in itertools.product(
+    ("shm", "mpi"), ("gives up", "order", "shape", "stopped", "killed", "swapped", "gradient", "memory"),
+    (0, 1, 2, 3, 90), (0, 2)) if (at == 90) == (kind == "memory") and
+    (at < 1 or kind != "gradient") and (at < 2 or kind != "swapped") and
+    # a rank that left before the others failed is well, and would wait for them in MPI_Finalize
+    (comm, kind) != ("mpi", "memory")]
 problems = []
 
 
-def run(*arguments):
-    command = [MPIEXEC, "-n", str(RANKS), "--oversubscribe", "--allow-run-as-root", PROGRAM,
-               *map(str, arguments)]
+def run(comm, *fault, recovery=True):
+    # with --enable-recovery mpirun lets the others end by themselves
+    command = [MPIEXEC, *["--enable-recovery"][:recovery], "-n", str(RANKS), "--oversubscribe",
+               "--allow-run-as-root", PROGRAM, *map(str, fault), "--comm", comm]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+        return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        problems.append(f"{arguments}: does not end")
+        problems.append(f"{comm}, {fault}: does not end")
         return None
-    return done
 
 
-for case in CASES:
-    done = run(*case)
-    if done and (done.returncode != 0 or done.stdout.count("as it should be") != RANKS):
-        problems.append(f"{case}: code {done.returncode}, {done.stdout}{done.stderr}")
+def judge(comm, kind, at, rank):
+    done = run(comm, kind, at, rank)
+    if not done:
+        return
+    # over MPI, ranks that failed do not finalize it, and say 10 (another rank failed)
+    codes = (0, 10) if comm == "mpi" else (0,)
+    said = RANKS - (kind == "killed")
+    is_well = done.returncode in codes and done.stdout.count("as it should be") == said
+    if not is_well:
+        problems.append(f"{comm}, {kind}, {at}, {rank}: code {done.returncode}, {done.stdout}{done.stderr}")
 
-# mpirun ends the others; what matters is that it comes to an end, and says whose it was
-done = run("killed", 3, 2)
+
+for case in ALL if os.environ.get("FSDP_TEST_SAMPLE") == "1" else USUAL:
+    judge(*case)
+
+# Without recovery mpirun ends the others; what matters is that it comes to an end, and says whose it was.
+done = run("shm", "killed", 3, 2, recovery=False)
 if done and (done.returncode == 0 or "signal 9" not in done.stderr):
     problems.append(f"killed: code {done.returncode}, {done.stdout}{done.stderr}")
 
