@@ -6,7 +6,7 @@
 void fsdp_tensor_add(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
                      size_t count)
 {
-    if (to_type == FSDP_BF16 && from_type == FSDP_BF16) {
+    if (to_type == FSDP_BF16 && from_type == FSDP_BF16) { /* which fold adds in one loop */
         fsdp_tensor_fold(to, (const void *[]){to, from}, 2, to_type, count, FSDP_FOLD_SUM, 1, 1);
         return;
     }

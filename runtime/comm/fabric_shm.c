@@ -114,7 +114,7 @@ static fsdp_status prepare(shm_fabric *mine, fsdp_error *err)
         return fsdp_fail_memory(err, "a fabric");
     for (int i = 0; i < size; i++)
         mine->peers[i].line.fd = -1;
-    FSDP_TRY(fsdp_shm_segment_create(size, &mine->own, err));
+    FSDP_TRY(fsdp_shm_segment_init(size, &mine->own, err));
     FSDP_TRY(fsdp_shm_pool_create(&mine->own, &mine->pool, err));
     mine->shared.segment_size = mine->own.size;
     mine->shared.bases[rank] = (uintptr_t)mine->own.data;

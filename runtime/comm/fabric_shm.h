@@ -15,7 +15,7 @@ typedef struct shm_segment {
 } shm_segment;
 
 /* As large as this host's memory where `ranks` of that size can be mapped; pages exist once touched. */
-fsdp_status fsdp_shm_segment_create(int ranks, shm_segment *segment_out, fsdp_error *err);
+fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err);
 /* Another rank's, of which the descriptor came here; takes it. */
 fsdp_status fsdp_shm_segment_map(int fd, int rank, shm_segment *segment_out, fsdp_error *err);
 void fsdp_shm_segment_close_fd(shm_segment *segment);

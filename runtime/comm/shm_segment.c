@@ -60,7 +60,7 @@ static fsdp_status give_size(shm_segment *segment, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_shm_segment_create(int ranks, shm_segment *segment_out, fsdp_error *err)
+fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err)
 {
     shm_segment made = {.size = choose_size(ranks)};
     made.fd = memfd_create("fsdp", MFD_CLOEXEC | MFD_ALLOW_SEALING);

@@ -756,6 +756,6 @@ Test(comm, a_segment_for_which_no_byte_is_allowed_leaves_no_file_open)
     none.rlim_cur = 0;
     cr_assert_eq(setrlimit(RLIMIT_FSIZE, &none), 0);
     int before = next_file();
-    cr_assert_neq(fsdp_shm_segment_create(2, &segment, &err), FSDP_OK);
+    cr_assert_neq(fsdp_shm_segment_init(2, &segment, &err), FSDP_OK);
     cr_assert_eq(next_file(), before);
 }

@@ -128,7 +128,7 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
         late_ops.send = send_after_strangers;
         ctl->ops = &late_ops;
     }
-    FSDP_TRY(fsdp_shm_segment_create(2, &own, err));
+    FSDP_TRY(fsdp_shm_segment_init(2, &own, err));
     int64_t before_ms = fsdp_now_ms();
     if (found->files_left[rank] > 0)
         use_up_files(found->files_left[rank]);
