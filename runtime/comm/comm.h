@@ -93,7 +93,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_coll
 /*
  * The same, without waiting: a thread of the communicator makes the call after all that were started before,
  * and fsdp_comm_run on it comes after those as well. So ranks may mix the two as they like, if only the order
- * is the same. The buffers, and what else call points to, stay untouched until the handle was waited for.
+ * is the same. The buffers, and what else call points to, stay untouched until the handle was waited for. Who
+ * is hundreds of calls ahead of their ends waits for the oldest.
  * Over MPI that takes MPI_THREAD_SERIALIZED. A failure is told by fsdp_comm_wait; one of fsdp_comm_start
  * itself (no memory, no thread) gives no handle and poisons the communicator.
  */
