@@ -7,8 +7,6 @@
  */
 #include "runtime/comm/wire_tcp_internal.h"
 
-#include <string.h>
-
 #include "base/clock.h"
 #include "base/mem.h"
 #include "runtime/meet/ctl_tcp.h"
@@ -51,13 +49,8 @@ static fsdp_status share_ports(gathering *now, fsdp_error *err)
 static fsdp_status visit(gathering *now, int to, fsdp_error *err)
 {
     char host[FSDP_HOST_SIZE];
-    fsdp_hello hello = {.magic = FSDP_HELLO_MAGIC,
-                        .purpose = FSDP_HELLO_DATA,
-                        .rank = now->rank,
-                        .size = now->size,
-                        .to = to};
-    memcpy(hello.job, now->job, sizeof hello.job);
     (void)fsdp_ctl_tcp_find(now->ctl, to, host, now->job);
+    const fsdp_hello hello = fsdp_hello_make(FSDP_HELLO_DATA, now->rank, now->size, to, now->job);
     fsdp_status status =
         fsdp_socket_connect(host, now->ports[to], now->until_ms, &now->fds[to], err);
     if (status == FSDP_OK)
@@ -71,21 +64,18 @@ static fsdp_status visit(gathering *now, int to, fsdp_error *err)
 
 static bool is_expected(const gathering *now, const fsdp_hello *hello)
 {
-    return hello->purpose == FSDP_HELLO_DATA && hello->size == now->size &&
-           hello->to == now->rank && hello->rank > now->rank && hello->rank < now->size &&
-           now->fds[hello->rank] < 0 && memcmp(hello->job, now->job, sizeof now->job) == 0;
+    return fsdp_hello_is_for(hello, FSDP_HELLO_DATA, now->rank, now->size, now->job) &&
+           hello->rank > now->rank && now->fds[hello->rank] < 0;
 }
 
 static void let_in(gathering *now)
 {
     fsdp_guest guest;
-    fsdp_reception_serve(&now->door);
     while (fsdp_reception_take(&now->door, &guest)) {
         if (is_expected(now, &guest.hello))
             now->fds[guest.hello.rank] = guest.fd;
         else
             fsdp_socket_close(&guest.fd);
-        fsdp_reception_serve(&now->door);
     }
 }
 

@@ -172,12 +172,8 @@ static fsdp_status call_rank(tcp_end *end, int to, int64_t until_ms, fsdp_error 
 {
     const fsdp_rank_address *address = &end->parts.addresses[to];
     tcp_link *link = &end->links[to];
-    fsdp_hello hello = {.magic = FSDP_HELLO_MAGIC,
-                        .purpose = FSDP_HELLO_LINK,
-                        .rank = end->parts.rank,
-                        .size = end->parts.size,
-                        .to = to};
-    memcpy(hello.job, end->parts.job, sizeof hello.job);
+    const fsdp_hello hello =
+        fsdp_hello_make(FSDP_HELLO_LINK, end->parts.rank, end->parts.size, to, end->parts.job);
     fsdp_status status =
         fsdp_socket_connect(address->host, address->port, until_ms, &link->fd, err);
     if (status != FSDP_OK && err->errnum == ETIMEDOUT)
@@ -196,22 +192,18 @@ static fsdp_status call_rank(tcp_end *end, int to, int64_t until_ms, fsdp_error 
 static bool is_caller(const tcp_end *end, const fsdp_hello *hello)
 {
     const fsdp_tcp_parts *parts = &end->parts;
-    return hello->purpose == FSDP_HELLO_LINK && hello->size == parts->size &&
-           hello->to == parts->rank && hello->rank > 0 && hello->rank < parts->size &&
-           end->callers[hello->rank].fd < 0 &&
-           memcmp(hello->job, parts->job, sizeof parts->job) == 0;
+    return fsdp_hello_is_for(hello, FSDP_HELLO_LINK, parts->rank, parts->size, parts->job) &&
+           hello->rank > 0 && end->callers[hello->rank].fd < 0;
 }
 
 static void receive_callers(tcp_end *end)
 {
     fsdp_guest guest;
-    fsdp_reception_serve(&end->reception);
     while (fsdp_reception_take(&end->reception, &guest)) {
         if (is_caller(end, &guest.hello))
             end->callers[guest.hello.rank].fd = guest.fd;
         else
             fsdp_socket_close(&guest.fd);
-        fsdp_reception_serve(&end->reception);
     }
 }
 

@@ -6,6 +6,25 @@
 
 #include "runtime/meet/socket.h"
 
+fsdp_hello fsdp_hello_make(fsdp_hello_purpose purpose, int rank, int size, int to,
+                           const uint8_t job[FSDP_SHA256_SIZE])
+{
+    fsdp_hello hello = {
+        .magic = FSDP_HELLO_MAGIC, .purpose = purpose, .rank = rank, .size = size, .to = to};
+    memcpy(hello.job, job, sizeof hello.job);
+    return hello;
+}
+
+bool fsdp_hello_is_for(const fsdp_hello *hello, fsdp_hello_purpose purpose, int rank, int size,
+                       const uint8_t job[FSDP_SHA256_SIZE])
+{
+    return hello->purpose == purpose && hello->size == size && hello->to == rank &&
+           hello->rank >= 0 && hello->rank < size && hello->rank != rank &&
+           memcmp(hello->job, job, sizeof hello->job) == 0;
+}
+
+/* --- guests ----------------------------------------------------------------------------------- */
+
 /* The first whose hello is complete; count: there is none. */
 static int find_complete(const fsdp_reception *reception)
 {
@@ -80,10 +99,8 @@ static void let_in(fsdp_reception *reception)
     }
 }
 
-void fsdp_reception_serve(fsdp_reception *reception)
+static void serve(fsdp_reception *reception)
 {
-    if (reception->listener < 0)
-        return;
     for (int i = reception->count - 1; i >= 0; i--)
         if (!listen_to(&reception->guests[i]))
             turn_away(reception, i);
@@ -93,6 +110,9 @@ void fsdp_reception_serve(fsdp_reception *reception)
 
 bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out)
 {
+    if (reception->listener < 0)
+        return false;
+    serve(reception);
     int idx = find_complete(reception);
     if (idx == reception->count)
         return false;

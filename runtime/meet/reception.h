@@ -33,6 +33,12 @@ typedef struct fsdp_hello {
 
 _Static_assert(sizeof(fsdp_hello) == 56, "hellos have no padding");
 
+fsdp_hello fsdp_hello_make(fsdp_hello_purpose purpose, int rank, int size, int to,
+                           const uint8_t job[FSDP_SHA256_SIZE]);
+/* Is it of another rank of this job, to this rank, for that purpose? */
+bool fsdp_hello_is_for(const fsdp_hello *hello, fsdp_hello_purpose purpose, int rank, int size,
+                       const uint8_t job[FSDP_SHA256_SIZE]);
+
 typedef struct fsdp_guest {
     int fd;
     size_t got;
@@ -51,10 +57,9 @@ void fsdp_reception_release(fsdp_reception *reception);
 
 /* What to poll to learn that somebody came or spoke: at most 1 + FSDP_RECEPTION_ROOM. Returns how many. */
 int fsdp_reception_watch(const fsdp_reception *reception, struct pollfd *polled);
-/* Lets in and listens to whoever is there, without waiting. Who says something else than a hello is turned
- * away; when too many say nothing, the oldest is. */
-void fsdp_reception_serve(fsdp_reception *reception);
-/* The next guest whose hello is complete, if there is one; its fd is the caller's. */
+/* The next guest whose hello is complete, if there is one; its fd is the caller's. Lets in and listens to
+ * whoever is there, without waiting. Who says something else than a hello is turned away; when too many say
+ * nothing, the oldest is. */
 bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out);
 /* Fails when nobody can be let in any more: no file is left, and no guest has one that would come back. */
 fsdp_status fsdp_reception_check(const fsdp_reception *reception, fsdp_error *err);

@@ -106,11 +106,8 @@ static fsdp_status seat_guest(table *all, fsdp_guest *guest, fsdp_error *err)
 static fsdp_status serve_guests(table *all, fsdp_error *err)
 {
     fsdp_guest guest;
-    fsdp_reception_serve(&all->reception);
-    while (fsdp_reception_take(&all->reception, &guest)) {
+    while (fsdp_reception_take(&all->reception, &guest))
         FSDP_TRY(seat_guest(all, &guest, err));
-        fsdp_reception_serve(&all->reception);
-    }
     return fsdp_reception_check(&all->reception, err);
 }
 
@@ -294,12 +291,9 @@ static fsdp_status find_door(visit *mine, int64_t until_ms, fsdp_error *err)
 static fsdp_status say_hello(const visit *mine, int64_t until_ms, fsdp_error *err)
 {
     const fsdp_meeting *meeting = mine->meeting;
-    fsdp_hello hello = {.magic = FSDP_HELLO_MAGIC,
-                        .purpose = FSDP_HELLO_MEET,
-                        .rank = meeting->rank,
-                        .size = meeting->size,
-                        .port = fsdp_socket_port(mine->parts.listener)};
-    memcpy(hello.job, mine->parts.job, sizeof hello.job);
+    fsdp_hello hello =
+        fsdp_hello_make(FSDP_HELLO_MEET, meeting->rank, meeting->size, 0, mine->parts.job);
+    hello.port = fsdp_socket_port(mine->parts.listener);
     return fsdp_socket_put(mine->parts.fds[0], &hello, sizeof hello, until_ms, err);
 }
 
