@@ -6,6 +6,10 @@
  *
  * end_backward completes what is missing, in unit order, root first. Several roots may share one context
  * (pipeline stages).
+ *
+ * A call that comes at the wrong time is FSDP_ERR_USAGE and changes nothing. Any other failure stays the
+ * root's: every later call returns it, and so do those of the other ranks, which are told. As all that is
+ * made of a world, a root, its model, units and optimizers are used by one thread at a time.
  */
 #ifndef FSDP_ROOT_H
 #define FSDP_ROOT_H
@@ -48,6 +52,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
+/* As the hooks of units, collective in the groups of these: their ranks make the calls of a step alike. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err);
@@ -64,6 +69,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_evaluating(fsdp_root *root, bool
  * Collective when calls are under way. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err);
 
+/* Local, and alike on all ranks, as the two below. Before backward. One that is not the last leaves its
+ * reductions under way: the last one waits for all. Default true. */
 FSDP_API void fsdp_root_set_is_last_backward(fsdp_root *root, bool is_last);
 /* The next begin_forward lets gathers wait only for what was done on the compute stream until now (the
  * optimizer's step), not for all that comes until then. Once. */
@@ -74,12 +81,14 @@ typedef struct fsdp_finalize_handle fsdp_finalize_handle;
  * change between the first backward of a step and the end of its last one. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_manual_backward_finalization(fsdp_root *root, bool manual,
                                                                              fsdp_error *err);
+/* Collective as end_backward, behind it or in its place. is_async: reductions go on, and fsdp_finalize_wait
+ * comes before the optimizer's step and the next forward. *handle_out (may be NULL) stays the root's. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
                                                               fsdp_finalize_handle **handle_out,
                                                               fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err);
 
-/* Local. Drops the reduced gradients, as fsdp_optim_step does. */
+/* Local. Drops the reduced gradients of all parameters. */
 FSDP_API void fsdp_root_zero_grad(fsdp_root *root);
 
 /* --- memory ----------------------------------------------------------------------------------- */

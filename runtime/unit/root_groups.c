@@ -4,10 +4,10 @@
  */
 #include "runtime/unit/root_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include <fsdp/text.h>
 
 /* --- dims by name ----------------------------------------------------------------------------- */
 
@@ -149,58 +149,71 @@ fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err)
 
 /* --- one mesh for the group ------------------------------------------------------------------- */
 
-static fsdp_status add_joined(const fsdp_mesh *mesh, unsigned dims, char *name, fsdp_error *err)
+/* The dims of a mesh of the group's own, each a set of those of the given one. */
+typedef struct dim_sets {
+    unsigned dims[FSDP_MAX_MESH_DIMS];
+    int count;
+} dim_sets;
+
+/* Replicas, shards, then the others one by one. */
+static dim_sets sets_of(const fsdp_mesh *mesh, unsigned replicate, unsigned shard)
 {
-    fsdp_text text = {0};
+    dim_sets sets = {.count = 0};
+    if (replicate)
+        sets.dims[sets.count++] = replicate;
+    if (shard)
+        sets.dims[sets.count++] = shard;
     for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
-        if (dims >> i & 1)
-            fsdp_text_addf(&text, "%s%s", text.size > 0 ? "_" : "", fsdp_mesh_dim_name(mesh, i));
-    bool fits = !text.failed && text.size <= FSDP_MAX_MESH_NAME;
-    if (fits)
-        memcpy(name, text.data, text.size);
-    fsdp_text_release(&text);
-    return fits ? FSDP_OK
-                : fsdp_fail(err, FSDP_ERR_USAGE, "the joined names of mesh dims are too long");
+        if (!((replicate | shard) >> i & 1))
+            sets.dims[sets.count++] = 1u << i;
+    return sets;
 }
 
-/* Several dims that shard, or replicate, are one dim of a mesh of the group's own: replicas, shards,
- * the rest. */
-static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, const unsigned *sets,
-                           fsdp_error *err)
+static fsdp_status join_names(const fsdp_group *group, const fsdp_mesh *mesh, unsigned dims,
+                              char *name_out, fsdp_error *err)
 {
-    int64_t shape[FSDP_MAX_MESH_DIMS + 2];
-    char joined[FSDP_MAX_MESH_DIMS + 2][FSDP_MAX_MESH_NAME + 1] = {{0}};
-    const char *names[FSDP_MAX_MESH_DIMS + 2];
-    int ndim = 0;
-    unsigned order[FSDP_MAX_MESH_DIMS + 2], rest = sets[2];
-    for (int set = 0; set < 2; set++)
-        if (sets[set])
-            order[ndim++] = sets[set];
-    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
-        if (rest >> i & 1)
-            order[ndim++] = 1u << i;
-    int64_t size = fsdp_mesh_size(mesh);
-    int *ranks = fsdp_alloc((size_t)size, sizeof *ranks);
-    if (!ranks)
-        return fsdp_fail_memory(err, "a mesh");
-    fsdp_status status = FSDP_OK;
-    for (int i = 0; i < ndim && status == FSDP_OK; i++) {
-        shape[i] = product(mesh, order[i]);
-        status = add_joined(mesh, order[i], joined[i], err);
-        names[i] = joined[i];
+    size_t used = 0;
+    for (int i = 0; i < fsdp_mesh_ndim(mesh); i++) {
+        if (!(dims >> i & 1))
+            continue;
+        used += (size_t)snprintf(name_out + used, FSDP_MAX_MESH_NAME + 1 - used, "%s%s",
+                                 used > 0 ? "_" : "", fsdp_mesh_dim_name(mesh, i));
+        if (used > FSDP_MAX_MESH_NAME)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "unit %s: the names of mesh dims that are seen as one have more than "
+                             "%d bytes together",
+                             group->unit->name, FSDP_MAX_MESH_NAME);
     }
-    for (int64_t at = 0; at < size; at++) {
+    return FSDP_OK;
+}
+
+static void list_ranks(const fsdp_mesh *mesh, const dim_sets *sets, int *ranks)
+{
+    for (int64_t at = 0; at < fsdp_mesh_size(mesh); at++) {
         int64_t left = at, from = 0;
-        for (int i = ndim - 1; i >= 0; i--) {
-            from += position(mesh, order[i], left % product(mesh, order[i]));
-            left /= product(mesh, order[i]);
+        for (int i = sets->count - 1; i >= 0; i--) {
+            from += position(mesh, sets->dims[i], left % product(mesh, sets->dims[i]));
+            left /= product(mesh, sets->dims[i]);
         }
         ranks[at] = fsdp_mesh_rank_at(mesh, from);
     }
-    if (status == FSDP_OK)
-        status = fsdp_mesh_create(ndim, shape, names, ranks, &group->own_mesh, err);
-    fsdp_free(ranks);
-    return status;
+}
+
+/* Several dims that shard, or replicate, are one dim of a mesh of the group's own. */
+static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, unsigned replicate,
+                           unsigned shard, fsdp_error *err)
+{
+    const dim_sets sets = sets_of(mesh, replicate, shard);
+    int64_t shape[FSDP_MAX_MESH_DIMS];
+    char joined[FSDP_MAX_MESH_DIMS][FSDP_MAX_MESH_NAME + 1];
+    const char *names[FSDP_MAX_MESH_DIMS];
+    for (int i = 0; i < sets.count; i++) {
+        shape[i] = product(mesh, sets.dims[i]);
+        names[i] = joined[i];
+        FSDP_TRY(join_names(group, mesh, sets.dims[i], joined[i], err));
+    }
+    list_ranks(mesh, &sets, group->ranks);
+    return fsdp_mesh_create(sets.count, shape, names, group->ranks, &group->own_mesh, err);
 }
 
 static bool is_one_dim(unsigned dims)
@@ -227,7 +240,7 @@ static fsdp_status choose_mesh(fsdp_group *group, const fsdp_mesh *mesh, fsdp_er
         group->tensor_dims = all & ~shard & ~replicate;
         return FSDP_OK;
     }
-    FSDP_TRY(flatten(group, mesh, (unsigned[]){replicate, shard, all & ~shard & ~replicate}, err));
+    FSDP_TRY(flatten(group, mesh, replicate, shard, err));
     group->mesh = group->own_mesh;
     group->replicate_dim = replicate ? 0 : -1;
     group->shard_dim = shard ? group->replicate_dim + 1 : -1;

@@ -137,13 +137,12 @@ static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
         for (size_t g = 0; g < unit->group_count; g++)
             unit->groups[g].phase = FSDP_IDLE;
     }
-    return FSDP_OK;
+    return fsdp_root_check_events(root, err);
 }
 
 static fsdp_status end_backward(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(complete_backward(root, err));
-    FSDP_TRY(fsdp_root_check_events(root, err));
     return root->is_manual || !root->is_last_backward ? FSDP_OK : finalize(root, err);
 }
 

@@ -9,6 +9,7 @@
 
 typedef struct difference {
     bool in_shape, in_dtype, in_step;
+    bool is_manual; /* backward is ended by hand */
     const char *words;
 } difference;
 
@@ -51,7 +52,10 @@ static fsdp_status step(small_net *net, const world_rank *rank, fsdp_error *err)
     FSDP_TRY(fsdp_unit_reshard(net->unit[first], err));
     FSDP_TRY(fsdp_unit_reshard(net->unit[!first], err));
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
-    return fsdp_root_end_backward(net->root, err);
+    if (!what->is_manual)
+        return fsdp_root_end_backward(net->root, err);
+    FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
+    return fsdp_root_finalize_backward(net->root, false, NULL, err);
 }
 
 /* Every rank is told the same, before it comes to the run's own error. */
@@ -103,6 +107,13 @@ Test(root_check, another_order_of_a_step_is_told)
         .in_step = true,
         .words = "differ in what they did in this step: rank 0 has 'reshard a', rank 2 has "
                  "'reshard b'"});
+}
+
+Test(root_check, another_order_is_told_where_backward_is_ended_by_hand)
+{
+    expect_told((difference){.is_manual = true});
+    expect_told((difference){
+        .in_step = true, .is_manual = true, .words = "differ in what they did in this step"});
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
