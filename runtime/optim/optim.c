@@ -168,6 +168,7 @@ static fsdp_status create(fsdp_root *root, const fsdp_optim *kind, const fsdp_op
     if (!optim)
         return fsdp_fail_memory(err, "an optimizer");
     *optim = *kind;
+    optim->adamw.groups = optim->sgd.groups = NULL; /* the caller's */
     optim->root = root;
     optim->next = root->optims;
     root->optims = optim;

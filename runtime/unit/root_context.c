@@ -170,8 +170,8 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
             fsdp_memory_pass(from, &to->memory, root->units[i]->groups[g].shards, compute);
     if (root->buffers)
         fsdp_memory_pass(from, &to->memory, root->buffers, compute);
-    for (int class = 0; class < FSDP_MEMORY_CLASSES; class ++)
-        fsdp_memory_count(&to->memory, (fsdp_memory_class) class, counts->now[class]);
+    for (int i = 0; i < FSDP_MEMORY_CLASSES; i++)
+        fsdp_memory_count(&to->memory, (fsdp_memory_class)i, counts->now[i]);
 }
 
 fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)

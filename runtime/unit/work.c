@@ -109,6 +109,13 @@ typedef struct arithmetic_args {
     double number;
 } arithmetic_args;
 
+static void submit_arithmetic(fsdp_stream *stream, fsdp_work work, const arithmetic_args *args)
+{
+    fsdp_work_uses(stream, args->to);
+    fsdp_work_uses(stream, args->from);
+    ops_of(stream)->submit(stream, work, args, sizeof *args);
+}
+
 static fsdp_status divide(void *args, fsdp_error *err)
 {
     const arithmetic_args *work = args;
@@ -121,10 +128,8 @@ void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t
                       double divisor)
 {
     const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = divisor};
-    if (divisor == 1)
-        return;
-    fsdp_work_uses(stream, data);
-    ops_of(stream)->submit(stream, divide, &args, sizeof args);
+    if (divisor != 1)
+        submit_arithmetic(stream, divide, &args);
 }
 
 static fsdp_status add(void *args, fsdp_error *err)
@@ -140,9 +145,7 @@ void fsdp_work_add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void
 {
     const arithmetic_args args = {
         .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    fsdp_work_uses(stream, to);
-    fsdp_work_uses(stream, from);
-    ops_of(stream)->submit(stream, add, &args, sizeof args);
+    submit_arithmetic(stream, add, &args);
 }
 
 static fsdp_status cast(void *args, fsdp_error *err)
@@ -158,9 +161,7 @@ void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const voi
 {
     const arithmetic_args args = {
         .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
-    fsdp_work_uses(stream, to);
-    fsdp_work_uses(stream, from);
-    ops_of(stream)->submit(stream, cast, &args, sizeof args);
+    submit_arithmetic(stream, cast, &args);
 }
 
 void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
