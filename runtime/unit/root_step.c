@@ -146,11 +146,17 @@ static fsdp_status end_backward(fsdp_root *root, fsdp_error *err)
     return root->is_manual || !root->is_last_backward ? FSDP_OK : finalize(root, err);
 }
 
+static fsdp_status check_out_of_forward(const fsdp_root *root, const char *call, fsdp_error *err)
+{
+    if (!root->is_in_forward)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s came before fsdp_root_end_forward", call);
+}
+
 fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_ready(root, err));
-    if (root->is_in_forward)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "end_backward came before fsdp_root_end_forward");
+    FSDP_TRY(check_out_of_forward(root, "end_backward", err));
     root->is_in_backward = false;
     root->is_unfinished = true;
     return fsdp_root_done(root, end_backward(root, err), err);
@@ -201,6 +207,7 @@ fsdp_status fsdp_root_finalize_backward(fsdp_root *root, bool is_async,
     if (!root->is_manual)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "finalize_backward needs fsdp_root_set_manual_backward_finalization");
+    FSDP_TRY(check_out_of_forward(root, "finalize_backward", err));
     root->is_in_backward = false;
     root->is_unfinished = true;
     FSDP_TRY(fsdp_root_done(root, complete_backward(root, err), err));

@@ -100,6 +100,26 @@ Test(wrong_use, dtypes_of_units_and_moments_are_floating)
     expect_ok(1, give_dtypes);
 }
 
+static fsdp_status end_in_forward(bare *net, fsdp_error *err)
+{
+    fsdp_param *weight;
+    FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
+    FSDP_TRY(make_root(net, err));
+    FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    EXPECT_REFUSAL(fsdp_root_finalize_backward(net->root, false, NULL, why),
+                   "finalize_backward came before fsdp_root_end_forward");
+    EXPECT_REFUSAL(fsdp_root_end_backward(net->root, why),
+                   "end_backward came before fsdp_root_end_forward");
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    return fsdp_root_finalize_backward(net->root, false, NULL, err);
+}
+
+Test(wrong_use, no_backward_ends_inside_a_forward)
+{
+    expect_ok(1, end_in_forward);
+}
+
 static fsdp_status wrap_wrongly(bare *net, fsdp_error *err)
 {
     fsdp_param *weight;
