@@ -86,7 +86,7 @@ fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced
         table[i] = (int64_t)((intptr_t)(*source)->data - (intptr_t)table);
         fsdp_memory_uncount(&fsdp_group_context(group)->memory, *source);
     }
-    fsdp_trace_copy(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
+    fsdp_trace_work(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
     return FSDP_OK;
 }
 

@@ -110,7 +110,7 @@ static fsdp_status copy_in(fsdp_group *group, unsigned char *at, int parts, fsdp
     FSDP_TRY(fsdp_rects_begin(&group->rects_in, group->count, err));
     list_inputs(group, at, parts, stream);
     fsdp_work_rects(stream, &group->rects_in);
-    fsdp_trace_copy(group, "copy_in", stream->name, (int64_t)all_input_bytes(group, parts));
+    fsdp_trace_work(group, "copy_in", stream->name, (int64_t)all_input_bytes(group, parts));
     return FSDP_OK;
 }
 
@@ -357,7 +357,7 @@ static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error 
         copy_out_late(group, compute);
     else
         copy_out_flat(group, compute);
-    fsdp_trace_copy(group, "copy_out", compute->name,
+    fsdp_trace_work(group, "copy_out", compute->name,
                     (int64_t)(all_input_bytes(group, (int)parts) * parts));
     return FSDP_OK;
 }
@@ -402,6 +402,7 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
     if (group->phase == FSDP_FORWARD)
         fsdp_context_flush_gather(context);
     ops->wait(compute, group->gather.event);
+    fsdp_trace_work(group, "wait", compute->name, -1);
     FSDP_TRY(take_unsharded(group, err));
     FSDP_TRY(copy_out(group, compute, err));
     fsdp_event read = ops->record(compute);

@@ -28,7 +28,7 @@ void fsdp_trace_unit(const fsdp_group *group, const char *event)
     trace(group, &(fsdp_trace_event){.event = event, .bytes = -1});
 }
 
-void fsdp_trace_copy(const fsdp_group *group, const char *event, const char *stream, int64_t bytes)
+void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes)
 {
     trace(group, &(fsdp_trace_event){.event = event, .stream = stream, .bytes = bytes});
 }

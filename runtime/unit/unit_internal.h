@@ -361,9 +361,10 @@ fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err);
 /* Gathers the group whose backward comes next, when it is not gathered before this one's mathematics. */
 fsdp_status fsdp_group_prefetch_next(fsdp_group *group, fsdp_error *err);
 
-void fsdp_trace_unit(const fsdp_group *group, const char *event);
+void fsdp_trace_unit(const fsdp_group *group, const char *event);     /* with its state */
 void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane, const fsdp_collective *call,
                            const char *stream);
-void fsdp_trace_copy(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
+/* On a stream; bytes -1: none to tell. */
+void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 
 #endif

@@ -220,7 +220,7 @@ fsdp_status fsdp_group_chunk_cat(fsdp_group *group, const fsdp_reduced *reduced,
     for (size_t i = 0; i < reduced->count; i++)
         list_column(group, reduced, &reduced->parts[i], (*input_out)->data);
     fsdp_work_rects(compute, &group->rects_reduce);
-    fsdp_trace_copy(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
+    fsdp_trace_work(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
     fsdp_reduced_give_sources(reduced);
     return FSDP_OK;
 }

@@ -17,7 +17,8 @@ STEP = "step --threads 4 --mesh rep=2,dp=2 --layers 2 --reshard true --steps 1"
 BLOCK = re.compile(r"(?<=^```trace\n).*?(?=^```$)", re.M | re.S)
 # An event and its state or stream: the number of the step on the page.
 NUMBERS = {("unshard", "forward"): 2, ("copy_in", "copy_in"): 2, ("all_gather", "all_gather"): 2,
-           ("copy_out", "compute"): 3, ("reshard", "forward"): 4, ("unshard", "pre_backward"): 6,
+           ("wait", "compute"): 3, ("copy_out", "compute"): 3, ("reshard", "forward"): 4,
+           ("unshard", "pre_backward"): 6,
            ("reshard", "post_backward"): 8, ("copy_in", "compute"): 9, ("reduce_scatter", "reduce"): 10,
            ("all_reduce", "all_reduce"): 11, ("post_backward", "post_backward"): 12,
            ("optim_step", "idle"): 14}
