@@ -125,6 +125,8 @@ fsdp_status fsdp_v1_fill_runs(fsdp_sd *sd, const fsdp_v1_piece *piece,
 /* --- states ----------------------------------------------------------------------------------- */
 
 fsdp_status fsdp_v1_check_idle(fsdp_v1 *v1, const char *what, fsdp_error *err);
+/* There is a dict to be read. */
+fsdp_status fsdp_v1_check_given(const fsdp_sd *sd, const char *what, fsdp_error *err);
 /* The same for what changes values: nothing stays gathered. */
 fsdp_status fsdp_v1_settle(fsdp_v1 *v1, const char *what, fsdp_error *err);
 fsdp_status fsdp_v1_check_state_opts(fsdp_v1 *v1, const fsdp_v1_state_opts *opts, fsdp_error *err);

@@ -94,6 +94,7 @@ fsdp_status fsdp_v1_optim_load(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd
 {
     fsdp_v1_loading load = fsdp_v1_loading_begin(v1, optim, sd, opts);
     FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_optim_load", err));
+    FSDP_TRY(fsdp_v1_check_given(sd, "fsdp_v1_optim_load", err));
     fsdp_status status = load_all(&load, err);
     fsdp_v1_loading_release(&load);
     return status;

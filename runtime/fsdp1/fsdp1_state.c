@@ -162,6 +162,11 @@ fsdp_status fsdp_v1_make_dict(fsdp_v1 *v1, fsdp_optim *optim, const char *call,
     return status;
 }
 
+fsdp_status fsdp_v1_check_given(const fsdp_sd *sd, const char *what, fsdp_error *err)
+{
+    return sd ? FSDP_OK : fsdp_fail(err, FSDP_ERR_USAGE, "%s came without a state dict", what);
+}
+
 static fsdp_status make(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_v1_state_opts *opts, bool keeps,
                         fsdp_sd *sd, fsdp_error *err)
 {
@@ -253,6 +258,7 @@ fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *
 {
     const fsdp_v1_naming naming = {.prefix = prefix ? prefix : "", .suffix = ""};
     fsdp_text name = {0};
+    FSDP_TRY(fsdp_v1_check_given(sd, "fsdp_v1_load_state_dict", err));
     FSDP_TRY(fsdp_v1_settle(v1, "fsdp_v1_load_state_dict", err));
     fsdp_status status = load(v1, sd, &naming, not_strict, false, &name, err);
     if (status == FSDP_OK)

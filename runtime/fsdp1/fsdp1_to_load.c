@@ -225,10 +225,12 @@ fsdp_v1_loading fsdp_v1_loading_begin(fsdp_v1 *v1, fsdp_optim *optim, const fsdp
     return load;
 }
 
-fsdp_status fsdp_v1_shard_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd,
-                                                const fsdp_v1_to_load_opts *opts, fsdp_sd **sd_out,
-                                                fsdp_error *err)
+/* A run is taken where a whole tensor is: the same way for both. */
+static fsdp_status take_own(fsdp_v1 *v1, fsdp_optim *optim, const char *call, const fsdp_sd *sd,
+                            const fsdp_v1_to_load_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
 {
+    FSDP_TRY(fsdp_v1_check_idle(v1, call, err));
+    FSDP_TRY(fsdp_v1_check_given(sd, call, err));
     fsdp_v1_loading load = fsdp_v1_loading_begin(v1, optim, sd, opts);
     fsdp_status status = fsdp_v1_loading_prepare(&load, err);
     if (status == FSDP_OK)
@@ -236,11 +238,17 @@ fsdp_status fsdp_v1_shard_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, 
     return fsdp_v1_loading_finish(&load, status, sd_out);
 }
 
-/* A run is taken where a whole tensor is: the same way. */
+fsdp_status fsdp_v1_shard_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd,
+                                                const fsdp_v1_to_load_opts *opts, fsdp_sd **sd_out,
+                                                fsdp_error *err)
+{
+    return take_own(v1, optim, "fsdp_v1_shard_full_optim_state_dict", sd, opts, sd_out, err);
+}
+
 fsdp_status fsdp_v1_flatten_sharded_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
                                                      const fsdp_sd *sd,
                                                      const fsdp_v1_to_load_opts *opts,
                                                      fsdp_sd **sd_out, fsdp_error *err)
 {
-    return fsdp_v1_shard_full_optim_state_dict(v1, optim, sd, opts, sd_out, err);
+    return take_own(v1, optim, "fsdp_v1_flatten_sharded_optim_state_dict", sd, opts, sd_out, err);
 }

@@ -105,6 +105,29 @@ Test(fsdp1_optim, sharded_state_goes_back_where_it_came_from)
 
 /* --- what does not load ----------------------------------------------------------------------- */
 
+static fsdp_status load_nothing(v1_net *net, state_case *what, fsdp_error *err)
+{
+    fsdp_error why = {0};
+    fsdp_sd *out;
+    (void)what;
+    FSDP_TRY(expect_refused(fsdp_v1_load_state_dict(net->v1, NULL, NULL, false, &why), &why,
+                            "fsdp_v1_load_state_dict came without", err));
+    FSDP_TRY(expect_refused(fsdp_v1_optim_load(net->v1, net->optim, NULL, NULL, &why), &why,
+                            "fsdp_v1_optim_load came without", err));
+    FSDP_TRY(expect_refused(
+        fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, NULL, NULL, &out, &why), &why,
+        "fsdp_v1_shard_full_optim_state_dict came without", err));
+    return expect_refused(
+        fsdp_v1_flatten_sharded_optim_state_dict(net->v1, net->optim, NULL, NULL, &out, &why), &why,
+        "fsdp_v1_flatten_sharded_optim_state_dict came without", err);
+}
+
+Test(fsdp1_optim, no_dict_is_no_state)
+{
+    state_case what = case_of(FSDP_V1_FULL_SHARD, true, load_nothing);
+    expect_ranks(2, run_case, &what);
+}
+
 static fsdp_status refuse_steps(v1_net *net, state_case *what, fsdp_error *err)
 {
     fsdp_error why = {0};
