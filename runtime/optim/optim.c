@@ -381,6 +381,7 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
             continue;
         step_param(optim, &optim->states[i], compute);
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
+        fsdp_group_drop_gather(optim->states[i].param->group);
     }
     fsdp_optim_drop_grads(optim);
     return fsdp_context_sync(context, err);

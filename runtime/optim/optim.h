@@ -48,8 +48,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_sgd_create(fsdp_root *root, const fsdp_sg
 FSDP_API void fsdp_optim_free(fsdp_optim *optim);      /* accepts NULL */
 
 /* Local. Steps every parameter of the optimizer that has a sharded gradient, and drops the gradients; those
- * that another optimizer of the root is to step wait for it. A unit of a parameter that is still gathered is
- * given back: what it holds is what was before the step. */
+ * that another optimizer of the root is to step wait for it. A unit of a parameter that is still gathered, or
+ * on its way, is given back: what it holds is what was before the step. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err);
 
 FSDP_API size_t fsdp_optim_group_count(const fsdp_optim *optim);

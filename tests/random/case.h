@@ -43,7 +43,8 @@ typedef struct case_unit {
     fsdp_dtype param_dtype, reduce_dtype;
     bool offloads;
     double divide;                     /* 0: by the ranks */
-    bool forces_sum, takes_unused, has_own_lane, keeps_storage, reshards_last, gathers_async;
+    bool forces_sum, takes_unused, has_own_lane, keeps_storage, gathers_async;
+    bool reshards_last, reshards_never;        /* after backward */
     bool stays_sharded_in_backward;
     int input_buffers;                 /* 0: the default */
     int ahead_count[2], ahead[2][CASE_AHEAD];  /* prefetched in forward, in backward */

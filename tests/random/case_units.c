@@ -60,6 +60,7 @@ static void draw_gathers(case_unit *unit, random_dice *dice)
 {
     unit->keeps_storage = dice_hits(dice, 10);
     unit->reshards_last = dice_hits(dice, 10);
+    unit->reshards_never = dice_hits(dice, 10);
     unit->stays_sharded_in_backward = dice_hits(dice, 10);
     unit->gathers_async = dice_hits(dice, 15);
     unit->offloads = dice_hits(dice, 12);

@@ -62,20 +62,23 @@ static bool read_plan(run_plan *plan, int argc, char **argv)
     return is_good;
 }
 
-static fsdp_status train(trainer *t, random_net *net, const run_plan *plan, fsdp_error *err)
+/* Nothing of what was gathered before stays. */
+static fsdp_status load(trainer *t, random_net *net, const run_plan *plan, fsdp_error *err)
 {
-    FSDP_TRY(net_tune(net, err));
-    t->pools = plan->pools;
-    t->has_detours = plan->has_detours;
-    FSDP_TRY(trainer_create(t, net, err));
-    return trainer_run(t, err);
+    FSDP_TRY(trainer_evaluate(t, err));
+    FSDP_TRY(net_load(net, plan->load, err));
+    return trainer_evaluate(t, err);
 }
 
 static fsdp_status run(trainer *t, random_net *net, const run_plan *plan, fsdp_error *err)
 {
     uint64_t hash = 0;
     size_t count = 0;
-    FSDP_TRY(plan->load ? net_load(net, plan->load, err) : train(t, net, plan, err));
+    FSDP_TRY(net_tune(net, err));
+    t->pools = plan->pools;
+    t->has_detours = plan->has_detours;
+    FSDP_TRY(trainer_create(t, net, err));
+    FSDP_TRY(plan->load ? load(t, net, plan, err) : trainer_run(t, err));
     FSDP_TRY(net_hash_state(net, &hash, &count, err));
     printf("same state: %zu %016" PRIx64 "\n", count, hash);
     return plan->save ? net_save(net, plan->save, err) : FSDP_OK;

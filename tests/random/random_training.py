@@ -3,9 +3,10 @@
 usage: random_training.py PROGRAM [--mpiexec MPIEXEC] [--seconds S] [SEED | FIRST-LAST ...]
        without seeds: a few that are always the same, or with FSDP_TEST_SAMPLE=1 all of the matrix
 
-Ways: ranks as threads, processes, processes over TCP and of mpirun; device cpu and cpu-async; buffers of collectives
-from the communicator, private and mixed; with detours that must change nothing; one rank alone that runs the microbatches of all, where it must have the same
-bits; and another number of ranks that loads what was saved. What a run prints: random_training.c.
+Ways: ranks as threads, processes, processes over TCP and of mpirun; device cpu and cpu-async; buffers of
+collectives from the communicator, private and mixed; with detours that must change nothing; one rank alone
+that runs the microbatches of all, where it must have the same bits; and another number of ranks that loads
+what was saved. What a run prints: random_training.c.
 """
 
 import argparse
@@ -24,8 +25,9 @@ MATRIX = range(10_000, 11_000)
 FEW = (3, 12, 13, 19, 22, 36)
 MPIRUN_EVERY = 16  # it takes longer to start than all else takes
 TIMEOUT = 120
+LAUNCHERS = ("FSDP_", "SLURM_", "OMPI_COMM", "PMIX_")
 CLEAN = {name: value for name, value in os.environ.items()
-         if not name.startswith(("FSDP_", "SLURM_", "OMPI_COMM", "PMIX_")) and name not in ("RANK", "WORLD_SIZE")}
+         if not name.startswith(LAUNCHERS) and name not in ("RANK", "WORLD_SIZE")}
 
 
 def ranks_of(seed):
@@ -84,7 +86,8 @@ def differences(a, b):
 
 def compare(run, reference):
     """With a run of as many ranks: everything."""
-    return run.problems or [f"other bits in {what}" for what in differences(reference.results(), run.results())]
+    differing = differences(reference.results(), run.results())
+    return run.problems or [f"other bits in {what}" for what in differing]
 
 
 def compare_alone(run, reference):
@@ -150,7 +153,8 @@ class Seed:
         if reference.is_promised:
             run = self.run(f"alone={ranks_of(self.seed)}")
             self.tell(run, compare_alone(run, reference))
-        run = self.run(f"load={self.checkpoint}", "--np" if self.seed % 2 else "--threads", other_ranks_of(self.seed))
+        how = "--np" if self.seed % 2 else "--threads"
+        run = self.run(f"load={self.checkpoint}", how, other_ranks_of(self.seed))
         self.tell(run, compare_loaded(run, reference))
         if with_mpirun and self.mpiexec:
             self.try_mpirun(reference)
@@ -202,8 +206,9 @@ def main():
         tried = try_seeds(options, folder)
     failed = sum(bool(seed.problems) for seed in tried)
     alone = sum(seed.is_promised for seed in tried)
-    print(f"| training in random configurations | {len(tried)} configurations, {alone} of them also by one rank alone, "
-          f"{sum(seed.runs for seed in tried)} runs | other bits or failed {failed} |")
+    runs = sum(seed.runs for seed in tried)
+    print(f"| training in random configurations | {len(tried)} configurations, {alone} also by one rank alone, "
+          f"{runs} runs | other bits or failed {failed} |")
     return failed > 0 or not tried
 
 

@@ -29,8 +29,9 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
         return fsdp_v1_set_no_sync(t->net->v1, mode == SYNC_NONE, err);
     for (int i = 0; i < t->c->unit_count; i++) {
         fsdp_unit *unit = t->net->units[i];
-        if (t->c->units[i].reshards_last)
-            fsdp_unit_set_reshard_after_backward(unit, is_last, false);
+        if (t->c->units[i].reshards_last || t->c->units[i].reshards_never)
+            fsdp_unit_set_reshard_after_backward(unit, is_last && !t->c->units[i].reshards_never,
+                                                 false);
         fsdp_unit_set_requires_gradient_sync(unit, mode != SYNC_NONE, false);
         if (mode != SYNC_NONE)
             fsdp_unit_set_requires_all_reduce(unit, mode == SYNC_ALL, false);
@@ -39,8 +40,7 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
     return FSDP_OK;
 }
 
-/* Outside of the hooks. */
-static fsdp_status gather_something(trainer *t, fsdp_error *err)
+fsdp_status trainer_gather_something(trainer *t, fsdp_error *err)
 {
     fsdp_unshard_handle *handle = NULL;
     fsdp_unit *unit = any_unit(t);
@@ -126,14 +126,18 @@ static fsdp_status forward(trainer *t, bool is_last, fsdp_error *err)
     return fsdp_root_end_forward(t->net->root, err);
 }
 
+static fsdp_status evaluate(trainer *t, bool is_last, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_set_evaluating(t->net->root, true, err));
+    FSDP_TRY(forward(t, is_last, err));
+    return fsdp_root_set_evaluating(t->net->root, false, err);
+}
+
 /* Some have no backward. */
 static fsdp_status forwards(trainer *t, bool is_last, fsdp_error *err)
 {
-    if (dice_hits(&t->dice, 10)) {
-        FSDP_TRY(fsdp_root_set_evaluating(t->net->root, true, err));
-        FSDP_TRY(forward(t, is_last, err));
-        FSDP_TRY(fsdp_root_set_evaluating(t->net->root, false, err));
-    }
+    if (dice_hits(&t->dice, 10))
+        FSDP_TRY(evaluate(t, is_last, err));
     if (t->step > 0 && dice_hits(&t->dice, 5))
         FSDP_TRY(forward(t, is_last, err));
     return forward(t, is_last, err);
@@ -221,10 +225,18 @@ fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsd
                        (uint64_t)(t->step * 16 + microbatch));
     sync_mode mode = draw_mode(t, is_last);
     FSDP_TRY(set_sync(t, is_whole ? mode : SYNC_NONE, is_last && is_whole, err));
-    if (!c->is_flat && dice_hits(&t->dice, 20))
-        FSDP_TRY(gather_something(t, err));
+    if (dice_hits(&t->dice, 20))
+        FSDP_TRY(trainer_gather_something(t, err));
     FSDP_TRY(forwards(t, is_last, err));
     return backward(t, is_last && is_whole, err);
+}
+
+fsdp_status trainer_evaluate(trainer *t, fsdp_error *err)
+{
+    t->dice = dice_for(t->c->seed, DICE_DETOURS, 200);
+    if (dice_hits(&t->dice, 50))
+        FSDP_TRY(trainer_gather_something(t, err));
+    return evaluate(t, true, err);
 }
 
 /* --- left ----------------------------------------------------------------------------------------- */

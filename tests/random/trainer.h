@@ -1,7 +1,7 @@
 /*
  * Training of a random net, and what must come of it. Gradients are a function of seed, step, parameter and
- * rank, and of the gathered values, so that every rank knows those of all: what is reduced must be their mean,
- * to what the dtypes can hold. To the bit, runs are compared by what they print (random_training.py).
+ * rank, and of the gathered values, so that every rank knows those of all: what is reduced must be their
+ * mean, to what the dtypes can hold. To the bit, runs are compared by what they print (random_training.py).
  */
 #ifndef FSDP_TESTS_TRAINER_H
 #define FSDP_TESTS_TRAINER_H
@@ -45,10 +45,15 @@ void trainer_release(trainer *t);
 /* All steps. Prints what is to be compared with other runs. */
 fsdp_status trainer_run(trainer *t, fsdp_error *err);
 
+/* A forward alone: what it gathers is what the shards hold. */
+fsdp_status trainer_evaluate(trainer *t, fsdp_error *err);
+
 /* --- within: one microbatch (step.c) ------------------------------------------------------------ */
 
 fsdp_status trainer_run_microbatch(trainer *t, int microbatch, bool is_last, fsdp_error *err);
 
+/* Some unit, outside of the hooks, and maybe back. */
+fsdp_status trainer_gather_something(trainer *t, fsdp_error *err);
 /* Begins one, and leaves it somewhere: everything is as before. */
 fsdp_status trainer_abandon_microbatch(trainer *t, fsdp_error *err);
 

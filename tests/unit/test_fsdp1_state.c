@@ -305,3 +305,68 @@ Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
     }
     remove_dir(dir);
 }
+
+/* --- values that are set behind a forward ------------------------------------------------------ */
+
+/* Leaves the unit gathered, as SHARD_GRAD_OP does. */
+static fsdp_status evaluate(v1_net *net, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_set_evaluating(net->root, true, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[1], err));
+    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    return fsdp_root_set_evaluating(net->root, false, err);
+}
+
+static fsdp_status expect_gathered(v1_net *net, float value, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    const float *weight = fsdp_param_data(net->weight[1]);
+    EXPECT(weight && weight[0] == value, err);
+    return fsdp_root_reset(net->root, err);
+}
+
+static fsdp_status set_by_dict(v1_net *net, float value, fsdp_error *err)
+{
+    fsdp_sd *sd;
+    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &sd, err));
+    *(float *)find(sd, "layers.1.weight")->data = value;
+    fsdp_status status = fsdp_v1_load_state_dict(net->v1, sd, NULL, false, err);
+    fsdp_sd_free(sd);
+    return status;
+}
+
+static fsdp_status set_by_summoning(v1_net *net, float value, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    *(float *)fsdp_param_data(net->weight[1]) = value;
+    return fsdp_v1_summon_end(net->v1, err);
+}
+
+static fsdp_status set_behind_forwards(v1_net *net, state_case *what, fsdp_error *err)
+{
+    FSDP_TRY(evaluate(net, err));
+    FSDP_TRY(set_by_dict(net, 5, err));
+    FSDP_TRY(expect_gathered(net, 5, err));
+    FSDP_TRY(evaluate(net, err));
+    FSDP_TRY(set_by_summoning(net, 7, err));
+    FSDP_TRY(expect_gathered(net, 7, err));
+    FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
+    FSDP_TRY(set_by_dict(net, 5, err));
+    FSDP_TRY(evaluate(net, err));
+    FSDP_TRY(fsdp_v1_load(net->v1, net->optim, what->dir, err));
+    return expect_gathered(net, 7, err);
+}
+
+Test(fsdp1_state, what_is_gathered_is_what_was_set_last)
+{
+    char *dir = make_dir(), path[64];
+    snprintf(path, sizeof path, "%s/it", dir);
+    state_case what = case_of(FSDP_V1_SHARD_GRAD_OP, true, set_behind_forwards);
+    what.dir = path;
+    what.type = FSDP_V1_SHARDED_STATE_DICT;
+    expect_ranks(2, run_case, &what);
+    remove_dir(dir);
+}

@@ -140,9 +140,11 @@ static fsdp_status wait_at_other_times(const late_net *net, fsdp_error *err)
 
 /* --- what was gathered before the optimizer's step ----------------------------------------------- */
 
-static fsdp_status train(const late_net *net, fsdp_optim *optim, fsdp_error *err)
+static fsdp_status train(const late_net *net, fsdp_optim *optim, bool gathers_again,
+                         fsdp_error *err)
 {
-    fsdp_unit_set_reshard_after_backward(net->unit[1], false, false);
+    fsdp_unshard_handle *handle;
+    fsdp_unit_set_reshard_after_backward(net->unit[1], gathers_again, false);
     FSDP_TRY(forward(net, err));
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
     float *grad = fsdp_param_grad(net->weight[1]);
@@ -150,16 +152,18 @@ static fsdp_status train(const late_net *net, fsdp_optim *optim, fsdp_error *err
         grad[i] = 1;
     FSDP_TRY(fsdp_unit_post_backward(net->unit[1], err));
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
+    if (gathers_again)
+        FSDP_TRY(fsdp_unit_unshard(net->unit[1], true, &handle, err));
     return fsdp_optim_step(optim, err);
 }
 
-static fsdp_status step_while_gathered(const late_net *net, fsdp_error *err)
+static fsdp_status step_and_gather(const late_net *net, bool gathers_again, fsdp_error *err)
 {
     fsdp_optim *optim;
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     sgd.lr = 1;
     FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optim, err));
-    fsdp_status status = train(net, optim, err);
+    fsdp_status status = train(net, optim, gathers_again, err);
     fsdp_optim_free(optim);
     FSDP_TRY(status);
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
@@ -170,6 +174,26 @@ static fsdp_status step_while_gathered(const late_net *net, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "%g, %g was expected",
                          data ? (double)data[0] : 0.0, first - 1);
     return FSDP_OK;
+}
+
+static fsdp_status step_while_gathered(const late_net *net, fsdp_error *err)
+{
+    return step_and_gather(net, false, err);
+}
+
+static fsdp_status step_while_on_its_way(const late_net *net, fsdp_error *err)
+{
+    return step_and_gather(net, true, err);
+}
+
+static fsdp_status init_while_gathered(const late_net *net, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 2, err));
+    FSDP_TRY(fsdp_unit_unshard(net->unit[1], false, NULL, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->root, 1, err));
+    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
+    return expect_weight(net, 1, err);
 }
 
 /* --- the tests -------------------------------------------------------------------------------- */
@@ -223,4 +247,14 @@ Test(late_gathers, a_gather_by_hand_is_made_at_once_also_behind_one_ahead)
 Test(late_gathers, what_was_gathered_before_the_optimizers_step_is_gathered_anew)
 {
     expect_on_devices(step_while_gathered);
+}
+
+Test(late_gathers, what_is_on_its_way_at_the_optimizers_step_is_gathered_anew)
+{
+    expect_on_devices(step_while_on_its_way);
+}
+
+Test(late_gathers, what_was_gathered_before_values_were_set_is_gathered_anew)
+{
+    expect_on_devices(init_while_gathered);
 }
