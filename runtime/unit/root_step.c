@@ -74,15 +74,27 @@ fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
     return fsdp_root_done(root, end_forward(root, err), err);
 }
 
-/* The order of this root's forwards; another root's on the same context stays. */
+static void move_place(fsdp_group *group, size_t from, size_t to)
+{
+    for (size_t i = 0; i < group->order_count; i++)
+        if (group->order[i] == from)
+            group->order[i] = to;
+}
+
+/* The forwards of this root are over; another root's on the same context move up, as roots that take turns
+ * may never all be between steps. */
 static void clear_order(fsdp_root *root)
 {
     fsdp_context *context = root->context;
-    for (size_t i = 0; i < context->order_count; i++)
-        if (context->order[i] && context->order[i]->unit->root == root)
-            context->order[i] = NULL;
-    while (context->order_count > 0 && !context->order[context->order_count - 1])
-        context->order_count--;
+    size_t kept = 0;
+    for (size_t i = 0; i < context->order_count; i++) {
+        fsdp_group *group = context->order[i];
+        if (group->unit->root == root)
+            continue;
+        move_place(group, i, kept);
+        context->order[kept++] = group;
+    }
+    context->order_count = kept;
 }
 
 static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)

@@ -98,7 +98,7 @@ static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
             unit->backward_prefetch_time == FSDP_PREFETCH_AFTER ? previous : NULL;
     if (!previous || unit->backward_prefetch_time != FSDP_PREFETCH_BEFORE)
         return FSDP_OK;
-    while (place > 0 && order[place - 1] && order[place - 1]->unit == previous->unit)
+    while (place > 0 && order[place - 1]->unit == previous->unit)
         FSDP_TRY(prefetch(order[--place], FSDP_PRE_BACKWARD, err));
     return FSDP_OK;
 }

@@ -207,8 +207,8 @@ def main():
     failed = sum(bool(seed.problems) for seed in tried)
     alone = sum(seed.is_promised for seed in tried)
     runs = sum(seed.runs for seed in tried)
-    print(f"| training in random configurations | {len(tried)} configurations, {alone} also by one rank alone, "
-          f"{runs} runs | other bits or failed {failed} |")
+    what = f"{len(tried)} configurations, {alone} also by one rank alone, {runs} runs"
+    print(f"| training in random configurations | {what} | other bits or failed {failed} |")
     return failed > 0 or not tried
 
 

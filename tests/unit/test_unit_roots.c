@@ -181,6 +181,30 @@ Test(unit_roots, stages_that_share_a_context_train_as_ones_that_do_not)
     expect_pair(train_stages);
 }
 
+/* One of them is always inside a step. */
+static fsdp_status take_turns(pair *two, fsdp_error *err)
+{
+    const fsdp_context *context = two->first.root->context;
+    FSDP_TRY(fsdp_root_share_context(two->second.root, two->first.root, err));
+    FSDP_TRY(forward(&two->first, err));
+    for (int turn = 0; turn < 20; turn++) {
+        FSDP_TRY(forward(&two->second, err));
+        FSDP_TRY(backward(&two->first, err));
+        FSDP_TRY(expect(context->order_count == LAYERS, "the second's forward is noted", err));
+        FSDP_TRY(forward(&two->first, err));
+        FSDP_TRY(backward(&two->second, err));
+        FSDP_TRY(expect(context->order_count == LAYERS, "the first's forward is noted", err));
+        for (size_t i = 0; i < LAYERS; i++)
+            FSDP_TRY(expect(context->order[i]->order[0] == i, "a group knows its place", err));
+    }
+    return backward(&two->first, err);
+}
+
+Test(unit_roots, roots_that_take_turns_note_only_what_is_under_way)
+{
+    expect_pair(take_turns);
+}
+
 static fsdp_status count_shared(pair *two, fsdp_error *err)
 {
     fsdp_memory_pool *own = &two->second.root->context->memory;
