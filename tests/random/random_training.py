@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 MATRIX = range(10_000, 11_000)
-FEW = (3, 12, 13, 19, 22, 36)
+FEW = (3, 12, 22, 36)
 MPIRUN_EVERY = 16  # it takes longer to start than all else takes
 TIMEOUT = 120
 LAUNCHERS = ("FSDP_", "SLURM_", "OMPI_COMM", "PMIX_")
@@ -207,8 +207,8 @@ def main():
     failed = sum(bool(seed.problems) for seed in tried)
     alone = sum(seed.is_promised for seed in tried)
     runs = sum(seed.runs for seed in tried)
-    what = f"{len(tried)} configurations, {alone} also by one rank alone, {runs} runs"
-    print(f"| training in random configurations | {what} | other bits or failed {failed} |")
+    print(f"| training in random configurations | {len(tried)} configurations, {alone} also by one rank "
+          f"alone, {runs} runs | other bits or failed {failed} |")
     return failed > 0 or not tried
 
 
