@@ -99,8 +99,10 @@ static int run_self(const fsdp_launch_job *job)
 
 static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
 {
-    fsdp_error err = {0};
+    fsdp_error err = {0}, ignored = {0};
     fsdp_ctl *ctl = NULL;
+    /* how many it takes is not known before all have met; who gets no file any more says so */
+    (void)!fsdp_launch_have_files("", place->size, FSDP_COMM_TCP, &ignored);
     if (fsdp_launch_connect(place, job->options->deadline_ms, &ctl, &err) != FSDP_OK) {
         fsdp_error_prefix(&err, "rank %d of %d, started by %s", place->rank, place->size,
                           fsdp_launcher_name(place->launcher));

@@ -98,6 +98,10 @@ typedef struct fsdp_launch_job {
  * Returns the exit code; errors are said on standard error. */
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric);
 
+/* Raises the limit of open files for the connections between so many ranks; who: what asks for them, such as
+ * "--np". FSDP_ERR_LIMIT: it cannot be high enough, and is as high as it can be. */
+fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice comm, fsdp_error *err);
+
 int fsdp_launch_processes(const fsdp_launch_job *job);
 int fsdp_launch_threads(const fsdp_launch_job *job);
 /* Ranks that torchrun, srun or FSDP_* started. */

@@ -13,17 +13,9 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "runtime/meet/rendezvous.h"
-
-enum {
-    /* Of a process beside what it has for each other rank: pipe, listeners, memory, trace, the one that
-     * it talks to; and as many ranks of its host as may stand in the door at once (shm_exchange.c). */
-    FILES_AT_LEAST = 32,
-    FILES_TO_SPARE = 128 /* for what the program opens */
-};
 
 typedef struct process_group {
     fsdp_launch_job job;
@@ -111,38 +103,6 @@ static int start_rank(process_group *group, int rank)
     exit(run_rank(group, rank));
 }
 
-/* The lowest limit that leaves room for n files beside those that are open now. */
-static rlim_t limit_for(int n)
-{
-    int limit = 0;
-    for (; n > 0; limit++)
-        n -= fcntl(limit, F_GETFD) < 0;
-    return (rlim_t)limit;
-}
-
-/* A rank has a connection with each other one, watches its process, and over TCP has a second connection.
- * Programs are often given few files at first, and may take more. */
-static fsdp_status have_files(const fsdp_launch_options *options, fsdp_error *err)
-{
-    const int of_each = options->comm == FSDP_COMM_TCP ? 3 : 2;
-    const rlim_t needed = limit_for((options->np - 1) * of_each + FILES_AT_LEAST);
-    const rlim_t wanted = needed + FILES_TO_SPARE;
-    struct rlimit files;
-    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur >= wanted)
-        return FSDP_OK;
-    if (files.rlim_max < needed)
-        return fsdp_fail(err, FSDP_ERR_LIMIT,
-                         "%s %d needs at least %llu open files in a process, which may have %llu: "
-                         "raise the hard limit (`ulimit -Hn`), or start fewer ranks",
-                         options->np_name, options->np, (unsigned long long)needed,
-                         (unsigned long long)files.rlim_max);
-    files.rlim_cur = wanted < files.rlim_max ? wanted : files.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &files) != 0)
-        return fsdp_fail_errno(err, errno, "cannot raise the limit of open files to %llu",
-                               (unsigned long long)files.rlim_cur);
-    return FSDP_OK;
-}
-
 static fsdp_status name_job(char id_out[33], fsdp_error *err)
 {
     unsigned char random[16];
@@ -155,12 +115,12 @@ static fsdp_status name_job(char id_out[33], fsdp_error *err)
 
 static fsdp_status start_ranks(process_group *group, fsdp_error *err)
 {
-    FSDP_TRY(have_files(group->job.options, err));
+    const fsdp_launch_options *options = group->job.options;
+    FSDP_TRY(fsdp_launch_have_files(options->np_name, options->np, options->comm, err));
     FSDP_TRY(name_job(group->id, err));
     FSDP_TRY(fsdp_socket_listen(FSDP_LOOPBACK, 0, &group->listener, err));
     group->port = fsdp_socket_port(group->listener);
-    FSDP_TRY(fsdp_supervisor_create(group->size, group->job.options->deadline_ms,
-                                    &group->supervisor, err));
+    FSDP_TRY(fsdp_supervisor_create(group->size, options->deadline_ms, &group->supervisor, err));
     group->job.failed = fsdp_supervisor_note;
     group->job.listener = group->supervisor;
     fflush(NULL); /* what is buffered is written once */

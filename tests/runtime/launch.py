@@ -407,7 +407,14 @@ def wait_in_vain():
         expect_error(silent, 10, "did not answer within 0.5 s: it is stuck, or something else listens there")
 
 
+def meet_with_few_files():
+    port = free_port()
+    limited = ("/bin/sh", "-c", "ulimit -S -n 20; exec \"$0\" \"$@\"", PROGRAM)
+    meet_all("few files", [member(rank, 12, port, command=limited) for rank in range(12)])
+
+
 def meeting():
+    meet_with_few_files()
     at_once([member_stopped_in_meeting], [zero_stopped_in_meeting], [wait_in_vain], [lost_in_meeting],
             [contradict_each_other], [meet_among_strangers], [meet_by_any_name])
     expect_nobody("a meeting")
