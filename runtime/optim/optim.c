@@ -348,14 +348,18 @@ static void step_param(fsdp_optim *optim, fsdp_optim_state *state, fsdp_stream *
     }
 }
 
+/* Every flat parameter has a state; runs say whether any of it is stepped. */
+static bool is_due(const fsdp_optim_state *state)
+{
+    return state->param->shard_grad && (!state->runs || state->run_count > 0);
+}
+
 bool fsdp_root_awaits_step(const fsdp_root *root, const fsdp_group *group)
 {
     for (const fsdp_optim *optim = root->optims; optim; optim = optim->next)
-        for (size_t i = 0; i < optim->count; i++) {
-            const fsdp_param *param = optim->states[i].param;
-            if (param->shard_grad && (!group || param->group == group))
+        for (size_t i = 0; i < optim->count; i++)
+            if (is_due(&optim->states[i]) && (!group || optim->states[i].param->group == group))
                 return true;
-        }
     return false;
 }
 
@@ -364,7 +368,8 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
 {
     const fsdp_root *root = optim->root;
     for (size_t i = 0; i < optim->count; i++)
-        optim->states[i].param->shard_grad = NULL;
+        if (is_due(&optim->states[i]))
+            optim->states[i].param->shard_grad = NULL;
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++)
             if (!fsdp_root_awaits_step(root, &root->units[i]->groups[g]))
@@ -377,7 +382,7 @@ static fsdp_status step(fsdp_optim *optim, fsdp_error *err)
     fsdp_context *context = optim->root->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     for (size_t i = 0; i < optim->count; i++) {
-        if (!optim->states[i].param->shard_grad)
+        if (!is_due(&optim->states[i]))
             continue;
         step_param(optim, &optim->states[i], compute);
         FSDP_TRY(fsdp_group_reshard(optim->states[i].param->group, err));
@@ -398,6 +403,7 @@ fsdp_status fsdp_optim_step(fsdp_optim *optim, fsdp_error *err)
     fsdp_trace_add(
         root->world->parts.trace,
         &(fsdp_trace_event){.event = "optim_step", .unit = "", .state = "idle", .bytes = -1});
-    root->step++;
-    return fsdp_root_done(root, step(optim, err), err);
+    fsdp_status status = step(optim, err);
+    root->step += !fsdp_root_awaits_step(root, NULL);
+    return fsdp_root_done(root, status, err);
 }

@@ -9,7 +9,10 @@ struct fsdp_scaler {
     fsdp_scaler_opts opts;
     double scale;
     int64_t good_steps;
-    bool is_unscaled, is_finite;
+    bool is_finite;
+    bool is_to_adapt;      /* to what was found, once all optimizers have stepped */
+    const fsdp_root *root; /* whose gradients of which backward were divided */
+    uint64_t backwards;
 };
 
 fsdp_scaler_opts fsdp_scaler_opts_default(void)
@@ -46,6 +49,23 @@ double fsdp_scaler_scale(const fsdp_scaler *scaler)
     return scaler->scale;
 }
 
+static void adapt(fsdp_scaler *scaler)
+{
+    if (!scaler->is_finite) {
+        scaler->scale *= scaler->opts.backoff_factor;
+        scaler->good_steps = 0;
+    } else if (++scaler->good_steps == scaler->opts.growth_interval) {
+        scaler->scale *= scaler->opts.growth_factor;
+        scaler->good_steps = 0;
+    }
+    scaler->is_to_adapt = false;
+}
+
+static bool is_unscaled(const fsdp_scaler *scaler, const fsdp_root *root)
+{
+    return scaler->is_to_adapt && scaler->root == root && scaler->backwards == root->backwards;
+}
+
 static bool unscale_local(const fsdp_scaler *scaler, fsdp_root *root)
 {
     bool finite = true;
@@ -65,8 +85,12 @@ static fsdp_status unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err
     FSDP_TRY(fsdp_context_sync(root->context, err));
     double bad = unscale_local(scaler, root) ? 0 : 1;
     FSDP_TRY(fsdp_root_fold(root, &bad, FSDP_FOLD_MAX, "loss scaling", err));
+    if (scaler->is_to_adapt) /* not every optimizer stepped after the backward before */
+        adapt(scaler);
     scaler->is_finite = bad == 0;
-    scaler->is_unscaled = true;
+    scaler->is_to_adapt = true;
+    scaler->root = root;
+    scaler->backwards = root->backwards;
     return FSDP_OK;
 }
 
@@ -75,28 +99,20 @@ fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "gradients are unscaled after end_backward");
-    if (scaler->is_unscaled)
+    if (scaler->is_to_adapt && scaler->root != root)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "the scaler has divided the gradients of another root, whose optimizers "
+                         "step first");
+    if (is_unscaled(scaler, root))
         return fsdp_fail(err, FSDP_ERR_USAGE, "the gradients were unscaled since the last step");
     FSDP_TRY(fsdp_root_check_reduced(root, "the scaler's unscale", err));
     return fsdp_root_done(root, unscale(scaler, root, err), err);
 }
 
-static void adapt(fsdp_scaler *scaler)
-{
-    if (!scaler->is_finite) {
-        scaler->scale *= scaler->opts.backoff_factor;
-        scaler->good_steps = 0;
-    } else if (++scaler->good_steps == scaler->opts.growth_interval) {
-        scaler->scale *= scaler->opts.growth_factor;
-        scaler->good_steps = 0;
-    }
-    scaler->is_unscaled = false;
-}
-
 fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                              fsdp_error *err)
 {
-    if (!scaler->is_unscaled)
+    if (!is_unscaled(scaler, optim->root))
         FSDP_TRY(fsdp_scaler_unscale(scaler, optim->root, err));
     if (skipped_out)
         *skipped_out = !scaler->is_finite;

@@ -171,6 +171,7 @@ fsdp_status fsdp_root_end_backward(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(check_out_of_forward(root, "end_backward", err));
     root->is_in_backward = false;
     root->is_unfinished = true;
+    root->backwards++;
     return fsdp_root_done(root, end_backward(root, err), err);
 }
 

@@ -286,6 +286,7 @@ struct fsdp_root {
     fsdp_unit *unit;
     fsdp_block *buffers;
     int64_t step;
+    uint64_t backwards;                /* that have ended: newer ones bring other gradients */
     bool is_in_forward, is_in_backward;
     bool is_unfinished;                /* a backward ended whose reductions nobody has waited for */
     bool is_evaluating;                /* forwards have no backward: their order is not noted */

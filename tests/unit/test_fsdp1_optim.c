@@ -449,6 +449,57 @@ Test(fsdp1_optim, what_is_not_stepped_has_no_state)
     expect_ranks(2, run_case, &what);
 }
 
+static bool is_in_first_layer(void *user, const fsdp_param *param)
+{
+    (void)user;
+    return strncmp(fsdp_param_name(param), "layers.0.", 9) == 0;
+}
+
+static bool is_elsewhere(void *user, const fsdp_param *param)
+{
+    return !is_in_first_layer(user, param);
+}
+
+/* Each has a state for every flat parameter, and steps its own. */
+static fsdp_status step_in_turn(v1_net *net, fsdp_optim *other, fsdp_error *err)
+{
+    fsdp_box box;
+    double loss;
+    FSDP_TRY(net_microbatch(net, 0, 0, &loss, err));
+    const float *weight = fsdp_param_shard(net->weight[1], &box);
+    bool is_held = fsdp_box_count(&box) > 0;
+    const float before = is_held ? *weight : 0;
+    FSDP_TRY(fsdp_optim_step(net->optim, err));
+    EXPECT(!is_held || *weight == before, err);
+    FSDP_TRY(fsdp_optim_step(other, err));
+    EXPECT(!is_held || *weight != before, err);
+    EXPECT(!fsdp_root_awaits_step(net->root, NULL), err);
+    return FSDP_OK;
+}
+
+static fsdp_status step_with_two(v1_net *net, state_case *what, fsdp_error *err)
+{
+    static const fsdp_optim_group elsewhere = {.match = is_elsewhere, .lr = 0.01};
+    fsdp_adamw_opts opts = fsdp_adamw_opts_default();
+    fsdp_optim *other = NULL;
+    (void)what;
+    opts.groups = &elsewhere;
+    opts.group_count = 1;
+    FSDP_TRY(fsdp_v1_adamw_create(net->v1, &opts, &other, err));
+    fsdp_status status = step_in_turn(net, other, err);
+    fsdp_optim_free(other);
+    return status;
+}
+
+Test(fsdp1_optim, two_optimizers_step_flat_parameters_of_their_own)
+{
+    static const fsdp_optim_group first = {.match = is_in_first_layer, .lr = 0.01};
+    state_case what = case_of(FSDP_V1_FULL_SHARD, true, step_with_two);
+    what.setup.groups = &first;
+    what.setup.group_count = 1;
+    expect_ranks(2, run_case, &what);
+}
+
 static fsdp_status change_hypers(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;

@@ -113,7 +113,10 @@ static fsdp_status expect_scaled_once(state_net *net, two_optims *two, fsdp_erro
     return FSDP_OK;
 }
 
-static fsdp_status step_scaled(state_net *net, fsdp_error *err)
+typedef fsdp_status (*scaled_body)(state_net *net, two_optims *two, fsdp_error *err);
+
+/* Weights and biases by SGD of their own, the scale 4, which grows after two good steps. */
+static fsdp_status with_scaled_pair(state_net *net, scaled_body body, fsdp_error *err)
 {
     two_optims two = {0};
     const fsdp_optim_group weights = {net_is_no_bias, NULL, 0.5, 0};
@@ -131,9 +134,14 @@ static fsdp_status step_scaled(state_net *net, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_scaler_create(&opts, &two.scaler, err);
     if (status == FSDP_OK)
-        status = expect_scaled_once(net, &two, err);
+        status = body(net, &two, err);
     free_two(&two);
     return status;
+}
+
+static fsdp_status step_scaled(state_net *net, fsdp_error *err)
+{
+    return with_scaled_pair(net, expect_scaled_once, err);
 }
 
 Test(optim, a_scaler_counts_and_divides_once_for_two_optimizers)
@@ -176,4 +184,30 @@ static fsdp_status step_infinite(state_net *net, fsdp_error *err)
 Test(optim, an_infinity_of_one_optimizer_skips_the_other_too)
 {
     expect_net(step_infinite, NULL);
+}
+
+/* The other optimizer's turn comes with a later backward. */
+static fsdp_status step_one(state_net *net, two_optims *two, fsdp_error *err)
+{
+    bool skipped;
+    for (int i = 1; i <= 3; i++) {
+        float grad = 0;
+        FSDP_TRY(net_forward(net, err));
+        FSDP_TRY(net_backward(net, err));
+        const float *bias = first_bias(net, &grad), before = bias ? *bias : 0;
+        FSDP_TRY(step(two, two->biases, &skipped, err));
+        EXPECT(!bias || *bias == before - 0.5f * (grad / 4));
+        EXPECT(!skipped && fsdp_scaler_scale(two->scaler) == (i < 3 ? 4 : 8));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status step_one_of_two(state_net *net, fsdp_error *err)
+{
+    return with_scaled_pair(net, step_one, err);
+}
+
+Test(optim, a_scaler_divides_new_gradients_though_one_optimizer_waits)
+{
+    expect_net(step_one_of_two, NULL);
 }
