@@ -39,7 +39,6 @@ def judge(comm, kind, at, rank):
     done = run(comm, kind, at, rank)
     if not done:
         return
-    # over MPI, ranks that failed do not finalize it, and say 10 (another rank failed)
     codes = (0, 10) if comm == "mpi" else (0,)
     said = RANKS - (kind == "killed")
     is_well = done.returncode in codes and done.stdout.count("as it should be") == said
