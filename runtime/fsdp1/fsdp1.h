@@ -283,7 +283,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_with(fsdp_v1 *v1, fsdp_optim *opt
 
 /* As fsdp_adamw_create and fsdp_sgd_create. With use_orig_params groups are asked about declared parameters,
  * and frozen or unmatched ones are not stepped; otherwise about flat ones. A flat parameter has one gradient:
- * of several optimizers the first that steps any of it uses it up, so give what lies in one to one of them. */
+ * of several optimizers the first that steps any of it uses it up, so what lies in one is for one of them. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_adamw_create(fsdp_v1 *v1, const fsdp_adamw_opts *opts,
                                                        fsdp_optim **optim_out, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts,

@@ -103,8 +103,8 @@ FSDP_API double fsdp_scaler_scale(const fsdp_scaler *scaler);
 /* Collective. Divides the sharded gradients by the scale: before they are clipped. At most once after a
  * backward; the step does it otherwise. The gradients of one root at a time. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_unscale(fsdp_scaler *scaler, fsdp_root *root, fsdp_error *err);
-/* Collective. The optimizer's step, unless a gradient of the root is not finite; then the scale is adapted: of
- * several optimizers, when all have stepped, or with the next backward's gradients when one has not. */
+/* Collective. The optimizer's step, unless a gradient of the root is not finite; then the scale is adapted:
+ * of several optimizers, when all have stepped, or with the next backward's gradients when one has not. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_scaler_step(fsdp_scaler *scaler, fsdp_optim *optim, bool *skipped_out,
                                                    fsdp_error *err);
 
