@@ -5,7 +5,6 @@
 #include "base/io_limit.h"
 #include "base/pool.h"
 #include "statedict/checkpoint_internal.h"
-#include "statedict/export.h"
 #include "statedict/pipeline.h"
 
 #include <inttypes.h>

@@ -7,7 +7,6 @@
 #include "base/pool.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/diff_internal.h"
-#include "statedict/foreign.h"
 #include "statedict/rename.h"
 #include <fsdp/filter.h>
 
@@ -331,8 +330,8 @@ static fsdp_status carry_values(diff_state *state, fsdp_error *err)
 {
     if (state->opts.keys_only)
         return FSDP_OK;
-    FSDP_TRY(fsdp_foreign_carry_values(state->a, true, err));
-    return fsdp_foreign_carry_values(state->b, true, err);
+    FSDP_TRY(fsdp_checkpoint_carry_values(state->a, true, err));
+    return fsdp_checkpoint_carry_values(state->b, true, err);
 }
 
 static fsdp_status compare(diff_state *state, fsdp_error *err)

@@ -3,7 +3,6 @@
  * blocks (pipeline.c), alone or in turns with other workers. Load, diff and convert stand on this.
  */
 #include "statedict/checkpoint_internal.h"
-#include "statedict/foreign.h"
 
 #include <string.h>
 
@@ -126,14 +125,9 @@ static fsdp_box hull(const fsdp_want *wants, size_t count)
     return box;
 }
 
-fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns,
-                                fsdp_error *err)
+fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
+                            size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err)
 {
-    if (count == 0)
-        return FSDP_OK;
-    if (checkpoint->source)
-        return fsdp_foreign_get(checkpoint, entry, wants, count, getter, turns, err);
     get_state state = {.checkpoint = checkpoint,
                        .entry = entry,
                        .wants = wants,

@@ -235,37 +235,25 @@ static bool is_loaded(const load_job *job, size_t i)
     return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
 }
 
-typedef struct file_search {
-    const fsdp_checkpoint *checkpoint;
-    bool *needed;
-} file_search;
-
-static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box,
-                             fsdp_error *err)
+static fsdp_status need_file(void *user, int number, fsdp_error *err)
 {
-    file_search *search = user;
-    (void)part;
-    (void)box;
-    (void)err;
-    search->needed[fsdp_checkpoint_file_of(search->checkpoint, rank)] = true;
-    return FSDP_OK;
+    return fsdp_checkpoint_need_file(user, number, err);
 }
 
-/* Marks the files that hold something one rank wants. */
-static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, file_search *search,
-                              fsdp_error *err)
+/* Opens the files that hold something one rank wants. */
+static fsdp_status open_files_of(const load_job *job, const fsdp_sd *sd, int rank, fsdp_error *err)
 {
+    fsdp_checkpoint *from = job->checkpoint;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         if (!is_loaded(job, i))
             continue;
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        const fsdp_entry *stored = fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i]);
         size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
             fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
-            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box,
-                                      need_file, search, err));
+            FSDP_TRY(
+                fsdp_checkpoint_locate(from, (size_t)job->source[i], &box, need_file, from, err));
         }
     }
     return FSDP_OK;
@@ -273,19 +261,9 @@ static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, 
 
 static fsdp_status open_files(load_job *job, fsdp_error *err)
 {
-    if (job->checkpoint->source)
-        return FSDP_OK; /* other programs' files are opened as they are read */
-    int files = job->checkpoint->manifest.file_count;
-    file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
-    if (!search.needed)
-        return fsdp_fail_memory(err, "a load plan");
     fsdp_status st = FSDP_OK;
     for (int g = 0; g < job->group_size && st == FSDP_OK; g++)
-        st = find_files(job, job->group_sds[g], job->group_ranks[g], &search, err);
-    for (int f = 0; f < files && st == FSDP_OK; f++)
-        if (search.needed[f])
-            st = fsdp_checkpoint_need_file(job->checkpoint, f, err);
-    fsdp_free(search.needed);
+        st = open_files_of(job, job->group_sds[g], job->group_ranks[g], err);
     return st;
 }
 
