@@ -1,11 +1,10 @@
 /* The calls of convert.h, and the loop of a conversion: see convert_job.h. */
 #include "statedict/convert_job.h"
 
+#include "base/flow.h"
 #include "base/io_reuse.h"
 #include "statedict/convert_io.h"
 #include "statedict/plan_notes.h"
-
-#include "base/flow.h"
 
 /* The next files that lie together and are not there yet; false behind the last. */
 static bool next_group(convert_job *job)
@@ -29,7 +28,7 @@ static fsdp_status write_group(convert_job *job, fsdp_error *err)
     FSDP_TRY(job->target->finish(job, err));
     if (job->opts.no_verify)
         return FSDP_OK;
-    fsdp_flow("statedict/convert.c", "check");
+    fsdp_flow("statedict/convert.c", "read it back");
     return job->target->check ? job->target->check(job, err) : fsdp_convert_read_back(job, err);
 }
 
@@ -59,12 +58,15 @@ static fsdp_status convert(convert_job *job, const char *from, fsdp_convert_plan
                            fsdp_error *err)
 {
     FSDP_TRY(fsdp_convert_prepare(job, from, plan, err));
-    if (!job->opts.no_verify)
+    if (!job->opts.no_verify) {
+        fsdp_flow("statedict/convert.c", "compare the source with its checksums");
         FSDP_TRY(fsdp_checkpoint_check(job->from, job->threads, err));
+    }
     job->watch = job->opts.watch;
     /* what is read back counts as well */
     fsdp_meter_init(&job->meter, &job->watch,
                     plan->bytes_read + (job->opts.no_verify ? 0 : job->tensor_bytes));
+    fsdp_flow("statedict/convert.c", "begin '%s'", job->to);
     FSDP_TRY(job->target->begin(job, err));
     FSDP_TRY(write_target(job, err));
     report_casts(job, plan);

@@ -242,7 +242,7 @@ static fsdp_status move_slab(slab_worker *work, fsdp_error *err)
     FSDP_TRY(cut_slab(work, err));
     if (work->count == 0)
         return FSDP_OK; /* all of it belongs to other groups */
-    fsdp_flow_box("statedict/convert_move.c", "slab of", entry->name, entry->name_size,
+    fsdp_flow_box("statedict/convert_move.c", "move", entry->name, entry->name_size,
                   &work->slab);
     bool was_there = is_there(work, &note);
     if (!was_there) {
@@ -253,6 +253,7 @@ static fsdp_status move_slab(slab_worker *work, fsdp_error *err)
         note.hash = hash_slab(work);
     if (job->hashes)
         job->hashes[work->number] = note.hash;
+    fsdp_flow("statedict/convert_move.c", "write %zu pieces", work->count);
     for (size_t i = 0; i < work->count; i++)
         FSDP_TRY(job->target->write(job, &work->pieces[i], err));
     if (job->hashes && !was_there && slab_bytes(work, work->wanted) >= NOTED_LEAST)
@@ -267,6 +268,8 @@ static fsdp_status check_slab(slab_worker *work, fsdp_error *err)
     const fsdp_entry *entry = fsdp_sd_at(job->sd, work->entry);
     char name[160];
     FSDP_TRY(cut_slab(work, err));
+    fsdp_flow_box("statedict/convert_move.c", "compare", entry->name, entry->name_size,
+                  &work->slab);
     FSDP_TRY(fill_slab(work, err));
     fsdp_hash hash = hash_slab(work);
     if (memcmp(&hash, &job->hashes[work->number], sizeof hash) != 0)

@@ -4,6 +4,7 @@
  */
 #include "statedict/convert_job.h"
 
+#include "base/flow.h"
 #include "base/io_reuse.h"
 #include "statedict/convert_io.h"
 #include "statedict/layout_internal.h"
@@ -123,6 +124,7 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
+    fsdp_flow("statedict/convert_plan.c", "open '%s'", from);
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
         FSDP_TRY(fsdp_checkpoint_carry_values(job->from, !job->limits, err));
@@ -290,6 +292,8 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
     divide_memory(job);
     FSDP_TRY(announce_reading(job, err));
     FSDP_TRY(count_work(job, plan, err));
+    fsdp_flow("statedict/convert_plan.c", "plan: %d files, slabs of at most %lld bytes", plan->files,
+              (long long)job->slab_bytes);
     FSDP_TRY(fsdp_plan_identify(job, job->hash, err));
     FSDP_TRY(job->target->check_place(job, err));
     FSDP_TRY(check_memory(job, plan, err));

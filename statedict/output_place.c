@@ -1,6 +1,7 @@
 /* Files and directories for other programs, whole or not at all: see output_place.h. */
 #include "statedict/output_place.h"
 
+#include "base/flow.h"
 #include "base/mem.h"
 #include "statedict/commit_internal.h"
 #include "statedict/copied.h"
@@ -206,6 +207,7 @@ static fsdp_status replace_directory(const fsdp_output_place *place, fsdp_error 
 
 static fsdp_status take_place(const fsdp_output_place *place, fsdp_error *err)
 {
+    fsdp_flow("statedict/output_place.c", "publish: rename to '%s'", place->target);
     fsdp_io *io = place->io;
     bool replaces = place->overwrite && fsdp_io_exists(io, place->target);
     if (replaces && place->format->limits.is_directory)
