@@ -1,5 +1,5 @@
 /*
- * What a cast did to values, with AVX2: the same numbers as kernels/measure.c. Nearly all values stay finite,
+ * What a cast did to values, with AVX2: the same numbers as kernels/cast/measure.c. Nearly all values stay finite,
  * keep their sign and move by no more than another one did before; for eight at a time that is a product and
  * comparisons. Where it is not so, the plain C version looks at the eight.
  *

@@ -3,7 +3,7 @@
  * processes of the same host are watched. When nothing comes for the deadline, a member calls the roll: those
  * who wait themselves answer, and who does not is the one that all wait for. See comm_message.h.
  */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/comm/comm_message.h"
 
 #include <stdio.h>

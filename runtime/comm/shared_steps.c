@@ -4,7 +4,7 @@
  */
 #include "runtime/comm/comm_shared.h"
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 
 enum {
     SIGN_OF_LIFE = 32 << 20,      /* bytes between two */

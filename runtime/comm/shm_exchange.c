@@ -16,8 +16,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 
 enum { TOKEN = 16, LOOK_MS = 20, MORE_GUESTS = 16, GUESTS_AT_ONCE = 8 };
 

@@ -7,8 +7,8 @@
  */
 #include "runtime/comm/wire_tcp_internal.h"
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/meet/ctl_tcp.h"
 
 enum { VISITORS = 64 }; /* listen() may be content with 128 */

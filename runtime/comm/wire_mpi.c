@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/meet/mpi_process.h"
 
 enum { NEWS_TAG = 0, LEAST_CHANNELS = 32767 };

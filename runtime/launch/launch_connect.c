@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/meet/rendezvous.h"
 #include "runtime/meet/torchrun_store.h"
 

@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/mem.h"
-#include "statedict/lease_internal.h"
+#include "base/core/mem.h"
+#include "statedict/commit/lease_internal.h"
 
 fsdp_status fsdp_lifeline_open(int pid, int rank, fsdp_lifeline *line, fsdp_error *err)
 {

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/meet/ctl_tcp.h"
 
 enum { MISSING_SHOWN = 16, GRACE_MS = 2000, NAP_MS = 20, LONGEST_NAP_MS = 250, ANSWER_MS = 1000 };

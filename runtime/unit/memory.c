@@ -1,7 +1,7 @@
 /* Blocks of memory that belong to streams. See memory.h. */
 #include "runtime/unit/memory.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static const char *const class_names[FSDP_MEMORY_CLASSES] = {"shard",  "unsharded", "all_gather",
                                                              "reduce", "grad",      "optim"};

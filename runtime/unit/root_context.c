@@ -4,7 +4,7 @@
  */
 #include "runtime/unit/root_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static const char *const stream_names[FSDP_STREAMS] = {"compute", "copy_in", "all_gather", "reduce",
                                                        "all_reduce"};

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- dims by name ----------------------------------------------------------------------------- */
 

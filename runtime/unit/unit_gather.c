@@ -14,7 +14,7 @@
 #include "runtime/unit/unit_internal.h"
 #include "runtime/unit/work.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- which streams, which ranks --------------------------------------------------------------- */
 

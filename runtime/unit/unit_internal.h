@@ -18,7 +18,7 @@
 #ifndef FSDP_UNIT_INTERNAL_H
 #define FSDP_UNIT_INTERNAL_H
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 #include "runtime/unit/memory.h"
 #include "runtime/launch/world_internal.h"
 #include <fsdp/root.h>

@@ -5,7 +5,7 @@
 #include "runtime/unit/unit_reduce.h"
 #include "runtime/unit/work.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- dtypes ----------------------------------------------------------------------------------- */
 

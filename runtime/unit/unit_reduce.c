@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- inputs in flight ------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /* Work that units give to streams. See work.h. */
 #include "runtime/unit/work.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static const fsdp_device_ops *ops_of(const fsdp_stream *stream)
 {

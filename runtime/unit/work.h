@@ -5,7 +5,7 @@
 #ifndef FSDP_WORK_H
 #define FSDP_WORK_H
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 #include "runtime/device/device.h"
 #include "runtime/unit/unit_internal.h"
 

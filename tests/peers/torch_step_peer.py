@@ -1,4 +1,4 @@
-"""Steps of PyTorch's FSDP2 over gloo for fsdp-bench step, which says how many through pipes (tools/bench.h,
+"""Steps of PyTorch's FSDP2 over gloo for fsdp-bench step, which says how many through pipes (tools/bench/bench.h,
 bench_peer): forward, backward, AdamW on one batch, one thread per rank.
 
 usage: torch_step_peer.py LAYERS WIDTH OUT ROWS DIR RANKS

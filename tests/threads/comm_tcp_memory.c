@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/comm/wire_tcp.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_sockets.h"

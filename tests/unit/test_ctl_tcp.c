@@ -6,10 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/meet/ctl_tcp.h"
 #include "runtime/meet/rendezvous.h"
-#include "statedict/ctl_frame.h"
+#include "statedict/ctl/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 
 enum { SHORT_MS = 200 };

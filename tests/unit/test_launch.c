@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/launch/launch_supervise.h"
 #include "runtime/meet/lifeline.h"
 

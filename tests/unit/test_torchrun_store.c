@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/meet/socket.h"
 #include "runtime/meet/torchrun_store.h"
 

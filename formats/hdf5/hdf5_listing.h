@@ -1,0 +1,31 @@
+/*
+ * From what the child says of a file (hdf5_wire.h) to a catalog. None of it is believed.
+ */
+#ifndef FSDP_HDF5_LISTING_H
+#define FSDP_HDF5_LISTING_H
+
+#include "formats/source/source.h"
+
+/* A tensor of the catalog, by its number there. */
+typedef struct fsdp_h5_tensor {
+    int64_t dataset;           /* the child's number */
+    bool is_plain;             /* its bytes lie in the file as they are */
+    int64_t *chunk;            /* shape of its chunks; NULL when it has none */
+    int64_t chunk_bytes;
+    int64_t stored;            /* bytes in the file */
+} fsdp_h5_tensor;
+
+typedef struct fsdp_h5_tensors {
+    fsdp_h5_tensor *items;
+    size_t count, room;
+    fsdp_arena arena;
+    int64_t index_offset;      /* of a file of ours; 0: it is none */
+} fsdp_h5_tensors;
+
+void fsdp_h5_tensors_release(fsdp_h5_tensors *tensors);
+
+/* Fills the catalog; file is the number of the file in it. */
+fsdp_status fsdp_h5_listing_take(const char *data, size_t size, fsdp_source *source, int file,
+                                 fsdp_h5_tensors *tensors, fsdp_error *err);
+
+#endif

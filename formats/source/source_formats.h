@@ -1,0 +1,14 @@
+/* The foreign formats by name, each defined in its own file; detect.c holds the table. */
+#ifndef FSDP_FOREIGN_H
+#define FSDP_FOREIGN_H
+
+#include "formats/source/source.h"
+
+extern const fsdp_foreign_format fsdp_format_hdf5;          /* hdf5_read.c */
+extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */
+extern const fsdp_foreign_format fsdp_format_torch;         /* torch_read.c */
+extern const fsdp_foreign_format fsdp_format_ranks;         /* rankset_read.c */
+extern const fsdp_foreign_format fsdp_format_dcp;           /* dcp_read.c */
+extern const fsdp_foreign_format fsdp_format_npy, fsdp_format_npz;   /* npz_read.c */
+
+#endif

@@ -1,0 +1,12 @@
+/* The formats that can be written, for the table in targets.c. */
+#ifndef FSDP_TARGETS_H
+#define FSDP_TARGETS_H
+
+#include "formats/target/target.h"
+
+/* packed_target.c */
+extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target, fsdp_npy_target;
+extern const fsdp_target_format fsdp_dcp_target;     /* dcp_write.c */
+extern const fsdp_target_format fsdp_torch_target;   /* torch_write.c */
+
+#endif
