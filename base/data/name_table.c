@@ -1,8 +1,7 @@
-/* The hash table of names that foreign formats share: open addressing, at most three quarters full. */
+/* The hash table of names: open addressing, at most three quarters full. See name_table.h. */
 #include "base/data/name_table.h"
 
 #include "base/core/mem.h"
-#include "kernels/kernels.h"
 
 #include <string.h>
 
@@ -14,12 +13,23 @@ void fsdp_name_table_release(fsdp_name_table *table)
     *table = (fsdp_name_table){0};
 }
 
+static uint64_t mix(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+    return hash ^ hash >> 32;
+}
+
 static uint64_t hash_of(const char *name, size_t size)
 {
-    fsdp_hash hash = fsdp_kernels_get()->hash(name, size);
-    uint64_t word;
-    memcpy(&word, hash.bytes, sizeof word);
-    return word;
+    uint64_t hash = mix(0, size), word = 0;
+    for (; size >= sizeof word; name += sizeof word, size -= sizeof word) {
+        memcpy(&word, name, sizeof word);
+        hash = mix(hash, word);
+    }
+    word = 0;
+    if (size > 0)
+        memcpy(&word, name, size);
+    return mix(hash, word);
 }
 
 /* The slot that holds the name, or the free one where it belongs. */
@@ -66,13 +76,19 @@ static bool is_full(const fsdp_name_table *table, size_t count)
     return count >= table->capacity / 4 * 3;
 }
 
-void fsdp_name_table_expect(fsdp_name_table *table, size_t count)
+bool fsdp_name_table_expect(fsdp_name_table *table, size_t count)
 {
     size_t capacity = SMALLEST;
-    while (capacity < SIZE_MAX / 4 && count >= capacity / 4 * 3)
+    while (capacity < SIZE_MAX / 4 && count > capacity / 4 * 3)
         capacity *= 2;
-    if (capacity > table->capacity)
-        (void)grow_to(table, capacity);
+    return capacity <= table->capacity || grow_to(table, capacity);
+}
+
+void fsdp_name_table_clear(fsdp_name_table *table)
+{
+    for (size_t i = 0; i < table->capacity; i++)
+        table->slots[i] = (fsdp_name_slot){0};
+    table->count = 0;
 }
 
 uint64_t *fsdp_name_table_enter(fsdp_name_table *table, const char *name, size_t size,

@@ -1,6 +1,6 @@
 /*
- * A hash table from names to numbers: names that come from files, so keys are compared in full and the
- * table grows with what was put into it.
+ * The hash table of the project, from names to numbers. Names come from files, so keys are compared in full
+ * and the table grows with the names that are put into it.
  */
 #ifndef FSDP_NAME_TABLE_H
 #define FSDP_NAME_TABLE_H
@@ -24,8 +24,10 @@ typedef struct fsdp_name_table {
 
 void fsdp_name_table_release(fsdp_name_table *table);
 
-/* Makes room for so many names in all, as far as there is memory. */
-void fsdp_name_table_expect(fsdp_name_table *table, size_t count);
+/* Makes room for count names in all; false when there is no memory. The puts of those names cannot fail. */
+bool fsdp_name_table_expect(fsdp_name_table *table, size_t count);
+/* Takes all names out and keeps the room. */
+void fsdp_name_table_clear(fsdp_name_table *table);
 
 /* The number of a name, NULL when it is not there; valid until the next put. */
 uint64_t *fsdp_name_table_find(const fsdp_name_table *table, const char *name, size_t size);

@@ -6,7 +6,7 @@
 #ifndef FSDP_DCP_FOLD_H
 #define FSDP_DCP_FOLD_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 
 #include "base/core/mem.h"
 

@@ -522,7 +522,7 @@ static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
     dcp_ranges_expect(&meta->ranges, range_count);
     (void)fsdp_grow(&meta->entries, &meta->entry_room, meta->entry_count + name_count + 1,
                     sizeof *meta->entries);
-    fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
+    (void)fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
     fsdp_source_expect(meta->source, name_count, range_count);
     dcp_expect(meta->state, range_count);
 }

@@ -4,7 +4,7 @@
  */
 #include "base/io/io_note.h"
 #include "formats/source/source_formats.h"
-#include "formats/hdf5/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
 #include "formats/source/source_internal.h"
 
 #include <errno.h>
@@ -104,12 +104,6 @@ static fsdp_status look(seen_path *seen, fsdp_error *err)
     seen->probe.is_directory = info.kind == FSDP_FILE_DIRECTORY;
     return seen->probe.is_directory ? look_into(seen, seen->probe.path, err)
                                     : look_at_head(seen, err);
-}
-
-bool fsdp_probe_has(const fsdp_probe *probe, const char *name)
-{
-    return probe->is_directory && probe->name_count > 0 &&
-           bsearch(&name, probe->names, probe->name_count, sizeof *probe->names, compare_names);
 }
 
 /* --- telling ---------------------------------------------------------------------------------- */

@@ -9,7 +9,8 @@ static bool holds_every_dtype(fsdp_dtype dtype)
     return true;
 }
 
-/* A native full checkpoint in one file: statedict/convert/convert.c writes it, so it has no operations here. */
+/* A native full checkpoint in one file: statedict/convert/convert.c writes it, so it has no operations here.
+ * */
 static const fsdp_target_format hdf5_target = {
     .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
 
@@ -17,14 +18,6 @@ static const fsdp_target_format *const formats[] = {
     &fsdp_hf_target, &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
     &hdf5_target,    &fsdp_npz_target,         &fsdp_npy_target,
 };
-
-fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number)
-{
-    fsdp_box box = fsdp_box_whole(entry->ndim, entry->boxes[number].len);
-    for (int d = 0; d < entry->ndim; d++)
-        box.lo[d] = entry->boxes[number].lo[d];
-    return box;
-}
 
 const fsdp_target_format *fsdp_target_at(size_t i)
 {

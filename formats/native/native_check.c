@@ -5,10 +5,10 @@
  * the index.
  * See fsdp_shard_check_structure in format.h.
  */
-#include "formats/native/format.h"
-#include "formats/hdf5/hdf5_listing.h"
-#include "formats/hdf5/hdf5_sandbox.h"
-#include "formats/hdf5/hdf5_session.h"
+#include "formats/shard.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_session.h"
 #include "base/data/name_table.h"
 #include "formats/hdf5/hdf5_link_name.h"
 

@@ -15,7 +15,7 @@
 #ifndef FSDP_NATIVE_INDEX_H
 #define FSDP_NATIVE_INDEX_H
 
-#include "formats/native/format.h"
+#include "formats/shard.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "fsdp reads its indexes in place and needs a little-endian processor"

@@ -407,8 +407,9 @@ fsdp_status fsdp_shard_read(fsdp_shard_reader *reader, const fsdp_stored_box *bo
                             int64_t count, void *data, fsdp_error *err)
 {
     FSDP_TRY(read_elements(reader, box, first, count, data, err));
-    fsdp_flow("formats/native/native_read.c", "%lld elements at element %lld of box %u of tensor %u",
-              (long long)count, (long long)first, box->part, box->tensor);
+    fsdp_flow("formats/native/native_read.c",
+              "%lld elements at element %lld of box %u of tensor %u", (long long)count,
+              (long long)first, box->part, box->tensor);
     return FSDP_OK;
 }
 

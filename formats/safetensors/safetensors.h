@@ -7,7 +7,7 @@
 #define FSDP_SAFETENSORS_H
 
 #include "base/data/name_table.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "formats/source/spelling.h"
 
 typedef struct fsdp_safetensors_entry {

@@ -6,7 +6,7 @@
 #include "formats/safetensors/safetensors.h"
 
 #include "base/core/mem.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <stdio.h>
 #include <stdlib.h>

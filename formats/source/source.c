@@ -234,7 +234,7 @@ void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks)
                     sizeof *source->chunks);
     (void)fsdp_grow(&source->chunk_tensors, &source->chunk_tensor_room,
                     source->chunk_count + chunks, sizeof *source->chunk_tensors);
-    fsdp_name_table_expect(&source->names, source->entry_count + tensors);
+    (void)fsdp_name_table_expect(&source->names, source->entry_count + tensors);
 }
 
 /* --- tensors ---------------------------------------------------------------------------------- */

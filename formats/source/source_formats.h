@@ -2,7 +2,7 @@
 #ifndef FSDP_FOREIGN_H
 #define FSDP_FOREIGN_H
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 extern const fsdp_foreign_format fsdp_format_hdf5;          /* hdf5_read.c */
 extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */

@@ -7,7 +7,7 @@
 
 #include "base/io/io_note.h"
 #include "base/data/name_table.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <pthread.h>
 

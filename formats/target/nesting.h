@@ -5,7 +5,7 @@
 #ifndef FSDP_NESTING_H
 #define FSDP_NESTING_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 
 #include "base/core/mem.h"
 

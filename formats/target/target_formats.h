@@ -2,7 +2,7 @@
 #ifndef FSDP_TARGETS_H
 #define FSDP_TARGETS_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 
 /* packed_target.c */
 extern const fsdp_target_format fsdp_hf_target, fsdp_safetensors_target, fsdp_npz_target, fsdp_npy_target;

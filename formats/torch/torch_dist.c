@@ -2,7 +2,7 @@
  * DTensor and ShardedTensor in a file that stands alone: whole ones become tensors, a part is told as
  * such. Sets of rank files are put together elsewhere. See torch_internal.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/source/rank_names.h"
 #include "formats/torch/torch_internal.h"
 
 #include <stdio.h>

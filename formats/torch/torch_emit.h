@@ -11,7 +11,7 @@
 
 #include "base/io/io.h"
 #include "formats/pickle/pickle_write.h"
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "formats/zip/zip_write.h"
 
 #include <stdatomic.h>

@@ -10,7 +10,7 @@
 #define FSDP_TORCH_INTERNAL_H
 
 #include "formats/pickle/pickle.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 /* Where the bytes of a storage are. */
 typedef struct torch_storage {

@@ -1,6 +1,7 @@
 /*
  * Casts that are looked at: small blocks are cast, turned back and compared while they are in the
- * first cache, so that memory is read and written once. See kernels.h; statedict/select/cast_box.c is who uses it.
+ * first cache, so that memory is read and written once. See kernels.h; statedict/select/cast_box.c is who
+ * uses it.
  *
  * Where every value of one type is a value of the other there is nothing to compare, and NaNs are all that is
  * counted. From f64 the comparison is done in f64, in plain C: it is no type that models are kept in.

@@ -4,7 +4,7 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "statedict/checkpoint/foreign.h"
 #include "statedict/checkpoint/incomplete.h"
 #include "statedict/manifest/large_value.h"

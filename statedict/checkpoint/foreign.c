@@ -1,5 +1,5 @@
 /*
- * Checkpoints of other programs: the catalog of a source (formats/source/source.h) becomes a state dict in
+ * Checkpoints of other programs: the catalog of a source (formats/source.h) becomes a state dict in
  * which every tensor is whole, and wanted boxes are read from it. See foreign.h.
  */
 #include "statedict/checkpoint/foreign.h"
@@ -10,7 +10,7 @@
 
 #include "base/data/name_path.h"
 #include "base/core/pool.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/convert.h>

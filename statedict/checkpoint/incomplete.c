@@ -2,7 +2,7 @@
 #include "statedict/checkpoint/incomplete.h"
 
 #include "base/core/mem.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 
 #include <errno.h>

@@ -11,6 +11,7 @@
 #define FSDP_COMMIT_H
 
 #include "base/io/io.h"
+#include "statedict/manifest/disk_names.h"
 #include <fsdp/checkpoint.h>
 
 typedef struct fsdp_lease fsdp_lease;
@@ -60,18 +61,6 @@ void fsdp_staging_release(fsdp_staging *staging);
 /* Deletes a checkpoint directory so that no reader ever sees half of it: rename to
  * NAME.deleting-UUID, sync the parent, then remove the tree. */
 fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err);
-
-/* 32 hex digits of randomness; names only, never stored in a checkpoint. */
-void fsdp_random_hex(char out[33]);
-
-/* --- names in a run: step-%08d, .tmp-UUID, .deleting-UUID, .old-UUID --- */
-typedef enum fsdp_step_name_kind {
-    FSDP_NAME_OTHER, FSDP_NAME_STEP, FSDP_NAME_STAGING, FSDP_NAME_DELETING, FSDP_NAME_REPLACED
-} fsdp_step_name_kind;
-enum { FSDP_STEP_NAME_SIZE = 64 };
-void fsdp_step_name(int64_t step, char name_out[FSDP_STEP_NAME_SIZE]);
-/* Exact grammar: "step-900.bak" is OTHER. */
-fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out);
 
 /* --- the lease of a run: RUN/.lock --- */
 enum { FSDP_LEASE_SECONDS = 900, FSDP_LEASE_PATIENCE_MS = 5000 };

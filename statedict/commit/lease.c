@@ -13,7 +13,7 @@
 #include "base/data/json.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
-#include "statedict/transfer/pipeline.h"
+#include "statedict/sd/meter.h"
 
 #include <fsdp/text.h>
 #include <errno.h>

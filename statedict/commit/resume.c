@@ -2,7 +2,7 @@
 #include "statedict/commit/resume.h"
 
 #include "statedict/commit/commit_internal.h"
-#include "statedict/transfer/pipeline.h"
+#include "statedict/sd/meter.h"
 
 #include <inttypes.h>
 #include <stdio.h>

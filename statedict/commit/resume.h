@@ -10,9 +10,8 @@
 #define FSDP_RESUME_H
 
 #include "base/io/io.h"
+#include "statedict/manifest/disk_names.h"
 #include <fsdp/checkpoint.h>
-
-#define FSDP_RESUME_NAME ".resume"
 
 typedef struct fsdp_resume {
     fsdp_file *file;           /* NULL: nothing is noted */

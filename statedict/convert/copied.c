@@ -2,7 +2,7 @@
 #include "statedict/convert/copied.h"
 
 #include "base/data/json.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "kernels/kernels.h"
 #include "statedict/commit/commit_internal.h"
 

@@ -12,7 +12,7 @@
 #define FSDP_COPIED_H
 
 #include "base/io/io.h"
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "statedict/convert/model_config.h"
 #include "statedict/convert/ties.h"
 #include <fsdp/convert.h>

@@ -7,7 +7,7 @@
 #define FSDP_EXPORT_COMMIT_H
 
 #include "base/io/io.h"
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "statedict/commit/resume.h"
 
 typedef struct fsdp_export_place {

@@ -1,5 +1,5 @@
 /* The names of the formats that can be written, and what the suffix of a path says. See convert.h. */
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "statedict/convert/export.h"
 
 #include <string.h>

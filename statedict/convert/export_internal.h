@@ -5,7 +5,7 @@
 #ifndef FSDP_EXPORT_INTERNAL_H
 #define FSDP_EXPORT_INTERNAL_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/convert/export.h"
 #include "statedict/convert/copied.h"

@@ -2,7 +2,7 @@
 #include "statedict/convert/plan_file.h"
 
 #include "base/core/mem.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <inttypes.h>
 #include <string.h>

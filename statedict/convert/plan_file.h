@@ -13,7 +13,7 @@
 #ifndef FSDP_PLAN_FILE_H
 #define FSDP_PLAN_FILE_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/convert/copied.h"
 #include <fsdp/convert.h>

@@ -6,7 +6,7 @@
 
 #include "base/io/io_dry.h"
 #include "base/core/mem.h"
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* Tied weights: see ties.h. */
 #include "statedict/convert/ties.h"
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "statedict/convert/export.h"
 #include "statedict/checkpoint/foreign.h"
 

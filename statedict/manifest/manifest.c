@@ -5,8 +5,7 @@
 #include "statedict/manifest/manifest_internal.h"
 
 #include "base/core/mem.h"
-#include "statedict/commit/commit_internal.h"
-#include "statedict/commit/resume.h"
+#include "statedict/manifest/disk_names.h"
 
 #include <errno.h>
 #include <inttypes.h>

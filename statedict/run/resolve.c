@@ -4,7 +4,7 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/run/hub_cache.h"
 #include "statedict/checkpoint/incomplete.h"

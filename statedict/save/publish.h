@@ -2,7 +2,7 @@
 #ifndef FSDP_PUBLISH_H
 #define FSDP_PUBLISH_H
 
-#include "formats/native/format.h"
+#include "formats/shard.h"
 #include "statedict/commit/commit.h"
 #include "statedict/manifest/manifest.h"
 

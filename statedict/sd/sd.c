@@ -7,19 +7,13 @@
 
 #include "base/core/mem.h"
 #include "base/data/name_path.h"
-#include "kernels/kernels.h"
+#include "base/data/name_table.h"
 #include "statedict/sd/layout_internal.h"
 #include <fsdp/text.h>
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* A place in the name table. owner: entry number + 1, or minus (flat buffer number + 1); 0: free. */
-typedef struct name_slot {
-    uint64_t hash;
-    int64_t owner;
-} name_slot;
 
 struct fsdp_sd {
     fsdp_entry *entries;
@@ -28,19 +22,17 @@ struct fsdp_sd {
     size_t flat_count, flat_capacity;
     fsdp_mesh **meshes;
     size_t mesh_count, mesh_capacity;
-    name_slot *slots;
-    size_t slot_count; /* a power of two, at most half of it in use; 0 before the first name */
-    uint64_t taken;    /* hash of the name at hand, from its check until it is in the table */
-    fsdp_arena arena;  /* names, shapes, boxes */
-    void **owned;      /* memory of tensors, from fsdp_sd_allocate */
+    fsdp_name_table names; /* of entries and flat buffers: entry_number and flat_number */
+    fsdp_arena arena;      /* names, shapes, boxes */
+    void **owned;          /* memory of tensors, from fsdp_sd_allocate */
     size_t owned_count, owned_capacity;
 };
 
 int64_t fsdp_sd_room(const fsdp_sd *sd)
 {
     enum { RECORD_BYTES = 160 }; /* a name, a shape and how it is cut; small values take as much */
-    return (int64_t)(sd->capacity * sizeof *sd->entries + sd->slot_count * sizeof *sd->slots +
-                     sd->count * RECORD_BYTES);
+    return (int64_t)(sd->capacity * sizeof *sd->entries +
+                     sd->names.capacity * sizeof *sd->names.slots + sd->count * RECORD_BYTES);
 }
 
 enum { NAME_TEXT = 200 };
@@ -68,106 +60,45 @@ void fsdp_sd_free(fsdp_sd *sd)
     fsdp_free(sd->entries);
     fsdp_free(sd->flats);
     fsdp_free(sd->meshes);
-    fsdp_free(sd->slots);
+    fsdp_name_table_release(&sd->names);
     fsdp_arena_release(&sd->arena);
     fsdp_free(sd);
 }
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-static uint64_t hash_name(const char *name, size_t size)
+static uint64_t entry_number(size_t index)
 {
-    fsdp_hash hash = fsdp_kernels_get()->hash(name, size);
-    uint64_t number;
-    memcpy(&number, hash.bytes, sizeof number);
-    return number;
+    return 2 * (uint64_t)index;
 }
 
-static bool owner_has_name(const fsdp_sd *sd, int64_t owner, const char *name, size_t size)
+static uint64_t flat_number(size_t index)
 {
-    const char *own = owner > 0 ? sd->entries[owner - 1].name : sd->flats[-owner - 1].name;
-    size_t own_size =
-        owner > 0 ? sd->entries[owner - 1].name_size : sd->flats[-owner - 1].name_size;
-    return own_size == size && (size == 0 || memcmp(own, name, size) == 0);
+    return 2 * (uint64_t)index + 1;
 }
 
-/* The slot of a name, or the free one where it belongs. The table has free slots. */
-static name_slot *find_slot(const fsdp_sd *sd, const char *name, size_t size, uint64_t hash)
+/* Enters a name for which take_name has made room. */
+static void enter_name(fsdp_sd *sd, const char *name, size_t size, uint64_t number)
 {
-    for (size_t i = (size_t)hash & (sd->slot_count - 1);; i = (i + 1) & (sd->slot_count - 1)) {
-        name_slot *slot = &sd->slots[i];
-        if (slot->owner == 0 || (slot->hash == hash && owner_has_name(sd, slot->owner, name, size)))
-            return slot;
-    }
-}
-
-static int64_t find_owner(const fsdp_sd *sd, const char *name, size_t size, uint64_t hash)
-{
-    return sd->slot_count ? find_slot(sd, name, size, hash)->owner : 0;
-}
-
-/* Where a name that is not in the table goes. */
-static name_slot *free_slot(fsdp_sd *sd, uint64_t hash)
-{
-    size_t i = (size_t)hash & (sd->slot_count - 1);
-    while (sd->slots[i].owner != 0)
-        i = (i + 1) & (sd->slot_count - 1);
-    return &sd->slots[i];
-}
-
-/* Of a name that is not there. */
-static void enter_name(fsdp_sd *sd, uint64_t hash, int64_t owner)
-{
-    *free_slot(sd, hash) = (name_slot){.hash = hash, .owner = owner};
+    (void)fsdp_name_table_put(&sd->names, name, size, number);
 }
 
 static void enter_all_names(fsdp_sd *sd)
 {
-    memset(sd->slots, 0, sd->slot_count * sizeof *sd->slots);
+    fsdp_name_table_clear(&sd->names);
     for (size_t i = 0; i < sd->count; i++)
-        enter_name(sd, hash_name(sd->entries[i].name, sd->entries[i].name_size), (int64_t)i + 1);
+        enter_name(sd, sd->entries[i].name, sd->entries[i].name_size, entry_number(i));
     for (size_t i = 0; i < sd->flat_count; i++)
-        enter_name(sd, hash_name(sd->flats[i].name, sd->flats[i].name_size), -(int64_t)i - 1);
-}
-
-static bool set_slots(fsdp_sd *sd, size_t slot_count)
-{
-    name_slot *slots = fsdp_alloc(slot_count, sizeof *slots);
-    if (!slots)
-        return false;
-    name_slot *old = sd->slots;
-    size_t old_count = sd->slot_count;
-    sd->slots = slots;
-    sd->slot_count = slot_count;
-    for (size_t i = 0; i < old_count; i++) {
-        if (old[i].owner != 0)
-            *free_slot(sd, old[i].hash) = old[i];
-    }
-    fsdp_free(old);
-    return true;
-}
-
-enum { FEWEST_SLOTS = 64 };
-
-/* Room in the table for one more name. */
-static bool reserve_name(fsdp_sd *sd)
-{
-    size_t names = sd->count + sd->flat_count + 1;
-    return names * 2 <= sd->slot_count ||
-           set_slots(sd, sd->slot_count ? sd->slot_count * 2 : FEWEST_SLOTS);
+        enter_name(sd, sd->flats[i].name, sd->flats[i].name_size, flat_number(i));
 }
 
 void fsdp_sd_expect(fsdp_sd *sd, size_t count)
 {
-    size_t slot_count = sd->slot_count ? sd->slot_count : FEWEST_SLOTS;
-    while (slot_count < SIZE_MAX / 4 && (sd->count + sd->flat_count + count) * 2 > slot_count)
-        slot_count *= 2;
-    if (slot_count > sd->slot_count)
-        (void)set_slots(sd, slot_count);
+    (void)fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + count);
     (void)fsdp_grow(&sd->entries, &sd->capacity, sd->count + count, sizeof *sd->entries);
 }
 
-static fsdp_status check_name(fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
+static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
 {
     char text[NAME_TEXT];
     if (!name && size > 0)
@@ -178,8 +109,7 @@ static fsdp_status check_name(fsdp_sd *sd, const char *name, size_t size, fsdp_e
     if (!fsdp_utf8_valid(name ? name : "", size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "name is not UTF-8: '%s'",
                          fsdp_printable(name, size, text, sizeof text));
-    sd->taken = hash_name(name, size);
-    if (find_owner(sd, name, size, sd->taken) != 0)
+    if (fsdp_name_table_find(&sd->names, name, size))
         return fsdp_fail(err, FSDP_ERR_USAGE, "name '%s' is used twice",
                          fsdp_printable(name ? name : "", size, text, sizeof text));
     return FSDP_OK;
@@ -191,7 +121,7 @@ static fsdp_status take_name(fsdp_sd *sd, const char *name, size_t size, const c
 {
     FSDP_TRY(check_name(sd, name, size, err));
     *own_out = fsdp_arena_strndup(&sd->arena, name ? name : "", size);
-    if (!*own_out || !reserve_name(sd))
+    if (!*own_out || !fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + 1))
         return fsdp_fail_memory(err, "a state dict");
     return FSDP_OK;
 }
@@ -212,7 +142,7 @@ static fsdp_status begin_entry(fsdp_sd *sd, fsdp_entry_kind kind, const char *na
 static void append_entry(fsdp_sd *sd, const fsdp_entry *entry)
 {
     sd->entries[sd->count++] = *entry;
-    enter_name(sd, sd->taken, (int64_t)sd->count);
+    enter_name(sd, entry->name, entry->name_size, entry_number(sd->count - 1));
 }
 
 /* The state dict's own mesh of that value. */
@@ -400,7 +330,7 @@ static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_erro
         return status;
     }
     sd->flats[sd->flat_count++] = own;
-    enter_name(sd, sd->taken, -(int64_t)sd->flat_count);
+    enter_name(sd, own.name, own.name_size, flat_number(sd->flat_count - 1));
     return FSDP_OK;
 }
 
@@ -516,8 +446,8 @@ const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index)
 
 int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size)
 {
-    int64_t owner = find_owner(sd, name, name_size, hash_name(name, name_size));
-    return owner > 0 ? owner - 1 : -1;
+    const uint64_t *number = fsdp_name_table_find(&sd->names, name, name_size);
+    return number && *number % 2 == 0 ? (int64_t)(*number / 2) : -1;
 }
 
 void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data)

@@ -6,7 +6,7 @@
 #ifndef FSDP_SELECTION_H
 #define FSDP_SELECTION_H
 
-#include "formats/target/target.h"
+#include "formats/target.h"
 #include <fsdp/convert.h>
 #include <fsdp/sd.h>
 

@@ -251,7 +251,8 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
         fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
         int64_t count = fsdp_box_count(&box);
         if (stores(entry, owner, kind, rank, part)) {
-            fsdp_flow_box("statedict/transfer/box_plan.c", "store", entry->name, entry->name_size, &box);
+            fsdp_flow_box("statedict/transfer/box_plan.c", "store", entry->name, entry->name_size,
+                          &box);
             if (in_flat)
                 plan_inside_flat(plan, entry, tensor, part, &box, data, flat_first);
             else if (kind == FSDP_FULL)

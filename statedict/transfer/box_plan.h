@@ -7,7 +7,7 @@
 #define FSDP_PLAN_H
 
 #include "base/core/mem.h"
-#include "formats/native/format.h"
+#include "formats/shard.h"
 #include <fsdp/checkpoint.h>
 #include <fsdp/sd.h>
 

@@ -1,4 +1,4 @@
-"""Checks that includes only go down the layers and rooms, and that third-party headers stay with their owners.
+"""Checks that includes only go down the layers and rooms; third-party headers stay with their owners.
 
 usage: layers.py REPOSITORY
 """
@@ -6,6 +6,8 @@ usage: layers.py REPOSITORY
 import re
 import sys
 from pathlib import Path
+
+from rooms import ROOMS, room
 
 ROOT = Path(sys.argv[1])
 MAY_INCLUDE = {
@@ -17,39 +19,27 @@ MAY_INCLUDE = {
     "tools": {"tools"},
 }
 # All that a folder may see of another one, where that is less than everything.
-ONLY = {("statedict", "formats"): {"formats/native/format.h", "formats/source/source.h",
-                                   "formats/target/target.h"}}
-
-# The rooms of each folder, from the ground up: a room includes itself and those before it. "." stands for the
-# files of the folder itself.
-ROOMS = {
-    "base": ["core", "data", "io"],
-    "kernels": [".", "bytes", "cast", "train", "x86"],
-    "formats": ["zip", "source", "target", "pickle", "npy", "hdf5", "native", "safetensors", "torch", "ranks",
-                "dcp", "detect"],
-    "statedict": ["ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
-                  "convert", "diff"],
-    "runtime": ["meet", "device", "comm", "launch", "unit", "optim", "state", "fsdp1"],
-    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
-}
+ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"}}
 
 THIRD_PARTY = {
-    "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
-    "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
-    "H5PLextern.h": r"formats/hdf5_plugin\.c",
+    "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
+    "H5FDdevelop.h": r"formats/hdf5(_child)?/hdf5_(child_)?vfd\.c",
+    "H5PLextern.h": r"formats/hdf5/hdf5_plugin\.c",
     "mpi.h": r"runtime/(meet/ctl_mpi|meet/mpi_process|comm/wire_mpi)\.[ch]|tests/mpi/.*",
-    "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
-    "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
-    "zstd_errors.h": r"kernels/codec\.c",
-    "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
+    "zlib.h": r"formats/(source/source_stream|zip/zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
+    "zstd.h": r"kernels/bytes/codec\.c|formats/(hdf5/hdf5_zstd|source/source_stream)\.c|"
+    r"tests/unit/test_source\.c",
+    "zstd_errors.h": r"kernels/bytes/codec\.c",
+    "xxhash.h": r"kernels/bytes/hash\.c|kernels/x86/hash_avx2\.c",
     "netdb.h": r"runtime/meet/socket\.c",
     "netinet/in.h": r"runtime/meet/socket\.c",
     "netinet/tcp.h": r"runtime/meet/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
-    r"formats/hdf5_(library|session)\.c|"
-    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
+    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/bytes/crc32\.c|"
+    r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
+    r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
+    r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
     r"runtime/(launch/launch_threads|device/device_async|comm/shm_pool|meet/mpi_process)\.c|"
     r"runtime/comm/(comm_message|wire_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
@@ -83,11 +73,6 @@ def layer_problem(path, target):
     if target not in ONLY.get((here, there), {target}):
         return f"{here} may see only {sorted(ONLY[here, there])} of {there}, not {target}"
     return room_problem(here, room(path), room(target)) if here == there else None
-
-
-def room(path):
-    inside = path.split("/")[1:-1]
-    return inside[0] if inside else "."
 
 
 def room_problem(folder, here, there):

@@ -4,8 +4,8 @@
  * leaves in the shared memory.
  */
 #include "base/core/mem.h"
-#include "formats/hdf5/hdf5_listing.h"
-#include "formats/hdf5/hdf5_session.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_session.h"
 
 #include <errno.h>
 #include <stdlib.h>

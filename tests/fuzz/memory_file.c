@@ -1,7 +1,7 @@
 /* Files in memory, and what every source must stand: being read through. */
 #include "tests/fuzz/memory_file.h"
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /*
- * Speed of kernels/train/linear.h: the three products of a layer of 1000 x 1000, in billions of multiplications and
+ * Speed of kernels/linear.h: the three products of a layer of 1000 x 1000, in billions of multiplications and
  * additions per second of processor time, the best of several runs.
  */
 #include "tests/kernels/bench_linear.h"

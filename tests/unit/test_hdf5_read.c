@@ -6,9 +6,9 @@
 #include "base/core/mem.h"
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/hdf5/hdf5_internal.h"
-#include "formats/hdf5/hdf5_sandbox.h"
-#include "formats/hdf5/hdf5_wire.h"
-#include "formats/source/source.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/source.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -3,9 +3,9 @@
  * says what it likes, over the channel or in the listing.
  */
 #include "base/core/mem.h"
-#include "formats/hdf5/hdf5_listing.h"
-#include "formats/hdf5/hdf5_lzf.h"
-#include "formats/hdf5/hdf5_session.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_session.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

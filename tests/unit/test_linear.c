@@ -1,5 +1,5 @@
 /*
- * kernels/train/linear.h against chains of fused multiply-adds, element by element, bit for bit. Registered twice,
+ * kernels/linear.h against chains of fused multiply-adds, element by element, bit for bit. Registered twice,
  * the second time with FSDP_KERNELS=c, so that all variants agree.
  */
 #include "base/core/mem.h"

@@ -1,6 +1,6 @@
 /* A target of another format: elements in any order and from several threads, each exactly once, and
  * nothing left behind by what fails. */
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "formats/target/packed.h"
 
 #include "base/core/pool.h"

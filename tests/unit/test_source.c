@@ -1,6 +1,6 @@
 /* The catalog of a foreign checkpoint: what the builder refuses, and that boxes come out of chunks of any
  * strides, packings and byte orders as a plain loop would read them. */
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 /* Values that only Python understands are looked for in their file once more: it must be the same one. */
-#include "formats/source/source.h"
+#include "formats/source.h"
 #include "formats/torch/torch_emit.h"
 
 #include <criterion/criterion.h>

@@ -4,8 +4,8 @@
  */
 #include "base/core/mem.h"
 #include "base/core/pool.h"
-#include "formats/source/source.h"
-#include "formats/target/target.h"
+#include "formats/source.h"
+#include "formats/target.h"
 #include "formats/zip/zip.h"
 #include "formats/zip/zip_write.h"
 #include "kernels/kernels.h"

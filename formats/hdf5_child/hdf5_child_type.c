@@ -2,7 +2,7 @@
  * What an HDF5 type means to us: the dtype with the same bits, text, or something that stays opaque.
  * The mirror is hdf5_types.c.
  */
-#include "formats/hdf5/hdf5_child.h"
+#include "formats/hdf5_child/hdf5_child.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  * itself has no file at all. Small reads go through a few pages, since libhdf5 fetches its structures
  * piece by piece and every fetch is a message and its answer.
  */
-#include "formats/hdf5/hdf5_child.h"
+#include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
 

@@ -2,12 +2,12 @@
  * The parent's side of reading HDF5 files of other programs: starts the child, talks to it, and does not
  * believe it. See hdf5_wire.h for what is said.
  */
-#include "formats/hdf5/hdf5_session.h"
+#include "formats/hdf5_child/hdf5_session.h"
 
 #include "base/core/clock.h"
 #include "base/core/mem.h"
 #include "formats/hdf5/hdf5_internal.h"
-#include "formats/hdf5/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
 
 #include <errno.h>
 #include <poll.h>

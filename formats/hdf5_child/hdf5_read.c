@@ -4,8 +4,8 @@
  * as those of any format, everything else (chunked, packed, virtual) is fetched from the child box by box.
  */
 #include "formats/source/source_formats.h"
-#include "formats/hdf5/hdf5_listing.h"
-#include "formats/hdf5/hdf5_session.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_session.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>

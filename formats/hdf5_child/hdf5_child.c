@@ -2,11 +2,11 @@
  * The child: libhdf5 behind walls. It is forked with libhdf5 ready and its lock held by the thread that
  * forked, which here is the only one; it serves one request at a time until its parent is gone.
  */
-#include "formats/hdf5/hdf5_child.h"
+#include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
-#include "formats/hdf5/hdf5_lzf.h"
-#include "formats/hdf5/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
 
 #include <errno.h>
 #include <stdarg.h>

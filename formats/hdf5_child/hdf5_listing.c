@@ -2,9 +2,9 @@
  * Takes the listing that the child wrote and fills a catalog. The child may say anything: counts are
  * measured by the bytes that are there, numbers by what HDF5 allows, and the builder checks the rest.
  */
-#include "formats/hdf5/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_listing.h"
 
-#include "formats/hdf5/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_wire.h"
 #include "base/data/name_table.h"
 #include "formats/hdf5/hdf5_link_name.h"
 

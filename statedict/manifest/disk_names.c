@@ -1,5 +1,5 @@
-/* Names of the commit: steps of a run, and what stands beside a checkpoint while it comes or goes. */
-#include "statedict/commit/commit_internal.h"
+/* Names of steps, staging directories and checkpoints set aside: see disk_names.h. */
+#include "statedict/manifest/disk_names.h"
 
 #include "base/core/mem.h"
 #include "statedict/manifest/manifest.h"

@@ -3,7 +3,7 @@
  * errors on crafted files; a child that one of them takes over can compute and talk to its parent, which
  * believes nothing (hdf5_session.c, hdf5_listing.c). It has no file, can open none and start nothing.
  */
-#include "formats/hdf5/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
 
 #include <errno.h>
 #include <linux/audit.h>

@@ -1,7 +1,7 @@
 /*
  * What the child tells of one object: a dataset's type, shape and place, or its text; and attributes.
  */
-#include "formats/hdf5/hdf5_child.h"
+#include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
 

@@ -5,7 +5,7 @@
 #ifndef FSDP_HDF5_SESSION_H
 #define FSDP_HDF5_SESSION_H
 
-#include "formats/hdf5/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_wire.h"
 #include <fsdp/text.h>
 #include <stdbool.h>
 #include <sys/types.h>

@@ -3,7 +3,7 @@
  * name could lead along a link to another file. Every hard link counts, a group that is inside itself is
  * entered once; soft links are told, not followed; links that lead out refuse the file.
  */
-#include "formats/hdf5/hdf5_child.h"
+#include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
 

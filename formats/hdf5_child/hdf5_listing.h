@@ -4,7 +4,7 @@
 #ifndef FSDP_HDF5_LISTING_H
 #define FSDP_HDF5_LISTING_H
 
-#include "formats/source/source.h"
+#include "formats/source.h"
 
 /* A tensor of the catalog, by its number there. */
 typedef struct fsdp_h5_tensor {

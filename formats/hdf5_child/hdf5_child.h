@@ -6,7 +6,7 @@
 #define FSDP_HDF5_CHILD_H
 
 #include "formats/hdf5/hdf5_internal.h"
-#include "formats/hdf5/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_wire.h"
 #include <fsdp/text.h>
 
 enum { FSDP_H5_PAGE = 64 << 10, FSDP_H5_PAGES = 32 };

@@ -5,7 +5,7 @@
  * Otherwise its upper three bits are the length of a copy less two (7: a byte with more length follows),
  * and its lower five bits with the next byte the distance less one.
  */
-#include "formats/hdf5/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_lzf.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Which files are a set of rank files, by their names: see rankset.h. */
-#include "formats/ranks/rankset.h"
+/* Which files are a set of rank files, by their names: see rank_names.h. */
+#include "formats/source/rank_names.h"
 
 #include <stdio.h>
 #include <stdlib.h>
