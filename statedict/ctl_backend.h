@@ -1,7 +1,7 @@
 /*
  * What a control-plane back end provides: messages between two ranks with a deadline. All
  * collectives are written once on top of it (ctl.c); back ends are ctl_self.c, ctl_threads.c, and
- * runtime/meet/ctl_mpi.c and ctl_tcp.c.
+ * runtime/bootstrap/ctl_mpi.c and ctl_tcp.c.
  */
 #ifndef FSDP_CTL_BACKEND_H
 #define FSDP_CTL_BACKEND_H

@@ -4,8 +4,8 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "runtime/meet/rendezvous.h"
-#include "runtime/meet/torchrun_store.h"
+#include "runtime/bootstrap/rendezvous.h"
+#include "runtime/bootstrap/torchrun_store.h"
 
 enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
 

@@ -12,7 +12,7 @@
 #ifndef FSDP_LAUNCH_INTERNAL_H
 #define FSDP_LAUNCH_INTERNAL_H
 
-#include "runtime/meet/socket.h"
+#include "runtime/bootstrap/socket.h"
 #include "runtime/launch/world_internal.h"
 #include <fsdp/launch.h>
 

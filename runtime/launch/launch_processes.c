@@ -15,7 +15,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/rendezvous.h"
 
 typedef struct process_group {
     fsdp_launch_job job;

@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "runtime/comm/shared_where.h"
+#include "runtime/comm_shared/shared_transports.h"
 
 enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_MS = 1000 };
 

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "runtime/launch/mpi_library.h"
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/p2p_tcp.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/lease_internal.h"
 

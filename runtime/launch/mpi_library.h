@@ -5,7 +5,7 @@
 #ifndef FSDP_MPI_LIBRARY_H
 #define FSDP_MPI_LIBRARY_H
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm_message/p2p.h"
 #include <fsdp/ctl.h>
 #include <fsdp/status.h>
 

@@ -3,7 +3,7 @@
 
 #include <fsdp/ctl_mpi.h>
 
-#include "runtime/comm/wire_mpi.h"
+#include "runtime/comm_message/p2p_mpi.h"
 
 const fsdp_mpi_functions fsdp_mpi_table = {
     .version = FSDP_MPI_TABLE_VERSION,

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/rendezvous.h"
 #include "tests/support/rank_outcome.h"
 
 typedef struct socket_rank {

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/p2p_tcp.h"
 #include "tests/support/rank_sockets.h"
 
 enum { MAX_RANKS = 256, DEADLINE_MS = 60000 };

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/p2p_tcp.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_sockets.h"
 

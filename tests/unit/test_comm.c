@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/comm/fabric_shm.h"
-#include "runtime/comm/shared_where.h"
+#include "runtime/comm_shared/transport_shm.h"
+#include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_threads.h"

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/comm/fabric_shm.h"
-#include "runtime/comm/wire_tcp_internal.h"
-#include "runtime/meet/socket.h"
+#include "runtime/comm_shared/transport_shm.h"
+#include "runtime/comm_message/p2p_tcp_internal.h"
+#include "runtime/bootstrap/socket.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/rank_sockets.h"
 

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/meet/ctl_tcp.h"
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/ctl_tcp.h"
+#include "runtime/bootstrap/rendezvous.h"
 #include "statedict/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "runtime/launch/launch_supervise.h"
-#include "runtime/meet/lifeline.h"
+#include "runtime/bootstrap/process_watch.h"
 
 enum { MOST = 16 };
 

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "runtime/meet/socket.h"
-#include "runtime/meet/torchrun_store.h"
+#include "runtime/bootstrap/socket.h"
+#include "runtime/bootstrap/torchrun_store.h"
 
 enum { SHORT_MS = 300, LONG_MS = 20000 };
 
