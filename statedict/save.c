@@ -119,7 +119,7 @@ static int tell_patience(void *user, int64_t done, int64_t total, const char *wh
 {
     const save_job *job = user;
     const fsdp_watch *watch = &job->opts->watch;
-    fsdp_ctl_tell_working(job->ctl, job->ctl->deadline_ms);
+    fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
     return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
 }
 

@@ -20,7 +20,7 @@ enum { TAG = 0x6673 };
 /* Room for one piece on its way. */
 typedef struct stage {
     MPI_Request request; /* when it was given up, but MPI may still be at it */
-    fsdp_mpi_rest rest;
+    fsdp_mpi_deferred deferred;
     unsigned char data[FSDP_CTL_PIECE];
 } stage;
 
@@ -66,13 +66,13 @@ static fsdp_status have_stage(stage **slot, fsdp_error *err)
     return *slot ? FSDP_OK : fsdp_fail_memory(err, "a message between ranks");
 }
 
-static void leave_to_mpi(stage **slot, MPI_Request request)
+static void defer_free(stage **slot, MPI_Request request)
 {
     stage *left = *slot;
     left->request = request;
-    left->rest = (fsdp_mpi_rest){.requests = &left->request, .count = 1, .memory = {left}};
+    left->deferred = (fsdp_mpi_deferred){.requests = &left->request, .count = 1, .memory = {left}};
     fsdp_mpi_lock();
-    fsdp_mpi_leave(&left->rest);
+    fsdp_mpi_defer(&left->deferred);
     fsdp_mpi_unlock();
     *slot = NULL;
 }
@@ -91,7 +91,7 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
         return fsdp_mpi_fail(err, code, "MPI_Isend");
     fsdp_status status = wait_for_request(&request, until_ms, err);
     if (status != FSDP_OK)
-        leave_to_mpi(&link->outgoing, request);
+        defer_free(&link->outgoing, request);
     return status;
 }
 
@@ -141,7 +141,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
         return fsdp_mpi_fail(err, code, "MPI_Imrecv");
     fsdp_status status = wait_for_request(&request, until_ms, err);
     if (status != FSDP_OK) {
-        leave_to_mpi(&link->incoming, request);
+        defer_free(&link->incoming, request);
         return status;
     }
     return fsdp_ctl_hand_over(ctl, from, link->incoming->data, (size_t)coming, data, size, err);
@@ -153,7 +153,7 @@ static void close_link(fsdp_ctl *ctl)
 {
     mpi_link *link = ctl->backend;
     if (ctl->poison.status != FSDP_OK)
-        fsdp_mpi_break();
+        fsdp_mpi_mark_broken();
     else if (link->comm != MPI_COMM_NULL)
         (void)MPI_Comm_free(&link->comm);
     fsdp_free(link->outgoing);
@@ -182,7 +182,7 @@ static fsdp_status connect_link(MPI_Comm comm, mpi_link *link, int *rank_out, in
 static void give_up_link(mpi_link *link, bool pending)
 {
     if (pending) {
-        fsdp_mpi_break();
+        fsdp_mpi_mark_broken();
         link->next = unfinished;
         unfinished = link;
         return;

@@ -32,7 +32,7 @@ typedef struct tcp_link {
 
 typedef struct tcp_end {
     fsdp_tcp_parts parts;
-    fsdp_reception reception;
+    fsdp_listener listener;
     tcp_link *links;   /* what this rank connected, and all of rank 0 */
     tcp_link *callers; /* what the others connected; NULL at rank 0 */
 } tcp_end;
@@ -183,7 +183,7 @@ static fsdp_status call_rank(tcp_end *end, int to, int64_t until_ms, fsdp_error 
         return fail_left(to, 0, err);
     }
     if (status == FSDP_OK) /* it fits into any socket's buffer */
-        status = fsdp_socket_put(link->fd, &hello, sizeof hello, fsdp_now_ms() + 1, err);
+        status = fsdp_socket_send_all(link->fd, &hello, sizeof hello, fsdp_now_ms() + 1, err);
     if (status != FSDP_OK)
         fsdp_socket_close(&link->fd);
     return status;
@@ -198,12 +198,12 @@ static bool is_caller(const tcp_end *end, const fsdp_hello *hello)
 
 static void receive_callers(tcp_end *end)
 {
-    fsdp_guest guest;
-    while (fsdp_reception_take(&end->reception, &guest)) {
-        if (is_caller(end, &guest.hello))
-            end->callers[guest.hello.rank].fd = guest.fd;
+    fsdp_pending pending;
+    while (fsdp_listener_accept(&end->listener, &pending)) {
+        if (is_caller(end, &pending.hello))
+            end->callers[pending.hello.rank].fd = pending.fd;
         else
-            fsdp_socket_close(&guest.fd);
+            fsdp_socket_close(&pending.fd);
     }
 }
 
@@ -224,8 +224,8 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
 /* For bytes of this rank, or for its call. */
 static void wait_for(const tcp_end *end, const tcp_link *link, int64_t until_ms)
 {
-    struct pollfd polled[1 + FSDP_RECEPTION_ROOM] = {{.fd = link->fd, .events = POLLIN}};
-    int n = link->fd >= 0 ? 1 : fsdp_reception_watch(&end->reception, polled);
+    struct pollfd polled[1 + FSDP_LISTENER_PENDING] = {{.fd = link->fd, .events = POLLIN}};
+    int n = link->fd >= 0 ? 1 : fsdp_listener_poll(&end->listener, polled);
     (void)poll(polled, (nfds_t)n, fsdp_poll_ms(until_ms));
 }
 
@@ -247,7 +247,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
             return hand_over(ctl, &link->incoming, from, data, size, err);
         if (is_late &&
             link->fd < 0) /* files that were open elsewhere may have come back until now */
-            FSDP_TRY(fsdp_reception_check(&end->reception, err));
+            FSDP_TRY(fsdp_listener_check(&end->listener, err));
         if (is_late)
             return fsdp_ctl_fail_late(err);
         wait_for(end, link, until_ms);
@@ -279,7 +279,7 @@ static void free_end(tcp_end *end)
         if (end->callers)
             close_link(&end->callers[i]);
     }
-    fsdp_reception_release(&end->reception);
+    fsdp_listener_release(&end->listener);
     fsdp_free(end->links);
     fsdp_free(end->callers);
     fsdp_free(end->parts.addresses);
@@ -347,7 +347,7 @@ fsdp_status fsdp_ctl_tcp(const fsdp_tcp_parts *parts, fsdp_ctl **ctl_out, fsdp_e
     fsdp_free(mine.fds);
     mine.fds = NULL;
     end->parts = mine;
-    end->reception.listener = mine.listener;
+    end->listener.fd = mine.listener;
     end->links = links;
     end->callers = callers;
     return fsdp_ctl_create(&tcp_ops, mine.rank, mine.size, end, ctl_out, err);

@@ -1,4 +1,4 @@
-/* Guests at a listener. See reception.h. */
+/* Guests at a listener. See listener.h. */
 #include "runtime/bootstrap/listener.h"
 
 #include <errno.h>
@@ -23,107 +23,107 @@ bool fsdp_hello_is_for(const fsdp_hello *hello, fsdp_hello_purpose purpose, int 
            memcmp(hello->job, job, sizeof hello->job) == 0;
 }
 
-/* --- guests ----------------------------------------------------------------------------------- */
+/* --- pending ----------------------------------------------------------------------------------- */
 
 /* The first whose hello is complete; count: there is none. */
-static int find_complete(const fsdp_reception *reception)
+static int find_complete(const fsdp_listener *listener)
 {
     int idx = 0;
-    while (idx < reception->count && reception->guests[idx].got < sizeof(fsdp_hello))
+    while (idx < listener->count && listener->pending[idx].got < sizeof(fsdp_hello))
         idx++;
     return idx;
 }
 
-static void drop(fsdp_reception *reception, int idx)
+static void drop(fsdp_listener *listener, int idx)
 {
-    fsdp_guest *guests = reception->guests;
-    reception->count--;
-    memmove(&guests[idx], &guests[idx + 1], (size_t)(reception->count - idx) * sizeof *guests);
+    fsdp_pending *pending = listener->pending;
+    listener->count--;
+    memmove(&pending[idx], &pending[idx + 1], (size_t)(listener->count - idx) * sizeof *pending);
 }
 
-static void turn_away(fsdp_reception *reception, int idx)
+static void reject(fsdp_listener *listener, int idx)
 {
-    fsdp_socket_close(&reception->guests[idx].fd);
-    drop(reception, idx);
+    fsdp_socket_close(&listener->pending[idx].fd);
+    drop(listener, idx);
 }
 
-void fsdp_reception_release(fsdp_reception *reception)
+void fsdp_listener_release(fsdp_listener *listener)
 {
-    while (reception->count > 0)
-        turn_away(reception, 0);
-    fsdp_socket_close(&reception->listener);
+    while (listener->count > 0)
+        reject(listener, 0);
+    fsdp_socket_close(&listener->fd);
 }
 
-int fsdp_reception_watch(const fsdp_reception *reception, struct pollfd *polled)
+int fsdp_listener_poll(const fsdp_listener *listener, struct pollfd *polled)
 {
     int n = 0;
-    if (reception->listener < 0)
+    if (listener->fd < 0)
         return 0;
-    polled[n++] = (struct pollfd){.fd = reception->listener, .events = POLLIN};
-    for (int i = 0; i < reception->count; i++)
-        polled[n++] = (struct pollfd){.fd = reception->guests[i].fd, .events = POLLIN};
+    polled[n++] = (struct pollfd){.fd = listener->fd, .events = POLLIN};
+    for (int i = 0; i < listener->count; i++)
+        polled[n++] = (struct pollfd){.fd = listener->pending[i].fd, .events = POLLIN};
     return n;
 }
 
 /* False when this one is none of us. A stranger is known by its first bytes: an HTTP client waits for an
  * answer and would never send a whole hello. */
-static bool listen_to(fsdp_guest *guest)
+static bool read_hello(fsdp_pending *pending)
 {
     static const uint32_t magic = FSDP_HELLO_MAGIC;
-    size_t left = sizeof guest->hello - guest->got;
+    size_t left = sizeof pending->hello - pending->got;
     ssize_t n =
-        left > 0 ? fsdp_socket_read(guest->fd, (char *)&guest->hello + guest->got, left) : 0;
+        left > 0 ? fsdp_socket_read(pending->fd, (char *)&pending->hello + pending->got, left) : 0;
     if (n < 0)
         return false;
-    guest->got += (size_t)n;
-    return memcmp(&guest->hello, &magic, guest->got < sizeof magic ? guest->got : sizeof magic) ==
-           0;
+    pending->got += (size_t)n;
+    return memcmp(&pending->hello, &magic,
+                  pending->got < sizeof magic ? pending->got : sizeof magic) == 0;
 }
 
 /* No more at once than there is room for: strangers may come for ever. */
-static void let_in(fsdp_reception *reception)
+static void accept_new(fsdp_listener *listener)
 {
-    for (int came = 0; came < FSDP_RECEPTION_ROOM; came++) {
-        int fd = fsdp_socket_accept(reception->listener);
-        reception->lacks_file = fd < 0 && errno == EMFILE;
+    for (int came = 0; came < FSDP_LISTENER_PENDING; came++) {
+        int fd = fsdp_socket_accept(listener->fd);
+        listener->lacks_fd = fd < 0 && errno == EMFILE;
         if (fd < 0)
             return;
-        if (reception->count == FSDP_RECEPTION_ROOM)
-            turn_away(reception, 0);
-        fsdp_guest *guest = &reception->guests[reception->count++];
-        *guest = (fsdp_guest){.fd = fd};
-        if (!listen_to(guest))
-            turn_away(reception, reception->count - 1);
-        else if (guest->got == sizeof guest->hello)
+        if (listener->count == FSDP_LISTENER_PENDING)
+            reject(listener, 0);
+        fsdp_pending *pending = &listener->pending[listener->count++];
+        *pending = (fsdp_pending){.fd = fd};
+        if (!read_hello(pending))
+            reject(listener, listener->count - 1);
+        else if (pending->got == sizeof pending->hello)
             return; /* to be taken before others push it out */
     }
 }
 
-static void serve(fsdp_reception *reception)
+static void serve(fsdp_listener *listener)
 {
-    for (int i = reception->count - 1; i >= 0; i--)
-        if (!listen_to(&reception->guests[i]))
-            turn_away(reception, i);
-    if (find_complete(reception) == reception->count)
-        let_in(reception);
+    for (int i = listener->count - 1; i >= 0; i--)
+        if (!read_hello(&listener->pending[i]))
+            reject(listener, i);
+    if (find_complete(listener) == listener->count)
+        accept_new(listener);
 }
 
-bool fsdp_reception_take(fsdp_reception *reception, fsdp_guest *guest_out)
+bool fsdp_listener_accept(fsdp_listener *listener, fsdp_pending *pending_out)
 {
-    if (reception->listener < 0)
+    if (listener->fd < 0)
         return false;
-    serve(reception);
-    int idx = find_complete(reception);
-    if (idx == reception->count)
+    serve(listener);
+    int idx = find_complete(listener);
+    if (idx == listener->count)
         return false;
-    *guest_out = reception->guests[idx];
-    drop(reception, idx);
+    *pending_out = listener->pending[idx];
+    drop(listener, idx);
     return true;
 }
 
-fsdp_status fsdp_reception_check(const fsdp_reception *reception, fsdp_error *err)
+fsdp_status fsdp_listener_check(const fsdp_listener *listener, fsdp_error *err)
 {
-    if (!reception->lacks_file || reception->count > 0)
+    if (!listener->lacks_fd || listener->count > 0)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_LIMIT,
                      "no file is left for the connections with all other ranks; raise `ulimit -n`");

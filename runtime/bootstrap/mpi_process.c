@@ -16,7 +16,7 @@ static struct {
     bool begun_here, is_broken;
     int thread_level; /* what MPI gave */
     int deadline_ms;  /* for all ranks to come; 0: the default */
-    fsdp_mpi_rest *left;
+    fsdp_mpi_deferred *left;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void fsdp_mpi_lock(void)
@@ -37,7 +37,7 @@ bool fsdp_mpi_may_call(void)
     return MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main;
 }
 
-void fsdp_mpi_break(void)
+void fsdp_mpi_mark_broken(void)
 {
     process.is_broken = true;
 }
@@ -70,13 +70,13 @@ bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms)
 
 /* --- what is left to MPI ---------------------------------------------------------------------- */
 
-void fsdp_mpi_leave(fsdp_mpi_rest *rest)
+void fsdp_mpi_defer(fsdp_mpi_deferred *rest)
 {
     rest->next = process.left;
     process.left = rest;
 }
 
-static bool is_done(const fsdp_mpi_rest *rest)
+static bool is_done(const fsdp_mpi_deferred *rest)
 {
     bool all = true;
     for (int i = 0; i < rest->count; i++) {
@@ -88,8 +88,8 @@ static bool is_done(const fsdp_mpi_rest *rest)
 
 void fsdp_mpi_reclaim(void)
 {
-    for (fsdp_mpi_rest **at = &process.left; *at;) {
-        fsdp_mpi_rest *old = *at;
+    for (fsdp_mpi_deferred **at = &process.left; *at;) {
+        fsdp_mpi_deferred *old = *at;
         if (!is_done(old)) {
             at = &old->next;
             continue;

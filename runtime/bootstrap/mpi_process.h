@@ -18,21 +18,21 @@ bool fsdp_mpi_may_call(void);
 /* Initialises MPI if nobody did yet. */
 fsdp_status fsdp_mpi_begin(fsdp_error *err);
 /* Something is still under way that may never end: MPI_Finalize would wait for it. */
-void fsdp_mpi_break(void);
+void fsdp_mpi_mark_broken(void);
 
 /* A duplicate whose errors come back. Collective, with the deadline of fsdp_ctl_mpi_set_deadline. *comm_out
  * must live as long as the process when it fails with *pending_out: MPI may write it yet. */
 fsdp_status fsdp_mpi_duplicate(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out, fsdp_error *err);
 
 /* Memory from base/mem.h that n requests are still at: freed, and they too, when they are done, some time. */
-typedef struct fsdp_mpi_rest {
-    struct fsdp_mpi_rest *next;
+typedef struct fsdp_mpi_deferred {
+    struct fsdp_mpi_deferred *next;
     MPI_Request *requests;
     int count;
     void *memory[3];           /* rest and requests may lie in these */
-} fsdp_mpi_rest;
+} fsdp_mpi_deferred;
 /* Takes `rest`. Both under the lock. */
-void fsdp_mpi_leave(fsdp_mpi_rest *rest);
+void fsdp_mpi_defer(fsdp_mpi_deferred *rest);
 void fsdp_mpi_reclaim(void);
 
 /* After `tests` tests in vain: gives way to others, the longer the more. False when the time is over, but

@@ -1,7 +1,7 @@
 /*
  * Ranks meet. See rendezvous.h; the control plane that comes out of it is ctl_tcp.c.
  *
- * A guest says its hello (reception.h). Rank 0 answers once: with the addresses of all when all are
+ * A pending says its hello (listener.h). Rank 0 answers once: with the addresses of all when all are
  * there, else with the reason why there will be no meeting.
  */
 #include "runtime/bootstrap/rendezvous.h"
@@ -15,7 +15,13 @@
 #include "base/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 
-enum { MISSING_SHOWN = 16, GRACE_MS = 2000, NAP_MS = 20, LONGEST_NAP_MS = 250, ANSWER_MS = 1000 };
+enum {
+    MISSING_SHOWN = 16,
+    GRACE_MS = 2000,
+    RETRY_MS = 20,
+    LONGEST_RETRY_MS = 250,
+    ANSWER_MS = 1000
+};
 
 /* In front of rank 0's one answer. Addresses follow a welcome, a text a refusal. */
 typedef struct answer {
@@ -25,15 +31,15 @@ typedef struct answer {
 } answer;
 
 /* The meeting at rank 0. */
-typedef struct table {
-    const fsdp_meeting *meeting;
-    fsdp_reception reception;
+typedef struct host_state {
+    const fsdp_rendezvous_spec *spec;
+    fsdp_listener listener;
     int *fds;                     /* one per rank; -1: not here yet */
     fsdp_rank_address *addresses; /* where they listen */
     struct pollfd *polled;
     int here; /* rank 0 included */
     uint8_t job[FSDP_SHA256_SIZE];
-} table;
+} host_state;
 
 static void digest_job(const char *job, uint8_t digest_out[FSDP_SHA256_SIZE])
 {
@@ -43,12 +49,13 @@ static void digest_job(const char *job, uint8_t digest_out[FSDP_SHA256_SIZE])
     fsdp_sha256_value(&sha, digest_out);
 }
 
-static fsdp_status listen_here(const fsdp_meeting *meeting, int port, int *fd_out, fsdp_error *err)
+static fsdp_status listen_here(const fsdp_rendezvous_spec *spec, int port, int *fd_out,
+                               fsdp_error *err)
 {
-    return fsdp_socket_listen(meeting->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
+    return fsdp_socket_listen(spec->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
 }
 
-/* --- rank 0: guests --------------------------------------------------------------------------- */
+/* --- rank 0: pending --------------------------------------------------------------------------- */
 
 /* Best effort: what it is told fits into the socket's buffer. */
 static void refuse(int fd, const fsdp_error *why)
@@ -56,15 +63,15 @@ static void refuse(int fd, const fsdp_error *why)
     const answer head = {FSDP_HELLO_MAGIC, (int32_t)why->status, sizeof why->text};
     fsdp_error ignored = {0};
     int64_t until_ms = fsdp_now_ms() + ANSWER_MS;
-    if (fsdp_socket_put(fd, &head, sizeof head, until_ms, &ignored) == FSDP_OK)
-        (void)!fsdp_socket_put(fd, why->text, sizeof why->text, until_ms, &ignored);
+    if (fsdp_socket_send_all(fd, &head, sizeof head, until_ms, &ignored) == FSDP_OK)
+        (void)!fsdp_socket_send_all(fd, why->text, sizeof why->text, until_ms, &ignored);
 }
 
-static fsdp_status check_member(const table *all, const fsdp_guest *guest, const char *host,
-                                fsdp_error *err)
+static fsdp_status check_member(const host_state *all, const fsdp_pending *pending,
+                                const char *host, fsdp_error *err)
 {
-    const fsdp_hello *hello = &guest->hello;
-    int size = all->meeting->size;
+    const fsdp_hello *hello = &pending->hello;
+    int size = all->spec->size;
     if (hello->size != size)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "rank %d (from %s) was started with a world of %d ranks, rank 0 with %d",
@@ -77,44 +84,44 @@ static fsdp_status check_member(const table *all, const fsdp_guest *guest, const
     return FSDP_OK;
 }
 
-static fsdp_status seat_guest(table *all, fsdp_guest *guest, fsdp_error *err)
+static fsdp_status admit(host_state *all, fsdp_pending *pending, fsdp_error *err)
 {
     char host[FSDP_HOST_SIZE];
     fsdp_error other = {0};
-    fsdp_socket_peer(guest->fd, host);
-    if (guest->hello.purpose != FSDP_HELLO_MEET ||
-        memcmp(guest->hello.job, all->job, sizeof all->job) != 0) {
+    fsdp_socket_peer(pending->fd, host);
+    if (pending->hello.purpose != FSDP_HELLO_RENDEZVOUS ||
+        memcmp(pending->hello.job, all->job, sizeof all->job) != 0) {
         (void)fsdp_fail(&other, FSDP_ERR_USAGE,
                         "another job's ranks meet there: its id is not this one's");
-        refuse(guest->fd, &other);
-        fsdp_socket_close(&guest->fd);
+        refuse(pending->fd, &other);
+        fsdp_socket_close(&pending->fd);
         return FSDP_OK;
     }
-    fsdp_status status = check_member(all, guest, host, err);
+    fsdp_status status = check_member(all, pending, host, err);
     if (status != FSDP_OK) {
-        refuse(guest->fd, err);
-        fsdp_socket_close(&guest->fd);
+        refuse(pending->fd, err);
+        fsdp_socket_close(&pending->fd);
         return status;
     }
-    all->fds[guest->hello.rank] = guest->fd;
-    memcpy(all->addresses[guest->hello.rank].host, host, sizeof host);
-    all->addresses[guest->hello.rank].port = guest->hello.port;
+    all->fds[pending->hello.rank] = pending->fd;
+    memcpy(all->addresses[pending->hello.rank].host, host, sizeof host);
+    all->addresses[pending->hello.rank].port = pending->hello.port;
     all->here++;
     return FSDP_OK;
 }
 
-static fsdp_status serve_guests(table *all, fsdp_error *err)
+static fsdp_status admit_pending(host_state *all, fsdp_error *err)
 {
-    fsdp_guest guest;
-    while (fsdp_reception_take(&all->reception, &guest))
-        FSDP_TRY(seat_guest(all, &guest, err));
-    return fsdp_reception_check(&all->reception, err);
+    fsdp_pending pending;
+    while (fsdp_listener_accept(&all->listener, &pending))
+        FSDP_TRY(admit(all, &pending, err));
+    return fsdp_listener_check(&all->listener, err);
 }
 
 /* A member says nothing more until it gets its answer: what can be read is its end. */
-static fsdp_status check_members(const table *all, fsdp_error *err)
+static fsdp_status check_members(const host_state *all, fsdp_error *err)
 {
-    for (int rank = 1; rank < all->meeting->size; rank++) {
+    for (int rank = 1; rank < all->spec->size; rank++) {
         char byte;
         if (all->fds[rank] >= 0 && fsdp_socket_read(all->fds[rank], &byte, 1) != 0) {
             err->rank = rank;
@@ -125,11 +132,11 @@ static fsdp_status check_members(const table *all, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status fail_missing(const table *all, fsdp_error *err)
+static fsdp_status fail_missing(const host_state *all, fsdp_error *err)
 {
     char names[MISSING_SHOWN * 12] = "";
-    int n = all->meeting->size - all->here, shown = 0;
-    for (int rank = 1; rank < all->meeting->size && shown < MISSING_SHOWN; rank++) {
+    int n = all->spec->size - all->here, shown = 0;
+    for (int rank = 1; rank < all->spec->size && shown < MISSING_SHOWN; rank++) {
         size_t used = strlen(names);
         if (all->fds[rank] >= 0)
             continue;
@@ -139,22 +146,22 @@ static fsdp_status fail_missing(const table *all, fsdp_error *err)
     if (n > MISSING_SHOWN)
         return fsdp_fail(err, FSDP_ERR_PEER,
                          "%d of %d ranks did not come within %g s: %s and %d more", n,
-                         all->meeting->size, all->meeting->deadline_ms / 1000.0, names, n - shown);
+                         all->spec->size, all->spec->deadline_ms / 1000.0, names, n - shown);
     return fsdp_fail(err, FSDP_ERR_PEER, "%s %s did not come within %g s", n > 1 ? "ranks" : "rank",
-                     names, all->meeting->deadline_ms / 1000.0);
+                     names, all->spec->deadline_ms / 1000.0);
 }
 
-static fsdp_status gather_ranks(table *all, int64_t until_ms, fsdp_error *err)
+static fsdp_status collect_ranks(host_state *all, int64_t until_ms, fsdp_error *err)
 {
-    while (all->here < all->meeting->size) {
-        int n = fsdp_reception_watch(&all->reception, all->polled);
-        for (int rank = 1; rank < all->meeting->size; rank++)
+    while (all->here < all->spec->size) {
+        int n = fsdp_listener_poll(&all->listener, all->polled);
+        for (int rank = 1; rank < all->spec->size; rank++)
             if (all->fds[rank] >= 0)
                 all->polled[n++] = (struct pollfd){.fd = all->fds[rank], .events = POLLIN};
         (void)poll(all->polled, (nfds_t)n, fsdp_poll_ms(until_ms));
-        FSDP_TRY(serve_guests(all, err));
+        FSDP_TRY(admit_pending(all, err));
         FSDP_TRY(check_members(all, err));
-        if (fsdp_now_ms() >= until_ms && all->here < all->meeting->size)
+        if (fsdp_now_ms() >= until_ms && all->here < all->spec->size)
             return fail_missing(all, err);
     }
     return FSDP_OK;
@@ -162,12 +169,12 @@ static fsdp_status gather_ranks(table *all, int64_t until_ms, fsdp_error *err)
 
 /* --- rank 0 ----------------------------------------------------------------------------------- */
 
-static fsdp_status make_table(table *all, fsdp_error *err)
+static fsdp_status init_host(host_state *all, fsdp_error *err)
 {
-    size_t size = (size_t)all->meeting->size;
+    size_t size = (size_t)all->spec->size;
     all->fds = fsdp_alloc(size, sizeof *all->fds);
     all->addresses = fsdp_alloc(size, sizeof *all->addresses);
-    all->polled = fsdp_alloc(size + 1 + FSDP_RECEPTION_ROOM, sizeof *all->polled);
+    all->polled = fsdp_alloc(size + 1 + FSDP_LISTENER_PENDING, sizeof *all->polled);
     for (size_t i = 0; all->fds && i < size; i++)
         all->fds[i] = -1;
     if (!all->fds || !all->addresses || !all->polled)
@@ -175,26 +182,26 @@ static fsdp_status make_table(table *all, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status open_door(table *all, int64_t until_ms, fsdp_error *err)
+static fsdp_status open_listener(host_state *all, int64_t until_ms, fsdp_error *err)
 {
-    const fsdp_meeting *meeting = all->meeting;
-    if (all->reception.listener < 0)
-        FSDP_TRY(listen_here(meeting, meeting->port, &all->reception.listener, err));
-    if (!meeting->publish)
+    const fsdp_rendezvous_spec *spec = all->spec;
+    if (all->listener.fd < 0)
+        FSDP_TRY(listen_here(spec, spec->port, &all->listener.fd, err));
+    if (!spec->publish)
         return FSDP_OK;
-    return meeting->publish(meeting->user, fsdp_socket_port(all->reception.listener), until_ms,
-                            err);
+    return spec->publish(spec->user, fsdp_socket_port(all->listener.fd), until_ms, err);
 }
 
-static fsdp_status welcome_all(const table *all, int64_t until_ms, fsdp_error *err)
+static fsdp_status accept_all(const host_state *all, int64_t until_ms, fsdp_error *err)
 {
-    int size = all->meeting->size;
+    int size = all->spec->size;
     size_t bytes = (size_t)size * sizeof *all->addresses;
     const answer head = {FSDP_HELLO_MAGIC, FSDP_OK, (uint32_t)bytes};
     for (int rank = 1; rank < size; rank++) {
-        fsdp_status status = fsdp_socket_put(all->fds[rank], &head, sizeof head, until_ms, err);
+        fsdp_status status =
+            fsdp_socket_send_all(all->fds[rank], &head, sizeof head, until_ms, err);
         if (status == FSDP_OK)
-            status = fsdp_socket_put(all->fds[rank], all->addresses, bytes, until_ms, err);
+            status = fsdp_socket_send_all(all->fds[rank], all->addresses, bytes, until_ms, err);
         if (status == FSDP_OK)
             continue;
         err->rank = rank;
@@ -203,9 +210,9 @@ static fsdp_status welcome_all(const table *all, int64_t until_ms, fsdp_error *e
     return FSDP_OK;
 }
 
-static void end_meeting(table *all, const fsdp_error *why)
+static void end_rendezvous(host_state *all, const fsdp_error *why)
 {
-    for (int rank = 1; all->fds && rank < all->meeting->size; rank++) {
+    for (int rank = 1; all->fds && rank < all->spec->size; rank++) {
         if (all->fds[rank] >= 0 && why->status != FSDP_OK)
             refuse(all->fds[rank], why);
         fsdp_socket_close(&all->fds[rank]);
@@ -213,38 +220,38 @@ static void end_meeting(table *all, const fsdp_error *why)
     fsdp_free(all->fds);
 }
 
-static fsdp_status host_meeting(const fsdp_meeting *meeting, int64_t until_ms, fsdp_ctl **ctl_out,
-                                fsdp_error *err)
+static fsdp_status host_rendezvous(const fsdp_rendezvous_spec *spec, int64_t until_ms,
+                                   fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    table all = {.meeting = meeting, .reception = {.listener = meeting->listener}, .here = 1};
-    digest_job(meeting->job, all.job);
-    fsdp_status status = make_table(&all, err);
+    host_state all = {.spec = spec, .listener = {.fd = spec->listener}, .here = 1};
+    digest_job(spec->job, all.job);
+    fsdp_status status = init_host(&all, err);
     if (status == FSDP_OK)
-        status = open_door(&all, until_ms, err);
+        status = open_listener(&all, until_ms, err);
     if (status == FSDP_OK)
-        status = gather_ranks(&all, until_ms, err);
+        status = collect_ranks(&all, until_ms, err);
     if (status == FSDP_OK)
-        status = welcome_all(&all, fsdp_now_ms() + meeting->deadline_ms, err);
-    fsdp_reception_release(&all.reception);
+        status = accept_all(&all, fsdp_now_ms() + spec->deadline_ms, err);
+    fsdp_listener_release(&all.listener);
     fsdp_free(all.polled);
     fsdp_free(all.addresses);
     if (status != FSDP_OK) {
-        end_meeting(&all, err);
+        end_rendezvous(&all, err);
         return status;
     }
-    fsdp_tcp_parts parts = {.size = meeting->size, .listener = -1, .fds = all.fds};
+    fsdp_tcp_parts parts = {.size = spec->size, .listener = -1, .fds = all.fds};
     memcpy(parts.job, all.job, sizeof parts.job);
     return fsdp_ctl_tcp(&parts, ctl_out, err);
 }
 
 /* --- the others ------------------------------------------------------------------------------- */
 
-typedef struct visit {
-    const fsdp_meeting *meeting;
+typedef struct joiner {
+    const fsdp_rendezvous_spec *spec;
     char host[FSDP_HOST_SIZE]; /* of rank 0 */
     int port;
     fsdp_tcp_parts parts;
-} visit;
+} joiner;
 
 static bool may_help_to_wait(int errnum)
 {
@@ -252,80 +259,81 @@ static bool may_help_to_wait(int errnum)
            errnum == EHOSTUNREACH || errnum == ENETUNREACH || errnum == EADDRNOTAVAIL;
 }
 
-static void nap(int tries, int64_t until_ms)
+static void sleep_between(int tries, int64_t until_ms)
 {
-    int64_t nap_ms = NAP_MS * (int64_t)(tries + 1), left_ms = until_ms - fsdp_now_ms();
-    nap_ms = nap_ms < LONGEST_NAP_MS ? nap_ms : LONGEST_NAP_MS;
-    nap_ms = nap_ms < left_ms ? nap_ms : left_ms;
-    struct timespec pause = fsdp_timespec(nap_ms > 0 ? nap_ms : 0);
+    int64_t pause_ms = RETRY_MS * (int64_t)(tries + 1), left_ms = until_ms - fsdp_now_ms();
+    pause_ms = pause_ms < LONGEST_RETRY_MS ? pause_ms : LONGEST_RETRY_MS;
+    pause_ms = pause_ms < left_ms ? pause_ms : left_ms;
+    struct timespec pause = fsdp_timespec(pause_ms > 0 ? pause_ms : 0);
     nanosleep(&pause, NULL);
 }
 
-static fsdp_status try_door(visit *mine, int64_t until_ms, fsdp_error *err)
+static fsdp_status try_connect(joiner *mine, int64_t until_ms, fsdp_error *err)
 {
-    const fsdp_meeting *meeting = mine->meeting;
-    FSDP_TRY(meeting->find(meeting->user, mine->host, &mine->port, until_ms, err));
+    const fsdp_rendezvous_spec *spec = mine->spec;
+    FSDP_TRY(spec->find(spec->user, mine->host, &mine->port, until_ms, err));
     return fsdp_socket_connect(mine->host, mine->port, until_ms, &mine->parts.fds[0], err);
 }
 
 /* Rank 0 may come later than this rank, within the deadline. */
-static fsdp_status find_door(visit *mine, int64_t until_ms, fsdp_error *err)
+static fsdp_status connect_to_host(joiner *mine, int64_t until_ms, fsdp_error *err)
 {
     for (int tries = 0;; tries++) {
         fsdp_error why = {0};
-        fsdp_status status = try_door(mine, until_ms, &why);
+        fsdp_status status = try_connect(mine, until_ms, &why);
         if (status == FSDP_OK)
             return FSDP_OK;
         if (status == FSDP_ERR_PEER && may_help_to_wait(why.errnum) && fsdp_now_ms() < until_ms) {
-            nap(tries, until_ms);
+            sleep_between(tries, until_ms);
             continue;
         }
         *err = why;
         if (status == FSDP_ERR_PEER)
             fsdp_error_prefix(err, "rank 0 did not come within %g s",
-                              mine->meeting->deadline_ms / 1000.0);
+                              mine->spec->deadline_ms / 1000.0);
         return status;
     }
 }
 
-static fsdp_status say_hello(const visit *mine, int64_t until_ms, fsdp_error *err)
+static fsdp_status send_hello(const joiner *mine, int64_t until_ms, fsdp_error *err)
 {
-    const fsdp_meeting *meeting = mine->meeting;
+    const fsdp_rendezvous_spec *spec = mine->spec;
     fsdp_hello hello =
-        fsdp_hello_make(FSDP_HELLO_MEET, meeting->rank, meeting->size, 0, mine->parts.job);
+        fsdp_hello_make(FSDP_HELLO_RENDEZVOUS, spec->rank, spec->size, 0, mine->parts.job);
     hello.port = fsdp_socket_port(mine->parts.listener);
-    return fsdp_socket_put(mine->parts.fds[0], &hello, sizeof hello, until_ms, err);
+    return fsdp_socket_send_all(mine->parts.fds[0], &hello, sizeof hello, until_ms, err);
 }
 
-static fsdp_status fail_answer(const visit *mine, fsdp_error *err)
+static fsdp_status fail_answer(const joiner *mine, fsdp_error *err)
 {
     if (err->text[0] == '\0')
         return fsdp_fail(err, FSDP_ERR_PEER,
                          "rank 0 at %s port %d did not answer within %g s: it is stuck, or "
                          "something else listens there",
-                         mine->host, mine->port, mine->meeting->deadline_ms / 1000.0);
+                         mine->host, mine->port, mine->spec->deadline_ms / 1000.0);
     return fsdp_fail(err, FSDP_ERR_PEER,
-                     "rank 0 at %s port %d has left while the ranks were meeting, or something "
+                     "rank 0 at %s port %d has left while the ranks were spec, or something "
                      "else listens there",
                      mine->host, mine->port);
 }
 
-static fsdp_status take_refusal(const visit *mine, int32_t reason, int64_t until_ms,
+static fsdp_status recv_refusal(const joiner *mine, int32_t reason, int64_t until_ms,
                                 fsdp_error *err)
 {
     fsdp_error why = {0};
-    if (fsdp_socket_take(mine->parts.fds[0], why.text, sizeof why.text, until_ms, err) != FSDP_OK)
+    if (fsdp_socket_recv_all(mine->parts.fds[0], why.text, sizeof why.text, until_ms, err) !=
+        FSDP_OK)
         return fail_answer(mine, err);
     why.text[sizeof why.text - 1] = '\0';
     return fsdp_fail(err, (fsdp_status)reason, "rank 0 at %s port %d: %s", mine->host, mine->port,
                      why.text);
 }
 
-static fsdp_status take_answer(const visit *mine, int64_t until_ms, fsdp_error *err)
+static fsdp_status recv_answer(const joiner *mine, int64_t until_ms, fsdp_error *err)
 {
-    const size_t bytes = (size_t)mine->meeting->size * sizeof *mine->parts.addresses;
+    const size_t bytes = (size_t)mine->spec->size * sizeof *mine->parts.addresses;
     answer head;
-    if (fsdp_socket_take(mine->parts.fds[0], &head, sizeof head, until_ms, err) != FSDP_OK)
+    if (fsdp_socket_recv_all(mine->parts.fds[0], &head, sizeof head, until_ms, err) != FSDP_OK)
         return fail_answer(mine, err);
     bool is_known = head.magic == FSDP_HELLO_MAGIC && head.status >= 0 &&
                     head.size == (head.status == FSDP_OK ? bytes : (size_t)FSDP_ERROR_TEXT);
@@ -333,19 +341,19 @@ static fsdp_status take_answer(const visit *mine, int64_t until_ms, fsdp_error *
         return fsdp_fail(err, FSDP_ERR_PEER, "what answers at %s port %d is no rank 0 of fsdp",
                          mine->host, mine->port);
     if (head.status != FSDP_OK)
-        return take_refusal(mine, head.status, until_ms, err);
-    if (fsdp_socket_take(mine->parts.fds[0], mine->parts.addresses, bytes, until_ms, err) !=
+        return recv_refusal(mine, head.status, until_ms, err);
+    if (fsdp_socket_recv_all(mine->parts.fds[0], mine->parts.addresses, bytes, until_ms, err) !=
         FSDP_OK)
         return fail_answer(mine, err);
     return FSDP_OK;
 }
 
 /* Rank 0 sees the ranks of its own host as loopback, which another host must not take for itself. */
-static void mend_addresses(visit *mine)
+static void mend_addresses(joiner *mine)
 {
     char host[FSDP_HOST_SIZE];
     fsdp_socket_peer(mine->parts.fds[0], host);
-    for (int i = 1; i < mine->meeting->size; i++) {
+    for (int i = 1; i < mine->spec->size; i++) {
         fsdp_rank_address *address = &mine->parts.addresses[i];
         address->host[sizeof address->host - 1] = '\0';
         if (fsdp_host_is_loopback(address->host))
@@ -353,43 +361,42 @@ static void mend_addresses(visit *mine)
     }
 }
 
-static fsdp_status attend(visit *mine, int64_t until_ms, fsdp_error *err)
+static fsdp_status join(joiner *mine, int64_t until_ms, fsdp_error *err)
 {
-    const fsdp_meeting *meeting = mine->meeting;
-    int64_t grace_ms = meeting->deadline_ms / 5 > GRACE_MS ? meeting->deadline_ms / 5 : GRACE_MS;
+    const fsdp_rendezvous_spec *spec = mine->spec;
+    int64_t grace_ms = spec->deadline_ms / 5 > GRACE_MS ? spec->deadline_ms / 5 : GRACE_MS;
     mine->parts.fds = fsdp_alloc(1, sizeof *mine->parts.fds);
-    mine->parts.addresses = fsdp_alloc((size_t)meeting->size, sizeof *mine->parts.addresses);
+    mine->parts.addresses = fsdp_alloc((size_t)spec->size, sizeof *mine->parts.addresses);
     if (mine->parts.fds)
         mine->parts.fds[0] = -1;
     if (!mine->parts.fds || !mine->parts.addresses)
         return fsdp_fail_memory(err, "the meeting of the ranks");
-    FSDP_TRY(listen_here(meeting, 0, &mine->parts.listener, err));
-    FSDP_TRY(find_door(mine, until_ms, err));
+    FSDP_TRY(listen_here(spec, 0, &mine->parts.listener, err));
+    FSDP_TRY(connect_to_host(mine, until_ms, err));
     /* Rank 0 began before now, and tells within its deadline who is missing. */
-    until_ms = fsdp_now_ms() + meeting->deadline_ms + grace_ms;
-    if (say_hello(mine, until_ms, err) != FSDP_OK)
+    until_ms = fsdp_now_ms() + spec->deadline_ms + grace_ms;
+    if (send_hello(mine, until_ms, err) != FSDP_OK)
         return fail_answer(mine, err);
-    FSDP_TRY(take_answer(mine, until_ms, err));
+    FSDP_TRY(recv_answer(mine, until_ms, err));
     mend_addresses(mine);
     return FSDP_OK;
 }
 
-static fsdp_status visit_meeting(const fsdp_meeting *meeting, int64_t until_ms, fsdp_ctl **ctl_out,
-                                 fsdp_error *err)
+static fsdp_status join_rendezvous(const fsdp_rendezvous_spec *spec, int64_t until_ms,
+                                   fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    visit mine = {.meeting = meeting,
-                  .parts = {.rank = meeting->rank, .size = meeting->size, .listener = -1}};
-    digest_job(meeting->job, mine.parts.job);
-    fsdp_status status = attend(&mine, until_ms, err);
+    joiner mine = {.spec = spec, .parts = {.rank = spec->rank, .size = spec->size, .listener = -1}};
+    digest_job(spec->job, mine.parts.job);
+    fsdp_status status = join(&mine, until_ms, err);
     if (status == FSDP_OK)
         return fsdp_ctl_tcp(&mine.parts, ctl_out, err);
     fsdp_tcp_parts_release(&mine.parts);
     return status;
 }
 
-fsdp_status fsdp_meet(const fsdp_meeting *meeting, fsdp_ctl **ctl_out, fsdp_error *err)
+fsdp_status fsdp_rendezvous(const fsdp_rendezvous_spec *spec, fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    int64_t until_ms = fsdp_now_ms() + meeting->deadline_ms;
-    return meeting->rank == 0 ? host_meeting(meeting, until_ms, ctl_out, err)
-                              : visit_meeting(meeting, until_ms, ctl_out, err);
+    int64_t until_ms = fsdp_now_ms() + spec->deadline_ms;
+    return spec->rank == 0 ? host_rendezvous(spec, until_ms, ctl_out, err)
+                           : join_rendezvous(spec, until_ms, ctl_out, err);
 }

@@ -12,7 +12,7 @@
 #include "runtime/bootstrap/socket.h"
 #include <fsdp/ctl.h>
 
-typedef struct fsdp_meeting {
+typedef struct fsdp_rendezvous_spec {
     int rank, size;
     const char *job;           /* text that is this job's alone */
     bool is_one_host;          /* all ranks here: only this host can connect */
@@ -25,9 +25,9 @@ typedef struct fsdp_meeting {
     fsdp_status (*find)(void *user, char host_out[FSDP_HOST_SIZE], int *port_out, int64_t until_ms,
                         fsdp_error *err);
     void *user;
-} fsdp_meeting;
+} fsdp_rendezvous_spec;
 
 /* Collective over the ranks to be. */
-fsdp_status fsdp_meet(const fsdp_meeting *meeting, fsdp_ctl **ctl_out, fsdp_error *err);
+fsdp_status fsdp_rendezvous(const fsdp_rendezvous_spec *spec, fsdp_ctl **ctl_out, fsdp_error *err);
 
 #endif

@@ -220,7 +220,7 @@ static fsdp_status fail_transfer(ssize_t failed, fsdp_error *err)
     return FSDP_ERR_PEER;
 }
 
-fsdp_status fsdp_socket_take(int fd, void *data, size_t size, int64_t until_ms, fsdp_error *err)
+fsdp_status fsdp_socket_recv_all(int fd, void *data, size_t size, int64_t until_ms, fsdp_error *err)
 {
     for (size_t got = 0; got < size;) {
         ssize_t n = fsdp_socket_read(fd, (char *)data + got, size - got);
@@ -231,8 +231,8 @@ fsdp_status fsdp_socket_take(int fd, void *data, size_t size, int64_t until_ms, 
     return FSDP_OK;
 }
 
-fsdp_status fsdp_socket_put(int fd, const void *data, size_t size, int64_t until_ms,
-                            fsdp_error *err)
+fsdp_status fsdp_socket_send_all(int fd, const void *data, size_t size, int64_t until_ms,
+                                 fsdp_error *err)
 {
     for (size_t sent = 0; sent < size;) {
         ssize_t n = fsdp_socket_write(fd, (const char *)data + sent, size - sent);

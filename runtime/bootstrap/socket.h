@@ -34,8 +34,8 @@ ssize_t fsdp_socket_read(int fd, void *data, size_t size);
 ssize_t fsdp_socket_write(int fd, const void *data, size_t size);
 
 /* All of it. Past the time FSDP_ERR_PEER with an empty text; the error's errno says why otherwise. */
-fsdp_status fsdp_socket_take(int fd, void *data, size_t size, int64_t until_ms, fsdp_error *err);
-fsdp_status fsdp_socket_put(int fd, const void *data, size_t size, int64_t until_ms, fsdp_error *err);
+fsdp_status fsdp_socket_recv_all(int fd, void *data, size_t size, int64_t until_ms, fsdp_error *err);
+fsdp_status fsdp_socket_send_all(int fd, const void *data, size_t size, int64_t until_ms, fsdp_error *err);
 
 /* Until one of the events of poll.h holds, or the time has come: then false. */
 bool fsdp_socket_wait(int fd, short events, int64_t until_ms);

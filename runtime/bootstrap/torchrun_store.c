@@ -64,7 +64,7 @@ static fsdp_status ask(const char *host, int port, const request *what, int64_t 
     if (what->overflows)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the job's id is too long for torchrun's store");
     FSDP_TRY(fsdp_socket_connect(host, port, until_ms, fd_out, err));
-    return fsdp_socket_put(*fd_out, what->data, what->size, until_ms, err);
+    return fsdp_socket_send_all(*fd_out, what->data, what->size, until_ms, err);
 }
 
 static fsdp_status finish(const char *host, int port, int fd, fsdp_status status, fsdp_error *err)
@@ -94,7 +94,7 @@ fsdp_status fsdp_store_set(const char *host, int port, const char *name, const c
     add_name(&what, name);
     fsdp_status status = ask(host, port, &what, until_ms, &fd, err);
     if (status == FSDP_OK)
-        status = fsdp_socket_take(fd, &answer, 1, until_ms, err);
+        status = fsdp_socket_recv_all(fd, &answer, 1, until_ms, err);
     return finish(host, port, fd, status, err);
 }
 
@@ -107,12 +107,12 @@ static fsdp_status take_value(int fd, const char *name, char value_out[FSDP_STOR
     request what = {0};
     add_kind(&what, REQUEST_GET);
     add_name(&what, name);
-    FSDP_TRY(fsdp_socket_take(fd, &is_there, 1, until_ms, err));
-    FSDP_TRY(fsdp_socket_put(fd, what.data, what.size, until_ms, err));
-    FSDP_TRY(fsdp_socket_take(fd, &size, sizeof size, until_ms, err));
+    FSDP_TRY(fsdp_socket_recv_all(fd, &is_there, 1, until_ms, err));
+    FSDP_TRY(fsdp_socket_send_all(fd, what.data, what.size, until_ms, err));
+    FSDP_TRY(fsdp_socket_recv_all(fd, &size, sizeof size, until_ms, err));
     if (is_there != 0 || size >= FSDP_STORE_VALUE)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "an answer that is none");
-    FSDP_TRY(fsdp_socket_take(fd, value_out, (size_t)size, until_ms, err));
+    FSDP_TRY(fsdp_socket_recv_all(fd, value_out, (size_t)size, until_ms, err));
     value_out[size] = '\0';
     return FSDP_OK;
 }
@@ -141,6 +141,6 @@ fsdp_status fsdp_store_delete(const char *host, int port, const char *name, int6
     add_name(&what, name);
     fsdp_status status = ask(host, port, &what, until_ms, &fd, err);
     if (status == FSDP_OK)
-        status = fsdp_socket_take(fd, &deleted, sizeof deleted, until_ms, err);
+        status = fsdp_socket_recv_all(fd, &deleted, sizeof deleted, until_ms, err);
     return finish(host, port, fd, status, err);
 }

@@ -1,11 +1,11 @@
 /*
- * Collectives over messages between two ranks (wire.h): over networks, where ranks share no memory.
+ * Collectives over messages between two ranks (p2p.h): over networks, where ranks share no memory.
  *
- *   message_steps.c    a call: headers are compared, then its legs run: who sends whom what
- *   message_spread.c   what all members know after log2(members) rounds
- *   message_legs.c     a leg: ranges in pieces, through bounded staging; copied, or added up in rank order
- *   message_news.c     failures, farewells, roll calls: what ends a wait
- *   fabric_message.c   the fabric, its groups
+ *   message_steps.c    a call: headers are compared, then its exchanges run: who sends whom what
+ *   dissemination.c   what all members know after log2(members) rounds
+ *   message_exchange.c     a exchange: ranges in pieces, through bounded staging; copied, or added up in rank order
+ *   message_status.c     failures, farewells, roll calls: what ends a wait
+ *   transport_message.c   the transport, its groups
  *
  * A member sends as many bytes as the whole result has, whatever the number of members. Nobody owns anything
  * common: a failure is told to all members, who tell the same then.
@@ -15,19 +15,19 @@
 
 #include "runtime/comm/comm_backend.h"
 #include "runtime/bootstrap/process_watch.h"
-#include "runtime/comm_message/p2p.h"
+#include "runtime/comm_message/message_transport.h"
 #include <pthread.h>
 
-typedef struct message_fabric message_fabric;
+typedef struct message_transport message_transport;
 
-/* What this member knows of another one; written under the fabric's lock. */
+/* What this member knows of another one; written under the transport's lock. */
 typedef struct message_member {
     _Atomic bool has_left, has_answered;
     _Atomic uint64_t calls;    /* that it had begun when it left, or answered */
     _Atomic int exit_code;     /* with which it left */
 } message_member;
 
-/* Bytes between this member and another one in a leg. */
+/* Bytes between this member and another one in a exchange. */
 typedef struct message_route {
     const unsigned char *out;  /* sent from here */
     unsigned char *in;         /* to be put here; not used where sums are made */
@@ -36,7 +36,7 @@ typedef struct message_route {
 
 /* One member's end of a group. */
 typedef struct message_group {
-    message_fabric *fabric;
+    message_transport *transport;
     struct message_group *next;        /* of this rank's groups */
     int rank, size;            /* in the group */
     const int *ranks;          /* world ranks; borrowed */
@@ -50,81 +50,81 @@ typedef struct message_group {
     int *finished;             /* room for the places of the batch */
     bool *is_arriving;         /* per half and member: a piece comes from there */
     int64_t *counts;           /* all_to_all: what the others send here */
-    fsdp_wire_batch *batch;    /* two halves of places: outgoing, then incoming; one per member in each */
+    fsdp_p2p_batch *batch;    /* two halves of places: outgoing, then incoming; one per member in each */
     unsigned char *pieces;     /* of the same order */
     size_t piece;
-    /* Under the fabric's lock. */
+    /* Under the transport's lock. */
     _Atomic bool has_failed;
-    bool is_untold;            /* the failure */
-    bool is_own;               /* it happened to this rank, and is not about another one */
+    bool is_unreported;            /* the failure */
+    bool is_local;               /* it happened to this rank, and is not about another one */
     fsdp_error failure;
 } message_group;
 
-struct message_fabric {
-    fsdp_fabric fabric;
-    fsdp_fabric_ops ops;       /* of the wire's name */
-    fsdp_wire *wire;
+struct message_transport {
+    fsdp_transport base;
+    fsdp_transport_ops ops;       /* of the wire's name */
+    fsdp_p2p *p2p;
     pthread_mutex_t lock;      /* of what several threads of this rank may touch */
     message_group *groups;     /* all but `world` */
     message_group world;       /* all ranks: to make groups */
     int *world_ranks;          /* 0, 1, ... */
-    fsdp_lifeline *lifelines;  /* per world rank */
+    fsdp_process_watch *watches;  /* per world rank */
     int channels;              /* given to groups so far */
 };
 
-/* --- message_news.c --------------------------------------------------------------------------- */
+/* --- message_status.c --------------------------------------------------------------------------- */
 
 /* What a wait knows. Zero-initialise. */
 typedef struct message_watch {
     int idle;                  /* looks in vain */
     int64_t until_ms, look_ms; /* the deadline; when to look at processes again */
-    int64_t roll_ms;           /* a roll call goes on until then; 0: none */
+    int64_t probe_ms;           /* a roll call goes on until then; 0: none */
 } message_watch;
 
 /*
- * Between two looks at the wire: hears news, and after a look in vain (has_moved: it was not) rests a little.
+ * Between two looks at the wire: hears status, and after a look in vain (has_moved: it was not) rests a little.
  * Fails when a member failed, left, died, or nothing came for the deadline. waits_for: the member whose
  * message is missing.
  */
 fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool has_moved, int waits_for,
                                fsdp_error *err);
-/* The first failure counts. is_own: it happened to this rank, and is not about another one. is_common: all
+/* The first failure counts. is_local: it happened to this rank, and is not about another one. is_common: all
  * members find it by themselves. */
-void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_own, bool is_common);
+void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common);
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out);
 /* This member comes to no more calls. */
-void fsdp_message_depart(message_group *group);
+void fsdp_message_leave(message_group *group);
 
-/* --- message_spread.c ------------------------------------------------------------------------- */
+/* --- dissemination.c ------------------------------------------------------------------------- */
 
-enum { FSDP_MESSAGE_SPREAD = 512 };    /* bytes, at most */
+enum { FSDP_DISSEMINATION_SIZE = 512 };    /* bytes, at most */
 
 /* Collective in the group. Until `mine` is what all members together know: `merge` adds what another one
  * knew. In any order, and more than once. */
-fsdp_status fsdp_message_spread(message_group *group, void *mine, size_t size,
+fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t size,
                                 void (*merge)(void *mine, const void *theirs), fsdp_error *err);
 
 /* Collective in the group: is everybody in the same call? Otherwise the same failure everywhere. */
-fsdp_status fsdp_message_meet(message_group *group, const fsdp_comm_header *header, fsdp_error *err);
+fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *header, fsdp_error *err);
 
-/* --- message_legs.c --------------------------------------------------------------------------- */
+/* --- message_exchange.c --------------------------------------------------------------------------- */
 
-typedef struct message_leg {
+typedef struct message_exchange {
     message_group *group;      /* its routes are what moves */
     /* Sums: of what comes in and `own`, to `to`; NULL: what comes in goes to its routes. */
     const fsdp_collective *fold;
     const unsigned char *own;
     unsigned char *to;
     uint64_t to_size;
-} message_leg;
+} message_exchange;
 
-fsdp_status fsdp_message_run_leg(const message_leg *leg, fsdp_error *err);
+fsdp_status fsdp_message_run_exchange(const message_exchange *exchange, fsdp_error *err);
 /* How large pieces are in a group. */
 size_t fsdp_message_piece(int members);
 
 /* --- message_steps.c -------------------------------------------------------------------------- */
 
-/* An entry of fsdp_fabric_ops. */
+/* An entry of fsdp_transport_ops. */
 fsdp_status fsdp_message_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
                              fsdp_error *err);
 

@@ -11,12 +11,12 @@
 /* Both messages of a round, at the first places of each half. */
 static fsdp_status await_round(message_group *group, int from, int in_place, fsdp_error *err)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     message_watch watch = {0};
     bool is_here = false;
     for (int left = 2; left > 0;) {
         int count = 0;
-        FSDP_TRY(wire->ops->test(wire, group->batch, group->finished, &count, err));
+        FSDP_TRY(p2p->ops->test(p2p, group->batch, group->finished, &count, err));
         for (int i = 0; i < count; i++)
             is_here |= group->finished[i] == in_place;
         left -= count;
@@ -30,23 +30,23 @@ static fsdp_status await_round(message_group *group, int from, int in_place, fsd
 static fsdp_status run_round(message_group *group, int distance, void *mine, size_t size,
                              void (*merge)(void *mine, const void *theirs), fsdp_error *err)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int n = group->size, to = (group->rank + distance) % n;
     int from = (group->rank - distance + n) % n, in_place = 2 * n;
     unsigned char *outgoing = group->pieces;
     unsigned char *incoming = group->pieces + (size_t)in_place * group->piece;
     memcpy(outgoing, mine, size);
-    FSDP_TRY(wire->ops->recv(wire, group->batch, in_place, group->ranks[from], group->channel,
-                             incoming, size, err));
-    FSDP_TRY(wire->ops->send(wire, group->batch, 0, group->ranks[to], group->channel, outgoing,
-                             size, err));
+    FSDP_TRY(p2p->ops->recv(p2p, group->batch, in_place, group->ranks[from], group->channel,
+                            incoming, size, err));
+    FSDP_TRY(p2p->ops->send(p2p, group->batch, 0, group->ranks[to], group->channel, outgoing, size,
+                            err));
     FSDP_TRY(await_round(group, from, in_place, err));
     merge(mine, incoming);
     return FSDP_OK;
 }
 
-fsdp_status fsdp_message_spread(message_group *group, void *mine, size_t size,
-                                void (*merge)(void *mine, const void *theirs), fsdp_error *err)
+fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t size,
+                                     void (*merge)(void *mine, const void *theirs), fsdp_error *err)
 {
     for (int distance = 1; distance < group->size; distance *= 2)
         FSDP_TRY(run_round(group, distance, mine, size, merge, err));
@@ -61,7 +61,7 @@ typedef struct known_headers {
     fsdp_comm_header headers[2];
 } known_headers;
 
-_Static_assert(sizeof(known_headers) <= FSDP_MESSAGE_SPREAD, "all knowledge fits");
+_Static_assert(sizeof(known_headers) <= FSDP_DISSEMINATION_SIZE, "all knowledge fits");
 
 /* Takes it for the first that is different, when it is. */
 static void consider(known_headers *known, int position, const fsdp_comm_header *header)
@@ -85,7 +85,8 @@ static void merge_headers(void *mine, const void *theirs)
     consider(known, more.other, &more.headers[1]);
 }
 
-fsdp_status fsdp_message_meet(message_group *group, const fsdp_comm_header *header, fsdp_error *err)
+fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *header,
+                               fsdp_error *err)
 {
     known_headers known;
     memset(&known, 0, sizeof known);
@@ -95,7 +96,7 @@ fsdp_status fsdp_message_meet(message_group *group, const fsdp_comm_header *head
     group->header = *header;
     group->are_all_here = false;
     atomic_fetch_add(&group->calls, 1);
-    FSDP_TRY(fsdp_message_spread(group, &known, sizeof known, merge_headers, err));
+    FSDP_TRY(fsdp_message_disseminate(group, &known, sizeof known, merge_headers, err));
     group->are_all_here = true;
     if (known.other < 0)
         return FSDP_OK;

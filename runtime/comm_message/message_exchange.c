@@ -1,5 +1,5 @@
 /*
- * A leg: every member has a range of bytes for every other one, and gets one from it. They go in *rows*: row
+ * A exchange: every member has a range of bytes for every other one, and gets one from it. They go in *rows*: row
  * n is the n-th piece of all ranges of a member. Two rows at a time are on their way out and two in, each in
  * staging of its own, so that one fills while the other moves, and what is given up harms no buffer of the
  * caller's. A row of sums is added up when all its pieces are here: the order is that of the ranks.
@@ -16,7 +16,7 @@
 enum { STAGING = 16 << 20, LEAST_PIECE = 4096, HALVES = 2 };
 
 typedef struct progress {
-    const message_leg *leg;
+    const message_exchange *exchange;
     message_group *group;
     uint64_t rows_out, rows_in;
     uint64_t staged, posted, retired; /* rows so far */
@@ -28,7 +28,7 @@ typedef struct progress {
 size_t fsdp_message_piece(int members)
 {
     size_t piece = (size_t)STAGING / (2 * HALVES * (size_t)members) / 64 * 64;
-    piece = piece < FSDP_WIRE_PIECE ? piece : FSDP_WIRE_PIECE;
+    piece = piece < FSDP_P2P_PIECE ? piece : FSDP_P2P_PIECE;
     return piece > LEAST_PIECE ? piece : LEAST_PIECE;
 }
 
@@ -71,7 +71,7 @@ static uint64_t count_rows(const message_group *group, uint64_t size)
 static fsdp_status stage_row(progress *now, fsdp_error *err)
 {
     message_group *group = now->group;
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int half = half_of(now->staged);
     const unsigned char *last = NULL, *staged = NULL;
     size_t last_size = 0;
@@ -86,8 +86,8 @@ static fsdp_status stage_row(progress *now, fsdp_error *err)
             staged = memcpy(piece_at(group, place), from, size);
         last = from;
         last_size = size;
-        FSDP_TRY(wire->ops->send(wire, group->batch, place, group->ranks[to], group->channel,
-                                 staged, size, err));
+        FSDP_TRY(p2p->ops->send(p2p, group->batch, place, group->ranks[to], group->channel, staged,
+                                size, err));
         now->out_left[half]++;
     }
     now->staged++;
@@ -100,7 +100,7 @@ static fsdp_status stage_row(progress *now, fsdp_error *err)
 static fsdp_status post_row(progress *now, fsdp_error *err)
 {
     message_group *group = now->group;
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int half = half_of(now->posted);
     for (int i = 1; i < group->size; i++) {
         int from = (group->rank - i + group->size) % group->size;
@@ -108,8 +108,8 @@ static fsdp_status post_row(progress *now, fsdp_error *err)
         size_t size = piece_size(group, group->routes[from].in_size, now->posted);
         if (size == 0)
             continue;
-        FSDP_TRY(wire->ops->recv(wire, group->batch, place, group->ranks[from], group->channel,
-                                 piece_at(group, place), size, err));
+        FSDP_TRY(p2p->ops->recv(p2p, group->batch, place, group->ranks[from], group->channel,
+                                piece_at(group, place), size, err));
         group->is_arriving[half * group->size + from] = true;
         now->in_left[half]++;
     }
@@ -125,7 +125,7 @@ static void land(progress *now, int half, int from)
     uint64_t row = now->retired + (half_of(now->retired) != half);
     group->is_arriving[half * group->size + from] = false;
     now->in_left[half]--;
-    if (!now->leg->fold)
+    if (!now->exchange->fold)
         memcpy(route->in + row * group->piece, piece_at(group, in_place(group, half, from)),
                piece_size(group, route->in_size, row));
 }
@@ -133,14 +133,14 @@ static void land(progress *now, int half, int from)
 static void add_up(progress *now, uint64_t row)
 {
     message_group *group = now->group;
-    const message_leg *leg = now->leg;
-    const fsdp_collective *call = leg->fold;
+    const message_exchange *exchange = now->exchange;
+    const fsdp_collective *call = exchange->fold;
     uint64_t at = row * group->piece;
     for (int i = 0; i < group->size; i++)
         group->sources[i] = piece_at(group, in_place(group, half_of(row), i));
-    group->sources[group->rank] = leg->own + at;
-    fsdp_tensor_fold(leg->to + at, group->sources, group->size, call->dtype,
-                     piece_size(group, leg->to_size, row) / fsdp_dtype_size(call->dtype),
+    group->sources[group->rank] = exchange->own + at;
+    fsdp_tensor_fold(exchange->to + at, group->sources, group->size, call->dtype,
+                     piece_size(group, exchange->to_size, row) / fsdp_dtype_size(call->dtype),
                      call->op == FSDP_REDUCE_MAX ? FSDP_FOLD_MAX : FSDP_FOLD_SUM,
                      call->op == FSDP_REDUCE_PREMUL_SUM ? call->factor : 1,
                      call->op == FSDP_REDUCE_AVG ? group->size : 1);
@@ -153,7 +153,7 @@ static void retire_row(progress *now)
     bool is_staged = now->staged > row || now->staged == now->rows_out;
     if (row == now->posted || now->in_left[half_of(row)] > 0 || !is_staged)
         return;
-    if (now->leg->fold)
+    if (now->exchange->fold)
         add_up(now, row);
     now->retired++;
     now->has_moved = true;
@@ -164,9 +164,9 @@ static void retire_row(progress *now)
 static fsdp_status finish_transfers(progress *now, fsdp_error *err)
 {
     message_group *group = now->group;
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int count = 0;
-    FSDP_TRY(wire->ops->test(wire, group->batch, group->finished, &count, err));
+    FSDP_TRY(p2p->ops->test(p2p, group->batch, group->finished, &count, err));
     for (int i = 0; i < count; i++) {
         int half = group->finished[i] / group->size, member = group->finished[i] % group->size;
         if (half < HALVES)
@@ -196,11 +196,11 @@ static bool is_over(const progress *now)
            now->out_left[1] == 0;
 }
 
-static progress begin(const message_leg *leg)
+static progress begin(const message_exchange *exchange)
 {
-    message_group *group = leg->group;
-    progress now = {.leg = leg, .group = group};
-    uint64_t out = 0, in = leg->fold ? leg->to_size : 0;
+    message_group *group = exchange->group;
+    progress now = {.exchange = exchange, .group = group};
+    uint64_t out = 0, in = exchange->fold ? exchange->to_size : 0;
     for (int i = 0; i < group->size; i++) {
         const message_route *route = &group->routes[i];
         if (i == group->rank)
@@ -213,9 +213,9 @@ static progress begin(const message_leg *leg)
     return now;
 }
 
-fsdp_status fsdp_message_run_leg(const message_leg *leg, fsdp_error *err)
+fsdp_status fsdp_message_run_exchange(const message_exchange *exchange, fsdp_error *err)
 {
-    progress now = begin(leg);
+    progress now = begin(exchange);
     while (!is_over(&now)) {
         now.has_moved = false;
         if (now.posted < now.rows_in && now.posted < now.retired + HALVES)

@@ -17,65 +17,65 @@ enum {
     CALL_NAME = 200
 };
 
-typedef enum news_kind { FAILED = 1, LEFT, WHO_IS_THERE, I_AM } news_kind;
+typedef enum status_kind { FAILED = 1, LEFT, PROBE, PROBE_REPLY } status_kind;
 
-typedef struct message_news {
+typedef struct message_status {
     int32_t kind, channel;
     int32_t from; /* world rank */
-    int32_t status, rank, errnum, is_own;
+    int32_t status, rank, errnum, is_local;
     uint64_t calls;
     char text[FSDP_ERROR_TEXT];
-} message_news;
+} message_status;
 
-_Static_assert(sizeof(message_news) <= FSDP_WIRE_NEWS, "news are small");
+_Static_assert(sizeof(message_status) <= FSDP_P2P_STATUS, "status are small");
 
 /* --- telling ---------------------------------------------------------------------------------- */
 
-static void tell_all(const message_group *group, const message_news *news)
+static void send_to_members(const message_group *group, const message_status *status)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     for (int i = 0; i < group->size; i++) {
         if (i != group->rank)
-            wire->ops->tell(wire, group->ranks[i], news, sizeof *news);
+            p2p->ops->send_status(p2p, group->ranks[i], status, sizeof *status);
     }
 }
 
-static message_news news_of(message_group *group, news_kind kind)
+static message_status make_status(message_group *group, status_kind kind)
 {
-    message_news news;
-    memset(&news, 0, sizeof news);
-    news.kind = (int32_t)kind;
-    news.channel = group->channel;
-    news.from = group->fabric->fabric.rank;
-    news.calls = atomic_load(&group->calls);
-    return news;
+    message_status status;
+    memset(&status, 0, sizeof status);
+    status.kind = (int32_t)kind;
+    status.channel = group->channel;
+    status.from = group->transport->base.rank;
+    status.calls = atomic_load(&group->calls);
+    return status;
 }
 
-static void tell_failure(message_group *group)
+static void report_failure(message_group *group)
 {
-    message_news news = news_of(group, FAILED);
-    news.status = (int32_t)group->failure.status;
-    news.rank = group->failure.rank;
-    news.errnum = group->failure.errnum;
-    news.is_own = group->is_own;
-    memcpy(news.text, group->failure.text, sizeof news.text - 1);
-    group->is_untold = false;
-    tell_all(group, &news);
+    message_status status = make_status(group, FAILED);
+    status.status = (int32_t)group->failure.status;
+    status.rank = group->failure.rank;
+    status.errnum = group->failure.errnum;
+    status.is_local = group->is_local;
+    memcpy(status.text, group->failure.text, sizeof status.text - 1);
+    group->is_unreported = false;
+    send_to_members(group, &status);
 }
 
 /* A thread that may not use the wire leaves it to one that may. */
-static bool may_call(const message_fabric *fabric)
+static bool may_call(const message_transport *transport)
 {
-    return fabric->wire->ops->may_call(fabric->wire, NULL) == FSDP_OK;
+    return transport->p2p->ops->may_call(transport->p2p, NULL) == FSDP_OK;
 }
 
 /* --- hearing ---------------------------------------------------------------------------------- */
 
-static message_group *find_group(message_fabric *fabric, int channel)
+static message_group *find_group(message_transport *transport, int channel)
 {
-    message_group *group = fabric->groups;
-    if (channel == fabric->world.channel)
-        return &fabric->world;
+    message_group *group = transport->groups;
+    if (channel == transport->world.channel)
+        return &transport->world;
     while (group && group->channel != channel)
         group = group->next;
     return group;
@@ -89,102 +89,103 @@ static int find_member(const message_group *group, int rank)
     return i;
 }
 
-static void hear_failure(message_group *group, const message_news *news)
+static void note_failure(message_group *group, const message_status *status)
 {
-    if (atomic_load(&group->has_failed) || news->status == FSDP_OK) /* a failure has a status */
+    if (atomic_load(&group->has_failed) || status->status == FSDP_OK) /* a failure has a status */
         return;
     fsdp_error *err = &group->failure;
-    *err = (fsdp_error){.status = (fsdp_status)news->status, .errnum = news->errnum};
-    err->rank = news->is_own ? news->from : news->rank;
-    memcpy(err->text, news->text, sizeof err->text - 1);
-    if (news->is_own)
-        fsdp_error_prefix(err, "rank %d", (int)news->from);
+    *err = (fsdp_error){.status = (fsdp_status)status->status, .errnum = status->errnum};
+    err->rank = status->is_local ? status->from : status->rank;
+    memcpy(err->text, status->text, sizeof err->text - 1);
+    if (status->is_local)
+        fsdp_error_prefix(err, "rank %d", (int)status->from);
     atomic_store(&group->has_failed, true);
 }
 
 /* Also of a group that this rank has left or not made yet: it has begun none of its calls. */
-static void answer(message_fabric *fabric, message_group *group, const message_news *asked)
+static void reply_to_probe(message_transport *transport, message_group *group,
+                           const message_status *probe)
 {
-    message_news news = news_of(group ? group : &fabric->world, I_AM);
-    news.channel = asked->channel;
-    news.calls = group ? news.calls : 0;
-    fabric->wire->ops->tell(fabric->wire, asked->from, &news, sizeof news);
+    message_status status = make_status(group ? group : &transport->world, PROBE_REPLY);
+    status.channel = probe->channel;
+    status.calls = group ? status.calls : 0;
+    transport->p2p->ops->send_status(transport->p2p, probe->from, &status, sizeof status);
 }
 
-static void take_news(message_fabric *fabric, const message_news *news)
+static void handle_status(message_transport *transport, const message_status *status)
 {
-    message_group *group = find_group(fabric, news->channel);
-    if (news->kind == WHO_IS_THERE)
-        answer(fabric, group, news);
-    int from = group ? find_member(group, news->from) : 0;
+    message_group *group = find_group(transport, status->channel);
+    if (status->kind == PROBE)
+        reply_to_probe(transport, group, status);
+    int from = group ? find_member(group, status->from) : 0;
     if (!group || from == group->size)
         return;
     message_member *member = &group->members[from];
-    if (news->kind == FAILED)
-        hear_failure(group, news);
-    if (news->kind == LEFT || news->kind == I_AM)
-        member->calls = news->calls;
-    if (news->kind == LEFT)
-        member->exit_code = news->status;
-    member->has_left |= news->kind == LEFT;
-    member->has_answered |= news->kind == I_AM;
+    if (status->kind == FAILED)
+        note_failure(group, status);
+    if (status->kind == LEFT || status->kind == PROBE_REPLY)
+        member->calls = status->calls;
+    if (status->kind == LEFT)
+        member->exit_code = status->status;
+    member->has_left |= status->kind == LEFT;
+    member->has_answered |= status->kind == PROBE_REPLY;
 }
 
 /* Under the lock. */
-static void hear_all(message_fabric *fabric)
+static void poll_status(message_transport *transport)
 {
-    message_news news;
-    if (!may_call(fabric))
+    message_status status;
+    if (!may_call(transport))
         return;
-    while (fabric->wire->ops->hear(fabric->wire, &news, sizeof news))
-        take_news(fabric, &news);
-    if (fabric->world.is_untold)
-        tell_failure(&fabric->world);
-    for (message_group *group = fabric->groups; group; group = group->next) {
-        if (group->is_untold)
-            tell_failure(group);
+    while (transport->p2p->ops->recv_status(transport->p2p, &status, sizeof status))
+        handle_status(transport, &status);
+    if (transport->world.is_unreported)
+        report_failure(&transport->world);
+    for (message_group *group = transport->groups; group; group = group->next) {
+        if (group->is_unreported)
+            report_failure(group);
     }
 }
 
 /* --- failures --------------------------------------------------------------------------------- */
 
-void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_own, bool is_common)
+void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common)
 {
-    message_fabric *fabric = group->fabric;
-    pthread_mutex_lock(&fabric->lock);
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
     if (!atomic_load(&group->has_failed)) {
         group->failure = *why;
-        group->is_own = is_own;
-        group->is_untold = !is_common;
+        group->is_local = is_local;
+        group->is_unreported = !is_common;
         atomic_store(&group->has_failed, true);
-        hear_all(fabric);
+        poll_status(transport);
     }
-    pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&transport->lock);
 }
 
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out)
 {
-    message_fabric *fabric = group->fabric;
-    pthread_mutex_lock(&fabric->lock);
-    hear_all(fabric);
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    poll_status(transport);
     bool has_failed = atomic_load(&group->has_failed);
     if (has_failed)
         *err_out = group->failure;
-    pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&transport->lock);
     return has_failed;
 }
 
-void fsdp_message_depart(message_group *group)
+void fsdp_message_leave(message_group *group)
 {
-    message_fabric *fabric = group->fabric;
-    pthread_mutex_lock(&fabric->lock);
-    if (may_call(fabric)) {
-        message_news news = news_of(group, LEFT);
-        news.status = fabric->fabric.exit_code;
-        hear_all(fabric); /* tells what is untold */
-        tell_all(group, &news);
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    if (may_call(transport)) {
+        message_status status = make_status(group, LEFT);
+        status.status = transport->base.exit_code;
+        poll_status(transport); /* tells what is untold */
+        send_to_members(group, &status);
     }
-    pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&transport->lock);
 }
 
 /* --- who is missing --------------------------------------------------------------------------- */
@@ -223,14 +224,14 @@ static fsdp_status check_left(message_group *group, fsdp_error *err)
 
 static bool is_dead(const message_group *group, int member, char *name, size_t name_size)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int rank = group->ranks[member];
-    const fsdp_lifeline *line = &group->fabric->lifelines[rank];
+    const fsdp_process_watch *line = &group->transport->watches[rank];
     snprintf(name, name_size, " (process %d)", line->pid);
-    if (fsdp_lifeline_has_ended(line))
+    if (fsdp_process_watch_has_ended(line))
         return true;
     snprintf(name, name_size, ", whose connection ended,");
-    return wire->ops->has_lost && wire->ops->has_lost(wire, rank);
+    return p2p->ops->is_disconnected && p2p->ops->is_disconnected(p2p, rank);
 }
 
 static fsdp_status check_dead(message_group *group, fsdp_error *err)
@@ -251,19 +252,19 @@ static fsdp_status check_dead(message_group *group, fsdp_error *err)
 
 /* --- the roll --------------------------------------------------------------------------------- */
 
-static void call_roll(message_group *group, message_watch *watch, int64_t now_ms)
+static void send_probe(message_group *group, message_watch *watch, int64_t now_ms)
 {
-    int64_t grace_ms = group->fabric->fabric.deadline_ms / 10;
+    int64_t grace_ms = group->transport->base.deadline_ms / 10;
     grace_ms = grace_ms < LEAST_GRACE_MS ? LEAST_GRACE_MS : grace_ms;
-    watch->roll_ms = now_ms + (grace_ms < MOST_GRACE_MS ? grace_ms : MOST_GRACE_MS);
-    pthread_mutex_lock(&group->fabric->lock);
+    watch->probe_ms = now_ms + (grace_ms < MOST_GRACE_MS ? grace_ms : MOST_GRACE_MS);
+    pthread_mutex_lock(&group->transport->lock);
     for (int i = 0; i < group->size; i++)
         group->members[i].has_answered = i == group->rank;
-    if (may_call(group->fabric)) {
-        message_news news = news_of(group, WHO_IS_THERE);
-        tell_all(group, &news);
+    if (may_call(group->transport)) {
+        message_status status = make_status(group, PROBE);
+        send_to_members(group, &status);
     }
-    pthread_mutex_unlock(&group->fabric->lock);
+    pthread_mutex_unlock(&group->transport->lock);
 }
 
 /* First those who say nothing, then those who are elsewhere, else the one whose message is missing. */
@@ -289,11 +290,11 @@ static bool have_all_answered(const message_group *group)
     return all;
 }
 
-static fsdp_status end_roll(message_group *group, int waits_for, fsdp_error *err)
+static fsdp_status end_probe(message_group *group, int waits_for, fsdp_error *err)
 {
     char what[64];
     int missing = find_missing(group, waits_for);
-    snprintf(what, sizeof what, "within %g s%s", group->fabric->fabric.deadline_ms / 1000.0,
+    snprintf(what, sizeof what, "within %g s%s", group->transport->base.deadline_ms / 1000.0,
              group->are_all_here ? ", in" : " to");
     return fail_missing(group, missing,
                         group->are_all_here ? " is stuck, or stopped: nothing came from it"
@@ -307,10 +308,10 @@ static fsdp_status check_time(message_group *group, message_watch *watch, int wa
     int64_t now_ms = fsdp_now_ms();
     if (now_ms < watch->until_ms)
         return FSDP_OK;
-    if (watch->roll_ms == 0)
-        call_roll(group, watch, now_ms);
-    else if (now_ms >= watch->roll_ms || have_all_answered(group))
-        return end_roll(group, waits_for, err);
+    if (watch->probe_ms == 0)
+        send_probe(group, watch, now_ms);
+    else if (now_ms >= watch->probe_ms || have_all_answered(group))
+        return end_probe(group, waits_for, err);
     return FSDP_OK;
 }
 
@@ -320,16 +321,16 @@ static void note_move(const message_group *group, message_watch *watch)
 {
     int64_t now_ms = fsdp_now_ms();
     watch->idle = 0;
-    watch->roll_ms = 0;
-    watch->until_ms = now_ms + group->fabric->fabric.deadline_ms;
+    watch->probe_ms = 0;
+    watch->until_ms = now_ms + group->transport->base.deadline_ms;
     watch->look_ms = now_ms + LOOK_MS;
 }
 
-static void rest(const message_group *group, message_watch *watch)
+static void back_off(const message_group *group, message_watch *watch)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     int64_t before_ms = fsdp_now_ms();
-    wire->ops->rest(wire, watch->idle++);
+    p2p->ops->back_off(p2p, watch->idle++);
     int64_t late_ms = fsdp_now_ms() - before_ms;
     if (late_ms > LATE_MS) /* nobody else's fault */
         watch->until_ms += late_ms;
@@ -350,6 +351,6 @@ fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool 
         FSDP_TRY(check_dead(group, err));
     }
     FSDP_TRY(check_time(group, watch, waits_for, err));
-    rest(group, watch);
+    back_off(group, watch);
     return FSDP_OK;
 }

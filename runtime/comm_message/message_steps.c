@@ -1,5 +1,5 @@
 /*
- * A collective over messages: all members meet, which compares what they call, then its legs run. Large sums
+ * A collective over messages: all members meet, which compares what they call, then its exchanges run. Large sums
  * and broadcasts are cut into slices, one per member, that are gathered afterwards; little ones go to
  * everybody at once. See comm_message.h.
  */
@@ -35,16 +35,16 @@ static void clear_routes(const message_group *group)
 
 static fsdp_status move(const message_call *now, fsdp_error *err)
 {
-    const message_leg leg = {.group = now->group};
-    return fsdp_message_run_leg(&leg, err);
+    const message_exchange exchange = {.group = now->group};
+    return fsdp_message_run_exchange(&exchange, err);
 }
 
 static fsdp_status add_up(const message_call *now, const unsigned char *own, unsigned char *to,
                           uint64_t size, fsdp_error *err)
 {
-    const message_leg leg = {
+    const message_exchange exchange = {
         .group = now->group, .fold = now->call, .own = own, .to = to, .to_size = size};
-    return fsdp_message_run_leg(&leg, err);
+    return fsdp_message_run_exchange(&exchange, err);
 }
 
 /* --- parts ------------------------------------------------------------------------------------ */
@@ -207,7 +207,7 @@ static fsdp_status compare_counts(const message_call *now, fsdp_error *err)
         if (group->counts[i] != now->call->out_counts[i])
             first = (count_difference){i, group->rank, group->counts[i], now->call->out_counts[i]};
     }
-    FSDP_TRY(fsdp_message_spread(group, &first, sizeof first, merge_differences, err));
+    FSDP_TRY(fsdp_message_disseminate(group, &first, sizeof first, merge_differences, err));
     if (first.from < 0)
         return FSDP_OK;
     err->status = fsdp_comm_miscount(group->ranks[first.from], group->ranks[first.to], first.sent,
@@ -238,7 +238,7 @@ static fsdp_status exchange(const message_call *now, fsdp_error *err)
 
 /* --- a call ----------------------------------------------------------------------------------- */
 
-static fsdp_status run_legs(message_group *group, const fsdp_collective *call, fsdp_error *err)
+static fsdp_status run_exchanges(message_group *group, const fsdp_collective *call, fsdp_error *err)
 {
     static fsdp_status (*const steps[])(const message_call *, fsdp_error *) = {
         [FSDP_ALL_GATHER] = gather,   [FSDP_REDUCE_SCATTER] = scatter, [FSDP_ALL_REDUCE] = reduce,
@@ -262,13 +262,13 @@ fsdp_status fsdp_message_run(fsdp_comm *comm, const fsdp_collective *call,
                              const fsdp_comm_header *header, fsdp_error *err)
 {
     message_group *group = comm->backend;
-    fsdp_wire *wire = group->fabric->wire;
-    fsdp_error failure = {.rank = comm->fabric->rank};
-    fsdp_status status = wire->ops->may_call(wire, &failure);
+    fsdp_p2p *p2p = group->transport->p2p;
+    fsdp_error failure = {.rank = comm->transport->rank};
+    fsdp_status status = p2p->ops->may_call(p2p, &failure);
     if (status == FSDP_OK)
-        status = fsdp_message_meet(group, header, &failure);
+        status = fsdp_message_begin(group, header, &failure);
     if (status == FSDP_OK)
-        status = run_legs(group, call, &failure);
+        status = run_exchanges(group, call, &failure);
     if (status == FSDP_OK)
         return FSDP_OK;
     failure.status = status;

@@ -1,5 +1,5 @@
 /*
- * The fabric of ranks that only a network connects, and how its groups are made and left. All ranks of the
+ * The transport of ranks that only a network connects, and how its groups are made and left. All ranks of the
  * world take part in the making of each group, so that all know of it before anyone uses it. See
  * comm_message.h.
  */
@@ -13,9 +13,9 @@ enum { PLACES = 4 }; /* per member: two halves each way */
 
 static void release_group(message_group *group)
 {
-    fsdp_wire *wire = group->fabric->wire;
+    fsdp_p2p *p2p = group->transport->p2p;
     if (group->batch)
-        wire->ops->batch_close(wire, group->batch);
+        p2p->ops->batch_close(p2p, group->batch);
     fsdp_free(group->members);
     fsdp_free(group->routes);
     fsdp_free(group->sources);
@@ -38,11 +38,11 @@ static bool make_lists(message_group *group)
 }
 
 /* On failure nothing is left. The staging is touched as it is needed. */
-static fsdp_status init_group(message_group *group, message_fabric *fabric, const int *ranks,
+static fsdp_status init_group(message_group *group, message_transport *transport, const int *ranks,
                               int size, int position, fsdp_error *err)
 {
-    fsdp_wire *wire = fabric->wire;
-    *group = (message_group){.fabric = fabric,
+    fsdp_p2p *p2p = transport->p2p;
+    *group = (message_group){.transport = transport,
                              .rank = position,
                              .size = size,
                              .ranks = ranks,
@@ -51,7 +51,7 @@ static fsdp_status init_group(message_group *group, message_fabric *fabric, cons
     size_t places = PLACES * (size_t)size;
     if (status == FSDP_OK)
         status =
-            wire->ops->batch_create(wire, (int)places, places * group->piece, &group->batch, err);
+            p2p->ops->batch_create(p2p, (int)places, places * group->piece, &group->batch, err);
     if (status == FSDP_OK)
         group->pieces = group->batch->memory;
     else
@@ -68,22 +68,23 @@ typedef struct new_group {
     fsdp_comm *comm;
 } new_group;
 
-static fsdp_status prepare(message_fabric *fabric, new_group *made, fsdp_error *err)
+static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_comm_check_ranks(&fabric->fabric, made->ranks, made->size, &made->position, err));
-    if (fabric->channels == fabric->wire->ops->channels)
-        return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d groups over %s", fabric->channels,
-                         fabric->wire->ops->name);
+    FSDP_TRY(
+        fsdp_comm_check_ranks(&transport->base, made->ranks, made->size, &made->position, err));
+    if (transport->channels == transport->p2p->ops->channels)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d groups over %s", transport->channels,
+                         transport->p2p->ops->name);
     if (made->position < 0)
         return FSDP_OK;
-    FSDP_TRY(fsdp_comm_create(&fabric->fabric, made->ranks, made->size, NULL, &made->comm, err));
+    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, NULL, &made->comm, err));
     if (made->size == 1)
         return FSDP_OK;
     message_group *group = fsdp_alloc(1, sizeof *group);
     if (!group)
         return fsdp_fail_memory(err, "a group of ranks");
     fsdp_status status =
-        init_group(group, fabric, made->comm->ranks, made->size, made->position, err);
+        init_group(group, transport, made->comm->ranks, made->size, made->position, err);
     if (status == FSDP_OK)
         made->comm->backend = made->group = group;
     else
@@ -91,57 +92,57 @@ static fsdp_status prepare(message_fabric *fabric, new_group *made, fsdp_error *
     return status;
 }
 
-/* Before the others can use it: news of it must find it. */
-static void enlist(message_fabric *fabric, message_group *group)
+/* Before the others can use it: status of it must find it. */
+static void register_group(message_transport *transport, message_group *group)
 {
-    pthread_mutex_lock(&fabric->lock);
-    fabric->channels++;
+    pthread_mutex_lock(&transport->lock);
+    transport->channels++;
     if (group) {
-        group->channel = fabric->channels;
-        group->next = fabric->groups;
-        fabric->groups = group;
+        group->channel = transport->channels;
+        group->next = transport->groups;
+        transport->groups = group;
     }
-    pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&transport->lock);
 }
 
-static void delist(message_fabric *fabric, const message_group *group)
+static void unregister(message_transport *transport, const message_group *group)
 {
-    pthread_mutex_lock(&fabric->lock);
-    message_group **at = &fabric->groups;
+    pthread_mutex_lock(&transport->lock);
+    message_group **at = &transport->groups;
     while (*at && *at != group)
         at = &(*at)->next;
     if (*at)
         *at = group->next;
-    pthread_mutex_unlock(&fabric->lock);
+    pthread_mutex_unlock(&transport->lock);
 }
 
-static fsdp_status make_group(message_fabric *fabric, new_group *made, fsdp_error *err)
+static fsdp_status make_group(message_transport *transport, new_group *made, fsdp_error *err)
 {
-    message_group *world = &fabric->world;
+    message_group *world = &transport->world;
     uint64_t number = atomic_load(&world->calls) + 1;
-    FSDP_TRY(fabric->wire->ops->may_call(fabric->wire, err));
-    FSDP_TRY(prepare(fabric, made, err));
+    FSDP_TRY(transport->p2p->ops->may_call(transport->p2p, err));
+    FSDP_TRY(prepare(transport, made, err));
     fsdp_comm_header header = fsdp_comm_head_group(made->ranks, made->size, number);
-    enlist(fabric, made->group);
-    return fsdp_message_meet(world, &header, err);
+    register_group(transport, made->group);
+    return fsdp_message_begin(world, &header, err);
 }
 
-static fsdp_status create_comm(fsdp_fabric *base, const int *ranks, int size, fsdp_comm **comm_out,
-                               fsdp_error *err)
+static fsdp_status create_comm(fsdp_transport *base, const int *ranks, int size,
+                               fsdp_comm **comm_out, fsdp_error *err)
 {
-    message_fabric *fabric = (message_fabric *)base;
-    message_group *world = &fabric->world;
+    message_transport *transport = (message_transport *)base;
+    message_group *world = &transport->world;
     new_group made = {.ranks = ranks, .size = size};
     fsdp_error why = {.rank = base->rank};
     if (!fsdp_message_has_failed(world, &why)) {
-        why.status = make_group(fabric, &made, &why);
+        why.status = make_group(transport, &made, &why);
         if (why.status == FSDP_OK) {
             *comm_out = made.comm;
             return FSDP_OK;
         }
         fsdp_message_fail(world, &why, true, false);
         if (made.group && made.group->channel > 0) /* others may have it already */
-            fsdp_message_fail(made.group, &why, world->is_own, false);
+            fsdp_message_fail(made.group, &why, world->is_local, false);
         (void)fsdp_message_has_failed(world, &why);
     }
     fsdp_comm_free(made.comm);
@@ -154,14 +155,14 @@ static void close_comm(fsdp_comm *comm)
 {
     message_group *group = comm->backend;
     if (group->channel > 0)
-        fsdp_message_depart(group);
-    delist(group->fabric, group);
+        fsdp_message_leave(group);
+    unregister(group->transport, group);
     release_group(group);
     fsdp_free(group);
     comm->backend = NULL;
 }
 
-/* --- the fabric ------------------------------------------------------------------------------- */
+/* --- the transport ------------------------------------------------------------------------------- */
 
 static void abort_comm(fsdp_comm *comm, const fsdp_error *why)
 {
@@ -173,94 +174,95 @@ static bool has_comm_failed(fsdp_comm *comm, fsdp_error *err_out)
     return fsdp_message_has_failed(comm->backend, err_out);
 }
 
-static void free_fabric(message_fabric *fabric)
+static void free_transport(message_transport *transport)
 {
-    for (int i = 0; fabric->lifelines && i < fabric->fabric.size; i++)
-        fsdp_lifeline_close(&fabric->lifelines[i]);
-    fsdp_free(fabric->lifelines);
-    fsdp_free(fabric->world_ranks);
-    pthread_mutex_destroy(&fabric->lock);
-    fsdp_free(fabric);
+    for (int i = 0; transport->watches && i < transport->base.size; i++)
+        fsdp_process_watch_close(&transport->watches[i]);
+    fsdp_free(transport->watches);
+    fsdp_free(transport->world_ranks);
+    pthread_mutex_destroy(&transport->lock);
+    fsdp_free(transport);
 }
 
-static void close_fabric(fsdp_fabric *base)
+static void close_transport(fsdp_transport *base)
 {
-    message_fabric *fabric = (message_fabric *)base;
-    fsdp_wire *wire = fabric->wire;
-    fsdp_message_depart(&fabric->world);
-    release_group(&fabric->world);
-    wire->ops->close(wire);
-    free_fabric(fabric);
+    message_transport *transport = (message_transport *)base;
+    fsdp_p2p *p2p = transport->p2p;
+    fsdp_message_leave(&transport->world);
+    release_group(&transport->world);
+    p2p->ops->close(p2p);
+    free_transport(transport);
 }
 
-static const fsdp_fabric_ops message_ops = {
+static const fsdp_transport_ops message_ops = {
     .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM,
     .comm_create = create_comm,
     .run = fsdp_message_run,
     .abort = abort_comm,
     .has_failed = has_comm_failed,
     .comm_close = close_comm,
-    .close = close_fabric,
+    .close = close_transport,
 };
 
-static fsdp_status make_fabric(int rank, int size, message_fabric **fabric_out, fsdp_error *err)
-{
-    message_fabric *fabric = fsdp_alloc(1, sizeof *fabric);
-    if (!fabric || pthread_mutex_init(&fabric->lock, NULL) != 0) {
-        fsdp_free(fabric);
-        return fsdp_fail_memory(err, "a fabric");
-    }
-    fabric->fabric.rank = rank;
-    fabric->fabric.size = size;
-    fabric->world_ranks = fsdp_alloc((size_t)size, sizeof *fabric->world_ranks);
-    fabric->lifelines = fsdp_alloc((size_t)size, sizeof *fabric->lifelines);
-    for (int i = 0; fabric->lifelines && i < size; i++)
-        fabric->lifelines[i].fd = -1;
-    for (int i = 0; fabric->world_ranks && i < size; i++)
-        fabric->world_ranks[i] = i;
-    if (fabric->world_ranks && fabric->lifelines) {
-        *fabric_out = fabric;
-        return FSDP_OK;
-    }
-    free_fabric(fabric);
-    return fsdp_fail_memory(err, "a fabric");
-}
-
-static fsdp_status connect_fabric(message_fabric *fabric, fsdp_wire *wire, int deadline_ms,
+static fsdp_status make_transport(int rank, int size, message_transport **transport_out,
                                   fsdp_error *err)
 {
-    fabric->wire = wire;
-    fabric->ops = message_ops;
-    fabric->ops.name = wire->ops->name;
-    fabric->fabric.ops = &fabric->ops;
-    fabric->fabric.deadline_ms = deadline_ms;
-    FSDP_TRY(init_group(&fabric->world, fabric, fabric->world_ranks, fabric->fabric.size,
-                        fabric->fabric.rank, err));
-    fabric->world.channel = fabric->channels = 1;
+    message_transport *transport = fsdp_alloc(1, sizeof *transport);
+    if (!transport || pthread_mutex_init(&transport->lock, NULL) != 0) {
+        fsdp_free(transport);
+        return fsdp_fail_memory(err, "a transport");
+    }
+    transport->base.rank = rank;
+    transport->base.size = size;
+    transport->world_ranks = fsdp_alloc((size_t)size, sizeof *transport->world_ranks);
+    transport->watches = fsdp_alloc((size_t)size, sizeof *transport->watches);
+    for (int i = 0; transport->watches && i < size; i++)
+        transport->watches[i].fd = -1;
+    for (int i = 0; transport->world_ranks && i < size; i++)
+        transport->world_ranks[i] = i;
+    if (transport->world_ranks && transport->watches) {
+        *transport_out = transport;
+        return FSDP_OK;
+    }
+    free_transport(transport);
+    return fsdp_fail_memory(err, "a transport");
+}
+
+static fsdp_status connect_transport(message_transport *transport, fsdp_p2p *p2p, int deadline_ms,
+                                     fsdp_error *err)
+{
+    transport->p2p = p2p;
+    transport->ops = message_ops;
+    transport->ops.name = p2p->ops->name;
+    transport->base.ops = &transport->ops;
+    transport->base.deadline_ms = deadline_ms;
+    FSDP_TRY(init_group(&transport->world, transport, transport->world_ranks, transport->base.size,
+                        transport->base.rank, err));
+    transport->world.channel = transport->channels = 1;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_fabric_message(fsdp_ctl *ctl, fsdp_wire *wire, int deadline_ms,
-                                fsdp_fabric **fabric_out, fsdp_error *err)
+fsdp_status fsdp_transport_message(fsdp_ctl *ctl, fsdp_p2p *p2p, int deadline_ms,
+                                   fsdp_transport **transport_out, fsdp_error *err)
 {
-    message_fabric *fabric = NULL;
+    message_transport *transport = NULL;
     fsdp_error why = {0};
-    fsdp_status status = make_fabric(fsdp_ctl_rank(ctl), fsdp_ctl_size(ctl), &fabric, &why);
+    fsdp_status status = make_transport(fsdp_ctl_rank(ctl), fsdp_ctl_size(ctl), &transport, &why);
     if (status == FSDP_OK)
-        status = connect_fabric(fabric, wire, deadline_ms, &why);
+        status = connect_transport(transport, p2p, deadline_ms, &why);
     bool is_connected = status == FSDP_OK;
     status = fsdp_ctl_agree(ctl, status, &why);
     if (status == FSDP_OK)
-        status = fsdp_ctl_agree(ctl, fsdp_lifelines_open(ctl, fabric->lifelines, &why), &why);
+        status = fsdp_ctl_agree(ctl, fsdp_process_watch_all(ctl, transport->watches, &why), &why);
     if (status == FSDP_OK) {
-        *fabric_out = &fabric->fabric;
+        *transport_out = &transport->base;
         return FSDP_OK;
     }
     if (is_connected)
-        release_group(&fabric->world);
-    if (fabric)
-        free_fabric(fabric);
-    wire->ops->close(wire);
+        release_group(&transport->world);
+    if (transport)
+        free_transport(transport);
+    p2p->ops->close(p2p);
     if (err)
         *err = why;
     return status;

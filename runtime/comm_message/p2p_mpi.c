@@ -1,7 +1,7 @@
 /*
- * Messages of collectives over MPI: a channel is a tag of a communicator of the wire's own. See wire.h.
+ * Messages of collectives over MPI: a channel is a tag of a communicator of the wire's own. See p2p.h.
  *
- * That communicator lives until MPI ends: late news of one world must not meet another one that MPI gives the
+ * That communicator lives until MPI ends: late status of one world must not meet another one that MPI gives the
  * same number to.
  */
 #include "runtime/comm_message/p2p_mpi.h"
@@ -13,26 +13,26 @@
 #include "base/mem.h"
 #include "runtime/bootstrap/mpi_process.h"
 
-enum { NEWS_TAG = 0, LEAST_CHANNELS = 32767 };
+enum { STATUS_TAG = 0, LEAST_CHANNELS = 32767 };
 enum { YIELDS = 100, NAP_US = 50, NAP_STEP_US = 2, LONGEST_NAP_US = 1000, MOST_STEPS = 475 };
 
-typedef struct mpi_wire {
-    fsdp_wire wire;
-    fsdp_wire_ops ops; /* with the number of channels that this MPI has */
+typedef struct mpi_p2p {
+    fsdp_p2p p2p;
+    fsdp_p2p_ops ops; /* with the number of channels that this MPI has */
     MPI_Comm comm;
-} mpi_wire;
+} mpi_p2p;
 
 typedef struct mpi_batch {
-    fsdp_wire_batch batch;
-    fsdp_mpi_rest rest;
+    fsdp_p2p_batch batch;
+    fsdp_mpi_deferred deferred;
     MPI_Request *requests;
     MPI_Status *statuses; /* of those that are done */
     int *sizes;           /* what a receive expects; 0: it is a send */
 } mpi_batch;
 
-static fsdp_status may_call(fsdp_wire *wire, fsdp_error *err)
+static fsdp_status may_call(fsdp_p2p *p2p, fsdp_error *err)
 {
-    (void)wire;
+    (void)p2p;
     if (fsdp_mpi_may_call())
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -53,14 +53,14 @@ static void free_batch(mpi_batch *batch)
     fsdp_free(batch);
 }
 
-static fsdp_status create_batch(fsdp_wire *wire, int places, size_t size,
-                                fsdp_wire_batch **batch_out, fsdp_error *err)
+static fsdp_status create_batch(fsdp_p2p *p2p, int places, size_t size, fsdp_p2p_batch **batch_out,
+                                fsdp_error *err)
 {
-    (void)wire;
+    (void)p2p;
     size_t n = (size_t)places;
     mpi_batch *made = fsdp_alloc(1, sizeof *made);
     if (made) {
-        made->batch = (fsdp_wire_batch){fsdp_alloc_pages(size), places};
+        made->batch = (fsdp_p2p_batch){fsdp_alloc_pages(size), places};
         made->requests = fsdp_alloc(n, sizeof(MPI_Request));
         made->statuses = fsdp_alloc(n, sizeof(MPI_Status));
         made->sizes = fsdp_alloc(n, sizeof *made->sizes);
@@ -83,20 +83,21 @@ static bool is_idle(mpi_batch *batch)
 }
 
 /* After a failure peers may never come to what is under way. */
-static void close_batch(fsdp_wire *wire, fsdp_wire_batch *closed)
+static void close_batch(fsdp_p2p *p2p, fsdp_p2p_batch *closed)
 {
-    (void)wire;
+    (void)p2p;
     mpi_batch *batch = (mpi_batch *)closed;
     fsdp_mpi_lock();
     bool is_over = fsdp_mpi_may_call() && is_idle(batch);
     if (!is_over) {
-        fsdp_mpi_break();
+        fsdp_mpi_mark_broken();
         fsdp_free(batch->sizes);
         fsdp_free(batch->statuses);
-        batch->rest = (fsdp_mpi_rest){.requests = batch->requests,
-                                      .count = batch->batch.places,
-                                      .memory = {batch->batch.memory, batch->requests, batch}};
-        fsdp_mpi_leave(&batch->rest);
+        batch->deferred =
+            (fsdp_mpi_deferred){.requests = batch->requests,
+                                .count = batch->batch.places,
+                                .memory = {batch->batch.memory, batch->requests, batch}};
+        fsdp_mpi_defer(&batch->deferred);
     }
     fsdp_mpi_unlock();
     if (is_over)
@@ -105,10 +106,10 @@ static void close_batch(fsdp_wire *wire, fsdp_wire_batch *closed)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-static fsdp_status send_piece(fsdp_wire *wire, fsdp_wire_batch *to_batch, int place, int to,
+static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch, int place, int to,
                               int channel, const void *data, size_t size, fsdp_error *err)
 {
-    const mpi_wire *mine = (const mpi_wire *)wire;
+    const mpi_p2p *mine = (const mpi_p2p *)p2p;
     mpi_batch *batch = (mpi_batch *)to_batch;
     batch->sizes[place] = 0;
     fsdp_mpi_lock();
@@ -118,10 +119,10 @@ static fsdp_status send_piece(fsdp_wire *wire, fsdp_wire_batch *to_batch, int pl
     return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Isend");
 }
 
-static fsdp_status receive_piece(fsdp_wire *wire, fsdp_wire_batch *to_batch, int place, int from,
+static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch, int place, int from,
                                  int channel, void *data, size_t size, fsdp_error *err)
 {
-    const mpi_wire *mine = (const mpi_wire *)wire;
+    const mpi_p2p *mine = (const mpi_p2p *)p2p;
     mpi_batch *batch = (mpi_batch *)to_batch;
     batch->sizes[place] = (int)size;
     fsdp_mpi_lock();
@@ -157,10 +158,10 @@ static fsdp_status fail_test(const mpi_batch *batch, int count, int code, fsdp_e
     return fsdp_mpi_fail(err, code, "MPI_Testsome");
 }
 
-static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *finished,
-                              int *count_out, fsdp_error *err)
+static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finished, int *count_out,
+                              fsdp_error *err)
 {
-    (void)wire;
+    (void)p2p;
     mpi_batch *batch = (mpi_batch *)tested;
     int count = 0;
     fsdp_mpi_lock();
@@ -177,59 +178,59 @@ static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *fin
     return FSDP_OK;
 }
 
-/* --- news ------------------------------------------------------------------------------------- */
+/* --- status ------------------------------------------------------------------------------------- */
 
-typedef struct mpi_letter {
-    fsdp_mpi_rest rest;
+typedef struct mpi_status {
+    fsdp_mpi_deferred deferred;
     MPI_Request request;
     unsigned char data[];
-} mpi_letter;
+} mpi_status;
 
-static void tell(fsdp_wire *wire, int to, const void *news, size_t size)
+static void send_status(fsdp_p2p *p2p, int to, const void *status, size_t size)
 {
-    const mpi_wire *mine = (const mpi_wire *)wire;
-    mpi_letter *letter = fsdp_alloc(1, sizeof *letter + size);
-    if (!letter)
+    const mpi_p2p *mine = (const mpi_p2p *)p2p;
+    mpi_status *sent = fsdp_alloc(1, sizeof *sent + size);
+    if (!sent)
         return;
-    memcpy(letter->data, news, size);
+    memcpy(sent->data, status, size);
     fsdp_mpi_lock();
     int code =
-        MPI_Isend(letter->data, (int)size, MPI_BYTE, to, NEWS_TAG, mine->comm, &letter->request);
+        MPI_Isend(sent->data, (int)size, MPI_BYTE, to, STATUS_TAG, mine->comm, &sent->request);
     if (code == MPI_SUCCESS) {
-        letter->rest =
-            (fsdp_mpi_rest){.requests = &letter->request, .count = 1, .memory = {letter}};
-        fsdp_mpi_leave(&letter->rest);
+        sent->deferred =
+            (fsdp_mpi_deferred){.requests = &sent->request, .count = 1, .memory = {sent}};
+        fsdp_mpi_defer(&sent->deferred);
     }
     fsdp_mpi_reclaim();
     fsdp_mpi_unlock();
     if (code != MPI_SUCCESS)
-        fsdp_free(letter);
+        fsdp_free(sent);
 }
 
-static bool take_news(const mpi_wire *mine, void *news, size_t size)
+static bool handle_status(const mpi_p2p *mine, void *status, size_t size)
 {
     int is_there = 0, coming = 0;
     MPI_Status about;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, NEWS_TAG, mine->comm, &is_there, &about) != MPI_SUCCESS ||
+    if (MPI_Iprobe(MPI_ANY_SOURCE, STATUS_TAG, mine->comm, &is_there, &about) != MPI_SUCCESS ||
         !is_there || MPI_Get_count(&about, MPI_BYTE, &coming) != MPI_SUCCESS || coming != (int)size)
         return false;
     /* They are here in full, being small: this does not wait. */
-    return MPI_Recv(news, coming, MPI_BYTE, about.MPI_SOURCE, NEWS_TAG, mine->comm,
+    return MPI_Recv(status, coming, MPI_BYTE, about.MPI_SOURCE, STATUS_TAG, mine->comm,
                     MPI_STATUS_IGNORE) == MPI_SUCCESS;
 }
 
-static bool hear(fsdp_wire *wire, void *news, size_t size)
+static bool recv_status(fsdp_p2p *p2p, void *status, size_t size)
 {
     fsdp_mpi_lock();
-    bool is_there = take_news((const mpi_wire *)wire, news, size);
+    bool is_there = handle_status((const mpi_p2p *)p2p, status, size);
     fsdp_mpi_unlock();
     return is_there;
 }
 
-/* MPI moves data while it is asked: looking often is fast, but ranks often outnumber cores. */
-static void rest(fsdp_wire *wire, int idle)
+/* MPI moves data while it is probe: looking often is fast, but ranks often outnumber cores. */
+static void back_off(fsdp_p2p *p2p, int idle)
 {
-    (void)wire;
+    (void)p2p;
     if (idle < YIELDS) {
         sched_yield();
         return;
@@ -241,12 +242,12 @@ static void rest(fsdp_wire *wire, int idle)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static void close_wire(fsdp_wire *wire)
+static void close_p2p(fsdp_p2p *p2p)
 {
-    fsdp_free(wire);
+    fsdp_free(p2p);
 }
 
-static const fsdp_wire_ops mpi_wire_ops = {
+static const fsdp_p2p_ops mpi_p2p_ops = {
     .name = "mpi",
     .channels = LEAST_CHANNELS,
     .may_call = may_call,
@@ -255,40 +256,40 @@ static const fsdp_wire_ops mpi_wire_ops = {
     .recv = receive_piece,
     .test = test_batch,
     .batch_close = close_batch,
-    .tell = tell,
-    .hear = hear,
-    .rest = rest,
-    .close = close_wire,
+    .send_status = send_status,
+    .recv_status = recv_status,
+    .back_off = back_off,
+    .close = close_p2p,
 };
 
-static void count_channels(mpi_wire *mine)
+static void count_channels(mpi_p2p *mine)
 {
     int *most = NULL, is_set = 0;
-    mine->ops = mpi_wire_ops;
+    mine->ops = mpi_p2p_ops;
     if (MPI_Comm_get_attr(mine->comm, MPI_TAG_UB, &most, &is_set) == MPI_SUCCESS && is_set)
         mine->ops.channels = *most;
-    mine->wire.ops = &mine->ops;
+    mine->p2p.ops = &mine->ops;
 }
 
-fsdp_status fsdp_wire_mpi(fsdp_ctl *ctl, fsdp_wire **wire_out, fsdp_error *err)
+fsdp_status fsdp_p2p_mpi(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err)
 {
     bool pending = false;
     MPI_Comm comm = fsdp_ctl_mpi_comm_of(ctl);
     if (comm == MPI_COMM_NULL)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "collectives over MPI need ranks that were connected by it (mpirun)");
-    mpi_wire *mine = fsdp_alloc(1, sizeof *mine);
+    mpi_p2p *mine = fsdp_alloc(1, sizeof *mine);
     fsdp_status status = mine ? FSDP_OK : fsdp_fail_memory(err, "messages over MPI");
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
         status = fsdp_mpi_duplicate(comm, &mine->comm, &pending, err);
     if (status == FSDP_OK) {
         count_channels(mine);
-        *wire_out = &mine->wire;
+        *p2p_out = &mine->p2p;
         return FSDP_OK;
     }
     if (pending) /* MPI may write it: it is never freed */
-        fsdp_mpi_break();
+        fsdp_mpi_mark_broken();
     else
         fsdp_free(mine);
     return status;

@@ -1,6 +1,6 @@
 /*
  * Messages of collectives over TCP: one connection with every other rank, which carries all channels. Work is
- * done when somebody tests or rests, on the caller's thread. See wire_tcp_internal.h.
+ * done when somebody tests or rests, on the caller's thread. See p2p_tcp_internal.h.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
@@ -12,21 +12,21 @@
 #include "base/mem.h"
 #include "runtime/bootstrap/socket.h"
 
-enum { YIELDS = 20, REST_MS = 2, FAREWELL_MS = 1000 };
+enum { YIELDS = 20, REST_MS = 2, FLUSH_MS = 1000 };
 
-typedef struct tcp_wire {
-    fsdp_wire wire;
+typedef struct tcp_p2p {
+    fsdp_p2p p2p;
     pthread_mutex_t lock;
     int rank, size;
     tcp_stream *streams;   /* by rank */
     struct pollfd *polled; /* of rests, which are outside the lock */
-    tcp_news *heard;
+    tcp_status *statuses;
     tcp_batch *given_up; /* streams may still be at them */
-} tcp_wire;
+} tcp_p2p;
 
-static fsdp_status may_call(fsdp_wire *wire, fsdp_error *err)
+static fsdp_status may_call(fsdp_p2p *p2p, fsdp_error *err)
 {
-    (void)wire;
+    (void)p2p;
     (void)err;
     return FSDP_OK;
 }
@@ -43,13 +43,13 @@ static void free_batch(tcp_batch *batch)
     fsdp_free(batch);
 }
 
-static fsdp_status create_batch(fsdp_wire *wire, int places, size_t size,
-                                fsdp_wire_batch **batch_out, fsdp_error *err)
+static fsdp_status create_batch(fsdp_p2p *p2p, int places, size_t size, fsdp_p2p_batch **batch_out,
+                                fsdp_error *err)
 {
-    (void)wire;
+    (void)p2p;
     tcp_batch *made = fsdp_alloc(1, sizeof *made);
     if (made) {
-        made->batch = (fsdp_wire_batch){fsdp_alloc_pages(size), places};
+        made->batch = (fsdp_p2p_batch){fsdp_alloc_pages(size), places};
         made->transfers = fsdp_alloc((size_t)places, sizeof *made->transfers);
         made->finished = fsdp_alloc((size_t)places, sizeof *made->finished);
     }
@@ -70,9 +70,9 @@ static bool is_idle(const tcp_batch *batch)
 }
 
 /* What a stream may still be at stays until the wire ends: after a failure only. */
-static void close_batch(fsdp_wire *wire, fsdp_wire_batch *closed)
+static void close_batch(fsdp_p2p *p2p, fsdp_p2p_batch *closed)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     tcp_batch *batch = (tcp_batch *)closed;
     pthread_mutex_lock(&mine->lock);
     if (is_idle(batch)) {
@@ -93,7 +93,7 @@ static void append(tcp_transfer **list, tcp_transfer *transfer)
     *list = transfer;
 }
 
-static tcp_transfer *place_transfer(fsdp_wire_batch *to, int place, int channel, const void *data,
+static tcp_transfer *place_transfer(fsdp_p2p_batch *to, int place, int channel, const void *data,
                                     size_t size)
 {
     tcp_batch *batch = (tcp_batch *)to;
@@ -106,10 +106,10 @@ static tcp_transfer *place_transfer(fsdp_wire_batch *to, int place, int channel,
     return transfer;
 }
 
-static fsdp_status send_piece(fsdp_wire *wire, fsdp_wire_batch *batch, int place, int to,
-                              int channel, const void *data, size_t size, fsdp_error *err)
+static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int to, int channel,
+                              const void *data, size_t size, fsdp_error *err)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     tcp_stream *stream = &mine->streams[to];
     (void)err;
     pthread_mutex_lock(&mine->lock);
@@ -119,10 +119,10 @@ static fsdp_status send_piece(fsdp_wire *wire, fsdp_wire_batch *batch, int place
     return FSDP_OK;
 }
 
-static fsdp_status receive_piece(fsdp_wire *wire, fsdp_wire_batch *batch, int place, int from,
+static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int from,
                                  int channel, void *data, size_t size, fsdp_error *err)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     tcp_stream *stream = &mine->streams[from];
     const tcp_frame frame = {FRAME_ROOM, 0, channel};
     pthread_mutex_lock(&mine->lock);
@@ -136,21 +136,21 @@ static fsdp_status receive_piece(fsdp_wire *wire, fsdp_wire_batch *batch, int pl
 }
 
 /* False when a connection has ended because there was no memory. */
-static bool work(tcp_wire *mine)
+static bool work(tcp_p2p *mine)
 {
     bool has_memory = true;
     for (int i = 0; i < mine->size; i++) {
-        fsdp_tcp_stream_read(&mine->streams[i], &mine->heard);
+        fsdp_tcp_stream_read(&mine->streams[i], &mine->statuses);
         fsdp_tcp_stream_write(&mine->streams[i]);
         has_memory &= !mine->streams[i].lacks_memory;
     }
     return has_memory;
 }
 
-static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *finished,
-                              int *count_out, fsdp_error *err)
+static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finished, int *count_out,
+                              fsdp_error *err)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     tcp_batch *batch = (tcp_batch *)tested;
     pthread_mutex_lock(&mine->lock);
     bool lacks_memory = !work(mine);
@@ -161,39 +161,39 @@ static fsdp_status test_batch(fsdp_wire *wire, fsdp_wire_batch *tested, int *fin
     return lacks_memory ? fsdp_fail_memory(err, "messages between ranks") : FSDP_OK;
 }
 
-/* --- news ------------------------------------------------------------------------------------- */
+/* --- status ------------------------------------------------------------------------------------- */
 
-static void tell(fsdp_wire *wire, int to, const void *news, size_t size)
+static void send_status(fsdp_p2p *p2p, int to, const void *status, size_t size)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
-    const tcp_frame frame = {FRAME_NEWS, (uint32_t)size, 0};
+    tcp_p2p *mine = (tcp_p2p *)p2p;
+    const tcp_frame frame = {FRAME_STATUS, (uint32_t)size, 0};
     pthread_mutex_lock(&mine->lock);
-    if (fsdp_tcp_stream_put_small(&mine->streams[to], &frame, news))
+    if (fsdp_tcp_stream_put_small(&mine->streams[to], &frame, status))
         fsdp_tcp_stream_write(&mine->streams[to]);
     pthread_mutex_unlock(&mine->lock);
 }
 
-static bool hear(fsdp_wire *wire, void *news, size_t size)
+static bool recv_status(fsdp_p2p *p2p, void *status, size_t size)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     pthread_mutex_lock(&mine->lock);
-    if (!mine->heard)
+    if (!mine->statuses)
         (void)work(mine);
-    tcp_news *first = mine->heard;
+    tcp_status *first = mine->statuses;
     bool fits = first && first->size == size;
     if (first) {
-        mine->heard = first->next;
+        mine->statuses = first->next;
         if (fits)
-            memcpy(news, first->data, size);
+            memcpy(status, first->data, size);
         fsdp_free(first);
     }
     pthread_mutex_unlock(&mine->lock);
     return fits;
 }
 
-static bool has_lost(fsdp_wire *wire, int rank)
+static bool is_disconnected(fsdp_p2p *p2p, int rank)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     pthread_mutex_lock(&mine->lock);
     bool is_lost = rank != mine->rank && mine->streams[rank].fd < 0;
     pthread_mutex_unlock(&mine->lock);
@@ -202,7 +202,7 @@ static bool has_lost(fsdp_wire *wire, int rank)
 
 /* --- rests ------------------------------------------------------------------------------------ */
 
-static int watch(const tcp_wire *mine, struct pollfd *polled)
+static int watch(const tcp_p2p *mine, struct pollfd *polled)
 {
     int n = 0;
     for (int i = 0; i < mine->size; i++) {
@@ -215,9 +215,9 @@ static int watch(const tcp_wire *mine, struct pollfd *polled)
 }
 
 /* Another thread may rest as well: only one of them at the sockets. */
-static void rest(fsdp_wire *wire, int idle)
+static void back_off(fsdp_p2p *p2p, int idle)
 {
-    tcp_wire *mine = (tcp_wire *)wire;
+    tcp_p2p *mine = (tcp_p2p *)p2p;
     if (idle < YIELDS) {
         sched_yield();
         return;
@@ -237,7 +237,7 @@ static void rest(fsdp_wire *wire, int idle)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static bool wants_out(const tcp_wire *mine)
+static bool wants_out(const tcp_p2p *mine)
 {
     bool wants = false;
     for (int i = 0; i < mine->size; i++)
@@ -246,9 +246,9 @@ static bool wants_out(const tcp_wire *mine)
 }
 
 /* What was said last should arrive; what has come by then is read, or the kernel would take that back. */
-static void say_goodbye(tcp_wire *mine)
+static void flush(tcp_p2p *mine)
 {
-    int64_t until_ms = fsdp_now_ms() + FAREWELL_MS;
+    int64_t until_ms = fsdp_now_ms() + FLUSH_MS;
     (void)work(mine);
     while (wants_out(mine) && fsdp_now_ms() < until_ms) {
         int n = watch(mine, mine->polled);
@@ -257,7 +257,7 @@ static void say_goodbye(tcp_wire *mine)
     }
 }
 
-static void free_wire(tcp_wire *mine)
+static void free_p2p(tcp_p2p *mine)
 {
     for (int i = 0; mine->streams && i < mine->size; i++)
         fsdp_tcp_stream_release(&mine->streams[i]);
@@ -266,10 +266,10 @@ static void free_wire(tcp_wire *mine)
         free_batch(mine->given_up);
         mine->given_up = next;
     }
-    while (mine->heard) {
-        tcp_news *next = mine->heard->next;
-        fsdp_free(mine->heard);
-        mine->heard = next;
+    while (mine->statuses) {
+        tcp_status *next = mine->statuses->next;
+        fsdp_free(mine->statuses);
+        mine->statuses = next;
     }
     fsdp_free(mine->streams);
     fsdp_free(mine->polled);
@@ -277,13 +277,13 @@ static void free_wire(tcp_wire *mine)
     fsdp_free(mine);
 }
 
-static void close_wire(fsdp_wire *wire)
+static void close_p2p(fsdp_p2p *p2p)
 {
-    say_goodbye((tcp_wire *)wire);
-    free_wire((tcp_wire *)wire);
+    flush((tcp_p2p *)p2p);
+    free_p2p((tcp_p2p *)p2p);
 }
 
-static const fsdp_wire_ops tcp_wire_ops = {
+static const fsdp_p2p_ops tcp_p2p_ops = {
     .name = "tcp",
     .channels = INT32_MAX,
     .may_call = may_call,
@@ -292,21 +292,21 @@ static const fsdp_wire_ops tcp_wire_ops = {
     .recv = receive_piece,
     .test = test_batch,
     .batch_close = close_batch,
-    .tell = tell,
-    .hear = hear,
-    .has_lost = has_lost,
-    .rest = rest,
-    .close = close_wire,
+    .send_status = send_status,
+    .recv_status = recv_status,
+    .is_disconnected = is_disconnected,
+    .back_off = back_off,
+    .close = close_p2p,
 };
 
-static fsdp_status make_wire(int rank, int size, tcp_wire **wire_out, fsdp_error *err)
+static fsdp_status make_p2p(int rank, int size, tcp_p2p **p2p_out, fsdp_error *err)
 {
-    tcp_wire *mine = fsdp_alloc(1, sizeof *mine);
+    tcp_p2p *mine = fsdp_alloc(1, sizeof *mine);
     if (!mine || pthread_mutex_init(&mine->lock, NULL) != 0) {
         fsdp_free(mine);
         return fsdp_fail_memory(err, "messages over TCP");
     }
-    mine->wire.ops = &tcp_wire_ops;
+    mine->p2p.ops = &tcp_p2p_ops;
     mine->rank = rank;
     mine->size = size;
     mine->streams = fsdp_alloc((size_t)size, sizeof *mine->streams);
@@ -314,19 +314,19 @@ static fsdp_status make_wire(int rank, int size, tcp_wire **wire_out, fsdp_error
     for (int i = 0; mine->streams && i < size; i++)
         mine->streams[i].fd = -1;
     if (mine->streams && mine->polled) {
-        *wire_out = mine;
+        *p2p_out = mine;
         return FSDP_OK;
     }
-    free_wire(mine);
+    free_p2p(mine);
     return fsdp_fail_memory(err, "messages over TCP");
 }
 
-fsdp_status fsdp_wire_tcp(fsdp_ctl *ctl, int deadline_ms, fsdp_wire **wire_out, fsdp_error *err)
+fsdp_status fsdp_p2p_tcp(fsdp_ctl *ctl, int deadline_ms, fsdp_p2p **p2p_out, fsdp_error *err)
 {
     int size = fsdp_ctl_size(ctl);
-    tcp_wire *mine = NULL;
+    tcp_p2p *mine = NULL;
     int *fds = fsdp_alloc((size_t)size, sizeof *fds);
-    fsdp_status status = fds ? make_wire(fsdp_ctl_rank(ctl), size, &mine, err)
+    fsdp_status status = fds ? make_p2p(fsdp_ctl_rank(ctl), size, &mine, err)
                              : fsdp_fail_memory(err, "messages over TCP");
     for (int i = 0; fds && i < size; i++)
         fds[i] = -1;
@@ -337,8 +337,8 @@ fsdp_status fsdp_wire_tcp(fsdp_ctl *ctl, int deadline_ms, fsdp_wire **wire_out, 
         mine->streams[i].fd = fds[i];
     fsdp_free(fds);
     if (status == FSDP_OK)
-        *wire_out = &mine->wire;
+        *p2p_out = &mine->p2p;
     else if (mine)
-        free_wire(mine);
+        free_p2p(mine);
     return status;
 }

@@ -1,15 +1,15 @@
 /*
- * The inside of wire_tcp.h.
+ * The inside of p2p_tcp.h.
  *
- *   wire_tcp.c       the wire: batches, transfers, news
+ *   p2p_tcp.c       the wire: batches, transfers, status
  *   tcp_stream.c     frames on the connection with one rank
  *   tcp_connect.c    every rank connects with every other one
  *
  * A receiver says on which channel it has room, and only then does its sender send: so what comes goes to its
  * place at once, and no channel stops another.
  */
-#ifndef FSDP_WIRE_TCP_INTERNAL_H
-#define FSDP_WIRE_TCP_INTERNAL_H
+#ifndef FSDP_P2P_TCP_INTERNAL_H
+#define FSDP_P2P_TCP_INTERNAL_H
 
 #include "runtime/comm_message/p2p_tcp.h"
 #include <pthread.h>
@@ -26,14 +26,14 @@ typedef struct tcp_transfer {
 } tcp_transfer;
 
 struct tcp_batch {
-    fsdp_wire_batch batch;
+    fsdp_p2p_batch batch;
     tcp_transfer *transfers;   /* by place */
     int *finished;             /* places, not told yet */
     int finished_count;
     tcp_batch *next;           /* among those that are given up */
 };
 
-enum { FRAME_DATA = 1, FRAME_ROOM, FRAME_NEWS };
+enum { FRAME_DATA = 1, FRAME_ROOM, FRAME_STATUS };
 
 /* In front of everything. */
 typedef struct tcp_frame {
@@ -45,11 +45,11 @@ typedef struct tcp_room {
     int channel, count;        /* messages that the other rank has room for */
 } tcp_room;
 
-typedef struct tcp_news {
-    struct tcp_news *next;
+typedef struct tcp_status {
+    struct tcp_status *next;
     size_t size;
-    unsigned char data[FSDP_WIRE_NEWS];
-} tcp_news;
+    unsigned char data[FSDP_P2P_STATUS];
+} tcp_status;
 
 /* The connection with one rank. */
 typedef struct tcp_stream {
@@ -65,7 +65,7 @@ typedef struct tcp_stream {
     tcp_frame in;
     size_t in_at;
     tcp_transfer *receiving;
-    tcp_news *hearing;
+    tcp_status *receiving_status;
     tcp_room *rooms;
     size_t room_count, room_capacity;
 } tcp_stream;
@@ -76,7 +76,7 @@ typedef struct tcp_stream {
 bool fsdp_tcp_stream_wants_out(const tcp_stream *stream);
 /* What goes without waiting. An ended connection is closed. */
 void fsdp_tcp_stream_write(tcp_stream *stream);
-void fsdp_tcp_stream_read(tcp_stream *stream, tcp_news **heard);
+void fsdp_tcp_stream_read(tcp_stream *stream, tcp_status **statuses);
 /* False when there is no memory. */
 bool fsdp_tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const void *data);
 void fsdp_tcp_stream_release(tcp_stream *stream);

@@ -1,4 +1,4 @@
-/* Frames on the connection with one rank, as far as they go without waiting. See wire_tcp_internal.h. */
+/* Frames on the connection with one rank, as far as they go without waiting. See p2p_tcp_internal.h. */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
 #include <string.h>
@@ -156,9 +156,9 @@ static bool begin_frame(tcp_stream *stream)
         stream->lacks_memory = !note_room(stream, frame->channel);
         return !stream->lacks_memory;
     }
-    if (frame->kind == FRAME_NEWS && frame->size <= FSDP_WIRE_NEWS) {
-        stream->hearing = fsdp_alloc(1, sizeof(tcp_news));
-        stream->lacks_memory = !stream->hearing;
+    if (frame->kind == FRAME_STATUS && frame->size <= FSDP_P2P_STATUS) {
+        stream->receiving_status = fsdp_alloc(1, sizeof(tcp_status));
+        stream->lacks_memory = !stream->receiving_status;
         return !stream->lacks_memory;
     }
     tcp_transfer *receive = find_receive(stream, frame->channel);
@@ -168,18 +168,18 @@ static bool begin_frame(tcp_stream *stream)
     return true;
 }
 
-static void end_frame(tcp_stream *stream, tcp_news **heard)
+static void end_frame(tcp_stream *stream, tcp_status **statuses)
 {
     if (stream->receiving)
         finish(stream->receiving);
-    if (stream->hearing) {
-        while (*heard)
-            heard = &(*heard)->next;
-        stream->hearing->size = stream->in.size;
-        *heard = stream->hearing;
+    if (stream->receiving_status) {
+        while (*statuses)
+            statuses = &(*statuses)->next;
+        stream->receiving_status->size = stream->in.size;
+        *statuses = stream->receiving_status;
     }
     stream->receiving = NULL;
-    stream->hearing = NULL;
+    stream->receiving_status = NULL;
     stream->in_at = 0;
 }
 
@@ -192,7 +192,7 @@ static bool read_some(tcp_stream *stream, void *data, size_t size)
     return n > 0;
 }
 
-static bool read_frame(tcp_stream *stream, tcp_news **heard)
+static bool read_frame(tcp_stream *stream, tcp_status **statuses)
 {
     const size_t head = sizeof stream->in;
     bool goes_on = true;
@@ -204,25 +204,26 @@ static bool read_frame(tcp_stream *stream, tcp_news **heard)
             return false;
         }
     } else {
-        unsigned char *to = stream->receiving ? stream->receiving->data : stream->hearing->data;
+        unsigned char *to =
+            stream->receiving ? stream->receiving->data : stream->receiving_status->data;
         goes_on =
             read_some(stream, to + (stream->in_at - head), head + stream->in.size - stream->in_at);
     }
     if (stream->in_at >= head && stream->in_at == head + stream->in.size)
-        end_frame(stream, heard);
+        end_frame(stream, statuses);
     return goes_on;
 }
 
-void fsdp_tcp_stream_read(tcp_stream *stream, tcp_news **heard)
+void fsdp_tcp_stream_read(tcp_stream *stream, tcp_status **statuses)
 {
-    while (stream->fd >= 0 && read_frame(stream, heard))
+    while (stream->fd >= 0 && read_frame(stream, statuses))
         ;
 }
 
 void fsdp_tcp_stream_release(tcp_stream *stream)
 {
     fsdp_socket_close(&stream->fd);
-    fsdp_free(stream->hearing);
+    fsdp_free(stream->receiving_status);
     fsdp_free(stream->small);
     fsdp_free(stream->rooms);
 }

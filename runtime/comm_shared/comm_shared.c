@@ -9,23 +9,23 @@
 /* --- publishing ------------------------------------------------------------------------------- */
 
 /* By all ranks, whose segments have one size; ranks that are threads see everything. */
-static bool is_readable(const shared_fabric *fabric, int owner, const void *data, size_t size)
+static bool is_readable(const shared_transport *transport, int owner, const void *data, size_t size)
 {
-    uintptr_t at = (uintptr_t)data, base = fabric->bases[owner];
-    return fabric->segment_size == 0 || (at >= base && at - base < fabric->segment_size &&
-                                         size <= fabric->segment_size - (at - base));
+    uintptr_t at = (uintptr_t)data, base = transport->bases[owner];
+    return transport->segment_size == 0 || (at >= base && at - base < transport->segment_size &&
+                                            size <= transport->segment_size - (at - base));
 }
 
 bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size)
 {
-    return is_readable((const shared_fabric *)comm->fabric, comm->ranks[member], data, size);
+    return is_readable((const shared_transport *)comm->transport, comm->ranks[member], data, size);
 }
 
-static uint64_t published(const shared_fabric *fabric, const void *data)
+static uint64_t published(const shared_transport *transport, const void *data)
 {
-    int rank = fabric->fabric.rank;
-    return is_readable(fabric, rank, data, 0) ? (uintptr_t)data - fabric->bases[rank]
-                                              : FSDP_SHARED_PRIVATE;
+    int rank = transport->base.rank;
+    return is_readable(transport, rank, data, 0) ? (uintptr_t)data - transport->bases[rank]
+                                                 : FSDP_SHARED_PRIVATE;
 }
 
 static void publish(shared_move *move, const fsdp_comm_header *header)
@@ -36,8 +36,8 @@ static void publish(shared_move *move, const fsdp_comm_header *header)
     group->header = *header;
     shared_published *mine = fsdp_shared_published(group, group->rank);
     mine->header = *header;
-    mine->in = published(group->fabric, call->in);
-    mine->out = published(group->fabric, call->out);
+    mine->in = published(group->transport, call->in);
+    mine->out = published(group->transport, call->out);
     move->is_in_private = mine->in == FSDP_SHARED_PRIVATE;
     move->is_out_private = mine->out == FSDP_SHARED_PRIVATE;
     if (call->kind == FSDP_ALL_TO_ALL) {
@@ -94,7 +94,7 @@ static bool is_staged(const shared_move *move)
 
 /* --- a call ----------------------------------------------------------------------------------- */
 
-static fsdp_status meet(shared_group *group, fsdp_error *err)
+static fsdp_status pass_barrier(shared_group *group, fsdp_error *err)
 {
     fsdp_shared_arrive(group);
     return fsdp_shared_await(group, err);
@@ -112,14 +112,14 @@ static fsdp_status compare(const fsdp_comm *comm, shared_group *group, fsdp_erro
 /* Fills the window for the next step while peers may still read the half of this one. */
 static fsdp_status run_step(const shared_move *move, uint64_t step, bool fills, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_shared_enter(move->group, err));
+    FSDP_TRY(fsdp_shared_begin_read(move->group, err));
     move->steps->work(move, step);
     if (fills)
         move->steps->fill(move, step + 1);
-    fsdp_shared_leave(move->group);
-    if (!fsdp_shared_tick(move->group) && fsdp_shared_has_failed(move->group, err))
+    fsdp_shared_end_read(move->group);
+    if (!fsdp_shared_heartbeat(move->group) && fsdp_shared_has_failed(move->group, err))
         return err->status; /* what was read may not be what was meant */
-    return meet(move->group, err);
+    return pass_barrier(move->group, err);
 }
 
 /* Every rank sees it, and says the same. */
@@ -135,7 +135,7 @@ static fsdp_status fail_private(shared_group *group, fsdp_error *err)
 
 static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_error *err)
 {
-    FSDP_TRY(meet(move->group, err));
+    FSDP_TRY(pass_barrier(move->group, err));
     FSDP_TRY(compare(comm, move->group, err));
     if (move->is_little) {
         move->steps->work(move, 0);
@@ -165,7 +165,7 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
 static void give_up(shared_group *group, const fsdp_error *why)
 {
     fsdp_shared_fail(group, why, true);
-    if (group->fabric->segment_size == 0)
+    if (group->transport->segment_size == 0)
         fsdp_shared_wait_for_readers(group);
 }
 
@@ -183,7 +183,7 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
         move.in = (const unsigned char *)group;
     if (!move.out)
         move.out = (unsigned char *)group;
-    fsdp_error failure = {.rank = comm->fabric->rank};
+    fsdp_error failure = {.rank = comm->transport->rank};
     group->call_phase = group->phase;
     publish(&move, header);
     fsdp_shared_steps_choose(&move);

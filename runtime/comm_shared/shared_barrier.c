@@ -25,11 +25,11 @@ enum {
 };
 
 /* What a wait knows of those who are missing. */
-typedef struct meeting_watch {
+typedef struct barrier_watch {
     int64_t until_ms;
-    uint64_t signs;
+    uint64_t heartbeats;
     bool has_slept; /* in vain: time for a look at processes */
-} meeting_watch;
+} barrier_watch;
 
 static void rest(void)
 {
@@ -65,7 +65,7 @@ static shared_slot *own_slot(shared_group *group)
 /* --- events ----------------------------------------------------------------------------------- */
 
 /* Who counts itself as a sleeper before it sleeps, and compares the event, is never missed. */
-static void ring(shared_block *block)
+static void wake_all(shared_block *block)
 {
     atomic_fetch_add(&block->event, 1);
     if (atomic_load(&block->sleepers) > 0)
@@ -85,7 +85,7 @@ static bool sleep_until_event(shared_block *block, uint32_t event, int64_t ms)
 
 /* --- failures --------------------------------------------------------------------------------- */
 
-void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_own)
+void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_local)
 {
     shared_failure *failure = &group->block->failure;
     uint32_t none = 0, here = 2 * ((uint32_t)group->rank + 1);
@@ -94,10 +94,10 @@ void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_own)
     failure->status = (int32_t)why->status;
     failure->rank = why->rank;
     failure->errnum = why->errnum;
-    failure->is_own = is_own;
+    failure->is_local = is_local;
     memcpy(failure->text, why->text, sizeof failure->text - 1);
     atomic_store(&failure->state, here);
-    ring(group->block);
+    wake_all(group->block);
 }
 
 /* It may have died at it. */
@@ -130,9 +130,9 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
     err_out->status = (fsdp_status)failure->status;
     err_out->errnum = failure->errnum;
     memcpy(err_out->text, failure->text, sizeof err_out->text - 1);
-    if (failure->is_own && writer != group->rank)
+    if (failure->is_local && writer != group->rank)
         fsdp_error_prefix(err_out, "rank %d", rank);
-    else if (!failure->is_own)
+    else if (!failure->is_local)
         err_out->rank = failure->rank;
     return true;
 }
@@ -185,8 +185,8 @@ static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
 {
     char process[48], what[80];
     int rank = group->ranks[member];
-    if (!group->fabric->is_dead ||
-        !group->fabric->is_dead(group->fabric, rank, process, sizeof process) ||
+    if (!group->transport->is_dead ||
+        !group->transport->is_dead(group->transport, rank, process, sizeof process) ||
         is_here(group, member))
         return FSDP_OK;
     bool was_in = atomic_load(&group->block->slots[member].phase) > group->call_phase;
@@ -205,28 +205,28 @@ static fsdp_status check_each(shared_group *group,
     return FSDP_OK;
 }
 
-static uint64_t count_signs(shared_group *group)
+static uint64_t count_heartbeats(shared_group *group)
 {
-    uint64_t signs = 1;
+    uint64_t heartbeats = 1;
     for (int i = 0; i < group->size; i++)
-        signs += atomic_load(&group->block->slots[i].progress);
-    return signs;
+        heartbeats += atomic_load(&group->block->slots[i].heartbeats);
+    return heartbeats;
 }
 
-static fsdp_status check_time(shared_group *group, meeting_watch *watch, fsdp_error *err)
+static fsdp_status check_time(shared_group *group, barrier_watch *watch, fsdp_error *err)
 {
-    int missing = 0, deadline_ms = group->fabric->fabric.deadline_ms;
-    uint64_t signs = count_signs(group);
+    int missing = 0, deadline_ms = group->transport->base.deadline_ms;
+    uint64_t heartbeats = count_heartbeats(group);
     int64_t now_ms = fsdp_now_ms();
-    if (signs != watch->signs)
+    if (heartbeats != watch->heartbeats)
         watch->until_ms = now_ms + deadline_ms;
-    watch->signs = signs;
+    watch->heartbeats = heartbeats;
     if (are_all_here(group, &missing))
         return FSDP_OK;
     fsdp_shared_note_wait(group, missing, now_ms);
     if (now_ms < watch->until_ms)
         return FSDP_OK;
-    char where[FSDP_WHERE_TEXT], what[FSDP_WHERE_TEXT + 64];
+    char where[FSDP_WAIT_TEXT], what[FSDP_WAIT_TEXT + 64];
     bool was_in = atomic_load(&group->block->slots[missing].phase) > group->call_phase;
     int root = fsdp_shared_find_missing(group, missing, was_in, where);
     snprintf(what, sizeof what, "%s within %g s%s", where, deadline_ms / 1000.0,
@@ -234,7 +234,7 @@ static fsdp_status check_time(shared_group *group, meeting_watch *watch, fsdp_er
     return fail_missing(group, root, what, err);
 }
 
-static fsdp_status look_around(shared_group *group, meeting_watch *watch, fsdp_error *err)
+static fsdp_status look_around(shared_group *group, barrier_watch *watch, fsdp_error *err)
 {
     if (fsdp_shared_has_failed(group, err))
         return err->status;
@@ -245,7 +245,7 @@ static fsdp_status look_around(shared_group *group, meeting_watch *watch, fsdp_e
 }
 
 /* A sleep that is much too long is this rank's own stop, which is nobody else's fault. */
-static void sleep_a_slice(shared_group *group, uint32_t event, meeting_watch *watch)
+static void sleep_a_slice(shared_group *group, uint32_t event, barrier_watch *watch)
 {
     int64_t before_ms = fsdp_now_ms(), left_ms = watch->until_ms - before_ms;
     int64_t slice_ms = left_ms > SLICE_MS ? SLICE_MS : left_ms > 1 ? left_ms : 1;
@@ -262,7 +262,7 @@ void fsdp_shared_arrive(shared_group *group)
     int first = 0;
     atomic_store(&own_slot(group)->phase, ++group->phase);
     if (are_all_here(group, &first))
-        ring(group->block);
+        wake_all(group->block);
 }
 
 /*
@@ -275,7 +275,7 @@ static bool spin(shared_group *group, int *first)
     if (are_all_here(group, first))
         return true;
     bool is_long = group->vain % LONG_LOOK == 0;
-    int spins = is_long ? group->fabric->spins : group->fabric->spins / SHORT_LOOK;
+    int spins = is_long ? group->transport->spins : group->transport->spins / SHORT_LOOK;
     for (int i = 0; i < spins; i++) {
         rest();
         if (!are_all_here(group, first))
@@ -292,7 +292,7 @@ fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
     int first = 0;
     if (spin(group, &first))
         return FSDP_OK;
-    meeting_watch watch = {.until_ms = 0};
+    barrier_watch watch = {.until_ms = 0};
     for (;;) {
         uint32_t event = atomic_load(&group->block->event);
         if (are_all_here(group, &first)) {
@@ -304,38 +304,38 @@ fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
     }
 }
 
-fsdp_status fsdp_shared_enter(shared_group *group, fsdp_error *err)
+fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err)
 {
-    atomic_store(&own_slot(group)->is_inside, 1);
+    atomic_store(&own_slot(group)->is_reading, 1);
     if (!fsdp_shared_has_failed(group, err))
         return FSDP_OK;
-    fsdp_shared_leave(group);
+    fsdp_shared_end_read(group);
     return err->status;
 }
 
-void fsdp_shared_leave(shared_group *group)
+void fsdp_shared_end_read(shared_group *group)
 {
-    atomic_store(&own_slot(group)->is_inside, 0);
+    atomic_store(&own_slot(group)->is_reading, 0);
 }
 
-bool fsdp_shared_tick(shared_group *group)
+bool fsdp_shared_heartbeat(shared_group *group)
 {
-    atomic_fetch_add(&own_slot(group)->progress, 1);
+    atomic_fetch_add(&own_slot(group)->heartbeats, 1);
     return atomic_load(&group->block->failure.state) == 0;
 }
 
 void fsdp_shared_wait_for_readers(shared_group *group)
 {
-    int64_t until_ms = fsdp_now_ms() + group->fabric->fabric.deadline_ms;
+    int64_t until_ms = fsdp_now_ms() + group->transport->base.deadline_ms;
     for (int i = 0; i < group->size; i++) {
-        while (i != group->rank && atomic_load(&group->block->slots[i].is_inside) &&
+        while (i != group->rank && atomic_load(&group->block->slots[i].is_reading) &&
                fsdp_now_ms() < until_ms)
             nap();
     }
 }
 
-void fsdp_shared_depart(shared_group *group)
+void fsdp_shared_leave(shared_group *group)
 {
-    atomic_store(&own_slot(group)->has_left, 1 + (uint32_t)group->fabric->fabric.exit_code);
-    ring(group->block);
+    atomic_store(&own_slot(group)->has_left, 1 + (uint32_t)group->transport->base.exit_code);
+    wake_all(group->block);
 }

@@ -14,10 +14,10 @@ enum { SPINS = 2000 };
 
 /* --- a member's end --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_shared_group_init(shared_group *group, shared_fabric *fabric, int rank, int size,
-                                   fsdp_error *err)
+fsdp_status fsdp_shared_group_init(shared_group *group, shared_transport *transport, int rank,
+                                   int size, fsdp_error *err)
 {
-    *group = (shared_group){.fabric = fabric, .rank = rank, .size = size};
+    *group = (shared_group){.transport = transport, .rank = rank, .size = size};
     group->windows = fsdp_alloc((size_t)size, sizeof *group->windows);
     group->headers = fsdp_alloc((size_t)size, sizeof *group->headers);
     group->sources = fsdp_alloc((size_t)size, sizeof *group->sources);
@@ -34,34 +34,35 @@ void fsdp_shared_group_release(shared_group *group)
     fsdp_free(group->sources);
 }
 
-fsdp_status fsdp_shared_fabric_init(shared_fabric *fabric, fsdp_error *err)
+fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *err)
 {
-    int size = fabric->fabric.size;
-    fabric->spins = size <= fsdp_pool_cores() ? SPINS : 0;
-    fabric->world_ranks = fsdp_alloc((size_t)size, sizeof *fabric->world_ranks);
-    fabric->bases = fsdp_alloc((size_t)size, sizeof *fabric->bases);
+    int size = transport->base.size;
+    transport->spins = size <= fsdp_pool_cores() ? SPINS : 0;
+    transport->world_ranks = fsdp_alloc((size_t)size, sizeof *transport->world_ranks);
+    transport->bases = fsdp_alloc((size_t)size, sizeof *transport->bases);
     fsdp_status status = FSDP_OK;
-    if (fabric->world_ranks && fabric->bases)
-        status = fsdp_shared_group_init(&fabric->world, fabric, fabric->fabric.rank, size, err);
+    if (transport->world_ranks && transport->bases)
+        status =
+            fsdp_shared_group_init(&transport->world, transport, transport->base.rank, size, err);
     else
-        status = fsdp_fail_memory(err, "a fabric");
+        status = fsdp_fail_memory(err, "a transport");
     if (status != FSDP_OK) {
-        fsdp_free(fabric->world_ranks);
-        fsdp_free(fabric->bases);
+        fsdp_free(transport->world_ranks);
+        fsdp_free(transport->bases);
         return status;
     }
     for (int i = 0; i < size; i++)
-        fabric->world_ranks[i] = i;
-    fabric->world.ranks = fabric->world_ranks;
+        transport->world_ranks[i] = i;
+    transport->world.ranks = transport->world_ranks;
     return FSDP_OK;
 }
 
-void fsdp_shared_fabric_release(shared_fabric *fabric)
+void fsdp_shared_transport_release(shared_transport *transport)
 {
-    fsdp_shared_unfollow(fabric);
-    fsdp_shared_group_release(&fabric->world);
-    fsdp_free(fabric->world_ranks);
-    fsdp_free(fabric->bases);
+    fsdp_shared_unobserve(transport);
+    fsdp_shared_group_release(&transport->world);
+    fsdp_free(transport->world_ranks);
+    fsdp_free(transport->bases);
 }
 
 /* --- a new group ------------------------------------------------------------------------------ */
@@ -74,47 +75,48 @@ typedef struct new_group {
     uint64_t block, window; /* as published */
 } new_group;
 
-static fsdp_status take_shared(shared_fabric *fabric, size_t size, uint64_t *address_out,
+static fsdp_status take_shared(shared_transport *transport, size_t size, uint64_t *address_out,
                                void **data_out, fsdp_error *err)
 {
-    *data_out = fabric->alloc_shared(&fabric->fabric, size);
+    *data_out = transport->alloc_shared(&transport->base, size);
     if (!*data_out)
         return fsdp_fail_memory(err, "a group of ranks, in memory that all of them see");
-    *address_out = (uintptr_t)*data_out - fabric->bases[fabric->fabric.rank];
+    *address_out = (uintptr_t)*data_out - transport->bases[transport->base.rank];
     return FSDP_OK;
 }
 
 /* Two halves of a window take pieces of inputs, two more those of results: shared_steps.c. */
-static fsdp_status bring_memory(shared_fabric *fabric, new_group *made, fsdp_error *err)
+static fsdp_status bring_memory(shared_transport *transport, new_group *made, fsdp_error *err)
 {
     void *data;
     if (made->position == 0) {
         size_t size = fsdp_shared_block_size(made->size);
-        FSDP_TRY(take_shared(fabric, size, &made->block, &data, err));
+        FSDP_TRY(take_shared(transport, size, &made->block, &data, err));
         memset(data, 0, size);
     }
-    return take_shared(fabric, 4 * fabric->window_half, &made->window, &data, err);
+    return take_shared(transport, 4 * transport->window_half, &made->window, &data, err);
 }
 
-static fsdp_status prepare(shared_fabric *fabric, new_group *made, fsdp_error *err)
+static fsdp_status prepare(shared_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_comm_check_ranks(&fabric->fabric, made->ranks, made->size, &made->position, err));
+    FSDP_TRY(
+        fsdp_comm_check_ranks(&transport->base, made->ranks, made->size, &made->position, err));
     if (made->position < 0)
         return FSDP_OK;
-    FSDP_TRY(fsdp_comm_create(&fabric->fabric, made->ranks, made->size, NULL, &made->comm, err));
+    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, NULL, &made->comm, err));
     if (made->size == 1)
         return FSDP_OK;
     made->group = fsdp_alloc(1, sizeof *made->group);
     if (!made->group)
         return fsdp_fail_memory(err, "a group of ranks");
     fsdp_status status =
-        fsdp_shared_group_init(made->group, fabric, made->position, made->size, err);
+        fsdp_shared_group_init(made->group, transport, made->position, made->size, err);
     if (status != FSDP_OK) {
         fsdp_free(made->group);
         made->group = NULL;
         return status;
     }
-    return bring_memory(fabric, made, err);
+    return bring_memory(transport, made, err);
 }
 
 static void publish(shared_group *world, const new_group *made)
@@ -138,20 +140,20 @@ static fsdp_status compare(shared_group *world, fsdp_error *err)
 
 static void attach(shared_group *world, new_group *made)
 {
-    const shared_fabric *fabric = world->fabric;
+    const shared_transport *transport = world->transport;
     shared_group *group = made->group;
     const shared_slot *slots = world->block->slots;
     int first = made->ranks[0];
-    group->block = (shared_block *)(fabric->bases[first] + slots[first].block);
+    group->block = (shared_block *)(transport->bases[first] + slots[first].block);
     group->ranks = made->comm->ranks;
     for (int i = 0; i < group->size; i++) {
         int rank = made->ranks[i];
-        group->windows[i] = (unsigned char *)(fabric->bases[rank] + slots[rank].window);
+        group->windows[i] = (unsigned char *)(transport->bases[rank] + slots[rank].window);
     }
     made->comm->backend = group;
 }
 
-static fsdp_status meet_for(shared_group *world, new_group *made, fsdp_error *err)
+static fsdp_status attach_all(shared_group *world, new_group *made, fsdp_error *err)
 {
     publish(world, made);
     fsdp_shared_arrive(world);
@@ -172,11 +174,11 @@ static void discard(new_group *made)
     fsdp_comm_free(made->comm);
 }
 
-fsdp_status fsdp_shared_comm_create(fsdp_fabric *base, const int *ranks, int size,
+fsdp_status fsdp_shared_comm_create(fsdp_transport *base, const int *ranks, int size,
                                     fsdp_comm **comm_out, fsdp_error *err)
 {
-    shared_fabric *fabric = (shared_fabric *)base;
-    shared_group *world = &fabric->world;
+    shared_transport *transport = (shared_transport *)base;
+    shared_group *world = &transport->world;
     new_group made = {.ranks = ranks, .size = size};
     fsdp_error why = {.rank = base->rank};
     if (fsdp_shared_has_failed(world, &why)) {
@@ -185,9 +187,9 @@ fsdp_status fsdp_shared_comm_create(fsdp_fabric *base, const int *ranks, int siz
         return why.status;
     }
     world->call_phase = world->phase;
-    fsdp_status status = prepare(fabric, &made, &why);
+    fsdp_status status = prepare(transport, &made, &why);
     if (status == FSDP_OK)
-        status = meet_for(world, &made, &why);
+        status = attach_all(world, &made, &why);
     if (status == FSDP_OK) {
         *comm_out = made.comm;
         return FSDP_OK;
@@ -204,7 +206,7 @@ fsdp_status fsdp_shared_comm_create(fsdp_fabric *base, const int *ranks, int siz
 void fsdp_shared_comm_close(fsdp_comm *comm)
 {
     shared_group *group = comm->backend;
-    fsdp_shared_depart(group);
+    fsdp_shared_leave(group);
     fsdp_shared_group_release(group);
     fsdp_free(group);
     comm->backend = NULL;

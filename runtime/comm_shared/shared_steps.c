@@ -7,7 +7,7 @@
 #include "kernels/tensor.h"
 
 enum {
-    SIGN_OF_LIFE = 32 << 20,      /* bytes between two */
+    HEARTBEAT_BYTES = 32 << 20,   /* bytes between two */
     LITTLE_INPUT = 16 << 10,      /* of a member: through a window takes no longer than a meeting */
     LITTLE_SUM = 256 << 10,       /* of all members together: each adds up everything */
     LITTLE_SUM_OF_TWO = 512 << 10 /* of each of two: what half a window of theirs holds */
@@ -35,20 +35,20 @@ static uint64_t piece_size(const shared_move *move, uint64_t size, uint64_t step
 static unsigned char *window_half(const shared_move *move, int member, uint64_t step)
 {
     return move->group->windows[member] +
-           (move->half + step) % 2 * move->group->fabric->window_half;
+           (move->half + step) % 2 * move->group->transport->window_half;
 }
 
 /* Results of an all_reduce have two halves of their own. */
 static unsigned char *result_half(const shared_move *move, int member, uint64_t step)
 {
-    return window_half(move, member, step) + 2 * move->group->fabric->window_half;
+    return window_half(move, member, step) + 2 * move->group->transport->window_half;
 }
 
 /* Numbers, because the base of threads is 0. */
 static const unsigned char *readable(const shared_move *move, int member, uint64_t address)
 {
     const shared_group *group = move->group;
-    return (const unsigned char *)(group->fabric->bases[group->ranks[member]] + address);
+    return (const unsigned char *)(group->transport->bases[group->ranks[member]] + address);
 }
 
 /*
@@ -86,7 +86,7 @@ static uint64_t longest_part(const shared_move *move)
 
 static uint64_t whole_half(const shared_move *move)
 {
-    return move->group->fabric->window_half;
+    return move->group->transport->window_half;
 }
 
 /* A window that has something for every member. */
@@ -103,12 +103,12 @@ static void copy(const shared_move *move, unsigned char *to, const unsigned char
 {
     uint64_t all = size;
     while (size > 0 && to != from) {
-        uint64_t part = size < SIGN_OF_LIFE ? size : SIGN_OF_LIFE;
+        uint64_t part = size < HEARTBEAT_BYTES ? size : HEARTBEAT_BYTES;
         fsdp_tensor_copy(to, from, part, all);
         to += part;
         from += part;
         size -= part;
-        if (size > 0 && !fsdp_shared_tick(move->group))
+        if (size > 0 && !fsdp_shared_heartbeat(move->group))
             return;
     }
 }
@@ -125,14 +125,14 @@ static void fold(const shared_move *move, uint64_t at, uint64_t at_in_window, ui
     for (int i = 0; i < group->size; i++)
         group->sources[i] = source(move, i, at, at_in_window, step);
     while (size > 0) {
-        uint64_t part = size < SIGN_OF_LIFE ? size : SIGN_OF_LIFE;
+        uint64_t part = size < HEARTBEAT_BYTES ? size : HEARTBEAT_BYTES;
         fsdp_tensor_fold(to, group->sources, group->size, call->dtype, part / move->element, how,
                          multiply, divide);
         to += part;
         size -= part;
         for (int i = 0; i < group->size; i++)
             group->sources[i] = (const unsigned char *)group->sources[i] + part;
-        if (size > 0 && !fsdp_shared_tick(group))
+        if (size > 0 && !fsdp_shared_heartbeat(group))
             return;
     }
 }

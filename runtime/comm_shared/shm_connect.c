@@ -2,7 +2,7 @@
  * How ranks of one host get at each other's segments. Every rank listens on an abstract Unix
  * socket, whose name holds a random number that only this job knows, sends its descriptor to all
  * others, and takes theirs. Both sides look who is at the other end; processes of other users are
- * not talked to. Abstract names and descriptors under way go with the processes. See fabric_shm.h.
+ * not talked to. Abstract names and descriptors under way go with the processes. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 
@@ -19,30 +19,30 @@
 #include "base/clock.h"
 #include "base/mem.h"
 
-enum { TOKEN = 16, LOOK_MS = 20, MORE_GUESTS = 16, GUESTS_AT_ONCE = 8 };
+enum { TOKEN = 16, LOOK_MS = 20, SPARE_PENDING = 16, ACCEPTS_AT_ONCE = 8 };
 
-typedef struct letter {
+typedef struct handshake {
     unsigned char token[TOKEN];
     int32_t rank;
     int32_t has_segment;
-} letter;
+} handshake;
 
-typedef struct exchange {
+typedef struct connector {
     fsdp_ctl *ctl;
     int rank, size, listener;
     /* The listener, then who has connected and not sent its letter yet, in the order of coming. */
     struct pollfd *polled;
-    int guests, guest_room;
+    int pending, pending_room;
     unsigned char token[TOKEN];
     int64_t until_ms;
     const shm_segment *own;
     shm_peer *peers;
     fsdp_status local; /* a failure here that the others need not wait for */
-} exchange;
+} connector;
 
 /* --- sockets ---------------------------------------------------------------------------------- */
 
-static socklen_t make_name(const exchange *now, int rank, struct sockaddr_un *name)
+static socklen_t make_name(const connector *now, int rank, struct sockaddr_un *name)
 {
     char *text = name->sun_path + 1;
     size_t room = sizeof name->sun_path - 1, used = 0;
@@ -59,7 +59,7 @@ static int open_socket(void)
     return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-static fsdp_status listen_for_peers(exchange *now, fsdp_error *err)
+static fsdp_status listen_for_peers(connector *now, fsdp_error *err)
 {
     struct sockaddr_un name;
     socklen_t length = make_name(now, now->rank, &name);
@@ -88,10 +88,10 @@ typedef union descriptor_room {
     char bytes[CMSG_SPACE(sizeof(int))];
 } descriptor_room;
 
-static bool send_letter(const exchange *now, int fd)
+static bool send_handshake(const connector *now, int fd)
 {
     bool has_segment = now->local == FSDP_OK;
-    letter mine = {.rank = now->rank, .has_segment = has_segment};
+    handshake mine = {.rank = now->rank, .has_segment = has_segment};
     struct iovec data = {.iov_base = &mine, .iov_len = sizeof mine};
     descriptor_room room = {.bytes = {0}};
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
@@ -112,7 +112,7 @@ static bool send_letter(const exchange *now, int fd)
  * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it,
  * unless this process has no room for it.
  */
-static bool take_letter(const exchange *now, int fd, letter *theirs, int *passed_out)
+static bool recv_handshake(const connector *now, int fd, handshake *theirs, int *passed_out)
 {
     struct iovec data = {.iov_base = theirs, .iov_len = sizeof *theirs};
     descriptor_room room = {.bytes = {0}};
@@ -144,7 +144,7 @@ static fsdp_status fail_connect(int rank, fsdp_error *err)
 }
 
 /* It may be that there is no room now: then was_sent stays false. */
-static fsdp_status send_over(exchange *now, int fd, int rank, fsdp_error *err)
+static fsdp_status send_over(connector *now, int fd, int rank, fsdp_error *err)
 {
     struct sockaddr_un name;
     socklen_t length = make_name(now, rank, &name);
@@ -154,15 +154,15 @@ static fsdp_status send_over(exchange *now, int fd, int rank, fsdp_error *err)
     int pid = 0;
     if (!is_same_user(fd, &pid))
         return fsdp_fail(err, FSDP_ERR_REFUSED, "rank %d runs as another user", rank);
-    if (peer->line.fd < 0)
-        FSDP_TRY(fsdp_lifeline_open(pid, rank, &peer->line, err));
-    peer->was_sent = send_letter(now, fd);
+    if (peer->process.fd < 0)
+        FSDP_TRY(fsdp_process_watch_open(pid, rank, &peer->process, err));
+    peer->was_sent = send_handshake(now, fd);
     if (!peer->was_sent && errno != EAGAIN && errno != ETOOMANYREFS)
         return fail_connect(rank, err);
     return FSDP_OK;
 }
 
-static fsdp_status send_to(exchange *now, int rank, fsdp_error *err)
+static fsdp_status send_to(connector *now, int rank, fsdp_error *err)
 {
     int fd = open_socket();
     if (fd < 0)
@@ -175,11 +175,11 @@ static fsdp_status send_to(exchange *now, int rank, fsdp_error *err)
 /* --- taking ----------------------------------------------------------------------------------- */
 
 /* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the end. */
-static void take_from(exchange *now, int fd, fsdp_error *err)
+static void recv_segment(connector *now, int fd, fsdp_error *err)
 {
-    letter theirs;
+    handshake theirs;
     int passed;
-    if (!take_letter(now, fd, &theirs, &passed)) {
+    if (!recv_handshake(now, fd, &theirs, &passed)) {
         if (passed >= 0)
             close(passed);
         return;
@@ -198,25 +198,25 @@ static void take_from(exchange *now, int fd, fsdp_error *err)
         close(passed);
 }
 
-static void drop_guest(exchange *now, int i)
+static void drop_pending(connector *now, int i)
 {
     struct pollfd *at = &now->polled[1 + i];
     close(at->fd);
-    now->guests--;
-    memmove(at, at + 1, (size_t)(now->guests - i) * sizeof *at);
+    now->pending--;
+    memmove(at, at + 1, (size_t)(now->pending - i) * sizeof *at);
 }
 
-/* There is room for all ranks: where it is too little strangers are among the guests. */
-static void seat_guest(exchange *now, int fd)
+/* There is room for all ranks: where it is too little strangers are among the pending. */
+static void admit(connector *now, int fd)
 {
     int pid;
     if (!is_same_user(fd, &pid)) {
         close(fd);
         return;
     }
-    if (now->guests == now->guest_room)
-        drop_guest(now, 0);
-    now->polled[1 + now->guests++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    if (now->pending == now->pending_room)
+        drop_pending(now, 0);
+    now->polled[1 + now->pending++] = (struct pollfd){.fd = fd, .events = POLLIN};
 }
 
 /*
@@ -224,56 +224,56 @@ static void seat_guest(exchange *now, int fd)
  * rank says at once what it has to, so that when all are silent for a while the oldest ones are
  * strangers. Two of them go: the next one brings a file along.
  */
-static fsdp_status make_room(exchange *now, fsdp_error *err)
+static fsdp_status free_descriptors(connector *now, fsdp_error *err)
 {
     int failed = errno;
-    if (now->guests == 0)
+    if (now->pending == 0)
         return fsdp_fail_errno(err, failed, "cannot let in the other ranks of this host");
-    if (poll(now->polled + 1, (nfds_t)now->guests, LOOK_MS) > 0)
+    if (poll(now->polled + 1, (nfds_t)now->pending, LOOK_MS) > 0)
         return FSDP_OK;
-    for (int i = 0; i < 2 && now->guests > 0; i++)
-        drop_guest(now, 0);
+    for (int i = 0; i < 2 && now->pending > 0; i++)
+        drop_pending(now, 0);
     return FSDP_OK;
 }
 
-static fsdp_status let_in(exchange *now, bool *has_new_out, fsdp_error *err)
+static fsdp_status accept_new(connector *now, bool *has_new_out, fsdp_error *err)
 {
     *has_new_out = false;
-    for (int came = 0; came < GUESTS_AT_ONCE; came++) {
+    for (int came = 0; came < ACCEPTS_AT_ONCE; came++) {
         int fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
-            return make_room(now, err);
+            return free_descriptors(now, err);
         if (fd < 0)
             return FSDP_OK;
         *has_new_out = true;
-        seat_guest(now, fd);
+        admit(now, fd);
     }
     return FSDP_OK;
 }
 
-/* Of the guests whose letter is here, or who have gone. */
-static bool take_letters(exchange *now, fsdp_error *err)
+/* Of the pending whose letter is here, or who have gone. */
+static bool recv_handshakes(connector *now, fsdp_error *err)
 {
-    bool any = poll(now->polled + 1, (nfds_t)now->guests, 0) > 0;
-    for (int i = now->guests - 1; i >= 0 && any; i--) {
+    bool any = poll(now->polled + 1, (nfds_t)now->pending, 0) > 0;
+    for (int i = now->pending - 1; i >= 0 && any; i--) {
         if (now->polled[1 + i].revents == 0)
             continue;
-        take_from(now, now->polled[1 + i].fd, err);
-        drop_guest(now, i);
+        recv_segment(now, now->polled[1 + i].fd, err);
+        drop_pending(now, i);
     }
     return any;
 }
 
-static fsdp_status take_waiting(exchange *now, bool *any_out, fsdp_error *err)
+static fsdp_status serve_listener(connector *now, bool *any_out, fsdp_error *err)
 {
-    FSDP_TRY(let_in(now, any_out, err));
-    *any_out |= take_letters(now, err);
+    FSDP_TRY(accept_new(now, any_out, err));
+    *any_out |= recv_handshakes(now, err);
     return FSDP_OK;
 }
 
-/* --- the exchange ----------------------------------------------------------------------------- */
+/* --- the connector ----------------------------------------------------------------------------- */
 
-static bool is_complete(const exchange *now)
+static bool is_complete(const connector *now)
 {
     for (int i = 0; i < now->size; i++) {
         if (i != now->rank && !(now->peers[i].was_sent && now->peers[i].is_here))
@@ -282,22 +282,22 @@ static bool is_complete(const exchange *now)
     return true;
 }
 
-static fsdp_status check_missing(const exchange *now, fsdp_error *err)
+static fsdp_status check_missing(const connector *now, fsdp_error *err)
 {
     bool is_late = fsdp_now_ms() >= now->until_ms;
     for (int i = 0; i < now->size; i++) {
         const shm_peer *peer = &now->peers[i];
         if (i == now->rank || (peer->was_sent && peer->is_here))
             continue;
-        if (fsdp_lifeline_has_ended(&peer->line))
-            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", i, peer->line.pid);
+        if (fsdp_process_watch_has_ended(&peer->process))
+            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d (process %d) died", i, peer->process.pid);
         if (is_late)
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not pass its memory in time", i);
     }
     return FSDP_OK;
 }
 
-static fsdp_status send_to_all(exchange *now, fsdp_error *err)
+static fsdp_status send_to_all(connector *now, fsdp_error *err)
 {
     for (int i = 1; i < now->size; i++) {
         int to = (now->rank + i) % now->size;
@@ -307,38 +307,38 @@ static fsdp_status send_to_all(exchange *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status run_exchange(exchange *now, fsdp_error *err)
+static fsdp_status connect_all(connector *now, fsdp_error *err)
 {
     while (!is_complete(now)) {
         bool any;
         FSDP_TRY(send_to_all(now, err));
-        FSDP_TRY(take_waiting(now, &any, err));
+        FSDP_TRY(serve_listener(now, &any, err));
         /* strangers may come for ever */
         if (any && fsdp_now_ms() < now->until_ms)
             continue;
         FSDP_TRY(check_missing(now, err));
-        (void)poll(now->polled, (nfds_t)(1 + now->guests), LOOK_MS);
+        (void)poll(now->polled, (nfds_t)(1 + now->pending), LOOK_MS);
     }
     return now->local;
 }
 
-static fsdp_status prepare_guests(exchange *now, fsdp_error *err)
+static fsdp_status init_pending(connector *now, fsdp_error *err)
 {
-    now->guest_room = now->size + MORE_GUESTS;
-    now->polled = fsdp_alloc((size_t)now->guest_room + 1, sizeof *now->polled);
+    now->pending_room = now->size + SPARE_PENDING;
+    now->polled = fsdp_alloc((size_t)now->pending_room + 1, sizeof *now->polled);
     return now->polled ? FSDP_OK : fsdp_fail_memory(err, "the memory of other ranks");
 }
 
-static void release_guests(exchange *now)
+static void release_pending(connector *now)
 {
-    while (now->guests > 0)
-        drop_guest(now, now->guests - 1);
+    while (now->pending > 0)
+        drop_pending(now, now->pending - 1);
     if (now->listener >= 0)
         close(now->listener);
     fsdp_free(now->polled);
 }
 
-static fsdp_status share_token(exchange *now, fsdp_error *err)
+static fsdp_status share_token(connector *now, fsdp_error *err)
 {
     fsdp_status status = FSDP_OK;
     if (now->rank == 0 && getrandom(now->token, TOKEN, 0) != TOKEN)
@@ -347,25 +347,25 @@ static fsdp_status share_token(exchange *now, fsdp_error *err)
     return fsdp_ctl_broadcast(now->ctl, 0, now->token, TOKEN, err);
 }
 
-fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own,
-                              shm_peer *peers, fsdp_error *err)
+fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own,
+                             shm_peer *peers, fsdp_error *err)
 {
-    exchange now = {.ctl = ctl,
-                    .rank = fsdp_ctl_rank(ctl),
-                    .size = fsdp_ctl_size(ctl),
-                    .listener = -1,
-                    .until_ms = fsdp_now_ms() + deadline_ms,
-                    .own = own,
-                    .peers = peers};
+    connector now = {.ctl = ctl,
+                     .rank = fsdp_ctl_rank(ctl),
+                     .size = fsdp_ctl_size(ctl),
+                     .listener = -1,
+                     .until_ms = fsdp_now_ms() + deadline_ms,
+                     .own = own,
+                     .peers = peers};
     FSDP_TRY(share_token(&now, err));
-    fsdp_status status = prepare_guests(&now, err);
+    fsdp_status status = init_pending(&now, err);
     if (status == FSDP_OK)
         status = listen_for_peers(&now, err);
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK) {
         /* where this rank fails its door stays open for the letters of the others, who go on */
-        status = fsdp_ctl_agree(ctl, run_exchange(&now, err), err);
+        status = fsdp_ctl_agree(ctl, connect_all(&now, err), err);
     }
-    release_guests(&now);
+    release_pending(&now);
     return status;
 }

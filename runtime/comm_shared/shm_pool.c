@@ -1,7 +1,7 @@
 /*
  * Who has which pages of this rank's segment: a list of ranges in order, free ones joined. Low
  * addresses are taken first, so that what is in use lies together; large ranges that come back give
- * their pages to the system. Locked, because streams of a rank are threads. See fabric_shm.h.
+ * their pages to the system. Locked, because streams of a rank are threads. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 

@@ -1,7 +1,7 @@
 /*
  * A segment is a memfd: it has no name that could be left behind, and no limit but the host's
  * memory. It is as large as it ever gets from the start, sealed so that no rank's access can fail,
- * and takes pages only where it is written. See fabric_shm.h.
+ * and takes pages only where it is written. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 

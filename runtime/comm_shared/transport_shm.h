@@ -1,4 +1,4 @@
-/* Processes of one host that read each other's segments: the parts of fabric_shm.c. */
+/* Processes of one host that read each other's segments: the parts of transport_shm.c. */
 #ifndef FSDP_FABRIC_SHM_H
 #define FSDP_FABRIC_SHM_H
 
@@ -30,18 +30,18 @@ void fsdp_shm_pool_free(shm_pool *pool); /* accepts NULL */
 void *fsdp_shm_pool_take(shm_pool *pool, size_t size);
 void fsdp_shm_pool_give(shm_pool *pool, void *data);
 
-/* --- shm_exchange.c: ranks meet over Unix sockets and pass their segments ------------------------- */
+/* --- shm_connect.c: ranks meet over Unix sockets and pass their segments ------------------------- */
 
 typedef struct shm_peer {
     shm_segment segment;
-    fsdp_lifeline line;
+    fsdp_process_watch process;
     bool was_sent, is_here;    /* this rank's segment went there; its own came, or word that it has none */
 } shm_peer;
 
 /*
- * Collective, with the same outcome for all. peers has an entry per rank, all zero but for the lifelines,
+ * Collective, with the same outcome for all. peers has an entry per rank, all zero but for the watches,
  * which are closed (-1).
  */
-fsdp_status fsdp_shm_exchange(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
+fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
                               fsdp_error *err);
 #endif

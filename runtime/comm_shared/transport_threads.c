@@ -1,5 +1,5 @@
 /*
- * The fabric of ranks that are threads of one process: every buffer can be read by all. Blocks of
+ * The transport of ranks that are threads of one process: every buffer can be read by all. Blocks of
  * groups hang on a hub that goes with the last rank. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
@@ -17,14 +17,14 @@ typedef struct shared_memory {
 } shared_memory;
 
 typedef struct thread_hub {
-    _Atomic int seats_taken;
+    _Atomic int references;
     _Atomic(shared_memory *) first;
 } thread_hub;
 
-typedef struct thread_fabric {
-    shared_fabric shared;
+typedef struct thread_transport {
+    shared_transport shared;
     thread_hub *hub;
-} thread_fabric;
+} thread_transport;
 
 /* --- the hub ---------------------------------------------------------------------------------- */
 
@@ -39,9 +39,9 @@ static void *hub_alloc(thread_hub *hub, size_t size)
     return memory->data;
 }
 
-static void leave_hub(thread_hub *hub)
+static void release_hub(thread_hub *hub)
 {
-    if (atomic_fetch_sub(&hub->seats_taken, 1) > 1)
+    if (atomic_fetch_sub(&hub->references, 1) > 1)
         return;
     shared_memory *memory = atomic_load(&hub->first);
     while (memory) {
@@ -52,23 +52,23 @@ static void leave_hub(thread_hub *hub)
     fsdp_free(hub);
 }
 
-/* --- the fabric ------------------------------------------------------------------------------- */
+/* --- the transport ------------------------------------------------------------------------------- */
 
-static void *alloc_shared(fsdp_fabric *fabric, size_t size)
+static void *alloc_shared(fsdp_transport *transport, size_t size)
 {
-    return hub_alloc(((thread_fabric *)fabric)->hub, size);
+    return hub_alloc(((thread_transport *)transport)->hub, size);
 }
 
-static void close_fabric(fsdp_fabric *fabric)
+static void close_transport(fsdp_transport *transport)
 {
-    thread_fabric *mine = (thread_fabric *)fabric;
-    fsdp_shared_depart(&mine->shared.world);
-    fsdp_shared_fabric_release(&mine->shared);
-    leave_hub(mine->hub);
+    thread_transport *mine = (thread_transport *)transport;
+    fsdp_shared_leave(&mine->shared.world);
+    fsdp_shared_transport_release(&mine->shared);
+    release_hub(mine->hub);
     fsdp_free(mine);
 }
 
-static const fsdp_fabric_ops thread_ops = {
+static const fsdp_transport_ops thread_ops = {
     .name = "threads",
     .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
     .comm_create = fsdp_shared_comm_create,
@@ -77,30 +77,31 @@ static const fsdp_fabric_ops thread_ops = {
     .has_failed = fsdp_shared_comm_has_failed,
     .sees = fsdp_shared_sees,
     .comm_close = fsdp_shared_comm_close,
-    .alloc = fsdp_fabric_alloc_pages,
-    .dealloc = fsdp_fabric_free_pages,
-    .close = close_fabric,
+    .alloc = fsdp_transport_alloc_pages,
+    .dealloc = fsdp_transport_free_pages,
+    .close = close_transport,
 };
 
-static fsdp_status create_fabric(thread_hub *hub, shared_block *block, int rank, int size,
-                                 int deadline_ms, fsdp_fabric **fabric_out, fsdp_error *err)
+static fsdp_status create_transport(thread_hub *hub, shared_block *block, int rank, int size,
+                                    int deadline_ms, fsdp_transport **transport_out,
+                                    fsdp_error *err)
 {
-    thread_fabric *mine = fsdp_alloc(1, sizeof *mine);
+    thread_transport *mine = fsdp_alloc(1, sizeof *mine);
     if (!mine)
-        return fsdp_fail_memory(err, "a fabric");
-    mine->shared.fabric =
-        (fsdp_fabric){.ops = &thread_ops, .rank = rank, .size = size, .deadline_ms = deadline_ms};
+        return fsdp_fail_memory(err, "a transport");
+    mine->shared.base = (fsdp_transport){
+        .ops = &thread_ops, .rank = rank, .size = size, .deadline_ms = deadline_ms};
     mine->shared.window_half = WINDOW_HALF;
     mine->shared.alloc_shared = alloc_shared;
     mine->hub = hub;
-    fsdp_status status = fsdp_shared_fabric_init(&mine->shared, err);
+    fsdp_status status = fsdp_shared_transport_init(&mine->shared, err);
     if (status != FSDP_OK) {
         fsdp_free(mine);
         return status;
     }
     mine->shared.world.block = block;
-    atomic_fetch_add(&hub->seats_taken, 1);
-    *fabric_out = &mine->shared.fabric;
+    atomic_fetch_add(&hub->references, 1);
+    *transport_out = &mine->shared.base;
     return FSDP_OK;
 }
 
@@ -111,10 +112,10 @@ static fsdp_status create_hub(int n, thread_hub **hub_out, shared_block **block_
     thread_hub *hub = fsdp_alloc(1, sizeof *hub);
     if (!hub)
         return fsdp_fail_memory(err, "the hub of a world of threads");
-    atomic_store(&hub->seats_taken, 1);
+    atomic_store(&hub->references, 1);
     *block_out = hub_alloc(hub, fsdp_shared_block_size(n));
     if (!*block_out) {
-        leave_hub(hub);
+        release_hub(hub);
         return fsdp_fail_memory(err, "the hub of a world of threads");
     }
     memset(*block_out, 0, fsdp_shared_block_size(n));
@@ -122,7 +123,8 @@ static fsdp_status create_hub(int n, thread_hub **hub_out, shared_block **block_
     return FSDP_OK;
 }
 
-fsdp_status fsdp_fabric_threads(int n, int deadline_ms, fsdp_fabric **fabrics_out, fsdp_error *err)
+fsdp_status fsdp_transport_threads(int n, int deadline_ms, fsdp_transport **transports_out,
+                                   fsdp_error *err)
 {
     thread_hub *hub = NULL;
     shared_block *block = NULL;
@@ -133,11 +135,11 @@ fsdp_status fsdp_fabric_threads(int n, int deadline_ms, fsdp_fabric **fabrics_ou
     fsdp_status status = FSDP_OK;
     int made = 0;
     while (made < n && status == FSDP_OK) {
-        status = create_fabric(hub, block, made, n, deadline_ms, &fabrics_out[made], err);
+        status = create_transport(hub, block, made, n, deadline_ms, &transports_out[made], err);
         made += status == FSDP_OK;
     }
     for (int i = 0; status != FSDP_OK && i < made; i++)
-        fabrics_out[i]->ops->close(fabrics_out[i]);
-    leave_hub(hub);
+        transports_out[i]->ops->close(transports_out[i]);
+    release_hub(hub);
     return status;
 }

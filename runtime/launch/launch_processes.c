@@ -41,15 +41,15 @@ static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_o
 {
     if (rank != 0) /* the door of rank 0 */
         fsdp_socket_close(&group->listener);
-    const fsdp_meeting meeting = {.rank = rank,
-                                  .size = group->size,
-                                  .job = group->id,
-                                  .is_one_host = true,
-                                  .deadline_ms = group->job.options->deadline_ms,
-                                  .listener = group->listener,
-                                  .find = find_listener,
-                                  .user = group};
-    return fsdp_meet(&meeting, ctl_out, err);
+    const fsdp_rendezvous_spec spec = {.rank = rank,
+                                       .size = group->size,
+                                       .job = group->id,
+                                       .is_one_host = true,
+                                       .deadline_ms = group->job.options->deadline_ms,
+                                       .listener = group->listener,
+                                       .find = find_listener,
+                                       .user = group};
+    return fsdp_rendezvous(&spec, ctl_out, err);
 }
 
 /* A terminal belongs to the supervisor's process group: a rank that read from it would be stopped. */

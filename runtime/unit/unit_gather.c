@@ -25,7 +25,7 @@ static bool uses_side_streams(const fsdp_group *group, bool is_async)
 }
 
 typedef struct gather_side {
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     int parts, rank;
 } gather_side;
 
@@ -148,8 +148,8 @@ static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stre
 {
     const fsdp_collective call = call_of(group, side);
     if (!group->gather.is_late)
-        fsdp_work_collective(stream, side->lane, &call, group->unit->custom_gather);
-    fsdp_trace_collective(group, side->lane, &call, stream->name);
+        fsdp_work_collective(stream, side->ordered, &call, group->unit->custom_gather);
+    fsdp_trace_collective(group, side->ordered, &call, stream->name);
 }
 
 /* What the side streams need to know of the compute stream. */
@@ -194,7 +194,8 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     group->gather.is_of_slices = group->state == FSDP_IS_SHARDED_AGAIN;
     const gather_side side = side_of(group);
     size_t bytes = all_input_bytes(group, side.parts);
-    const fsdp_lender lender = fsdp_unit_lender(group->unit, group->unit->custom_gather, side.lane);
+    const fsdp_lender lender =
+        fsdp_unit_lender(group->unit, group->unit->custom_gather, side.ordered);
     follow_reshard(group, in, out);
     FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, &lender,
                               bytes * (size_t)side.parts, 0, group->unit->name,
@@ -220,7 +221,7 @@ static void make_if_late(fsdp_group *group, bool is_async)
         return;
     const fsdp_collective call = call_of(group, &side);
     fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
     group->gather.event = compute->device->ops->record(compute);
     group->gather.is_late = false;
 }
@@ -346,7 +347,7 @@ static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
     fsdp_collective call = call_of(group, &side);
     call.view = &view;
     fsdp_work_uses(compute, group->unsharded->data);
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
 }
 
 static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error *err)

@@ -26,7 +26,7 @@ static bool read_fault(int argc, char **argv, step_fault *fault)
 
 static int code_after(const fsdp_world *world, fsdp_status status)
 {
-    bool is_mpi = strcmp(world->parts.fabric->ops->name, "mpi") == 0;
+    bool is_mpi = strcmp(world->parts.transport->ops->name, "mpi") == 0;
     return is_mpi && status != FSDP_OK ? FSDP_ERR_PEER : 0;
 }
 

@@ -52,7 +52,7 @@ static void draw_gradients(case_unit *unit, random_dice *dice, bool is_plain)
         unit->divide = factors[dice_below(dice, is_plain ? 4 : 5)];
     unit->forces_sum = dice_hits(dice, 15);
     unit->takes_unused = dice_hits(dice, 20);
-    unit->has_own_lane = dice_hits(dice, 20);
+    unit->has_separate_comm = dice_hits(dice, 20);
     unit->input_buffers = dice_hits(dice, 15) ? 1 + dice_below(dice, 3) : 0;
 }
 

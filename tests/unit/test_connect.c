@@ -120,7 +120,7 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
     findings *found = user;
     int rank = fsdp_ctl_rank(ctl);
     shm_segment own;
-    shm_peer peers[2] = {{.line = {-1, 0}}, {.line = {-1, 0}}};
+    shm_peer peers[2] = {{.process = {-1, 0}}, {.process = {-1, 0}}};
     if (rank == 1 && found->strangers > 0) {
         expected = found->strangers;
         real_ops = ctl->ops;
@@ -132,11 +132,11 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
     int64_t before_ms = fsdp_now_ms();
     if (found->files_left[rank] > 0)
         use_up_files(found->files_left[rank]);
-    fsdp_status status = fsdp_shm_exchange(ctl, DEADLINE_MS, &own, peers, err);
+    fsdp_status status = fsdp_shm_connect(ctl, DEADLINE_MS, &own, peers, err);
     found->waited_ms[rank] = fsdp_now_ms() - before_ms;
     for (int i = 0; i < 2; i++) {
         fsdp_shm_segment_release(&peers[i].segment);
-        fsdp_lifeline_close(&peers[i].line);
+        fsdp_process_watch_close(&peers[i].process);
     }
     fsdp_shm_segment_close_fd(&own);
     fsdp_shm_segment_release(&own);

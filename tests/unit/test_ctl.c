@@ -344,7 +344,7 @@ static void work_for(fsdp_ctl *ctl, int64_t milliseconds)
 {
     int64_t until_ms = fsdp_now_ms() + milliseconds;
     while (fsdp_now_ms() < until_ms) {
-        fsdp_ctl_tell_working(ctl, PATIENT_MS / 2);
+        fsdp_ctl_report_working(ctl, PATIENT_MS / 2);
         usleep(20000);
     }
 }
@@ -409,7 +409,7 @@ static fsdp_status break_word(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (fsdp_ctl_rank(ctl) == group->special) {
-        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
+        fsdp_ctl_report_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
         for (int i = 0; i < 1000 && atomic_load(&group->reached) < fsdp_ctl_size(ctl) - 1; i++)
             usleep(10000);
@@ -446,7 +446,7 @@ static fsdp_status one_silent_one_at_work(fsdp_ctl *ctl, void *user, fsdp_error 
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (rank == 2) {
-        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
+        fsdp_ctl_report_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
     }
     for (int i = 0; rank != 0 && i < 1000 && atomic_load(&group->reached) < 1; i++)
@@ -477,7 +477,7 @@ static fsdp_status work_while_one_is_silent(fsdp_ctl *ctl, void *user, fsdp_erro
     fsdp_ctl_set_deadline(ctl, PATIENT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     for (int i = 0; rank == 1 && i < 1500 && atomic_load(&group->reached) < 2; i++) {
-        fsdp_ctl_tell_working(ctl, PATIENT_MS / 2);
+        fsdp_ctl_report_working(ctl, PATIENT_MS / 2);
         usleep(10000);
     }
     for (int i = 0; rank == 2 && i < 1500 && atomic_load(&group->reached) < 2; i++)
@@ -562,8 +562,8 @@ static void say_where(void *user, int rank, char *out, size_t out_size)
 /* Somebody else knows where the special rank is. */
 static fsdp_status wait_for_one_elsewhere(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
-    ctl->whereabouts.find = say_where;
-    ctl->whereabouts.user = user;
+    ctl->observer.find = say_where;
+    ctl->observer.user = user;
     return keep_silent(ctl, user, err);
 }
 

@@ -359,10 +359,10 @@ Test(decision, names_contradictions)
 Test(lifeline, without_a_file_for_it_names_the_limit)
 {
     struct rlimit few = {.rlim_cur = 3, .rlim_max = 3};
-    fsdp_lifeline line;
+    fsdp_process_watch line;
     fsdp_error err = {0};
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
-    cr_assert_neq(fsdp_lifeline_open((int)getpid(), 5, &line, &err), FSDP_OK);
+    cr_assert_neq(fsdp_process_watch_open((int)getpid(), 5, &line, &err), FSDP_OK);
     cr_assert(strstr(err.text, "of rank 5") && strstr(err.text, "ulimit -n"), "%s", err.text);
 }
 

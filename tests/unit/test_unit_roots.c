@@ -537,9 +537,9 @@ static size_t count_free(const fsdp_memory_pool *pool)
     return n;
 }
 
-static void *no_room(fsdp_fabric *fabric, size_t size)
+static void *no_room(fsdp_transport *transport, size_t size)
 {
-    (void)fabric;
+    (void)transport;
     (void)size;
     return NULL;
 }
@@ -559,17 +559,17 @@ static fsdp_status take_often(fsdp_context *context, fsdp_comm *comm, size_t siz
 
 static fsdp_status take_again(pair *two, fsdp_error *err)
 {
-    fsdp_fabric_ops without;
-    fsdp_fabric full = {0};
+    fsdp_transport_ops without;
+    fsdp_transport full = {0};
     fsdp_comm *comm = two->first.unit[0]->groups[0].replicate->comm;
-    fsdp_fabric *fabric = comm->fabric;
-    without = *fabric->ops;
+    fsdp_transport *transport = comm->transport;
+    without = *transport->ops;
     without.alloc = no_room;
-    full = *fabric;
+    full = *transport;
     full.ops = &without;
-    comm->fabric = &full;
+    comm->transport = &full;
     fsdp_status status = take_often(two->first.root->context, comm, 1000, err);
-    comm->fabric = fabric;
+    comm->transport = transport;
     return status == FSDP_OK ? take_often(two->second.root->context, NULL, 0, err) : status;
 }
 
