@@ -5,9 +5,10 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
- * A rank that works for long before its next call says so again and again, and is waited for as long
- * as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so that one
- * rank at work does not hide that another is gone; and tells those who are here that it waits.
+ * A rank that works for long before its next call says so again and again, and is waited for as
+ * long as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so
+ * that one rank at work does not hide that another is gone; and tells those who are here that it
+ * waits.
  *
  * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and

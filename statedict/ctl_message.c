@@ -1,6 +1,6 @@
 /*
- * One message of the control plane from one rank to another: frames, what follows them, and what comes
- * instead of them. See ctl_message.h.
+ * One message of the control plane from one rank to another: frames, what follows them, and what
+ * comes instead of them. See ctl_message.h.
  */
 #include "statedict/ctl_message.h"
 

@@ -79,7 +79,8 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
     return st;
 }
 
-/* The other ranks have their checkpoint and go on to their next call, where they wait for rank 0. */
+/* The other ranks have their checkpoint and go on to their next call, where they wait for rank
+ * 0. */
 static int tell_others(void *user, int64_t done, int64_t total, const char *what)
 {
     const run_job *job = user;

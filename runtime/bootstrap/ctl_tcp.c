@@ -1,8 +1,10 @@
 /*
- * The control plane's back end over TCP: one message is its size and its bytes on a stream. See ctl_tcp.h.
+ * The control plane's back end over TCP: one message is its size and its bytes on a stream. See
+ * ctl_tcp.h.
  *
- * A message that could only be sent or received in part when the time was over stays with its link, and
- * goes on with the next call: so the stream keeps its bounds whatever fails, and a farewell arrives.
+ * A message that could only be sent or received in part when the time was over stays with its link,
+ * and goes on with the next call: so the stream keeps its bounds whatever fails, and a farewell
+ * arrives.
  */
 #include "runtime/bootstrap/ctl_tcp.h"
 
@@ -101,7 +103,8 @@ static fsdp_status fill(tcp_message *message, const void *data, size_t size, fsd
     return FSDP_OK;
 }
 
-/* Of a message that did not go by then, what has not begun is forgotten: the caller knows that it failed. */
+/* Of a message that did not go by then, what has not begun is forgotten: the caller knows that it
+ * failed. */
 static fsdp_status send_on(tcp_link *link, int to, const void *data, size_t size, int64_t until_ms,
                            fsdp_error *err)
 {

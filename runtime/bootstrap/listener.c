@@ -23,7 +23,8 @@ bool fsdp_hello_is_for(const fsdp_hello *hello, fsdp_hello_purpose purpose, int 
            memcmp(hello->job, job, sizeof hello->job) == 0;
 }
 
-/* --- pending ----------------------------------------------------------------------------------- */
+/* --- pending
+ * ----------------------------------------------------------------------------------- */
 
 /* The first whose hello is complete; count: there is none. */
 static int find_complete(const fsdp_listener *listener)
@@ -65,8 +66,8 @@ int fsdp_listener_poll(const fsdp_listener *listener, struct pollfd *polled)
     return n;
 }
 
-/* False when this one is none of us. A stranger is known by its first bytes: an HTTP client waits for an
- * answer and would never send a whole hello. */
+/* False when this one is none of us. A stranger is known by its first bytes: an HTTP client waits
+ * for an answer and would never send a whole hello. */
 static bool read_hello(fsdp_pending *pending)
 {
     static const uint32_t magic = FSDP_HELLO_MAGIC;

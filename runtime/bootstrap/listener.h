@@ -1,6 +1,6 @@
 /*
- * Who comes to a listener, and says what: ranks of this job, ranks of another, port scanners. A pending has to
- * say a hello first; until then it is one of a bounded number who wait at the listener.
+ * Who comes to a listener, and says what: ranks of this job, ranks of another, port scanners. A pending has
+ * to say a hello first; until then it is one of a bounded number who wait at the listener.
  */
 #ifndef FSDP_LISTENER_H
 #define FSDP_LISTENER_H

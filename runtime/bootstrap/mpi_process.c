@@ -173,8 +173,8 @@ static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp
     return FSDP_OK;
 }
 
-/* The caller's communicator has a handler for errors, usually one that ends the process. Until there
- * is a duplicate with a handler of ours, errors are to come back to us. */
+/* The caller's communicator has a handler for errors, usually one that ends the process. Until
+ * there is a duplicate with a handler of ours, errors are to come back to us. */
 static fsdp_status duplicate_gently(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
                                     fsdp_error *err)
 {

@@ -1,8 +1,8 @@
 /*
  * Ranks meet. See rendezvous.h; the control plane that comes out of it is ctl_tcp.c.
  *
- * A pending says its hello (listener.h). Rank 0 answers once: with the addresses of all when all are
- * there, else with the reason why there will be no meeting.
+ * A pending says its hello (listener.h). Rank 0 answers once: with the addresses of all when all
+ * are there, else with the reason why there will be no meeting.
  */
 #include "runtime/bootstrap/rendezvous.h"
 
@@ -55,7 +55,8 @@ static fsdp_status listen_here(const fsdp_rendezvous_spec *spec, int port, int *
     return fsdp_socket_listen(spec->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
 }
 
-/* --- rank 0: pending --------------------------------------------------------------------------- */
+/* --- rank 0: pending
+ * --------------------------------------------------------------------------- */
 
 /* Best effort: what it is told fits into the socket's buffer. */
 static void refuse(int fd, const fsdp_error *why)
@@ -348,7 +349,8 @@ static fsdp_status recv_answer(const joiner *mine, int64_t until_ms, fsdp_error 
     return FSDP_OK;
 }
 
-/* Rank 0 sees the ranks of its own host as loopback, which another host must not take for itself. */
+/* Rank 0 sees the ranks of its own host as loopback, which another host must not take for
+ * itself. */
 static void mend_addresses(joiner *mine)
 {
     char host[FSDP_HOST_SIZE];

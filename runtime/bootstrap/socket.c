@@ -36,7 +36,8 @@ bool fsdp_socket_wait(int fd, short events, int64_t until_ms)
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
-/* AI_PASSIVE and no host: every interface. The error's errno is 0 when there is no such name (yet). */
+/* AI_PASSIVE and no host: every interface. The error's errno is 0 when there is no such name
+ * (yet). */
 static fsdp_status resolve(const char *host, int port, int flags, struct addrinfo **found_out,
                            fsdp_error *err)
 {

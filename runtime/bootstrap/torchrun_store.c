@@ -1,9 +1,9 @@
 /*
  * A client of PyTorch's TCPStore. See torchrun_store.h.
  *
- * A connection begins with request 0 and a number that says "I am one of you". A request is one byte, then
- * strings: eight bytes of length, then the bytes, all in the host's byte order. Names of a store begin with
- * '/'. Both of its servers (the old one and that over libuv) speak this.
+ * A connection begins with request 0 and a number that says "I am one of you". A request is one
+ * byte, then strings: eight bytes of length, then the bytes, all in the host's byte order. Names of
+ * a store begin with '/'. Both of its servers (the old one and that over libuv) speak this.
  */
 #include "runtime/bootstrap/torchrun_store.h"
 

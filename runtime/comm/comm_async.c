@@ -1,6 +1,7 @@
 /*
- * Collectives that are started now and waited for later. A communicator of which that is asked gets a stream
- * with a thread of its own, which makes its calls in the order in which they were started. See comm.h.
+ * Collectives that are started now and waited for later. A communicator of which that is asked gets
+ * a stream with a thread of its own, which makes its calls in the order in which they were started.
+ * See comm.h.
  */
 #include "runtime/comm/comm_backend.h"
 

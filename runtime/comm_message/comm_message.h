@@ -1,36 +1,41 @@
 /*
- * Collectives over messages between two ranks (p2p.h): over networks, where ranks share no memory.
+ * Collectives over point-to-point messages (p2p.h), for ranks that share no memory.
  *
- *   message_steps.c    a call: headers are compared, then its exchanges run: who sends whom what
- *   dissemination.c   what all members know after log2(members) rounds
- *   message_exchange.c     a exchange: ranges in pieces, through bounded staging; copied, or added up in rank order
- *   message_status.c     failures, farewells, roll calls: what ends a wait
- *   transport_message.c   the transport, its groups
+ *   message_transport.c  creates the transport, creates and closes its groups
+ *   message_steps.c      runs a call: compares its header with the other members', then runs its exchanges
+ *   dissemination.c      combines a small value of every member in log2(members) rounds
+ *   message_exchange.c   runs one exchange: bytes between all pairs of members, in pieces through bounded
+ *                        staging; received pieces are copied, or reduced in rank order
+ *   message_status.c     peer status: failures, leave messages, probes, and what ends a wait
+ *   p2p_tcp.c, p2p_mpi.c implement p2p.h; tcp_connect.c and tcp_stream.c belong to p2p_tcp.c
  *
- * A member sends as many bytes as the whole result has, whatever the number of members. Nobody owns anything
- * common: a failure is told to all members, who tell the same then.
+ * In: a call (fsdp_collective) that comm.c has checked, and its header. Out: the reduced or moved data, or
+ * the same error on all members. The launcher creates the transport (message_transport.h); comm.c calls its
+ * operations; no other room includes this header.
+ *
+ * A member sends as many bytes as the result has, whatever the number of members. No member owns shared
+ * state: the first failure is sent to all members, and all of them report it.
  */
 #ifndef FSDP_COMM_MESSAGE_H
 #define FSDP_COMM_MESSAGE_H
 
-#include "runtime/comm/comm_backend.h"
 #include "runtime/bootstrap/process_watch.h"
 #include "runtime/comm_message/message_transport.h"
 #include <pthread.h>
 
 typedef struct message_transport message_transport;
 
-/* What this member knows of another one; written under the transport's lock. */
+/* This member's knowledge of another one; written under the transport's lock. */
 typedef struct message_member {
     _Atomic bool has_left, has_answered;
-    _Atomic uint64_t calls;    /* that it had begun when it left, or answered */
+    _Atomic uint64_t calls;    /* begun before it left or answered a probe */
     _Atomic int exit_code;     /* with which it left */
 } message_member;
 
-/* Bytes between this member and another one in a exchange. */
+/* Bytes between this member and another one in an exchange. */
 typedef struct message_route {
-    const unsigned char *out;  /* sent from here */
-    unsigned char *in;         /* to be put here; not used where sums are made */
+    const unsigned char *out;  /* is sent */
+    unsigned char *in;         /* receives; unused in a reduction */
     uint64_t out_size, in_size;
 } message_route;
 
@@ -42,84 +47,86 @@ typedef struct message_group {
     const int *ranks;          /* world ranks; borrowed */
     int channel;
     _Atomic uint64_t calls;    /* begun */
-    fsdp_comm_header header;   /* of the call that is under way */
-    bool are_all_here;         /* in that call */
+    fsdp_comm_header header;   /* of the current call */
+    bool are_all_here;         /* every member has begun the current call */
     message_member *members;
     message_route *routes;
-    const void **sources;      /* to add up */
-    int *finished;             /* room for the places of the batch */
-    bool *is_arriving;         /* per half and member: a piece comes from there */
-    int64_t *counts;           /* all_to_all: what the others send here */
-    fsdp_p2p_batch *batch;    /* two halves of places: outgoing, then incoming; one per member in each */
-    unsigned char *pieces;     /* of the same order */
-    size_t piece;
+    const void **sources;      /* operands of a reduction */
+    int *finished;             /* room for all places of the batch */
+    bool *is_arriving;         /* per half and member: a receive is in flight */
+    int64_t *counts;           /* all_to_all: elements that each member sends here */
+    fsdp_p2p_batch *batch;     /* four rows of places with one place per member: two outgoing, two incoming */
+    unsigned char *pieces;     /* staging memory, in the order of the places */
+    size_t piece;              /* bytes of staging per place */
     /* Under the transport's lock. */
     _Atomic bool has_failed;
-    bool is_unreported;            /* the failure */
-    bool is_local;               /* it happened to this rank, and is not about another one */
+    bool is_unreported;        /* the other members have not been sent the failure yet */
+    bool is_local;             /* the failure happened on this rank, and its text names no other rank */
     fsdp_error failure;
 } message_group;
 
 struct message_transport {
     fsdp_transport base;
-    fsdp_transport_ops ops;       /* of the wire's name */
+    fsdp_transport_ops ops;    /* named after p2p */
     fsdp_p2p *p2p;
-    pthread_mutex_t lock;      /* of what several threads of this rank may touch */
+    pthread_mutex_t lock;      /* several threads of this rank may use the transport */
     message_group *groups;     /* all but `world` */
-    message_group world;       /* all ranks: to make groups */
+    message_group world;       /* all ranks: creates the other groups */
     int *world_ranks;          /* 0, 1, ... */
-    fsdp_process_watch *watches;  /* per world rank */
-    int channels;              /* given to groups so far */
+    fsdp_process_watch *watches;       /* per world rank */
+    int channels;              /* assigned to groups so far */
 };
 
-/* --- message_status.c --------------------------------------------------------------------------- */
+/* --- message_status.c ------------------------------------------------------------------------- */
 
-/* What a wait knows. Zero-initialise. */
+/* The state of a wait. Zero-initialise. */
 typedef struct message_watch {
-    int idle;                  /* looks in vain */
-    int64_t until_ms, look_ms; /* the deadline; when to look at processes again */
-    int64_t probe_ms;           /* a roll call goes on until then; 0: none */
+    int idle;                  /* polls in a row that found nothing */
+    int64_t until_ms, look_ms; /* the deadline; time of the next check of the watched processes */
+    int64_t probe_ms;          /* members may answer the probe until then; 0: none was sent */
 } message_watch;
 
 /*
- * Between two looks at the wire: hears status, and after a look in vain (has_moved: it was not) rests a little.
- * Fails when a member failed, left, died, or nothing came for the deadline. waits_for: the member whose
- * message is missing.
+ * Called between two polls of the p2p: reads status messages and, when the last poll moved nothing, backs
+ * off. Fails when a member failed, left or died, or when nothing arrived within the deadline. waits_for: the
+ * member whose message is missing.
  */
 fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool has_moved, int waits_for,
                                fsdp_error *err);
-/* The first failure counts. is_local: it happened to this rank, and is not about another one. is_common: all
- * members find it by themselves. */
+/* Records the first failure of the group, and later ones not. is_local: it happened on this rank and its text
+ * names no other rank. is_common: every member detects it without being told. */
 void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common);
 bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out);
-/* This member comes to no more calls. */
+/* Sends a leave message: this member begins no further calls. */
 void fsdp_message_leave(message_group *group);
 
-/* --- dissemination.c ------------------------------------------------------------------------- */
+/* --- dissemination.c -------------------------------------------------------------------------- */
 
-enum { FSDP_DISSEMINATION_SIZE = 512 };    /* bytes, at most */
+enum { FSDP_DISSEMINATION_SIZE = 512 };        /* bytes, at most */
 
-/* Collective in the group. Until `mine` is what all members together know: `merge` adds what another one
- * knew. In any order, and more than once. */
+/* Collective in the group. Combines every member's `mine` into the same value on all members. `merge` must
+ * not depend on the order of its calls, and may see a value more than once. */
 fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t size,
-                                void (*merge)(void *mine, const void *theirs), fsdp_error *err);
+                                     void (*merge)(void *mine, const void *theirs), fsdp_error *err);
 
-/* Collective in the group: is everybody in the same call? Otherwise the same failure everywhere. */
+/* Collective in the group. Begins a call: compares the headers of all members, and fails on all of them with
+ * the same error when two differ. */
 fsdp_status fsdp_message_begin(message_group *group, const fsdp_comm_header *header, fsdp_error *err);
 
-/* --- message_exchange.c --------------------------------------------------------------------------- */
+/* --- message_exchange.c ----------------------------------------------------------------------- */
 
+/* Moves bytes along the routes of the group. With `fold`, received bytes are operands: the sum of those of
+ * all members, `own` among them, goes to `to`. */
 typedef struct message_exchange {
-    message_group *group;      /* its routes are what moves */
-    /* Sums: of what comes in and `own`, to `to`; NULL: what comes in goes to its routes. */
-    const fsdp_collective *fold;
+    message_group *group;
+    const fsdp_collective *fold;       /* the call that reduces; NULL: bytes go to the routes' `in` */
     const unsigned char *own;
     unsigned char *to;
     uint64_t to_size;
 } message_exchange;
 
 fsdp_status fsdp_message_run_exchange(const message_exchange *exchange, fsdp_error *err);
-/* How large pieces are in a group. */
+/* Bytes of a piece in a group of that many members. */
 size_t fsdp_message_piece(int members);
 
 /* --- message_steps.c -------------------------------------------------------------------------- */

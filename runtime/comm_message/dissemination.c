@@ -1,6 +1,7 @@
 /*
- * What members tell each other in rounds: in each, a member sends all it knows to one that is twice as far
- * away as in the round before, so that after log2(members) rounds all know of all. See comm_message.h.
+ * What members tell each other in rounds: in each, a member sends all it knows to one that is twice
+ * as far away as in the round before, so that after log2(members) rounds all know of all. See
+ * comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 

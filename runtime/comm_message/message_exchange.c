@@ -1,11 +1,12 @@
 /*
- * A exchange: every member has a range of bytes for every other one, and gets one from it. They go in *rows*: row
- * n is the n-th piece of all ranges of a member. Two rows at a time are on their way out and two in, each in
- * staging of its own, so that one fills while the other moves, and what is given up harms no buffer of the
- * caller's. A row of sums is added up when all its pieces are here: the order is that of the ranks.
+ * A exchange: every member has a range of bytes for every other one, and gets one from it. They go
+ * in *rows*: row n is the n-th piece of all ranges of a member. Two rows at a time are on their way
+ * out and two in, each in staging of its own, so that one fills while the other moves, and what is
+ * given up harms no buffer of the caller's. A row of sums is added up when all its pieces are here:
+ * the order is that of the ranks.
  *
- * Nobody waits in a circle: the first row that somebody has not sent is one that its receiver takes now,
- * because that has all rows before it. See comm_message.h.
+ * Nobody waits in a circle: the first row that somebody has not sent is one that its receiver takes
+ * now, because that has all rows before it. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 

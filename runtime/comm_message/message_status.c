@@ -1,7 +1,8 @@
 /*
- * What ends a wait for another member. Whoever fails tells all members why; whoever leaves says goodbye, and
- * processes of the same host are watched. When nothing comes for the deadline, a member calls the roll: those
- * who wait themselves answer, and who does not is the one that all wait for. See comm_message.h.
+ * What ends a wait for another member. Whoever fails tells all members why; whoever leaves says
+ * goodbye, and processes of the same host are watched. When nothing comes for the deadline, a
+ * member calls the roll: those who wait themselves answer, and who does not is the one that all
+ * wait for. See comm_message.h.
  */
 #include "base/clock.h"
 #include "runtime/comm_message/comm_message.h"
@@ -267,7 +268,8 @@ static void send_probe(message_group *group, message_watch *watch, int64_t now_m
     pthread_mutex_unlock(&group->transport->lock);
 }
 
-/* First those who say nothing, then those who are elsewhere, else the one whose message is missing. */
+/* First those who say nothing, then those who are elsewhere, else the one whose message is
+ * missing. */
 static int find_missing(const message_group *group, int waits_for)
 {
     int elsewhere = -1;

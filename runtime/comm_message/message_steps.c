@@ -1,7 +1,7 @@
 /*
- * A collective over messages: all members meet, which compares what they call, then its exchanges run. Large sums
- * and broadcasts are cut into slices, one per member, that are gathered afterwards; little ones go to
- * everybody at once. See comm_message.h.
+ * A collective over messages: all members meet, which compares what they call, then its exchanges
+ * run. Large sums and broadcasts are cut into slices, one per member, that are gathered afterwards;
+ * little ones go to everybody at once. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 

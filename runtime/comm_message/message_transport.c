@@ -1,7 +1,7 @@
 /*
- * The transport of ranks that only a network connects, and how its groups are made and left. All ranks of the
- * world take part in the making of each group, so that all know of it before anyone uses it. See
- * comm_message.h.
+ * The transport of ranks that only a network connects, and how its groups are made and left. All
+ * ranks of the world take part in the making of each group, so that all know of it before anyone
+ * uses it. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 
@@ -162,7 +162,8 @@ static void close_comm(fsdp_comm *comm)
     comm->backend = NULL;
 }
 
-/* --- the transport ------------------------------------------------------------------------------- */
+/* --- the transport
+ * ------------------------------------------------------------------------------- */
 
 static void abort_comm(fsdp_comm *comm, const fsdp_error *why)
 {

@@ -1,8 +1,9 @@
 /*
- * Messages of collectives over MPI: a channel is a tag of a communicator of the wire's own. See p2p.h.
+ * Messages of collectives over MPI: a channel is a tag of a communicator of the wire's own. See
+ * p2p.h.
  *
- * That communicator lives until MPI ends: late status of one world must not meet another one that MPI gives the
- * same number to.
+ * That communicator lives until MPI ends: late status of one world must not meet another one that
+ * MPI gives the same number to.
  */
 #include "runtime/comm_message/p2p_mpi.h"
 
@@ -178,7 +179,8 @@ static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finish
     return FSDP_OK;
 }
 
-/* --- status ------------------------------------------------------------------------------------- */
+/* --- status
+ * ------------------------------------------------------------------------------------- */
 
 typedef struct mpi_status {
     fsdp_mpi_deferred deferred;

@@ -1,6 +1,7 @@
 /*
- * Messages of collectives over TCP: one connection with every other rank, which carries all channels. Work is
- * done when somebody tests or rests, on the caller's thread. See p2p_tcp_internal.h.
+ * Messages of collectives over TCP: one connection with every other rank, which carries all
+ * channels. Work is done when somebody tests or rests, on the caller's thread. See
+ * p2p_tcp_internal.h.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
@@ -161,7 +162,8 @@ static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finish
     return lacks_memory ? fsdp_fail_memory(err, "messages between ranks") : FSDP_OK;
 }
 
-/* --- status ------------------------------------------------------------------------------------- */
+/* --- status
+ * ------------------------------------------------------------------------------------- */
 
 static void send_status(fsdp_p2p *p2p, int to, const void *status, size_t size)
 {
@@ -245,7 +247,8 @@ static bool wants_out(const tcp_p2p *mine)
     return wants;
 }
 
-/* What was said last should arrive; what has come by then is read, or the kernel would take that back. */
+/* What was said last should arrive; what has come by then is read, or the kernel would take that
+ * back. */
 static void flush(tcp_p2p *mine)
 {
     int64_t until_ms = fsdp_now_ms() + FLUSH_MS;

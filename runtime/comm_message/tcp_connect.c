@@ -1,9 +1,9 @@
 /*
  * Every rank connects with those before it, and lets those after it in. See p2p_tcp_internal.h.
  *
- * Some ranks at a time connect_to the others, no more than can stand before a listener that nobody looks at. All agree
- * that these visits went well before anybody waits for them: so the rank that could not connect says why, at
- * once, and not the ones that would have waited for it.
+ * Some ranks at a time connect_to the others, no more than can stand before a listener that nobody
+ * looks at. All agree that these visits went well before anybody waits for them: so the rank that
+ * could not connect says why, at once, and not the ones that would have waited for it.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 

@@ -1,4 +1,5 @@
-/* Frames on the connection with one rank, as far as they go without waiting. See p2p_tcp_internal.h. */
+/* Frames on the connection with one rank, as far as they go without waiting. See
+ * p2p_tcp_internal.h. */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
 #include <string.h>

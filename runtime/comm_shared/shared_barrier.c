@@ -274,16 +274,16 @@ static bool spin(shared_group *group, int *first)
 {
     if (are_all_here(group, first))
         return true;
-    bool is_long = group->vain % LONG_LOOK == 0;
+    bool is_long = group->failed_spins % LONG_LOOK == 0;
     int spins = is_long ? group->transport->spins : group->transport->spins / SHORT_LOOK;
     for (int i = 0; i < spins; i++) {
         rest();
         if (!are_all_here(group, first))
             continue;
-        group->vain = 0;
+        group->failed_spins = 0;
         return true;
     }
-    group->vain++;
+    group->failed_spins++;
     return false;
 }
 

@@ -2,7 +2,8 @@
  * How ranks of one host get at each other's segments. Every rank listens on an abstract Unix
  * socket, whose name holds a random number that only this job knows, sends its descriptor to all
  * others, and takes theirs. Both sides look who is at the other end; processes of other users are
- * not talked to. Abstract names and descriptors under way go with the processes. See transport_shm.h.
+ * not talked to. Abstract names and descriptors under way go with the processes. See
+ * transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 
@@ -174,7 +175,8 @@ static fsdp_status send_to(connector *now, int rank, fsdp_error *err)
 
 /* --- taking ----------------------------------------------------------------------------------- */
 
-/* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the end. */
+/* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the
+ * end. */
 static void recv_segment(connector *now, int fd, fsdp_error *err)
 {
     handshake theirs;
@@ -271,7 +273,8 @@ static fsdp_status serve_listener(connector *now, bool *any_out, fsdp_error *err
     return FSDP_OK;
 }
 
-/* --- the connector ----------------------------------------------------------------------------- */
+/* --- the connector
+ * ----------------------------------------------------------------------------- */
 
 static bool is_complete(const connector *now)
 {

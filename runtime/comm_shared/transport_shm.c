@@ -1,6 +1,6 @@
 /*
- * The transport of ranks that are processes of one host. Every rank has a segment of memory that all
- * others have mapped; pools, blocks of groups and windows lie in it. See comm_shared.h and
+ * The transport of ranks that are processes of one host. Every rank has a segment of memory that
+ * all others have mapped; pools, blocks of groups and windows lie in it. See comm_shared.h and
  * transport_shm.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
@@ -105,7 +105,8 @@ static fsdp_status create_transport(fsdp_ctl *ctl, int deadline_ms, shm_transpor
     return status;
 }
 
-/* Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for it. */
+/* Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for
+ * it. */
 static fsdp_status prepare(shm_transport *mine, fsdp_error *err)
 {
     int rank = mine->shared.base.rank, size = mine->shared.base.size;

@@ -1,6 +1,6 @@
 /*
- * The transport of ranks that are threads of one process: every buffer can be read by all. Blocks of
- * groups hang on a hub that goes with the last rank. See comm_shared.h.
+ * The transport of ranks that are threads of one process: every buffer can be read by all. Blocks
+ * of groups hang on a hub that goes with the last rank. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -52,7 +52,8 @@ static void release_hub(thread_hub *hub)
     fsdp_free(hub);
 }
 
-/* --- the transport ------------------------------------------------------------------------------- */
+/* --- the transport
+ * ------------------------------------------------------------------------------- */
 
 static void *alloc_shared(fsdp_transport *transport, size_t size)
 {

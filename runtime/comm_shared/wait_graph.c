@@ -1,7 +1,7 @@
 /*
- * Where a rank is that does not come. Every rank that sleeps in a spec, or is in a call of the control
- * plane, says in its slot of the world's block for whom it waits. Who misses a rank follows that to the one
- * for whom all wait. See comm_shared.h.
+ * Where a rank is that does not come. Every rank that sleeps in a spec, or is in a call of the
+ * control plane, says in its slot of the world's block for whom it waits. Who misses a rank follows
+ * that to the one for whom all wait. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -58,9 +58,9 @@ static const char *waited_kind(const shared_transport *transport, int rank)
 static int waits_for_whom(const shared_transport *transport, int rank)
 {
     int other = waits_in_collective(transport, rank);
-    uint32_t asks = atomic_load(&slot_of(transport, rank)->asks);
-    if (other < 0 && asks > 0 && asks <= (uint32_t)transport->base.size)
-        other = (int)asks - 1;
+    uint32_t ctl_waits_for = atomic_load(&slot_of(transport, rank)->ctl_waits_for);
+    if (other < 0 && ctl_waits_for > 0 && ctl_waits_for <= (uint32_t)transport->base.size)
+        other = (int)ctl_waits_for - 1;
     return other;
 }
 
@@ -113,7 +113,7 @@ static void note_call(void *user, uint32_t call, int waits_for)
 {
     const shared_transport *transport = user;
     shared_slot *mine = slot_of(transport, transport->base.rank);
-    atomic_store(&mine->asks, (uint32_t)(waits_for + 1));
+    atomic_store(&mine->ctl_waits_for, (uint32_t)(waits_for + 1));
     atomic_store(&mine->ctl_call, call);
 }
 

@@ -1,6 +1,7 @@
 /*
- * The FSDP1 face: rank 0 alone has the full state of an optimizer, and sends every rank its chunk, one flat
- * tensor after the other. It has looked at all of the dict before, so that no rank waits in vain.
+ * The FSDP1 face: rank 0 alone has the full state of an optimizer, and sends every rank its chunk,
+ * one flat tensor after the other. It has looked at all of the dict before, so that no rank waits
+ * in vain.
  */
 #include "runtime/fsdp1/fsdp1_to_load.h"
 

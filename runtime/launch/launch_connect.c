@@ -1,4 +1,5 @@
-/* Ranks that somebody else started meet: where, under which name, on which hosts. See launch_internal.h. */
+/* Ranks that somebody else started meet: where, under which name, on which hosts. See
+ * launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /*
  * --np: ranks as forked processes of this host. See launch_internal.h.
  *
- * The listener is made before the first fork, so nobody races for a port, and the job's id is random,
- * so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
+ * The listener is made before the first fork, so nobody races for a port, and the job's id is
+ * random, so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
  */
 #include "runtime/launch/launch_supervise.h"
 
@@ -52,7 +52,8 @@ static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_o
     return fsdp_rendezvous(&spec, ctl_out, err);
 }
 
-/* A terminal belongs to the supervisor's process group: a rank that read from it would be stopped. */
+/* A terminal belongs to the supervisor's process group: a rank that read from it would be
+ * stopped. */
 static void choose_stdin(int rank)
 {
     if (rank == 0 && !isatty(STDIN_FILENO))

@@ -1,9 +1,9 @@
 /*
- * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's
- * files.
+ * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the
+ * launcher's files.
  *
- * A thread cannot be ended from outside: when one has failed the others learn it from their next call,
- * and who is still at work when the deadline has passed ends with the process.
+ * A thread cannot be ended from outside: when one has failed the others learn it from their next
+ * call, and who is still at work when the deadline has passed ends with the process.
  */
 #include "runtime/launch/launch_internal.h"
 
@@ -67,8 +67,8 @@ _Noreturn static void leave_at_once(int code)
     _exit(code);
 }
 
-/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not so in
- * processes that a rank has forked. */
+/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not
+ * so in processes that a rank has forked. */
 static void check_exit(void)
 {
     int at_work = atomic_load(&ranks_at_work);

@@ -1,4 +1,5 @@
-/* One rank: its world around a control plane, the program's body, the end. See launch_internal.h. */
+/* One rank: its world around a control plane, the program's body, the end. See
+ * launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
@@ -17,8 +18,9 @@ enum { HOST_ID = 384 };
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
- * their own) and the same network (sockets by which memory is passed). FSDP_HOST_ID stands for all that. */
+/* Equal for ranks that can share memory: the same boot of the same machine, the same name
+ * (containers have their own) and the same network (sockets by which memory is passed).
+ * FSDP_HOST_ID stands for all that. */
 static void name_this_host(const char *given, char id_out[HOST_ID])
 {
     fsdp_process self;
@@ -82,8 +84,8 @@ static fsdp_status open_network(const fsdp_launch_options *options, fsdp_world_p
     return status;
 }
 
-/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or another way
- * was asked for. */
+/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or
+ * another way was asked for. */
 static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world_parts *parts,
                                   fsdp_error *err)
 {

@@ -1,6 +1,7 @@
 /*
- * Worlds: the ranks of one program and the communicators between them. A communicator is created once per set
- * of ranks, by all ranks in the same order, and kept until the world ends. See world.h.
+ * Worlds: the ranks of one program and the communicators between them. A communicator is created
+ * once per set of ranks, by all ranks in the same order, and kept until the world ends. See
+ * world.h.
  */
 #include "runtime/launch/world_internal.h"
 

@@ -1,6 +1,7 @@
 /*
- * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank whose part
- * another one holds, too, counts nothing: so one number is summed over all ranks, whatever the meshes.
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank
+ * whose part another one holds, too, counts nothing: so one number is summed over all ranks,
+ * whatever the meshes.
  */
 #include "runtime/optim/optim_internal.h"
 #include "runtime/unit/root_internal.h"

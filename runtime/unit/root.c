@@ -1,5 +1,6 @@
 /*
- * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps: root_step.c.
+ * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps:
+ * root_step.c.
  */
 #include "runtime/unit/root_internal.h"
 

@@ -1,7 +1,8 @@
 /*
- * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is made, and
- * with --check the events of every step, when its backward ends. Otherwise ranks that differ would be found
- * by the first collective that does not match, which may be much later, or by nobody.
+ * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is
+ * made, and with --check the events of every step, when its backward ends. Otherwise ranks that
+ * differ would be found by the first collective that does not match, which may be much later, or by
+ * nobody.
  */
 #include "runtime/unit/root_internal.h"
 

@@ -1,6 +1,6 @@
 /*
- * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and several
- * roots may.
+ * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and
+ * several roots may.
  */
 #include "runtime/unit/root_internal.h"
 

@@ -37,7 +37,8 @@ static fsdp_status parse_dims(const fsdp_unit *unit, const fsdp_mesh *mesh, cons
     return FSDP_OK;
 }
 
-/* Of one dim: it shards. Of more: the first replicates, the second shards, the others are the tensors'. */
+/* Of one dim: it shards. Of more: the first replicates, the second shards, the others are the
+ * tensors'. */
 static fsdp_status choose_dims(const fsdp_unit *unit, const fsdp_mesh *mesh, unsigned *shard_out,
                                unsigned *replicate_out, fsdp_error *err)
 {
@@ -95,8 +96,8 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
     return index;
 }
 
-/* Runs of `each` ranks along some dims, for every coordinate of the others; *ordered_out: the run that this rank
- * is in. */
+/* Runs of `each` ranks along some dims, for every coordinate of the others; *ordered_out: the run
+ * that this rank is in. */
 static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool is_separate,
                            fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
@@ -118,7 +119,8 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     return FSDP_OK;
 }
 
-/* --- what a unit asks of a mesh ---------------------------------------------------------------- */
+/* --- what a unit asks of a mesh
+ * ---------------------------------------------------------------- */
 
 static fsdp_status check_mesh(const fsdp_unit *unit, const fsdp_mesh *mesh, fsdp_error *err)
 {
@@ -395,7 +397,8 @@ fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
 
 enum { WIDEST = 16, ALIGNMENT = 64 }; /* bytes of an element; before each parameter */
 
-/* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all memory. */
+/* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all
+ * memory. */
 static bool add_most_bytes(const fsdp_param *param, int ranks, int64_t *sum)
 {
     const fsdp_extension *extension = param->extension;

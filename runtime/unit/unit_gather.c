@@ -1,15 +1,17 @@
 /*
- * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and "reshard".
+ * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and
+ * "reshard".
  *
  *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in
  *   all-gather  the flat buffer, in place                                                     all_gather
  *   copy-out    every rank's part of every parameter to its place                             compute
  *
- * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
- * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ * Outside forward and backward, and with asynchronous units, all three are done on the compute
+ * stream. After a reshard to k ranks, the gather takes its input from what was kept of the gathered
+ * parameters.
  *
- * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
- * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
+ * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step,
+ * when the parameters are wanted, and copy-out reads what the other ranks brought where it lies.
  */
 #include "runtime/unit/unit_internal.h"
 #include "runtime/unit/work.h"
@@ -136,8 +138,8 @@ static bool has_extensions(const fsdp_group *group)
     return false;
 }
 
-/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by hand is made
- * at once, as not every rank may wait for it. */
+/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by
+ * hand is made at once, as not every rank may wait for it. */
 static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
 {
     return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
@@ -163,8 +165,8 @@ static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
     group->resharded = (fsdp_event){0};
 }
 
-/* The host waits until what was gathered before the last two has been given back: it may run ahead, but the
- * memory of its gathers stays bounded. */
+/* The host waits until what was gathered before the last two has been given back: it may run ahead,
+ * but the memory of its gathers stays bounded. */
 static fsdp_status limit_gathers(fsdp_context *context, fsdp_error *err)
 {
     if (!context->limits_gathers || context->freed_count < FSDP_MOST_GATHERS)
@@ -250,8 +252,8 @@ static const unsigned char *part_of(const gathered *from, int64_t part)
     return from->parts ? from->parts[part] : from->flat + (size_t)part * from->stride;
 }
 
-/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one behind the
- * other in the parameter; along other dims they lie side by side. */
+/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one
+ * behind the other in the parameter; along other dims they lie side by side. */
 static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathered *from,
                          size_t at)
 {
@@ -391,8 +393,8 @@ static void give_again_shard(fsdp_group *group, fsdp_event read)
     group->again_shard = NULL;
 }
 
-/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and that gather
- * overlap; in backward, and when the caller orders by hand, it goes at once. */
+/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and
+ * that gather overlap; in backward, and when the caller orders by hand, it goes at once. */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = fsdp_group_context(group);

@@ -1,6 +1,6 @@
 /*
- * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units are
- * gathered ahead of their time. In docs/flow_step.md: what happens when.
+ * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units
+ * are gathered ahead of their time. In docs/flow_step.md: what happens when.
  */
 #include "runtime/unit/unit_internal.h"
 
@@ -153,8 +153,9 @@ static bool is_computed_again(const fsdp_unit *unit)
            (unit->root->is_in_backward && !unit->root->is_in_forward);
 }
 
-/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. A unit
- * whose own backward has not begun is gathered as in forward, and waits for nobody with its flat buffer. */
+/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes.
+ * A unit whose own backward has not begun is gathered as in forward, and waits for nobody with its
+ * flat buffer. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
     for (size_t i = 0; i < unit->group_count; i++) {

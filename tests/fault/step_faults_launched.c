@@ -1,8 +1,8 @@
 /*
  * One fault in a training step, as a program that is launched: KIND AT RANK, of step_fault.h. Every
  * rank runs a step without it, then the one with it, and judges what it was told: "rank R: as it
- * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under way leave
- * without MPI_Finalize, which would wait for them in the others.
+ * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under
+ * way leave without MPI_Finalize, which would wait for them in the others.
  */
 #include <fsdp/fsdp.h>
 

@@ -1,10 +1,12 @@
-/* See net.h. Built in the order of a program's: model, units from inside out, root, values, optimizer. */
+/* See net.h. Built in the order of a program's: model, units from inside out, root, values,
+ * optimizer. */
 #include "tests/random/net.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* --- model -------------------------------------------------------------------------------------- */
+/* --- model
+ * -------------------------------------------------------------------------------------- */
 
 static fsdp_status make_meshes(random_net *net, fsdp_error *err)
 {
@@ -40,7 +42,8 @@ static fsdp_status declare(random_net *net, fsdp_error *err)
     return fsdp_model_add_buffer(net->model, "stat", FSDP_F32, 1, (int64_t[]){5}, true, NULL, err);
 }
 
-/* --- units -------------------------------------------------------------------------------------- */
+/* --- units
+ * -------------------------------------------------------------------------------------- */
 
 static void place_param(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
@@ -131,7 +134,8 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     return fsdp_v1_init_uniform(net->v1, c->seed, err);
 }
 
-/* --- optimizer ---------------------------------------------------------------------------------- */
+/* --- optimizer
+ * ---------------------------------------------------------------------------------- */
 
 static fsdp_status make_optim(random_net *net, fsdp_error *err)
 {
@@ -174,7 +178,8 @@ void net_free(random_net *net)
     fsdp_mesh_free(net->all);
 }
 
-/* --- how units work ----------------------------------------------------------------------------- */
+/* --- how units work
+ * ----------------------------------------------------------------------------- */
 
 static fsdp_status tune_prefetch(random_net *net, int i, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says why,
- * nobody waits for it. What is left over, address sanitizers see.
+ * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says
+ * why, nobody waits for it. What is left over, address sanitizers see.
  */
 #include <stdio.h>
 

@@ -77,8 +77,8 @@ Test(connect, a_rank_that_cannot_connect_says_why_to_all_before_the_deadline, .t
 
 /* --- memory of other processes ---------------------------------------------------------------- */
 
-/* The name of the socket at which rank 0 waits: but for the rank it is that of rank 1, whose thread this is.
- * 0: there is none yet. */
+/* The name of the socket at which rank 0 waits: but for the rank it is that of rank 1, whose thread
+ * this is. 0: there is none yet. */
 static socklen_t find_rank_0(struct sockaddr_un *name)
 {
     for (int fd = 0; fd < 256; fd++) {
@@ -96,7 +96,8 @@ static int strangers[STRANGERS];
 static int expected, came, sends;
 static const fsdp_ctl_ops *real_ops;
 
-/* Before rank 1 says that it listens, that is before it can send anything, strangers are at rank 0's door. */
+/* Before rank 1 says that it listens, that is before it can send anything, strangers are at rank
+ * 0's door. */
 static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                         int64_t until_ms, fsdp_error *err)
 {

@@ -1,4 +1,5 @@
-/* The control plane over TCP at its edges: broken peers, full sockets, lost memory, ranks that left. */
+/* The control plane over TCP at its edges: broken peers, full sockets, lost memory, ranks that
+ * left. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -128,8 +129,8 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     close(peer);
 }
 
-/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends before
- * it has said that. */
+/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends
+ * before it has said that. */
 static void give_up_before_data(int peer, size_t size, const char *why)
 {
     const frame call = {

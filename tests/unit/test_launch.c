@@ -1,4 +1,5 @@
-/* What fsdp_launch reads: options, who started the process, and what contradicts what; its supervisor. */
+/* What fsdp_launch reads: options, who started the process, and what contradicts what; its
+ * supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/resource.h>

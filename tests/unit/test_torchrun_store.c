@@ -1,4 +1,5 @@
-/* The client of torchrun's store, against a store of a few lines: what it says, and what it takes. */
+/* The client of torchrun's store, against a store of a few lines: what it says, and what it
+ * takes. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>

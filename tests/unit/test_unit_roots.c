@@ -1,6 +1,7 @@
 /*
- * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes while another
- * stays, steps that come too early, roots that could not be made, forwards without backwards, and blocks.
+ * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes
+ * while another stays, steps that come too early, roots that could not be made, forwards without
+ * backwards, and blocks.
  */
 #include "runtime/comm/comm_backend.h"
 #include "tests/support/worlds.h"
@@ -146,7 +147,8 @@ static fsdp_status create_sgd(stage *of, fsdp_optim **optim_out, fsdp_error *err
     return fsdp_sgd_create(of->root, &opts, optim_out, err);
 }
 
-/* --- contexts that are shared ------------------------------------------------------------------- */
+/* --- contexts that are shared
+ * ------------------------------------------------------------------- */
 
 static fsdp_status run_pipeline(pair *two, fsdp_optim *first, fsdp_optim *second, fsdp_error *err)
 {
@@ -306,7 +308,8 @@ Test(unit_roots, a_root_goes_before_its_end_of_backward_was_waited_for)
     expect_pair(free_finalizing);
 }
 
-/* --- steps that come too early ------------------------------------------------------------------ */
+/* --- steps that come too early
+ * ------------------------------------------------------------------ */
 
 static fsdp_status refuse_early(stage *of, fsdp_optim *optim, fsdp_scaler *scaler, fsdp_error *err)
 {
@@ -358,7 +361,8 @@ Test(unit_roots, nothing_steps_while_reductions_are_under_way)
     expect_pair(run_early);
 }
 
-/* --- replicas: an all-reduce that takes long ----------------------------------------------------- */
+/* --- replicas: an all-reduce that takes long
+ * ----------------------------------------------------- */
 
 static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t count,
                              fsdp_error *err)
@@ -372,8 +376,8 @@ static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t c
     return FSDP_OK;
 }
 
-/* The last backward leaves its sum for a later all-reduce; what the first one made must be there all the
- * same. */
+/* The last backward leaves its sum for a later all-reduce; what the first one made must be there
+ * all the same. */
 static fsdp_status leave_all_reduce(pair *two, fsdp_error *err)
 {
     stage *of = &two->first;
@@ -398,7 +402,8 @@ Test(unit_roots, an_all_reduce_is_waited_for_when_the_last_backward_has_none)
     expect_pair(leave_all_reduce);
 }
 
-/* --- roots that could not be made ---------------------------------------------------------------- */
+/* --- roots that could not be made
+ * ---------------------------------------------------------------- */
 
 static void along_an_uneven_dim(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
@@ -451,7 +456,8 @@ Test(unit_roots, a_root_that_could_not_be_made_leaves_the_model_as_it_was)
     cr_assert_eq(run_worlds(RANKS, "cpu", create_again, NULL, &err), FSDP_OK, "%s", err.text);
 }
 
-/* --- forwards without backwards ------------------------------------------------------------------ */
+/* --- forwards without backwards
+ * ------------------------------------------------------------------ */
 
 static fsdp_status evaluate(pair *two, fsdp_error *err)
 {
@@ -479,7 +485,8 @@ Test(unit_roots, evaluating_keeps_nothing_of_its_forwards)
     expect_pair(evaluate);
 }
 
-/* --- reductions in flight ----------------------------------------------------------------------- */
+/* --- reductions in flight
+ * ----------------------------------------------------------------------- */
 
 static fsdp_status expect_inputs(const pair *two, int most, fsdp_error *err)
 {
@@ -527,7 +534,8 @@ Test(unit_roots, a_shared_context_has_as_many_inputs_in_flight_as_those_who_shar
     expect_pair(share_among_three);
 }
 
-/* --- blocks that are taken again ----------------------------------------------------------------- */
+/* --- blocks that are taken again
+ * ----------------------------------------------------------------- */
 
 static size_t count_free(const fsdp_memory_pool *pool)
 {
