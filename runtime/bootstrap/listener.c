@@ -23,8 +23,7 @@ bool fsdp_hello_is_for(const fsdp_hello *hello, fsdp_hello_purpose purpose, int 
            memcmp(hello->job, job, sizeof hello->job) == 0;
 }
 
-/* --- pending
- * ----------------------------------------------------------------------------------- */
+/* --- pending ---------------------------------------------------------------------------------- */
 
 /* The first whose hello is complete; count: there is none. */
 static int find_complete(const fsdp_listener *listener)

@@ -55,8 +55,7 @@ static fsdp_status listen_here(const fsdp_rendezvous_spec *spec, int port, int *
     return fsdp_socket_listen(spec->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
 }
 
-/* --- rank 0: pending
- * --------------------------------------------------------------------------- */
+/* --- rank 0: pending -------------------------------------------------------------------------- */
 
 /* Best effort: what it is told fits into the socket's buffer. */
 static void refuse(int fd, const fsdp_error *why)

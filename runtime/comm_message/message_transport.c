@@ -162,8 +162,7 @@ static void close_comm(fsdp_comm *comm)
     comm->backend = NULL;
 }
 
-/* --- the transport
- * ------------------------------------------------------------------------------- */
+/* --- the transport ---------------------------------------------------------------------------- */
 
 static void abort_comm(fsdp_comm *comm, const fsdp_error *why)
 {

@@ -179,8 +179,7 @@ static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finish
     return FSDP_OK;
 }
 
-/* --- status
- * ------------------------------------------------------------------------------------- */
+/* --- status ----------------------------------------------------------------------------------- */
 
 typedef struct mpi_status {
     fsdp_mpi_deferred deferred;

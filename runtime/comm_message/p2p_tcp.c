@@ -162,8 +162,7 @@ static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finish
     return lacks_memory ? fsdp_fail_memory(err, "messages between ranks") : FSDP_OK;
 }
 
-/* --- status
- * ------------------------------------------------------------------------------------- */
+/* --- status ----------------------------------------------------------------------------------- */
 
 static void send_status(fsdp_p2p *p2p, int to, const void *status, size_t size)
 {

@@ -273,8 +273,7 @@ static fsdp_status serve_listener(connector *now, bool *any_out, fsdp_error *err
     return FSDP_OK;
 }
 
-/* --- the connector
- * ----------------------------------------------------------------------------- */
+/* --- the connector ---------------------------------------------------------------------------- */
 
 static bool is_complete(const connector *now)
 {

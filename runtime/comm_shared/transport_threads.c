@@ -52,8 +52,7 @@ static void release_hub(thread_hub *hub)
     fsdp_free(hub);
 }
 
-/* --- the transport
- * ------------------------------------------------------------------------------- */
+/* --- the transport ---------------------------------------------------------------------------- */
 
 static void *alloc_shared(fsdp_transport *transport, size_t size)
 {
