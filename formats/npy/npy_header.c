@@ -176,7 +176,7 @@ static int64_t plain_size(char kind, int64_t size)
 
 static fsdp_dtype dtype_of(char kind, int64_t size)
 {
-    char name[16];
+    char name[24];
     for (fsdp_dtype dtype = FSDP_DTYPE_NONE + 1; dtype < FSDP_DTYPE_COUNT; dtype++) {
         const char *theirs = fsdp_dtype_describe(dtype)->numpy;
         snprintf(name, sizeof name, "%c%" PRId64, kind, size);

@@ -25,23 +25,23 @@ THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
     "H5FDdevelop.h": r"formats/hdf5(_child)?/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5/hdf5_plugin\.c",
-    "mpi.h": r"runtime/(meet/ctl_mpi|meet/mpi_process|comm/wire_mpi)\.[ch]|tests/mpi/.*",
+    "mpi.h": r"runtime/(bootstrap/(ctl_mpi|mpi_process)|comm_message/p2p_mpi)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source/source_stream|zip/zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
     "zstd.h": r"kernels/bytes/codec\.c|formats/(hdf5/hdf5_zstd|source/source_stream)\.c|"
     r"tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/bytes/codec\.c",
     "xxhash.h": r"kernels/bytes/hash\.c|kernels/x86/hash_avx2\.c",
-    "netdb.h": r"runtime/meet/socket\.c",
-    "netinet/in.h": r"runtime/meet/socket\.c",
-    "netinet/tcp.h": r"runtime/meet/socket\.c",
+    "netdb.h": r"runtime/bootstrap/socket\.c",
+    "netinet/in.h": r"runtime/bootstrap/socket\.c",
+    "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(core/pool|data/json)\.c|kernels/bytes/crc32\.c|"
     r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
     r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
     r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
-    r"runtime/(launch/launch_threads|device/device_async|comm/shm_pool|meet/mpi_process)\.c|"
-    r"runtime/comm/(comm_message|wire_tcp_internal)\.h|tests/.*",
+    r"runtime/(launch/launch_threads|device/device_async|comm_shared/shm_pool|bootstrap/mpi_process)\.c|"
+    r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }
