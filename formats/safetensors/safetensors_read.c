@@ -32,14 +32,23 @@ typedef struct cut_part {
 } cut_part;
 
 /* A directory being opened. */
+/* The index: this tensor is in that file. */
+typedef struct index_entry {
+    const char *name;
+    size_t size;
+    uint64_t file; /* number in names */
+} index_entry;
+
 typedef struct model_folder {
     fsdp_source *source;
     fsdp_arena arena;
     char *index_path;      /* NULL: none */
     fsdp_name_table files; /* of the index: -> number in names */
-    const char **names;    /* of files, sorted in the end */
+    const char **names;    /* of files */
     size_t name_count, name_room;
-    fsdp_name_table map;       /* of the index: tensor -> number in names */
+    index_entry *promised; /* what the index says, in its order */
+    size_t promised_count, promised_room;
+    fsdp_name_table map;       /* of the index: tensor -> number in promised */
     fsdp_safetensors *headers; /* one per name */
     fsdp_name_table cut;       /* name of a tensor -> number in tensors */
     cut_tensor *tensors;
@@ -219,6 +228,17 @@ static fsdp_status number_file(model_folder *folder, const char *name, size_t si
     return FSDP_OK;
 }
 
+static fsdp_status promise(model_folder *folder, const index_entry *entry, fsdp_error *err)
+{
+    if (!entry->name ||
+        !fsdp_grow(&folder->promised, &folder->promised_room, folder->promised_count + 1,
+                   sizeof *folder->promised) ||
+        !fsdp_name_table_put(&folder->map, entry->name, entry->size, folder->promised_count))
+        return fsdp_fail_memory(err, folder->index_path);
+    folder->promised[folder->promised_count++] = *entry;
+    return FSDP_OK;
+}
+
 static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_error *err)
 {
     FSDP_TRY(fsdp_json_enter_object(json, err));
@@ -226,17 +246,17 @@ static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_e
         const char *key, *file;
         size_t key_size, file_size;
         bool more;
-        uint64_t number;
+        index_entry entry;
         FSDP_TRY(fsdp_json_next_key(json, &key, &key_size, &more, err));
         if (!more)
             return FSDP_OK;
         if (fsdp_name_table_find(&folder->map, key, key_size))
             return fsdp_json_fail(json, err, "the same name stands here twice");
-        const char *name = fsdp_arena_strndup(&folder->arena, key, key_size);
+        entry.name = fsdp_arena_strndup(&folder->arena, key, key_size);
+        entry.size = key_size;
         FSDP_TRY(fsdp_json_string(json, &file, &file_size, err));
-        FSDP_TRY(number_file(folder, file, file_size, &number, err));
-        if (!name || !fsdp_name_table_put(&folder->map, name, key_size, number))
-            return fsdp_fail_memory(err, folder->index_path);
+        FSDP_TRY(number_file(folder, file, file_size, &entry.file, err));
+        FSDP_TRY(promise(folder, &entry, err));
     }
 }
 
@@ -365,7 +385,7 @@ static bool is_elsewhere(const model_folder *folder, const fsdp_safetensors_entr
                          size_t number)
 {
     const uint64_t *place = fsdp_name_table_find(&folder->map, entry->name, entry->name_size);
-    return place && *place != number;
+    return place && folder->promised[*place].file != number;
 }
 
 /* Tensors in the order of their first part. */
@@ -423,21 +443,20 @@ static fsdp_status read_headers(model_folder *folder, int *files, fsdp_error *er
 /* What the index promises must be there. */
 static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_error *err)
 {
-    for (size_t i = 0; i < folder->map.capacity; i++) {
-        const fsdp_name_slot *slot = &folder->map.slots[i];
-        if (!slot->name ||
-            fsdp_name_table_find(&folder->headers[slot->number].names, slot->name, slot->size))
+    for (size_t i = 0; i < folder->promised_count; i++) {
+        const index_entry *entry = &folder->promised[i];
+        if (fsdp_name_table_find(&folder->headers[entry->file].names, entry->name, entry->size))
             continue;
-        if (files[slot->number] < 0) {
-            FSDP_TRY(fsdp_source_add_missing(folder->source, slot->name, slot->size,
-                                             folder->names[slot->number], err));
+        if (files[entry->file] < 0) {
+            FSDP_TRY(fsdp_source_add_missing(folder->source, entry->name, entry->size,
+                                             folder->names[entry->file], err));
             continue;
         }
         char shown[200];
         return fsdp_fail(
             err, FSDP_ERR_DAMAGED, "'%s' says that tensor '%s' is in '%s', where it is not",
-            folder->index_path, fsdp_printable(slot->name, slot->size, shown, sizeof shown),
-            folder->names[slot->number]);
+            folder->index_path, fsdp_printable(entry->name, entry->size, shown, sizeof shown),
+            folder->names[entry->file]);
     }
     return FSDP_OK;
 }
@@ -487,6 +506,7 @@ static void release_folder(model_folder *folder)
         fsdp_safetensors_release(&folder->headers[i]);
     fsdp_free(folder->headers);
     fsdp_free(folder->names);
+    fsdp_free(folder->promised);
     fsdp_free(folder->tensors);
     fsdp_free(folder->parts);
     fsdp_free(folder->index_path);

@@ -307,9 +307,9 @@ static void write_trace(int rank, const char *from, fsdp_text *out)
     for (int i = find_line(lines, count, from); i < count; i++) {
         bool library = step_of(lines[i])->level == BOTTOM && is_library_write(lines, i);
         if (!library)
-            fsdp_text_addf(out, "%-22s %s\n", lines[i]->step, lines[i]->text);
+            fsdp_text_addf(out, "%-34s %s\n", lines[i]->step, lines[i]->text);
         else if (step_of(lines[i - 1])->level != BOTTOM)
-            fsdp_text_addf(out, "%-22s %s\n", lines[i]->step, "(writes of libhdf5)");
+            fsdp_text_addf(out, "%-34s %s\n", lines[i]->step, "(writes of libhdf5)");
     }
 }
 
