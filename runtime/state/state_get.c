@@ -3,7 +3,7 @@
  * it was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
  */
 #include "runtime/state/state_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units are
  * gathered ahead of their time. In docs/flow_step.md: what happens when.
  */
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 #include "base/mem.h"
 

@@ -9,8 +9,8 @@
  * Where nothing overlaps, the first two may be one step, without the copy (unit_direct.c). Without
  * synchronisation gradients are kept whole (unit_keep.c).
  */
-#include "runtime/unit/unit_reduce.h"
-#include "runtime/unit/work.h"
+#include "runtime/group/group_reduce.h"
+#include "runtime/context/work.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* The nearest of some names: see nearest_name.h. */
-#include "runtime/unit/nearest_name.h"
+#include "runtime/param/nearest_name.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Blocks of memory that belong to streams. See memory.h. */
-#include "runtime/unit/memory.h"
+#include "runtime/context/memory_pool.h"
 
 #include "base/mem.h"
 

@@ -3,7 +3,7 @@
  * one dim into equal chunks of rows, the last ones shorter or empty: boxes in the tensor, and sizes of padded
  * shards. docs/runtime.md, "What a rank holds of a parameter".
  */
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 #include <inttypes.h>
 #include <string.h>

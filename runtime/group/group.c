@@ -2,7 +2,7 @@
  * The parameters of a unit become groups: those of one mesh each, with the communicators they need.
  * Collective over the world: every rank asks for all sets of ranks in one order.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <stdio.h>
 #include <string.h>

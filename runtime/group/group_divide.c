@@ -1,5 +1,5 @@
 /* How a mean of gradients is taken without overflow: what is divided where. See fsdp_divide. */
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 #include <math.h>
 

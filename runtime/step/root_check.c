@@ -3,7 +3,7 @@
  * with --check the events of every step, when its backward ends. Otherwise ranks that differ would be found
  * by the first collective that does not match, which may be much later, or by nobody.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <string.h>
 

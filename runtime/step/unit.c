@@ -1,10 +1,10 @@
 /* Units are made. See unit.h; unit_set.c tells them how to behave. */
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 #include <string.h>
 
 #include "base/mem.h"
-#include "runtime/unit/nearest_name.h"
+#include "runtime/param/nearest_name.h"
 #include <fsdp/text.h>
 
 fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)

@@ -2,8 +2,8 @@
  * Gradients are packed for a reduction: which of them, where each lies in the flat buffer, and chunk-cat,
  * which brings every rank's rows together. In docs/flow_step.md: step "reduce".
  */
-#include "runtime/unit/unit_reduce.h"
-#include "runtime/unit/work.h"
+#include "runtime/group/group_reduce.h"
+#include "runtime/context/work.h"
 
 #include "base/mem.h"
 

@@ -19,7 +19,7 @@
 #define FSDP_UNIT_INTERNAL_H
 
 #include "kernels/tensor.h"
-#include "runtime/unit/memory.h"
+#include "runtime/context/memory_pool.h"
 #include "runtime/launch/world_internal.h"
 #include <fsdp/root.h>
 #include <fsdp/text.h>

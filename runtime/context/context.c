@@ -2,7 +2,7 @@
  * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and several
  * roots may.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include "base/mem.h"
 

@@ -2,8 +2,8 @@
  * HSDP: what was reduced inside the shard group and not yet over the replicas waits here, and the next
  * reduction takes it along, also when that one has other gradients.
  */
-#include "runtime/unit/unit_reduce.h"
-#include "runtime/unit/work.h"
+#include "runtime/group/group_reduce.h"
+#include "runtime/context/work.h"
 
 #include "base/mem.h"
 

@@ -1,7 +1,7 @@
 /*
  * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps: root_step.c.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

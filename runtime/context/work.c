@@ -1,5 +1,5 @@
 /* Work that units give to streams. See work.h. */
-#include "runtime/unit/work.h"
+#include "runtime/context/work.h"
 
 #include "base/mem.h"
 

@@ -1,5 +1,5 @@
 /* Setters of units, named as PyTorch's. See unit.h. */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <math.h>
 #include <string.h>

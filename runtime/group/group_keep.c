@@ -2,8 +2,8 @@
  * Gradients without synchronisation: kept whole, in the dtype they will be reduced in, until a backward that
  * reduces. In docs/flow_step.md: step "reduce".
  */
-#include "runtime/unit/unit_reduce.h"
-#include "runtime/unit/work.h"
+#include "runtime/group/group_reduce.h"
+#include "runtime/context/work.h"
 
 #include "base/mem.h"
 

@@ -5,7 +5,7 @@
 #ifndef FSDP_UNIT_REDUCE_H
 #define FSDP_UNIT_REDUCE_H
 
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 /* --- unit_keep.c ------------------------------------------------------------------------------ */
 

@@ -5,8 +5,8 @@
  * The block that packing would fill holds a table instead: per part, how far from the table the gradient
  * lies. That is the same distance in every rank's view of this rank's memory.
  */
-#include "runtime/unit/unit_reduce.h"
-#include "runtime/unit/work.h"
+#include "runtime/group/group_reduce.h"
+#include "runtime/context/work.h"
 
 #include <string.h>
 

@@ -11,8 +11,8 @@
  * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
  * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
  */
-#include "runtime/unit/unit_internal.h"
-#include "runtime/unit/work.h"
+#include "runtime/step/step.h"
+#include "runtime/context/work.h"
 
 #include "base/mem.h"
 

@@ -1,5 +1,5 @@
 /* Roots: a step begins, ends, or is given up. See root.h, and docs/flow_step.md for the whole way. */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 /* --- a step ----------------------------------------------------------------------------------- */
 

@@ -2,8 +2,8 @@
 #ifndef FSDP_ROOT_INTERNAL_H
 #define FSDP_ROOT_INTERNAL_H
 
-#include "runtime/unit/unit_internal.h"
-#include "runtime/unit/work.h"
+#include "runtime/step/step.h"
+#include "runtime/context/work.h"
 
 /* --- root_context.c --------------------------------------------------------------------------- */
 

@@ -2,7 +2,7 @@
  * Which parameters got values, for programs that want to be told of those that did not: what a model on
  * PyTorch's meta device is asked for before its first step. See root.h.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step_internal.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Models and parameters as they are declared. See model.h. */
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 #include <string.h>
 

@@ -7,7 +7,7 @@
 
 #include "kernels/tensor.h"
 #include "runtime/device/device.h"
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 
 /* What the next work of the stream reads or writes: for devices that watch (device_watch.c). Accepts NULL. */
 void fsdp_work_uses(fsdp_stream *stream, const void *data);
