@@ -1,8 +1,9 @@
 /*
- * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and several
- * roots may.
+ * A context's streams, and the blocks in flight between them. See context.h.
  */
-#include "runtime/step/step_internal.h"
+#include "runtime/context/context.h"
+
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -17,22 +18,15 @@ static fsdp_status open_streams(fsdp_context *context, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void enter(fsdp_root *root, fsdp_context *context)
-{
-    root->context = context;
-    root->next_sharing = context->roots;
-    context->roots = root;
-}
-
-fsdp_status fsdp_context_create(fsdp_root *root, fsdp_error *err)
+fsdp_status fsdp_context_create(fsdp_world *world, fsdp_context **context_out, fsdp_error *err)
 {
     fsdp_context *context = fsdp_alloc(1, sizeof *context);
+    *context_out = context;
     if (!context)
         return fsdp_fail_memory(err, "the context of a root");
-    context->world = root->world;
-    context->device = root->world->parts.device;
+    context->world = world;
+    context->device = world->parts.device;
     fsdp_memory_init(&context->memory, context->device);
-    enter(root, context);
     return open_streams(context, err);
 }
 
@@ -53,7 +47,7 @@ static void forget_streams(fsdp_context *context)
                 context->world->lanes[i]->last = (fsdp_event){0};
 }
 
-static void free_context(fsdp_context *context)
+void fsdp_context_free(fsdp_context *context)
 {
     fsdp_context_flush_gather(context);
     fsdp_context_limit_inputs(context, 0);
@@ -69,21 +63,6 @@ static void free_context(fsdp_context *context)
     fsdp_free(context);
 }
 
-void fsdp_context_leave(fsdp_root *root)
-{
-    fsdp_context *context = root->context;
-    if (!context)
-        return;
-    fsdp_root **at = &context->roots;
-    while (*at != root)
-        at = &(*at)->next_sharing;
-    *at = root->next_sharing;
-    root->next_sharing = NULL;
-    root->context = NULL;
-    if (!context->roots)
-        free_context(context);
-}
-
 fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
 {
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
@@ -91,21 +70,34 @@ fsdp_status fsdp_context_sync(fsdp_context *context, fsdp_error *err)
     return ops->is_host ? ops->sync(ops->record(compute), err) : FSDP_OK;
 }
 
-static int largest_wish(const fsdp_root *root)
+fsdp_status fsdp_context_check(const fsdp_context *context, fsdp_error *err)
 {
-    int most = 1;
-    for (size_t i = 0; i < root->unit_count; i++)
-        if (root->units[i]->max_inputs > most)
-            most = root->units[i]->max_inputs;
-    return most;
+    for (int i = 0; i < FSDP_STREAMS; i++)
+        FSDP_TRY(context->device->ops->check(context->streams[i], err));
+    return FSDP_OK;
 }
 
-fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err)
+/* --- gathers ---------------------------------------------------------------------------------- */
+
+void fsdp_context_give_gather(fsdp_context *context, fsdp_used_block *gather)
 {
-    int most = largest_wish(root);
-    for (const fsdp_root *at = context->roots; at; at = at->next_sharing)
-        if (largest_wish(at) > most)
-            most = largest_wish(at);
+    fsdp_stream *out = context->streams[FSDP_STREAM_ALL_GATHER];
+    if (!gather->block)
+        return;
+    out->device->ops->wait(out, gather->event);
+    fsdp_memory_give(&context->memory, gather->block, gather->event);
+    *gather = (fsdp_used_block){0};
+}
+
+void fsdp_context_flush_gather(fsdp_context *context)
+{
+    fsdp_context_give_gather(context, &context->deferred);
+}
+
+/* --- reductions ------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_context_size_inputs(fsdp_context *context, int most, fsdp_error *err)
+{
     context->max_inputs = most;
     if (most <= context->input_room)
         return FSDP_OK;
@@ -117,76 +109,30 @@ fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *roo
     return FSDP_OK;
 }
 
-/* Shards are all that it has of a step. */
-static bool is_at_rest(const fsdp_group *group)
+void fsdp_context_limit_inputs(fsdp_context *context, int most)
 {
-    bool has_blocks = group->gather.block || group->unsharded || group->again_shard ||
-                      group->partial.block || group->grad_count > 0;
-    for (size_t i = 0; i < group->count; i++)
-        has_blocks = has_blocks || group->params[i]->grad || group->params[i]->kept;
-    return group->state == FSDP_IS_SHARDED && !has_blocks;
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    while (context->input_count > most) {
+        const fsdp_used_block oldest = context->inputs[0];
+        compute->device->ops->wait(compute, oldest.event);
+        fsdp_memory_give(&context->memory, oldest.block, oldest.event);
+        context->input_count--;
+        memmove(context->inputs, context->inputs + 1,
+                (size_t)context->input_count * sizeof *context->inputs);
+    }
 }
 
-static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with, fsdp_error *err)
+void fsdp_context_give_all_reduced(fsdp_context *context)
 {
-    const fsdp_context *own = root->context;
-    bool is_in_step = root->is_in_forward || root->is_in_backward || own->finalizing;
-    if (root->world != with->world)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "roots of two worlds cannot share a context");
-    if (is_in_step || root->step > 0 || own->order_count > 0 || own->roots->next_sharing)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (!is_at_rest(&root->units[i]->groups[g]))
-                return fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "a context is shared while every unit is sharded: unit %s is "
-                                 "gathered, or keeps memory of a gather (fsdp_unit_reshard, "
-                                 "fsdp_root_reset)",
-                                 root->units[i]->name);
-    return FSDP_OK;
+    fsdp_memory_give(&context->memory, context->all_reduced.block, context->all_reduced.event);
+    context->all_reduced = (fsdp_used_block){0};
 }
 
-/* They were reached, and their streams go. */
-static void forget_events(fsdp_root *root)
-{
-    const fsdp_event none = {0};
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group *group = &root->units[i]->groups[g];
-            group->resharded = group->reduced = none;
-            group->rects_in.last = group->rects_out.last = group->rects_reduce.last = none;
-        }
-    root->has_post_optim_event = false;
-}
+/* --- trace ------------------------------------------------------------------------------------ */
 
-/* What a root has before its first step: shards and buffers. */
-static void move_blocks(fsdp_root *root, fsdp_context *to)
+void fsdp_context_trace(fsdp_context *context, fsdp_text *events, const fsdp_trace_event *event)
 {
-    fsdp_memory_pool *from = &root->context->memory;
-    fsdp_stream *compute = to->streams[FSDP_STREAM_COMPUTE];
-    const fsdp_memory *counts = &root->context->memory.counts;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            fsdp_memory_pass(from, &to->memory, root->units[i]->groups[g].shards, compute);
-    if (root->buffers)
-        fsdp_memory_pass(from, &to->memory, root->buffers, compute);
-    for (int i = 0; i < FSDP_MEMORY_CLASSES; i++)
-        fsdp_memory_count(&to->memory, (fsdp_memory_class)i, counts->now[i]);
-}
-
-fsdp_status fsdp_root_share_context(fsdp_root *root, fsdp_root *with, fsdp_error *err)
-{
-    fsdp_context *own = root->context, *shared = with->context;
-    if (own == shared)
-        return FSDP_OK;
-    FSDP_TRY(check_shareable(root, with, err));
-    FSDP_TRY(fsdp_context_sync(own, err));
-    FSDP_TRY(fsdp_context_size_inputs(shared, root, err));
-    fsdp_context_flush_gather(own);
-    fsdp_context_drain(own);
-    forget_events(root);
-    move_blocks(root, shared);
-    fsdp_context_leave(root);
-    enter(root, shared);
-    return FSDP_OK;
+    fsdp_trace_add(context->world->parts.trace, event);
+    if (events)
+        fsdp_text_addf(events, "%s %s\n", event->event, event->unit);
 }

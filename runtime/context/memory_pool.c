@@ -1,5 +1,7 @@
-/* Blocks of memory that belong to streams. See memory.h. */
+/* Blocks of memory that belong to streams. See memory_pool.h. */
 #include "runtime/context/memory_pool.h"
+
+#include <string.h>
 
 #include "base/mem.h"
 
@@ -37,7 +39,7 @@ void fsdp_memory_uncount(fsdp_memory_pool *pool, fsdp_block *block)
     block->size = 0;
 }
 
-/* --- lenders ---------------------------------------------------------------------------------- */
+/* --- allocators ------------------------------------------------------------------------------- */
 
 static void *alloc_of_comm(void *user, size_t size)
 {
@@ -49,24 +51,24 @@ static void dealloc_of_comm(void *user, void *data)
     fsdp_comm_dealloc(user, data);
 }
 
-fsdp_lender fsdp_lender_of_comm(fsdp_comm *comm)
+fsdp_allocator fsdp_allocator_of_comm(fsdp_comm *comm)
 {
     if (!comm)
-        return (fsdp_lender){0};
-    return (fsdp_lender){.user = comm, .alloc = alloc_of_comm, .dealloc = dealloc_of_comm};
+        return (fsdp_allocator){0};
+    return (fsdp_allocator){.user = comm, .alloc = alloc_of_comm, .dealloc = dealloc_of_comm};
 }
 
-fsdp_lender fsdp_lender_of_custom(const fsdp_custom_collective *custom)
+fsdp_allocator fsdp_allocator_of_custom(const fsdp_custom_collective *custom)
 {
     if (!custom || !custom->alloc)
-        return (fsdp_lender){0};
-    return (fsdp_lender){.user = custom->user,
-                         .alloc = custom->alloc,
-                         .dealloc = custom->dealloc,
-                         .is_obliged = true};
+        return (fsdp_allocator){0};
+    return (fsdp_allocator){.user = custom->user,
+                            .alloc = custom->alloc,
+                            .dealloc = custom->dealloc,
+                            .is_required = true};
 }
 
-static bool is_same(const fsdp_lender *a, const fsdp_lender *b)
+static bool is_same(const fsdp_allocator *a, const fsdp_allocator *b)
 {
     return a->user == b->user && a->alloc == b->alloc && a->dealloc == b->dealloc;
 }
@@ -80,26 +82,26 @@ void fsdp_memory_init(fsdp_memory_pool *pool, fsdp_device *device)
 
 static void destroy(fsdp_memory_pool *pool, fsdp_block *block)
 {
-    if (!block->is_lent)
+    if (!block->is_external)
         pool->device->ops->dealloc(pool->device, block->data, block->room);
-    else if (block->lender.dealloc)
-        block->lender.dealloc(block->lender.user, block->data);
+    else if (block->allocator.dealloc)
+        block->allocator.dealloc(block->allocator.user, block->data);
     fsdp_free(block);
 }
 
-static void tell_own(const fsdp_memory_pool *pool, const fsdp_block *block)
+static void report_own(const fsdp_memory_pool *pool, const fsdp_block *block)
 {
     if (pool->device->ops->own)
         pool->device->ops->own(block->stream, block->data, block->room);
 }
 
-static void tell_disown(const fsdp_memory_pool *pool, const fsdp_block *block)
+static void report_disown(const fsdp_memory_pool *pool, const fsdp_block *block)
 {
     if (pool->device->ops->disown)
         pool->device->ops->disown(block->stream, block->data);
 }
 
-/* Takes it out of the free ones. */
+/* Takes a block out of the list of free ones. */
 static fsdp_block *unlink_free(fsdp_memory_pool *pool, fsdp_block **at)
 {
     fsdp_block *block = *at;
@@ -108,10 +110,10 @@ static fsdp_block *unlink_free(fsdp_memory_pool *pool, fsdp_block **at)
     return block;
 }
 
-/* Its lender takes nothing back: it is of use only here. */
+/* Its allocator takes nothing back, so it stays in the pool. */
 static bool is_stuck(const fsdp_block *block)
 {
-    return block->is_lent && !block->lender.dealloc;
+    return block->is_external && !block->allocator.dealloc;
 }
 
 static bool is_any(const fsdp_block *block)
@@ -120,9 +122,9 @@ static bool is_any(const fsdp_block *block)
     return true;
 }
 
-static bool is_lent(const fsdp_block *block)
+static bool is_external(const fsdp_block *block)
 {
-    return block->is_lent;
+    return block->is_external;
 }
 
 static bool is_returnable(const fsdp_block *block)
@@ -130,12 +132,12 @@ static bool is_returnable(const fsdp_block *block)
     return !is_stuck(block);
 }
 
-/* Those free blocks; what streams still use is waited for. */
-static void trim(fsdp_memory_pool *pool, bool (*is_meant)(const fsdp_block *block))
+/* Frees the matching free blocks, after their last work. */
+static void trim(fsdp_memory_pool *pool, bool (*matches)(const fsdp_block *block))
 {
     fsdp_block **at = &pool->free;
     while (*at) {
-        if (!is_meant(*at)) {
+        if (!matches(*at)) {
             at = &(*at)->next;
             continue;
         }
@@ -144,7 +146,7 @@ static void trim(fsdp_memory_pool *pool, bool (*is_meant)(const fsdp_block *bloc
     }
 }
 
-/* The one that was given back first, of those that no stream uses any more. */
+/* The block that was given back first, of those that no stream uses any more. */
 static fsdp_block **find_oldest(fsdp_memory_pool *pool)
 {
     fsdp_block **oldest = NULL;
@@ -156,7 +158,7 @@ static fsdp_block **find_oldest(fsdp_memory_pool *pool)
 
 enum { KEPT_BESIDE = 16 << 20 };
 
-/* Before `room` more bytes are taken from the device or a lender. */
+/* Before `room` more bytes are taken from the device or a allocator. */
 static void make_way(fsdp_memory_pool *pool, size_t room)
 {
     size_t most = pool->used + room > pool->most_used ? pool->used + room : pool->most_used;
@@ -173,9 +175,9 @@ void fsdp_memory_release(fsdp_memory_pool *pool)
     trim(pool, is_any);
 }
 
-void fsdp_memory_return_lent(fsdp_memory_pool *pool)
+void fsdp_memory_return_external(fsdp_memory_pool *pool)
 {
-    trim(pool, is_lent);
+    trim(pool, is_external);
 }
 
 static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
@@ -186,29 +188,29 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
 }
 
 /* A little more room than needed is fine: sizes of a step come again. */
-static fsdp_block *find_free(fsdp_memory_pool *pool, fsdp_stream *stream, const fsdp_lender *lender,
+static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {
     for (fsdp_block **at = &pool->free; *at; at = &(*at)->next) {
         fsdp_block *block = *at;
-        if (block->stream == stream && is_same(&block->lender, lender) && block->room >= size &&
-            block->room - size <= size / 8)
+        if (block->stream == request->stream && is_same(&block->allocator, &request->allocator) &&
+            block->room >= size && block->room - size <= size / 8)
             return unlink_free(pool, at);
     }
     return NULL;
 }
 
-static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_lender *lender, size_t size)
+static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_allocator *allocator, size_t size)
 {
     fsdp_block *block = fsdp_alloc(1, sizeof *block);
     if (!block)
         return NULL;
     block->room = size;
-    block->lender = *lender;
-    if (lender->alloc)
-        block->data = lender->alloc(lender->user, size);
-    block->is_lent = block->data != NULL;
-    if (!block->data && !lender->is_obliged)
+    block->allocator = *allocator;
+    if (allocator->alloc)
+        block->data = allocator->alloc(allocator->user, size);
+    block->is_external = block->data != NULL;
+    if (!block->data && !allocator->is_required)
         block->data = pool->device->ops->alloc(pool->device, size);
     if (!block->data) {
         fsdp_free(block);
@@ -217,50 +219,56 @@ static fsdp_block *make(fsdp_memory_pool *pool, const fsdp_lender *lender, size_
     return block;
 }
 
-static fsdp_status fail_take(const fsdp_lender *lender, size_t room, const char *what,
-                             fsdp_error *err)
+static fsdp_status fail_take(const fsdp_memory_request *request, size_t room, fsdp_error *err)
 {
-    if (!lender->is_obliged)
-        return fsdp_fail_memory(err, what);
+    if (!request->allocator.is_required)
+        return fsdp_fail_memory(err, request->owner);
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "unit %s: the alloc of its custom collective gave no %zu bytes", what, room);
+                     "unit %s: the alloc of its custom collective gave no %zu bytes",
+                     request->owner, room);
 }
 
-fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, fsdp_memory_class class, fsdp_stream *stream,
-                             const fsdp_lender *lender, size_t size, size_t slack, const char *what,
+fsdp_status fsdp_memory_take(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              fsdp_block **block_out, fsdp_error *err)
 {
-    size_t room = size + slack > 0 ? size + slack : 1;
-    const fsdp_lender asked = lender ? *lender : (fsdp_lender){0};
-    fsdp_block *block = find_free(pool, stream, &asked, room);
+    size_t wanted = request->size + request->slack, room = wanted > 0 ? wanted : 1;
+    fsdp_block *block = find_free(pool, request, room);
     if (!block) {
         make_way(pool, room);
-        block = make(pool, &asked, room);
+        block = make(pool, &request->allocator, room);
     }
     if (!block) {
         trim(pool, is_returnable);
-        block = make(pool, &asked, room);
+        block = make(pool, &request->allocator, room);
     }
     if (!block)
-        return fail_take(&asked, room, what, err);
-    block->size = size;
-    block->class = class;
-    block->stream = stream;
+        return fail_take(request, room, err);
+    block->size = request->size;
+    block->class = request->class;
+    block->stream = request->stream;
     note_used(pool, block);
-    fsdp_memory_count(pool, class, (int64_t)size);
-    tell_own(pool, block);
+    fsdp_memory_count(pool, request->class, (int64_t)request->size);
+    report_own(pool, block);
     *block_out = block;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_memory_take_zeroed(fsdp_memory_pool *pool, const fsdp_memory_request *request,
+                                    fsdp_block **block_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_memory_take(pool, request, block_out, err));
+    memset((*block_out)->data, 0, request->size + request->slack);
     return FSDP_OK;
 }
 
 void fsdp_memory_pass(fsdp_memory_pool *from, fsdp_memory_pool *to, fsdp_block *block,
                       fsdp_stream *stream)
 {
-    tell_disown(from, block);
+    report_disown(from, block);
     from->used -= block->room;
     block->stream = stream;
     note_used(to, block);
-    tell_own(to, block);
+    report_own(to, block);
 }
 
 void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last_use)
@@ -269,7 +277,7 @@ void fsdp_memory_give(fsdp_memory_pool *pool, fsdp_block *block, fsdp_event last
         return;
     const fsdp_device_ops *ops = pool->device->ops;
     ops->wait(block->stream, last_use);
-    tell_disown(pool, block);
+    report_disown(pool, block);
     block->given = ops->record(block->stream);
     fsdp_memory_count(pool, block->class, -(int64_t)block->size);
     pool->used -= block->room;

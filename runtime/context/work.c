@@ -1,4 +1,4 @@
-/* Work that units give to streams. See work.h. */
+/* Work for streams. See work.h. */
 #include "runtime/context/work.h"
 
 #include "base/mem.h"
@@ -42,6 +42,19 @@ void fsdp_rects_release(fsdp_rect_list *list)
 {
     fsdp_free(list->items);
     *list = (fsdp_rect_list){0};
+}
+
+fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                         int64_t count)
+{
+    return (fsdp_rect){.to = to,
+                       .from = from,
+                       .to_type = to_type,
+                       .from_type = from_type,
+                       .rows = 1,
+                       .width = count,
+                       .to_pitch = count,
+                       .from_pitch = count};
 }
 
 typedef struct rects_args {
@@ -152,7 +165,9 @@ static fsdp_status cast(void *args, fsdp_error *err)
 {
     const arithmetic_args *work = args;
     (void)err;
-    fsdp_cast(work->to, work->to_type, work->from, work->from_type, (size_t)work->count);
+    const fsdp_rect line =
+        fsdp_rect_line(work->to, work->to_type, work->from, work->from_type, work->count);
+    fsdp_rects_copy(&line, work->count > 0);
     return FSDP_OK;
 }
 
@@ -162,20 +177,6 @@ void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const voi
     const arithmetic_args args = {
         .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
     submit_arithmetic(stream, cast, &args);
-}
-
-void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
-{
-    const fsdp_rect rect = {.to = to,
-                            .from = from,
-                            .to_type = to_type,
-                            .from_type = from_type,
-                            .rows = 1,
-                            .width = (int64_t)n,
-                            .to_pitch = (int64_t)n,
-                            .from_pitch = (int64_t)n};
-    if (n > 0)
-        fsdp_rects_copy(&rect, 1);
 }
 
 /* --- the user's own --------------------------------------------------------------------------- */
@@ -200,59 +201,4 @@ void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, v
         .hook = hook, .user = user, .data = data, .dtype = dtype, .count = count};
     fsdp_work_uses(stream, data);
     ops_of(stream)->submit(stream, run_hook, &args, sizeof args);
-}
-
-typedef struct extension_args {
-    const fsdp_param *param;
-    void *data; /* post: where the parameter goes */
-    unsigned char *inputs;
-    size_t stride;
-} extension_args;
-
-/* Where each input lies. */
-static void find_inputs(const extension_args *work, void **inputs)
-{
-    const fsdp_extension *extension = work->param->extension;
-    unsigned char *at = work->inputs;
-    for (size_t i = 0; i < extension->count; i++) {
-        inputs[i] = at;
-        at += extension->sizes[i];
-    }
-}
-
-static fsdp_status run_pre(void *args, fsdp_error *err)
-{
-    const extension_args *work = args;
-    const fsdp_extension *extension = work->param->extension;
-    void *inputs[FSDP_MAX_EXTENSION_INPUTS];
-    find_inputs(work, inputs);
-    return extension->pre(extension->user, work->param, work->param->shard, inputs, err);
-}
-
-static fsdp_status run_post(void *args, fsdp_error *err)
-{
-    const extension_args *work = args;
-    const fsdp_extension *extension = work->param->extension;
-    void *inputs[FSDP_MAX_EXTENSION_INPUTS];
-    find_inputs(work, inputs);
-    return extension->post(extension->user, work->param, (const void *const *)inputs, work->stride,
-                           work->data, err);
-}
-
-void fsdp_work_pre_extension(fsdp_stream *stream, const fsdp_param *param, void *to)
-{
-    const extension_args args = {.param = param, .inputs = to};
-    fsdp_work_uses(stream, param->shard);
-    fsdp_work_uses(stream, to);
-    ops_of(stream)->submit(stream, run_pre, &args, sizeof args);
-}
-
-void fsdp_work_post_extension(fsdp_stream *stream, const fsdp_param *param, const void *from,
-                              size_t stride)
-{
-    const extension_args args = {
-        .param = param, .data = param->data, .inputs = (void *)from, .stride = stride};
-    fsdp_work_uses(stream, from);
-    fsdp_work_uses(stream, param->data);
-    ops_of(stream)->submit(stream, run_post, &args, sizeof args);
 }

@@ -56,8 +56,9 @@ static void order_chunks(const fsdp_lane *lane, const fsdp_v1_flat *flat, const 
     size_t bytes = chunk_bytes(flat, slot);
     for (int i = 0; i < lane->size; i++) {
         int64_t coord[FSDP_MAX_MESH_DIMS];
-        fsdp_mesh_coord(group->mesh, lane->ranks[i], coord);
-        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->shard_dim] * bytes, bytes);
+        fsdp_mesh_coord(group->roles.mesh, lane->ranks[i], coord);
+        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->roles.shard_dim] * bytes,
+               bytes);
         counts[i] = flat->param->padded;
     }
 }

@@ -5,8 +5,7 @@
  * The block that packing would fill holds a table instead: per part, how far from the table the gradient
  * lies. That is the same distance in every rank's view of this rank's memory.
  */
-#include "runtime/group/group_reduce.h"
-#include "runtime/context/work.h"
+#include "runtime/group/group_internal.h"
 
 #include <string.h>
 
@@ -14,21 +13,7 @@
 
 /* --- when ------------------------------------------------------------------------------------- */
 
-/* Equal on all ranks, as all that follows: it decides which collective is made. */
-static bool may_be_direct(const fsdp_group *group)
-{
-    const fsdp_unit *unit = group->unit;
-    const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
-    return compute->device->ops->is_at_once && unit->takes_comm_memory && !unit->custom_reduce &&
-           !unit->reduces_unused && group->shard_size > 1 &&
-           (fsdp_comm_abilities(group->reduce->comm) & FSDP_COMM_POOL);
-}
-
-fsdp_lender fsdp_group_grad_lender(const fsdp_group *group)
-{
-    return fsdp_lender_of_comm(may_be_direct(group) ? group->reduce->comm : NULL);
-}
-
+/* Equal on all ranks, as all that follows: it decides which collective runs. */
 static bool is_in_rows(const fsdp_param *param, fsdp_dtype dtype)
 {
     return param->outer == 1 && param->grad_dtype == dtype &&
@@ -39,7 +24,8 @@ bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced
                             const fsdp_divide *divide)
 {
     size_t input = fsdp_reduced_bytes(reduced) * (size_t)group->shard_size;
-    if (!may_be_direct(group) || divide->before != 1 || input < reduced->count * sizeof(int64_t))
+    if (!fsdp_group_may_be_direct(group) || divide->before != 1 ||
+        input < reduced->count * sizeof(int64_t))
         return false;
     for (size_t i = 0; i < reduced->count; i++)
         if (!is_in_rows(reduced->parts[i].param, reduced->dtype))
@@ -52,23 +38,26 @@ bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced
 static fsdp_status fail_out_of_sight(const fsdp_group *group, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_LIMIT,
-                     "unit %s: there is no memory left that other ranks can read",
-                     group->unit->name);
+                     "unit %s: there is no memory left that other ranks can read", group->name);
 }
 
 /* A gradient that was taken before the unit's memory came from the communicator is copied once. */
 static fsdp_status bring_into_sight(fsdp_param *param, fsdp_block **source, fsdp_error *err)
 {
-    const fsdp_lender lender = fsdp_group_grad_lender(param->group);
+    fsdp_group *group = param->group;
     fsdp_block *old = *source;
-    fsdp_stream *compute = fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE);
-    if (old->is_lent)
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    if (old->is_external)
         return FSDP_OK;
-    FSDP_TRY(fsdp_memory_take(&fsdp_group_context(param->group)->memory, FSDP_MEMORY_GRAD, compute,
-                              &lender, old->size, 0, param->name, source, err));
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
+                                         .stream = compute,
+                                         .allocator = fsdp_group_grad_allocator(group),
+                                         .size = old->size,
+                                         .owner = param->name};
+    FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, source, err));
     fsdp_work_cast(compute, (*source)->data, FSDP_U8, old->data, FSDP_U8, (int64_t)old->size);
-    fsdp_group_give(param->group, old, fsdp_stream_now(compute));
-    return (*source)->is_lent ? FSDP_OK : fail_out_of_sight(param->group, err);
+    fsdp_group_give(group, old, fsdp_stream_now(compute));
+    return (*source)->is_external ? FSDP_OK : fail_out_of_sight(group, err);
 }
 
 fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced,
@@ -76,7 +65,7 @@ fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced
 {
     const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     FSDP_TRY(fsdp_group_take_input(group, reduced, input_out, err));
-    if (!(*input_out)->is_lent)
+    if (!(*input_out)->is_external)
         return fail_out_of_sight(group, err);
     int64_t *table = (*input_out)->data;
     for (size_t i = 0; i < reduced->count; i++) {
@@ -84,7 +73,7 @@ fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced
         fsdp_block **source = param->kept ? &param->kept : &param->grad;
         FSDP_TRY(bring_into_sight(param, source, err));
         table[i] = (int64_t)((intptr_t)(*source)->data - (intptr_t)table);
-        fsdp_memory_uncount(&fsdp_group_context(group)->memory, *source);
+        fsdp_memory_uncount(&group->context->memory, *source);
     }
     fsdp_trace_work(group, "copy_in", compute->name, (int64_t)(*input_out)->size);
     return FSDP_OK;
@@ -147,7 +136,7 @@ fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced,
     const fsdp_comm_view view = {.see = add_up, .user = &work};
     work.sources = fsdp_alloc((size_t)group->shard_size, sizeof *work.sources);
     if (!work.sources)
-        return fsdp_fail_memory(err, group->unit->name);
+        return fsdp_fail_memory(err, group->name);
     for (size_t i = 0; i < reduced->count; i++) {
         const fsdp_param *param = reduced->parts[i].param;
         fsdp_work_uses(stream, param->kept ? param->kept->data : param->grad->data);

@@ -1,5 +1,5 @@
-/* How a mean of gradients is taken without overflow: what is divided where. See fsdp_divide. */
-#include "runtime/step/step.h"
+/* The divisors of a mean of gradients, chosen so that sums do not overflow. See fsdp_divide. */
+#include "runtime/group/group_internal.h"
 
 #include <math.h>
 
@@ -38,15 +38,15 @@ static fsdp_divide divide_within(double factor, int shard_size)
 
 fsdp_divide fsdp_divide_for(const fsdp_group *group, fsdp_dtype reduce_dtype)
 {
-    const fsdp_unit *unit = group->unit;
+    const fsdp_group_settings *settings = group->settings;
     bool is_narrow = reduce_dtype != FSDP_F32 && reduce_dtype != FSDP_BF16;
     double ranks = (double)group->shard_size * group->replicate_size;
-    double factor = unit->divide_factor > 0 ? unit->divide_factor : ranks;
+    double factor = settings->divide_factor > 0 ? settings->divide_factor : ranks;
     if (is_narrow)
         return divide_around(factor);
-    if (unit->forces_sum)
+    if (settings->forces_sum)
         return divide_behind(factor);
-    if (unit->divide_factor > 0)
+    if (settings->divide_factor > 0)
         return divide_within(factor, group->shard_size);
     fsdp_reduce_op op = ranks > 1 ? FSDP_REDUCE_AVG : FSDP_REDUCE_SUM;
     return (fsdp_divide){.before = 1, .after = 1, .alone = 1, .scatter_op = op, .all_op = op};

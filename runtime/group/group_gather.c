@@ -11,8 +11,7 @@
  * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
  * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
  */
-#include "runtime/step/step.h"
-#include "runtime/context/work.h"
+#include "runtime/group/group_internal.h"
 
 #include "base/mem.h"
 
@@ -71,17 +70,11 @@ static size_t all_input_bytes(const fsdp_group *group, int parts)
 
 /* --- copy-in ---------------------------------------------------------------------------------- */
 
-static void add_dense(fsdp_rect_list *list, void *to, fsdp_dtype to_type, const void *from,
-                      fsdp_dtype from_type, int64_t count)
+static void add_line(fsdp_rect_list *list, void *to, fsdp_dtype to_type, const void *from,
+                     fsdp_dtype from_type, int64_t count)
 {
-    fsdp_rects_add(list, &(fsdp_rect){.to = to,
-                                      .from = from,
-                                      .to_type = to_type,
-                                      .from_type = from_type,
-                                      .rows = 1,
-                                      .width = count,
-                                      .to_pitch = count,
-                                      .from_pitch = count});
+    const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, count);
+    fsdp_rects_add(list, &line);
 }
 
 /* The slices that were kept, or the padded shards. */
@@ -92,13 +85,13 @@ static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_st
         const fsdp_param *param = group->params[i];
         size_t bytes = input_bytes(group, param, parts);
         if (group->gather.is_of_slices) {
-            add_dense(&group->rects_in, at, FSDP_U8, kept, FSDP_U8, (int64_t)bytes);
+            add_line(&group->rects_in, at, FSDP_U8, kept, FSDP_U8, (int64_t)bytes);
             kept += bytes;
         } else if (param->extension) {
             fsdp_work_pre_extension(stream, param, at);
         } else {
-            add_dense(&group->rects_in, at, param->data_dtype, param->shard, param->dtype,
-                      param->padded);
+            add_line(&group->rects_in, at, param->data_dtype, param->shard, param->dtype,
+                     param->padded);
         }
         at += bytes;
     }
@@ -125,7 +118,7 @@ static fsdp_collective call_of(const fsdp_group *group, const gather_side *side)
                              .in = all + (size_t)side->rank * bytes,
                              .out = all,
                              .count = (int64_t)(bytes / fsdp_dtype_size(group->wire)),
-                             .unit = group->unit->name};
+                             .unit = group->name};
 }
 
 static bool has_extensions(const fsdp_group *group)
@@ -141,14 +134,14 @@ static bool has_extensions(const fsdp_group *group)
 static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
 {
     return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
-           !group->unit->custom_gather && !has_extensions(group);
+           !group->settings->custom_gather && !has_extensions(group);
 }
 
 static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stream)
 {
     const fsdp_collective call = call_of(group, side);
     if (!group->gather.is_late)
-        fsdp_work_collective(stream, side->lane, &call, group->unit->custom_gather);
+        fsdp_work_collective(stream, side->lane, &call, group->settings->custom_gather);
     fsdp_trace_collective(group, side->lane, &call, stream->name);
 }
 
@@ -186,7 +179,7 @@ static void note_freed(fsdp_context *context, fsdp_event event)
 
 static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     FSDP_TRY(limit_gathers(context, err));
     bool aside = uses_side_streams(group, is_async);
     fsdp_stream *in = context->streams[aside ? FSDP_STREAM_COPY_IN : FSDP_STREAM_COMPUTE];
@@ -194,11 +187,14 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     group->gather.is_of_slices = group->state == FSDP_IS_SHARDED_AGAIN;
     const gather_side side = side_of(group);
     size_t bytes = all_input_bytes(group, side.parts);
-    const fsdp_lender lender = fsdp_unit_lender(group->unit, group->unit->custom_gather, side.lane);
+    const fsdp_memory_request request = {
+        .class = FSDP_MEMORY_ALL_GATHER,
+        .stream = in,
+        .allocator = fsdp_group_allocator(group, group->settings->custom_gather, side.lane),
+        .size = bytes * (size_t)side.parts,
+        .owner = group->name};
     follow_reshard(group, in, out);
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, &lender,
-                              bytes * (size_t)side.parts, 0, group->unit->name,
-                              &group->gather.block, err));
+    FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->gather.block, err));
     context->gather_count++;
     unsigned char *mine = (unsigned char *)group->gather.block->data + (size_t)side.rank * bytes;
     FSDP_TRY(copy_in(group, mine, side.parts, in, err));
@@ -219,7 +215,7 @@ static void make_if_late(fsdp_group *group, bool is_async)
     if (!group->gather.block || !group->gather.is_late || uses_side_streams(group, is_async))
         return;
     const fsdp_collective call = call_of(group, &side);
-    fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
+    fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
     fsdp_work_collective(compute, side.lane, &call, NULL);
     group->gather.event = compute->device->ops->record(compute);
     group->gather.is_late = false;
@@ -228,10 +224,10 @@ static void make_if_late(fsdp_group *group, bool is_async)
 fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err)
 {
     make_if_late(group, is_async);
-    bool is_wanted = group->unit->unshards_in_backward || group->phase != FSDP_PRE_BACKWARD;
+    bool is_wanted = group->settings->unshards_in_backward || group->phase != FSDP_PRE_BACKWARD;
     if (group->gather.block || group->state == FSDP_IS_UNSHARDED || group->count == 0 || !is_wanted)
         return FSDP_OK;
-    fsdp_trace_unit(group, "unshard");
+    fsdp_trace_group(group, "unshard");
     return issue(group, is_async, err);
 }
 
@@ -287,27 +283,23 @@ static size_t data_bytes(const fsdp_group *group, const fsdp_param *param)
     return (size_t)fsdp_param_padded_count(param, group->shard_size) * data_size(param);
 }
 
-enum { ALIGNMENT = 64 };
-
-static size_t align(size_t offset)
-{
-    return (offset + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
 /* One block for the parameters of the group, which find their places in it. */
 static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     size_t bytes = 0, offset = 0;
     for (size_t i = 0; i < group->count; i++)
         bytes += data_bytes(group, group->params[i]);
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_UNSHARDED,
+                                         .stream = context->streams[FSDP_STREAM_COMPUTE],
+                                         .size = bytes,
+                                         .slack = group->count * FSDP_MEMORY_ALIGNMENT,
+                                         .owner = group->name};
     if (!group->unsharded)
-        FSDP_TRY(fsdp_memory_take(
-            &context->memory, FSDP_MEMORY_UNSHARDED, context->streams[FSDP_STREAM_COMPUTE], NULL,
-            bytes, group->count * ALIGNMENT, group->unit->name, &group->unsharded, err));
+        FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->unsharded, err));
     for (size_t i = 0; i < group->count; i++) {
         group->params[i]->data = (unsigned char *)group->unsharded->data + offset;
-        offset += align(data_bytes(group, group->params[i]));
+        offset += fsdp_memory_align(data_bytes(group, group->params[i]));
     }
     return FSDP_OK;
 }
@@ -362,31 +354,32 @@ static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error 
     return FSDP_OK;
 }
 
-/* Frees a flat buffer once the streams that fill the next one have waited for what read it. */
-static void give_gather(fsdp_context *context, fsdp_gather *gather_taken, fsdp_event read)
+/* `read`: its last use. */
+static void give_gather(fsdp_group *group, fsdp_event read)
 {
-    fsdp_stream *out = context->streams[FSDP_STREAM_ALL_GATHER];
-    if (!gather_taken->block)
+    fsdp_used_block used = {.block = group->gather.block, .event = read};
+    if (!used.block)
         return;
-    out->device->ops->wait(out, read);
-    fsdp_memory_give(&context->memory, gather_taken->block, read);
-    *gather_taken = (fsdp_gather){0};
-}
-
-void fsdp_context_flush_gather(fsdp_context *context)
-{
-    give_gather(context, &context->deferred, context->deferred_event);
+    fsdp_context_give_gather(group->context, &used);
+    group->gather = (fsdp_gather){0};
 }
 
 void fsdp_group_drop_gather(fsdp_group *group)
 {
-    fsdp_group_context(group)->gather_count -= group->gather.block != NULL;
-    give_gather(fsdp_group_context(group), &group->gather, group->gather.event);
+    group->context->gather_count -= group->gather.block != NULL;
+    give_gather(group, group->gather.event);
+}
+
+void fsdp_group_cancel_gather(fsdp_group *group)
+{
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    compute->device->ops->wait(compute, group->gather.event);
+    fsdp_group_drop_gather(group);
 }
 
 static void give_again_shard(fsdp_group *group, fsdp_event read)
 {
-    fsdp_memory_give(&fsdp_group_context(group)->memory, group->again_shard, read);
+    fsdp_memory_give(&group->context->memory, group->again_shard, read);
     group->again_shard = NULL;
 }
 
@@ -394,7 +387,7 @@ static void give_again_shard(fsdp_group *group, fsdp_event read)
  * overlap; in backward, and when the caller orders by hand, it goes at once. */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     const fsdp_device_ops *ops = compute->device->ops;
     if (!group->gather.block)
@@ -410,11 +403,10 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
     group->state = FSDP_IS_UNSHARDED;
     context->gather_count--;
     if (group->phase == FSDP_FORWARD && !group->gather.is_async) {
-        context->deferred = group->gather;
-        context->deferred_event = read;
+        context->deferred = (fsdp_used_block){.block = group->gather.block, .event = read};
         group->gather = (fsdp_gather){0};
     } else {
-        give_gather(context, &group->gather, read);
+        give_gather(group, read);
     }
     return FSDP_OK;
 }
@@ -423,11 +415,11 @@ fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 
 static void give_unsharded(fsdp_group *group)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     for (size_t i = 0; i < group->count; i++)
         group->params[i]->data = NULL;
-    if (group->unit->keeps_storage)
+    if (group->settings->keeps_storage)
         return;
     fsdp_memory_give(&context->memory, group->unsharded, compute->device->ops->record(compute));
     group->unsharded = NULL;
@@ -436,21 +428,22 @@ static void give_unsharded(fsdp_group *group)
 /* This rank's slice of every gathered parameter, so that fewer ranks can gather it again. */
 static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
     size_t bytes = 0;
     for (size_t i = 0; i < group->count; i++)
         bytes += data_bytes(group, group->params[i]) / (size_t)group->again_size;
     FSDP_TRY(fsdp_rects_begin(&group->rects_in, group->count, err));
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, compute, NULL, bytes, 0,
-                              group->unit->name, &group->again_shard, err));
+    const fsdp_memory_request request = {
+        .class = FSDP_MEMORY_ALL_GATHER, .stream = compute, .size = bytes, .owner = group->name};
+    FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->again_shard, err));
     unsigned char *to = group->again_shard->data;
     for (size_t i = 0; i < group->count; i++) {
         const fsdp_param *param = group->params[i];
         size_t slice = data_bytes(group, param) / (size_t)group->again_size;
         const unsigned char *from =
             (const unsigned char *)param->data + (size_t)group->again_rank * slice;
-        add_dense(&group->rects_in, to, FSDP_U8, from, FSDP_U8, (int64_t)slice);
+        add_line(&group->rects_in, to, FSDP_U8, from, FSDP_U8, (int64_t)slice);
         to += slice;
     }
     fsdp_work_rects(compute, &group->rects_in);
@@ -460,14 +453,15 @@ static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
 static bool keeps_slices(const fsdp_group *group)
 {
     return group->phase == FSDP_FORWARD &&
-           group->unit->reshard_after_forward > FSDP_RESHARD_ALWAYS && group->again;
+           group->settings->reshard_after_forward > FSDP_RESHARD_ALWAYS && group->again;
 }
 
 fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
 {
-    fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
+    fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
     bool slices = keeps_slices(group);
-    if (group->phase == FSDP_FORWARD && group->unit->reshard_after_forward == FSDP_RESHARD_NEVER)
+    if (group->phase == FSDP_FORWARD &&
+        group->settings->reshard_after_forward == FSDP_RESHARD_NEVER)
         return FSDP_OK;
     if (group->state == FSDP_IS_SHARDED_AGAIN && !slices) {
         compute->device->ops->wait(compute, group->gather.event); /* one that reads them, if any */
@@ -481,7 +475,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
     give_unsharded(group);
     group->state = slices ? FSDP_IS_SHARDED_AGAIN : FSDP_IS_SHARDED;
     group->resharded = compute->device->ops->record(compute);
-    note_freed(fsdp_group_context(group), group->resharded);
-    fsdp_trace_unit(group, "reshard");
+    note_freed(group->context, group->resharded);
+    fsdp_trace_group(group, "reshard");
     return FSDP_OK;
 }

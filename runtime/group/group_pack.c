@@ -2,8 +2,7 @@
  * Gradients are packed for a reduction: which of them, where each lies in the flat buffer, and chunk-cat,
  * which brings every rank's rows together. In docs/flow_step.md: step "reduce".
  */
-#include "runtime/group/group_reduce.h"
-#include "runtime/context/work.h"
+#include "runtime/group/group_internal.h"
 
 #include "base/mem.h"
 
@@ -20,7 +19,7 @@ fsdp_dtype fsdp_dtype_promote(fsdp_dtype a, fsdp_dtype b)
 
 fsdp_dtype fsdp_param_reduce_dtype(const fsdp_param *param)
 {
-    fsdp_dtype dtype = param->unit->opts.reduce_dtype;
+    fsdp_dtype dtype = param->group->settings->reduce_dtype;
     return dtype != FSDP_DTYPE_NONE ? dtype : param->dtype;
 }
 
@@ -33,7 +32,7 @@ static bool has_any_grad(const fsdp_param *param)
 
 static bool is_reduced(const fsdp_param *param)
 {
-    return has_any_grad(param) || (param->unit->reduces_unused && param->requires_grad);
+    return has_any_grad(param) || (param->group->settings->reduces_unused && param->requires_grad);
 }
 
 static void add_parts_of(fsdp_reduced *reduced, fsdp_group *group, fsdp_dtype dtype)
@@ -66,7 +65,7 @@ fsdp_status fsdp_reduced_list(fsdp_group *group, fsdp_reduced *reduced, fsdp_err
     *reduced = (fsdp_reduced){0};
     reduced->parts = fsdp_alloc(group->count, sizeof *reduced->parts);
     if (!reduced->parts)
-        return fsdp_fail_memory(err, group->unit->name);
+        return fsdp_fail_memory(err, group->name);
     for (size_t i = 0; i < group->count; i++)
         if (!is_listed(reduced, group->params[i]->dtype))
             add_parts_of(reduced, group, group->params[i]->dtype);
@@ -108,25 +107,29 @@ typedef struct chunk_column {
     int64_t pitch; /* elements of a rank's row */
 } chunk_column;
 
-static void add_rows(fsdp_rect_list *list, const chunk_column *column, int64_t rank, int64_t skip,
-                     int64_t ranks, int64_t width, int64_t from_pitch)
+/* Rows of a column: `ranks` of them from rank `first` on, `width` elements each behind `skip`. */
+typedef struct chunk_rows {
+    int64_t first, ranks, skip, width;
+} chunk_rows;
+
+static void add_rows(fsdp_rect_list *list, const chunk_column *column, const chunk_rows *rows,
+                     int64_t from_pitch)
 {
-    int64_t to = rank * column->pitch + skip;
-    int64_t from = rank * from_pitch;
-    size_t to_size = fsdp_dtype_size(column->to_type),
-           from_size = fsdp_dtype_size(column->from_type);
+    int64_t to = rows->first * column->pitch + rows->skip, from = rows->first * from_pitch;
+    size_t to_size = fsdp_dtype_size(column->to_type);
+    size_t from_size = fsdp_dtype_size(column->from_type);
     fsdp_rects_add(
         list, &(fsdp_rect){.to = column->to + (size_t)to * to_size,
                            .from = column->from ? column->from + (size_t)from * from_size : NULL,
                            .to_type = column->to_type,
                            .from_type = column->from_type,
-                           .rows = ranks,
-                           .width = width,
+                           .rows = rows->ranks,
+                           .width = rows->width,
                            .to_pitch = column->pitch,
                            .from_pitch = from_pitch});
 }
 
-/* Cut along dim 0: whole chunks, one that is cut short, and zeros for what is missing. */
+/* Cut along dim 0: whole chunks, a shorter one, and zeros behind them. */
 static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chunk_column *filled,
                         int64_t ranks)
 {
@@ -140,11 +143,11 @@ static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chu
     int64_t left = (param->n - whole * param->chunk) * param->rest;
     if (!filled->from)
         whole = left = 0;
-    add_rows(list, filled, 0, 0, whole, width, width);
-    add_rows(list, filled, whole, 0, left > 0, left, width);
+    add_rows(list, filled, &(chunk_rows){0, whole, 0, width}, width);
+    add_rows(list, filled, &(chunk_rows){whole, left > 0, 0, left}, width);
     if (left > 0)
-        add_rows(list, &zeros, whole++, left, 1, width - left, width);
-    add_rows(list, &zeros, whole, 0, ranks - whole, width, width);
+        add_rows(list, &zeros, &(chunk_rows){whole++, 1, left, width - left}, width);
+    add_rows(list, &zeros, &(chunk_rows){whole, ranks - whole, 0, width}, width);
 }
 
 /* Cut along another dim, which ranks divide evenly: per rank, a piece of every row. */
@@ -189,23 +192,22 @@ void fsdp_reduced_give_sources(const fsdp_reduced *reduced)
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
         fsdp_param_drop_grad(param);
-        fsdp_group_give(param->group, param->kept,
-                        fsdp_stream_now(fsdp_group_stream(param->group, FSDP_STREAM_COMPUTE)));
-        param->kept = NULL;
+        fsdp_param_drop_kept(param);
     }
 }
 
 fsdp_status fsdp_group_take_input(fsdp_group *group, const fsdp_reduced *reduced,
                                   fsdp_block **input_out, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
-    size_t bytes = fsdp_reduced_bytes(reduced) * (size_t)group->shard_size;
-    const fsdp_lender lender =
-        fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
+    fsdp_context *context = group->context;
+    const fsdp_memory_request request = {
+        .class = FSDP_MEMORY_REDUCE,
+        .stream = fsdp_group_stream(group, FSDP_STREAM_COMPUTE),
+        .allocator = fsdp_group_allocator(group, group->settings->custom_reduce, group->reduce),
+        .size = fsdp_reduced_bytes(reduced) * (size_t)group->shard_size,
+        .owner = group->name};
     fsdp_context_limit_inputs(context, context->max_inputs - 1);
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE,
-                              fsdp_group_stream(group, FSDP_STREAM_COMPUTE), &lender, bytes, 0,
-                              group->unit->name, input_out, err));
+    FSDP_TRY(fsdp_memory_take(&context->memory, &request, input_out, err));
     context->inputs[context->input_count++] = (fsdp_used_block){.block = *input_out};
     return FSDP_OK;
 }

@@ -2,8 +2,7 @@
  * HSDP: what was reduced inside the shard group and not yet over the replicas waits here, and the next
  * reduction takes it along, also when that one has other gradients.
  */
-#include "runtime/group/group_reduce.h"
-#include "runtime/context/work.h"
+#include "runtime/group/group_internal.h"
 
 #include "base/mem.h"
 
@@ -22,7 +21,7 @@ static fsdp_status unite(const fsdp_group *group, const fsdp_reduced *a, const f
     *both_out = (fsdp_reduced){.dtype = fsdp_dtype_promote(a->dtype, b->dtype)};
     both_out->parts = fsdp_alloc(a->count + b->count, sizeof *both_out->parts);
     if (!both_out->parts)
-        return fsdp_fail_memory(err, group->unit->name);
+        return fsdp_fail_memory(err, group->name);
     int64_t at = 0;
     for (size_t i = 0; i < a->count + b->count; i++) {
         const fsdp_reduced_part *part = i < a->count ? &a->parts[i] : &b->parts[i - a->count];
@@ -41,9 +40,11 @@ static fsdp_status repack(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
     fsdp_reduced both;
     FSDP_TRY(unite(group, reduced, &group->partial, &both, err));
-    fsdp_status status =
-        fsdp_memory_take(&fsdp_group_context(group)->memory, FSDP_MEMORY_REDUCE, stream, NULL,
-                         fsdp_reduced_bytes(&both), 0, group->unit->name, &both.block, err);
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_REDUCE,
+                                         .stream = stream,
+                                         .size = fsdp_reduced_bytes(&both),
+                                         .owner = group->name};
+    fsdp_status status = fsdp_memory_take(&group->context->memory, &request, &both.block, err);
     if (status != FSDP_OK) {
         fsdp_free(both.parts);
         return status;

@@ -6,36 +6,14 @@
  *   all-reduce      over replicas (HSDP), when it is wanted now                                 all_reduce
  *   view-out        divided, in the parameter's dtype: installed, or added to what is there     the last
  *
- * Where nothing overlaps, the first two may be one step, without the copy (unit_direct.c). Without
- * synchronisation gradients are kept whole (unit_keep.c).
+ * Where nothing overlaps, the first two may be one step, without the copy (group_direct.c). Without
+ * synchronisation gradients are kept whole (group_keep.c).
  */
-#include "runtime/group/group_reduce.h"
-#include "runtime/context/work.h"
+#include "runtime/group/group_internal.h"
 
 #include <string.h>
 
 #include "base/mem.h"
-
-/* --- inputs in flight ------------------------------------------------------------------------- */
-
-void fsdp_context_limit_inputs(fsdp_context *context, int most)
-{
-    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
-    while (context->input_count > most) {
-        const fsdp_used_block oldest = context->inputs[0];
-        compute->device->ops->wait(compute, oldest.event);
-        fsdp_memory_give(&context->memory, oldest.block, oldest.event);
-        context->input_count--;
-        memmove(context->inputs, context->inputs + 1,
-                (size_t)context->input_count * sizeof *context->inputs);
-    }
-}
-
-void fsdp_context_give_all_reduced(fsdp_context *context)
-{
-    fsdp_memory_give(&context->memory, context->all_reduced.block, context->all_reduced.event);
-    context->all_reduced = (fsdp_used_block){0};
-}
 
 /* --- reduce-scatter --------------------------------------------------------------------------- */
 
@@ -49,7 +27,7 @@ static fsdp_collective call_of(const fsdp_group *group, const fsdp_reduced *redu
                              .count = fsdp_reduced_count(reduced),
                              .op = divide->scatter_op,
                              .factor = divide->premul,
-                             .unit = group->unit->name};
+                             .unit = group->name};
 }
 
 static void scatter(fsdp_group *group, const fsdp_reduced *reduced, const fsdp_block *input,
@@ -60,7 +38,7 @@ static void scatter(fsdp_group *group, const fsdp_reduced *reduced, const fsdp_b
     fsdp_work_divide(stream, input->data, reduced->dtype, count * group->shard_size,
                      divide->before);
     if (group->shard_size > 1) {
-        fsdp_work_collective(stream, group->reduce, &call, group->unit->custom_reduce);
+        fsdp_work_collective(stream, group->reduce, &call, group->settings->custom_reduce);
         fsdp_trace_collective(group, group->reduce, &call, stream->name);
     } else {
         fsdp_work_cast(stream, reduced->block->data, reduced->dtype, input->data, reduced->dtype,
@@ -82,18 +60,20 @@ static fsdp_status scatter_directly(fsdp_group *group, const fsdp_reduced *reduc
 static fsdp_status reduce_scatter(fsdp_group *group, fsdp_reduced *reduced,
                                   const fsdp_divide *divide, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
     fsdp_block *input;
-    const fsdp_lender lender =
-        fsdp_unit_lender(group->unit, group->unit->custom_reduce, group->reduce);
+    const fsdp_memory_request output = {
+        .class = FSDP_MEMORY_REDUCE,
+        .stream = stream,
+        .allocator = fsdp_group_allocator(group, group->settings->custom_reduce, group->reduce),
+        .size = fsdp_reduced_bytes(reduced),
+        .owner = group->name};
     bool is_direct = fsdp_reduced_is_direct(group, reduced, divide);
     FSDP_TRY(is_direct ? fsdp_group_list_grads(group, reduced, &input, err)
                        : fsdp_group_chunk_cat(group, reduced, &input, err));
     fsdp_stream_follow(stream, fsdp_group_stream(group, FSDP_STREAM_COMPUTE));
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, stream, &lender,
-                              fsdp_reduced_bytes(reduced), 0, group->unit->name, &reduced->block,
-                              err));
+    FSDP_TRY(fsdp_memory_take(&context->memory, &output, &reduced->block, err));
     if (is_direct)
         FSDP_TRY(scatter_directly(group, reduced, input, divide, stream, err));
     else
@@ -113,9 +93,9 @@ static void all_reduce(fsdp_group *group, const fsdp_reduced *reduced, const fsd
                                   .out = reduced->block->data,
                                   .count = fsdp_reduced_count(reduced),
                                   .op = divide->all_op,
-                                  .unit = group->unit->name};
+                                  .unit = group->name};
     fsdp_stream_follow(stream, fsdp_group_stream(group, FSDP_STREAM_REDUCE));
-    fsdp_work_collective(stream, group->replicate, &call, group->unit->custom_all_reduce);
+    fsdp_work_collective(stream, group->replicate, &call, group->settings->custom_all_reduce);
     fsdp_trace_collective(group, group->replicate, &call, stream->name);
 }
 
@@ -126,7 +106,7 @@ static void note_grads(fsdp_group *group, fsdp_block *block)
 {
     group->grads[group->grad_count++] = block;
     if (block->class != FSDP_MEMORY_GRAD)
-        fsdp_memory_move(&fsdp_group_context(group)->memory, block, FSDP_MEMORY_GRAD);
+        fsdp_memory_move(&group->context->memory, block, FSDP_MEMORY_GRAD);
 }
 
 static bool all_have_dtype(const fsdp_reduced *reduced, fsdp_dtype dtype)
@@ -149,8 +129,11 @@ static size_t grad_bytes(const fsdp_reduced *reduced)
 static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, fsdp_stream *stream,
                               fsdp_block **block_out, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_memory_take(&fsdp_group_context(group)->memory, FSDP_MEMORY_GRAD, stream, NULL,
-                              grad_bytes(reduced), 0, group->unit->name, block_out, err));
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
+                                         .stream = stream,
+                                         .size = grad_bytes(reduced),
+                                         .owner = group->name};
+    FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, block_out, err));
     unsigned char *to = (*block_out)->data;
     for (size_t i = 0; i < reduced->count;) {
         const fsdp_reduced_part *first = &reduced->parts[i];
@@ -186,11 +169,11 @@ static bool install(const fsdp_reduced *reduced, fsdp_block *block, fsdp_stream 
 static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_all_reduced,
                             fsdp_stream *stream, fsdp_error *err)
 {
-    fsdp_context *context = fsdp_group_context(group);
+    fsdp_context *context = group->context;
     fsdp_block *block = reduced->block;
     if (!fsdp_grow(&group->grads, &group->grad_room, group->grad_count + 1, sizeof *group->grads))
-        return fsdp_fail_memory(err, group->unit->name);
-    if (group->unit->opts.offload || !all_have_dtype(reduced, reduced->dtype)) {
+        return fsdp_fail_memory(err, group->name);
+    if (group->settings->offloads || !all_have_dtype(reduced, reduced->dtype)) {
         FSDP_TRY(cast_grads(group, reduced, stream, &block, err));
         fsdp_context_give_all_reduced(context);
         const fsdp_used_block used = {.block = reduced->block, .event = fsdp_stream_now(stream)};
@@ -212,7 +195,7 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 
 static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
-    const fsdp_unit *unit = group->unit;
+    const fsdp_group_settings *settings = group->settings;
     bool is_new = reduced->count > 0; /* else only what waits for the replicas */
     const fsdp_divide divide =
         fsdp_divide_for(group, is_new ? reduced->dtype : group->partial.dtype);
@@ -222,7 +205,7 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     if (is_new)
         FSDP_TRY(reduce_scatter(group, reduced, &divide, err));
     FSDP_TRY(fsdp_group_add_partial(group, reduced, err));
-    if (has_replicas && !unit->all_reduces) {
+    if (has_replicas && !settings->all_reduces) {
         group->partial = *reduced;
         *reduced = (fsdp_reduced){0};
         /* behind a view-out of an earlier backward, which is on that stream */
@@ -232,8 +215,8 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     }
     if (has_replicas)
         all_reduce(group, reduced, &divide, last);
-    if (unit->all_reduce_hook)
-        fsdp_work_all_reduce_hook(last, unit->all_reduce_hook, unit->all_reduce_hook_user,
+    if (settings->all_reduce_hook)
+        fsdp_work_all_reduce_hook(last, settings->all_reduce_hook, settings->all_reduce_hook_user,
                                   reduced->block->data, reduced->dtype,
                                   fsdp_reduced_count(reduced));
     fsdp_work_divide(last, reduced->block->data, reduced->dtype, fsdp_reduced_count(reduced),
@@ -241,29 +224,16 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     return view_out(group, reduced, has_replicas, last, err);
 }
 
-static fsdp_status reduce_grads(fsdp_group *group, fsdp_error *err)
+fsdp_status fsdp_group_reduce(fsdp_group *group, fsdp_error *err)
 {
     fsdp_reduced reduced;
     FSDP_TRY(fsdp_reduced_list(group, &reduced, err));
-    bool is_due = group->partial.block && group->unit->all_reduces;
+    bool is_due = group->partial.block && group->settings->all_reduces;
     fsdp_status status = reduced.count > 0 || is_due ? reduce(group, &reduced, err) : FSDP_OK;
     fsdp_group_give(group, reduced.block,
                     fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_REDUCE)));
     fsdp_free(reduced.parts);
     return status;
-}
-
-/* Parameters go back before gradients are packed: the two need not be there at once. */
-fsdp_status fsdp_group_post_backward(fsdp_group *group, fsdp_error *err)
-{
-    const fsdp_unit *unit = group->unit;
-    group->phase = FSDP_POST_BACKWARD;
-    if (unit->reduces)
-        fsdp_group_add_to_kept(group);
-    if (unit->reshards_after_backward)
-        FSDP_TRY(fsdp_group_reshard(group, err));
-    FSDP_TRY(fsdp_group_prefetch_next(group, err));
-    return unit->reduces ? reduce_grads(group, err) : fsdp_group_keep_grads(group, err);
 }
 
 void fsdp_group_wait_reduced(fsdp_group *group)

@@ -3,7 +3,7 @@
  * another one holds, too, counts nothing: so one number is summed over all ranks, whatever the meshes.
  */
 #include "runtime/optim/optim_internal.h"
-#include "runtime/step/step_internal.h"
+#include "runtime/step/step.h"
 
 #include <math.h>
 

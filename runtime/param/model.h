@@ -1,11 +1,7 @@
 /*
  * A model as the runtime sees it: named parameters and buffers. Units take parameters by name prefix
- * (unit.h), and fsdp_root_create (root.h) freezes the structure and gives everything its memory.
- *
- * Until then a parameter is only described. Afterwards the library owns its memory: a shard always, the
- * whole between the unit's pre_forward and post_forward, and pre_backward and post_backward. Pointers that
- * are asked for in a wrong state are NULL; fsdp_param_complaint says why at once, otherwise the reason is the
- * error of the next call on that root.
+ * (unit.h), and fsdp_root_create (root.h) freezes the structure and allocates all memory. Before that a
+ * parameter is only a name, a dtype and a shape; unit.h has the pointers to its memory afterwards.
  *
  * All ranks declare the same model in the same order.
  */
@@ -61,9 +57,9 @@ FSDP_API const int64_t *fsdp_param_shape(const fsdp_param *param);     /* global
 FSDP_API bool fsdp_param_is_buffer(const fsdp_param *param);
 FSDP_API bool fsdp_param_requires_grad(const fsdp_param *param);
 
-/* Frozen parameters are gathered and have no gradient. Between steps only. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
-                                                               fsdp_error *err);
+/* The dtype of the parameter's gradient, before the root is made. Default: fsdp_param_data_dtype. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
+                                                            fsdp_error *err);
 
 /*
  * Tensor parallelism, before the parameter's unit is made: the placement on a mesh dim that is neither a
@@ -76,40 +72,35 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, co
 /* The layout over the unit's mesh, as state dicts have it; NULL before the root was made. */
 FSDP_API const fsdp_layout *fsdp_param_layout(const fsdp_param *param);
 
-/* --- its memory ------------------------------------------------------------------------------- */
+/* Where one parameter is cut. */
+typedef struct fsdp_param_place {
+    int dim;                   /* tensor dim; negative: from the end. Other than 0 must divide evenly */
+    const fsdp_mesh *mesh;     /* NULL: the unit's. Parameters of several meshes are several groups */
+} fsdp_param_place;
 
-/* This rank's rows, packed, dtype fsdp_param_dtype; *box_out (may be NULL) says which, an empty one included.
- * Buffers: the whole. */
-FSDP_API void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out);
+/* --- plug-ins of a parameter ------------------------------------------------------------------- */
 
-/* Gathered: what this rank's mathematics work on, row-major, dtype fsdp_param_data_dtype. */
-FSDP_API void *fsdp_param_data(fsdp_param *param);
-FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out); /* of it; all but tensor
-                                                                                 * parallel ones: the whole */
-
-/* The gradient of this backward, as large as the data: zeroed on the first request, to be added to. */
-FSDP_API void *fsdp_param_grad(fsdp_param *param);
-/* The same without zeroing, all of it to be overwritten. */
-FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
-/* In which dtype: fsdp_param_data_dtype unless it is changed before the root is made. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
-                                                            fsdp_error *err);
-
-/* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
-FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
+/* Called in end_backward for a parameter whose sharded gradient is complete. */
+typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error *err);
+FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
 
 /*
- * Local. Why one of these pointers was NULL, said at once:
- *
- *   float *weight = fsdp_param_data(param);
- *   if (!weight)
- *       return fsdp_param_complaint(param, err);
- *
- * It is what the next call on the root would fail with: the first reason, of any parameter of this root, that
- * was not told yet. It is told once. FSDP_OK when there is none: NULL was right then (no gradient has been
- * reduced).
+ * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
+ * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
+ * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
+ * r * stride bytes. Both on a stream's thread.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err);
+typedef struct fsdp_extension {
+    void *user;
+    size_t count;              /* 1..8 */
+    const size_t *sizes;       /* bytes of each input, per rank */
+    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs,
+                       fsdp_error *err);
+    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride,
+                        void *data, fsdp_error *err);
+} fsdp_extension;
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
+                                                           fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
 /*
- * What this rank holds of a parameter: tensor parallelism first, then the unit's mesh cuts what is left of
- * one dim into equal chunks of rows, the last ones shorter or empty: boxes in the tensor, and sizes of padded
- * shards. docs/runtime.md, "What a rank holds of a parameter".
+ * This rank's part of a parameter, as boxes in the tensor and sizes of padded shards. Tensor parallelism cuts
+ * first. Then the unit's mesh cuts one dim of the rest into equal chunks of rows; the last ones are shorter or
+ * empty. docs/runtime.md, "What a rank holds of a parameter".
  */
-#include "runtime/step/step.h"
+#include "runtime/param/param.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -38,7 +38,7 @@ fsdp_flat_run fsdp_param_flat_run(const fsdp_param *param)
     return (fsdp_flat_run){.first = lo - param->flat_at, .count = hi - lo, .at = lo - begin};
 }
 
-/* How a mesh dim that the unit does not use cuts the parameter. */
+/* The placement on a mesh dim that the unit does not use itself. */
 static fsdp_placement placement_of(const fsdp_param *param, const char *dim)
 {
     for (int i = 0; i < param->place_count; i++)
@@ -52,7 +52,7 @@ static bool cuts(const fsdp_placement *placement, int dim)
     return placement->kind != FSDP_REPLICATE && placement->dim == dim;
 }
 
-/* Into how many parts tensor parallelism cuts a dim. */
+/* The number of parts into which tensor parallelism cuts a dim. */
 static int64_t tensor_parts(const fsdp_layout *layout, unsigned tensor_dims, int dim)
 {
     int64_t parts = 1;
@@ -62,40 +62,41 @@ static int64_t tensor_parts(const fsdp_layout *layout, unsigned tensor_dims, int
     return parts;
 }
 
-static fsdp_status check_places(const fsdp_param *param, const fsdp_group *group, fsdp_error *err)
+static fsdp_status check_places(const fsdp_param *param, const fsdp_mesh_roles *roles,
+                                const char *unit, fsdp_error *err)
 {
     for (int i = 0; i < param->place_count; i++) {
         bool found = false;
-        for (int dim = 0; dim < fsdp_mesh_ndim(group->mesh) && !found; dim++)
-            found = strcmp(fsdp_mesh_dim_name(group->mesh, dim), param->places[i].dim) == 0 &&
-                    (group->tensor_dims >> dim & 1);
+        for (int dim = 0; dim < fsdp_mesh_ndim(roles->mesh) && !found; dim++)
+            found = strcmp(fsdp_mesh_dim_name(roles->mesh, dim), param->places[i].dim) == 0 &&
+                    (roles->tensor_dims >> dim & 1);
         if (!found)
             return fsdp_fail(
                 err, FSDP_ERR_USAGE,
                 "'%s' has a placement on '%s', which is no mesh dim of unit %s, or one "
                 "that it shards or replicates itself",
-                param->name, param->places[i].dim, group->unit->name);
+                param->name, param->places[i].dim, unit);
     }
     return FSDP_OK;
 }
 
 /* The layout, and in it the box without the unit's own cuts. */
-static void place(fsdp_param *param, const fsdp_group *group, int rank)
+static void place(fsdp_param *param, const fsdp_mesh_roles *roles, int rank)
 {
     fsdp_layout *layout = &param->layout;
-    *layout = (fsdp_layout){.kind = FSDP_LAYOUT_MESH, .mesh = group->mesh};
-    for (int i = 0; i < fsdp_mesh_ndim(group->mesh); i++)
-        if (group->tensor_dims >> i & 1)
-            layout->placement[i] = placement_of(param, fsdp_mesh_dim_name(group->mesh, i));
+    *layout = (fsdp_layout){.kind = FSDP_LAYOUT_MESH, .mesh = roles->mesh};
+    for (int i = 0; i < fsdp_mesh_ndim(roles->mesh); i++)
+        if (roles->tensor_dims >> i & 1)
+            layout->placement[i] = placement_of(param, fsdp_mesh_dim_name(roles->mesh, i));
     fsdp_layout_mesh_box(layout, param->ndim, param->shape, rank, &param->data_box);
-    int64_t parts = tensor_parts(layout, group->tensor_dims, param->cut.dim);
-    if (group->shard_dim >= 0)
-        layout->placement[group->shard_dim] =
+    int64_t parts = tensor_parts(layout, roles->tensor_dims, param->cut.dim);
+    if (roles->shard_dim >= 0)
+        layout->placement[roles->shard_dim] =
             parts > 1 ? (fsdp_placement){FSDP_STRIDED_SHARD, param->cut.dim, parts}
                       : (fsdp_placement){FSDP_SHARD, param->cut.dim, 0};
 }
 
-static void measure(fsdp_param *param, const fsdp_group *group)
+static void measure(fsdp_param *param, int64_t ranks)
 {
     const int64_t *len = param->data_box.len;
     param->outer = param->rest = 1;
@@ -103,29 +104,30 @@ static void measure(fsdp_param *param, const fsdp_group *group)
     for (int i = 0; i < param->ndim; i++)
         if (i != param->cut.dim)
             *(i < param->cut.dim ? &param->outer : &param->rest) *= len[i];
-    param->chunk = (param->n + group->shard_size - 1) / group->shard_size;
+    param->chunk = (param->n + ranks - 1) / ranks;
     param->rows = param->shard_box.len[param->cut.dim];
     param->padded = param->outer * param->chunk * param->rest;
 }
 
-fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err)
+fsdp_status fsdp_param_lay_out(fsdp_param *param, const fsdp_mesh_roles *roles, const char *unit,
+                               fsdp_error *err)
 {
-    const fsdp_group *group = param->group;
-    int rank = param->model->world->rank;
-    FSDP_TRY(check_places(param, group, err));
-    place(param, group, rank);
+    int rank = fsdp_world_rank(param->model->world);
+    int64_t ranks = roles->shard_dim < 0 ? 1 : fsdp_mesh_dim_size(roles->mesh, roles->shard_dim);
+    FSDP_TRY(check_places(param, roles, unit, err));
+    place(param, roles, rank);
     fsdp_status status = fsdp_layout_check(&param->layout, param->ndim, param->shape, err);
     if (status != FSDP_OK) {
         fsdp_error_prefix(err, "'%s'", param->name);
         return status;
     }
-    param->mesh = group->mesh;
+    param->mesh = roles->mesh;
     fsdp_layout_mesh_box(&param->layout, param->ndim, param->shape, rank, &param->shard_box);
-    measure(param, group);
-    if (param->cut.dim > 0 && param->n % group->shard_size != 0)
+    measure(param, ranks);
+    if (param->cut.dim > 0 && param->n % ranks != 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s': dim %d has %" PRId64 " elements here, which %d ranks do not divide "
-                         "evenly; only dim 0 may be uneven",
-                         param->name, param->cut.dim, param->n, group->shard_size);
+                         "'%s': dim %d has %" PRId64 " elements here, which %" PRId64
+                         " ranks do not divide evenly; only dim 0 may be uneven",
+                         param->name, param->cut.dim, param->n, ranks);
     return FSDP_OK;
 }

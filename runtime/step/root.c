@@ -8,84 +8,7 @@
 
 #include "base/mem.h"
 
-/* --- failures --------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err)
-{
-    fsdp_error *reason = root->failure.status != FSDP_OK ? &root->failure : &root->complaint;
-    if (reason->status == FSDP_OK)
-        return FSDP_OK;
-    fsdp_status status = reason->status;
-    if (err)
-        *err = *reason;
-    root->complaint = (fsdp_error){0};
-    return status;
-}
-
-static fsdp_status check_streams(const fsdp_root *root, fsdp_error *err)
-{
-    const fsdp_context *context = root->context;
-    for (int i = 0; i < FSDP_STREAMS; i++)
-        FSDP_TRY(context->device->ops->check(context->streams[i], err));
-    return FSDP_OK;
-}
-
-/* Ranks that wait for this one learn why it does not come. */
-static void abort_all(fsdp_world *world, const fsdp_error *why)
-{
-    for (size_t i = 0; i < world->lane_count; i++)
-        if (world->lanes[i]->comm)
-            fsdp_comm_abort(world->lanes[i]->comm, why);
-}
-
-fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err)
-{
-    fsdp_error here = {0};
-    fsdp_error *reason = err ? err : &here;
-    if (status == FSDP_OK)
-        status = check_streams(root, reason);
-    if (status == FSDP_OK || root->failure.status != FSDP_OK)
-        return status;
-    root->failure = *reason;
-    root->failure.status = status;
-    abort_all(root->world, &root->failure);
-    return status;
-}
-
 /* --- memory of parameters --------------------------------------------------------------------- */
-
-enum { ALIGNMENT = 64 };
-
-static size_t align(size_t size)
-{
-    return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
-
-static fsdp_status take_zeroed(fsdp_context *context, size_t bytes, size_t slack, const char *what,
-                               fsdp_block **block_out, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_SHARD,
-                              context->streams[FSDP_STREAM_COMPUTE], NULL, bytes, slack, what,
-                              block_out, err));
-    memset((*block_out)->data, 0, bytes + slack);
-    return FSDP_OK;
-}
-
-static fsdp_status allocate_shards(fsdp_group *group, fsdp_error *err)
-{
-    fsdp_context *context = group->unit->root->context;
-    size_t bytes = 0, at = 0;
-    for (size_t i = 0; i < group->count; i++)
-        bytes += (size_t)group->params[i]->padded * fsdp_dtype_size(group->params[i]->dtype);
-    FSDP_TRY(take_zeroed(context, bytes, group->count * ALIGNMENT, group->unit->name,
-                         &group->shards, err));
-    for (size_t i = 0; i < group->count; i++) {
-        fsdp_param *param = group->params[i];
-        param->shard = (unsigned char *)group->shards->data + at;
-        at += align((size_t)param->padded * fsdp_dtype_size(param->dtype));
-    }
-    return FSDP_OK;
-}
 
 /* Of a buffer, or a parameter that units ignored. */
 static size_t whole_bytes(const fsdp_param *param)
@@ -105,7 +28,7 @@ static fsdp_status measure_wholes(const fsdp_model *model, size_t *count_out, in
             continue;
         int64_t bytes = (int64_t)whole_bytes(model->params[i]);
         if (fsdp_add_overflow(with_slack, bytes, &with_slack) ||
-            fsdp_add_overflow(with_slack, ALIGNMENT, &with_slack))
+            fsdp_add_overflow(with_slack, FSDP_MEMORY_ALIGNMENT, &with_slack))
             return fsdp_fail(err, FSDP_ERR_LIMIT,
                              "buffers up to '%s' have more bytes than can be counted",
                              model->params[i]->name);
@@ -123,14 +46,18 @@ static fsdp_status allocate_wholes(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(measure_wholes(model, &count, &bytes, err));
     if (count == 0)
         return FSDP_OK;
-    FSDP_TRY(take_zeroed(root->context, (size_t)bytes, count * ALIGNMENT, "buffers", &root->buffers,
-                         err));
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_SHARD,
+                                         .stream = root->context->streams[FSDP_STREAM_COMPUTE],
+                                         .size = (size_t)bytes,
+                                         .slack = count * FSDP_MEMORY_ALIGNMENT,
+                                         .owner = "buffers"};
+    FSDP_TRY(fsdp_memory_take_zeroed(&root->context->memory, &request, &root->buffers, err));
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
         if (param->group)
             continue;
         param->shard = (unsigned char *)root->buffers->data + at;
-        at += align(whole_bytes(param));
+        at += fsdp_memory_align(whole_bytes(param));
     }
     return FSDP_OK;
 }
@@ -149,7 +76,7 @@ static fsdp_status create_root_unit(fsdp_root *root, const fsdp_unit_opts *opts,
     return FSDP_OK;
 }
 
-/* Where the unit's first parameter stands in the model. */
+/* The position of the unit's first parameter in the model. */
 static size_t place_of(const fsdp_unit *unit)
 {
     const fsdp_model *model = unit->model;
@@ -180,8 +107,9 @@ static fsdp_status list_units(fsdp_root *root, fsdp_error *err)
     for (size_t i = 0; i < root->unit_count; i++) {
         fsdp_unit *unit = root->units[i];
         unit->root = root;
-        if (unit->reshard_after_forward == FSDP_RESHARD_AUTO)
-            unit->reshard_after_forward = unit->is_root ? FSDP_RESHARD_NEVER : FSDP_RESHARD_ALWAYS;
+        int *reshard = &unit->settings.reshard_after_forward;
+        if (*reshard == FSDP_RESHARD_AUTO)
+            *reshard = unit->is_root ? FSDP_RESHARD_NEVER : FSDP_RESHARD_ALWAYS;
     }
     return FSDP_OK;
 }
@@ -189,7 +117,7 @@ static fsdp_status list_units(fsdp_root *root, fsdp_error *err)
 static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(create_root_unit(root, opts, err));
-    FSDP_TRY(fsdp_context_create(root, err));
+    FSDP_TRY(fsdp_root_create_context(root, err));
     FSDP_TRY(list_units(root, err));
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_plan_groups(root->units[i], err));
@@ -199,19 +127,18 @@ static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error 
 static fsdp_status connect(fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; i < root->unit_count; i++)
-        FSDP_TRY(fsdp_unit_connect_groups(root->units[i], err));
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            FSDP_TRY(fsdp_group_connect(&root->units[i]->groups[g], err));
     return FSDP_OK;
 }
 
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            FSDP_TRY(fsdp_group_lay_out(&root->units[i]->groups[g], err));
-            FSDP_TRY(allocate_shards(&root->units[i]->groups[g], err));
-        }
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            FSDP_TRY(fsdp_group_allocate(&root->units[i]->groups[g], err));
     FSDP_TRY(allocate_wholes(root, err));
-    return fsdp_context_size_inputs(root->context, root, err);
+    return fsdp_root_size_inputs(root, root->context, err);
 }
 
 /* No rank meets the others to connect before all know what to connect. */
@@ -267,28 +194,6 @@ static void give(fsdp_root *root, fsdp_block *block)
         fsdp_memory_give(&root->context->memory, block, compute->device->ops->record(compute));
 }
 
-static void drop_group(fsdp_root *root, fsdp_group *group)
-{
-    fsdp_group_drop_gather(group);
-    fsdp_group_drop_kept(group);
-    fsdp_group_drop_grads(group);
-    give(root, group->again_shard);
-    give(root, group->unsharded);
-    group->again_shard = group->unsharded = NULL;
-    group->state = FSDP_IS_SHARDED;
-    group->phase = FSDP_IDLE;
-    group->order_count = 0;
-    group->next_gather = NULL;
-}
-
-void fsdp_root_drop_all(fsdp_root *root)
-{
-    fsdp_context_flush_gather(root->context);
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            drop_group(root, &root->units[i]->groups[g]);
-}
-
 /* Other roots may go on with the context: nothing in it may point to this one. */
 static void leave_step(fsdp_root *root)
 {
@@ -315,7 +220,7 @@ void fsdp_root_free(fsdp_root *root)
     }
     if (root->context) {
         fsdp_context_drain(root->context); /* work reads what groups hold */
-        fsdp_memory_return_lent(&root->context->memory);
+        fsdp_memory_return_external(&root->context->memory);
     }
     for (size_t i = 0; i < root->unit_count; i++) {
         fsdp_unit *unit = root->units[i];
@@ -324,7 +229,7 @@ void fsdp_root_free(fsdp_root *root)
         fsdp_unit_release_groups(unit);
         unit->root = NULL;
     }
-    fsdp_context_leave(root);
+    fsdp_root_leave_context(root);
     forget_wholes(root->model);
     root->model->root = NULL;
     fsdp_text_release(&root->events);

@@ -14,6 +14,7 @@
 #ifndef FSDP_ROOT_H
 #define FSDP_ROOT_H
 
+#include <fsdp/memory.h>
 #include <fsdp/unit.h>
 
 #ifdef __cplusplus
@@ -93,24 +94,9 @@ FSDP_API void fsdp_root_zero_grad(fsdp_root *root);
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-typedef enum fsdp_memory_class {
-    FSDP_MEMORY_SHARD,         /* parameters' shards and buffers */
-    FSDP_MEMORY_UNSHARDED,     /* gathered parameters */
-    FSDP_MEMORY_ALL_GATHER,    /* flat buffers of gathers, and shards of int reshard */
-    FSDP_MEMORY_REDUCE,        /* flat buffers of reductions */
-    FSDP_MEMORY_GRAD,          /* gradients, whole and sharded */
-    FSDP_MEMORY_OPTIM,         /* moments and masters */
-    FSDP_MEMORY_CLASSES
-} fsdp_memory_class;
-
-typedef struct fsdp_memory {
-    int64_t now[FSDP_MEMORY_CLASSES], peak[FSDP_MEMORY_CLASSES];
-    int64_t total_now, total_peak;
-} fsdp_memory;
 /* Local. Bytes on this rank, rounding of allocations not counted. */
 FSDP_API fsdp_memory fsdp_root_memory(const fsdp_root *root);
 FSDP_API void fsdp_root_reset_peak(fsdp_root *root);
-FSDP_API const char *fsdp_memory_class_name(fsdp_memory_class which);  /* "shard", ... */
 
 #ifdef __cplusplus
 }

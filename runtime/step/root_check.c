@@ -31,7 +31,7 @@ static void describe_unit(fsdp_text *text, const fsdp_unit *unit)
 {
     fsdp_text_addf(text, "unit %s: gathered as %s, reduced as %s, reshard_after_forward %d\n",
                    unit->name, fsdp_dtype_name(unit->opts.param_dtype),
-                   fsdp_dtype_name(unit->opts.reduce_dtype), unit->reshard_after_forward);
+                   fsdp_dtype_name(unit->opts.reduce_dtype), unit->settings.reshard_after_forward);
 }
 
 static void describe(fsdp_text *text, const fsdp_root *root)
@@ -107,8 +107,8 @@ static void skip_common(const char **a, const char **b)
     }
 }
 
-static fsdp_status tell(fsdp_comm *comm, int other, const char *what, const char *first,
-                        const char *second, fsdp_error *err)
+static fsdp_status report(fsdp_comm *comm, int other, const char *what, const char *first,
+                          const char *second, fsdp_error *err)
 {
     skip_common(&first, &second);
     const int *ranks = fsdp_comm_ranks(comm);
@@ -131,7 +131,7 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
     if (status == FSDP_OK)
         status = fetch(comm, other, text, &second, err);
     if (status == FSDP_OK)
-        status = tell(comm, other, what, first, second, err);
+        status = report(comm, other, what, first, second, err);
     fsdp_free(first);
     fsdp_free(second);
     return status;
@@ -165,12 +165,6 @@ fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err)
     fsdp_status status = compare_over(root, "what they declare", &text, err);
     fsdp_text_release(&text);
     return status;
-}
-
-void fsdp_root_note_event(fsdp_root *root, const fsdp_trace_event *event)
-{
-    if (root->world->parts.check)
-        fsdp_text_addf(&root->events, "%s %s\n", event->event, event->unit);
 }
 
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err)

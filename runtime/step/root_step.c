@@ -16,7 +16,7 @@ static void begin_streams(fsdp_root *root)
     ops->wait(context->streams[FSDP_STREAM_ALL_GATHER], event);
 }
 
-fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsdp_error *err)
+fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsdp_error *err)
 {
     bool is_pending = root->context->finalizing == root;
     for (size_t i = 0; i < root->unit_count; i++)
@@ -27,7 +27,7 @@ fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *what, fsd
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "%s came while reductions are under way: fsdp_finalize_wait, or the "
                      "end_backward of a last backward, comes before it",
-                     what);
+                     call);
 }
 
 static fsdp_status check_finalized(const fsdp_root *root, fsdp_error *err)
@@ -52,7 +52,7 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);
-    FSDP_TRY(fsdp_root_done(root, fsdp_context_size_inputs(root->context, root, err), err));
+    FSDP_TRY(fsdp_root_done(root, fsdp_root_size_inputs(root, root->context, err), err));
     begin_streams(root);
     return fsdp_root_done(root, FSDP_OK, err);
 }
@@ -74,29 +74,6 @@ fsdp_status fsdp_root_end_forward(fsdp_root *root, fsdp_error *err)
     return fsdp_root_done(root, end_forward(root, err), err);
 }
 
-static void move_place(fsdp_group *group, size_t from, size_t to)
-{
-    for (size_t i = 0; i < group->order_count; i++)
-        if (group->order[i] == from)
-            group->order[i] = to;
-}
-
-/* The forwards of this root are over; another root's on the same context move up, as roots that take turns
- * may never all be between steps. */
-static void clear_order(fsdp_root *root)
-{
-    fsdp_context *context = root->context;
-    size_t kept = 0;
-    for (size_t i = 0; i < context->order_count; i++) {
-        fsdp_group *group = context->order[i];
-        if (group->unit->root == root)
-            continue;
-        move_place(group, i, kept);
-        context->order[kept++] = group;
-    }
-    context->order_count = kept;
-}
-
 static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
 {
     const fsdp_model *model = root->model;
@@ -108,27 +85,6 @@ static fsdp_status run_grad_hooks(fsdp_root *root, fsdp_error *err)
             FSDP_TRY(param->hook(param->hook_user, param, err));
     }
     return FSDP_OK;
-}
-
-void fsdp_root_drop_gather(fsdp_group *group)
-{
-    fsdp_stream *compute = group->unit->root->context->streams[FSDP_STREAM_COMPUTE];
-    compute->device->ops->wait(compute, group->gather.event);
-    fsdp_group_drop_gather(group);
-}
-
-void fsdp_root_wait_reductions(fsdp_root *root)
-{
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_group_wait_reduced(group);
-            fsdp_root_drop_gather(group);
-            group->order_count = 0;
-        }
-    clear_order(root);
-    fsdp_context_limit_inputs(root->context, 0);
-    fsdp_context_give_all_reduced(root->context);
 }
 
 static fsdp_status finalize(fsdp_root *root, fsdp_error *err)
@@ -266,7 +222,7 @@ static void forget_finalizing(fsdp_root *root)
 fsdp_status fsdp_root_reset(fsdp_root *root, fsdp_error *err)
 {
     const fsdp_root *other = root->context->finalizing;
-    root->complaint = (fsdp_error){0};
+    root->pending = (fsdp_error){0};
     FSDP_TRY(fsdp_root_ready(root, err));
     if (other && other != root)
         return fsdp_fail(err, FSDP_ERR_USAGE,

@@ -29,7 +29,7 @@ void fsdp_root_note_values(const fsdp_root *root)
         root->model->params[i]->lacks_value = false;
 }
 
-static fsdp_status tell(const char *call, const fsdp_name_list *names, fsdp_error *err)
+static fsdp_status report(const char *call, const fsdp_name_list *names, fsdp_error *err)
 {
     fsdp_text text = {0};
     (void)fsdp_names_tell(names, "missing", &text);
@@ -54,7 +54,7 @@ fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit,
             status = fsdp_fail_memory(err, param->name);
     }
     if (status == FSDP_OK && names.count > 0)
-        status = tell(call, &names, err);
+        status = report(call, &names, err);
     fsdp_names_release(&names);
     return status;
 }

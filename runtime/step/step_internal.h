@@ -1,66 +1,53 @@
-/* Between the files that roots are made of. */
-#ifndef FSDP_ROOT_INTERNAL_H
-#define FSDP_ROOT_INTERNAL_H
+/* Between the files of this room. See step.h. */
+#ifndef FSDP_STEP_INTERNAL_H
+#define FSDP_STEP_INTERNAL_H
 
 #include "runtime/step/step.h"
-#include "runtime/context/work.h"
+
+/* --- unit.c ----------------------------------------------------------------------------------- */
+
+void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL; its groups were released with the root */
+
+/* --- unit_groups.c ---------------------------------------------------------------------------- */
+
+/* Have the meshes of its parameters the dims that its options name? */
+fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err);
+/* A unit of several groups has no custom collective. */
+fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
+/* Local. Each mesh of its parameters is a group. */
+fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err);
+void fsdp_unit_release_groups(fsdp_unit *unit);
+
+/* --- unit_hooks.c ----------------------------------------------------------------------------- */
+
+/* For end_backward: of a unit whose post_backward did not come. */
+fsdp_status fsdp_unit_complete_backward(fsdp_unit *unit, fsdp_error *err);
+/* For end_forward: of a unit whose members ran in part. */
+fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err);
 
 /* --- root_context.c --------------------------------------------------------------------------- */
 
-/* One of the root's own. Also when that fails, fsdp_context_leave ends it. */
-fsdp_status fsdp_context_create(fsdp_root *root, fsdp_error *err);
-/* The root has no context any more, which is freed when no other root shares it. Accepts one without. */
-void fsdp_context_leave(fsdp_root *root);
-/* Until every stream has done what was issued. */
-void fsdp_context_drain(fsdp_context *context);
+/* A context of the root's own. Also when this fails, fsdp_root_leave_context ends it. */
+fsdp_status fsdp_root_create_context(fsdp_root *root, fsdp_error *err);
+/* The context is freed when no other root shares it. Accepts a root without. */
+void fsdp_root_leave_context(fsdp_root *root);
 /* Room for as many reductions in flight as any unit wants, of the root and of those that share the
  * context. */
-fsdp_status fsdp_context_size_inputs(fsdp_context *context, const fsdp_root *root, fsdp_error *err);
+fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, fsdp_error *err);
 
-/* --- root.c ----------------------------------------------------------------------------------- */
+/* --- root_drop.c ------------------------------------------------------------------------------ */
 
-/* Everything that a step has made: gathers, gathered parameters, gradients of any kind. */
-void fsdp_root_drop_all(fsdp_root *root);
-
-/* --- root_step.c ------------------------------------------------------------------------------ */
-
-/* The compute stream waits for every reduction, gathers that nobody took go, and the order of this root's
+/* The compute stream waits for every reduction. Gathers that nobody waits for go, and the order of this root's
  * forwards is forgotten. */
 void fsdp_root_wait_reductions(fsdp_root *root);
-/* A gather that nobody took. The compute stream waits for it: what it reads, shards or slices, may change or
- * go then. */
-void fsdp_root_drop_gather(fsdp_group *group);
+/* Gives back everything that a step has made: gathers, gathered parameters, gradients of any kind. */
+void fsdp_root_drop_all(fsdp_root *root);
 
 /* --- root_check.c ----------------------------------------------------------------------------- */
 
 /* Collective among the root's ranks: all have declared the same. */
 fsdp_status fsdp_root_check_structure(fsdp_root *root, fsdp_error *err);
-/* The same, with --check only, else nothing: all have done the same since they were asked last. */
+/* The same, with --check only, else nothing: all have done the same since the last comparison. */
 fsdp_status fsdp_root_check_events(fsdp_root *root, fsdp_error *err);
-
-/* --- unit_set.c ------------------------------------------------------------------------------- */
-
-/* A unit of several groups has no custom collective. */
-fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err);
-
-/* --- root_groups.c ---------------------------------------------------------------------------- */
-
-/* Which parameters are groups, on which mesh: local. */
-fsdp_status fsdp_unit_plan_groups(fsdp_unit *unit, fsdp_error *err);
-/* Collective: their communicators. */
-fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err);
-/* What this rank holds of each parameter: local. */
-fsdp_status fsdp_group_lay_out(fsdp_group *group, fsdp_error *err);
-void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were given back */
-/* Collective: reductions on a communicator of their own, or no longer. */
-fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
-
-/* The lane of the widest mesh of the root's units, which holds the others, for the host's own collectives:
- * what streams do on it is waited for. NULL when it was not connected. */
-fsdp_status fsdp_root_widest_lane(fsdp_root *root, fsdp_lane **lane_out, fsdp_error *err);
-/* The same; it has all ranks of the world, for `what`. NULL, and no error, in a world of one. */
-fsdp_status fsdp_root_world_lane(fsdp_root *root, const char *what, fsdp_lane **lane_out, fsdp_error *err);
-/* Where a rank of the world stands among those of a lane: meshes may have them in another order. */
-int fsdp_lane_position(const fsdp_lane *lane, int rank);
 
 #endif

@@ -1,5 +1,5 @@
 /* Units are made. See unit.h; unit_set.c tells them how to behave. */
-#include "runtime/step/step.h"
+#include "runtime/step/step_internal.h"
 
 #include <string.h>
 
@@ -221,9 +221,14 @@ static fsdp_status check_opts(const fsdp_model *model, const char *const *prefix
 
 static void set_defaults(fsdp_unit *unit)
 {
-    unit->reduces = unit->all_reduces = true;
-    unit->reshards_after_backward = unit->unshards_in_backward = true;
-    unit->reshard_after_forward = unit->opts.reshard_after_forward;
+    unit->settings =
+        (fsdp_group_settings){.reduces = true,
+                              .all_reduces = true,
+                              .reshards_after_backward = true,
+                              .unshards_in_backward = true,
+                              .offloads = unit->opts.offload,
+                              .reshard_after_forward = unit->opts.reshard_after_forward,
+                              .reduce_dtype = unit->opts.reduce_dtype};
     unit->max_inputs = 1;
     unit->handle.unit = unit;
 }
@@ -249,6 +254,7 @@ fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes
     if (!unit)
         return fsdp_fail_memory(err, "a unit");
     unit->model = model;
+    model->free_unit = fsdp_unit_free;
     fsdp_status status = fill(unit, prefixes, n, opts, err);
     if (status != FSDP_OK) {
         fsdp_unit_free(unit);
@@ -299,9 +305,9 @@ void fsdp_unit_free(fsdp_unit *unit)
     fsdp_free(unit->params);
     fsdp_free(unit->forward_prefetch);
     fsdp_free(unit->backward_prefetch);
-    fsdp_free(unit->custom_gather);
-    fsdp_free(unit->custom_reduce);
-    fsdp_free(unit->custom_all_reduce);
+    fsdp_free(unit->settings.custom_gather);
+    fsdp_free(unit->settings.custom_reduce);
+    fsdp_free(unit->settings.custom_all_reduce);
     fsdp_free(unit->to_run);
     fsdp_free(unit->to_return);
     fsdp_free(unit->has_run);
@@ -335,4 +341,10 @@ fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
     const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
     bool casts = unit->opts.output_dtype != FSDP_DTYPE_NONE;
     return casts && info && info->is_float ? unit->opts.output_dtype : dtype;
+}
+
+void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
+{
+    const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, (int64_t)n);
+    fsdp_rects_copy(&line, n > 0);
 }

@@ -10,23 +10,14 @@
 #ifndef FSDP_UNIT_H
 #define FSDP_UNIT_H
 
-#include <fsdp/comm.h>
 #include <fsdp/model.h>
+#include <fsdp/settings.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct fsdp_unit fsdp_unit;
-
-/* When the gathered parameters are given back; k >= 2: resharded to groups of k ranks after forward. */
-enum { FSDP_RESHARD_AUTO = -1, FSDP_RESHARD_NEVER = 0, FSDP_RESHARD_ALWAYS = 1 };
-
-/* Where one parameter is cut. */
-typedef struct fsdp_param_place {
-    int dim;                   /* tensor dim; negative: from the end. Other than 0 must divide evenly */
-    const fsdp_mesh *mesh;     /* NULL: the unit's. Parameters of several meshes are several groups */
-} fsdp_param_place;
 
 typedef struct fsdp_unit_opts {
     const fsdp_mesh *mesh;             /* connected, see fsdp_world_mesh */
@@ -104,6 +95,45 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_unshard(fsdp_unit *unit, bool is_asy
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *handle, fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_reshard(fsdp_unit *unit, fsdp_error *err);
 
+/* --- memory of parameters, once the root is made ------------------------------------------------ */
+
+/* The library owns it: the shard always, the gathered data between pre_forward and post_forward, and between
+ * pre_backward and post_backward. A pointer that is asked for in another state is NULL; fsdp_param_complaint
+ * gives the reason at once, otherwise it is the error of the next call on that root. */
+
+/* This rank's rows, packed, dtype fsdp_param_dtype; *box_out (may be NULL) says which, an empty one included.
+ * Buffers: the whole. */
+FSDP_API void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out);
+
+/* Gathered: what this rank's mathematics work on, row-major, dtype fsdp_param_data_dtype. */
+FSDP_API void *fsdp_param_data(fsdp_param *param);
+FSDP_API void fsdp_param_data_box(const fsdp_param *param, fsdp_box *box_out); /* of it; all but tensor
+                                                                                 * parallel ones: the whole */
+
+/* The gradient of this backward, as large as the data: zeroed on the first request, to be added to. */
+FSDP_API void *fsdp_param_grad(fsdp_param *param);
+/* The same without zeroing, all of it to be overwritten. */
+FSDP_API void *fsdp_param_grad_raw(fsdp_param *param);
+/* The reduced gradient of this rank's rows, from end_backward to the optimizer's step; NULL: none. */
+FSDP_API void *fsdp_param_shard_grad(fsdp_param *param);
+
+/*
+ * Local. Why one of these pointers was NULL, said at once:
+ *
+ *   float *weight = fsdp_param_data(param);
+ *   if (!weight)
+ *       return fsdp_param_complaint(param, err);
+ *
+ * It is what the next call on the root would fail with: the first reason, of any parameter of this root, that
+ * was not told yet. It is told once. FSDP_OK when there is none: NULL was right then (no gradient has been
+ * reduced).
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err);
+
+/* Frozen parameters are gathered and have no gradient. Between steps only. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad,
+                                                               fsdp_error *err);
+
 /* --- setters, named as PyTorch's -------------------------------------------------------------- */
 
 FSDP_API void fsdp_unit_set_requires_gradient_sync(fsdp_unit *unit, bool sync, bool recurse);
@@ -142,43 +172,9 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_allocate_memory_from_process_gro
 
 /* --- plug-ins --------------------------------------------------------------------------------- */
 
-/* Called with the reduced gradients of the unit, flat, in the reduce dtype, in place: after the all-reduce
- * (HSDP) or the reduce-scatter, before the last division. On the stream's thread. */
-typedef fsdp_status (*fsdp_all_reduce_hook)(void *user, void *data, fsdp_dtype dtype, int64_t count,
-                                            fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook hook,
                                                                 void *user, fsdp_error *err);
 
-/* Called in end_backward for a parameter whose sharded gradient is complete. */
-typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error *err);
-FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
-
-/*
- * A collective and its buffers in place of the library's. Of a gather the flat buffer that `run` gets as
- * call->out, with call->in inside it; of a reduction its input and its output, two buffers.
- *
- * Who owns what: a buffer is the root's from `alloc` to `dealloc`. It is used again for steps to come, by
- * collectives with the same user, alloc and dealloc only; so alloc is called a few times, not in every step.
- * A reduction's output may stay as the sharded gradient until that is dropped. Buffers that hold nothing go
- * back when another collective is set, every other one before fsdp_root_free returns: `user` must live until
- * then.
- *
- * Threads and order: alloc and dealloc are called by the thread that calls the hooks; run on the stream's
- * thread, maybe at the same time. dealloc comes after all work with the buffer, also run's own.
- *
- * A group of one rank has buffers, but no run.
- */
-typedef struct fsdp_custom_collective {
-    void *user;
-    /* size > 0 bytes that the device can use, aligned like malloc's; need not be zeroed. When it returns
-     * NULL, what is not in use goes back and it is asked once more; then the hook fails with FSDP_ERR_LIMIT
-     * and names the unit. alloc NULL: the buffers are the library's, or the communicator's if that was set
-     * before. */
-    void *(*alloc)(void *user, size_t size);
-    /* NULL: the buffers are the user's to free, after fsdp_root_free. Not called without alloc. */
-    void (*dealloc)(void *user, void *data);
-    fsdp_status (*run)(void *user, fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
-} fsdp_custom_collective;
 /* Copied; NULL: the library's again. FSDP_ERR_USAGE inside a forward or backward, and for units of several
  * groups, here or when the root is made. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit,
@@ -187,24 +183,6 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *uni
 FSDP_API FSDP_CHECKED fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit,
                                                                       const fsdp_custom_collective *custom,
                                                                       fsdp_error *err);
-
-/*
- * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
- * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
- * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
- * r * stride bytes. Both on a stream's thread.
- */
-typedef struct fsdp_extension {
-    void *user;
-    size_t count;              /* 1..8 */
-    const size_t *sizes;       /* bytes of each input, per rank */
-    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs,
-                       fsdp_error *err);
-    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride,
-                        void *data, fsdp_error *err);
-} fsdp_extension;
-FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
-                                                           fsdp_error *err);
 
 /* --- mixed precision of activations ----------------------------------------------------------- */
 

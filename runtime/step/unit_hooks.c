@@ -2,50 +2,13 @@
  * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units are
  * gathered ahead of their time. In docs/flow_step.md: what happens when.
  */
-#include "runtime/step/step.h"
+#include "runtime/step/step_internal.h"
 
 #include "base/mem.h"
 
 static fsdp_context *context_of(const fsdp_unit *unit)
 {
     return unit->root->context;
-}
-
-/* --- tracing ---------------------------------------------------------------------------------- */
-
-static const char *const phase_names[] = {"idle", "forward", "pre_backward", "post_backward"};
-
-static void trace(const fsdp_group *group, fsdp_trace_event *event)
-{
-    event->unit = group->unit->name;
-    event->state = phase_names[group->phase];
-    fsdp_trace_add(context_of(group->unit)->world->parts.trace, event);
-    fsdp_root_note_event(group->unit->root, event);
-}
-
-void fsdp_trace_unit(const fsdp_group *group, const char *event)
-{
-    trace(group, &(fsdp_trace_event){.event = event, .bytes = -1});
-}
-
-void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes)
-{
-    trace(group, &(fsdp_trace_event){.event = event, .stream = stream, .bytes = bytes});
-}
-
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane,
-                           const fsdp_collective *call, const char *stream)
-{
-    static const char *const names[] = {"",           "all_gather", "reduce_scatter",
-                                        "all_reduce", "broadcast",  "all_to_all"};
-    bool is_per_rank = call->kind == FSDP_ALL_GATHER || call->kind == FSDP_REDUCE_SCATTER;
-    int64_t ranks = is_per_rank ? fsdp_comm_size(lane->comm) : 1;
-    trace(group, &(fsdp_trace_event){.event = names[call->kind],
-                                     .comm = lane->comm,
-                                     .call = call,
-                                     .stream = stream,
-                                     .bytes = call->count * ranks *
-                                              (int64_t)fsdp_dtype_size(call->dtype)});
 }
 
 /* --- prefetch --------------------------------------------------------------------------------- */
@@ -104,7 +67,7 @@ static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
 }
 
 /* Not for one whose backward came before after all. */
-fsdp_status fsdp_group_prefetch_next(fsdp_group *group, fsdp_error *err)
+static fsdp_status prefetch_next(fsdp_group *group, fsdp_error *err)
 {
     fsdp_group *next = group->next_gather;
     group->next_gather = NULL;
@@ -216,12 +179,25 @@ static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
     return fsdp_context_sync(context_of(unit), err);
 }
 
+/* Parameters go back before gradients are packed: the two need not be there at once. */
+static fsdp_status reduce_group(fsdp_group *group, const fsdp_group_settings *settings,
+                                fsdp_error *err)
+{
+    group->phase = FSDP_POST_BACKWARD;
+    if (settings->reduces)
+        fsdp_group_add_to_kept(group);
+    if (settings->reshards_after_backward)
+        FSDP_TRY(fsdp_group_reshard(group, err));
+    FSDP_TRY(prefetch_next(group, err));
+    return settings->reduces ? fsdp_group_reduce(group, err) : fsdp_group_keep_grads(group, err);
+}
+
 static fsdp_status post_backward(fsdp_unit *unit, fsdp_error *err)
 {
     unit->phase = FSDP_POST_BACKWARD;
     for (size_t i = unit->group_count; i-- > 0;) {
-        FSDP_TRY(fsdp_group_post_backward(&unit->groups[i], err));
-        fsdp_trace_unit(&unit->groups[i], "post_backward");
+        FSDP_TRY(reduce_group(&unit->groups[i], &unit->settings, err));
+        fsdp_trace_group(&unit->groups[i], "post_backward");
     }
     return FSDP_OK;
 }

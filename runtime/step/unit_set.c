@@ -44,40 +44,40 @@ void fsdp_unit_set_requires_gradient_sync(fsdp_unit *unit, bool sync, bool recur
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->reduces = at->all_reduces = sync;
+        at->settings.reduces = at->settings.all_reduces = sync;
 }
 
 void fsdp_unit_set_requires_all_reduce(fsdp_unit *unit, bool all_reduce, bool recurse)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->all_reduces = all_reduce;
+        at->settings.all_reduces = all_reduce;
 }
 
 void fsdp_unit_set_reshard_after_forward(fsdp_unit *unit, bool reshard, bool recurse)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->reshard_after_forward = reshard ? FSDP_RESHARD_ALWAYS : FSDP_RESHARD_NEVER;
+        at->settings.reshard_after_forward = reshard ? FSDP_RESHARD_ALWAYS : FSDP_RESHARD_NEVER;
 }
 
 void fsdp_unit_set_reshard_after_backward(fsdp_unit *unit, bool reshard, bool recurse)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->reshards_after_backward = reshard;
+        at->settings.reshards_after_backward = reshard;
 }
 
 void fsdp_unit_set_unshard_in_backward(fsdp_unit *unit, bool unshard)
 {
-    unit->unshards_in_backward = unshard;
+    unit->settings.unshards_in_backward = unshard;
 }
 
 void fsdp_unit_set_keep_unsharded_storage(fsdp_unit *unit, bool keep, bool recurse)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->keeps_storage = keep;
+        at->settings.keeps_storage = keep;
 }
 
 void fsdp_unit_set_unshard_async_op(fsdp_unit *unit, bool is_async, bool recurse)
@@ -89,14 +89,14 @@ void fsdp_unit_set_unshard_async_op(fsdp_unit *unit, bool is_async, bool recurse
 
 void fsdp_unit_set_force_sum_reduction_for_comms(fsdp_unit *unit, bool force)
 {
-    unit->forces_sum = force;
+    unit->settings.forces_sum = force;
 }
 
 void fsdp_unit_set_reduce_scatter_unused_params(fsdp_unit *unit, bool all, bool recurse)
 {
     unit_range range = {.outer = unit, .recurse = recurse};
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;)
-        at->reduces_unused = all;
+        at->settings.reduces_unused = all;
 }
 
 fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor, fsdp_error *err)
@@ -105,7 +105,7 @@ fsdp_status fsdp_unit_set_gradient_divide_factor(fsdp_unit *unit, double factor,
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s: a divide factor is a positive number, not %g", unit->name,
                          factor);
-    unit->divide_factor = factor;
+    unit->settings.divide_factor = factor;
     return FSDP_OK;
 }
 
@@ -171,21 +171,11 @@ fsdp_status fsdp_unit_set_separate_reduce_scatter_group(fsdp_unit *unit, bool se
     unit_range range = {.outer = unit, .recurse = recurse};
     FSDP_TRY(check_outside(unit, "the group that reduces", err));
     for (fsdp_unit *at; (at = next_unit(&range)) != NULL;) {
-        at->is_separate = separate;
+        at->settings.is_separate = separate;
         for (size_t g = 0; g < at->group_count; g++)
             FSDP_TRY(fsdp_group_separate_reduce(&at->groups[g], err));
     }
     return FSDP_OK;
-}
-
-/* Groups are known once the root is made: then it is asked again. */
-fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
-{
-    if (unit->group_count <= 1)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "unit %s has %zu groups of parameters: a custom collective serves one",
-                     unit->name, unit->group_count);
 }
 
 static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *custom,
@@ -202,30 +192,22 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
     }
     fsdp_free(*slot);
     *slot = copy;
-    if (unit->root) /* what the one before gave is of no use any more */
-        fsdp_memory_return_lent(&unit->root->context->memory);
+    if (unit->root) /* buffers of the earlier one are of no use any more */
+        fsdp_memory_return_external(&unit->root->context->memory);
     return FSDP_OK;
-}
-
-fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
-                             const fsdp_lane *lane)
-{
-    if (custom && custom->alloc)
-        return fsdp_lender_of_custom(custom);
-    return fsdp_lender_of_comm(unit->takes_comm_memory && lane ? lane->comm : NULL);
 }
 
 fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_collective *custom,
                                             fsdp_error *err)
 {
-    return set_custom(unit, custom, &unit->custom_gather, err);
+    return set_custom(unit, custom, &unit->settings.custom_gather, err);
 }
 
 fsdp_status fsdp_unit_set_custom_reduce_scatter(fsdp_unit *unit,
                                                 const fsdp_custom_collective *custom,
                                                 fsdp_error *err)
 {
-    return set_custom(unit, custom, &unit->custom_reduce, err);
+    return set_custom(unit, custom, &unit->settings.custom_reduce, err);
 }
 
 fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit *unit,
@@ -233,11 +215,11 @@ fsdp_status fsdp_unit_set_allocate_memory_from_process_group_for_comm(fsdp_unit 
                                                                       fsdp_error *err)
 {
     FSDP_TRY(check_outside(unit, "where the memory of collectives comes from", err));
-    if (from_comm && (unit->custom_gather || unit->custom_reduce))
+    if (from_comm && (unit->settings.custom_gather || unit->settings.custom_reduce))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "unit %s has a custom collective, which brings its own memory",
                          unit->name);
-    unit->takes_comm_memory = from_comm;
+    unit->settings.takes_comm_memory = from_comm;
     return FSDP_OK;
 }
 
@@ -245,7 +227,7 @@ fsdp_status fsdp_unit_set_all_reduce_hook(fsdp_unit *unit, fsdp_all_reduce_hook 
                                           fsdp_error *err)
 {
     (void)err;
-    unit->all_reduce_hook = hook;
-    unit->all_reduce_hook_user = user;
+    unit->settings.all_reduce_hook = hook;
+    unit->settings.all_reduce_hook_user = user;
     return FSDP_OK;
 }

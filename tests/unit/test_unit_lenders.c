@@ -303,7 +303,7 @@ static fsdp_status keep_buffers(layers *net, fsdp_error *err)
     FSDP_TRY(set_lenders(net, false, err));
     FSDP_TRY(train_with_sgd(net, err));
     int given = count_given(net);
-    fsdp_memory_return_lent(&net->root->context->memory);
+    fsdp_memory_return_external(&net->root->context->memory);
     free_model(net);
     return expect(given > 0 && count_out(net) == given, "every buffer stays the lender's", err);
 }
