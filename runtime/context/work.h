@@ -1,7 +1,7 @@
 /*
- * Work for streams: kernels and collectives as pieces of a stream's queue. Memory that a piece points to stays
- * valid until it is done. A list of rectangles knows the last work that reads it, and waits for that before
- * it is filled again.
+ * Work for streams: kernels and collectives as pieces of a stream's queue. Memory that a piece points to
+ * stays valid until it is done. A list of rectangles knows the last work that reads it, and waits for that
+ * before it is filled again.
  */
 #ifndef FSDP_WORK_H
 #define FSDP_WORK_H

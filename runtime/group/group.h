@@ -108,8 +108,8 @@ typedef struct fsdp_dim_names {
     const char *unit, *shard, *replicate;
 } fsdp_dim_names;
 /* Local. Has the mesh these dims, and do they go with reshard_after_forward? */
-fsdp_status fsdp_mesh_check_dims(const fsdp_mesh *mesh, const fsdp_dim_names *names, int reshard_after_forward,
-                                 fsdp_error *err);
+fsdp_status fsdp_mesh_check_dims(const fsdp_mesh *mesh, const fsdp_dim_names *names,
+                                 int reshard_after_forward, fsdp_error *err);
 /* Local. Sets the roles, on a mesh of the group's own where several dims are seen as one. */
 fsdp_status fsdp_group_choose_mesh(fsdp_group *group, const fsdp_mesh *mesh, const fsdp_dim_names *names,
                                    fsdp_error *err);

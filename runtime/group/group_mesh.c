@@ -94,8 +94,8 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
     return index;
 }
 
-/* Connects runs of `each` ranks along some dims, for every coordinate of the others; *lane_out is that of this
- * rank's run. */
+/* Connects runs of `each` ranks along some dims, for every coordinate of the others; *lane_out is the lane
+ * of this rank's run. */
 static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool is_separate,
                            fsdp_lane **lane_out, fsdp_error *err)
 {

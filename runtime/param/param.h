@@ -2,9 +2,9 @@
  * Parameters: declared by name, dtype and shape (model.c), cut over the ranks of a mesh (param_layout.c),
  * found by names that users type (nearest_name.c).
  *
- * In: declarations from the public calls of model.h, and a mesh with the roles of its dims from runtime/group.
- * Out: struct fsdp_param, which every room above reads and fills: its layout, boxes and sizes are computed
- * here; runtime/group gives it data and reduced gradients, runtime/step the pointers that callers get.
+ * In: declarations from the public calls of model.h, and from runtime/group a mesh with the roles of its dims.
+ * Out: struct fsdp_param, which every room above reads and fills. Its layout, boxes and sizes are computed
+ * here; runtime/group gives it data and reduced gradients, runtime/step gives callers the pointers.
  * Callers: all rooms above. The room itself knows ranks and meshes, but neither memory nor communication:
  * units, groups and roots are only pointers that are NULL or not.
  */

@@ -1,7 +1,7 @@
 /*
- * This rank's part of a parameter, as boxes in the tensor and sizes of padded shards. Tensor parallelism cuts
- * first. Then the unit's mesh cuts one dim of the rest into equal chunks of rows; the last ones are shorter or
- * empty. docs/runtime.md, "What a rank holds of a parameter".
+ * This rank's part of a parameter, as boxes in the tensor and sizes of padded shards. Tensor parallelism
+ * cuts first. Then the unit's mesh cuts one dim of the rest into equal chunks of rows; the last ones are
+ * shorter or empty. docs/runtime.md, "What a rank holds of a parameter".
  */
 #include "runtime/param/param.h"
 

@@ -11,7 +11,7 @@
  *
  * In: the public calls of unit.h and root.h. Out: calls on the groups of runtime/group in the order that
  * docs/flow_step.md describes; for the rooms above, the structs below and the functions at the end.
- * Callers: runtime/optim, runtime/state and runtime/fsdp1 between steps; programs, through the public headers.
+ * Callers: runtime/optim, runtime/state and runtime/fsdp1 between steps; programs, through public headers.
  */
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H

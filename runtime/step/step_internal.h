@@ -37,8 +37,8 @@ fsdp_status fsdp_root_size_inputs(const fsdp_root *root, fsdp_context *context, 
 
 /* --- root_drop.c ------------------------------------------------------------------------------ */
 
-/* The compute stream waits for every reduction. Gathers that nobody waits for go, and the order of this root's
- * forwards is forgotten. */
+/* The compute stream waits for every reduction. Gathers that nobody waits for are given back, and the order
+ * of this root's forwards is forgotten. */
 void fsdp_root_wait_reductions(fsdp_root *root);
 /* Gives back everything that a step has made: gathers, gathered parameters, gradients of any kind. */
 void fsdp_root_drop_all(fsdp_root *root);
