@@ -40,7 +40,7 @@ typedef struct fsdp_context {
     fsdp_device *device;
     fsdp_stream *streams[FSDP_STREAMS];
     fsdp_memory_pool memory;
-    fsdp_used_block deferred;          /* the last gather in forward, and its copy-out; the next gives it back */
+    fsdp_used_block deferred;          /* the last gather of a forward; the next gives it back */
     fsdp_used_block *inputs;           /* of reductions, oldest first */
     int input_count, max_inputs, input_room;
     fsdp_used_block all_reduced;       /* the buffer of the last all-reduce, when gradients are cast */

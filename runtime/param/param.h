@@ -2,7 +2,7 @@
  * Parameters: declared by name, dtype and shape (model.c), cut over the ranks of a mesh (param_layout.c),
  * found by names that users type (nearest_name.c).
  *
- * In: declarations from the public calls of model.h, and from runtime/group a mesh with the roles of its dims.
+ * In: declarations from the public calls of model.h; from runtime/group, a mesh and the roles of its dims.
  * Out: struct fsdp_param, which every room above reads and fills. Its layout, boxes and sizes are computed
  * here; runtime/group gives it data and reduced gradients, runtime/step gives callers the pointers.
  * Callers: all rooms above. The room itself knows ranks and meshes, but neither memory nor communication:
