@@ -44,9 +44,9 @@ void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list);
 
 /* --- collectives ------------------------------------------------------------------------------- */
 
-/* A collective in its lane: after those that were issued on it before. custom: NULL, or in its place. counts
- * and unit of the call stay the caller's until it is done. */
-void fsdp_work_collective(fsdp_stream *stream, fsdp_lane *lane, const fsdp_collective *call,
+/* A collective on a communicator, after those that were issued on it before. custom: NULL, or what runs
+ * instead of it. counts and unit of the call stay the caller's until it is done. */
+void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered, const fsdp_collective *call,
                           const fsdp_custom_collective *custom);
 void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user, void *data,
                                fsdp_dtype dtype, int64_t count);

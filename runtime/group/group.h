@@ -75,9 +75,9 @@ struct fsdp_group {
     size_t count;
     fsdp_mesh_roles roles;             /* of the mesh, several dims that shard, or replicate, seen as one */
     fsdp_mesh *own_mesh;               /* that mesh when it was made here, else NULL */
-    /* NULL lanes: groups of one rank. `again` is the lane of an int reshard, `reduce` one of its own for
-     * reductions or the same as `shard`. */
-    fsdp_lane *shard, *replicate, *again, *reduce;
+    /* NULL in groups of one rank. `again` connects the ranks of an int reshard, `reduce` is a second
+     * communicator for reductions or the same as `shard`. */
+    fsdp_ordered_comm *shard, *replicate, *again, *reduce;
     int shard_size, shard_rank, replicate_size, again_size, again_rank;
     int *ranks;                        /* room for connecting, where no rank may fail alone */
 

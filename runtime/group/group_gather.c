@@ -24,7 +24,7 @@ static bool uses_side_streams(const fsdp_group *group, bool is_async)
 }
 
 typedef struct gather_side {
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     int parts, rank;
 } gather_side;
 
@@ -141,8 +141,8 @@ static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stre
 {
     const fsdp_collective call = call_of(group, side);
     if (!group->gather.is_late)
-        fsdp_work_collective(stream, side->lane, &call, group->settings->custom_gather);
-    fsdp_trace_collective(group, side->lane, &call, stream->name);
+        fsdp_work_collective(stream, side->ordered, &call, group->settings->custom_gather);
+    fsdp_trace_collective(group, side->ordered, &call, stream->name);
 }
 
 /* What the side streams need to know of the compute stream. */
@@ -190,7 +190,7 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     const fsdp_memory_request request = {
         .class = FSDP_MEMORY_ALL_GATHER,
         .stream = in,
-        .allocator = fsdp_group_allocator(group, group->settings->custom_gather, side.lane),
+        .allocator = fsdp_group_allocator(group, group->settings->custom_gather, side.ordered),
         .size = bytes * (size_t)side.parts,
         .owner = group->name};
     follow_reshard(group, in, out);
@@ -216,7 +216,7 @@ static void make_if_late(fsdp_group *group, bool is_async)
         return;
     const fsdp_collective call = call_of(group, &side);
     fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
     group->gather.event = compute->device->ops->record(compute);
     group->gather.is_late = false;
 }
@@ -338,7 +338,7 @@ static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
     fsdp_collective call = call_of(group, &side);
     call.view = &view;
     fsdp_work_uses(compute, group->unsharded->data);
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
 }
 
 static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error *err)

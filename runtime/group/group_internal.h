@@ -6,16 +6,16 @@
 
 /* --- group_trace.c ---------------------------------------------------------------------------- */
 
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane, const fsdp_collective *call,
-                           const char *stream);
+void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ordered,
+                           const fsdp_collective *call, const char *stream);
 /* On a stream; bytes -1: none. */
 void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 
 /* --- group_memory.c --------------------------------------------------------------------------- */
 
-/* Memory for buffers of a collective. custom: what runs it, or NULL; lane: its lane, or NULL. */
+/* Memory for buffers of a collective. custom: runs it, or NULL; ordered: its communicator, or NULL. */
 fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
-                                    const fsdp_lane *lane);
+                                    const fsdp_ordered_comm *ordered);
 /* May reductions read gradients where they lie? Equal on all ranks. */
 bool fsdp_group_may_be_direct(const fsdp_group *group);
 /* Memory for gradients: the communicator's where reductions may be direct. */

@@ -5,12 +5,12 @@
 #include "runtime/group/group_internal.h"
 
 fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
-                                    const fsdp_lane *lane)
+                                    const fsdp_ordered_comm *ordered)
 {
     if (custom && custom->alloc)
         return fsdp_allocator_of_custom(custom);
-    bool uses_comm = group->settings->takes_comm_memory && lane;
-    return fsdp_allocator_of_comm(uses_comm ? lane->comm : NULL);
+    bool uses_comm = group->settings->takes_comm_memory && ordered;
+    return fsdp_allocator_of_comm(uses_comm ? ordered->comm : NULL);
 }
 
 bool fsdp_group_may_be_direct(const fsdp_group *group)

@@ -94,10 +94,10 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
     return index;
 }
 
-/* Connects runs of `each` ranks along some dims, for every coordinate of the others; *lane_out is the lane
+/* Connects runs of `each` ranks along some dims, for every coordinate of the others; *ordered_out is that
  * of this rank's run. */
 static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool is_separate,
-                           fsdp_lane **lane_out, fsdp_error *err)
+                           fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
     fsdp_world *world = group->context->world;
     const fsdp_mesh *mesh = group->roles.mesh;
@@ -105,13 +105,14 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     int64_t along = product(mesh, dims), across = product(mesh, others);
     for (int64_t o = 0; o < across; o++)
         for (int64_t first = 0; first < along; first += each) {
-            fsdp_lane *lane = NULL;
+            fsdp_ordered_comm *ordered = NULL;
             for (int64_t i = 0; i < each; i++)
                 group->ranks[i] = fsdp_mesh_rank_at(mesh, position(mesh, others, o) +
                                                               position(mesh, dims, first + i));
-            FSDP_TRY(fsdp_world_lane_of(world, group->ranks, (int)each, is_separate, &lane, err));
-            if (lane)
-                *lane_out = lane;
+            FSDP_TRY(fsdp_world_ordered_comm(world, group->ranks, (int)each, is_separate, &ordered,
+                                             err));
+            if (ordered)
+                *ordered_out = ordered;
         }
     return FSDP_OK;
 }

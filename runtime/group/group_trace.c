@@ -20,15 +20,15 @@ void fsdp_trace_work(const fsdp_group *group, const char *event, const char *str
     trace(group, &(fsdp_trace_event){.event = event, .stream = stream, .bytes = bytes});
 }
 
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane,
+void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ordered,
                            const fsdp_collective *call, const char *stream)
 {
     static const char *const names[] = {"",           "all_gather", "reduce_scatter",
                                         "all_reduce", "broadcast",  "all_to_all"};
     bool is_per_rank = call->kind == FSDP_ALL_GATHER || call->kind == FSDP_REDUCE_SCATTER;
-    int64_t ranks = is_per_rank ? fsdp_comm_size(lane->comm) : 1;
+    int64_t ranks = is_per_rank ? fsdp_comm_size(ordered->comm) : 1;
     trace(group, &(fsdp_trace_event){.event = names[call->kind],
-                                     .comm = lane->comm,
+                                     .comm = ordered->comm,
                                      .call = call,
                                      .stream = stream,
                                      .bytes = call->count * ranks *

@@ -19,9 +19,9 @@ fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err)
 /* Ranks that wait for this one in a collective return this reason. */
 static void abort_all(fsdp_world *world, const fsdp_error *why)
 {
-    for (size_t i = 0; i < world->lane_count; i++)
-        if (world->lanes[i]->comm)
-            fsdp_comm_abort(world->lanes[i]->comm, why);
+    for (size_t i = 0; i < world->comm_count; i++)
+        if (world->comms[i]->comm)
+            fsdp_comm_abort(world->comms[i]->comm, why);
 }
 
 fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err)

@@ -5,7 +5,7 @@
  *   unit_hooks.c      the hooks: phases, order, prefetch
  *   root.c            the structure is frozen, memory appears; root_context.c: contexts are shared
  *   root_step.c       a step begins and ends; root_drop.c: what it has made is given back
- *   root_error.c      the first failure stays; root_check.c, root_lane.c: do all ranks do the same?
+ *   root_error.c      the first failure stays; root_check.c, root_comm.c: do all ranks do the same?
  *   root_values.c     parameters without values
  *   param_memory.c    the pointers to parameters that callers get
  *
@@ -109,12 +109,13 @@ void fsdp_root_note_values(const fsdp_root *root);     /* all have them */
 /* A floating type, or FSDP_DTYPE_NONE; option: its name, for the error. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
 
-/* The lane of the widest mesh of the root's units, which holds the others, for collectives of the host, after
- * those that streams make on it. NULL when that mesh was not connected. */
-fsdp_status fsdp_root_widest_lane(fsdp_root *root, fsdp_lane **lane_out, fsdp_error *err);
+/* The communicator of the widest mesh of the root's units, which contains the others, for collectives of the
+ * host: waits first for the streams' work on it. NULL when that mesh was not connected. */
+fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err);
 /* The same for `call`, which needs all ranks of the world. NULL, and no error, in a world of one. */
-fsdp_status fsdp_root_world_lane(fsdp_root *root, const char *call, fsdp_lane **lane_out, fsdp_error *err);
-/* The position of a rank of the world among those of a lane: meshes may have them in another order. */
-int fsdp_lane_position(const fsdp_lane *lane, int rank);
+fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *call, fsdp_ordered_comm **ordered_out,
+                                 fsdp_error *err);
+/* A world rank's position in the communicator: meshes may order their ranks differently. */
+int fsdp_ordered_comm_position(const fsdp_ordered_comm *ordered, int rank);
 
 #endif
