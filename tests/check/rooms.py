@@ -10,8 +10,8 @@ ROOMS = {
                 "safetensors", "torch", "ranks", "dcp", "detect"],
     "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
                   "convert", "diff"],
-    "runtime": ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "unit", "optim",
-                "state", "fsdp1"],
+    "runtime": ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param", "context",
+                "group", "step", "optim", "state", "fsdp1"],
     "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
 }
 
