@@ -4,8 +4,8 @@
  */
 #include "runtime/comm/comm_backend.h"
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 /* The call as the caller made it, and the one that the back end gets. */
 typedef struct scaled_call {
@@ -58,7 +58,7 @@ static fsdp_status run_sum(fsdp_comm *comm, scaled_call *scaled, fsdp_error *err
         fsdp_tensor_multiply(scaled->wide_in, scaled->wide, (size_t)scaled->in_count, call->factor);
 
     fsdp_comm_header header = fsdp_comm_head(comm, &scaled->sum);
-    FSDP_TRY(comm->fabric->ops->run(comm, &scaled->sum, &header, err));
+    FSDP_TRY(comm->transport->ops->run(comm, &scaled->sum, &header, err));
 
     if (call->op == FSDP_REDUCE_AVG)
         fsdp_tensor_divide(scaled->sum.out, scaled->wide, (size_t)scaled->out_count, comm->size);

@@ -1,12 +1,13 @@
 /*
- * The FSDP1 face: rank 0 alone has the full state of an optimizer, and sends every rank its chunk, one flat
- * tensor after the other. It has looked at all of the dict before, so that no rank waits in vain.
+ * The FSDP1 face: rank 0 alone has the full state of an optimizer, and sends every rank its chunk,
+ * one flat tensor after the other. It has looked at all of the dict before, so that no rank waits
+ * in vain.
  */
 #include "runtime/fsdp1/fsdp1_to_load.h"
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
@@ -31,8 +32,8 @@ static size_t chunk_bytes(const fsdp_v1_flat *flat, const fsdp_v1_slot *slot)
     return (size_t)flat->param->padded * fsdp_dtype_size(slot->dtype);
 }
 
-/* What is replicated goes to all. lane: NULL in a world of one. */
-static fsdp_status broadcast(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+/* What is replicated goes to all. world: NULL in a world of one. */
+static fsdp_status broadcast(const fsdp_ordered_comm *world, const fsdp_v1_flat *flat,
                              const fsdp_v1_slot *slot, const void *whole, void *chunk,
                              fsdp_error *err)
 {
@@ -41,33 +42,35 @@ static fsdp_status broadcast(const fsdp_lane *lane, const fsdp_v1_flat *flat,
                                   .in = chunk,
                                   .out = chunk,
                                   .count = flat->param->padded,
-                                  .root = lane ? fsdp_lane_position(lane, 0) : 0,
+                                  .root = world ? fsdp_ordered_comm_position(world, 0) : 0,
                                   .unit = flat->param->name};
     if (whole)
         memcpy(chunk, whole, chunk_bytes(flat, slot));
-    return lane ? fsdp_comm_run(lane->comm, &call, err) : FSDP_OK;
+    return world ? fsdp_comm_run(world->comm, &call, err) : FSDP_OK;
 }
 
 /* Chunks in the order of the ranks, as often as there are replicas. */
-static void order_chunks(const fsdp_lane *lane, const fsdp_v1_flat *flat, const fsdp_v1_slot *slot,
-                         const unsigned char *whole, unsigned char *ordered, int64_t *counts)
+static void order_chunks(const fsdp_ordered_comm *world, const fsdp_v1_flat *flat,
+                         const fsdp_v1_slot *slot, const unsigned char *whole,
+                         unsigned char *ordered, int64_t *counts)
 {
     const fsdp_group *group = flat->param->group;
     size_t bytes = chunk_bytes(flat, slot);
-    for (int i = 0; i < lane->size; i++) {
+    for (int i = 0; i < world->size; i++) {
         int64_t coord[FSDP_MAX_MESH_DIMS];
-        fsdp_mesh_coord(group->mesh, lane->ranks[i], coord);
-        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->shard_dim] * bytes, bytes);
+        fsdp_mesh_coord(group->roles.mesh, world->ranks[i], coord);
+        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->roles.shard_dim] * bytes,
+               bytes);
         counts[i] = flat->param->padded;
     }
 }
 
 /* counts: what this rank sends to each, which only rank 0 does, then what it gets from each. */
-static fsdp_status exchange(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+static fsdp_status exchange(const fsdp_ordered_comm *world, const fsdp_v1_flat *flat,
                             const fsdp_v1_slot *slot, const void *ordered, int64_t *counts,
                             void *chunk, fsdp_error *err)
 {
-    int64_t *out_counts = counts + lane->size;
+    int64_t *out_counts = counts + world->size;
     const fsdp_collective call = {.kind = FSDP_ALL_TO_ALL,
                                   .dtype = slot->dtype,
                                   .in = ordered,
@@ -75,24 +78,24 @@ static fsdp_status exchange(const fsdp_lane *lane, const fsdp_v1_flat *flat,
                                   .counts = counts,
                                   .out_counts = out_counts,
                                   .unit = flat->param->name};
-    out_counts[fsdp_lane_position(lane, 0)] = flat->param->padded;
-    return fsdp_comm_run(lane->comm, &call, err);
+    out_counts[fsdp_ordered_comm_position(world, 0)] = flat->param->padded;
+    return fsdp_comm_run(world->comm, &call, err);
 }
 
-static fsdp_status deal_chunks(const fsdp_lane *lane, const fsdp_v1_flat *flat,
+static fsdp_status deal_chunks(const fsdp_ordered_comm *world, const fsdp_v1_flat *flat,
                                const fsdp_v1_slot *slot, const unsigned char *whole, void *chunk,
                                fsdp_error *err)
 {
-    size_t n = (size_t)lane->size;
+    size_t n = (size_t)world->size;
     int64_t *counts = fsdp_alloc(n * 2, sizeof *counts);
     unsigned char *ordered = fsdp_alloc(whole ? n : 0, chunk_bytes(flat, slot));
     fsdp_status status = FSDP_OK;
     if (!counts || !ordered)
         status = fsdp_fail_memory(err, flat->param->name);
     if (status == FSDP_OK && whole)
-        order_chunks(lane, flat, slot, whole, ordered, counts);
+        order_chunks(world, flat, slot, whole, ordered, counts);
     if (status == FSDP_OK)
-        status = exchange(lane, flat, slot, ordered, counts, chunk, err);
+        status = exchange(world, flat, slot, ordered, counts, chunk, err);
     fsdp_free(counts);
     fsdp_free(ordered);
     return status;
@@ -109,8 +112,8 @@ fsdp_status fsdp_v1_scatter_chunk(fsdp_v1_loading *load, const fsdp_v1_flat *fla
                        : fsdp_fail_memory(err, flat->param->name);
     }
     if (status == FSDP_OK)
-        status = fsdp_v1_is_whole(flat) ? broadcast(load->lane, flat, slot, whole, chunk, err)
-                                        : deal_chunks(load->lane, flat, slot, whole, chunk, err);
+        status = fsdp_v1_is_whole(flat) ? broadcast(load->ordered, flat, slot, whole, chunk, err)
+                                        : deal_chunks(load->ordered, flat, slot, whole, chunk, err);
     fsdp_free(whole);
     return status;
 }
@@ -132,7 +135,7 @@ static fsdp_status prepare(fsdp_v1_loading *load, fsdp_error *err)
     fsdp_root *root = load->v1->root;
     if (root->world->rank == 0 && !load->sd)
         return fsdp_fail(err, FSDP_ERR_USAGE, "rank 0 has no state dict to be scattered");
-    FSDP_TRY(fsdp_root_world_lane(root, "scattering", &load->lane, err));
+    FSDP_TRY(fsdp_root_world_comm(root, "scattering", &load->ordered, err));
     return fsdp_v1_loading_prepare(load, err);
 }
 

@@ -28,7 +28,7 @@ typedef struct fsdp_v1_loading {
     const fsdp_sd *sd;         /* the source; NULL: another rank has it */
     fsdp_v1_to_load_opts opts;
     bool scatters;
-    fsdp_lane *lane;           /* then: of all ranks; NULL: there is one */
+    fsdp_ordered_comm *ordered;           /* then: of all ranks; NULL: there is one */
     fsdp_v1_target *targets;   /* by position */
     size_t count;
     fsdp_v1_source *sources;   /* per flat parameter */

@@ -1,11 +1,11 @@
 /* Optimizers on the shards of a root. See optim.h. */
 #include "runtime/optim/optim_internal.h"
-#include "runtime/unit/work.h"
+#include "runtime/context/work.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 fsdp_adamw_opts fsdp_adamw_opts_default(void)
 {

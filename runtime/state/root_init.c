@@ -1,12 +1,12 @@
 /* The first values of parameters: reproducible ones, the user's, or rank 0's. See root_init.h. */
 #include "runtime/state/state_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "base/fnv.h"
-#include "base/mem.h"
+#include "base/core/fnv.h"
+#include "base/core/mem.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 
@@ -123,7 +123,7 @@ enum { SLAB_BYTES = 16 << 20 };
 
 typedef struct sync_work {
     fsdp_root *root;
-    fsdp_lane *lane; /* of all ranks; NULL: this one is alone */
+    fsdp_ordered_comm *ordered; /* of all ranks; NULL: this one is alone */
     fsdp_param_fill fill;
     void *user;
     void *slab;
@@ -145,15 +145,16 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
     if (world->rank == 0)
         status = work->fill(work->user, param, slab, work->slab, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
-    const fsdp_collective call = {.kind = FSDP_BROADCAST,
-                                  .dtype = param->dtype,
-                                  .in = work->slab,
-                                  .out = work->slab,
-                                  .count = fsdp_box_count(slab),
-                                  .root = work->lane ? fsdp_lane_position(work->lane, 0) : 0,
-                                  .unit = param->name};
-    if (work->lane)
-        FSDP_TRY(fsdp_comm_run(work->lane->comm, &call, err));
+    const fsdp_collective call = {
+        .kind = FSDP_BROADCAST,
+        .dtype = param->dtype,
+        .in = work->slab,
+        .out = work->slab,
+        .count = fsdp_box_count(slab),
+        .root = work->ordered ? fsdp_ordered_comm_position(work->ordered, 0) : 0,
+        .unit = param->name};
+    if (work->ordered)
+        FSDP_TRY(fsdp_comm_run(work->ordered->comm, &call, err));
     take_part(param, slab, work->slab);
     return FSDP_OK;
 }
@@ -181,7 +182,7 @@ static fsdp_status sync_all(sync_work *work, fsdp_error *err)
     work->slab = fsdp_alloc_pages(SLAB_BYTES);
     fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
     if (status == FSDP_OK)
-        status = fsdp_root_world_lane(work->root, "sync_from_rank0", &work->lane, err);
+        status = fsdp_root_world_comm(work->root, "sync_from_rank0", &work->ordered, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     for (size_t i = 0; i < model->count; i++)
         FSDP_TRY(sync_param(work, model->params[i], err));

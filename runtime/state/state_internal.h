@@ -11,9 +11,9 @@
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/optim/optim_internal.h"
-#include "statedict/names.h"
+#include "statedict/sd/names.h"
 #include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
@@ -180,7 +180,7 @@ void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, c
 /* One bounded buffer through which a rank's elements get to all. */
 typedef struct fsdp_state_mover {
     fsdp_root *root;
-    fsdp_lane *lane;           /* NULL: this rank is alone */
+    fsdp_ordered_comm *ordered;           /* NULL: this rank is alone */
     char *buffer;
     size_t room, used;
     int owner;                 /* of what lies in the buffer */

@@ -1,12 +1,12 @@
 /*
- * Steps of the FSDP1 face (the net of tests/support/v1_net.h) and every state dict after them, then further
+ * Steps of the FSDP1 face (the net of tests/support/training.h) and every state dict after them, then further
  * steps with optimizer state that went out and in again. fsdp1_steps.py runs it beside PyTorch's FSDP1.
  *
  * usage: fsdp1_steps FOLDER [NAME=NUMBER...]     numbers as in `options` below
  *
  * Each rank writes FOLDER/RANK, lines of four fields with tabs between them: what, name, shape, numbers.
  */
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,12 +147,12 @@ static void print_flats(FILE *out, const fsdp_sd *sd)
     }
 }
 
-static void print_places(FILE *out, v1_net *net)
+static void print_places(FILE *out, toy *net)
 {
     for (int i = 0; i <= NET_LAYERS; i++) {
         fsdp_unit *unit = i < NET_LAYERS ? net->unit[i] : fsdp_root_unit(net->root);
         const fsdp_param *flat = fsdp_v1_flat_param(net->v1, unit);
-        fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->root_bias,
+        fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->own,
                               i < NET_LAYERS ? net->bias[i] : NULL};
         fprintf(out, "flat\t%s\t\t%lld\n", fsdp_param_name(flat), (long long)flat->padded);
         for (int k = 0; k < 2 && both[k]; k++) {
@@ -179,7 +179,7 @@ static void print_training(FILE *out, const net_setup *setup, const net_result *
 
 /* --- state dicts ------------------------------------------------------------------------------ */
 
-static fsdp_status print_model(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_model(FILE *out, toy *net, fsdp_error *err)
 {
     static const struct {
         const char *what;
@@ -198,7 +198,7 @@ static fsdp_status print_model(FILE *out, v1_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status print_local(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_local(FILE *out, toy *net, fsdp_error *err)
 {
     const fsdp_v1_state_opts opts = {.type = FSDP_V1_LOCAL_STATE_DICT};
     fsdp_sd *sd;
@@ -209,7 +209,7 @@ static fsdp_status print_local(FILE *out, v1_net *net, fsdp_error *err)
 }
 
 /* By name, by position, and by name again. */
-static fsdp_status print_rekeyed(FILE *out, v1_net *net, const fsdp_sd *full, fsdp_error *err)
+static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_error *err)
 {
     static const char *const names[] = {"bias",           "layers.2.bias",   "layers.2.weight",
                                         "layers.1.bias",  "layers.1.weight", "layers.0.bias",
@@ -232,7 +232,7 @@ static fsdp_status print_rekeyed(FILE *out, v1_net *net, const fsdp_sd *full, fs
 typedef fsdp_status (*to_load)(fsdp_v1 *, fsdp_optim *, const fsdp_sd *,
                                const fsdp_v1_to_load_opts *, fsdp_sd **, fsdp_error *);
 
-static fsdp_status load_one(FILE *out, const char *what, to_load make, v1_net *net,
+static fsdp_status load_one(FILE *out, const char *what, to_load make, toy *net,
                             const fsdp_sd *from, fsdp_error *err)
 {
     fsdp_sd *sd;
@@ -243,7 +243,7 @@ static fsdp_status load_one(FILE *out, const char *what, to_load make, v1_net *n
     return status;
 }
 
-static fsdp_status load_all(FILE *out, v1_net *net, const fsdp_sd *full, const fsdp_sd *sharded,
+static fsdp_status load_all(FILE *out, toy *net, const fsdp_sd *full, const fsdp_sd *sharded,
                             fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->world) == 0;
@@ -254,7 +254,7 @@ static fsdp_status load_all(FILE *out, v1_net *net, const fsdp_sd *full, const f
                     is_first ? full : NULL, err);
 }
 
-static fsdp_status print_optim(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_optim(FILE *out, toy *net, fsdp_error *err)
 {
     const fsdp_v1_state_opts opts = {.type = FSDP_V1_SHARDED_STATE_DICT, .offload_to_cpu = true};
     int rank = fsdp_world_rank(net->world);
@@ -276,7 +276,7 @@ static fsdp_status print_optim(FILE *out, v1_net *net, fsdp_error *err)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
-static fsdp_status train(FILE *out, v1_net *net, const net_setup *setup, fsdp_error *err)
+static fsdp_status train(FILE *out, toy *net, const net_setup *setup, fsdp_error *err)
 {
     net_result result = {0};
     print_places(out, net);
@@ -294,7 +294,7 @@ static fsdp_status run(fsdp_world *world, const net_setup *setup, const char *fo
                        fsdp_error *err)
 {
     char path[4096];
-    v1_net net = {0};
+    toy net = {0};
     snprintf(path, sizeof path, "%s/%d", folder, fsdp_world_rank(world));
     FILE *out = fopen(path, "w");
     if (!out)
@@ -302,7 +302,7 @@ static fsdp_status run(fsdp_world *world, const net_setup *setup, const char *fo
     fsdp_status status = net_build(&net, world, setup, err);
     if (status == FSDP_OK)
         status = train(out, &net, setup, err);
-    net_free(&net);
+    toy_free(&net);
     if (fclose(out) != 0 && status == FSDP_OK)
         status = fsdp_fail(err, FSDP_ERR_IO, "cannot write '%s'", path);
     return status;

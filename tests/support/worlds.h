@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_WORLDS_H
 #define FSDP_TESTS_WORLDS_H
 
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 #include "runtime/launch/world_internal.h"
 #include "tests/support/rank_outcome.h"
 #include <fsdp/text.h>
@@ -25,13 +25,15 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
                               rank_outcome *outcomes_out, fsdp_error *err);
 
-/* Makes a world of parts that have a control plane and a fabric, runs body in it, and frees it: what a
+/* Makes a world of parts that have a control plane and a transport, runs body in it, and frees it: what a
  * rank's thread or process does. */
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body, world_rank *rank,
                       fsdp_error *err);
 
 /* Forgets the events so far. */
 void forget_events(world_rank *rank);
+/* The events since the last time are these; then they are forgotten. */
+fsdp_status expect_events(world_rank *rank, const char *events, fsdp_error *err);
 /* The number of times that a text begins an event. */
 int count_events(const world_rank *rank, const char *begin);
 

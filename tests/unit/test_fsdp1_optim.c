@@ -2,13 +2,13 @@
  * The FSDP1 face: state of optimizers, from one world size and strategy to another, in memory; names and
  * positions; groups; and what happens without memory.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/optim/optim_internal.h"
 #include "tests/unit/v1_state_cases.h"
 
 /* --- from one world size to another, in memory ------------------------------------------------- */
 
-static fsdp_status load_optim(v1_net *net, const move_case *move, const fsdp_v1_to_load_opts *opts,
+static fsdp_status load_optim(toy *net, const move_case *move, const fsdp_v1_to_load_opts *opts,
                               fsdp_error *err)
 {
     int rank = fsdp_world_rank(net->world);
@@ -24,7 +24,7 @@ static fsdp_status load_optim(v1_net *net, const move_case *move, const fsdp_v1_
     return status;
 }
 
-static fsdp_status move_in(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status move_in(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     const fsdp_v1_to_load_opts opts = {.is_named = move->is_named};
@@ -63,7 +63,7 @@ Test(fsdp1_optim, rank_0_scatters_from_any_place_in_the_mesh)
 }
 
 /* A sharded dict of the same layout is taken run by run. */
-static fsdp_status copy_by_runs(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status copy_by_runs(toy *net, state_case *what, fsdp_error *err)
 {
     const fsdp_v1_state_opts opts = {.type = FSDP_V1_SHARDED_STATE_DICT, .offload_to_cpu = true};
     net_result ignored = {0};
@@ -105,7 +105,7 @@ Test(fsdp1_optim, sharded_state_goes_back_where_it_came_from)
 
 /* --- what does not load ----------------------------------------------------------------------- */
 
-static fsdp_status load_nothing(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_nothing(toy *net, state_case *what, fsdp_error *err)
 {
     fsdp_error why = {0};
     fsdp_sd *out;
@@ -128,7 +128,7 @@ Test(fsdp1_optim, no_dict_is_no_state)
     expect_ranks(2, run_case, &what);
 }
 
-static fsdp_status refuse_steps(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status refuse_steps(toy *net, state_case *what, fsdp_error *err)
 {
     fsdp_error why = {0};
     fsdp_sd *full, *out;
@@ -142,7 +142,7 @@ static fsdp_status refuse_steps(v1_net *net, state_case *what, fsdp_error *err)
         fsdp_v1_scatter_full_optim_state_dict(net->v1, net->optim, full, NULL, &out, err);
     fsdp_sd_free(full);
     FSDP_TRY(expect_refused(status, &why, "layers.1.bias' 9 times", err));
-    EXPECT(scattered == FSDP_ERR_USAGE, err);
+    EXPECT(scattered == FSDP_ERR_USAGE);
     *err = (fsdp_error){0};
     return FSDP_OK;
 }
@@ -155,7 +155,7 @@ Test(fsdp1_optim, one_flat_parameter_has_one_step)
 }
 
 /* The last parameter's state does not fit: that of the others stays as it is, too. */
-static fsdp_status load_half(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_half(toy *net, state_case *what, fsdp_error *err)
 {
     const fsdp_v1_to_load_opts opts = {.is_named = true};
     fsdp_optim_state *state = &net->optim->states[0];
@@ -176,7 +176,7 @@ static fsdp_status load_half(v1_net *net, state_case *what, fsdp_error *err)
     status = fsdp_v1_optim_load(net->v1, net->optim, sd, &opts, &why);
     fsdp_sd_free(sd);
     FSDP_TRY(expect_refused(status, &why, "the state dict has no", err));
-    EXPECT(state->step == 77, err);
+    EXPECT(state->step == 77);
     return FSDP_OK;
 }
 
@@ -269,7 +269,7 @@ Test(fsdp1_optim, the_longest_known_name_is_the_key)
 }
 
 /* The optimizer was given its parameters backwards. */
-static fsdp_status load_by_position(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_by_position(toy *net, state_case *what, fsdp_error *err)
 {
     const char *backwards[7];
     for (int i = 0; i < 7; i++)
@@ -290,7 +290,7 @@ static fsdp_status load_by_position(v1_net *net, state_case *what, fsdp_error *e
     fsdp_status status = fsdp_v1_optim_load(net->v1, net->optim, sd, &opts, err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
-    EXPECT(fits && has_step, err);
+    EXPECT(fits && has_step);
     status = fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, move->from->optim, &wrong,
                                                  &sd, &why);
     FSDP_TRY(expect_refused(status, &why, "no parameter 'count'", err));
@@ -309,7 +309,7 @@ Test(fsdp1_optim, parameters_by_position)
 }
 
 /* Without use_orig_params the optimizer has flat parameters; named, empty ones are there, too. */
-static fsdp_status look_at_keys(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status look_at_keys(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     const fsdp_v1_to_load_opts opts = {.is_named = true};
@@ -320,7 +320,7 @@ static fsdp_status look_at_keys(v1_net *net, state_case *what, fsdp_error *err)
                                                  err));
     bool is_there = find(sd, key) != NULL;
     fsdp_sd_free(sd);
-    EXPECT(is_there, err);
+    EXPECT(is_there);
     return FSDP_OK;
 }
 
@@ -338,7 +338,7 @@ Test(fsdp1_optim, keyed_optimizers_have_every_key)
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* Every way through state, of one rank. */
-static fsdp_status go_everywhere(v1_net *net, fsdp_error *err)
+static fsdp_status go_everywhere(toy *net, fsdp_error *err)
 {
     static const fsdp_v1_state_type types[] = {FSDP_V1_FULL_STATE_DICT, FSDP_V1_SHARDED_STATE_DICT,
                                                FSDP_V1_LOCAL_STATE_DICT};
@@ -374,7 +374,7 @@ static fsdp_status run_short(world_rank *rank, fsdp_error *err)
 {
     state_case *what = rank->user;
     net_result result;
-    v1_net net;
+    toy net;
     (void)fsdp_mem_fail_after(what->trained, false);
     fsdp_status status = net_build(&net, rank->world, &what->setup, err);
     if (status == FSDP_OK)
@@ -388,7 +388,7 @@ static fsdp_status run_short(world_rank *rank, fsdp_error *err)
     int64_t made = fsdp_mem_fail_after(-1, false);
     if (what->trained < 0)
         what->allocations = (int)made;
-    net_free(&net);
+    toy_free(&net);
     return status;
 }
 
@@ -421,7 +421,7 @@ static bool is_weight(void *user, const fsdp_param *param)
     return strstr(fsdp_param_name(param), "weight") != NULL;
 }
 
-static fsdp_status look_at_groups(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status look_at_groups(toy *net, state_case *what, fsdp_error *err)
 {
     fsdp_sd *sd;
     (void)what;
@@ -435,7 +435,7 @@ static fsdp_status look_at_groups(v1_net *net, state_case *what, fsdp_error *err
     bool fits = count == 1 && names->as.list.count == 3 &&
                 strcmp(names->as.list.items[1].as.bytes.data, "layers.1.weight") == 0;
     fsdp_sd_free(sd);
-    EXPECT(has_weights && !has_biases && fits, err);
+    EXPECT(has_weights && !has_biases && fits);
     return FSDP_OK;
 }
 
@@ -461,7 +461,7 @@ static bool is_elsewhere(void *user, const fsdp_param *param)
 }
 
 /* Each has a state for every flat parameter, and steps its own. */
-static fsdp_status step_in_turn(v1_net *net, fsdp_optim *other, fsdp_error *err)
+static fsdp_status step_in_turn(toy *net, fsdp_optim *other, fsdp_error *err)
 {
     fsdp_box box;
     double loss;
@@ -470,14 +470,14 @@ static fsdp_status step_in_turn(v1_net *net, fsdp_optim *other, fsdp_error *err)
     bool is_held = fsdp_box_count(&box) > 0;
     const float before = is_held ? *weight : 0;
     FSDP_TRY(fsdp_optim_step(net->optim, err));
-    EXPECT(!is_held || *weight == before, err);
+    EXPECT(!is_held || *weight == before);
     FSDP_TRY(fsdp_optim_step(other, err));
-    EXPECT(!is_held || *weight != before, err);
-    EXPECT(!fsdp_root_awaits_step(net->root, NULL), err);
+    EXPECT(!is_held || *weight != before);
+    EXPECT(!fsdp_root_awaits_step(net->root, NULL));
     return FSDP_OK;
 }
 
-static fsdp_status step_with_two(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status step_with_two(toy *net, state_case *what, fsdp_error *err)
 {
     static const fsdp_optim_group elsewhere = {.match = is_elsewhere, .lr = 0.01};
     fsdp_adamw_opts opts = fsdp_adamw_opts_default();
@@ -500,12 +500,12 @@ Test(fsdp1_optim, two_optimizers_step_flat_parameters_of_their_own)
     expect_ranks(2, run_case, &what);
 }
 
-static fsdp_status change_hypers(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status change_hypers(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     FSDP_TRY(fsdp_optim_set_lr(net->optim, 0, 123, err));
     FSDP_TRY(load_optim(net, move, NULL, err));
-    EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3, err);
+    EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3);
     return FSDP_OK;
 }
 

@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_V1_EXPECT_H
 #define FSDP_TESTS_V1_EXPECT_H
 
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -13,13 +13,6 @@ static inline void expect_ranks(int ranks, world_body body, void *user)
     fsdp_error err = {0};
     cr_assert_eq(run_worlds(ranks, "cpu", body, user, &err), FSDP_OK, "%d ranks: %s", ranks, err.text);
 }
-
-/* In a body, on the thread of a rank. */
-#define EXPECT(condition, err)                                                                     \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition);         \
-    } while (0)
 
 /* A value of fsdp_v1_init_uniform(1). */
 static inline float uniform(const char *name, int64_t i, int last_dim)

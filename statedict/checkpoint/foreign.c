@@ -1,0 +1,587 @@
+/*
+ * Checkpoints of other programs: the catalog of a source (formats/source.h) becomes a state dict in
+ * which every tensor is whole, and wanted boxes are read from it. See foreign.h.
+ */
+#include "statedict/checkpoint/foreign.h"
+
+#include "statedict/checkpoint/incomplete.h"
+#include "statedict/checkpoint/one_file.h"
+#include "statedict/checkpoint/verify_values.h"
+
+#include "base/data/name_path.h"
+#include "base/core/pool.h"
+#include "formats/source.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/sd/layout_internal.h"
+#include <fsdp/convert.h>
+#include <fsdp/run.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct own_files {
+    bool manifest, other;
+} own_files;
+
+static int find_own_file(void *user, const char *name)
+{
+    own_files *found = user;
+    if (strcmp(name, FSDP_MANIFEST_NAME) == 0)
+        found->manifest = true;
+    else
+        found->other = fsdp_is_checkpoint_file(name);
+    return found->other;
+}
+
+/* Many programs have a file called manifest.json: alone it must begin like ours. */
+static bool holds_own_files(fsdp_io *io, const char *directory)
+{
+    own_files found = {0};
+    bool ours = false;
+    if (io->ops->list(io, directory, find_own_file, &found) < 0 || found.other)
+        return true;
+    return found.manifest && (fsdp_manifest_is_ours(io, directory, &ours, NULL) != FSDP_OK || ours);
+}
+
+bool fsdp_path_is_foreign(fsdp_io *io, const char *path)
+{
+    fsdp_file_info info;
+    if (io->ops->info(io, path, &info) < 0)
+        return fsdp_source_is_pattern(path);
+    if (info.kind != FSDP_FILE_DIRECTORY)
+        return !fsdp_is_one_file(io, path);
+    return !holds_own_files(io, path);
+}
+
+bool fsdp_path_has_manifest(const char *path, fsdp_io *io)
+{
+    io = io ? io : fsdp_io_posix();
+    char *manifest = fsdp_path_join(path, FSDP_MANIFEST_NAME);
+    bool is_there = manifest && fsdp_io_exists(io, manifest);
+    fsdp_free(manifest);
+    return is_there && holds_own_files(io, path);
+}
+
+void fsdp_sandbox_by_limits_only(void)
+{
+    fsdp_source_limit_only();
+}
+
+void fsdp_follow_links(void)
+{
+    fsdp_io_follow_links();
+}
+
+/* --- looking ---------------------------------------------------------------------------------- */
+
+static int file_of(const fsdp_source_chunk *chunk)
+{
+    return chunk->file >= 0 ? chunk->file : chunk->origin;
+}
+
+static const fsdp_source_tensor *tensor_of(const fsdp_checkpoint *checkpoint, size_t entry)
+{
+    return fsdp_source_tensor_at(checkpoint->source, checkpoint->source_tensor[entry]);
+}
+
+/* Paths of files begin with the path of the checkpoint, unless it is that file. */
+static const char *within(const char *path, const char *file)
+{
+    size_t size = strlen(path);
+    const char *slash = strrchr(file, '/');
+    if (strncmp(path, file, size) == 0 && file[size] == '/')
+        return file + size + 1;
+    return slash ? slash + 1 : file;
+}
+
+static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
+{
+    const fsdp_source *source = checkpoint->source;
+    *file_out = (fsdp_checkpoint_file){.size = fsdp_source_file_size(source, (size_t)number),
+                                       .box_count = checkpoint->source_boxes[number]};
+    snprintf(file_out->name, sizeof file_out->name, "%s",
+             within(checkpoint->path, fsdp_source_file_path(source, (size_t)number)));
+}
+
+static bool stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t number,
+                       fsdp_box *box_out, int *file_out)
+{
+    const fsdp_source_tensor *tensor = tensor_of(checkpoint, entry);
+    if (number >= tensor->chunk_count)
+        return false;
+    const fsdp_source_chunk *chunk = &tensor->chunks[number];
+    if (box_out) {
+        *box_out = (fsdp_box){.ndim = tensor->ndim};
+        memcpy(box_out->lo, chunk->lo, (size_t)tensor->ndim * sizeof *chunk->lo);
+        memcpy(box_out->len, chunk->len, (size_t)tensor->ndim * sizeof *chunk->len);
+    }
+    if (file_out)
+        *file_out = file_of(chunk);
+    return true;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+enum { CAST_BYTES = 1 << 20 };
+
+static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dtype stored,
+                             const fsdp_want *want, fsdp_getter *getter, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(stored), wanted = fsdp_dtype_size(want->dtype);
+    char *to = want->data;
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    void *data = fsdp_alloc_pages(CAST_BYTES);
+    fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "casting");
+    while (st == FSDP_OK && fsdp_slabs_next(&slabs, want->box.ndim, want->box.len,
+                                            CAST_BYTES / (int64_t)size, &slab)) {
+        int64_t count = fsdp_box_count(&slab);
+        for (int d = 0; d < slab.ndim; d++)
+            slab.lo[d] += want->box.lo[d];
+        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &getter->foreign, err);
+        if (st == FSDP_OK && fsdp_kernels_get()->cast(to, want->dtype, data, stored, (size_t)count,
+                                                      FSDP_OVERFLOW_FAIL) > 0)
+            st = fsdp_fail(err, FSDP_ERR_USAGE, "values do not fit in %s",
+                           fsdp_dtype_name(want->dtype));
+        to += count * (int64_t)wanted;
+    }
+    fsdp_free(data);
+    return st;
+}
+
+static fsdp_status get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
+                       size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err)
+{
+    size_t tensor = checkpoint->source_tensor[entry];
+    fsdp_dtype stored = fsdp_sd_at(checkpoint->manifest.sd, entry)->dtype;
+    fsdp_status st = FSDP_OK;
+    for (size_t w = 0; w < count && st == FSDP_OK; w++) {
+        if (!fsdp_turns_take(turns))
+            continue;
+        if (wants[w].dtype == stored)
+            st = fsdp_source_read(checkpoint->source, tensor, &wants[w].box, wants[w].data,
+                                  &getter->foreign, err);
+        else
+            st = read_cast(checkpoint, tensor, stored, &wants[w], getter, err);
+    }
+    getter->bytes_read = getter->foreign.bytes_read;
+    return st;
+}
+
+/* An HDF5 chunk may take all of it. Streams keep what they unpack, and slabs want their part, too. */
+static fsdp_status set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                              fsdp_error *err)
+{
+    char *path, *parent;
+    FSDP_TRY(fsdp_path_split(to, &path, &parent, err));
+    bool is_hdf5 = strcmp(fsdp_source_format(checkpoint->source), "hdf5") == 0;
+    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
+    fsdp_source_set_memory(checkpoint->source, is_hdf5 ? memory : memory / 2, parent);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return FSDP_OK;
+}
+
+static fsdp_status announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                            fsdp_error *err)
+{
+    return fsdp_source_announce(checkpoint->source, checkpoint->source_tensor[entry], repeated,
+                                err);
+}
+
+static fsdp_reading reading(const fsdp_checkpoint *checkpoint)
+{
+    fsdp_reading reading = {.spooled = fsdp_source_spool_bytes(checkpoint->source)};
+    fsdp_source_reading_limits(checkpoint->source, &reading.threads, &reading.apart);
+    return reading;
+}
+
+/* --- inside values ---------------------------------------------------------------------------- */
+
+static fsdp_status stream_slabs(fsdp_source *source, size_t number, const fsdp_entry *entry,
+                                char *data, int64_t most, fsdp_slab_visit visit, void *user,
+                                fsdp_error *err)
+{
+    fsdp_source_reader reader = {0};
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    fsdp_status st = FSDP_OK;
+    for (int64_t first = 0;
+         st == FSDP_OK && fsdp_slabs_next(&slabs, entry->ndim, entry->shape, most, &slab);) {
+        st = fsdp_source_read(source, number, &slab, data, &reader, err);
+        if (st == FSDP_OK)
+            st = visit(user, entry, first, slabs.next - first, data, err);
+        first = slabs.next;
+    }
+    fsdp_source_reader_release(&reader);
+    return st;
+}
+
+static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
+                                fsdp_slab_visit visit, void *user, fsdp_error *err)
+{
+    if (tensor >= fsdp_source_tensor_count(checkpoint->source))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
+                         (unsigned long long)tensor);
+    const fsdp_source_tensor *inner = fsdp_source_tensor_at(checkpoint->source, (size_t)tensor);
+    fsdp_entry entry = {.kind = FSDP_ENTRY_TENSOR,
+                        .name = "",
+                        .dtype = inner->dtype,
+                        .ndim = inner->ndim,
+                        .shape = inner->shape};
+    int64_t bytes = fsdp_entry_bytes(&entry), size = (int64_t)fsdp_dtype_size(inner->dtype);
+    if (bytes == 0)
+        return visit(user, &entry, 0, 0, "", err);
+    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
+    int64_t most = (bytes < memory ? bytes : memory) / size;
+    most = most > 0 ? most : 1;
+    char *data = fsdp_alloc_pages((size_t)(most * size));
+    if (!data)
+        return fsdp_fail_memory(err, "a slab of a tensor");
+    fsdp_status st =
+        stream_slabs(checkpoint->source, (size_t)tensor, &entry, data, most, visit, user, err);
+    fsdp_free(data);
+    return st;
+}
+
+static const char *extra(const fsdp_checkpoint *checkpoint, const char *member)
+{
+    return fsdp_source_extra(checkpoint->source, member);
+}
+
+/* --- checksums -------------------------------------------------------------------------------- */
+
+typedef struct check_job {
+    fsdp_source *source;
+    atomic_llong next;
+} check_job;
+
+static fsdp_status check_worker(void *user, size_t worker, fsdp_error *err)
+{
+    check_job *job = user;
+    fsdp_source_reader reader = {0};
+    int64_t count = (int64_t)fsdp_source_check_count(job->source);
+    fsdp_status st = FSDP_OK;
+    (void)worker;
+    for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
+        st = fsdp_source_check(job->source, (size_t)i, &reader, err);
+    if (st != FSDP_OK)
+        atomic_store(&job->next, count);
+    fsdp_source_reader_release(&reader);
+    return st;
+}
+
+static fsdp_status check(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err)
+{
+    check_job job = {.source = checkpoint->source};
+    threads = threads > 0 ? threads : fsdp_pool_cores();
+    return fsdp_parallel(threads, (size_t)threads, check_worker, &job, err);
+}
+
+/* --- where tensors lie -------------------------------------------------------------------------- */
+
+static int compare_numbers(const int64_t *a, const int64_t *b, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (a[i] != b[i])
+            return a[i] < b[i] ? -1 : 1;
+    return 0;
+}
+
+static int compare_chunks(const fsdp_source_chunk *a, const fsdp_source_chunk *b, int ndim)
+{
+    const int64_t x[] = {a->file, a->stream, a->offset, a->fix, a->strides != NULL};
+    const int64_t y[] = {b->file, b->stream, b->offset, b->fix, b->strides != NULL};
+    int order = compare_numbers(x, y, 5);
+    order = order != 0 ? order : compare_numbers(a->lo, b->lo, ndim);
+    order = order != 0 ? order : compare_numbers(a->len, b->len, ndim);
+    return order != 0 || !a->strides ? order : compare_numbers(a->strides, b->strides, ndim);
+}
+
+/* 0: they are read from the same bytes in the same way. */
+static int compare_places(const fsdp_checkpoint *checkpoint, size_t first, size_t second)
+{
+    const fsdp_source_tensor *a = tensor_of(checkpoint, first), *b = tensor_of(checkpoint, second);
+    const int64_t x[] = {(int64_t)a->chunk_count, (int64_t)a->dtype, a->ndim};
+    const int64_t y[] = {(int64_t)b->chunk_count, (int64_t)b->dtype, b->ndim};
+    int order = compare_numbers(x, y, 3);
+    order = order != 0 ? order : compare_numbers(a->shape, b->shape, a->ndim);
+    for (size_t i = 0; order == 0 && i < a->chunk_count; i++)
+        order = compare_chunks(&a->chunks[i], &b->chunks[i], a->ndim);
+    return order;
+}
+
+/* Elements that a format brings by itself have no place that could be compared. */
+static bool has_place(const fsdp_checkpoint *checkpoint, size_t entry)
+{
+    const fsdp_source_tensor *tensor = tensor_of(checkpoint, entry);
+    for (size_t i = 0; i < tensor->chunk_count; i++)
+        if (tensor->chunks[i].file < 0 && tensor->chunks[i].stream < 0)
+            return false;
+    return tensor->chunk_count > 0;
+}
+
+/* --- carrying on ------------------------------------------------------------------------------ */
+
+enum { BLOBS_MOST = 64 << 20 }; /* of all values together */
+
+typedef struct carrying {
+    fsdp_checkpoint *checkpoint;
+    bool is_ours; /* the target */
+    size_t room;
+    fsdp_text bytes;
+} carrying;
+
+/* What differs from rank to rank is a value of ours: no program of others knows it. */
+static bool is_carried(const carrying *work, const fsdp_entry *entry)
+{
+    return entry->kind == FSDP_ENTRY_VALUE && fsdp_value_is_opaque(&entry->value) &&
+           (work->is_ours || !fsdp_value_per_rank(&entry->value));
+}
+
+static fsdp_status carry_value(carrying *work, size_t i, fsdp_error *err)
+{
+    fsdp_value value = {0};
+    FSDP_TRY(fsdp_source_save_value(work->checkpoint->source, i, work->room, &work->bytes, err));
+    if (work->bytes.size == 0)
+        return FSDP_OK;
+    FSDP_TRY(
+        fsdp_value_set_bytes(&value, FSDP_VALUE_OPAQUE, work->bytes.data, work->bytes.size, err));
+    fsdp_sd_set_value(work->checkpoint->manifest.sd, i, &value);
+    work->room -= work->bytes.size;
+    return FSDP_OK;
+}
+
+static fsdp_status carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err)
+{
+    carrying work = {.checkpoint = checkpoint, .is_ours = is_ours, .room = BLOBS_MOST};
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
+        if (is_carried(&work, fsdp_sd_at(sd, i)))
+            st = carry_value(&work, i, err);
+    fsdp_text_release(&work.bytes);
+    return st;
+}
+
+/* --- the table ---------------------------------------------------------------------------------- */
+
+static void close_source(fsdp_checkpoint *checkpoint)
+{
+    fsdp_source_close(checkpoint->source);
+    fsdp_free(checkpoint->source_tensor);
+    fsdp_free(checkpoint->source_boxes);
+}
+
+static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+                             fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    for (size_t i = 0; i < fsdp_source_file_count(source); i++)
+        FSDP_TRY(visit(user, (int)i, fsdp_source_file_path(source, i),
+                       fsdp_source_file_info(source, i), err));
+    return FSDP_OK;
+}
+
+static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                          fsdp_number_visit visit, void *user, fsdp_error *err)
+{
+    fsdp_box stored, shared;
+    int file;
+    for (size_t i = 0; stored_box(checkpoint, entry, i, &stored, &file); i++)
+        if (fsdp_box_intersect(&stored, box, &shared))
+            FSDP_TRY(visit(user, file, err));
+    return FSDP_OK;
+}
+
+static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)
+{
+    return fsdp_source_missing_at(checkpoint->source, number, size_out);
+}
+
+static const fsdp_checkpoint_ops foreign_ops = {.close = close_source,
+                                                .get = get,
+                                                .file_at = file_at,
+                                                .each_file = each_file,
+                                                .locate = locate,
+                                                .missing_at = missing_at,
+                                                .stored_box = stored_box,
+                                                .stream_inner = stream_inner,
+                                                .check = check,
+                                                .extra = extra,
+                                                .set_memory = set_memory,
+                                                .announce = announce,
+                                                .reading = reading,
+                                                .carry_values = carry_values,
+                                                .has_place = has_place,
+                                                .compare_places = compare_places};
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static fsdp_status add_tensor(fsdp_checkpoint *checkpoint, const fsdp_source_tensor *tensor,
+                              const fsdp_mesh *mesh, fsdp_error *err)
+{
+    const fsdp_placement whole = {.kind = FSDP_REPLICATE};
+    return fsdp_sd_add_sharded(checkpoint->manifest.sd, tensor->name, tensor->name_size,
+                               tensor->dtype, tensor->ndim, tensor->shape, mesh, &whole, NULL, err);
+}
+
+static fsdp_status add_alias(fsdp_checkpoint *checkpoint, const fsdp_source_entry *entry,
+                             fsdp_error *err)
+{
+    const fsdp_source_tensor *tensor = fsdp_source_tensor_at(checkpoint->source, entry->tensor);
+    return fsdp_sd_add_alias(checkpoint->manifest.sd, entry->name, entry->name_size, tensor->name,
+                             tensor->name_size, err);
+}
+
+/* What has no path there is not nested. That is only worth noting where we would nest it. */
+static fsdp_status add_path(fsdp_checkpoint *checkpoint, size_t i, const fsdp_source_entry *entry,
+                            fsdp_error *err)
+{
+    const int32_t flat = (int32_t)entry->name_size;
+    const int32_t *path = entry->path ? entry->path : &flat;
+    size_t count = entry->path ? entry->path_count : 1;
+    if (fsdp_path_is_default(entry->name, entry->name_size, path, count))
+        return FSDP_OK;
+    return fsdp_sd_set_path(checkpoint->manifest.sd, i, path, count, err);
+}
+
+static fsdp_status add_entries(fsdp_checkpoint *checkpoint, const fsdp_mesh *mesh, fsdp_error *err)
+{
+    fsdp_source *source = checkpoint->source;
+    size_t count = fsdp_source_entry_count(source);
+    checkpoint->source_tensor = fsdp_alloc(count, sizeof *checkpoint->source_tensor);
+    if (!checkpoint->source_tensor)
+        return fsdp_fail_memory(err, "a checkpoint");
+    fsdp_sd_expect(checkpoint->manifest.sd, count);
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        checkpoint->source_tensor[i] = entry->tensor;
+        if (entry->is_tensor)
+            FSDP_TRY(
+                add_tensor(checkpoint, fsdp_source_tensor_at(source, entry->tensor), mesh, err));
+        else if (entry->is_alias)
+            FSDP_TRY(add_alias(checkpoint, entry, err));
+        else
+            FSDP_TRY(fsdp_sd_add_value(checkpoint->manifest.sd, entry->name, entry->name_size,
+                                       entry->value, err));
+        FSDP_TRY(add_path(checkpoint, i, entry, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status count_boxes(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    checkpoint->source_boxes =
+        fsdp_alloc(fsdp_source_file_count(source), sizeof *checkpoint->source_boxes);
+    if (!checkpoint->source_boxes)
+        return fsdp_fail_memory(err, "a checkpoint");
+    for (size_t i = 0; i < fsdp_source_tensor_count(source); i++) {
+        const fsdp_source_tensor *tensor = fsdp_source_tensor_at(source, i);
+        for (size_t c = 0; c < tensor->chunk_count; c++)
+            checkpoint->source_boxes[file_of(&tensor->chunks[c])]++;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status describe(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    fsdp_mesh *mesh = NULL;
+    const fsdp_source *source = checkpoint->source;
+    FSDP_TRY(fsdp_sd_create(&checkpoint->manifest.sd, err));
+    FSDP_TRY(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, err));
+    fsdp_status st = add_entries(checkpoint, mesh, err);
+    fsdp_mesh_free(mesh);
+    FSDP_TRY(st);
+    checkpoint->info = (fsdp_checkpoint_info){.path = checkpoint->path,
+                                              .format = fsdp_source_format(source),
+                                              .kind = FSDP_FULL,
+                                              .step = FSDP_STEP_NONE,
+                                              .world = 1,
+                                              .file_count = (int)fsdp_source_content_count(source)};
+    for (size_t i = 0; i < fsdp_source_content_count(source); i++)
+        checkpoint->info.file_bytes += fsdp_source_file_size(source, i);
+    checkpoint->info.tensor_bytes = fsdp_sd_tensor_bytes(checkpoint->manifest.sd);
+    return count_boxes(checkpoint, err);
+}
+
+/* Some of what is missing has no entry. */
+static fsdp_status mark_missing(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    size_t count = fsdp_source_missing_count(source);
+    for (size_t i = 0; count > 0 && i < fsdp_sd_count(checkpoint->manifest.sd); i++)
+        if (fsdp_sd_at(checkpoint->manifest.sd, i)->kind != FSDP_ENTRY_VALUE &&
+            fsdp_source_tensor_at(source, checkpoint->source_tensor[i])->is_missing)
+            FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
+    checkpoint->missing_count = count;
+    return FSDP_OK;
+}
+
+static bool may_lack(void *user, const char *name, size_t size)
+{
+    return fsdp_filter_selects(user, name, size);
+}
+
+static fsdp_status open_source(fsdp_checkpoint *checkpoint, const char *path, const char *format,
+                               fsdp_error *err)
+{
+    fsdp_source_opts opts = {.format = format,
+                             .may_lack = checkpoint->may_lack ? may_lack : NULL,
+                             .user = checkpoint->may_lack};
+    checkpoint->path = fsdp_strndup(path, strlen(path));
+    if (!checkpoint->path)
+        return fsdp_fail_memory(err, "a path");
+    FSDP_TRY(fsdp_source_open(checkpoint->io, path, &opts, &checkpoint->source, err));
+    return describe(checkpoint, err);
+}
+
+fsdp_status fsdp_foreign_open(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return fsdp_fail_memory(err, "a checkpoint");
+    checkpoint->ops = &foreign_ops;
+    checkpoint->io = io;
+    checkpoint->manifest.step = FSDP_STEP_NONE;
+    checkpoint->manifest.kind = FSDP_FULL;
+    checkpoint->manifest.world = 1;
+    fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
+    if (st == FSDP_OK)
+        st = open_source(checkpoint, path, opts ? opts->format : NULL, err);
+    if (st == FSDP_OK)
+        st = mark_missing(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_open_value(const fsdp_value *value, fsdp_checkpoint **checkpoint_out,
+                                       fsdp_error *err)
+{
+    static const char zip_start[] = "PK\003\004";
+    if (value->kind != FSDP_VALUE_OPAQUE || value->as.bytes.size < 4 ||
+        memcmp(value->as.bytes.data, zip_start, 4) != 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "the value is not in a form that is known");
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return fsdp_fail_memory(err, "a value");
+    checkpoint->ops = &foreign_ops;
+    checkpoint->path = fsdp_strndup("", 0);
+    fsdp_status st =
+        fsdp_source_open_blob(value->as.bytes.data, value->as.bytes.size, &checkpoint->source, err);
+    if (st == FSDP_OK)
+        st = describe(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}
