@@ -4,6 +4,8 @@
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 
+#include "statedict/sd/layout_internal.h"
+
 #include <limits.h>
 
 void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
@@ -115,8 +117,7 @@ fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memo
 fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
                                      fsdp_error *err)
 {
-    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
-    entry = tensor->kind == FSDP_ENTRY_ALIAS ? tensor->target : entry;
+    entry = fsdp_sd_tensor_of(checkpoint->manifest.sd, entry);
     return checkpoint->ops->announce ? checkpoint->ops->announce(checkpoint, entry, repeated, err)
                                      : FSDP_OK;
 }

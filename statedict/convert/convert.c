@@ -6,6 +6,63 @@
 #include "statedict/convert/convert_io.h"
 #include "statedict/convert/plan_notes.h"
 
+#include <string.h>
+
+/* --- the job ---------------------------------------------------------------------------------- */
+
+/* Options are checked; whatever the result, the job is released. */
+static fsdp_status init_job(convert_job *job, const char *to, const fsdp_convert_opts *opts,
+                            fsdp_error *err)
+{
+    *job = (convert_job){.target = &fsdp_directory_output, .to = to};
+    job->opts = opts ? *opts : (fsdp_convert_opts){0};
+    job->io = job->opts.io ? job->opts.io : fsdp_io_posix();
+    job->kind = job->opts.kind;
+    FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
+    if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
+        return FSDP_OK;
+    job->format = fsdp_target_find(job->opts.format);
+    if (!job->format)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to write",
+                         job->opts.format);
+    job->place = (fsdp_output_place){.io = job->io,
+                                     .format = job->format,
+                                     .overwrite = job->opts.overwrite,
+                                     .durable = !job->opts.no_sync};
+    if (job->format->ops) {
+        job->target = &fsdp_foreign_output;
+        job->limits = &job->format->limits;
+        job->kind = FSDP_SHARDED;
+        return FSDP_OK;
+    }
+    job->target = &fsdp_one_file_output;
+    job->kind = job->opts.kind = FSDP_FULL;
+    return FSDP_OK;
+}
+
+/* All descriptors go first: removing needs one. */
+static fsdp_status end_job(convert_job *job, fsdp_status status, fsdp_error *err)
+{
+    fsdp_checkpoint_close(job->written);
+    fsdp_checkpoint_close(job->from);
+    status = job->target->end(job, status, err);
+    fsdp_io_reuse_free(job->reuse);
+    fsdp_copies_release(&job->copies);
+    fsdp_ties_release(&job->ties);
+    fsdp_free(job->is_kept);
+    fsdp_free(job->first_slab);
+    fsdp_free(job->hashes);
+    fsdp_free(job->written_entry);
+    fsdp_free(job->cast_sums);
+    fsdp_free(job->owners);
+    fsdp_free(job->source);
+    fsdp_sd_free(job->sd);
+    fsdp_mesh_free(job->mesh);
+    return status;
+}
+
+/* --- the loop ---------------------------------------------------------------------------------- */
+
 /* The next files that lie together and are not there yet; false behind the last. */
 static bool next_group(convert_job *job)
 {
@@ -21,8 +78,8 @@ static bool next_group(convert_job *job)
 
 static fsdp_status write_group(convert_job *job, fsdp_error *err)
 {
-    fsdp_flow("statedict/convert/convert.c", "files %d to %d of %d", job->first_file + 1, job->end_file,
-              job->file_count);
+    fsdp_flow("statedict/convert/convert.c", "files %d to %d of %d", job->first_file + 1,
+              job->end_file, job->file_count);
     FSDP_TRY(job->target->create(job, err));
     FSDP_TRY(fsdp_convert_move(job, err));
     FSDP_TRY(job->target->finish(job, err));
@@ -85,10 +142,10 @@ fsdp_status fsdp_checkpoint_convert(const char *from, const char *to, const fsdp
     err = err ? err : &local;
     fsdp_status st = fsdp_convert_io_begin(&how, opts, err);
     if (st == FSDP_OK) {
-        st = fsdp_convert_job_init(&job, to, &how.opts, err);
+        st = init_job(&job, to, &how.opts, err);
         if (st == FSDP_OK)
             st = convert(&job, from, &plan, err);
-        st = fsdp_convert_job_end(&job, st, err);
+        st = end_job(&job, st, err);
     }
     fsdp_convert_plan_release(&plan);
     fsdp_convert_io_end(&how);
@@ -101,11 +158,11 @@ fsdp_status fsdp_checkpoint_convert_plan(const char *from, const char *to,
 {
     convert_job job;
     *plan_out = (fsdp_convert_plan){.free_bytes = -1};
-    fsdp_status st = fsdp_convert_job_init(&job, to, opts, err);
+    fsdp_status st = init_job(&job, to, opts, err);
     if (st == FSDP_OK)
         st = fsdp_convert_prepare(&job, from, plan_out, err);
     plan_out->peak_memory += fsdp_convert_io_room(opts);
-    return fsdp_convert_job_end(&job, st, err);
+    return end_job(&job, st, err);
 }
 
 fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_convert_opts *opts,
@@ -113,7 +170,7 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
 {
     convert_job job;
     fsdp_convert_plan plan = {.free_bytes = -1};
-    fsdp_status st = fsdp_convert_job_init(&job, to, opts, err);
+    fsdp_status st = init_job(&job, to, opts, err);
     if (st == FSDP_OK)
         st = fsdp_convert_prepare(&job, from, &plan, err);
     if (st == FSDP_OK)
@@ -121,5 +178,20 @@ fsdp_status fsdp_convert_plan_text(const char *from, const char *to, const fsdp_
     if (st == FSDP_OK)
         st = fsdp_plan_spell(&job, &plan, text, err);
     fsdp_convert_plan_release(&plan);
-    return fsdp_convert_job_end(&job, st, err);
+    return end_job(&job, st, err);
+}
+
+fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
+                                               const fsdp_convert_opts *opts, const char *path,
+                                               fsdp_error *err)
+{
+    static const fsdp_convert_opts defaults = {0};
+    fsdp_text text = {0};
+    opts = opts ? opts : &defaults;
+    fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
+    fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
+    if (st == FSDP_OK)
+        st = fsdp_io_replace_file(io, path, text.data, text.size, err);
+    fsdp_text_release(&text);
+    return st;
 }

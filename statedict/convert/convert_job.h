@@ -9,9 +9,9 @@
  *   check     what was written is read back and compared                                  convert_move.c
  *   publish   the result takes its name, whole or not at all                              convert.c
  *
- * A *slab* is a run of a tensor's row-major order. The boxes of the target cut it into *pieces*, each a run of
- * its box, so that nothing is written twice and the blocks of the source are read once for all boxes that they
- * meet. Memory is bounded by the slabs at work (--mem), whatever the checkpoint's size.
+ * A *slab* is a run of a tensor's row-major order. The boxes of the target cut it into *pieces*, each a run
+ * of its box, so that nothing is written twice and the blocks of the source are read once for all boxes that
+ * they meet. Memory is bounded by the slabs at work (--mem), whatever the checkpoint's size.
  *
  * A source is an opened checkpoint (checkpoint_internal.h). A target is one of the tables below: a checkpoint
  * directory of ours, a checkpoint of ours in one file, or a format of another program (formats/target.h).
@@ -37,7 +37,7 @@ typedef struct convert_job {
     fsdp_convert_opts opts;
     const char *to;
     fsdp_io *io;
-    fsdp_io *reuse;            /* what an earlier conversion left and is the same is not written again; or NULL */
+    fsdp_io *reuse;            /* what is there already is not written again; or NULL */
     const fsdp_target_format *format;  /* NULL: a directory of ours */
     const fsdp_limits *limits; /* of another program's format; NULL: ours holds everything */
     fsdp_kind kind;            /* of the target's layout */
@@ -54,7 +54,7 @@ typedef struct convert_job {
     bool casts;                /* some tensor gets another dtype */
 
     /* plan */
-    int threads, workers;      /* workers take units of work; of an encoded target there is one, with threads */
+    int threads, workers;      /* of an encoded target there is one worker, with threads */
     int64_t slab_bytes, chunk_bytes;
     int64_t tensor_bytes;      /* as they are written */
     char hash[FSDP_PLAN_HASH];
@@ -138,19 +138,11 @@ extern const convert_target_ops fsdp_foreign_output;    /* foreign_output.c */
 
 /* --- convert_plan.c --------------------------------------------------------------------------- */
 
-/* Options are checked; whatever the result, the job is released. */
-fsdp_status fsdp_convert_job_init(convert_job *job, const char *to, const fsdp_convert_opts *opts,
-                                  fsdp_error *err);
 /* All that comes before the first byte. */
 fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                  fsdp_error *err);
-/* The result of all with that status. */
-fsdp_status fsdp_convert_job_end(convert_job *job, fsdp_status status, fsdp_error *err);
-
 /* Is there data of the entry? Where the target knows no aliases, they are tensors. */
 bool fsdp_convert_has_data(const convert_job *job, size_t entry);
-/* The tensor that an entry is, or is an alias of. */
-size_t fsdp_convert_tensor_of(const fsdp_sd *sd, size_t entry);
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry);
 
 /* --- convert_move.c --------------------------------------------------------------------------- */

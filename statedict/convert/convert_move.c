@@ -1,8 +1,9 @@
-/* The slabs of a conversion: read, cast and written, and read back from what was written. See convert_job.h. */
+/* The slabs of a conversion: read, cast, written and read back. See convert_job.h. */
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
 #include "base/core/pool.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <string.h>
 
@@ -11,7 +12,7 @@
 /* The tensor that an entry of the target is, or is another name of. */
 static const fsdp_entry *tensor_at(const convert_job *job, size_t entry)
 {
-    return fsdp_sd_at(job->sd, fsdp_convert_tensor_of(job->sd, entry));
+    return fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, entry));
 }
 
 static int64_t slab_elements(const convert_job *job, size_t entry)
@@ -111,7 +112,7 @@ static fsdp_status add_piece(void *user, int rank, size_t part, const fsdp_box *
 static fsdp_status cut_slab(slab_worker *work, fsdp_error *err)
 {
     const convert_job *job = work->job;
-    size_t tensor = fsdp_convert_tensor_of(job->sd, work->entry);
+    size_t tensor = fsdp_sd_tensor_of(job->sd, work->entry);
     work->count = 0;
     work->used = 0;
     return fsdp_plan_stored(fsdp_sd_at(job->sd, tensor), job->owners[tensor], &work->slab,
@@ -287,7 +288,7 @@ static void take_entry(slab_worker *work, size_t entry)
     const convert_job *job = work->job;
     size_t there = job->written ? job->written_entry[entry] : job->source[entry];
     work->entry = entry;
-    work->tensor = fsdp_convert_tensor_of(work->from->manifest.sd, there);
+    work->tensor = fsdp_sd_tensor_of(work->from->manifest.sd, there);
     work->stored = fsdp_sd_at(work->from->manifest.sd, work->tensor)->dtype;
     work->wanted = tensor_at(job, entry)->dtype;
 }

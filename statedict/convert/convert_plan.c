@@ -5,7 +5,6 @@
 #include "statedict/convert/convert_job.h"
 
 #include "base/data/flow.h"
-#include "base/io/io_reuse.h"
 #include "statedict/convert/convert_io.h"
 #include "statedict/sd/layout_internal.h"
 #include "statedict/convert/plan_notes.h"
@@ -17,12 +16,6 @@
 
 enum { CHUNK_LEAST = 64 << 10, BUFFERS_LEAST = 8 << 20 };
 
-size_t fsdp_convert_tensor_of(const fsdp_sd *sd, size_t i)
-{
-    const fsdp_entry *entry = fsdp_sd_at(sd, i);
-    return entry->kind == FSDP_ENTRY_ALIAS ? entry->target : i;
-}
-
 bool fsdp_convert_has_data(const convert_job *job, size_t entry)
 {
     fsdp_entry_kind kind = fsdp_sd_at(job->sd, entry)->kind;
@@ -32,7 +25,7 @@ bool fsdp_convert_has_data(const convert_job *job, size_t entry)
 fsdp_dtype fsdp_convert_source_dtype(const convert_job *job, size_t entry)
 {
     const fsdp_sd *from = job->from->manifest.sd;
-    return fsdp_sd_at(from, fsdp_convert_tensor_of(from, job->source[entry]))->dtype;
+    return fsdp_sd_at(from, fsdp_sd_tensor_of(from, job->source[entry]))->dtype;
 }
 
 /* --- select ----------------------------------------------------------------------------------- */
@@ -124,6 +117,8 @@ static fsdp_status check_chunk(int64_t chunk, fsdp_error *err)
 static fsdp_status select_entries(convert_job *job, const char *from, fsdp_convert_plan *plan,
                                   fsdp_error *err)
 {
+    if (!job->limits)
+        FSDP_TRY(check_chunk(job->opts.chunk_bytes, err));
     fsdp_flow("statedict/convert/convert_plan.c", "open '%s'", from);
     FSDP_TRY(fsdp_convert_open(from, &job->opts, &job->from, err));
     if (!job->limits || job->limits->opaque)
@@ -235,7 +230,7 @@ static fsdp_status count_work(convert_job *job, fsdp_convert_plan *plan, fsdp_er
         plan->aliases += entry->kind == FSDP_ENTRY_ALIAS && !has_data;
         if (!has_data)
             continue;
-        entry = fsdp_sd_at(job->sd, fsdp_convert_tensor_of(job->sd, i));
+        entry = fsdp_sd_at(job->sd, fsdp_sd_tensor_of(job->sd, i));
         int64_t bytes = fsdp_entry_bytes(entry);
         job->tensor_bytes += bytes;
         plan->bytes_read += bytes / (int64_t)fsdp_dtype_size(entry->dtype) *
@@ -292,62 +287,10 @@ fsdp_status fsdp_convert_prepare(convert_job *job, const char *from, fsdp_conver
     divide_memory(job);
     FSDP_TRY(announce_reading(job, err));
     FSDP_TRY(count_work(job, plan, err));
-    fsdp_flow("statedict/convert/convert_plan.c", "plan: %d files, slabs of at most %lld bytes", plan->files,
-              (long long)job->slab_bytes);
+    fsdp_flow("statedict/convert/convert_plan.c", "plan: %d files, slabs of at most %lld bytes",
+              plan->files, (long long)job->slab_bytes);
     FSDP_TRY(fsdp_plan_identify(job, job->hash, err));
     FSDP_TRY(job->target->check_place(job, err));
     FSDP_TRY(check_memory(job, plan, err));
     return check_space(job, plan, err);
-}
-
-/* --- the job ---------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_convert_job_init(convert_job *job, const char *to, const fsdp_convert_opts *opts,
-                                  fsdp_error *err)
-{
-    *job = (convert_job){.target = &fsdp_directory_output, .to = to};
-    job->opts = opts ? *opts : (fsdp_convert_opts){0};
-    job->io = job->opts.io ? job->opts.io : fsdp_io_posix();
-    job->kind = job->opts.kind;
-    FSDP_TRY(fsdp_check_budget(job->opts.threads, job->opts.memory, err));
-    if (!job->opts.format || strcmp(job->opts.format, "fsdp") == 0)
-        return check_chunk(job->opts.chunk_bytes, err);
-    job->format = fsdp_target_find(job->opts.format);
-    if (!job->format)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to write",
-                         job->opts.format);
-    job->place = (fsdp_output_place){.io = job->io,
-                                     .format = job->format,
-                                     .overwrite = job->opts.overwrite,
-                                     .durable = !job->opts.no_sync};
-    if (job->format->ops) {
-        job->target = &fsdp_foreign_output;
-        job->limits = &job->format->limits;
-        job->kind = FSDP_SHARDED;
-        return FSDP_OK;
-    }
-    job->target = &fsdp_one_file_output;
-    job->kind = job->opts.kind = FSDP_FULL;
-    return check_chunk(job->opts.chunk_bytes, err);
-}
-
-/* All descriptors go first: removing needs one. */
-fsdp_status fsdp_convert_job_end(convert_job *job, fsdp_status status, fsdp_error *err)
-{
-    fsdp_checkpoint_close(job->written);
-    fsdp_checkpoint_close(job->from);
-    status = job->target->end(job, status, err);
-    fsdp_io_reuse_free(job->reuse);
-    fsdp_copies_release(&job->copies);
-    fsdp_ties_release(&job->ties);
-    fsdp_free(job->is_kept);
-    fsdp_free(job->first_slab);
-    fsdp_free(job->hashes);
-    fsdp_free(job->written_entry);
-    fsdp_free(job->cast_sums);
-    fsdp_free(job->owners);
-    fsdp_free(job->source);
-    fsdp_sd_free(job->sd);
-    fsdp_mesh_free(job->mesh);
-    return status;
 }

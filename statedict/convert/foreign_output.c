@@ -9,6 +9,7 @@
 #include "base/io/io_reuse.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/select/selection.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,7 @@ static fsdp_status add_box(void *user, int rank, size_t part, const fsdp_box *bo
 static fsdp_status declare_entry(const convert_job *job, size_t i, box_list *list, fsdp_error *err)
 {
     const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-    size_t number = fsdp_convert_tensor_of(job->sd, i), first = list->files->box_count;
+    size_t number = fsdp_sd_tensor_of(job->sd, i), first = list->files->box_count;
     const fsdp_entry *tensor = fsdp_sd_at(job->sd, number);
     fsdp_target_entry *declared = &list->files->entries[i];
     *declared = (fsdp_target_entry){.name = entry->name,

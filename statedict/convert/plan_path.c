@@ -91,20 +91,3 @@ fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, co
     FSDP_TRY(check_apart(from, to, path, err));
     return check_place(from->io, path, err);
 }
-
-/* --- the call --------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
-                                               const fsdp_convert_opts *opts, const char *path,
-                                               fsdp_error *err)
-{
-    static const fsdp_convert_opts defaults = {0};
-    fsdp_text text = {0};
-    opts = opts ? opts : &defaults;
-    fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
-    fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
-    if (st == FSDP_OK)
-        st = fsdp_io_replace_file(io, path, text.data, text.size, err);
-    fsdp_text_release(&text);
-    return st;
-}

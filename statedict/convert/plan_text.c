@@ -1,5 +1,6 @@
 /* The text of a plan: its head, its contents, its end. See plan_text.h. */
 #include "statedict/convert/convert_job.h"
+#include "statedict/sd/layout_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -161,13 +162,13 @@ static fsdp_status add_part(void *user, const char *file, size_t entry, const fs
     out->is_first_part = false;
     add_names(out, entry);
     fsdp_text_addf(out->text, ", \"dtype\": \"%s\"",
-                   fsdp_dtype_name(fsdp_sd_at(sd, fsdp_convert_tensor_of(sd, entry))->dtype));
+                   fsdp_dtype_name(fsdp_sd_at(sd, fsdp_sd_tensor_of(sd, entry))->dtype));
     add_numbers(out->text, "lo", box->ndim, box->lo);
     add_numbers(out->text, "len", box->ndim, box->len);
     out->part++;
     out->is_first_origin = true;
     fsdp_text_addf(out->text, ", \"files\": [");
-    size_t source = fsdp_convert_tensor_of(from->manifest.sd, out->job->source[entry]);
+    size_t source = fsdp_sd_tensor_of(from->manifest.sd, out->job->source[entry]);
     FSDP_TRY(fsdp_checkpoint_locate(from, source, box, add_origin, out, err));
     fsdp_text_addf(out->text, "]}");
     return FSDP_OK;
