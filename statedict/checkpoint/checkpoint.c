@@ -69,12 +69,12 @@ static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_va
 static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_box *stored,
                                char *bytes, fsdp_error *err)
 {
-    fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
-    fsdp_getter getter = {0};
+    fsdp_read_target target = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
+    fsdp_block_reader block_reader = {0};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
-        st = fsdp_get_block(&getter, checkpoint->readers[0], stored, block, &want, 1, err);
-    fsdp_getter_release(&getter);
+        st = fsdp_get_block(&block_reader, checkpoint->readers[0], stored, block, &target, 1, err);
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
@@ -246,8 +246,8 @@ static fsdp_status find_stored_box(void *user, int rank, size_t part, const fsdp
     const located *search = user;
     const fsdp_stored_box *stored;
     fsdp_shard_reader *reader;
-    return fsdp_checkpoint_stored(search->checkpoint, search->entry, rank, part, box, &stored,
-                                  &reader, err);
+    fsdp_promised_box promised = {search->entry, rank, part, box};
+    return fsdp_checkpoint_stored(search->checkpoint, &promised, &stored, &reader, err);
 }
 
 static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)

@@ -14,7 +14,7 @@ typedef struct fsdp_reading {
     int64_t spooled;           /* bytes that are put into spools */
 } fsdp_reading;
 
-struct fsdp_turns;
+struct fsdp_read_request;
 
 /* A file that is read, by its number as of fsdp_checkpoint_file_at, or -1: it describes the others. */
 typedef fsdp_status (*fsdp_file_visit)(void *user, int number, const char *path, const fsdp_file_info *info,
@@ -27,8 +27,7 @@ typedef fsdp_status (*fsdp_number_visit)(void *user, int number, fsdp_error *err
  */
 typedef struct fsdp_checkpoint_ops {
     void (*close)(fsdp_checkpoint *checkpoint);
-    fsdp_status (*get)(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants, size_t count,
-                       fsdp_getter *getter, struct fsdp_turns *turns, fsdp_error *err);
+    fsdp_status (*get)(fsdp_checkpoint *checkpoint, const struct fsdp_read_request *request, fsdp_error *err);
     void (*file_at)(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
     fsdp_status (*each_file)(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
                              fsdp_error *err);
@@ -91,38 +90,61 @@ fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *er
 /* The file that holds what a rank stored. */
 int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank);
 
-/* The stored box of a plan: index and manifest must agree. Its file must be open. */
-fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t entry, int rank, size_t part,
-                                   const fsdp_box *box, const fsdp_stored_box **stored_out,
-                                   fsdp_shard_reader **reader_out, fsdp_error *err);
+/* A box that the manifest promises: the rank that stored it, as its box number `part` of the entry. */
+typedef struct fsdp_promised_box {
+    size_t entry;
+    int rank;
+    size_t part;
+    const fsdp_box *box;
+} fsdp_promised_box;
+/* The same in the index, which must agree. Its file must be open. */
+fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, const fsdp_promised_box *promised,
+                                   const fsdp_stored_box **stored_out, fsdp_shard_reader **reader_out,
+                                   fsdp_error *err);
 
 /*
- * Workers that fill the same wants together walk over the same blocks in the same order, and each
+ * Workers that fill the same targets together walk over the same blocks in the same order, and each
  * takes the blocks whose number it drew. Nobody waits for anybody.
  */
-typedef struct fsdp_turns {
+typedef struct fsdp_work_counter {
     atomic_llong *next;        /* shared: the next number to draw */
     int64_t mine;              /* drawn by this worker */
     int64_t at;                /* number of the block this worker looks at */
-} fsdp_turns;
+} fsdp_work_counter;
 
-void fsdp_turns_begin(fsdp_turns *turns, atomic_llong *next);
-/* Is the next item this worker's? Always without turns. */
-bool fsdp_turns_take(fsdp_turns *turns);
+void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next);
+/* Is the next item this worker's? Always without a counter. */
+bool fsdp_work_counter_take(fsdp_work_counter *counter);
 /* Nobody draws a number that counts any more: a worker failed. */
-void fsdp_turns_stop(fsdp_turns *turns);
+void fsdp_work_counter_stop(fsdp_work_counter *counter);
 
-/* Fills wanted boxes of one entry: all of them, or with turns this worker's share. Its files must be
- * open; several threads may do this at once, each with its own getter. */
-fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
+/* A tensor that is given to visit in slabs. */
+typedef struct fsdp_slab_stream {
+    const fsdp_entry *tensor;
+    fsdp_status (*read)(void *source, const fsdp_box *slab, char *data, fsdp_error *err);
+    void *source;
+    int64_t memory;            /* of a slab; 0: the default */
+    fsdp_slab_visit visit;
+    void *user;
+} fsdp_slab_stream;
+fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err);
+
+/* What is read of one entry. The files that hold it must be open. */
+typedef struct fsdp_read_request {
+    size_t entry;              /* a tensor */
+    const fsdp_read_target *targets;
+    size_t count;
+    fsdp_block_reader *block_reader;   /* of the thread: several may read at once */
+    fsdp_work_counter *counter;        /* this worker fills its share; NULL: all of it */
+} fsdp_read_request;
+fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                                fsdp_error *err);
 
 /* Do its files hold what is declared of the entry? Asked before memory is taken for it. */
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
 /* The table's entry of our own checkpoints. */
-fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants, size_t count,
-                            fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
+fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request, fsdp_error *err);
 
 /* --- files ------------------------------------------------------------------------------------ */
 

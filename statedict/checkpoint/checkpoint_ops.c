@@ -23,12 +23,10 @@ void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns,
+fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
                                 fsdp_error *err)
 {
-    return count > 0 ? checkpoint->ops->get(checkpoint, entry, wants, count, getter, turns, err)
-                     : FSDP_OK;
+    return request->count > 0 ? checkpoint->ops->get(checkpoint, request, err) : FSDP_OK;
 }
 
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)

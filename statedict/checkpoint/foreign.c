@@ -126,46 +126,49 @@ static bool stored_box(const fsdp_checkpoint *checkpoint, size_t entry, size_t n
 enum { CAST_BYTES = 1 << 20 };
 
 static fsdp_status read_cast(fsdp_checkpoint *checkpoint, size_t tensor, fsdp_dtype stored,
-                             const fsdp_want *want, fsdp_getter *getter, fsdp_error *err)
+                             const fsdp_read_target *target, fsdp_block_reader *block_reader,
+                             fsdp_error *err)
 {
-    size_t size = fsdp_dtype_size(stored), wanted = fsdp_dtype_size(want->dtype);
-    char *to = want->data;
+    size_t size = fsdp_dtype_size(stored), wanted = fsdp_dtype_size(target->dtype);
+    char *to = target->data;
     fsdp_slabs slabs = {0};
     fsdp_box slab;
     void *data = fsdp_alloc_pages(CAST_BYTES);
     fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "casting");
-    while (st == FSDP_OK && fsdp_slabs_next(&slabs, want->box.ndim, want->box.len,
+    while (st == FSDP_OK && fsdp_slabs_next(&slabs, target->box.ndim, target->box.len,
                                             CAST_BYTES / (int64_t)size, &slab)) {
         int64_t count = fsdp_box_count(&slab);
         for (int d = 0; d < slab.ndim; d++)
-            slab.lo[d] += want->box.lo[d];
-        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &getter->foreign, err);
-        if (st == FSDP_OK && fsdp_kernels_get()->cast(to, want->dtype, data, stored, (size_t)count,
-                                                      FSDP_OVERFLOW_FAIL) > 0)
+            slab.lo[d] += target->box.lo[d];
+        st = fsdp_source_read(checkpoint->source, tensor, &slab, data, &block_reader->foreign, err);
+        if (st == FSDP_OK && fsdp_kernels_get()->cast(to, target->dtype, data, stored,
+                                                      (size_t)count, FSDP_OVERFLOW_FAIL) > 0)
             st = fsdp_fail(err, FSDP_ERR_USAGE, "values do not fit in %s",
-                           fsdp_dtype_name(want->dtype));
+                           fsdp_dtype_name(target->dtype));
         to += count * (int64_t)wanted;
     }
     fsdp_free(data);
     return st;
 }
 
-static fsdp_status get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                       size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err)
+static fsdp_status get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                       fsdp_error *err)
 {
-    size_t tensor = checkpoint->source_tensor[entry];
-    fsdp_dtype stored = fsdp_sd_at(checkpoint->manifest.sd, entry)->dtype;
+    size_t tensor = checkpoint->source_tensor[request->entry];
+    fsdp_dtype stored = fsdp_sd_at(checkpoint->manifest.sd, request->entry)->dtype;
+    fsdp_block_reader *block_reader = request->block_reader;
     fsdp_status st = FSDP_OK;
-    for (size_t w = 0; w < count && st == FSDP_OK; w++) {
-        if (!fsdp_turns_take(turns))
+    for (size_t i = 0; i < request->count && st == FSDP_OK; i++) {
+        const fsdp_read_target *target = &request->targets[i];
+        if (!fsdp_work_counter_take(request->counter))
             continue;
-        if (wants[w].dtype == stored)
-            st = fsdp_source_read(checkpoint->source, tensor, &wants[w].box, wants[w].data,
-                                  &getter->foreign, err);
+        if (target->dtype == stored)
+            st = fsdp_source_read(checkpoint->source, tensor, &target->box, target->data,
+                                  &block_reader->foreign, err);
         else
-            st = read_cast(checkpoint, tensor, stored, &wants[w], getter, err);
+            st = read_cast(checkpoint, tensor, stored, target, block_reader, err);
     }
-    getter->bytes_read = getter->foreign.bytes_read;
+    block_reader->bytes_read = block_reader->foreign.bytes_read;
     return st;
 }
 
@@ -199,49 +202,39 @@ static fsdp_reading reading(const fsdp_checkpoint *checkpoint)
 
 /* --- inside values ---------------------------------------------------------------------------- */
 
-static fsdp_status stream_slabs(fsdp_source *source, size_t number, const fsdp_entry *entry,
-                                char *data, int64_t most, fsdp_slab_visit visit, void *user,
-                                fsdp_error *err)
+typedef struct inner_reader {
+    fsdp_source *source;
+    size_t tensor;
+    fsdp_source_reader reader;
+} inner_reader;
+
+static fsdp_status read_inner(void *user, const fsdp_box *slab, char *data, fsdp_error *err)
 {
-    fsdp_source_reader reader = {0};
-    fsdp_slabs slabs = {0};
-    fsdp_box slab;
-    fsdp_status st = FSDP_OK;
-    for (int64_t first = 0;
-         st == FSDP_OK && fsdp_slabs_next(&slabs, entry->ndim, entry->shape, most, &slab);) {
-        st = fsdp_source_read(source, number, &slab, data, &reader, err);
-        if (st == FSDP_OK)
-            st = visit(user, entry, first, slabs.next - first, data, err);
-        first = slabs.next;
-    }
-    fsdp_source_reader_release(&reader);
-    return st;
+    inner_reader *inner = user;
+    return fsdp_source_read(inner->source, inner->tensor, slab, data, &inner->reader, err);
 }
 
 static fsdp_status stream_inner(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
                                 fsdp_slab_visit visit, void *user, fsdp_error *err)
 {
+    inner_reader reader = {.source = checkpoint->source, .tensor = (size_t)tensor};
     if (tensor >= fsdp_source_tensor_count(checkpoint->source))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no inner tensor %llu", checkpoint->path,
                          (unsigned long long)tensor);
-    const fsdp_source_tensor *inner = fsdp_source_tensor_at(checkpoint->source, (size_t)tensor);
+    const fsdp_source_tensor *inner = fsdp_source_tensor_at(checkpoint->source, reader.tensor);
     fsdp_entry entry = {.kind = FSDP_ENTRY_TENSOR,
                         .name = "",
                         .dtype = inner->dtype,
                         .ndim = inner->ndim,
                         .shape = inner->shape};
-    int64_t bytes = fsdp_entry_bytes(&entry), size = (int64_t)fsdp_dtype_size(inner->dtype);
-    if (bytes == 0)
-        return visit(user, &entry, 0, 0, "", err);
-    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
-    int64_t most = (bytes < memory ? bytes : memory) / size;
-    most = most > 0 ? most : 1;
-    char *data = fsdp_alloc_pages((size_t)(most * size));
-    if (!data)
-        return fsdp_fail_memory(err, "a slab of a tensor");
-    fsdp_status st =
-        stream_slabs(checkpoint->source, (size_t)tensor, &entry, data, most, visit, user, err);
-    fsdp_free(data);
+    fsdp_slab_stream stream = {.tensor = &entry,
+                               .read = read_inner,
+                               .source = &reader,
+                               .memory = memory,
+                               .visit = visit,
+                               .user = user};
+    fsdp_status st = fsdp_stream_slabs(&stream, err);
+    fsdp_source_reader_release(&reader.reader);
     return st;
 }
 

@@ -71,10 +71,10 @@ typedef struct slab_worker {
     fsdp_box slab;
     char *data;
     int64_t used; /* bytes of data */
-    fsdp_want *wants;
-    convert_piece *pieces; /* per want: where it goes */
-    size_t count, want_room, piece_room;
-    fsdp_getter getter;
+    fsdp_read_target *targets;
+    convert_piece *pieces; /* per target: where it goes */
+    size_t count, target_room, piece_room;
+    fsdp_block_reader block_reader;
     fsdp_hasher *hasher;
     atomic_llong next_share; /* when workers fill the slab together */
 } slab_worker;
@@ -89,7 +89,7 @@ static fsdp_status add_piece(void *user, int rank, size_t part, const fsdp_box *
     bool is_at_work = job->written || (rank >= job->first_file && rank < job->end_file);
     if (!is_at_work || !fsdp_box_intersect(box, &work->slab, &shared))
         return FSDP_OK;
-    if (!fsdp_grow(&work->wants, &work->want_room, n + 1, sizeof *work->wants) ||
+    if (!fsdp_grow(&work->targets, &work->target_room, n + 1, sizeof *work->targets) ||
         !fsdp_grow(&work->pieces, &work->piece_room, n + 1, sizeof *work->pieces))
         return fsdp_fail_memory(err, "a slab of a tensor");
     int64_t inside[FSDP_MAX_DIMS], count = fsdp_box_count(&shared);
@@ -102,8 +102,8 @@ static fsdp_status add_piece(void *user, int rank, size_t part, const fsdp_box *
                                       .first = fsdp_box_position(box->ndim, box->len, inside),
                                       .count = count,
                                       .data = data};
-    work->wants[n] = (fsdp_want){shared, work->stored,
-                                 fsdp_recast_source(data, count, work->stored, work->wanted)};
+    work->targets[n] = (fsdp_read_target){
+        shared, work->stored, fsdp_recast_source(data, count, work->stored, work->wanted)};
     work->used += count * (int64_t)fsdp_recast_size(work->stored, work->wanted);
     work->count++;
     return FSDP_OK;
@@ -121,16 +121,22 @@ static fsdp_status cut_slab(slab_worker *work, fsdp_error *err)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
+static fsdp_status read_slab(slab_worker *work, fsdp_block_reader *block_reader,
+                             fsdp_work_counter *counter, fsdp_error *err)
+{
+    fsdp_read_request request = {work->tensor, work->targets, work->count, block_reader, counter};
+    return fsdp_checkpoint_get(work->from, &request, err);
+}
+
 static fsdp_status fill_share(void *user, size_t worker, fsdp_error *err)
 {
     slab_worker *work = user;
-    fsdp_getter getter = {0};
-    fsdp_turns turns;
+    fsdp_block_reader block_reader = {0};
+    fsdp_work_counter counter;
     (void)worker;
-    fsdp_turns_begin(&turns, &work->next_share);
-    fsdp_status st = fsdp_checkpoint_get(work->from, work->tensor, work->wants, work->count,
-                                         &getter, &turns, err);
-    fsdp_getter_release(&getter);
+    fsdp_work_counter_begin(&counter, &work->next_share);
+    fsdp_status st = read_slab(work, &block_reader, &counter, err);
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
@@ -138,8 +144,7 @@ static fsdp_status fill_slab(slab_worker *work, fsdp_error *err)
 {
     int threads = work->job->threads;
     if (work->job->workers == threads)
-        return fsdp_checkpoint_get(work->from, work->tensor, work->wants, work->count,
-                                   &work->getter, NULL, err);
+        return read_slab(work, &work->block_reader, NULL, err);
     atomic_store(&work->next_share, 0);
     return fsdp_parallel(threads, (size_t)threads, fill_share, work, err);
 }
@@ -152,10 +157,10 @@ static fsdp_status cast_slab(slab_worker *work, fsdp_cast_tally *sum, fsdp_error
         fsdp_cast_tally tally = {0};
         fsdp_recast_box box = {.name = entry->name,
                                .name_size = entry->name_size,
-                               .box = &work->wants[i].box,
+                               .box = &work->targets[i].box,
                                .from = work->stored,
                                .to = work->wanted,
-                               .source = work->wants[i].data};
+                               .source = work->targets[i].data};
         FSDP_TRY(fsdp_recast(&box, work->job->opts.select.on_overflow, &tally, err));
         fsdp_cast_sum_add(&work->job->cast_sums[work->pieces[i].rank], &tally);
         fsdp_cast_tally_add(sum, &tally);
@@ -330,10 +335,10 @@ static fsdp_status run_worker(void *user, size_t worker, fsdp_error *err)
         st = work_unit(&work, i, err);
     if (st != FSDP_OK)
         atomic_store(&job->next, units);
-    fsdp_getter_release(&work.getter);
+    fsdp_block_reader_release(&work.block_reader);
     fsdp_hasher_free(work.hasher);
     fsdp_free(work.data);
-    fsdp_free(work.wants);
+    fsdp_free(work.targets);
     fsdp_free(work.pieces);
     return st;
 }

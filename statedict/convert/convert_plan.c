@@ -172,7 +172,7 @@ static void divide_memory(convert_job *job)
     bool encoded = job->from->info.compressed, encodes = job->opts.compress && !job->limits;
     fsdp_reading reading = fsdp_checkpoint_reading(job->from);
     int64_t memory = budget(job), apart = reading.apart;
-    job->threads = fsdp_getters_within(job->opts.threads, memory / 4, encoded);
+    job->threads = fsdp_block_readers_within(job->opts.threads, memory / 4, encoded);
     limit_threads(job, reading.threads);
     if (room.per_thread > 0)
         limit_threads(job, memory / 4 / room.per_thread);
@@ -185,7 +185,7 @@ static void divide_memory(convert_job *job)
     }
     int64_t files = room.per_file > 0 ? memory / 4 / room.per_file : job->file_count;
     job->group_files = (int)clamp(files, 1, job->file_count);
-    int64_t slab = memory / (encodes ? 4 : 2) / job->threads - fsdp_getter_bytes(encoded);
+    int64_t slab = memory / (encodes ? 4 : 2) / job->threads - fsdp_block_reader_bytes(encoded);
     apart /= job->target->is_ordered ? 1 : job->threads;
     job->slab_bytes = clamp(slab < apart ? slab : apart, room.slab_least, room.slab_most);
     job->chunk_bytes = FSDP_CHUNK_BYTES;
@@ -198,7 +198,7 @@ static void divide_memory(convert_job *job)
 static int64_t peak_memory(const convert_job *job)
 {
     convert_room room = job->target->room(job);
-    int64_t worker = job->slab_bytes + fsdp_getter_bytes(job->from->info.compressed);
+    int64_t worker = job->slab_bytes + fsdp_block_reader_bytes(job->from->info.compressed);
     int64_t chunks =
         job->opts.compress && !job->limits ? job->chunk_bytes * encoder_chunks(job) : 0;
     return fixed_room(job, &room) + worker * job->workers + chunks +

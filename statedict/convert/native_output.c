@@ -204,12 +204,12 @@ fsdp_status fsdp_native_finish(convert_job *job, fsdp_error *err)
 
 /* --- reading back ----------------------------------------------------------------------------- */
 
-static fsdp_status check_box(convert_job *job, fsdp_getter *getter, fsdp_shard_reader *reader,
-                             const fsdp_stored_box *box, fsdp_error *err)
+static fsdp_status check_box(convert_job *job, fsdp_block_reader *block_reader,
+                             fsdp_shard_reader *reader, const fsdp_stored_box *box, fsdp_error *err)
 {
     for (int64_t block = 0; block < box->block_count; block++) {
         int64_t first, count;
-        FSDP_TRY(fsdp_check_block(getter, reader, box, block, err));
+        FSDP_TRY(fsdp_check_block(block_reader, reader, box, block, err));
         fsdp_block_range(box, block, &first, &count);
         FSDP_TRY(fsdp_meter_add(&job->meter, count * (int64_t)box->element_size, box->name,
                                 box->name_size, err));
@@ -224,15 +224,15 @@ static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
     const native_files *files = job->files;
     size_t file = (size_t)job->first_file + number;
     fsdp_shard_reader *reader = NULL;
-    fsdp_getter getter = {0};
+    fsdp_block_reader block_reader = {0};
     fsdp_shard_id id = file_id(job, (int)file);
     char *path = staged_path(job, (int)file);
     if (!path)
         return fsdp_fail_memory(err, "a path");
     fsdp_status st = fsdp_shard_open(job->io, path, &files->seals[file], &id, &reader, err);
     for (size_t i = 0; st == FSDP_OK && i < fsdp_shard_box_count(reader); i++)
-        st = check_box(job, &getter, reader, fsdp_shard_box_at(reader, i), err);
-    fsdp_getter_release(&getter);
+        st = check_box(job, &block_reader, reader, fsdp_shard_box_at(reader, i), err);
+    fsdp_block_reader_release(&block_reader);
     fsdp_shard_close(reader);
     fsdp_free(path);
     return st;

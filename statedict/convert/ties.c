@@ -145,7 +145,7 @@ typedef struct comparison {
     fsdp_checkpoint *checkpoint;
     size_t a, b; /* tensors */
     char *data;  /* room for a slab of each */
-    fsdp_getter getter;
+    fsdp_block_reader block_reader;
 } comparison;
 
 static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *err)
@@ -158,11 +158,12 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
     *equal_out = true;
     while (*equal_out &&
            fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
-        fsdp_want first = {slab, entry->dtype, work->data}, second = {slab, entry->dtype, other};
-        FSDP_TRY(
-            fsdp_checkpoint_get(work->checkpoint, work->a, &first, 1, &work->getter, NULL, err));
-        FSDP_TRY(
-            fsdp_checkpoint_get(work->checkpoint, work->b, &second, 1, &work->getter, NULL, err));
+        fsdp_read_target first = {slab, entry->dtype, work->data},
+                         second = {slab, entry->dtype, other};
+        fsdp_read_request requests[] = {{work->a, &first, 1, &work->block_reader, NULL},
+                                        {work->b, &second, 1, &work->block_reader, NULL}};
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[0], err));
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[1], err));
         *equal_out = memcmp(work->data, other, (size_t)(fsdp_box_count(&slab) * size)) == 0;
     }
     return FSDP_OK;
@@ -181,7 +182,7 @@ static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool 
         st = fsdp_checkpoint_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
     if (st == FSDP_OK)
         st = compare_bytes(&work, equal_out, err);
-    fsdp_getter_release(&work.getter);
+    fsdp_block_reader_release(&work.block_reader);
     fsdp_free(work.data);
     fsdp_checkpoint_close(work.checkpoint);
     return st;
