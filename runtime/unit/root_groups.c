@@ -119,8 +119,7 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     return FSDP_OK;
 }
 
-/* --- what a unit asks of a mesh
- * ---------------------------------------------------------------- */
+/* --- what a unit asks of a mesh --------------------------------------------------------------- */
 
 static fsdp_status check_mesh(const fsdp_unit *unit, const fsdp_mesh *mesh, fsdp_error *err)
 {
