@@ -163,8 +163,8 @@ static fsdp_status pull(tcp_link *link, int from, bool *whole_out, fsdp_error *e
 static fsdp_status hand_over(fsdp_ctl *ctl, tcp_message *message, int from, void *data, size_t size,
                              fsdp_error *err)
 {
-    const unsigned char *came = message->data + HEAD;
-    fsdp_status status = fsdp_ctl_hand_over(ctl, from, came, message->end - HEAD, data, size, err);
+    const fsdp_ctl_bytes received = {message->data + HEAD, message->end - HEAD};
+    fsdp_status status = fsdp_ctl_hand_over(ctl, from, received, data, size, err);
     forget(message);
     return status;
 }
