@@ -17,7 +17,7 @@
 #ifndef FSDP_FSDP1_INTERNAL_H
 #define FSDP_FSDP1_INTERNAL_H
 
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 #include <fsdp/fsdp1.h>
 #include <fsdp/text.h>

@@ -37,12 +37,12 @@ fsdp_status fsdp_v1_gather(const fsdp_v1_piece *piece, void *whole, fsdp_error *
                                   .in = mine,
                                   .out = whole,
                                   .count = param->padded,
-                                  .unit = group->unit->name};
+                                  .unit = group->name};
     memcpy(mine, piece->own, own);
     memset(mine + own, 0, chunk - own);
     if (shard_size(piece->flat) == 1)
         return FSDP_OK;
-    FSDP_TRY(fsdp_group_context(group)->device->ops->sync(group->shard->last, err));
+    FSDP_TRY(group->context->device->ops->sync(group->shard->last, err));
     return fsdp_comm_run(group->shard->comm, &call, err);
 }
 
@@ -121,7 +121,7 @@ static fsdp_status add_buffer(fsdp_sd *sd, const fsdp_v1_piece *piece, const fsd
                                       .offset = param->flat_at};
     }
     FSDP_TRY(fsdp_v1_spell(own, naming, flat->param->name, err));
-    return fsdp_sd_add_flat(sd, own->data, own->size, piece->dtype, flat->param->group->mesh,
+    return fsdp_sd_add_flat(sd, own->data, own->size, piece->dtype, flat->param->group->roles.mesh,
                             flat->param->model->world->rank, fsdp_v1_gathered_count(flat), parts, n,
                             is_live ? piece->own : NULL, err);
 }
@@ -156,8 +156,8 @@ static fsdp_status add_boxes(box_list *list, const fsdp_v1_flat *flat, const fsd
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
     int64_t coord[FSDP_MAX_MESH_DIMS], begin, len;
     fsdp_box pieces[FSDP_BOX_PIECES];
-    fsdp_mesh_coord(group->mesh, rank, coord);
-    fsdp_chunk(flat->count, shard_size(flat), coord[group->shard_dim], &begin, &len);
+    fsdp_mesh_coord(group->roles.mesh, rank, coord);
+    fsdp_chunk(flat->count, shard_size(flat), coord[group->roles.shard_dim], &begin, &len);
     int64_t at = param->flat_at, behind = at + fsdp_v1_count(param), end = begin + len;
     int64_t lo = at > begin ? at : begin, hi = behind < end ? behind : end;
     int n = lo < hi ? fsdp_box_cut(&whole, lo - at, hi - lo, pieces) : 0;
@@ -172,7 +172,7 @@ static fsdp_status add_boxed(fsdp_sd *sd, const fsdp_v1_piece *piece, const fsdp
                              const fsdp_text *name, bool is_live, box_list *list, fsdp_error *err)
 {
     const fsdp_flat_run run = fsdp_param_flat_run(param);
-    const fsdp_mesh *mesh = piece->flat->param->group->mesh;
+    const fsdp_mesh *mesh = piece->flat->param->group->roles.mesh;
     list->count = 0;
     for (int rank = 0; rank < fsdp_world_size(param->model->world); rank++) {
         int64_t coord[FSDP_MAX_MESH_DIMS];

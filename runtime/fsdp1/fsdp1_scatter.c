@@ -58,8 +58,9 @@ static void order_chunks(const fsdp_ordered_comm *world, const fsdp_v1_flat *fla
     size_t bytes = chunk_bytes(flat, slot);
     for (int i = 0; i < world->size; i++) {
         int64_t coord[FSDP_MAX_MESH_DIMS];
-        fsdp_mesh_coord(group->mesh, world->ranks[i], coord);
-        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->shard_dim] * bytes, bytes);
+        fsdp_mesh_coord(group->roles.mesh, world->ranks[i], coord);
+        memcpy(ordered + (size_t)i * bytes, whole + (size_t)coord[group->roles.shard_dim] * bytes,
+               bytes);
         counts[i] = flat->param->padded;
     }
 }

@@ -3,7 +3,7 @@
  * it was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
  */
 #include "runtime/state/state_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 
 #include <string.h>
 
@@ -165,7 +165,7 @@ static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
             fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_root_drop_gather(group);
+            fsdp_group_cancel_gather(group);
             FSDP_TRY(fsdp_group_reshard(group, err));
         }
     return FSDP_OK;
