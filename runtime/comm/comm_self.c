@@ -1,7 +1,7 @@
 /* The transport of one rank alone: comm.c does all its collectives. */
 #include "runtime/comm/comm_backend.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static void close_self(fsdp_transport *transport)
 {

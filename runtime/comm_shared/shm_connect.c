@@ -15,7 +15,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/bootstrap/listener.h"
 #include "runtime/bootstrap/socket.h"
 
