@@ -1,4 +1,5 @@
-/* Parts of a save that other files use: a step of a run (run_save.c), and the full state on rank 0 (gather.c). */
+/* Parts of a save that other files use: a step of a run (run_save.c), and the full state on rank 0
+ * (gather.c). */
 #ifndef FSDP_SAVE_INTERNAL_H
 #define FSDP_SAVE_INTERNAL_H
 
@@ -21,8 +22,8 @@ typedef struct fsdp_gather {
 } fsdp_gather;
 
 /*
- * Collective. fsdp_sd_gather with the outcome of what each rank did before it; nothing moves unless every rank
- * brings FSDP_OK. A failure of visit is returned on rank 0 alone, which brings it to the next round.
+ * Collective. fsdp_sd_gather with the outcome of what each rank did before it; nothing moves unless every
+ * rank brings FSDP_OK. A failure of visit is returned on rank 0 alone, which brings it to the next round.
  */
 fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how, fsdp_status mine,
                               fsdp_error *err);
