@@ -67,6 +67,15 @@ struct fsdp_ctl {
 };
 
 /*
+ * Collective, in one round: fsdp_ctl_agree on `mine`, and when every rank brings FSDP_OK the allgather or the
+ * broadcast. A rank that fails takes part with any pointers; nothing is written to them then.
+ */
+fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void *part, size_t size,
+                                     void *all_out, fsdp_error *err);
+fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, void *data, size_t size,
+                                     fsdp_error *err);
+
+/*
  * Local. This rank is at work and comes to the next call later: the others wait for it `left_ms` from
  * now on at least. To be said again and again while work goes on, with a short time each, so that a
  * rank that is killed meanwhile is soon missed. Sends something only when that is news to them, and
@@ -92,8 +101,12 @@ static inline fsdp_status fsdp_ctl_fail_late(fsdp_error *err)
 
 /* For back ends, at the end of recv. A message of another size than was waited for is an error, and noted in
  * ctl: it may be the farewell of a rank that gave up. */
-FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t came_size,
-                                        void *data, size_t size, fsdp_error *err);
+typedef struct fsdp_ctl_bytes {
+    const void *data;
+    size_t size;
+} fsdp_ctl_bytes;
+FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, fsdp_ctl_bytes received, void *data,
+                                        size_t size, fsdp_error *err);
 
 /* Takes ownership of backend; on failure closes it. Exported for the back ends outside libfsdp. */
 FSDP_API fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,
