@@ -141,8 +141,8 @@ static fsdp_status fit_copies(convert_job *job, const fsdp_selection *selection,
         return fsdp_fail_memory(err, "a conversion");
     for (size_t i = 0; i < count; i++)
         is_model[i] = !fsdp_selection_at(selection, job->source[i])->is_optim;
-    fsdp_status st =
-        fsdp_copies_fit(&job->copies, &job->opts, files->entries, is_model, count, &job->ties, err);
+    fsdp_copies_beside beside = {files->entries, is_model, count, &job->ties};
+    fsdp_status st = fsdp_copies_fit(&job->copies, &job->opts, &beside, err);
     fsdp_free(is_model);
     return st;
 }
