@@ -42,8 +42,8 @@ typedef struct fsdp_copies_beside {
     size_t count;
     const fsdp_ties *ties;
 } fsdp_copies_beside;
-/* FSDP_ERR_USAGE names what does not fit: a vocabulary of another size, weights that are tied and should not be,
- * or the other way round. */
+/* FSDP_ERR_USAGE names what does not fit: a vocabulary of another size, weights that are tied and should not
+ * be, or the other way round. */
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
                             const fsdp_copies_beside *beside, fsdp_error *err);
 

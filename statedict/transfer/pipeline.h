@@ -56,8 +56,8 @@ bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fs
 
 /* Reads one block and places its parts. The caller has kept only targets that meet the box. */
 fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
-                           const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets, size_t count,
-                           fsdp_error *err);
+                           const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
+                           size_t count, fsdp_error *err);
 
 /* Hashes one block and places nothing. */
 fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
