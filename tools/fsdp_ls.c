@@ -2,7 +2,7 @@
  * fsdp-ls: what is inside a checkpoint, and who holds what. Opens it, selects and sorts the entries,
  * and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
  */
-#include "tools/ls.h"
+#include "tools/ls/ls.h"
 
 #include <fsdp/filter.h>
 
