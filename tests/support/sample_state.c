@@ -529,6 +529,12 @@ int64_t test_sample(int64_t usual)
     return every == 1 || every > least ? every : least;
 }
 
+int64_t test_sample_at_most(int64_t most)
+{
+    int64_t every = test_sample(1);
+    return every < most ? every : most;
+}
+
 bool test_sampler_takes(test_sampler *sampler)
 {
     int64_t number = sampler->seen++;

@@ -42,6 +42,8 @@ int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed);
 /* A test with many cases runs every n-th: n is `usual`, FSDP_TEST_FEWER times as much where that is set
  * (slow builds), or FSDP_TEST_SAMPLE when that is 1 (all) or more than both. */
 int64_t test_sample(int64_t usual);
+/* That of a test that usually runs all, and never fewer than every `most`-th. */
+int64_t test_sample_at_most(int64_t most);
 
 /* Cases are taken by number, spread so that every loop around them is sampled. */
 typedef struct test_sampler {

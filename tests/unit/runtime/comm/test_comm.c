@@ -14,6 +14,7 @@
 #include "statedict/ctl/ctl_backend.h"
 #include "tests/support/rounds/comm_rounds.h"
 #include "tests/support/ranks/rank_threads.h"
+#include "tests/support/sample_state.h"
 
 enum { MANY = 128, LONG_MS = 60000, SHORT_MS = 300 };
 
@@ -107,14 +108,15 @@ static fsdp_status run_rounds(rank_thread *rank, fsdp_error *err)
 Test(comm, random_calls_on_every_number_of_ranks)
 {
     for (int n = 1; n <= 8; n++) {
-        comm_rounds rounds = {.seed = (uint64_t)n, .rounds = 30, .max_count = 10000};
+        comm_rounds rounds = {
+            .seed = (uint64_t)n, .rounds = 30 / (int)test_sample_at_most(3), .max_count = 10000};
         expect_well(n, run_rounds, &rounds);
     }
 }
 
 Test(comm, hundred_and_twenty_eight_ranks)
 {
-    comm_rounds rounds = {.seed = 128, .rounds = 4, .max_count = 100};
+    comm_rounds rounds = {.seed = 128, .rounds = 4 / (int)test_sample_at_most(2), .max_count = 100};
     expect_well(MANY, run_rounds, &rounds);
 }
 

@@ -4,6 +4,7 @@
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/commit/resume.h"
+#include "tests/support/sample_state.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -219,11 +220,12 @@ static void kill_and_resume(const char *what, fsdp_convert_opts opts)
     enum { PUBLISHING = 12 };
     int64_t before = bytes_written();
     int64_t calls = count_writes(opts), whole = bytes_written() - before;
-    for (int64_t i = 1; i <= MOMENTS; i++)
+    const int64_t every = test_sample_at_most(3);
+    for (int64_t i = 1; i <= MOMENTS; i += every)
         resume_at(what, opts, calls * i / (MOMENTS + 1) + 1);
-    for (int64_t n = calls - PUBLISHING; n <= calls; n++)
+    for (int64_t n = calls - PUBLISHING; n <= calls; n += every)
         resume_at(what, opts, n);
-    for (int64_t n = 1; n < PUBLISHING; n += 2)
+    for (int64_t n = 1; n < PUBLISHING; n += 2 * every)
         resume_at(what, opts, n);
     expect_saved(what, opts, calls - PUBLISHING, whole);
 }

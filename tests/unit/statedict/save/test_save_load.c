@@ -1,4 +1,6 @@
 /* Saving and loading end to end in one process: threads as ranks, real files. */
+#include "tests/support/sample_state.h"
+
 #include <criterion/criterion.h>
 #include <fsdp/fsdp.h>
 
@@ -189,9 +191,12 @@ Test(save_load, conversion_keeps_every_bit)
     snprintf(path, sizeof path, "%s/from", folder);
     job j = {.path = path, .save = fsdp_save_opts_default()};
     cr_assert_eq(fsdp_ctl_run_threads(4, save_rank, &j, &err), FSDP_OK, "%s", err.text);
+    test_sampler sampler = {.every = test_sample_at_most(3)};
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++)
             for (int dim = 0; dim < 2; dim++) {
+                if (!test_sampler_takes(&sampler))
+                    continue;
                 snprintf(to, sizeof to, "%s/to-%d-%d-%d", folder, kind, compress, dim);
                 fsdp_convert_opts opts = {.kind = (fsdp_kind)kind,
                                           .world = kind == FSDP_FULL ? 0 : 3,
@@ -470,9 +475,12 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
     fsdp_error err = {0};
     fsdp_ctl *self = NULL;
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
+    test_sampler sampler = {.every = test_sample_at_most(3)};
     for (int kind = 0; kind < 3; kind++)
         for (int compress = 0; compress < 2; compress++)
             for (size_t size = 16; size < 10000000; size *= 300) {
+                if (!test_sampler_takes(&sampler))
+                    continue;
                 char path[128], to[160];
                 snprintf(path, sizeof path, "%s/v%d%d%zu", folder, kind, compress, size);
                 snprintf(to, sizeof to, "%s-to", path);
