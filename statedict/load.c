@@ -180,7 +180,7 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     fsdp_status st = fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err);
     if (st == FSDP_OK)
         st = match_names(job, filter, &missing, &unexpected, err);
-    if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
+    if (st == FSDP_OK && !job->opts->partial && missing.count + unexpected.count > 0)
         st = strict_failure(job, &missing, &unexpected, err);
     report_names(job, &missing, &unexpected);
     fsdp_filter_free(filter);

@@ -5,11 +5,6 @@
 
 #include "base/mem.h"
 
-fsdp_v1_opts fsdp_v1_opts_default(void)
-{
-    return (fsdp_v1_opts){.unit = {.strategy = FSDP_V1_FULL_SHARD}};
-}
-
 /* --- strategies ------------------------------------------------------------------------------- */
 
 bool fsdp_v1_is_hybrid(fsdp_v1_strategy strategy)
@@ -257,8 +252,10 @@ static fsdp_status create_root(fsdp_v1 *v1, fsdp_error *err)
     const fsdp_unit_opts opts = opts_of(v1, flat, dims.data);
     if (status == FSDP_OK)
         status = fsdp_root_create(v1->inner, &opts, &v1->root, err);
-    if (v1->root)
-        v1->root->is_flat = true;
+    if (v1->root) {
+        v1->root->declared = v1->model;
+        v1->root->steps_runs = v1->use_orig_params;
+    }
     fsdp_text_release(&dims);
     if (status != FSDP_OK)
         return status;
@@ -274,7 +271,7 @@ static fsdp_status build(fsdp_v1 *v1, const fsdp_v1_opts *opts, fsdp_error *err)
     FSDP_TRY(make_mesh(v1, opts, err));
     FSDP_TRY(fsdp_ctl_agree(ctl, plan(v1, opts, err), err));
     FSDP_TRY(create_root(v1, err));
-    v1->root->context->limits_gathers = !opts->no_limit_all_gathers;
+    v1->root->context->limits_gathers = !opts->unlimited_gathers;
     point_views(v1);
     return FSDP_OK;
 }
@@ -371,22 +368,16 @@ fsdp_status fsdp_v1_check_idle(fsdp_v1 *v1, const char *what, fsdp_error *err)
     return fsdp_context_sync(v1->root->context, err);
 }
 
-fsdp_status fsdp_v1_settle(fsdp_v1 *v1, const char *what, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_v1_check_idle(v1, what, err));
-    return fsdp_state_settle(v1->root, err);
-}
-
 /* --- settings --------------------------------------------------------------------------------- */
 
 /* Strategies that keep parameters from forward to backward keep them behind it, too. */
-fsdp_status fsdp_v1_set_no_sync(fsdp_v1 *v1, bool no_sync, fsdp_error *err)
+fsdp_status fsdp_v1_set_accumulating(fsdp_v1 *v1, bool is_accumulating, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_set_no_sync", err));
+    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_set_accumulating", err));
     for (size_t i = 0; i < v1->flat_count; i++) {
         const fsdp_v1_flat *flat = &v1->flats[i];
-        bool keeps = no_sync && !reshards_after_forward(flat->opts.strategy);
-        fsdp_unit_set_requires_gradient_sync(flat->unit, !no_sync, false);
+        bool keeps = is_accumulating && !reshards_after_forward(flat->opts.strategy);
+        fsdp_unit_set_requires_gradient_sync(flat->unit, !is_accumulating, false);
         fsdp_unit_set_reshard_after_backward(flat->unit, !keeps, false);
     }
     return FSDP_OK;

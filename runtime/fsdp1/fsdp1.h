@@ -17,10 +17,21 @@
  *
  * Hooks of gradients (fsdp_param_set_post_accumulate_hook) are the flat parameter's.
  *
- * A step is made of the calls of root.h, unit.h and optim.h, on fsdp_v1_root and fsdp_v1_unit; so are
- * clipping (fsdp_root_clip_grad_norm) and loss scaling (fsdp_scaler_step). State dicts of the root itself
- * (state.h) would show flat parameters: take those below, where everything has the name, shape and dtype that
- * it was declared with.
+ * Everything else is the root's, fsdp_v1_root: first values (root_init.h), optimizers, clipping and loss
+ * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
+ * parameters, with the names, shapes and dtypes that they were declared with, so that checkpoints go from
+ * either face to the other at any world size. What of PyTorch's FSDP1 calls is where:
+ *
+ *   FULL_STATE_DICT, rank0_only          fsdp_state_opts.full_state_dict, with cpu_offload
+ *   SHARDED_STATE_DICT, LOCAL_           sharded; checkpoints of kind FSDP_SHARDED, FSDP_LOCAL
+ *   optim_state_dict                     fsdp_root_get_state of FSDP_STATE_OPTIM
+ *   shard_full_, flatten_sharded_,       fsdp_root_set_state, full_state_dict or not, broadcast_from_rank0
+ *   scatter_full_optim_state_dict
+ *   sync_module_states                   fsdp_root_sync_from_rank0
+ *
+ * Optimizers ask their groups about declared parameters with use_orig_params, and do not step frozen or
+ * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the first
+ * that steps any of it uses it up, so what lies in one is for one of them.
  *
  * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
  * wrap alike. One fsdp_v1 is used by one thread at a time.
@@ -28,9 +39,8 @@
 #ifndef FSDP_FSDP1_H
 #define FSDP_FSDP1_H
 
-#include <fsdp/checkpoint.h>
-#include <fsdp/optim.h>
-#include <fsdp/root_init.h>
+#include <fsdp/root.h>
+#include <fsdp/sd.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -90,11 +100,11 @@ typedef struct fsdp_v1_policy {
     const char *const *names;  /* of NAMES, TYPES and SIZE */
     size_t name_count;
     int64_t min_elements;      /* of SIZE; 0: 100,000,000 */
-    void *user;
+    void *context;
     /* The type of a module, "Block"; NULL: it has none. May be NULL. */
-    const char *(*type_of)(void *user, const char *module);
+    const char *(*type_of)(void *context, const char *module);
     /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
-    bool (*wants)(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts);
+    bool (*wants)(void *context, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts);
     /* With any policy: modules of these types are units of their own that are computed as stored, without
      * param_dtype and reduce_dtype (batch norms). */
     const char *const *full_precision_types;
@@ -110,17 +120,14 @@ typedef struct fsdp_v1_opts {
     fsdp_v1_policy policy;     /* names and types are used until fsdp_v1_create returns */
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
                                 * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
-    bool no_limit_all_gathers; /* without it at most 2 gathers are in flight: the host waits for memory that
-                                * was given back, prefetches beyond that are left out */
+    bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
+                                * was given back, prefetches beyond that are left out [not limit_all_gathers] */
     fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
     /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
      * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
     const char *const *ignored_modules, *const *ignored_states;
     size_t ignored_module_count, ignored_state_count;
 } fsdp_v1_opts;
-/* FULL_SHARD, BACKWARD_PRE, no policy. */
-FSDP_API fsdp_v1_opts fsdp_v1_opts_default(void);
-
 /*
  * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
  * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
@@ -154,21 +161,12 @@ typedef struct fsdp_v1_place {
 } fsdp_v1_place;
 FSDP_API fsdp_v1_place fsdp_v1_place_of(const fsdp_param *param);
 
-/* --- values ----------------------------------------------------------------------------------- */
-
-/* As fsdp_root_init, fsdp_root_init_uniform and fsdp_root_sync_from_rank0 (collective): fill is called with
- * declared parameters and boxes of them, several for a run that is no box. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_init(fsdp_v1 *v1, fsdp_param_fill fill, void *user,
-                                               fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_init_uniform(fsdp_v1 *v1, uint64_t seed, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sync_module_states(fsdp_v1 *v1, fsdp_param_fill fill, void *user,
-                                                             fsdp_error *err);
-
 /* --- training --------------------------------------------------------------------------------- */
 
-/* Until it is switched off, gradients are kept whole and added up; the next backward after that reduces
- * them. Between steps. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_set_no_sync(fsdp_v1 *v1, bool no_sync, fsdp_error *err);
+/* Local, between steps. Until it is switched off, gradients are kept whole and added up; the next backward
+ * after that reduces them [no_sync]. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_set_accumulating(fsdp_v1 *v1, bool is_accumulating,
+                                                           fsdp_error *err);
 
 /* What a communication hook gets: it replaces the reduction of one unit, with its division. */
 typedef struct fsdp_v1_bucket {
@@ -181,22 +179,22 @@ typedef struct fsdp_v1_bucket {
 } fsdp_v1_bucket;
 /* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
  * ranks alike. It is not called where a unit has one rank. */
-typedef fsdp_status (*fsdp_v1_comm_hook)(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+typedef fsdp_status (*fsdp_v1_comm_hook)(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
                                          fsdp_error *err);
 /* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, void *state, fsdp_v1_comm_hook hook,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, fsdp_v1_comm_hook hook, void *context,
                                                              fsdp_error *err);
-/* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no state. */
-FSDP_API fsdp_status fsdp_v1_fp16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+/* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
+FSDP_API fsdp_status fsdp_v1_fp16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
                                                 fsdp_error *err);
-FSDP_API fsdp_status fsdp_v1_bf16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+FSDP_API fsdp_status fsdp_v1_bf16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
                                                 fsdp_error *err);
 
 /* --- whole parameters ------------------------------------------------------------------------- */
 
 typedef struct fsdp_v1_summon_opts {
-    bool no_recurse;           /* only the unit itself, not those of modules below it */
-    bool no_writeback;         /* changes are forgotten; those of NO_SHARD units stay in any case */
+    bool only_unit;            /* not those of modules below it [not recurse] */
+    bool discard_changes;      /* but those of NO_SHARD units stay in any case [not writeback] */
     bool rank0_only;           /* rank 0 alone keeps them, on the others fsdp_param_data is NULL */
     bool offload_to_cpu;       /* into host memory */
     bool with_grads;           /* the reduced gradients, too: fsdp_param_grad, NULL where there is none */
@@ -208,7 +206,7 @@ typedef struct fsdp_v1_summon_opts {
  * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
  * parameters follow.
  *
- * Refused as in PyTorch, FSDP_ERR_USAGE: writeback with rank0_only; with_grads without use_orig_params or
+ * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without use_orig_params or
  * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
@@ -216,88 +214,7 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_u
                                                              fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_end(fsdp_v1 *v1, fsdp_error *err);
 
-/* --- state dicts of the model ----------------------------------------------------------------- */
-
-typedef enum fsdp_v1_state_type {
-    FSDP_V1_FULL_STATE_DICT = 0,       /* whole tensors, copies */
-    FSDP_V1_SHARDED_STATE_DICT,        /* this rank's runs, the live memory; NO_SHARD units: whole */
-    FSDP_V1_LOCAL_STATE_DICT           /* the same with flat buffers as they are: loads at the same world size
-                                        * only, and converts to anything. Not with hybrid strategies */
-} fsdp_v1_state_type;
-
-typedef struct fsdp_v1_state_opts {
-    fsdp_v1_state_type type;
-    bool offload_to_cpu;       /* SHARDED: copies of own bytes in host memory instead of live memory */
-    bool rank0_only;           /* of FULL: rank 0 alone has them, the others get an empty dict */
-    const char *prefix;        /* of every name; NULL: none */
-} fsdp_v1_state_opts;
-
-/*
- * Collective for FULL, which gathers one flat parameter after the other; else local. Between steps. Names are
- * those of the declared parameters, then their aliases, then persistent buffers. Free a dict of live memory
- * before the fsdp_v1, and do not use it inside a step. opts may be NULL.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_state_dict(fsdp_v1 *v1, const fsdp_v1_state_opts *opts,
-                                                     fsdp_sd **sd_out, fsdp_error *err);
-/*
- * Copies in place, between steps, what sd holds: whole tensors (of which this rank takes its run) or the runs
- * of this very layout. FSDP_ERR_USAGE names a tensor that is missing, unless not_strict, or differs in shape
- * or dtype, or is cut otherwise: then save it and load the checkpoint, which reshards. Nothing is
- * changed then.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_state_dict(fsdp_v1 *v1, const fsdp_sd *sd, const char *prefix,
-                                                          bool not_strict, fsdp_error *err);
-
-/* Collective over the world. Checkpoints as of fsdp_root_save and fsdp_root_load: the names are the same, so
- * either loads the other's, at any world size (LOCAL ones, too). optim may be NULL. A flat parameter has one
- * step: loading parameters into one that were not stepped as often as each other is FSDP_ERR_USAGE. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save(fsdp_v1 *v1, fsdp_optim *optim, const char *dir,
-                                               fsdp_v1_state_type type, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
-                                               fsdp_error *err);
-
-/* The same with options, of which state.h says more. Names outside "model." and "optim." are the caller's. */
-typedef struct fsdp_v1_save_opts {
-    fsdp_save_opts save;       /* step, compress, overwrite, retain, ...; kind is what type says */
-    bool into_run;             /* dir is a run: the checkpoint is RUN/step-N */
-    const fsdp_sd *own;        /* saved, too. May be NULL */
-} fsdp_v1_save_opts;
-FSDP_API fsdp_v1_save_opts fsdp_v1_save_opts_default(void);    /* all zero, and fsdp_save_opts_default */
-
-/* Zero-initialised: as fsdp_v1_load. */
-typedef struct fsdp_v1_load_opts {
-    fsdp_load_opts load;       /* not_strict, cast, report, ...; include and exclude are FSDP_ERR_USAGE */
-    fsdp_sd *own;              /* loaded, too, after the rest; a name that the checkpoint lacks is told before
-                                * anything is loaded. On all ranks, or none. May be NULL */
-    int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
-} fsdp_v1_load_opts;
-
-/* opts NULL: the default. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_save_with(fsdp_v1 *v1, fsdp_optim *optim, const char *dir,
-                                                    fsdp_v1_state_type type, const fsdp_v1_save_opts *opts,
-                                                    fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_load_with(fsdp_v1 *v1, fsdp_optim *optim, const char *path,
-                                                    const fsdp_v1_load_opts *opts, fsdp_error *err);
-
-/* --- optimizers and their state --------------------------------------------------------------- */
-
-/* As fsdp_adamw_create and fsdp_sgd_create. With use_orig_params groups are asked about declared parameters,
- * and frozen or unmatched ones are not stepped; otherwise about flat ones. A flat parameter has one gradient:
- * of several optimizers the first that steps any of it uses it up, so what lies in one is for one of them. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_adamw_create(fsdp_v1 *v1, const fsdp_adamw_opts *opts,
-                                                       fsdp_optim **optim_out, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_sgd_create(fsdp_v1 *v1, const fsdp_sgd_opts *opts,
-                                                     fsdp_optim **optim_out, fsdp_error *err);
-
-/*
- * Collective for FULL, else local. Entries are state.NAME.step, state.NAME.exp_avg, ... with the names and
- * shapes of declared parameters, and the value param_groups: a list of dicts with hyper-parameters as PyTorch
- * names them and `params`, a list of names. full_optim_state_dict is type FULL, sharded_optim_state_dict type
- * SHARDED. opts may be NULL.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
-                                                           const fsdp_v1_state_opts *opts, fsdp_sd **sd_out,
-                                                           fsdp_error *err);
+/* --- keys of optimizer state ------------------------------------------------------------------ */
 
 /* Which parameters the optimizer was given, by position: names of declared parameters, or of flat ones
  * without use_orig_params. Groups one after the other. */
@@ -306,51 +223,15 @@ typedef struct fsdp_v1_optim_input {
     size_t count;
 } fsdp_v1_optim_input;
 
-typedef struct fsdp_v1_to_load_opts {
-    const fsdp_v1_optim_input *input;  /* NULL: group by group, each in the order of the model */
-    bool is_named;             /* keyed optimizers: keys are names, and parameters of which this rank holds
-                                * nothing have an entry, too */
-} fsdp_v1_to_load_opts;
-
-/*
- * What the optimizer of this rank would load: state.POSITION.exp_avg, ... with the run that this rank holds,
- * flat, in memory of the dict; and param_groups with positions (names, if is_named). State that sd lacks is
- * zero, but for what PyTorch's dicts never have: f32 masters stay as they are, and SGD has made a step where
- * there is a momentum buffer. FSDP_ERR_USAGE: parameters of one flat parameter that differ in step, or an
- * entry as in fsdp_v1_load_state_dict.
- *
- *   shard_full       local: every rank has the full dict and takes its part, memory: ranks x the whole
- *   scatter_full     collective: only rank 0 has it (sd is NULL on the others), and sends every rank its
- *                    part, one flat parameter at a time
- *   flatten_sharded  local: every rank has its runs
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_shard_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
-                                                                      const fsdp_sd *sd,
-                                                                      const fsdp_v1_to_load_opts *opts,
-                                                                      fsdp_sd **sd_out, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_scatter_full_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
-                                                                        const fsdp_sd *sd,
-                                                                        const fsdp_v1_to_load_opts *opts,
-                                                                        fsdp_sd **sd_out, fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_flatten_sharded_optim_state_dict(fsdp_v1 *v1, fsdp_optim *optim,
-                                                                           const fsdp_sd *sd,
-                                                                           const fsdp_v1_to_load_opts *opts,
-                                                                           fsdp_sd **sd_out, fsdp_error *err);
-/* Loads one of these three, in place: moments, steps, hyper-parameters. opts as they were given to it. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_optim_load(fsdp_v1 *v1, fsdp_optim *optim, const fsdp_sd *sd,
-                                                     const fsdp_v1_to_load_opts *opts, fsdp_error *err);
-
-/* --- keys of optimizer state ------------------------------------------------------------------ */
-
 typedef enum fsdp_v1_key_type { FSDP_V1_PARAM_NAME = 0, FSDP_V1_PARAM_ID } fsdp_v1_key_type;
 
 /*
- * A dict of optimizer state with other keys: names, or positions in input (0, 1, ...). Borrows the memory of
+ * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names, or positions in input (0, 1, ...). Borrows the memory of
  * sd's tensors. Keys of that type already stay as they are; of names that input lacks the state is left out.
  * FSDP_ERR_USAGE: keys of both types, or a position that input does not have. The lists `params` follow, and
  * are sorted.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_rekey_optim_state_dict(const fsdp_sd *sd, fsdp_v1_key_type type,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_rekey_optim_state(const fsdp_sd *sd, fsdp_v1_key_type type,
                                                                  const fsdp_v1_optim_input *input,
                                                                  fsdp_sd **sd_out, fsdp_error *err);
 

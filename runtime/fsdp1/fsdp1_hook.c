@@ -18,7 +18,7 @@ static fsdp_status run_scatter(void *user, fsdp_comm *comm, const fsdp_collectiv
                                    .grad = (void *)call->in,
                                    .count = call->count * fsdp_comm_size(comm),
                                    .shard = call->out};
-    return v1->hook(v1->hook_state, comm, &bucket, err);
+    return v1->hook(v1->hook_context, comm, &bucket, err);
 }
 
 static fsdp_status run_all_reduce(void *user, fsdp_comm *comm, const fsdp_collective *call,
@@ -27,7 +27,7 @@ static fsdp_status run_all_reduce(void *user, fsdp_comm *comm, const fsdp_collec
     const fsdp_v1 *v1 = user;
     const fsdp_v1_bucket bucket = {
         .unit = call->unit, .dtype = call->dtype, .grad = call->out, .count = call->count};
-    return v1->hook(v1->hook_state, comm, &bucket, err);
+    return v1->hook(v1->hook_context, comm, &bucket, err);
 }
 
 static fsdp_status check_hook(fsdp_v1 *v1, fsdp_error *err)
@@ -66,12 +66,12 @@ static fsdp_status install(fsdp_v1 *v1, fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, void *state, fsdp_v1_comm_hook hook,
+fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, fsdp_v1_comm_hook hook, void *context,
                                        fsdp_error *err)
 {
     FSDP_TRY(check_hook(v1, err));
     v1->hook = hook;
-    v1->hook_state = state;
+    v1->hook_context = context;
     for (size_t i = 0; i < v1->flat_count; i++)
         FSDP_TRY(install(v1, v1->flats[i].unit, err));
     return FSDP_OK;
@@ -116,16 +116,16 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_
     return status;
 }
 
-fsdp_status fsdp_v1_fp16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+fsdp_status fsdp_v1_fp16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
                                        fsdp_error *err)
 {
-    (void)state;
+    (void)context;
     return compress(comm, bucket, FSDP_F16, err);
 }
 
-fsdp_status fsdp_v1_bf16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+fsdp_status fsdp_v1_bf16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
                                        fsdp_error *err)
 {
-    (void)state;
+    (void)context;
     return compress(comm, bucket, FSDP_BF16, err);
 }

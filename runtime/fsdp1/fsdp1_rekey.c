@@ -230,9 +230,9 @@ static fsdp_status rekey(rekey_work *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_rekey_optim_state_dict(const fsdp_sd *sd, fsdp_v1_key_type type,
-                                           const fsdp_v1_optim_input *input, fsdp_sd **sd_out,
-                                           fsdp_error *err)
+fsdp_status fsdp_v1_rekey_optim_state(const fsdp_sd *sd, fsdp_v1_key_type type,
+                                      const fsdp_v1_optim_input *input, fsdp_sd **sd_out,
+                                      fsdp_error *err)
 {
     rekey_work work = {.sd = sd, .type = type, .input = input};
     FSDP_TRY(fsdp_sd_create(&work.out, err));

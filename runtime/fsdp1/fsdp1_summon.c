@@ -26,10 +26,10 @@ static const fsdp_v1_flat *find_unit(const fsdp_v1 *v1, const fsdp_unit *unit)
 static fsdp_status check_opts(const fsdp_v1 *v1, const fsdp_v1_flat *outer,
                               const fsdp_v1_summon_opts *opts, fsdp_error *err)
 {
-    if (opts->rank0_only && !opts->no_writeback)
+    if (opts->rank0_only && !opts->discard_changes)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
-            "rank0_only goes with no_writeback: what rank 0 changes does not reach the "
+            "rank0_only goes with discard_changes: what rank 0 changes does not reach the "
             "chunks of the others");
     if (opts->with_grads && !v1->use_orig_params)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
@@ -37,7 +37,7 @@ static fsdp_status check_opts(const fsdp_v1 *v1, const fsdp_v1_flat *outer,
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads does not go with offload_to_cpu");
     for (size_t i = 0; i < v1->flat_count && opts->offload_to_cpu; i++)
         if (v1->flats[i].opts.strategy == FSDP_V1_NO_SHARD &&
-            is_asked_for(&v1->flats[i], outer, !opts->no_recurse))
+            is_asked_for(&v1->flats[i], outer, !opts->only_unit))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "unit %s: offload_to_cpu does not go with NO_SHARD, whose parameters "
                              "are whole where they are",
@@ -47,21 +47,44 @@ static fsdp_status check_opts(const fsdp_v1 *v1, const fsdp_v1_flat *outer,
 
 /* --- out -------------------------------------------------------------------------------------- */
 
-/* *buffer: memory to be freed, *shown: what the parameters are found in. */
-static fsdp_status gather(const fsdp_v1_piece *piece, bool keeps, void **buffer, void **shown,
+static bool is_whole(const fsdp_param *flat)
+{
+    return flat->group->shard_size == 1;
+}
+
+/* Collective in the flat parameter's group. own: this rank's part of a tensor that lies as it does. */
+static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *whole,
+                                fsdp_error *err)
+{
+    const fsdp_group *group = flat->group;
+    size_t size = fsdp_dtype_size(flat->dtype), bytes = (size_t)flat->rows * size;
+    size_t chunk = (size_t)flat->padded * size;
+    unsigned char *mine = (unsigned char *)whole + (size_t)group->shard_rank * chunk;
+    const fsdp_collective call = {.kind = FSDP_ALL_GATHER,
+                                  .dtype = flat->dtype,
+                                  .in = mine,
+                                  .out = whole,
+                                  .count = flat->padded,
+                                  .unit = group->unit->name};
+    memcpy(mine, own, bytes);
+    memset(mine + bytes, 0, chunk - bytes);
+    FSDP_TRY(fsdp_group_context(group)->device->ops->sync(group->shard->last, err));
+    return fsdp_comm_run(group->shard->comm, &call, err);
+}
+
+/* A rank that keeps nothing takes part. */
+static fsdp_status gather(const fsdp_param *flat, const void *own, bool keeps, void **whole_out,
                           fsdp_error *err)
 {
-    *buffer =
-        fsdp_alloc((size_t)fsdp_v1_gathered_count(piece->flat), fsdp_dtype_size(piece->dtype));
-    if (!*buffer)
-        return fsdp_fail_memory(err, piece->flat->param->name);
-    FSDP_TRY(fsdp_v1_gather(piece, *buffer, err));
-    if (keeps) {
-        *shown = *buffer;
+    size_t count = (size_t)(flat->padded * flat->group->shard_size);
+    *whole_out = fsdp_alloc(count, fsdp_dtype_size(flat->dtype));
+    if (!*whole_out)
+        return fsdp_fail_memory(err, flat->name);
+    FSDP_TRY(gather_parts(flat, own, *whole_out, err));
+    if (keeps)
         return FSDP_OK;
-    }
-    fsdp_free(*buffer);
-    *buffer = NULL;
+    fsdp_free(*whole_out);
+    *whole_out = NULL;
     return FSDP_OK;
 }
 
@@ -70,17 +93,17 @@ static fsdp_status take_out(fsdp_v1 *v1, fsdp_v1_flat *flat, fsdp_error *err)
     fsdp_param *param = flat->param;
     bool keeps = !v1->summon.rank0_only || v1->root->world->rank == 0;
     bool with_grads = v1->summon.with_grads && param->shard_grad;
-    const fsdp_v1_piece data = {.flat = flat, .own = param->shard, .dtype = param->dtype};
-    const fsdp_v1_piece grad = {.flat = flat, .own = param->shard_grad, .dtype = param->dtype};
     flat->is_summoned = true;
-    if (fsdp_v1_is_whole(flat)) {
+    if (is_whole(param)) {
         param->summoned = keeps ? param->shard : NULL;
         param->summoned_grad = with_grads && keeps ? param->shard_grad : NULL;
         return FSDP_OK;
     }
-    FSDP_TRY(gather(&data, keeps, &flat->summoned, &param->summoned, err));
+    FSDP_TRY(gather(param, param->shard, keeps, &flat->summoned, err));
+    param->summoned = flat->summoned;
     if (with_grads)
-        FSDP_TRY(gather(&grad, keeps, &flat->summoned_grad, &param->summoned_grad, err));
+        FSDP_TRY(gather(param, param->shard_grad, keeps, &flat->summoned_grad, err));
+    param->summoned_grad = flat->summoned_grad;
     return FSDP_OK;
 }
 
@@ -99,7 +122,7 @@ static void put_back(fsdp_v1 *v1, fsdp_v1_flat *flat)
     fsdp_param *param = flat->param;
     if (!flat->is_summoned)
         return;
-    if (!v1->summon.no_writeback) {
+    if (!v1->summon.discard_changes) {
         write_back(param, flat->summoned, param->shard);
         write_back(param, flat->summoned_grad, param->shard_grad);
     }
@@ -124,7 +147,7 @@ static fsdp_status take_all_out(fsdp_v1 *v1, const fsdp_v1_flat *outer, fsdp_err
 {
     for (size_t i = 0; i < v1->flat_count; i++) {
         fsdp_v1_flat *flat = &v1->flats[i];
-        if (flat->param && is_asked_for(flat, outer, !v1->summon.no_recurse))
+        if (flat->param && is_asked_for(flat, outer, !v1->summon.only_unit))
             FSDP_TRY(take_out(v1, flat, err));
     }
     return FSDP_OK;
@@ -135,7 +158,8 @@ fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
 {
     static const fsdp_v1_summon_opts none = {0};
     const fsdp_v1_flat *outer = find_unit(v1, unit ? unit : fsdp_root_unit(v1->root));
-    FSDP_TRY(fsdp_v1_settle(v1, "fsdp_v1_summon_full_params", err));
+    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_summon_full_params", err));
+    FSDP_TRY(fsdp_state_settle(v1->root, err));
     if (!outer)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s is of another model", fsdp_unit_name(unit));
     FSDP_TRY(check_opts(v1, outer, opts ? opts : &none, err));
@@ -143,7 +167,7 @@ fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
     v1->root->is_summoned = true;
     fsdp_status status = take_all_out(v1, outer, err);
     if (status != FSDP_OK) {
-        v1->summon.no_writeback = true;
+        v1->summon.discard_changes = true;
         put_all_back(v1);
     }
     return fsdp_root_done(v1->root, status, err);

@@ -8,15 +8,6 @@
 
 #include <fsdp/run.h>
 
-/* Names of flat parameters would be saved, which nobody finds again. */
-static fsdp_status check_face(const fsdp_root *root, const char *call, fsdp_error *err)
-{
-    if (!root->is_flat)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the parameters of this root lie in flat ones: fsdp_v1_%s does that", call);
-}
-
 /* Those that say how state gets from rank to rank in memory. */
 static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
 {
@@ -34,40 +25,48 @@ static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-fsdp_root_save_opts fsdp_root_save_opts_default(void)
+/* Kind LOCAL stores flat buffers as they are, and replicas of them make none. */
+static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
 {
-    return (fsdp_root_save_opts){.save = fsdp_save_opts_default()};
+    for (size_t i = 0; root->declared != root->model && i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            const fsdp_group *group = &root->units[i]->groups[g];
+            if (group->shard_dim >= 0 && group->replicate_dim >= 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "unit %s: local checkpoints do not go with hybrid strategies, "
+                                 "sharded ones do",
+                                 root->units[i]->name);
+        }
+    return FSDP_OK;
 }
 
-static fsdp_status make_saved(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                              const fsdp_root_save_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
+static fsdp_status make_saved(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
+                              fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
-    if (!opts->state.no_model)
+    if (opts->save.kind == FSDP_LOCAL)
+        FSDP_TRY(check_local(root, err));
+    if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
-    FSDP_TRY(fsdp_root_get_state(root, optims, n, &opts->state, sd_out, err));
+    FSDP_TRY(fsdp_root_get_state(root, &opts->state, sd_out, err));
     return fsdp_state_save_own(opts->own, *sd_out, err);
 }
 
-fsdp_status fsdp_root_save_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const char *dir, const fsdp_root_save_opts *opts, fsdp_error *err)
+fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
+                           fsdp_error *err)
 {
-    const fsdp_root_save_opts given = opts ? *opts : fsdp_root_save_opts_default();
+    static const fsdp_root_save_opts none = {0};
+    const fsdp_root_save_opts *given = opts ? opts : &none;
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    int64_t step = given->save.step ? *given->save.step : FSDP_STEP_NONE;
     fsdp_sd *sd = NULL;
-    FSDP_TRY(check_face(root, "save", err));
-    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, optims, n, &given, &sd, err), err);
-    if (status == FSDP_OK && given.into_run)
-        status = fsdp_run_save(sd, ctl, dir, given.save.step, &given.save, err);
+    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, given, &sd, err), err);
+    if (status == FSDP_OK && given->into_run)
+        status = fsdp_run_save(sd, ctl, dir, step, &given->save, err);
     else if (status == FSDP_OK)
-        status = fsdp_sd_save(sd, ctl, dir, &given.save, err);
+        status = fsdp_sd_save(sd, ctl, dir, &given->save, err);
     fsdp_sd_free(sd);
     return status;
-}
-
-fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)
-{
-    return fsdp_root_save_with(root, &optim, optim ? 1 : 0, dir, NULL, err);
 }
 
 /* --- loading ---------------------------------------------------------------------------------- */
@@ -128,19 +127,18 @@ static fsdp_status check_load_opts(const fsdp_root_load_opts *opts, fsdp_error *
 {
     if (opts->load.include || opts->load.exclude)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "include and exclude do not select state of a root: state.submodules, "
-                         "state.no_model and state.no_optim do");
+                         "include and exclude do not select state of a root: state.submodules and "
+                         "state.part do");
     return check_state_opts(&opts->state, err);
 }
 
-static fsdp_status prepare(load_job *job, fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                           const char *path, fsdp_error *err)
+static fsdp_status prepare(load_job *job, fsdp_root *root, const char *path, fsdp_error *err)
 {
-    job->opts.state.not_strict |= job->opts.load.not_strict;
+    job->opts.state.partial |= job->opts.load.partial;
     FSDP_TRY(check_load_opts(&job->opts, err));
     FSDP_TRY(fsdp_state_settle_to_set(root, err));
-    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, optims, n, &job->opts.state, err));
-    FSDP_TRY(fsdp_state_build(&job->scope, &job->live, err));
+    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, &job->opts.state, err));
+    FSDP_TRY(fsdp_state_build(&job->scope, false, &job->live, err));
     FSDP_TRY(match_checkpoint(job, path, err));
     return want_all(job, root->world->rank, err);
 }
@@ -166,6 +164,7 @@ static fsdp_status finish(load_job *job, const char *loaded, fsdp_error *err)
         close_checkpoint(job);
         FSDP_TRY(match_checkpoint(job, loaded, err));
     }
+    FSDP_TRY(fsdp_state_check_steps(&job->match, job->wanted, err));
     FSDP_TRY(take_numbers(job, err));
     FSDP_TRY(fsdp_state_take_own(job->opts.own, job->wanted, err));
     if (job->opts.step)
@@ -190,7 +189,7 @@ static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_loa
                         fsdp_error *err)
 {
     fsdp_load_opts opts = job->opts.load;
-    opts.not_strict = true; /* what is wanted was matched */
+    opts.partial = true; /* what is wanted was matched */
     opts.report = loaded;
     FSDP_TRY(fsdp_ctl_agree(ctl, fsdp_sd_load(job->wanted, ctl, path, &opts, err), err));
     return fsdp_ctl_agree(ctl, finish(job, loaded->path, err), err);
@@ -204,8 +203,8 @@ static void release(load_job *job)
     fsdp_state_scope_release(&job->scope);
 }
 
-fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const char *path, const fsdp_root_load_opts *opts, fsdp_error *err)
+fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_load_opts *opts,
+                           fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_load_report loaded = {0};
@@ -214,17 +213,11 @@ fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size
         job.opts = *opts;
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
-    FSDP_TRY(check_face(root, "load", err));
-    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, optims, n, path, err), err);
+    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, path, err), err);
     if (status == FSDP_OK)
         status = load(&job, ctl, path, &loaded, err);
     tell(&job, &loaded);
     fsdp_load_report_release(&loaded);
     release(&job);
     return status;
-}
-
-fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path, fsdp_error *err)
-{
-    return fsdp_root_load_with(root, &optim, optim ? 1 : 0, path, NULL, err);
 }

@@ -292,7 +292,8 @@ struct fsdp_root {
     bool is_evaluating;                /* forwards have no backward: their order is not noted */
     bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
-    bool is_flat;                      /* of fsdp1.h, whose state dicts show what lies in flat parameters */
+    fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped it */
+    bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie in */
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;

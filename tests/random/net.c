@@ -109,13 +109,13 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
 {
     const training_case *c = net->c;
     const char *names[CASE_UNITS];
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.mesh = net->grid ? net->grid : net->all;
     opts.unit = c->units[CASE_ROOT_UNIT].v1;
     opts.use_orig_params = c->uses_orig;
-    opts.no_limit_all_gathers = c->is_unlimited;
+    opts.unlimited_gathers = c->is_unlimited;
     opts.policy = (fsdp_v1_policy){
-        .kind = FSDP_V1_WRAP_CUSTOM, .user = (void *)(uintptr_t)c, .wants = wants_module};
+        .kind = FSDP_V1_WRAP_CUSTOM, .context = (void *)(uintptr_t)c, .wants = wants_module};
     for (int i = 1; i < c->unit_count; i++)
         names[i - 1] = c->units[i].name;
     if (c->wraps_by_name)
@@ -127,8 +127,8 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     for (int i = 1; i < c->unit_count; i++)
         net->units[i] = fsdp_v1_unit(net->v1, c->units[i].name);
     if (c->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, NULL, c->hook, err));
-    return fsdp_v1_init_uniform(net->v1, c->seed, err);
+        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, c->hook, NULL, err));
+    return fsdp_root_init_uniform(net->root, c->seed, err);
 }
 
 /* --- optimizer ---------------------------------------------------------------------------------- */
@@ -143,10 +143,8 @@ static fsdp_status make_optim(random_net *net, fsdp_error *err)
     sgd.weight_decay = 0.01;
     adamw.master = sgd.master = net->c->has_master;
     if (net->c->is_adamw)
-        return net->v1 ? fsdp_v1_adamw_create(net->v1, &adamw, &net->optim, err)
-                       : fsdp_adamw_create(net->root, &adamw, &net->optim, err);
-    return net->v1 ? fsdp_v1_sgd_create(net->v1, &sgd, &net->optim, err)
-                   : fsdp_sgd_create(net->root, &sgd, &net->optim, err);
+        return fsdp_adamw_create(net->root, &adamw, &net->optim, err);
+    return fsdp_sgd_create(net->root, &sgd, &net->optim, err);
 }
 
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err)

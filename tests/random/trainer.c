@@ -43,7 +43,7 @@ static fsdp_status print_state(trainer *t, fsdp_error *err)
 /* Whole parameters, as one rank would see them. */
 static fsdp_status summon(trainer *t, bool rank0_only, fsdp_error *err)
 {
-    const fsdp_v1_summon_opts opts = {.no_writeback = true, .rank0_only = rank0_only};
+    const fsdp_v1_summon_opts opts = {.discard_changes = true, .rank0_only = rank0_only};
     uint64_t hash = 0;
     FSDP_TRY(fsdp_v1_summon_full_params(t->net->v1, NULL, &opts, err));
     for (int i = 0; i < t->c->param_count; i++) {

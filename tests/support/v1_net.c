@@ -1,5 +1,6 @@
 /* See v1_net.h. */
 #include "tests/support/v1_net.h"
+#include <fsdp/root_init.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -9,7 +10,7 @@ static const int widths[NET_LAYERS + 1] = {NET_IN, NET_HIDDEN, NET_HIDDEN, NET_O
 
 net_setup net_setup_default(void)
 {
-    return (net_setup){.v1 = fsdp_v1_opts_default(), .steps = 4, .microbatches = 1};
+    return (net_setup){.steps = 4, .microbatches = 1};
 }
 
 /* --- building --------------------------------------------------------------------------------- */
@@ -90,8 +91,8 @@ static fsdp_status wrap(v1_net *net, const net_setup *setup, fsdp_error *err)
 {
     fsdp_v1_opts opts = setup->v1;
     opts.mesh = net->mesh;
-    opts.policy =
-        (fsdp_v1_policy){.kind = FSDP_V1_WRAP_CUSTOM, .user = (void *)setup, .wants = wants_layer};
+    opts.policy = (fsdp_v1_policy){
+        .kind = FSDP_V1_WRAP_CUSTOM, .context = (void *)setup, .wants = wants_layer};
     FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
     net->root = fsdp_v1_root(net->v1);
     for (int i = 0; i < NET_LAYERS; i++) {
@@ -100,8 +101,8 @@ static fsdp_status wrap(v1_net *net, const net_setup *setup, fsdp_error *err)
         net->unit[i] = fsdp_v1_unit(net->v1, name);
     }
     if (setup->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, setup->hook_state, setup->hook, err));
-    return fsdp_v1_init_uniform(net->v1, 1, err);
+        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, setup->hook, setup->hook_context, err));
+    return fsdp_root_init_uniform(net->root, 1, err);
 }
 
 static fsdp_status make_optim(v1_net *net, const net_setup *setup, fsdp_error *err)
@@ -113,10 +114,8 @@ static fsdp_status make_optim(v1_net *net, const net_setup *setup, fsdp_error *e
     adam.groups = sgd.groups = setup->groups;
     adam.group_count = sgd.group_count = setup->group_count;
     if (setup->is_sgd)
-        return net->v1 ? fsdp_v1_sgd_create(net->v1, &sgd, &net->optim, err)
-                       : fsdp_sgd_create(net->root, &sgd, &net->optim, err);
-    return net->v1 ? fsdp_v1_adamw_create(net->v1, &adam, &net->optim, err)
-                   : fsdp_adamw_create(net->root, &adam, &net->optim, err);
+        return fsdp_sgd_create(net->root, &sgd, &net->optim, err);
+    return fsdp_adamw_create(net->root, &adam, &net->optim, err);
 }
 
 fsdp_status net_build(v1_net *net, fsdp_world *world, const net_setup *setup, fsdp_error *err)
@@ -226,12 +225,12 @@ fsdp_status net_microbatch(v1_net *net, int step, int number, double *loss_out, 
 
 /* --- training --------------------------------------------------------------------------------- */
 
-static fsdp_status set_no_sync(v1_net *net, bool no_sync, fsdp_error *err)
+static fsdp_status set_accumulating(v1_net *net, bool is_accumulating, fsdp_error *err)
 {
     if (net->v1)
-        return fsdp_v1_set_no_sync(net->v1, no_sync, err);
-    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !no_sync, true);
-    fsdp_root_set_is_last_backward(net->root, !no_sync);
+        return fsdp_v1_set_accumulating(net->v1, is_accumulating, err);
+    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !is_accumulating, true);
+    fsdp_root_set_is_last_backward(net->root, !is_accumulating);
     return FSDP_OK;
 }
 
@@ -250,7 +249,7 @@ fsdp_status net_train(v1_net *net, const net_setup *setup, int begin, int steps,
         for (int m = 0; m < each; m++) {
             bool is_kept = m < each - 1 && !setup->all_reduce_each;
             int number = me * each + m;
-            FSDP_TRY(set_no_sync(net, is_kept, err));
+            FSDP_TRY(set_accumulating(net, is_kept, err));
             FSDP_TRY(net_microbatch(net, step, number, &result->losses[step][number], err));
         }
         FSDP_TRY(clip(net, setup->clip, &norm, err));

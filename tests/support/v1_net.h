@@ -8,6 +8,7 @@
 #include "tests/support/unit_tuning.h"
 #include "tests/support/worlds.h"
 #include <fsdp/fsdp1.h>
+#include <fsdp/optim.h>
 
 enum { NET_LAYERS = 3, NET_ROWS = 4, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
 enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
@@ -28,11 +29,11 @@ typedef struct net_setup {
     int replicas;              /* 0: a mesh of one dim */
     bool is_backwards;         /* it has the ranks from the last one on */
     int steps, microbatches;   /* a rank's, the last of which reduces */
-    bool all_reduce_each;      /* no no_sync: every microbatch reduces, the results add up */
+    bool all_reduce_each;      /* no accumulating: every microbatch reduces, the results add up */
     double clip;               /* 0: none */
     double divide;             /* 0: the ranks */
     fsdp_v1_comm_hook hook;
-    void *hook_state;
+    void *hook_context;
     const fsdp_optim_group *groups;
     size_t group_count;
     bool is_sgd;

@@ -51,7 +51,7 @@ static bool try_setup(int ranks, const char *device, const net_setup *setup)
     printf("%s, %d ranks on %s, prefetch %d%s%s%s, %d microbatches: other bits\n", name, ranks,
            device, (int)unit->backward_prefetch, unit->forward_prefetch ? ", forward" : "",
            setup->v1.use_orig_params ? ", orig" : "",
-           setup->v1.no_limit_all_gathers ? ", no limit" : "", setup->microbatches);
+           setup->v1.unlimited_gathers ? ", no limit" : "", setup->microbatches);
     return false;
 }
 
@@ -65,7 +65,7 @@ static net_setup setup_of(fsdp_v1_strategy strategy, fsdp_v1_prefetch prefetch, 
     setup.v1.unit.forward_prefetch = number % 3 == 1;
     setup.v1.unit.offload_params = number % 5 == 2;
     setup.v1.use_orig_params = number % 2;
-    setup.v1.no_limit_all_gathers = number % 4 == 3;
+    setup.v1.unlimited_gathers = number % 4 == 3;
     setup.microbatches = number % 4 == 2 ? 3 : 1;
     setup.all_reduce_each = number % 8 == 2;
     if (is_hybrid(strategy))

@@ -149,7 +149,7 @@ static fsdp_status prefetch_all(world_rank *rank, fsdp_error *err)
     int in_flight = net.root->context->gather_count;
     net_free(&net);
     FSDP_TRY(status);
-    EXPECT(in_flight == (setup->v1.no_limit_all_gathers ? 3 : 2), err);
+    EXPECT(in_flight == (setup->v1.unlimited_gathers ? 3 : 2), err);
     return FSDP_OK;
 }
 
@@ -157,7 +157,7 @@ Test(fsdp1, at_most_two_gathers_are_in_flight)
 {
     net_setup setup = net_setup_default();
     expect_ranks(2, prefetch_all, &setup);
-    setup.v1.no_limit_all_gathers = true;
+    setup.v1.unlimited_gathers = true;
     expect_ranks(2, prefetch_all, &setup);
 }
 
@@ -187,7 +187,7 @@ static fsdp_status change(v1_net *net, const fsdp_v1_summon_opts *opts, float va
 
 static fsdp_status expect_value(v1_net *net, float value, fsdp_error *err)
 {
-    const fsdp_v1_summon_opts look = {.no_writeback = true};
+    const fsdp_v1_summon_opts look = {.discard_changes = true};
     FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, &look, err));
     const float *bias = fsdp_param_data(net->bias[0]), *weight = fsdp_param_data(net->weight[2]);
     EXPECT(bias[6] == value && weight[0] == value + 1, err);
@@ -196,8 +196,8 @@ static fsdp_status expect_value(v1_net *net, float value, fsdp_error *err)
 
 static fsdp_status summon(v1_net *net, bool is_whole, fsdp_error *err)
 {
-    const fsdp_v1_summon_opts rank0 = {.rank0_only = true, .no_writeback = true};
-    const fsdp_v1_summon_opts look = {.no_writeback = true};
+    const fsdp_v1_summon_opts rank0 = {.rank0_only = true, .discard_changes = true};
+    const fsdp_v1_summon_opts look = {.discard_changes = true};
     FSDP_TRY(summon_and_look(net, NULL, err));
     FSDP_TRY(summon_and_look(net, &rank0, err));
     FSDP_TRY(change(net, NULL, 5, err));
@@ -245,7 +245,7 @@ static fsdp_status refuse_summons(v1_net *net, const net_setup *setup, fsdp_erro
     fsdp_v1_summon_opts rank0 = {.rank0_only = true}, offload = {.offload_to_cpu = true},
                         grads = {.with_grads = true},
                         both = {.with_grads = true, .offload_to_cpu = true};
-    FSDP_TRY(refuse_summon(net, rank0, "no_writeback", err));
+    FSDP_TRY(refuse_summon(net, rank0, "discard_changes", err));
     if (setup->v1.use_orig_params)
         FSDP_TRY(refuse_summon(net, both, "offload_to_cpu", err));
     else
@@ -356,7 +356,7 @@ Test(fsdp1, a_hook_replaces_the_mean_with_its_division)
         setup.v1.unit.strategy = strategies[i];
         run(2, &setup, &plain_result);
         setup.hook = mean_hook;
-        setup.hook_state = &calls;
+        setup.hook_context = &calls;
         run(2, &setup, &hooked_result);
         cr_assert(net_equal(&plain_result, &hooked_result));
         cr_assert_eq(calls, 4 * setup.steps);
@@ -405,7 +405,7 @@ static fsdp_status refuse_hooks(world_rank *rank, fsdp_error *err)
         reason = "was registered before";
     }
     if (status == FSDP_OK)
-        (void)!fsdp_v1_register_comm_hook(net.v1, NULL, fsdp_v1_bf16_compress_hook, &why);
+        (void)!fsdp_v1_register_comm_hook(net.v1, fsdp_v1_bf16_compress_hook, NULL, &why);
     net_free(&net);
     FSDP_TRY(status);
     EXPECT(says(&why, FSDP_ERR_USAGE, reason), err);

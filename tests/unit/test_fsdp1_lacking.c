@@ -23,18 +23,16 @@ static fsdp_status leave_out(const fsdp_sd *sd, const char *suffix, fsdp_sd **sd
 }
 
 /* The optimizer's own state goes out, and without some of it in again. */
-static fsdp_status load_without(fsdp_v1 *v1, fsdp_optim *optim, const char *suffix, bool scatters,
-                                fsdp_error *err)
+static fsdp_status load_without(fsdp_root *root, const char *suffix, bool scatters, fsdp_error *err)
 {
-    fsdp_sd *full, *rest = NULL, *sd = NULL;
-    FSDP_TRY(fsdp_v1_optim_state_dict(v1, optim, NULL, &full, err));
+    fsdp_state_opts opts = whole_optim;
+    fsdp_sd *full, *rest = NULL;
+    FSDP_TRY(fsdp_root_get_state(root, &opts, &full, err));
     fsdp_status status = leave_out(full, suffix, &rest, err);
+    opts.broadcast_from_rank0 = scatters;
+    opts.partial = true; /* hyper-parameters stay as they are, too */
     if (status == FSDP_OK)
-        status = scatters ? fsdp_v1_scatter_full_optim_state_dict(v1, optim, rest, NULL, &sd, err)
-                          : fsdp_v1_shard_full_optim_state_dict(v1, optim, rest, NULL, &sd, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_optim_load(v1, optim, sd, NULL, err);
-    fsdp_sd_free(sd);
+        status = fsdp_root_set_state(root, rest, &opts, NULL, err);
     fsdp_sd_free(rest);
     fsdp_sd_free(full);
     return status;
@@ -46,7 +44,7 @@ static fsdp_status go_on_without_steps(v1_net *net, state_case *what, fsdp_error
 {
     static net_result results[2];
     net_result *result = &results[fsdp_world_rank(net->world)];
-    FSDP_TRY(load_without(net->v1, net->optim, ".step", what->flag, err));
+    FSDP_TRY(load_without(net->root, ".step", what->flag, err));
     FSDP_TRY(net_train(net, &what->setup, 2, 2, result, err));
     FSDP_TRY(net_keep_weights(net, result, err));
     EXPECT(fsdp_world_rank(net->world) > 0 ||
@@ -76,15 +74,15 @@ typedef struct bf16_net {
 
 static fsdp_status build_bf16(bf16_net *net, fsdp_world *world, fsdp_error *err)
 {
-    const fsdp_v1_opts opts = fsdp_v1_opts_default();
+    const fsdp_v1_opts opts = {0};
     const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
     fsdp_param *param;
     FSDP_TRY(fsdp_model_create(world, &net->model, err));
     FSDP_TRY(
         fsdp_model_add_param(net->model, "weight", FSDP_BF16, 2, (int64_t[]){3, 5}, &param, err));
     FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
-    FSDP_TRY(fsdp_v1_init_uniform(net->v1, 1, err));
-    return fsdp_v1_adamw_create(net->v1, &adam, &net->optim, err);
+    FSDP_TRY(fsdp_root_init_uniform(fsdp_v1_root(net->v1), 1, err));
+    return fsdp_adamw_create(fsdp_v1_root(net->v1), &adam, &net->optim, err);
 }
 
 static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
@@ -94,7 +92,7 @@ static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
     size_t bytes = (size_t)fsdp_param_own_count(net->optim->states[0].param) * sizeof *master;
     EXPECT(bytes > 0 && bytes <= sizeof before, err);
     memcpy(before, master, bytes);
-    FSDP_TRY(load_without(net->v1, net->optim, ".master", scatters, err));
+    FSDP_TRY(load_without(fsdp_v1_root(net->v1), ".master", scatters, err));
     EXPECT(before[0] != 0 && memcmp(before, master, bytes) == 0, err);
     return FSDP_OK;
 }

@@ -8,28 +8,36 @@
 
 /* --- from one world size to another, in memory ------------------------------------------------- */
 
-static fsdp_status load_optim(v1_net *net, const move_case *move, const fsdp_v1_to_load_opts *opts,
-                              fsdp_error *err)
+static const char *const stepped[] = {
+    "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.2.weight",
+    "layers.2.bias",   "bias"};
+static const fsdp_v1_optim_input all_stepped = {.names = stepped, .count = 7};
+
+static fsdp_status set_optim(v1_net *net, const fsdp_sd *sd, bool scatters, fsdp_error *err)
 {
-    int rank = fsdp_world_rank(net->world);
-    const fsdp_sd *full = move->from->optim;
-    fsdp_sd *sd = NULL;
-    if (move->scatters)
-        FSDP_TRY(fsdp_v1_scatter_full_optim_state_dict(net->v1, net->optim, rank == 0 ? full : NULL,
-                                                       opts, &sd, err));
-    else
-        FSDP_TRY(fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, full, opts, &sd, err));
-    fsdp_status status = fsdp_v1_optim_load(net->v1, net->optim, sd, opts, err);
-    fsdp_sd_free(sd);
+    fsdp_state_opts opts = whole_optim;
+    opts.broadcast_from_rank0 = scatters;
+    bool has_none = scatters && fsdp_world_rank(net->world) > 0;
+    return fsdp_root_set_state(net->root, has_none ? NULL : sd, &opts, NULL, err);
+}
+
+static fsdp_status load_optim(v1_net *net, const move_case *move, fsdp_error *err)
+{
+    fsdp_sd *ids = NULL;
+    if (move->is_named)
+        return set_optim(net, move->from->optim, move->scatters, err);
+    FSDP_TRY(
+        fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &all_stepped, &ids, err));
+    fsdp_status status = set_optim(net, ids, move->scatters, err);
+    fsdp_sd_free(ids);
     return status;
 }
 
 static fsdp_status move_in(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    const fsdp_v1_to_load_opts opts = {.is_named = move->is_named};
-    FSDP_TRY(fsdp_v1_load_state_dict(net->v1, move->from->model, NULL, false, err));
-    FSDP_TRY(load_optim(net, move, &opts, err));
+    FSDP_TRY(fsdp_root_set_state(net->root, move->from->model, &whole_model, NULL, err));
+    FSDP_TRY(load_optim(net, move, err));
     return compare_with(net, move->from, err);
 }
 
@@ -65,31 +73,22 @@ Test(fsdp1_optim, rank_0_scatters_from_any_place_in_the_mesh)
 /* A sharded dict of the same layout is taken run by run. */
 static fsdp_status copy_by_runs(v1_net *net, state_case *what, fsdp_error *err)
 {
-    const fsdp_v1_state_opts opts = {.type = FSDP_V1_SHARDED_STATE_DICT, .offload_to_cpu = true};
+    const fsdp_state_opts opts = {.cpu_offload = true};
     net_result ignored = {0};
-    fsdp_sd *model = NULL, *optim = NULL, *flat = NULL;
+    fsdp_sd *sd = NULL;
     state_case before = {0};
-    fsdp_status status = fsdp_v1_state_dict(net->v1, NULL, &before.model, err);
+    fsdp_status status = fsdp_root_get_state(net->root, &whole_model, &before.model, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &before.optim, err);
+        status = fsdp_root_get_state(net->root, &whole_optim, &before.optim, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_state_dict(net->v1, &opts, &model, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &optim, err);
+        status = fsdp_root_get_state(net->root, &opts, &sd, err);
     if (status == FSDP_OK)
         status = net_train(net, &what->setup, 2, 2, &ignored, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_load_state_dict(net->v1, model, NULL, false, err);
-    if (status == FSDP_OK)
-        status =
-            fsdp_v1_flatten_sharded_optim_state_dict(net->v1, net->optim, optim, NULL, &flat, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_optim_load(net->v1, net->optim, flat, NULL, err);
+        status = fsdp_root_set_state(net->root, sd, NULL, NULL, err);
     if (status == FSDP_OK)
         status = compare_with(net, &before, err);
-    fsdp_sd_free(model);
-    fsdp_sd_free(optim);
-    fsdp_sd_free(flat);
+    fsdp_sd_free(sd);
     free_state(&before);
     return status;
 }
@@ -108,18 +107,13 @@ Test(fsdp1_optim, sharded_state_goes_back_where_it_came_from)
 static fsdp_status load_nothing(v1_net *net, state_case *what, fsdp_error *err)
 {
     fsdp_error why = {0};
-    fsdp_sd *out;
     (void)what;
-    FSDP_TRY(expect_refused(fsdp_v1_load_state_dict(net->v1, NULL, NULL, false, &why), &why,
-                            "fsdp_v1_load_state_dict came without", err));
-    FSDP_TRY(expect_refused(fsdp_v1_optim_load(net->v1, net->optim, NULL, NULL, &why), &why,
-                            "fsdp_v1_optim_load came without", err));
-    FSDP_TRY(expect_refused(
-        fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, NULL, NULL, &out, &why), &why,
-        "fsdp_v1_shard_full_optim_state_dict came without", err));
-    return expect_refused(
-        fsdp_v1_flatten_sharded_optim_state_dict(net->v1, net->optim, NULL, NULL, &out, &why), &why,
-        "fsdp_v1_flatten_sharded_optim_state_dict came without", err);
+    FSDP_TRY(expect_refused(fsdp_root_set_state(net->root, NULL, &whole_model, NULL, &why), &why,
+                            "there is no state dict", err));
+    FSDP_TRY(expect_refused(fsdp_root_set_state(net->root, NULL, &whole_optim, NULL, &why), &why,
+                            "there is no state dict", err));
+    return expect_refused(fsdp_root_set_state(net->root, NULL, NULL, NULL, &why), &why,
+                          "there is no state dict", err);
 }
 
 Test(fsdp1_optim, no_dict_is_no_state)
@@ -131,15 +125,13 @@ Test(fsdp1_optim, no_dict_is_no_state)
 static fsdp_status refuse_steps(v1_net *net, state_case *what, fsdp_error *err)
 {
     fsdp_error why = {0};
-    fsdp_sd *full, *out;
+    fsdp_sd *full;
     (void)what;
-    FSDP_TRY(fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &full, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_optim, &full, err));
     float *step = find(full, "state.layers.1.bias.step")->data;
     *step = 9;
-    fsdp_status status =
-        fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, full, NULL, &out, &why);
-    fsdp_status scattered =
-        fsdp_v1_scatter_full_optim_state_dict(net->v1, net->optim, full, NULL, &out, err);
+    fsdp_status status = set_optim(net, full, false, &why);
+    fsdp_status scattered = set_optim(net, full, true, err);
     fsdp_sd_free(full);
     FSDP_TRY(expect_refused(status, &why, "layers.1.bias' 9 times", err));
     EXPECT(scattered == FSDP_ERR_USAGE, err);
@@ -157,25 +149,20 @@ Test(fsdp1_optim, one_flat_parameter_has_one_step)
 /* The last parameter's state does not fit: that of the others stays as it is, too. */
 static fsdp_status load_half(v1_net *net, state_case *what, fsdp_error *err)
 {
-    const fsdp_v1_to_load_opts opts = {.is_named = true};
     fsdp_optim_state *state = &net->optim->states[0];
     fsdp_error why = {0};
-    fsdp_sd *full, *sd = NULL;
+    fsdp_sd *sd;
     (void)what;
-    FSDP_TRY(fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &full, err));
-    fsdp_status status =
-        fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, full, &opts, &sd, err);
-    fsdp_sd_free(full);
-    FSDP_TRY(status);
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_optim, &sd, err));
     fsdp_entry *last = NULL;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++)
         if (strstr(fsdp_sd_at(sd, i)->name, ".exp_avg_sq"))
             last = (fsdp_entry *)fsdp_sd_at(sd, i);
     last->dtype = FSDP_I32;
     state->step = 77;
-    status = fsdp_v1_optim_load(net->v1, net->optim, sd, &opts, &why);
+    fsdp_status status = set_optim(net, sd, false, &why);
     fsdp_sd_free(sd);
-    FSDP_TRY(expect_refused(status, &why, "the state dict has no", err));
+    FSDP_TRY(expect_refused(status, &why, "is f32 here and i32 in the state dict", err));
     EXPECT(state->step == 77, err);
     return FSDP_OK;
 }
@@ -189,27 +176,22 @@ Test(fsdp1_optim, what_fits_in_part_is_not_loaded_at_all)
 
 /* --- names and positions ---------------------------------------------------------------------- */
 
-static const char *const stepped[] = {
-    "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.2.weight",
-    "layers.2.bias",   "bias"};
-
 Test(fsdp1_optim, keys_go_from_names_to_positions_and_back)
 {
-    const fsdp_v1_optim_input input = {.names = stepped, .count = 7};
+    const fsdp_v1_optim_input input = all_stepped;
     fsdp_error err = {0};
     fsdp_sd *ids, *names, *same;
     state_case from = trained_by_four(true);
-    cr_assert_eq(fsdp_v1_rekey_optim_state_dict(from.optim, FSDP_V1_PARAM_ID, &input, &ids, &err),
+    cr_assert_eq(fsdp_v1_rekey_optim_state(from.optim, FSDP_V1_PARAM_ID, &input, &ids, &err),
                  FSDP_OK, "%s", err.text);
     const fsdp_entry *entry = find(ids, "state.3.exp_avg"); /* layers.1.bias */
     cr_assert(entry && entry->data == find(from.optim, "state.layers.1.bias.exp_avg")->data);
     const fsdp_value *group = &find(ids, "param_groups")->value.as.list.items[0];
     cr_assert_eq(group->kind, FSDP_VALUE_DICT);
-    cr_assert_eq(fsdp_v1_rekey_optim_state_dict(ids, FSDP_V1_PARAM_ID, &input, &same, &err),
-                 FSDP_OK);
+    cr_assert_eq(fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_ID, &input, &same, &err), FSDP_OK);
     cr_assert(are_equal(ids, same));
-    cr_assert_eq(fsdp_v1_rekey_optim_state_dict(ids, FSDP_V1_PARAM_NAME, &input, &names, &err),
-                 FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_NAME, &input, &names, &err), FSDP_OK,
+                 "%s", err.text);
     cr_assert_eq(fsdp_sd_count(names), fsdp_sd_count(from.optim));
     for (size_t i = 0; i + 1 < fsdp_sd_count(names); i++)
         cr_assert_eq(find(from.optim, fsdp_sd_at(names, i)->name)->data,
@@ -238,7 +220,7 @@ static void expect_rekeyed(fsdp_sd *sd, const fsdp_v1_optim_input *input, fsdp_v
     fsdp_error err = {0};
     fsdp_sd *out = NULL;
     fsdp_text got = {0};
-    fsdp_status status = fsdp_v1_rekey_optim_state_dict(sd, type, input, &out, &err);
+    fsdp_status status = fsdp_v1_rekey_optim_state(sd, type, input, &out, &err);
     cr_assert_eq(status, reason ? FSDP_ERR_USAGE : FSDP_OK, "%s", err.text);
     if (reason)
         cr_assert(strstr(err.text, reason), "%s", err.text);
@@ -268,32 +250,34 @@ Test(fsdp1_optim, the_longest_known_name_is_the_key)
                    NULL, "parameter 7");
 }
 
-/* The optimizer was given its parameters backwards. */
+/* An optimizer elsewhere was given its parameters backwards: its numbers become names again. */
 static fsdp_status load_by_position(v1_net *net, state_case *what, fsdp_error *err)
 {
     const char *backwards[7];
     for (int i = 0; i < 7; i++)
         backwards[i] = stepped[6 - i];
     const fsdp_v1_optim_input input = {.names = backwards, .count = 7};
-    const fsdp_v1_optim_input unknown = {.names = (const char *const[]){"count"}, .count = 1};
-    const fsdp_v1_to_load_opts opts = {.input = &input}, wrong = {.input = &unknown};
+    const fsdp_v1_optim_input short_input = {.names = backwards, .count = 6};
     const move_case *move = (const move_case *)what;
     fsdp_error why = {0};
-    fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_load_state_dict(net->v1, move->from->model, NULL, false, err));
-    FSDP_TRY(fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, move->from->optim, &opts, &sd,
-                                                 err));
-    const fsdp_v1_place place = fsdp_v1_place_of(net->bias[2]); /* number 1 */
-    const fsdp_entry *entry = find(sd, "state.1.exp_avg");
-    bool fits = place.own == 0 ? !entry : entry && entry->ndim == 1 && entry->shape[0] == place.own;
-    bool has_step = find(sd, "state.1.step") != NULL;
-    fsdp_status status = fsdp_v1_optim_load(net->v1, net->optim, sd, &opts, err);
-    fsdp_sd_free(sd);
+    fsdp_sd *ids, *names = NULL, *some = NULL;
+    FSDP_TRY(fsdp_root_set_state(net->root, move->from->model, &whole_model, NULL, err));
+    FSDP_TRY(fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &input, &ids, err));
+    bool fits = find(ids, "state.1.exp_avg")->data ==
+                find(move->from->optim, "state.layers.2.bias.exp_avg")->data;
+    fsdp_status status = fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_NAME, &input, &names, err);
+    if (status == FSDP_OK)
+        status = set_optim(net, names, false, err);
+    if (status == FSDP_OK)
+        status = fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &short_input, &some,
+                                           err);
+    fsdp_status lacks = status == FSDP_OK ? set_optim(net, some, false, &why) : status;
+    fsdp_sd_free(ids);
+    fsdp_sd_free(names);
+    fsdp_sd_free(some);
     FSDP_TRY(status);
-    EXPECT(fits && has_step, err);
-    status = fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, move->from->optim, &wrong,
-                                                 &sd, &why);
-    FSDP_TRY(expect_refused(status, &why, "no parameter 'count'", err));
+    EXPECT(fits, err);
+    FSDP_TRY(expect_refused(lacks, &why, "does not fit", err));
     return compare_with(net, move->from, err);
 }
 
@@ -308,31 +292,28 @@ Test(fsdp1_optim, parameters_by_position)
     free_state(&from);
 }
 
-/* Without use_orig_params the optimizer has flat parameters; named, empty ones are there, too. */
+/* Also of parameters that this rank holds nothing of. */
 static fsdp_status look_at_keys(v1_net *net, state_case *what, fsdp_error *err)
 {
-    const move_case *move = (const move_case *)what;
-    const fsdp_v1_to_load_opts opts = {.is_named = true};
-    const char *key =
-        what->setup.v1.use_orig_params ? "state.bias.exp_avg" : "state._flat_param.exp_avg";
+    const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM};
+    int rank = fsdp_world_rank(net->world);
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_shard_full_optim_state_dict(net->v1, net->optim, move->from->optim, &opts, &sd,
-                                                 err));
-    bool is_there = find(sd, key) != NULL;
+    (void)what;
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
+    const fsdp_entry *bias = find(sd, "optim.state.bias.exp_avg");
+    bool is_there = bias && find(sd, "optim.state.bias.step") &&
+                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_v1_place_of(net->root_bias).own;
     fsdp_sd_free(sd);
     EXPECT(is_there, err);
     return FSDP_OK;
 }
 
-Test(fsdp1_optim, keyed_optimizers_have_every_key)
+Test(fsdp1_optim, every_rank_names_every_parameter)
 {
-    state_case from = trained_by_four(true);
     for (int orig = 0; orig < 2; orig++) {
-        move_case move = {.from = &from};
-        move.state = case_of(FSDP_V1_FULL_SHARD, orig, look_at_keys);
-        expect_ranks(4, run_case, &move); /* the bias has three elements */
+        state_case what = case_of(FSDP_V1_FULL_SHARD, orig, look_at_keys);
+        expect_ranks(4, run_case, &what); /* the bias has three elements */
     }
-    free_state(&from);
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
@@ -340,32 +321,26 @@ Test(fsdp1_optim, keyed_optimizers_have_every_key)
 /* Every way through state, of one rank. */
 static fsdp_status go_everywhere(v1_net *net, fsdp_error *err)
 {
-    static const fsdp_v1_state_type types[] = {FSDP_V1_FULL_STATE_DICT, FSDP_V1_SHARDED_STATE_DICT,
-                                               FSDP_V1_LOCAL_STATE_DICT};
-    const fsdp_v1_optim_input input = {.names = stepped, .count = 7};
-    fsdp_sd *model = NULL, *optim = NULL, *flat = NULL, *rekeyed = NULL;
+    static const fsdp_state_opts ways[] = {{.full_state_dict = true},
+                                           {.full_state_dict = true, .cpu_offload = true},
+                                           {0},
+                                           {.cpu_offload = true}};
+    fsdp_sd *optim = NULL, *rekeyed = NULL;
     fsdp_status status = FSDP_OK;
-    for (size_t i = 0; i < 3 && status == FSDP_OK; i++) {
-        const fsdp_v1_state_opts opts = {.type = types[i]};
-        fsdp_sd_free(model);
-        fsdp_sd_free(optim);
-        model = optim = NULL;
-        status = fsdp_v1_state_dict(net->v1, &opts, &model, err);
+    for (size_t i = 0; i < 4 && status == FSDP_OK; i++) {
+        fsdp_sd *sd = NULL;
+        status = fsdp_root_get_state(net->root, &ways[i], &sd, err);
         if (status == FSDP_OK)
-            status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &optim, err);
+            status = fsdp_root_set_state(net->root, sd, &ways[i], NULL, err);
+        fsdp_sd_free(sd);
     }
     if (status == FSDP_OK)
-        status = fsdp_v1_load_state_dict(net->v1, model, NULL, false, err);
+        status = fsdp_root_get_state(net->root, &whole_optim, &optim, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_rekey_optim_state_dict(optim, FSDP_V1_PARAM_ID, &input, &rekeyed, err);
+        status = fsdp_v1_rekey_optim_state(optim, FSDP_V1_PARAM_ID, &all_stepped, &rekeyed, err);
     if (status == FSDP_OK)
-        status =
-            fsdp_v1_scatter_full_optim_state_dict(net->v1, net->optim, optim, NULL, &flat, err);
-    if (status == FSDP_OK)
-        status = fsdp_v1_optim_load(net->v1, net->optim, flat, NULL, err);
-    fsdp_sd_free(model);
+        status = set_optim(net, rekeyed, true, err);
     fsdp_sd_free(optim);
-    fsdp_sd_free(flat);
     fsdp_sd_free(rekeyed);
     return status;
 }
@@ -425,7 +400,7 @@ static fsdp_status look_at_groups(v1_net *net, state_case *what, fsdp_error *err
 {
     fsdp_sd *sd;
     (void)what;
-    FSDP_TRY(fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_optim, &sd, err));
     const fsdp_value *groups = &find(sd, "param_groups")->value;
     bool has_weights = find(sd, "state.layers.0.weight.exp_avg") != NULL;
     bool has_biases = find(sd, "state.layers.0.bias.exp_avg") || find(sd, "state.bias.step");
@@ -485,7 +460,7 @@ static fsdp_status step_with_two(v1_net *net, state_case *what, fsdp_error *err)
     (void)what;
     opts.groups = &elsewhere;
     opts.group_count = 1;
-    FSDP_TRY(fsdp_v1_adamw_create(net->v1, &opts, &other, err));
+    FSDP_TRY(fsdp_adamw_create(net->root, &opts, &other, err));
     fsdp_status status = step_in_turn(net, other, err);
     fsdp_optim_free(other);
     return status;
@@ -504,7 +479,7 @@ static fsdp_status change_hypers(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     FSDP_TRY(fsdp_optim_set_lr(net->optim, 0, 123, err));
-    FSDP_TRY(load_optim(net, move, NULL, err));
+    FSDP_TRY(load_optim(net, move, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 1e-3, err);
     return FSDP_OK;
 }

@@ -3,8 +3,6 @@
  * another and to units.
  */
 #include "tests/unit/v1_state_cases.h"
-#include <fsdp/root_init.h>
-#include <fsdp/state.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +21,7 @@ static fsdp_status look_at_full(v1_net *net, state_case *what, fsdp_error *err)
                                         "count"};
     (void)what;
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &sd, err));
     bool fits = fsdp_sd_count(sd) == 8;
     for (size_t i = 0; i < 8 && fits; i++)
         fits = strcmp(fsdp_sd_at(sd, i)->name, names[i]) == 0;
@@ -52,18 +50,18 @@ static bool is_in_shard(fsdp_param *param, const fsdp_entry *entry)
 
 static fsdp_status look_at_sharded(v1_net *net, state_case *what, fsdp_error *err)
 {
-    fsdp_v1_state_opts opts = {.type = what->type};
+    fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     fsdp_sd *live, *copy;
     int rank = fsdp_world_rank(net->world);
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &live, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &live, err));
     const fsdp_entry *entry = find(live, "layers.1.weight");
     const fsdp_v1_place place = fsdp_v1_place_of(net->weight[1]);
     bool is_live = is_in_shard(net->weight[1], entry) && entry->ndim == 2 &&
                    fsdp_entry_local_bytes(entry, rank) == place.own * 4;
     bool has_flat = find(live, "layers.1.weight")->flat >= 0 && fsdp_sd_flat_count(live) > 0;
-    opts.offload_to_cpu = true;
-    fsdp_status status = fsdp_v1_state_dict(net->v1, &opts, &copy, err);
-    if (status == FSDP_OK && what->type == FSDP_V1_SHARDED_STATE_DICT) {
+    opts.cpu_offload = true;
+    fsdp_status status = fsdp_root_get_state(net->root, &opts, &copy, err);
+    if (status == FSDP_OK) {
         const fsdp_entry *own = find(copy, "layers.1.weight");
         is_live = is_live &&
                   (place.own == 0 || (own->data != entry->data &&
@@ -78,31 +76,25 @@ static fsdp_status look_at_sharded(v1_net *net, state_case *what, fsdp_error *er
     return FSDP_OK;
 }
 
-Test(fsdp1_state, sharded_and_local_dicts_are_live_memory)
+Test(fsdp1_state, sharded_dicts_are_live_memory)
 {
     for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++) {
         state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, look_at_sharded);
-        what.type = FSDP_V1_SHARDED_STATE_DICT;
         what.flag = strategy < FSDP_V1_NO_SHARD;
         expect_ranks(4, run_case, &what);
-        what.type = FSDP_V1_LOCAL_STATE_DICT;
-        if (strategy < FSDP_V1_HYBRID_SHARD)
-            expect_ranks(4, run_case, &what);
     }
 }
 
 static fsdp_status refuse_dicts(v1_net *net, state_case *what, fsdp_error *err)
 {
-    const fsdp_v1_state_opts sharded = {.type = FSDP_V1_SHARDED_STATE_DICT, .rank0_only = true};
-    const fsdp_v1_state_opts local = {.type = FSDP_V1_LOCAL_STATE_DICT};
+    const fsdp_root_save_opts local = {.save.kind = FSDP_LOCAL};
     fsdp_error why = {0}, other = {0};
     fsdp_sd *sd;
     (void)what;
-    EXPECT(fsdp_v1_state_dict(net->v1, &sharded, &sd, &why) == FSDP_ERR_USAGE, err);
-    EXPECT(fsdp_v1_state_dict(net->v1, &local, &sd, &other) == FSDP_ERR_USAGE, err);
-    EXPECT(strstr(why.text, "rank0_only") && strstr(other.text, "hybrid"), err);
+    EXPECT(fsdp_root_save(net->root, "/tmp/never", &local, &other) == FSDP_ERR_USAGE, err);
+    EXPECT(strstr(other.text, "hybrid"), err);
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    EXPECT(fsdp_v1_state_dict(net->v1, NULL, &sd, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(fsdp_root_get_state(net->root, NULL, &sd, &why) == FSDP_ERR_USAGE, err);
     EXPECT(strstr(why.text, "between steps"), err);
     return FSDP_OK;
 }
@@ -132,16 +124,15 @@ static void remove_dir(const char *path)
 
 static fsdp_status save(v1_net *net, state_case *what, fsdp_error *err)
 {
-    if (fsdp_root_save(fsdp_v1_root(net->v1), net->optim, what->dir, NULL) != FSDP_ERR_USAGE)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "names of flat parameters were saved");
-    FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
+    const fsdp_root_save_opts opts = {.save.kind = what->kind};
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, &opts, err));
     return leave_all(net, what, err);
 }
 
 static fsdp_status load_v1(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    FSDP_TRY(fsdp_v1_load(net->v1, net->optim, move->from->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, move->from->dir, NULL, err));
     return compare_with(net, move->from, err);
 }
 
@@ -149,8 +140,8 @@ static fsdp_status load_v1(v1_net *net, state_case *what, fsdp_error *err)
 static fsdp_status load_plain(v1_net *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    FSDP_TRY(fsdp_root_load(net->root, net->optim, move->from->dir, err));
-    return fsdp_root_save(net->root, net->optim, what->dir, err);
+    FSDP_TRY(fsdp_root_load(net->root, move->from->dir, NULL, err));
+    return fsdp_root_save(net->root, what->dir, NULL, err);
 }
 
 static void load_everywhere(const state_case *from)
@@ -186,7 +177,7 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
         char path[96];
         state_case from = case_of(i == 3 ? FSDP_V1_HYBRID_SHARD : FSDP_V1_FULL_SHARD, i % 2, save);
         snprintf(path, sizeof path, "%s/%d", dir, i);
-        from.type = i == 3 ? FSDP_V1_SHARDED_STATE_DICT : (fsdp_v1_state_type)i;
+        from.kind = i == 3 ? FSDP_SHARDED : (fsdp_kind)i;
         from.dir = path;
         from.trained = 2;
         expect_ranks(4, run_case, &from);
@@ -200,6 +191,13 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
 
 /* --- what does not load ----------------------------------------------------------------------- */
 
+static fsdp_status set_model(v1_net *net, const fsdp_sd *sd, bool partial, fsdp_error *err)
+{
+    fsdp_state_opts opts = whole_model;
+    opts.partial = partial;
+    return fsdp_root_set_state(net->root, sd, &opts, NULL, err);
+}
+
 static fsdp_status refuse_model(v1_net *net, const fsdp_layout *layout, int rows, fsdp_dtype dtype,
                                 const char *reason, fsdp_error *err)
 {
@@ -211,11 +209,10 @@ static fsdp_status refuse_model(v1_net *net, const fsdp_layout *layout, int rows
         fsdp_sd_add_tensor(sd, "layers.1.weight", 15, dtype, 2, (int64_t[]){rows, NET_HIDDEN},
                            layout, (void *)values, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, true, &why), &why,
-                                reason, err);
+        status = expect_refused(set_model(net, sd, true, &why), &why, reason, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, false, &why), &why,
-                                "has no 'layers.0.weight'", err);
+        status = expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.weight'",
+                                err);
     fsdp_sd_free(sd);
     return status;
 }
@@ -226,9 +223,9 @@ static fsdp_status refuse_models(v1_net *net, state_case *what, fsdp_error *err)
     fsdp_layout rows = whole;
     (void)what;
     rows.placement[0] = (fsdp_placement){.kind = FSDP_SHARD};
-    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN - 1, FSDP_F32, "another shape", err));
-    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN, FSDP_BF16, "is bf16", err));
-    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is cut otherwise", err);
+    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN - 1, FSDP_F32, "has shape", err));
+    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN, FSDP_BF16, "is f32 here and bf16", err));
+    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is not whole on rank", err);
 }
 
 Test(fsdp1_state, tensors_that_do_not_fit_are_named)
@@ -251,8 +248,8 @@ static fsdp_status refuse_half(v1_net *net, state_case *what, fsdp_error *err)
         fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2, fsdp_param_shape(net->weight[0]),
                            &whole, (void *)zeros, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, false, &why), &why,
-                                "the state dict has no 'layers.0.bias'", err);
+        status =
+            expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.bias'", err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     EXPECT(before != 0 && (!own || *own == before), err);
@@ -269,37 +266,38 @@ Test(fsdp1_state, nothing_is_set_of_a_dict_that_does_not_fit)
 
 static fsdp_status look_at_buffer(v1_net *net, state_case *what, fsdp_error *err)
 {
-    fsdp_v1_state_opts opts = {.type = what->type};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .full_state_dict = what->flag};
+    const fsdp_root_save_opts save = {.state.part = FSDP_STATE_MODEL, .save.kind = what->kind};
+    const fsdp_root_load_opts load = {.state.part = FSDP_STATE_MODEL};
     uint16_t *kept = fsdp_param_data(net->count);
     fsdp_sd *sd;
     EXPECT(fsdp_param_data_dtype(net->count) == FSDP_BF16, err);
     *kept = 0x4040; /* 3 */
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &sd, err));
-    const fsdp_entry *entry = find(sd, "count");
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
+    const fsdp_entry *entry = find(sd, "model.count");
     bool fits = entry->dtype == FSDP_F32 && *(const float *)entry->data == 3;
     *kept = 0;
-    fsdp_status status = fsdp_v1_load_state_dict(net->v1, sd, NULL, true, err);
+    fsdp_status status = fsdp_root_set_state(net->root, sd, &opts, NULL, err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     EXPECT(fits && *kept == 0x4040, err);
-    if (what->type != FSDP_V1_SHARDED_STATE_DICT)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_v1_save(net->v1, NULL, what->dir, what->type, err));
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, &save, err));
     *kept = 0;
-    FSDP_TRY(fsdp_v1_load(net->v1, NULL, what->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, what->dir, &load, err));
     EXPECT(*kept == 0x4040, err);
     return FSDP_OK;
 }
 
 Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
 {
-    char path[96];
     const char *dir = make_dir();
-    snprintf(path, sizeof path, "%s/buffers", dir);
-    for (int type = 0; type <= FSDP_V1_LOCAL_STATE_DICT; type++) {
+    for (int kind = 0; kind <= FSDP_LOCAL; kind++) {
+        char path[96];
+        snprintf(path, sizeof path, "%s/buffers-%d", dir, kind);
         state_case what = case_of(FSDP_V1_FULL_SHARD, false, look_at_buffer);
         what.setup.v1.buffer_dtype = FSDP_BF16;
-        what.type = (fsdp_v1_state_type)type;
+        what.kind = (fsdp_kind)kind;
+        what.flag = kind == FSDP_FULL;
         what.dir = path;
         expect_ranks(2, run_case, &what);
     }
@@ -331,9 +329,9 @@ static fsdp_status expect_gathered(v1_net *net, float value, fsdp_error *err)
 static fsdp_status set_by_dict(v1_net *net, float value, fsdp_error *err)
 {
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &sd, err));
     *(float *)find(sd, "layers.1.weight")->data = value;
-    fsdp_status status = fsdp_v1_load_state_dict(net->v1, sd, NULL, false, err);
+    fsdp_status status = set_model(net, sd, false, err);
     fsdp_sd_free(sd);
     return status;
 }
@@ -353,10 +351,10 @@ static fsdp_status set_behind_forwards(v1_net *net, state_case *what, fsdp_error
     FSDP_TRY(evaluate(net, err));
     FSDP_TRY(set_by_summoning(net, 7, err));
     FSDP_TRY(expect_gathered(net, 7, err));
-    FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, NULL, err));
     FSDP_TRY(set_by_dict(net, 5, err));
     FSDP_TRY(evaluate(net, err));
-    FSDP_TRY(fsdp_v1_load(net->v1, net->optim, what->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, what->dir, NULL, err));
     return expect_gathered(net, 7, err);
 }
 
@@ -366,7 +364,6 @@ Test(fsdp1_state, what_is_gathered_is_what_was_set_last)
     snprintf(path, sizeof path, "%s/it", dir);
     state_case what = case_of(FSDP_V1_SHARD_GRAD_OP, true, set_behind_forwards);
     what.dir = path;
-    what.type = FSDP_V1_SHARDED_STATE_DICT;
     expect_ranks(2, run_case, &what);
     remove_dir(dir);
 }

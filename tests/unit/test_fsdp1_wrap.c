@@ -3,6 +3,7 @@
  * cannot be wrapped, what is frozen.
  */
 #include "tests/unit/v1_expect.h"
+#include <fsdp/state.h>
 
 /* --- where parameters lie --------------------------------------------------------------------- */
 
@@ -24,7 +25,7 @@ static fsdp_status declare_abc(fsdp_model *model, fsdp_param **abc, fsdp_error *
 static fsdp_status check_abc(world_rank *rank, fsdp_model *model, fsdp_v1 **v1, fsdp_error *err)
 {
     const abc_case *what = rank->user;
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     fsdp_param *abc[3];
     FSDP_TRY(declare_abc(model, abc, err));
     opts.use_orig_params = what->orig;
@@ -188,7 +189,7 @@ static const char *type_of(void *user, const char *module)
 
 Test(fsdp1_wrap, policies_make_units_of_modules)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     expect_units(&opts, "", "");
     opts.policy.kind = FSDP_V1_WRAP_ALWAYS;
     expect_units(&opts,
@@ -212,7 +213,7 @@ Test(fsdp1_wrap, policies_make_units_of_modules)
 /* Blocks have 40 elements, 20 of them in attn; a list is only searched, a piece is not. */
 Test(fsdp1_wrap, sizes_count_what_no_inner_unit_has)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_SIZE, .min_elements = 40};
     expect_units(&opts, "layers.0 layers.1 ", "");
     opts.policy.min_elements = 20;
@@ -229,7 +230,7 @@ Test(fsdp1_wrap, sizes_count_what_no_inner_unit_has)
 
 Test(fsdp1_wrap, ignored_parameters_are_in_no_unit)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.policy.kind = FSDP_V1_WRAP_ALWAYS;
     opts.ignored_modules = (const char *const[]){"layers.0", "embed"};
     opts.ignored_module_count = 2;
@@ -300,7 +301,7 @@ static void expect_refused(refused_case what, const char *reason)
 
 Test(fsdp1_wrap, what_cannot_be_flat_is_named)
 {
-    const fsdp_v1_opts plain = fsdp_v1_opts_default();
+    const fsdp_v1_opts plain = {0};
     fsdp_v1_opts hybrid = plain, both = plain, unknown = plain;
     hybrid.unit.strategy = FSDP_V1_HYBRID_SHARD;
     both.ignored_modules = both.ignored_states = (const char *const[]){"a"};
@@ -333,7 +334,7 @@ static fsdp_status wrap_strangers(world_rank *rank, fsdp_model *model, fsdp_v1 *
                                   fsdp_error *err)
 {
     const stranger_case *what = rank->user;
-    const fsdp_v1_opts plain = fsdp_v1_opts_default();
+    const fsdp_v1_opts plain = {0};
     fsdp_error why = {0};
     FSDP_TRY(declare_tree(model, err));
     EXPECT(fsdp_v1_create(model, &what->opts, v1, &why) == FSDP_ERR_USAGE, err);
@@ -362,7 +363,7 @@ static void expect_stranger(const fsdp_v1_opts *opts, const char *reason)
 
 Test(fsdp1_wrap, wrapped_names_and_types_that_no_module_has_are_refused)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_NAMES,
                                    .names = (const char *const[]){"layers.*", "lay*"},
                                    .name_count = 2};
@@ -383,7 +384,7 @@ Test(fsdp1_wrap, wrapped_names_and_types_that_no_module_has_are_refused)
 /* The same list of exceptions serves many models. */
 Test(fsdp1_wrap, types_that_are_exceptions_need_no_module)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.policy = (fsdp_v1_policy){.kind = FSDP_V1_WRAP_SIZE,
                                    .min_elements = 40,
                                    .names = (const char *const[]){"Absent"},
@@ -395,7 +396,7 @@ Test(fsdp1_wrap, types_that_are_exceptions_need_no_module)
 
 Test(fsdp1_wrap, ignored_names_that_nothing_has_are_refused)
 {
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     opts.ignored_modules = (const char *const[]){"embed", "layers.7"};
     opts.ignored_module_count = 2;
     expect_stranger(&opts, "no module to be ignored 'layers.7', the nearest one is 'layers.0'");
@@ -439,19 +440,20 @@ static fsdp_status compare_abc(fsdp_v1 *v1, fsdp_param *const *abc, fsdp_error *
 static fsdp_status freeze_b(fsdp_model *model, fsdp_v1 **v1, fsdp_optim **optim, fsdp_error *err)
 {
     const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    const fsdp_state_opts state = {.part = FSDP_STATE_OPTIM, .optim_prefix = ""};
+    fsdp_v1_opts opts = {0};
     fsdp_param *abc[3];
     fsdp_sd *sd;
     opts.use_orig_params = true;
     FSDP_TRY(declare_abc(model, abc, err));
     FSDP_TRY(fsdp_param_set_requires_grad(abc[1], false, err));
     FSDP_TRY(fsdp_v1_create(model, &opts, v1, err));
-    FSDP_TRY(fsdp_v1_init_uniform(*v1, 1, err));
-    FSDP_TRY(fsdp_v1_adamw_create(*v1, &adam, optim, err));
+    FSDP_TRY(fsdp_root_init_uniform(fsdp_v1_root(*v1), 1, err));
+    FSDP_TRY(fsdp_adamw_create(fsdp_v1_root(*v1), &adam, optim, err));
     FSDP_TRY(step_abc(*v1, abc, err));
     FSDP_TRY(fsdp_optim_step(*optim, err));
     FSDP_TRY(compare_abc(*v1, abc, err));
-    FSDP_TRY(fsdp_v1_optim_state_dict(*v1, *optim, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(fsdp_v1_root(*v1), &state, &sd, err));
     bool has_a = fsdp_sd_find(sd, "state.a.exp_avg", 15) >= 0;
     bool has_b = fsdp_sd_find(sd, "state.b.exp_avg", 15) >= 0;
     fsdp_sd_free(sd);

@@ -146,7 +146,7 @@ Test(unit_names, a_pointer_that_is_not_there_has_its_reason_at_once)
 
 static fsdp_status ask_wrapped(named_net *net, fsdp_error *err)
 {
-    const fsdp_v1_opts opts = fsdp_v1_opts_default();
+    const fsdp_v1_opts opts = {0};
     fsdp_v1 *v1 = NULL;
     FSDP_TRY(declare(net, err));
     FSDP_TRY(fsdp_v1_create(net->model, &opts, &v1, err));

@@ -126,7 +126,7 @@ static fsdp_status wrap_wrongly(bare *net, fsdp_error *err)
     fsdp_v1 *v1;
     fsdp_v1_opts opts[4];
     for (int i = 0; i < 4; i++)
-        opts[i] = fsdp_v1_opts_default();
+        opts[i] = (fsdp_v1_opts){0};
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
     opts[0].unit.param_dtype = (fsdp_dtype)100000;
     opts[0].use_orig_params = true;
@@ -232,7 +232,7 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
 static fsdp_status wrap_on_uneven_hosts(bare *net, fsdp_error *err)
 {
     fsdp_world *world = net->rank->world;
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_v1_opts opts = {0};
     fsdp_v1 *v1;
     world->parts.local_size = fsdp_world_rank(world) == 3 ? 1 : 3;
     opts.unit.strategy = FSDP_V1_HYBRID_SHARD;

@@ -3,6 +3,7 @@
 #define FSDP_TESTS_V1_EXPECT_H
 
 #include "tests/support/v1_net.h"
+#include <fsdp/root_init.h>
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -21,7 +22,7 @@ static inline void expect_ranks(int ranks, world_body body, void *user)
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition);         \
     } while (0)
 
-/* A value of fsdp_v1_init_uniform(1). */
+/* A value of fsdp_root_init_uniform(1). */
 static inline float uniform(const char *name, int64_t i, int last_dim)
 {
     return (float)(fsdp_uniform(1, name, (uint64_t)i) / sqrt(last_dim));
