@@ -189,12 +189,12 @@ static mlp_plan plan_of(const step_fault *fault, int64_t ranks)
     return plan;
 }
 
-static bool has_fault(const step_fault *fault, const mlp *net, step_fault_kind kind)
+static bool has_fault(const step_fault *fault, const toy *net, step_fault_kind kind)
 {
     return fault->kind == kind && fault->rank == fsdp_world_rank(net->model->world);
 }
 
-static int unit_at(const step_fault *fault, const mlp *net, int i, int pass)
+static int unit_at(const step_fault *fault, const toy *net, int i, int pass)
 {
     bool is_swapped = has_fault(fault, net, STEP_FAULT_SWAPPED) && fault->at == pass;
     return is_swapped ? LAYERS - 1 - i : i;
@@ -212,7 +212,7 @@ static fsdp_status give_ones(fsdp_param *param, float factor, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status forward(mlp *net, const step_fault *fault, fsdp_error *err)
+static fsdp_status forward(toy *net, const step_fault *fault, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     for (int i = 0; i < LAYERS; i++) {
@@ -223,7 +223,7 @@ static fsdp_status forward(mlp *net, const step_fault *fault, fsdp_error *err)
     return fsdp_root_end_forward(net->root, err);
 }
 
-static fsdp_status backward(mlp *net, const step_fault *fault, fsdp_error *err)
+static fsdp_status backward(toy *net, const step_fault *fault, fsdp_error *err)
 {
     float factor = (float)(fsdp_world_rank(net->model->world) + 1);
     for (int i = LAYERS - 1; i >= 0; i--) {
@@ -238,7 +238,7 @@ static fsdp_status backward(mlp *net, const step_fault *fault, fsdp_error *err)
 }
 
 /* A step that succeeds has the right numbers. */
-static fsdp_status check_grads(mlp *net, fsdp_error *err)
+static fsdp_status check_grads(toy *net, fsdp_error *err)
 {
     mlp_values expected;
     float mean = (float)(fsdp_world_size(net->model->world) + 1) / 2;
@@ -247,7 +247,7 @@ static fsdp_status check_grads(mlp *net, fsdp_error *err)
     return mlp_expect_grads(net, &expected, 0, err);
 }
 
-static fsdp_status run_step(mlp *net, const step_fault *fault, fsdp_error *err)
+static fsdp_status run_step(toy *net, const step_fault *fault, fsdp_error *err)
 {
     FSDP_TRY(mlp_add_adamw(net, err));
     for (int i = 0; i < LAYERS; i++)
@@ -260,7 +260,7 @@ static fsdp_status run_step(mlp *net, const step_fault *fault, fsdp_error *err)
 }
 
 /* The first failure is that of every later call. */
-static fsdp_status expect_to_stay(mlp *net, const fsdp_error *first, fsdp_error *err)
+static fsdp_status expect_to_stay(toy *net, const fsdp_error *first, fsdp_error *err)
 {
     fsdp_error again = {0};
     if (!net->root || net->root->failure.status == FSDP_OK)
@@ -294,7 +294,7 @@ static void end_memory(const step_fault *fault, int rank)
 static fsdp_status run_rank(world_rank *rank, const step_fault *fault, fsdp_error *err)
 {
     const mlp_plan plan = plan_of(fault, fsdp_world_size(rank->world));
-    mlp net = {0};
+    toy net = {0};
     fsdp_error left = {0};
     int me = fsdp_world_rank(rank->world);
     begin_memory(fault, me);
@@ -307,7 +307,7 @@ static fsdp_status run_rank(world_rank *rank, const step_fault *fault, fsdp_erro
         *err = left;
         status = left.status;
     }
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

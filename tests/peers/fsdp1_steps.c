@@ -1,5 +1,5 @@
 /*
- * Steps of the FSDP1 face (the net of tests/support/v1_net.h) and every state dict after them, then further
+ * Steps of the FSDP1 face (the net of tests/support/training.h) and every state dict after them, then further
  * steps with optimizer state that went out and in again. fsdp1_steps.py runs it beside PyTorch's FSDP1.
  *
  * usage: fsdp1_steps FOLDER [NAME=NUMBER...]     numbers as in `options` below
@@ -7,7 +7,7 @@
  * Each rank writes FOLDER/RANK, lines of four fields with tabs between them: what, name, shape, numbers.
  */
 #include "runtime/optim/optim_internal.h"
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -149,12 +149,12 @@ static void print_flats(FILE *out, const fsdp_sd *sd)
     }
 }
 
-static void print_places(FILE *out, v1_net *net)
+static void print_places(FILE *out, toy *net)
 {
     for (int i = 0; i <= NET_LAYERS; i++) {
         fsdp_unit *unit = i < NET_LAYERS ? net->unit[i] : fsdp_root_unit(net->root);
         const fsdp_param *flat = fsdp_v1_flat_param(net->v1, unit);
-        fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->root_bias,
+        fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->own,
                               i < NET_LAYERS ? net->bias[i] : NULL};
         fprintf(out, "flat\t%s\t\t%lld\n", fsdp_param_name(flat), (long long)flat->padded);
         for (int k = 0; k < 2 && both[k]; k++) {
@@ -181,7 +181,7 @@ static void print_training(FILE *out, const net_setup *setup, const net_result *
 
 /* --- state dicts ------------------------------------------------------------------------------ */
 
-static fsdp_status print_model(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_model(FILE *out, toy *net, fsdp_error *err)
 {
     static const struct {
         const char *what;
@@ -204,7 +204,7 @@ static fsdp_status print_model(FILE *out, v1_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status print_local(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_local(FILE *out, toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     fsdp_sd *sd;
@@ -215,7 +215,7 @@ static fsdp_status print_local(FILE *out, v1_net *net, fsdp_error *err)
 }
 
 /* By name, by position, and by name again. */
-static fsdp_status print_rekeyed(FILE *out, v1_net *net, const fsdp_sd *full, fsdp_error *err)
+static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_error *err)
 {
     static const char *const names[] = {"bias",           "layers.2.bias",   "layers.2.weight",
                                         "layers.1.bias",  "layers.1.weight", "layers.0.bias",
@@ -243,7 +243,7 @@ typedef struct position {
 
 enum { POSITIONS = 16 };
 
-static size_t list_group(const v1_net *net, size_t group, position *out)
+static size_t list_group(const toy *net, size_t group, position *out)
 {
     const fsdp_model *model = net->root->steps_runs ? net->root->declared : net->root->model;
     size_t n = 0;
@@ -276,7 +276,7 @@ static void print_moment(FILE *out, const position *at, const char *name, const 
     fputc('\n', out);
 }
 
-static fsdp_status print_groups(FILE *out, const char *what, v1_net *net, const position *all,
+static fsdp_status print_groups(FILE *out, const char *what, toy *net, const position *all,
                                 size_t n, fsdp_error *err)
 {
     const fsdp_state_opts opts = {
@@ -305,7 +305,7 @@ static fsdp_status print_groups(FILE *out, const char *what, v1_net *net, const 
 }
 
 /* The live state of this rank, as PyTorch's dicts to load have it. */
-static fsdp_status print_own_state(FILE *out, const char *what, v1_net *net, fsdp_error *err)
+static fsdp_status print_own_state(FILE *out, const char *what, toy *net, fsdp_error *err)
 {
     position all[POSITIONS];
     size_t n = 0;
@@ -323,7 +323,7 @@ static fsdp_status print_own_state(FILE *out, const char *what, v1_net *net, fsd
     return print_groups(out, what, net, all, n, err);
 }
 
-static fsdp_status load_one(FILE *out, const char *what, v1_net *net, const fsdp_state_opts *opts,
+static fsdp_status load_one(FILE *out, const char *what, toy *net, const fsdp_state_opts *opts,
                             const fsdp_sd *from, fsdp_error *err)
 {
     for (size_t i = 0; i < net->optim->count; i++) {
@@ -342,7 +342,7 @@ static const fsdp_state_opts sharded_optim = {
 static const fsdp_state_opts full_optim = {
     .part = FSDP_STATE_OPTIM, .optim_prefix = "", .nested_optim = true, .full_state_dict = true};
 
-static fsdp_status load_all(FILE *out, v1_net *net, const fsdp_sd *full, const fsdp_sd *sharded,
+static fsdp_status load_all(FILE *out, toy *net, const fsdp_sd *full, const fsdp_sd *sharded,
                             fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->world) == 0;
@@ -353,7 +353,7 @@ static fsdp_status load_all(FILE *out, v1_net *net, const fsdp_sd *full, const f
     return load_one(out, "optim scatter", net, &sent, is_first ? full : NULL, err);
 }
 
-static fsdp_status print_optim(FILE *out, v1_net *net, fsdp_error *err)
+static fsdp_status print_optim(FILE *out, toy *net, fsdp_error *err)
 {
     int rank = fsdp_world_rank(net->world);
     fsdp_sd *full = NULL, *sharded = NULL;
@@ -374,7 +374,7 @@ static fsdp_status print_optim(FILE *out, v1_net *net, fsdp_error *err)
 
 /* --- the whole -------------------------------------------------------------------------------- */
 
-static fsdp_status train(FILE *out, v1_net *net, const net_setup *setup, fsdp_error *err)
+static fsdp_status train(FILE *out, toy *net, const net_setup *setup, fsdp_error *err)
 {
     net_result result = {0};
     print_places(out, net);
@@ -392,7 +392,7 @@ static fsdp_status run(fsdp_world *world, const net_setup *setup, const char *fo
                        fsdp_error *err)
 {
     char path[4096];
-    v1_net net = {0};
+    toy net = {0};
     snprintf(path, sizeof path, "%s/%d", folder, fsdp_world_rank(world));
     FILE *out = fopen(path, "w");
     if (!out)
@@ -400,7 +400,7 @@ static fsdp_status run(fsdp_world *world, const net_setup *setup, const char *fo
     fsdp_status status = net_build(&net, world, setup, err);
     if (status == FSDP_OK)
         status = train(out, &net, setup, err);
-    net_free(&net);
+    toy_free(&net);
     if (fclose(out) != 0 && status == FSDP_OK)
         status = fsdp_fail(err, FSDP_ERR_IO, "cannot write '%s'", path);
     return status;

@@ -6,7 +6,7 @@
  */
 #include "tests/support/state_net.h"
 
-static fsdp_status declare(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare(toy *net, fsdp_error *err)
 {
     fsdp_param *embed, *bias;
     FSDP_TRY(net_add(net, "embed.weight", 2, (int64_t[]){9, 4}, &embed, err));
@@ -17,8 +17,8 @@ static fsdp_status declare(state_net *net, const fsdp_unit_opts *opts, fsdp_erro
     FSDP_TRY(fsdp_param_set_requires_grad(bias, false, err));
     FSDP_TRY(fsdp_model_add_alias(net->model, "head.weight", embed, err));
     FSDP_TRY(fsdp_model_add_buffer(net->model, "count", FSDP_I64, 0, NULL, true, NULL, err));
-    FSDP_TRY(net_unit(net, "layers.0", opts, err));
-    return net_unit(net, "layers.1", opts, err);
+    FSDP_TRY(net_unit(net, "layers.0", err));
+    return net_unit(net, "layers.1", err);
 }
 
 static void print_entry(const fsdp_sd *sd, const fsdp_entry *entry)
@@ -35,7 +35,7 @@ static void print_entry(const fsdp_sd *sd, const fsdp_entry *entry)
     printf("\n");
 }
 
-static fsdp_status load(state_net *net, fsdp_error *err)
+static fsdp_status load(toy *net, fsdp_error *err)
 {
     fsdp_sd *full = NULL;
     FSDP_TRY(net_spoil(net, err));
@@ -51,7 +51,7 @@ int main(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++)
         for (int64_t ranks = 1; ranks <= 3; ranks++) {
-            const state_case what = {1, {ranks}, {"dp"}, declare, load, argv[i], {0}};
+            const toy_case what = {1, {ranks}, {"dp"}, declare, load, argv[i], {0}};
             fsdp_error err = {0};
             printf("checkpoint %s %lld\n", argv[i], (long long)ranks);
             if (net_run_on("cpu", what, &err) != FSDP_OK)

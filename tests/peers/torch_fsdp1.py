@@ -1,4 +1,4 @@
-"""The net of tests/support/v1_net.h in PyTorch, wrapped by FSDP1 over gloo: what a rank has of everything
+"""The net of tests/support/training.h in PyTorch, wrapped by FSDP1 over gloo: what a rank has of everything
 that fsdp1_steps.c prints. For fsdp1_steps.py."""
 
 import contextlib

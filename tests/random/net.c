@@ -6,14 +6,14 @@
 
 /* --- model -------------------------------------------------------------------------------------- */
 
-static fsdp_status make_meshes(random_net *net, fsdp_error *err)
+static fsdp_status begin(random_net *net, fsdp_world *world, fsdp_error *err)
 {
-    const int64_t size = fsdp_world_size(net->world), replicas = net->c->replicas;
-    FSDP_TRY(fsdp_world_mesh(net->world, 1, &size, (const char *[]){"dp"}, &net->all, err));
+    const int64_t size = fsdp_world_size(world), replicas = net->c->replicas;
+    FSDP_TRY(toy_begin_in(&net->toy, world, 1, &size, (const char *[]){"dp"}, err));
     if (replicas == 0)
         return FSDP_OK;
-    return fsdp_world_mesh(net->world, 2, (int64_t[]){replicas, size / replicas},
-                           (const char *[]){"rep", "shard"}, &net->grid, err);
+    return fsdp_world_mesh(world, 2, (int64_t[]){replicas, size / replicas},
+                           (const char *[]){"rep", "shard"}, &net->toy.other_mesh, err);
 }
 
 static fsdp_status add_alias(random_net *net, int i, fsdp_error *err)
@@ -21,15 +21,14 @@ static fsdp_status add_alias(random_net *net, int i, fsdp_error *err)
     char name[] = "tied.a00";
     name[6] = (char)('0' + i / 10);
     name[7] = (char)('0' + i % 10);
-    return fsdp_model_add_alias(net->model, name, net->params[i], err);
+    return fsdp_model_add_alias(net->toy.model, name, net->params[i], err);
 }
 
 static fsdp_status declare(random_net *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_model_create(net->world, &net->model, err));
     for (int i = 0; i < net->c->param_count; i++) {
         const case_param *param = &net->c->params[i];
-        FSDP_TRY(fsdp_model_add_param(net->model, param->name, param->dtype, param->ndim,
+        FSDP_TRY(fsdp_model_add_param(net->toy.model, param->name, param->dtype, param->ndim,
                                       param->shape, &net->params[i], err));
         if (param->has_alias)
             FSDP_TRY(add_alias(net, i, err));
@@ -37,7 +36,8 @@ static fsdp_status declare(random_net *net, fsdp_error *err)
         if (param->grad_dtype)
             FSDP_TRY(fsdp_param_set_grad_dtype(net->params[i], param->grad_dtype, err));
     }
-    return fsdp_model_add_buffer(net->model, "stat", FSDP_F32, 1, (int64_t[]){5}, true, NULL, err);
+    return fsdp_model_add_buffer(net->toy.model, "stat", FSDP_F32, 1, (int64_t[]){5}, true, NULL,
+                                 err);
 }
 
 /* --- units -------------------------------------------------------------------------------------- */
@@ -49,22 +49,23 @@ static void place_param(void *user, const fsdp_param *param, fsdp_param_place *p
         if (net->params[i] == param) {
             place->dim = net->c->params[i].dim;
             if (net->c->params[i].on_flat_mesh)
-                place->mesh = net->all;
+                place->mesh = net->toy.mesh;
         }
 }
 
 static fsdp_unit_opts opts_of(random_net *net, const case_unit *unit)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->grid ? net->grid : net->all);
+    fsdp_unit_opts opts =
+        fsdp_unit_opts_default(net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh);
     opts.user = net;
     opts.placement = place_param;
-    if (unit->cut == CUT_ALL && net->grid) {
+    if (unit->cut == CUT_ALL && net->toy.other_mesh) {
         opts.shard_dims = "rep,shard";
         opts.replicate_dims = "";
     }
     if (unit->cut == CUT_NONE) {
         opts.shard_dims = "";
-        opts.replicate_dims = net->grid ? "rep,shard" : "dp";
+        opts.replicate_dims = net->toy.other_mesh ? "rep,shard" : "dp";
     }
     opts.reshard_after_forward = unit->reshard;
     opts.param_dtype = unit->param_dtype;
@@ -78,9 +79,9 @@ static fsdp_status make_unit(random_net *net, int i, fsdp_error *err)
     const case_unit *unit = &net->c->units[i];
     const fsdp_unit_opts opts = opts_of(net, unit);
     if (unit->is_list)
-        return fsdp_unit_create_list(net->model, (const char *[]){"layers.0", "layers.1"}, 2, &opts,
-                                     &net->units[i], err);
-    return fsdp_unit_create(net->model, unit->name, &opts, &net->units[i], err);
+        return fsdp_unit_create_list(net->toy.model, (const char *[]){"layers.0", "layers.1"}, 2,
+                                     &opts, &net->units[i], err);
+    return fsdp_unit_create(net->toy.model, unit->name, &opts, &net->units[i], err);
 }
 
 /* Inner units come behind theirs, and take their parameters first. */
@@ -89,9 +90,9 @@ static fsdp_status make_units(random_net *net, fsdp_error *err)
     for (int i = net->c->unit_count - 1; i > CASE_ROOT_UNIT; i--)
         FSDP_TRY(make_unit(net, i, err));
     const fsdp_unit_opts opts = opts_of(net, &net->c->units[CASE_ROOT_UNIT]);
-    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
-    net->units[CASE_ROOT_UNIT] = fsdp_root_unit(net->root);
-    return fsdp_root_init_uniform(net->root, net->c->seed, err);
+    FSDP_TRY(fsdp_root_create(net->toy.model, &opts, &net->toy.root, err));
+    net->units[CASE_ROOT_UNIT] = fsdp_root_unit(net->toy.root);
+    return fsdp_root_init_uniform(net->toy.root, net->c->seed, err);
 }
 
 static bool wants_module(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts)
@@ -110,7 +111,7 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     const training_case *c = net->c;
     const char *names[CASE_UNITS];
     fsdp_v1_opts opts = {0};
-    opts.mesh = net->grid ? net->grid : net->all;
+    opts.mesh = net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh;
     opts.unit = c->units[CASE_ROOT_UNIT].v1;
     opts.use_orig_params = c->uses_orig;
     opts.unlimited_gathers = c->is_unlimited;
@@ -121,14 +122,14 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
     if (c->wraps_by_name)
         opts.policy = (fsdp_v1_policy){
             .kind = FSDP_V1_WRAP_NAMES, .names = names, .name_count = (size_t)c->unit_count - 1};
-    FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
-    net->root = fsdp_v1_root(net->v1);
-    net->units[CASE_ROOT_UNIT] = fsdp_root_unit(net->root);
+    FSDP_TRY(fsdp_v1_create(net->toy.model, &opts, &net->toy.v1, err));
+    net->toy.root = fsdp_v1_root(net->toy.v1);
+    net->units[CASE_ROOT_UNIT] = fsdp_root_unit(net->toy.root);
     for (int i = 1; i < c->unit_count; i++)
-        net->units[i] = fsdp_v1_unit(net->v1, c->units[i].name);
+        net->units[i] = fsdp_v1_unit(net->toy.v1, c->units[i].name);
     if (c->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, c->hook, NULL, err));
-    return fsdp_root_init_uniform(net->root, c->seed, err);
+        FSDP_TRY(fsdp_v1_register_comm_hook(net->toy.v1, c->hook, NULL, err));
+    return fsdp_root_init_uniform(net->toy.root, c->seed, err);
 }
 
 /* --- optimizer ---------------------------------------------------------------------------------- */
@@ -143,33 +144,20 @@ static fsdp_status make_optim(random_net *net, fsdp_error *err)
     sgd.weight_decay = 0.01;
     adamw.master = sgd.master = net->c->has_master;
     if (net->c->is_adamw)
-        return fsdp_adamw_create(net->root, &adamw, &net->optim, err);
-    return fsdp_sgd_create(net->root, &sgd, &net->optim, err);
+        return fsdp_adamw_create(net->toy.root, &adamw, &net->toy.optim, err);
+    return fsdp_sgd_create(net->toy.root, &sgd, &net->toy.optim, err);
 }
 
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err)
 {
     net->c = c;
-    net->world = world;
-    FSDP_TRY(make_meshes(net, err));
+    FSDP_TRY(begin(net, world, err));
     FSDP_TRY(declare(net, err));
     FSDP_TRY(c->is_flat ? wrap(net, err) : make_units(net, err));
-    float *stat = fsdp_param_shard(fsdp_model_find(net->model, "stat"), NULL);
+    float *stat = fsdp_param_shard(fsdp_model_find(net->toy.model, "stat"), NULL);
     for (int i = 0; i < 5; i++)
         stat[i] = (float)i + 0.5f;
     return make_optim(net, err);
-}
-
-void net_free(random_net *net)
-{
-    fsdp_optim_free(net->optim);
-    if (net->v1)
-        fsdp_v1_free(net->v1);
-    else
-        fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->grid);
-    fsdp_mesh_free(net->all);
 }
 
 /* --- how units work ----------------------------------------------------------------------------- */
@@ -214,7 +202,7 @@ fsdp_status net_tune(random_net *net, fsdp_error *err)
     }
     if (!c->is_finalized_by_hand)
         return FSDP_OK;
-    return fsdp_root_set_manual_backward_finalization(net->root, true, err);
+    return fsdp_root_set_manual_backward_finalization(net->toy.root, true, err);
 }
 
 fsdp_status net_choose_pools(random_net *net, net_pools pools, random_dice *dice, fsdp_error *err)

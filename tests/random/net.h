@@ -3,6 +3,7 @@
 #define FSDP_TESTS_NET_H
 
 #include "tests/random/case.h"
+#include "tests/support/toy.h"
 
 enum { NET_STEP = 77 };        /* that checkpoints are said to be of */
 
@@ -11,19 +12,13 @@ typedef enum net_pools { POOLS_OFF, POOLS_ON, POOLS_MIXED } net_pools;
 typedef struct random_net {
     const training_case *c;
     bool is_described;                 /* entries of state dicts are printed */
-    fsdp_world *world;
-    fsdp_mesh *all, *grid;             /* grid: replicas x shards, or NULL */
-    fsdp_model *model;
+    toy toy;                           /* its mesh: all ranks; its other mesh: replicas x shards, or NULL */
     fsdp_param *params[CASE_PARAMS];
     fsdp_unit *units[CASE_UNITS];
-    fsdp_root *root;
-    fsdp_v1 *v1;                       /* NULL: units */
-    fsdp_optim *optim;
 } random_net;
 
-/* Everything with its first values, in a zeroed net. net_free follows in any case. */
+/* Everything with its first values, in a zeroed net. toy_free follows in any case. */
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err);
-void net_free(random_net *net);
 
 /* How units work, without which the same values come out; before the first step. */
 fsdp_status net_tune(random_net *net, fsdp_error *err);

@@ -7,7 +7,7 @@
 /* A sum: the order of entries does not count. */
 static uint64_t hash_dict(const random_net *net, const fsdp_sd *sd, size_t *count)
 {
-    bool prints = net->is_described && fsdp_world_rank(net->world) == 0;
+    bool prints = net->is_described && fsdp_world_rank(net->toy.world) == 0;
     uint64_t sum = 0;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
@@ -27,7 +27,7 @@ fsdp_status net_hash_state(random_net *net, uint64_t *hash_out, size_t *count_ou
     const fsdp_state_opts opts = {.full_state_dict = true, .nested_optim = net->c->is_nested};
     fsdp_sd *sd = NULL;
     *count_out = 0;
-    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->toy.root, &opts, &sd, err));
     *hash_out = hash_dict(net, sd, count_out);
     fsdp_sd_free(sd);
     return FSDP_OK;
@@ -45,9 +45,9 @@ fsdp_status net_set_own_state(random_net *net, random_dice *dice, fsdp_error *er
     fsdp_state_opts getting = opts;
     getting.broadcast_from_rank0 = false;
     fsdp_sd *sd = NULL;
-    fsdp_status status = fsdp_root_get_state(net->root, &getting, &sd, err);
+    fsdp_status status = fsdp_root_get_state(net->toy.root, &getting, &sd, err);
     if (status == FSDP_OK)
-        status = fsdp_root_set_state(net->root, sd, &opts, NULL, err);
+        status = fsdp_root_set_state(net->toy.root, sd, &opts, NULL, err);
     fsdp_sd_free(sd);
     return status;
 }
@@ -79,16 +79,16 @@ fsdp_status net_save(random_net *net, const char *dir, fsdp_error *err)
     random_dice dice = dice_for(net->c->seed, DICE_SAVE, 0);
     fsdp_root_save_opts opts = {.save = save_opts_of(&dice)};
     opts.state.nested_optim = net->c->is_nested;
-    if (net->v1)
+    if (net->toy.v1)
         opts.save.kind = flat_kind(net, &dice);
-    return fsdp_root_save(net->root, dir, &opts, err);
+    return fsdp_root_save(net->toy.root, dir, &opts, err);
 }
 
 fsdp_status net_load(random_net *net, const char *dir, fsdp_error *err)
 {
     int64_t step = FSDP_STEP_NONE;
     const fsdp_root_load_opts opts = {.step = &step};
-    FSDP_TRY(fsdp_root_load(net->root, dir, &opts, err));
+    FSDP_TRY(fsdp_root_load(net->toy.root, dir, &opts, err));
     if (step == NET_STEP)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_INTERNAL, "the checkpoint is said to be of step %lld",

@@ -120,7 +120,7 @@ static int run_rank(fsdp_world *world, int argc, char **argv, void *user)
         run(&all->trainer, &all->net, &plan, &err) == FSDP_OK && all->trainer.wrong > 0)
         fsdp_fail(&err, FSDP_ERR_INTERNAL, "%d results are wrong", all->trainer.wrong);
     trainer_release(&all->trainer);
-    net_free(&all->net);
+    toy_free(&all->net.toy);
     free(all);
     return fsdp_error_report(&err);
 }

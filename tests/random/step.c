@@ -26,7 +26,7 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
 {
     bool is_said_last = dice_hits(&t->dice, 50) || is_last;
     if (t->c->is_flat)
-        return fsdp_v1_set_accumulating(t->net->v1, mode == SYNC_NONE, err);
+        return fsdp_v1_set_accumulating(t->net->toy.v1, mode == SYNC_NONE, err);
     for (int i = 0; i < t->c->unit_count; i++) {
         fsdp_unit *unit = t->net->units[i];
         if (t->c->units[i].reshards_last || t->c->units[i].reshards_never)
@@ -36,7 +36,7 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
         if (mode != SYNC_NONE)
             fsdp_unit_set_requires_all_reduce(unit, mode == SYNC_ALL, false);
     }
-    fsdp_root_set_is_last_backward(t->net->root, is_said_last);
+    fsdp_root_set_is_last_backward(t->net->toy.root, is_said_last);
     return FSDP_OK;
 }
 
@@ -109,7 +109,7 @@ static fsdp_status forward(trainer *t, bool is_last, fsdp_error *err)
     int order[CASE_LAYERS], n = draw_order(t, order);
     t->visit_count = 0;
     t->has_root_run = dice_hits(&t->dice, 85) || t->c->is_flat;
-    FSDP_TRY(fsdp_root_begin_forward(t->net->root, err));
+    FSDP_TRY(fsdp_root_begin_forward(t->net->toy.root, err));
     if (t->has_root_run) {
         FSDP_TRY(fsdp_unit_pre_forward(root, err));
         FSDP_TRY(trainer_see_unit(t, CASE_ROOT_UNIT, err));
@@ -123,14 +123,14 @@ static fsdp_status forward(trainer *t, bool is_last, fsdp_error *err)
     }
     if (t->has_root_run)
         FSDP_TRY(fsdp_unit_post_forward(root, err));
-    return fsdp_root_end_forward(t->net->root, err);
+    return fsdp_root_end_forward(t->net->toy.root, err);
 }
 
 static fsdp_status evaluate(trainer *t, bool is_last, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_set_evaluating(t->net->root, true, err));
+    FSDP_TRY(fsdp_root_set_evaluating(t->net->toy.root, true, err));
     FSDP_TRY(forward(t, is_last, err));
-    return fsdp_root_set_evaluating(t->net->root, false, err);
+    return fsdp_root_set_evaluating(t->net->toy.root, false, err);
 }
 
 /* Some have no backward. */
@@ -185,7 +185,7 @@ static fsdp_status finish_by_hand(trainer *t, fsdp_error *err)
 {
     fsdp_finalize_handle *handle = NULL;
     bool is_async = dice_hits(&t->dice, 50);
-    FSDP_TRY(fsdp_root_finalize_backward(t->net->root, is_async, &handle, err));
+    FSDP_TRY(fsdp_root_finalize_backward(t->net->toy.root, is_async, &handle, err));
     return is_async && handle ? fsdp_finalize_wait(handle, err) : FSDP_OK;
 }
 
@@ -209,7 +209,7 @@ static fsdp_status backward(trainer *t, bool is_last, fsdp_error *err)
         FSDP_TRY(backward_layer(t, &t->visits[i], i == 0, err));
     if (t->has_root_run && dice_hits(&t->dice, 70))
         FSDP_TRY(fsdp_unit_post_backward(root, err));
-    FSDP_TRY(fsdp_root_end_backward(t->net->root, err));
+    FSDP_TRY(fsdp_root_end_backward(t->net->toy.root, err));
     return is_last && t->c->is_finalized_by_hand ? finish_by_hand(t, err) : FSDP_OK;
 }
 
@@ -245,7 +245,7 @@ static fsdp_status leave_forward(trainer *t, fsdp_error *err)
 {
     int order[CASE_LAYERS], n = draw_order(t, order), done = dice_below(&t->dice, n + 1);
     t->visit_count = 0;
-    FSDP_TRY(fsdp_root_begin_forward(t->net->root, err));
+    FSDP_TRY(fsdp_root_begin_forward(t->net->toy.root, err));
     FSDP_TRY(fsdp_unit_pre_forward(t->net->units[CASE_ROOT_UNIT], err));
     for (int i = 0; i < done; i++)
         FSDP_TRY(forward_layer(t, order[i], err));
@@ -283,5 +283,5 @@ fsdp_status trainer_abandon_microbatch(trainer *t, fsdp_error *err)
     } else {
         FSDP_TRY(how == 0 ? leave_forward(t, err) : leave_backward(t, err));
     }
-    return fsdp_root_reset(t->net->root, err);
+    return fsdp_root_reset(t->net->toy.root, err);
 }

@@ -10,7 +10,7 @@ fsdp_status trainer_create(trainer *t, random_net *net, fsdp_error *err)
 {
     t->net = net;
     t->c = net->c;
-    t->rank = fsdp_world_rank(net->world);
+    t->rank = fsdp_world_rank(net->toy.world);
     for (int i = 0; i < t->c->param_count; i++) {
         size_t count = (size_t)t->c->params[i].count;
         random_grad *grad = &t->grads[i];
@@ -45,7 +45,7 @@ static fsdp_status summon(trainer *t, bool rank0_only, fsdp_error *err)
 {
     const fsdp_v1_summon_opts opts = {.discard_changes = true, .rank0_only = rank0_only};
     uint64_t hash = 0;
-    FSDP_TRY(fsdp_v1_summon_full_params(t->net->v1, NULL, &opts, err));
+    FSDP_TRY(fsdp_v1_summon_full_params(t->net->toy.v1, NULL, &opts, err));
     for (int i = 0; i < t->c->param_count; i++) {
         const void *data = fsdp_param_data(t->net->params[i]);
         size_t size = (size_t)t->c->params[i].count * fsdp_dtype_size(t->c->params[i].dtype);
@@ -57,7 +57,7 @@ static fsdp_status summon(trainer *t, bool rank0_only, fsdp_error *err)
     }
     if (!rank0_only || t->rank == 0)
         printf("same summoned after step %d: %016" PRIx64 "\n", t->step, hash);
-    return fsdp_v1_summon_end(t->net->v1, err);
+    return fsdp_v1_summon_end(t->net->toy.v1, err);
 }
 
 static fsdp_status between_steps(trainer *t, fsdp_error *err)
@@ -66,7 +66,7 @@ static fsdp_status between_steps(trainer *t, fsdp_error *err)
         dice_for(mix(t->c->seed, (uint64_t)t->c->ranks), DICE_BETWEEN, (uint64_t)t->step);
     random_dice pools = dice_for(t->c->seed, DICE_POOLS, 1 + (uint64_t)t->step);
     if (dice_hits(&dice, 20))
-        fsdp_root_set_post_optim_event(t->net->root);
+        fsdp_root_set_post_optim_event(t->net->toy.root);
     if (dice_hits(&dice, 10))
         FSDP_TRY(print_state(t, err));
     if (t->c->is_flat && dice_hits(&dice, 40))
@@ -110,7 +110,7 @@ static fsdp_status clip(trainer *t, fsdp_error *err)
     double norm = 0;
     if (t->c->clip == CLIP_NEVER)
         return FSDP_OK;
-    FSDP_TRY(fsdp_root_clip_grad_norm(t->net->root, &opts, &norm, err));
+    FSDP_TRY(fsdp_root_clip_grad_norm(t->net->toy.root, &opts, &norm, err));
     printf("near norm of step %d: %.17g\n", t->step, norm);
     return FSDP_OK;
 }
@@ -126,7 +126,7 @@ static fsdp_status run_step(trainer *t, fsdp_error *err)
     FSDP_TRY(clip(t, err));
     if (dice_hits(&t->dice, 15))
         FSDP_TRY(trainer_gather_something(t, err));
-    FSDP_TRY(fsdp_optim_step(t->net->optim, err));
+    FSDP_TRY(fsdp_optim_step(t->net->toy.optim, err));
     printf("part of rank %d, gradients of step %d: %016" PRIx64 "\n", t->rank, t->step, grads);
     printf("part of rank %d, weights of step %d: %016" PRIx64 "\n", t->rank, t->step,
            trainer_hash_weights(t));

@@ -286,7 +286,7 @@ uint64_t trainer_hash_weights(const trainer *t)
         fsdp_param *param = t->net->params[i];
         fsdp_optim_tensor state[FSDP_OPTIM_TENSORS];
         sum += hash_elements(t, i, 1, fsdp_param_shard(param, NULL), t->c->params[i].dtype, false);
-        size_t n = t->c->is_flat ? 0 : fsdp_optim_describe_state(t->net->optim, param, state);
+        size_t n = t->c->is_flat ? 0 : fsdp_optim_describe_state(t->net->toy.optim, param, state);
         for (size_t k = 0; k < n; k++)
             sum +=
                 hash_elements(t, i, 2 + (int)k, state[k].data, state[k].dtype, state[k].ndim == 0);

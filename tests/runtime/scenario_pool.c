@@ -43,7 +43,7 @@ static void count_on(fsdp_fabric *fabric)
 /* --- steps
  * -------------------------------------------------------------------------------------- */
 
-static fsdp_status step_both(mlp *net, fsdp_world *world, fsdp_error *err)
+static fsdp_status step_both(toy *net, fsdp_world *world, fsdp_error *err)
 {
     mlp_replica replica = {0};
     double loss;
@@ -67,7 +67,7 @@ static fsdp_status run_custom(void *user, fsdp_comm *comm, const fsdp_collective
     return fsdp_comm_run(comm, call, err);
 }
 
-static fsdp_status set_pools(mlp *net, bool from_comm, fsdp_error *err)
+static fsdp_status set_pools(toy *net, bool from_comm, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++)
         FSDP_TRY(fsdp_unit_set_allocate_memory_from_process_group_for_comm(net->unit[i], from_comm,
@@ -83,7 +83,7 @@ static fsdp_status expect_taken(bool some, fsdp_error *err)
 }
 
 /* The reverse order is an error. */
-static fsdp_status step_with_custom(mlp *net, fsdp_world *world, fsdp_error *err)
+static fsdp_status step_with_custom(toy *net, fsdp_world *world, fsdp_error *err)
 {
     int calls = 0;
     const fsdp_custom_collective custom = {.user = &calls, .run = run_custom};
@@ -99,7 +99,7 @@ static fsdp_status step_with_custom(mlp *net, fsdp_world *world, fsdp_error *err
     return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
 }
 
-static fsdp_status run_steps(mlp *net, fsdp_world *world, fsdp_error *err)
+static fsdp_status run_steps(toy *net, fsdp_world *world, fsdp_error *err)
 {
     FSDP_TRY(step_both(net, world, err));
     FSDP_TRY(expect_taken(false, err));
@@ -113,12 +113,12 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
     int64_t size = fsdp_world_size(rank->world);
     mlp_plan plan = mlp_plan_default(LAYERS, size);
-    mlp net;
+    toy net;
     plan.opts.reshard_after_forward = *(const int *)rank->user;
     count_on(rank->world->parts.fabric);
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = run_steps(&net, rank->world, err);
-    mlp_free(&net);
+    toy_free(&net);
     if (status == FSDP_OK && taken != given)
         status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%d buffers taken, %d given back", taken, given);
     return status;

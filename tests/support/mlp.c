@@ -40,7 +40,7 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
 /* --- making it
  * ---------------------------------------------------------------------------------- */
 
-static fsdp_status place_layer(mlp *net, int i, fsdp_error *err)
+static fsdp_status place_layer(toy *net, int i, fsdp_error *err)
 {
     const fsdp_placement columns = {FSDP_SHARD, 0, 0}, rows = {FSDP_SHARD, 1, 0};
     const char *dim = net->plan->tensor_dim;
@@ -50,7 +50,7 @@ static fsdp_status place_layer(mlp *net, int i, fsdp_error *err)
     return fsdp_param_set_placement(net->bias[i], dim, columns, err);
 }
 
-static fsdp_status declare_layer(mlp *net, int i, fsdp_error *err)
+static fsdp_status declare_layer(toy *net, int i, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
     fsdp_dtype dtype = plan->dtype != FSDP_DTYPE_NONE ? plan->dtype : FSDP_F32;
@@ -64,72 +64,74 @@ static fsdp_status declare_layer(mlp *net, int i, fsdp_error *err)
     return plan->tensor_dim ? place_layer(net, i, err) : FSDP_OK;
 }
 
+/* The root's bias is a layer without a weight, behind the others. */
+fsdp_status mlp_declare(toy *net, fsdp_error *err)
+{
+    const mlp_plan *plan = net->plan;
+    const int64_t out = plan->widths[plan->layers];
+    memcpy(net->is_skipped, plan->is_skipped, sizeof net->is_skipped);
+    for (net->layers = 0; net->layers < plan->layers; net->layers++)
+        FSDP_TRY(declare_layer(net, net->layers, err));
+    if (!plan->has_root_bias)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_model_add_param(net->model, "bias", FSDP_F32, 1, &out, &net->own, err));
+    net->bias[net->layers++] = net->own;
+    return FSDP_OK;
+}
+
 /* The unit of layer `first` and its neighbours; returns the layer behind them by *next_out. */
-static fsdp_status make_unit(mlp *net, int first, int *next_out, fsdp_error *err)
+static fsdp_status make_unit(toy *net, int first, int *next_out, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
     char names[MLP_LAYERS][32];
     const char *prefixes[MLP_LAYERS];
-    fsdp_unit_opts opts = plan->opts;
     fsdp_unit *unit = NULL;
     size_t n = 0;
     int next = first;
-    opts.mesh = net->mesh;
     for (; next < plan->layers && plan->groups[next] == plan->groups[first]; next++) {
         name_layer(plan, next, names[n]);
         prefixes[n] = names[n];
         net->member[next] = n++;
     }
     if (plan->groups[first] != MLP_ROOT)
-        FSDP_TRY(fsdp_unit_create_list(net->model, prefixes, n, &opts, &unit, err));
+        FSDP_TRY(fsdp_unit_create_list(net->model, prefixes, n, &net->opts, &unit, err));
     for (int i = first; i < next; i++)
         net->unit[i] = unit;
     *next_out = next;
     return FSDP_OK;
 }
 
-static fsdp_status build(mlp *net, fsdp_world *world, fsdp_error *err)
+static fsdp_status build(toy *net, fsdp_world *world, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
-    fsdp_unit_opts opts = plan->opts;
-    FSDP_TRY(fsdp_world_mesh(world, plan->mesh_ndim, plan->mesh_shape, plan->mesh_names, &net->mesh,
-                             err));
-    FSDP_TRY(fsdp_model_create(world, &net->model, err));
-    for (int i = 0; i < plan->layers; i++)
-        FSDP_TRY(declare_layer(net, i, err));
+    FSDP_TRY(toy_begin_in(net, world, plan->mesh_ndim, plan->mesh_shape, plan->mesh_names, err));
+    net->opts = plan->opts;
+    net->opts.mesh = net->mesh;
+    FSDP_TRY(mlp_declare(net, err));
     for (int i = 0; i < plan->layers;)
         FSDP_TRY(make_unit(net, i, &i, err));
-    opts.mesh = net->mesh;
+    fsdp_unit_opts opts = net->opts;
     opts.reshard_after_forward = plan->root_reshard;
     FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
-    for (int i = 0; i < plan->layers; i++)
+    for (int i = 0; i < net->layers; i++)
         if (!net->unit[i])
             net->unit[i] = fsdp_root_unit(net->root);
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
-fsdp_status mlp_create(mlp *net, fsdp_world *world, const mlp_plan *plan, fsdp_error *err)
+fsdp_status mlp_create(toy *net, fsdp_world *world, const mlp_plan *plan, fsdp_error *err)
 {
-    *net = (mlp){.plan = plan};
+    *net = (toy){.plan = plan, .runs_root = true};
     fsdp_status status = build(net, world, err);
     if (status != FSDP_OK)
-        mlp_free(net);
+        toy_free(net);
     return status;
 }
 
-fsdp_status mlp_add_adamw(mlp *net, fsdp_error *err)
+fsdp_status mlp_add_adamw(toy *net, fsdp_error *err)
 {
     const fsdp_adamw_opts opts = fsdp_adamw_opts_default();
-    return fsdp_adamw_create(net->root, &opts, &net->optim, err);
-}
-
-void mlp_free(mlp *net)
-{
-    fsdp_optim_free(net->optim);
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->mesh);
-    *net = (mlp){0};
+    return toy_add_adamw(net, &opts, err);
 }
 
 /* --- arithmetic
@@ -187,85 +189,84 @@ static double loss_of(const mlp_plan *plan, const float *y, uint64_t microbatch,
 
 static bool has_relu(const mlp_plan *plan, int layer)
 {
-    return layer + 1 < plan->layers;
+    return !plan->is_linear && layer + 1 < plan->layers;
 }
 
 /* --- over units
  * --------------------------------------------------------------------------------- */
 
-static bool is_own(const mlp *net, int layer)
+static void add_bias(float *y, const float *x, const float *bias, int out)
 {
-    return net->unit[layer] == fsdp_root_unit(net->root);
+    for (int i = 0; i < MLP_ROWS * out; i++)
+        y[i] = x[i] + bias[i % out];
 }
 
-static fsdp_status forward_layer(mlp *net, int i, fsdp_error *err)
+static fsdp_status compute_layer(toy *net, int i, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
-    float w[MLP_WIDTH * MLP_WIDTH], b[MLP_WIDTH];
-    if (plan->is_skipped[i]) {
-        memcpy(net->x[i + 1], net->x[i], sizeof net->x[i]);
-        return FSDP_OK;
-    }
-    if (!is_own(net, i))
-        FSDP_TRY(fsdp_unit_pre_forward_member(net->unit[i], net->member[i], err));
-    const float *weight = tensor_values(net->weight[i], w), *bias = tensor_values(net->bias[i], b);
-    if (!weight || !bias)
+    float w[MLP_WIDTH * MLP_WIDTH], b[MLP_WIDTH], *y = net->x[i + 1];
+    const float *weight = net->weight[i] ? tensor_values(net->weight[i], w) : NULL;
+    const float *bias = tensor_values(net->bias[i], b);
+    if (!bias || (net->weight[i] && !weight))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not gathered", i);
-    layer_forward(net->x[i + 1], net->x[i], weight, bias, plan->widths[i + 1], plan->widths[i],
-                  has_relu(plan, i));
-    return is_own(net, i) ? FSDP_OK
-                          : fsdp_unit_post_forward_member(net->unit[i], net->member[i], err);
+    if (weight)
+        layer_forward(y, net->x[i], weight, bias, plan->widths[i + 1], plan->widths[i],
+                      has_relu(plan, i));
+    else
+        add_bias(y, net->x[i], bias, plan->widths[i]);
+    return FSDP_OK;
 }
 
-fsdp_status mlp_forward(mlp *net, uint64_t microbatch, fsdp_error *err)
+fsdp_status mlp_forward(toy *net, uint64_t microbatch, fsdp_error *err)
 {
     mlp_fill_rows(net->plan, microbatch, net->x[0]);
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(fsdp_unit_pre_forward(fsdp_root_unit(net->root), err));
-    for (int i = 0; i < net->plan->layers; i++)
-        FSDP_TRY(forward_layer(net, i, err));
-    FSDP_TRY(fsdp_unit_post_forward(fsdp_root_unit(net->root), err));
-    return fsdp_root_end_forward(net->root, err);
+    return toy_forward(net, compute_layer, err);
 }
 
-double mlp_loss(const mlp *net, uint64_t microbatch, float *dy_out)
+double mlp_loss(toy *net, uint64_t microbatch)
 {
-    return loss_of(net->plan, net->x[net->plan->layers], microbatch, dy_out);
+    return loss_of(net->plan, net->x[net->layers], microbatch, net->dy);
 }
 
-fsdp_status mlp_backward_layer(mlp *net, int i, float *dy, fsdp_error *err)
+static fsdp_status give_bias_grad(toy *net, int i, fsdp_error *err)
+{
+    float db[MLP_WIDTH] = {0};
+    int out = net->plan->widths[i];
+    for (int k = 0; k < MLP_ROWS * out; k++)
+        db[k % out] += net->dy[k];
+    return tensor_give_grad(net->bias[i], db, err);
+}
+
+static fsdp_status give_layer_grads(toy *net, int i, fsdp_error *err)
 {
     const mlp_plan *plan = net->plan;
     float w[MLP_WIDTH * MLP_WIDTH], dw[MLP_WIDTH * MLP_WIDTH], db[MLP_WIDTH];
-    if (plan->is_skipped[i])
-        return FSDP_OK;
-    if (!is_own(net, i))
-        FSDP_TRY(fsdp_unit_pre_backward_member(net->unit[i], net->member[i], err));
+    if (!net->weight[i])
+        return give_bias_grad(net, i, err);
     const float *weight = tensor_values(net->weight[i], w);
     if (!weight)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not gathered", i);
-    layer_backward(dy, net->x[i], net->x[i + 1], weight, dw, db, plan->widths[i + 1],
+    layer_backward(net->dy, net->x[i], net->x[i + 1], weight, dw, db, plan->widths[i + 1],
                    plan->widths[i], has_relu(plan, i));
     FSDP_TRY(tensor_give_grad(net->weight[i], dw, err));
-    FSDP_TRY(tensor_give_grad(net->bias[i], db, err));
-    return is_own(net, i) ? FSDP_OK
-                          : fsdp_unit_post_backward_member(net->unit[i], net->member[i], err);
+    return tensor_give_grad(net->bias[i], db, err);
 }
 
-fsdp_status mlp_backward(mlp *net, float *dy, fsdp_error *err)
+fsdp_status mlp_backward_layer(toy *net, int i, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-    for (int i = net->plan->layers - 1; i >= 0; i--)
-        FSDP_TRY(mlp_backward_layer(net, i, dy, err));
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward_layer(net, i, give_layer_grads, err);
 }
 
-fsdp_status mlp_microbatch(mlp *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
+fsdp_status mlp_backward(toy *net, fsdp_error *err)
 {
-    float dy[MLP_ROWS * MLP_WIDTH];
+    return toy_backward(net, give_layer_grads, err);
+}
+
+fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
+{
     FSDP_TRY(mlp_forward(net, microbatch, err));
-    *loss_out = mlp_loss(net, microbatch, dy);
-    return mlp_backward(net, dy, err);
+    *loss_out = mlp_loss(net, microbatch);
+    return mlp_backward(net, err);
 }
 
 /* --- in plain C
@@ -353,7 +354,7 @@ static fsdp_status add_up(mlp_values *values, fsdp_world *world, const fsdp_mesh
     return FSDP_OK;
 }
 
-fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const mlp *net,
+fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const toy *net,
                                  uint64_t microbatch, const mlp_values *gathered, fsdp_error *err)
 {
     replica->loss = mlp_plain_microbatch(net->plan, gathered ? gathered : &replica->values,
@@ -373,7 +374,7 @@ void mlp_replica_divide(mlp_replica *replica, int layer, double divisor)
 /* --- both
  * --------------------------------------------------------------------------------------- */
 
-fsdp_status mlp_gather(mlp *net, mlp_values *values_out, fsdp_error *err)
+fsdp_status mlp_gather(toy *net, mlp_values *values_out, fsdp_error *err)
 {
     memset(values_out, 0, sizeof *values_out);
     for (int i = 0; i < net->plan->layers; i++) {
@@ -387,7 +388,7 @@ fsdp_status mlp_gather(mlp *net, mlp_values *values_out, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status mlp_expect(mlp *net, const mlp_values *values, double tolerance, fsdp_error *err)
+fsdp_status mlp_expect(toy *net, const mlp_values *values, double tolerance, fsdp_error *err)
 {
     for (int i = 0; i < net->plan->layers; i++) {
         FSDP_TRY(expect_shard(net->weight[i], values->weight[i], tolerance, err));
@@ -396,7 +397,7 @@ fsdp_status mlp_expect(mlp *net, const mlp_values *values, double tolerance, fsd
     return FSDP_OK;
 }
 
-fsdp_status mlp_expect_grads(mlp *net, const mlp_values *grads, double tolerance, fsdp_error *err)
+fsdp_status mlp_expect_grads(toy *net, const mlp_values *grads, double tolerance, fsdp_error *err)
 {
     for (int i = 0; i < net->plan->layers; i++) {
         if (net->plan->is_skipped[i])

@@ -1,70 +1,31 @@
-/* A small net with everything that a state dict can hold, for tests of state dicts over thread ranks. */
+/* A toy with everything that a state dict can hold, for tests of state dicts over thread ranks. Its AdamW has
+ * two groups: 0 decays, 1 (biases) does not. */
 #ifndef FSDP_TESTS_STATE_NET_H
 #define FSDP_TESTS_STATE_NET_H
 
-#include "tests/support/worlds.h"
+#include "tests/support/tensors.h"
+#include "tests/support/toy.h"
 #include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
 #include <stdio.h>
 #include <string.h>
 
-enum { NET_MOST_UNITS = 4 };
-
-typedef struct state_net {
-    world_rank *rank;
-    const void *user;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_optim *optim;         /* AdamW: group 0 decays, group 1 (biases) does not */
-    fsdp_unit *units[NET_MOST_UNITS];
-    int unit_count;
-} state_net;
-
-typedef struct state_case {
-    int mesh_ndim;
-    int64_t mesh_shape[3];
-    const char *mesh_names[3];
-    fsdp_status (*declare)(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err);
-    fsdp_status (*body)(state_net *net, fsdp_error *err);
-    const void *user;
-    fsdp_unit_opts opts;       /* without mesh; all zero: default */
-} state_case;
-
-#define EXPECT(condition)                                                                         \
-    do {                                                                                          \
-        if (!(condition))                                                                         \
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition);        \
-    } while (0)
-
-/* A call that must fail with these words, and the line where it is. */
-#define EXPECT_REFUSAL(call, words)                                                               \
-    do {                                                                                          \
-        fsdp_error refusal = {0};                                                                 \
-        fsdp_error *why = &refusal;                                                               \
-        fsdp_status refused = (call);                                                             \
-        if (refused == FSDP_OK || !strstr(refusal.text, words))                                   \
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: status %d, '%s' lacks '%s'",       \
-                             __LINE__, refused, refusal.text, words);                             \
-    } while (0)
-
 /* --- nets --------------------------------------------------------------------------------------- */
 
-static inline fsdp_status net_add(state_net *net, const char *name, int ndim, const int64_t *shape,
+static inline fsdp_status net_add(toy *net, const char *name, int ndim, const int64_t *shape,
                                   fsdp_param **param_out, fsdp_error *err)
 {
     return fsdp_model_add_param(net->model, name, FSDP_F32, ndim, shape, param_out, err);
 }
 
-static inline fsdp_status net_unit(state_net *net, const char *prefix, const fsdp_unit_opts *opts,
-                                   fsdp_error *err)
+static inline fsdp_status net_unit(toy *net, const char *prefix, fsdp_error *err)
 {
-    return fsdp_unit_create(net->model, prefix, opts, &net->units[net->unit_count++], err);
+    return fsdp_unit_create(net->model, prefix, &net->opts, &net->unit[net->layers++], err);
 }
 
 /* Tied weights, uneven and empty shards, a frozen parameter, buffers of all kinds. */
-static inline fsdp_status declare_net(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static inline fsdp_status declare_net(toy *net, fsdp_error *err)
 {
     fsdp_param *embed, *scale;
     FSDP_TRY(net_add(net, "embed.weight", 2, (int64_t[]){9, 4}, &embed, err));
@@ -79,8 +40,8 @@ static inline fsdp_status declare_net(state_net *net, const fsdp_unit_opts *opts
     FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.count", FSDP_I64, 0, NULL, true, NULL, err));
     FSDP_TRY(fsdp_model_add_buffer(net->model, "norm.scratch", FSDP_F32, 1, (int64_t[]){2}, false, NULL,
                                    err));
-    FSDP_TRY(net_unit(net, "layers.0", opts, err));
-    return net_unit(net, "layers.1", opts, err);
+    FSDP_TRY(net_unit(net, "layers.0", err));
+    return net_unit(net, "layers.1", err);
 }
 
 static inline bool net_is_bias(void *user, const fsdp_param *param)
@@ -94,7 +55,7 @@ static inline bool net_is_no_bias(void *user, const fsdp_param *param)
     return !net_is_bias(user, param);
 }
 
-static inline fsdp_status net_adamw(state_net *net, fsdp_optim **optim_out, fsdp_error *err)
+static inline fsdp_status net_adamw(toy *net, fsdp_optim **optim_out, fsdp_error *err)
 {
     const fsdp_optim_group groups[] = {{net_is_no_bias, NULL, 0.25, 0.5}, {net_is_bias, NULL, 0.125, 0}};
     fsdp_adamw_opts opts = fsdp_adamw_opts_default();
@@ -103,78 +64,38 @@ static inline fsdp_status net_adamw(state_net *net, fsdp_optim **optim_out, fsdp
     return fsdp_adamw_create(net->root, &opts, optim_out, err);
 }
 
-/* Every element is its position in the whole tensor, plus one. */
-static inline fsdp_status net_number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                                     fsdp_error *err)
+/* Declares, makes the root, and trains nothing yet. */
+static inline fsdp_status net_build(toy *net, world_rank *rank, const toy_case *what, fsdp_error *err)
 {
-    float *to = data;
-    int64_t at[FSDP_MAX_DIMS];
-    (void)user;
-    (void)err;
-    memcpy(at, box->lo, sizeof at);
-    for (int64_t n = fsdp_box_count(box); n > 0; n--) {
-        *to++ = (float)fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at) + 1;
-        for (int i = box->ndim - 1; i >= 0 && ++at[i] == box->lo[i] + box->len[i]; i--)
-            at[i] = box->lo[i];
-    }
-    return FSDP_OK;
-}
-
-static inline fsdp_status net_build(state_net *net, const state_case *what, fsdp_error *err)
-{
-    fsdp_world *world = net->rank->world;
-    FSDP_TRY(fsdp_world_mesh(world, what->mesh_ndim, what->mesh_shape, what->mesh_names, &net->mesh, err));
-    FSDP_TRY(fsdp_model_create(world, &net->model, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    if (what->opts.mesh || what->opts.shard_dims || what->opts.placement || what->opts.cast_forward_inputs)
-        opts = what->opts;
-    opts.mesh = net->mesh;
-    FSDP_TRY(what->declare(net, &opts, err));
-    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
-    FSDP_TRY(fsdp_root_init(net->root, net_number, NULL, err));
+    FSDP_TRY(toy_begin(net, rank, what, err));
+    net->runs_root = true;
+    FSDP_TRY(what->declare(net, err));
+    FSDP_TRY(fsdp_root_create(net->model, &net->opts, &net->root, err));
+    FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     return net_adamw(net, &net->optim, err);
-}
-
-static inline void net_free(state_net *net)
-{
-    fsdp_optim_free(net->optim);
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->mesh);
 }
 
 static inline fsdp_status net_run(world_rank *rank, fsdp_error *err)
 {
-    const state_case *what = rank->user;
-    state_net net = {.rank = rank, .user = what->user};
-    fsdp_status status = net_build(&net, what, err);
+    const toy_case *what = rank->user;
+    toy net;
+    fsdp_status status = net_build(&net, rank, what, err);
     if (status == FSDP_OK)
         status = what->body(&net, err);
-    net_free(&net);
+    toy_free(&net);
     return status;
 }
 
-/* On as many ranks as the mesh has. */
-static inline fsdp_status net_run_on(const char *device, state_case what, fsdp_error *err)
+static inline fsdp_status net_run_on(const char *device, toy_case what, fsdp_error *err)
 {
-    int64_t ranks = 1;
-    for (int i = 0; i < what.mesh_ndim; i++)
-        ranks *= what.mesh_shape[i];
-    return run_worlds((int)ranks, device, net_run, &what, err);
+    return toy_run_with(device, net_run, &what, err);
 }
 
 /* --- a step ------------------------------------------------------------------------------------- */
 
-static inline fsdp_status net_forward(state_net *net, fsdp_error *err)
+static inline fsdp_status net_forward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(fsdp_unit_pre_forward(fsdp_root_unit(net->root), err));
-    for (int i = 0; i < net->unit_count; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->units[i], err));
-        FSDP_TRY(fsdp_unit_post_forward(net->units[i], err));
-    }
-    FSDP_TRY(fsdp_unit_post_forward(fsdp_root_unit(net->root), err));
-    return fsdp_root_end_forward(net->root, err);
+    return toy_forward(net, NULL, err);
 }
 
 static inline fsdp_status net_give_grads(fsdp_unit *unit, fsdp_error *err)
@@ -189,15 +110,15 @@ static inline fsdp_status net_give_grads(fsdp_unit *unit, fsdp_error *err)
     return fsdp_unit_post_backward(unit, err);
 }
 
-static inline fsdp_status net_backward(state_net *net, fsdp_error *err)
+static inline fsdp_status net_backward(toy *net, fsdp_error *err)
 {
-    for (int i = net->unit_count - 1; i >= 0; i--)
-        FSDP_TRY(net_give_grads(net->units[i], err));
+    for (int i = net->layers - 1; i >= 0; i--)
+        FSDP_TRY(net_give_grads(net->unit[i], err));
     FSDP_TRY(net_give_grads(fsdp_root_unit(net->root), err));
     return fsdp_root_end_backward(net->root, err);
 }
 
-static inline fsdp_status net_train(state_net *net, int steps, fsdp_error *err)
+static inline fsdp_status net_train(toy *net, int steps, fsdp_error *err)
 {
     for (int i = 0; i < steps; i++) {
         FSDP_TRY(net_forward(net, err));
@@ -216,7 +137,7 @@ static inline const fsdp_entry *net_entry(const fsdp_sd *sd, const char *name)
 }
 
 /* Of the net's optimizer, whatever others a test makes. */
-static inline fsdp_state_opts net_own(state_net *net, const fsdp_state_opts *opts)
+static inline fsdp_state_opts net_own(toy *net, const fsdp_state_opts *opts)
 {
     fsdp_state_opts own = opts ? *opts : (fsdp_state_opts){0};
     own.optims = &net->optim;
@@ -224,14 +145,14 @@ static inline fsdp_state_opts net_own(state_net *net, const fsdp_state_opts *opt
     return own;
 }
 
-static inline fsdp_status net_get(state_net *net, const fsdp_state_opts *opts, fsdp_sd **sd_out,
+static inline fsdp_status net_get(toy *net, const fsdp_state_opts *opts, fsdp_sd **sd_out,
                                   fsdp_error *err)
 {
     const fsdp_state_opts own = net_own(net, opts);
     return fsdp_root_get_state(net->root, &own, sd_out, err);
 }
 
-static inline fsdp_status net_set(state_net *net, const fsdp_state_opts *opts, const fsdp_sd *sd,
+static inline fsdp_status net_set(toy *net, const fsdp_state_opts *opts, const fsdp_sd *sd,
                                   fsdp_error *err)
 {
     const fsdp_state_opts own = net_own(net, opts);
@@ -273,7 +194,7 @@ static inline fsdp_status net_expect_equal(const fsdp_sd *a, const fsdp_sd *b, i
 }
 
 /* Everything is another value, so that setting must bring all of it back. */
-static inline fsdp_status net_spoil(state_net *net, fsdp_error *err)
+static inline fsdp_status net_spoil(toy *net, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
     FSDP_TRY(net_get(net, NULL, &sd, err));

@@ -40,7 +40,7 @@ bool are_close(double a, double b, double tolerance)
 /* --- rows of a rank
  * ----------------------------------------------------------------------------- */
 
-static bool next_element(const fsdp_box *box, int64_t *at)
+bool next_element(const fsdp_box *box, int64_t *at)
 {
     for (int i = box->ndim - 1; i >= 0; i--) {
         if (++at[i] < box->lo[i] + box->len[i])
@@ -48,6 +48,22 @@ static bool next_element(const fsdp_box *box, int64_t *at)
         at[i] = box->lo[i];
     }
     return false;
+}
+
+fsdp_status tensor_number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                          fsdp_error *err)
+{
+    float *to = data;
+    int64_t at[FSDP_MAX_DIMS];
+    (void)user;
+    (void)err;
+    memcpy(at, box->lo, sizeof at);
+    if (fsdp_box_count(box) == 0)
+        return FSDP_OK;
+    do
+        *to++ = (float)fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at) + 1;
+    while (next_element(box, at));
+    return FSDP_OK;
 }
 
 static float value_at(const fsdp_param *param, const void *data, int64_t i)

@@ -19,6 +19,12 @@ fsdp_status expect_shard_grad(fsdp_param *param, const float *whole, double tole
 void keep_shard(fsdp_param *param, float *whole);
 void keep_shard_grad(fsdp_param *param, float *whole);
 
+/* The next element of a box in row-major order; false behind the last one. */
+bool next_element(const fsdp_box *box, int64_t *at);
+/* First values for fsdp_root_init, f32: every element is its position in the whole tensor, plus one. */
+fsdp_status tensor_number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                          fsdp_error *err);
+
 bool are_close(double a, double b, double tolerance);
 
 #endif

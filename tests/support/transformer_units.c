@@ -5,22 +5,20 @@
 #include <string.h>
 
 #include "tests/support/tensors.h"
+#include "tests/support/toy.h"
 #include "tests/support/unit_tuning.h"
-#include "tests/support/worlds.h"
 
 #include <fsdp/root_init.h>
 
+/* Layers of the toy: the embedding and the head, which belong to the root, around the blocks. */
 enum { BLOCKS = TRANSFORMER_BLOCKS, STEPS = TRANSFORMER_STEPS };
+enum { EMBEDDING, FIRST_BLOCK, HEAD = FIRST_BLOCK + BLOCKS, LAYERS };
 
 typedef struct transformer_net {
+    toy toy;
     const transformer_mode *mode;
-    fsdp_world *world;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_optim *optim;
-    fsdp_unit *unit[BLOCKS];
     fsdp_param *own[ROOT_PARAMS], *params[BLOCKS][BLOCK_PARAMS];
+    struct microbatch_state *state;
 } transformer_net;
 
 /* --- making it
@@ -33,32 +31,48 @@ static fsdp_status declare(transformer_net *net, const char *prefix, const trans
     for (int i = 0; i < count; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s%s", prefix, list[i].name);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, dtype, list[i].ndim, list[i].shape,
+        FSDP_TRY(fsdp_model_add_param(net->toy.model, name, dtype, list[i].ndim, list[i].shape,
                                       &params[i], err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status make_mesh(transformer_net *net, fsdp_error *err)
+static fsdp_status begin(transformer_net *net, fsdp_world *world, fsdp_error *err)
 {
-    int64_t size = fsdp_world_size(net->world), replicas = net->mode->replicas;
-    if (replicas <= 1)
-        return fsdp_world_mesh(net->world, 1, &size, (const char *[]){"dp"}, &net->mesh, err);
-    return fsdp_world_mesh(net->world, 2, (int64_t[]){replicas, size / replicas},
-                           (const char *[]){"rep", "dp"}, &net->mesh, err);
+    const transformer_mode *mode = net->mode;
+    int64_t size = fsdp_world_size(world), replicas = mode->replicas;
+    bool two = replicas > 1;
+    FSDP_TRY(toy_begin_in(
+        &net->toy, world, 1 + two, (int64_t[]){two ? replicas : size, two ? size / replicas : 1},
+        two ? (const char *const[]){"rep", "dp"} : (const char *const[]){"dp"}, err));
+    net->toy.runs_root = true;
+    net->toy.opts.reshard_after_forward = mode->reshard;
+    net->toy.opts.param_dtype = mode->param_dtype;
+    net->toy.opts.reduce_dtype = mode->reduce_dtype;
+    return FSDP_OK;
 }
 
-static fsdp_status make_units(transformer_net *net, fsdp_unit_opts opts, fsdp_error *err)
+static fsdp_status make_block(transformer_net *net, int i, fsdp_error *err)
 {
-    for (int i = 0; i < BLOCKS; i++) {
-        char prefix[32];
-        snprintf(prefix, sizeof prefix, "blocks.%d.", i);
-        FSDP_TRY(declare(net, prefix, transformer_block_params, BLOCK_PARAMS, net->params[i], err));
-        prefix[strlen(prefix) - 1] = '\0';
-        FSDP_TRY(fsdp_unit_create(net->model, prefix, &opts, &net->unit[i], err));
-    }
+    toy *base = &net->toy;
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "blocks.%d.", i);
+    FSDP_TRY(declare(net, prefix, transformer_block_params, BLOCK_PARAMS, net->params[i], err));
+    prefix[strlen(prefix) - 1] = '\0';
+    return fsdp_unit_create(base->model, prefix, &base->opts, &base->unit[FIRST_BLOCK + i], err);
+}
+
+static fsdp_status make_units(transformer_net *net, fsdp_error *err)
+{
+    toy *base = &net->toy;
+    for (int i = 0; i < BLOCKS; i++)
+        FSDP_TRY(make_block(net, i, err));
+    fsdp_unit_opts opts = base->opts;
     opts.reshard_after_forward = net->mode->root_reshard;
-    return fsdp_root_create(net->model, &opts, &net->root, err);
+    FSDP_TRY(fsdp_root_create(base->model, &opts, &base->root, err));
+    base->unit[EMBEDDING] = base->unit[HEAD] = fsdp_root_unit(base->root);
+    base->layers = LAYERS;
+    return FSDP_OK;
 }
 
 static fsdp_status set_modes(transformer_net *net, fsdp_error *err)
@@ -68,8 +82,8 @@ static fsdp_status set_modes(transformer_net *net, fsdp_error *err)
                                 .inputs = mode->inputs,
                                 .separate = mode->separate,
                                 .from_comm = mode->from_comm};
-    FSDP_TRY(tune_unit(fsdp_root_unit(net->root), &tuning, err));
-    return tune_row(net->unit, BLOCKS, &tuning, err);
+    FSDP_TRY(tune_unit(fsdp_root_unit(net->toy.root), &tuning, err));
+    return tune_row(&net->toy.unit[FIRST_BLOCK], BLOCKS, &tuning, err);
 }
 
 static fsdp_status add_optimizer(transformer_net *net, fsdp_error *err)
@@ -79,32 +93,19 @@ static fsdp_status add_optimizer(transformer_net *net, fsdp_error *err)
     adamw.lr = 0.01;
     sgd.lr = 0.05;
     sgd.momentum = 0.9;
-    return net->mode->sgd ? fsdp_sgd_create(net->root, &sgd, &net->optim, err)
-                          : fsdp_adamw_create(net->root, &adamw, &net->optim, err);
+    return net->mode->sgd ? toy_add_sgd(&net->toy, &sgd, err)
+                          : toy_add_adamw(&net->toy, &adamw, err);
 }
 
-static fsdp_status build(transformer_net *net, fsdp_error *err)
+static fsdp_status build(transformer_net *net, fsdp_world *world, fsdp_error *err)
 {
-    FSDP_TRY(make_mesh(net, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    opts.reshard_after_forward = net->mode->reshard;
-    opts.param_dtype = net->mode->param_dtype;
-    opts.reduce_dtype = net->mode->reduce_dtype;
-    FSDP_TRY(fsdp_model_create(net->world, &net->model, err));
+    FSDP_TRY(begin(net, world, err));
     FSDP_TRY(declare(net, "", transformer_root_params, ROOT_PARAMS, net->own, err));
-    FSDP_TRY(fsdp_model_add_alias(net->model, "head.weight", net->own[ROOT_EMBED], err));
-    FSDP_TRY(make_units(net, opts, err));
+    FSDP_TRY(fsdp_model_add_alias(net->toy.model, "head.weight", net->own[ROOT_EMBED], err));
+    FSDP_TRY(make_units(net, err));
     FSDP_TRY(set_modes(net, err));
-    FSDP_TRY(fsdp_root_init_uniform(net->root, 1, err));
+    FSDP_TRY(fsdp_root_init_uniform(net->toy.root, 1, err));
     return add_optimizer(net, err);
-}
-
-static void free_net(transformer_net *net)
-{
-    fsdp_optim_free(net->optim);
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->mesh);
 }
 
 /* --- a microbatch
@@ -139,6 +140,8 @@ static fsdp_status give_grads(unit_values *unit, fsdp_param **params, int count,
 
 typedef struct microbatch_state {
     int tokens[TRANSFORMER_TOKENS + 1];
+    float x[TRANSFORMER_STREAM], dx[TRANSFORMER_STREAM];
+    double loss;
     block_state blocks[BLOCKS];
     head_state head;
     unit_values own, block;
@@ -153,51 +156,55 @@ static void draw_tokens(int *tokens, int step, int number)
     }
 }
 
-static fsdp_status forward(transformer_net *net, microbatch_state *state, double *loss_out,
-                           fsdp_error *err)
+/* The toy is the first member of its net. */
+static fsdp_status compute_layer(toy *base, int layer, fsdp_error *err)
 {
-    float x[TRANSFORMER_STREAM];
-    fsdp_unit *root = fsdp_root_unit(net->root);
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(fsdp_unit_pre_forward(root, err));
-    FSDP_TRY(read_values(&state->own, net->own, ROOT_PARAMS, err));
-    transformer_embed(state->own.values, state->tokens, x);
-    for (int i = 0; i < BLOCKS; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
+    transformer_net *net = (transformer_net *)base;
+    microbatch_state *state = net->state;
+    int i = layer - FIRST_BLOCK;
+    if (layer == EMBEDDING) {
+        FSDP_TRY(read_values(&state->own, net->own, ROOT_PARAMS, err));
+        transformer_embed(state->own.values, state->tokens, state->x);
+    } else if (layer == HEAD) {
+        state->loss =
+            transformer_head_forward(state->own.values, state->x, state->tokens, &state->head);
+    } else {
         FSDP_TRY(read_values(&state->block, net->params[i], BLOCK_PARAMS, err));
-        transformer_block_forward(state->block.values, x, &state->blocks[i]);
-        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
+        transformer_block_forward(state->block.values, state->x, &state->blocks[i]);
     }
-    *loss_out = transformer_head_forward(state->own.values, x, state->tokens, &state->head);
-    FSDP_TRY(fsdp_unit_post_forward(root, err));
-    return fsdp_root_end_forward(net->root, err);
+    return FSDP_OK;
 }
 
-static fsdp_status backward(transformer_net *net, microbatch_state *state, fsdp_error *err)
+static fsdp_status give_layer_grads(toy *base, int layer, fsdp_error *err)
 {
-    float dx[TRANSFORMER_STREAM];
-    FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-    FSDP_TRY(read_values(&state->own, net->own, ROOT_PARAMS, err));
-    transformer_head_backward(state->own.values, &state->head, state->tokens, state->own.grads, dx);
-    for (int i = BLOCKS - 1; i >= 0; i--) {
-        FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-        FSDP_TRY(read_values(&state->block, net->params[i], BLOCK_PARAMS, err));
-        transformer_block_backward(state->block.values, &state->blocks[i], state->block.grads, dx);
-        FSDP_TRY(give_grads(&state->block, net->params[i], BLOCK_PARAMS, err));
-        FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
+    transformer_net *net = (transformer_net *)base;
+    microbatch_state *state = net->state;
+    int i = layer - FIRST_BLOCK;
+    if (layer == EMBEDDING) {
+        transformer_embed_backward(state->tokens, state->dx, state->own.grads);
+        return give_grads(&state->own, net->own, ROOT_PARAMS, err);
     }
-    transformer_embed_backward(state->tokens, dx, state->own.grads);
-    FSDP_TRY(give_grads(&state->own, net->own, ROOT_PARAMS, err));
-    return fsdp_root_end_backward(net->root, err);
+    if (layer == HEAD) {
+        FSDP_TRY(read_values(&state->own, net->own, ROOT_PARAMS, err));
+        transformer_head_backward(state->own.values, &state->head, state->tokens, state->own.grads,
+                                  state->dx);
+        return FSDP_OK;
+    }
+    FSDP_TRY(read_values(&state->block, net->params[i], BLOCK_PARAMS, err));
+    transformer_block_backward(state->block.values, &state->blocks[i], state->block.grads,
+                               state->dx);
+    return give_grads(&state->block, net->params[i], BLOCK_PARAMS, err);
 }
 
 static fsdp_status run_microbatch(transformer_net *net, int step, int number, double *loss_out,
                                   fsdp_error *err)
 {
     microbatch_state state;
+    net->state = &state;
     draw_tokens(state.tokens, step, number);
-    FSDP_TRY(forward(net, &state, loss_out, err));
-    return backward(net, &state, err);
+    FSDP_TRY(toy_forward(&net->toy, compute_layer, err));
+    *loss_out = state.loss;
+    return toy_backward(&net->toy, give_layer_grads, err);
 }
 
 /* --- parameters beside a record
@@ -210,8 +217,8 @@ typedef fsdp_status (*look_at_param)(fsdp_param *param, float *whole, double tol
 static fsdp_status for_all(const transformer_net *net, look_at_param look, float *elements,
                            double tolerance, fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_model_count(net->model); i++) {
-        fsdp_param *param = fsdp_model_at(net->model, i);
+    for (size_t i = 0; i < fsdp_model_count(net->toy.model); i++) {
+        fsdp_param *param = fsdp_model_at(net->toy.model, i);
         FSDP_TRY(look(param, elements, tolerance, err));
         elements += fsdp_shape_count(fsdp_param_ndim(param), fsdp_param_shape(param));
     }
@@ -258,19 +265,20 @@ static fsdp_status train_step_alone(transformer_net *net, const alone_run *run, 
 {
     for (int m = 0; m < run->microbatches; m++) {
         bool is_last = m == run->microbatches - 1;
-        fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), is_last, true);
-        fsdp_root_set_is_last_backward(net->root, is_last);
+        fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->toy.root), is_last, true);
+        fsdp_root_set_is_last_backward(net->toy.root, is_last);
         FSDP_TRY(run_microbatch(net, step, m, &run->record->losses[step][m], err));
     }
     FSDP_TRY(for_all(net, note_grad, run->record->grads[step], 0, err));
-    return fsdp_optim_step(net->optim, err);
+    return fsdp_optim_step(net->toy.optim, err);
 }
 
-static fsdp_status train_alone(transformer_net *net, const alone_run *run, fsdp_error *err)
+static fsdp_status train_alone(transformer_net *net, fsdp_world *world, const alone_run *run,
+                               fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
-    for (size_t i = 0; i < fsdp_root_unit_count(net->root) && run->microbatches > 1; i++)
-        FSDP_TRY(fsdp_unit_set_gradient_divide_factor(fsdp_root_unit_at(net->root, i),
+    FSDP_TRY(build(net, world, err));
+    for (size_t i = 0; i < fsdp_root_unit_count(net->toy.root) && run->microbatches > 1; i++)
+        FSDP_TRY(fsdp_unit_set_gradient_divide_factor(fsdp_root_unit_at(net->toy.root, i),
                                                       run->microbatches, err));
     for (int step = 0; step < STEPS; step++)
         FSDP_TRY(train_step_alone(net, run, step, err));
@@ -287,9 +295,9 @@ static fsdp_status run_alone(world_rank *rank, fsdp_error *err)
                               .param_dtype = run->mode->param_dtype,
                               .reduce_dtype = run->mode->reduce_dtype,
                               .sgd = run->mode->sgd};
-    transformer_net net = {.mode = &plain, .world = rank->world};
-    fsdp_status status = train_alone(&net, run, err);
-    free_net(&net);
+    transformer_net net = {.mode = &plain};
+    fsdp_status status = train_alone(&net, rank->world, run, err);
+    toy_free(&net.toy);
     return status;
 }
 
@@ -310,7 +318,7 @@ fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatch
 static fsdp_status compare_step(transformer_net *net, const transformer_record *expected, int step,
                                 fsdp_error *err)
 {
-    int me = fsdp_world_rank(net->world);
+    int me = fsdp_world_rank(net->toy.world);
     double loss, tolerance = net->mode->tolerance, wanted = expected->losses[step][me];
     FSDP_TRY(run_microbatch(net, step, me, &loss, err));
     if (tolerance > 0 ? !are_close(loss, wanted, tolerance)
@@ -318,17 +326,17 @@ static fsdp_status compare_step(transformer_net *net, const transformer_record *
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "step %d, rank %d: loss %.17g, not %.17g", step,
                          me, loss, wanted);
     FSDP_TRY(for_all(net, compare_grad, (float *)expected->grads[step], tolerance, err));
-    return fsdp_optim_step(net->optim, err);
+    return fsdp_optim_step(net->toy.optim, err);
 }
 
-static fsdp_status compare_all(transformer_net *net, const transformer_record *expected,
-                               fsdp_error *err)
+static fsdp_status compare_all(transformer_net *net, fsdp_world *world,
+                               const transformer_record *expected, fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(build(net, world, err));
     for (int step = 0; step < STEPS; step++)
         FSDP_TRY(compare_step(net, expected, step, err));
     FSDP_TRY(for_all(net, compare_value, (float *)expected->weights, net->mode->tolerance, err));
-    const fsdp_memory memory = fsdp_root_memory(net->root);
+    const fsdp_memory memory = fsdp_root_memory(net->toy.root);
     int64_t left = memory.total_now - memory.now[FSDP_MEMORY_SHARD] - memory.now[FSDP_MEMORY_OPTIM];
     return left == 0 ? FSDP_OK
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left", (long long)left);
@@ -337,9 +345,9 @@ static fsdp_status compare_all(transformer_net *net, const transformer_record *e
 fsdp_status transformer_train_and_compare(fsdp_world *world, const transformer_mode *mode,
                                           const transformer_record *expected, fsdp_error *err)
 {
-    transformer_net net = {.mode = mode, .world = world};
-    fsdp_status status = compare_all(&net, expected, err);
-    free_net(&net);
+    transformer_net net = {.mode = mode};
+    fsdp_status status = compare_all(&net, world, expected, err);
+    toy_free(&net.toy);
     return status;
 }
 

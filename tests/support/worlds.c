@@ -44,6 +44,16 @@ void forget_events(world_rank *rank)
         rank->events.data[0] = '\0';
 }
 
+fsdp_status expect_events(world_rank *rank, const char *events, fsdp_error *err)
+{
+    const char *seen = rank->events.data ? rank->events.data : "";
+    fsdp_status status = FSDP_OK;
+    if (strcmp(seen, events) != 0)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' were expected, '%s' came", events, seen);
+    forget_events(rank);
+    return status;
+}
+
 int count_events(const world_rank *rank, const char *begin)
 {
     int count = 0;

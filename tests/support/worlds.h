@@ -32,6 +32,8 @@ fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body bo
 
 /* Forgets the events so far. */
 void forget_events(world_rank *rank);
+/* The events since the last time are these; then they are forgotten. */
+fsdp_status expect_events(world_rank *rank, const char *events, fsdp_error *err);
 /* The number of times that a text begins an event. */
 int count_events(const world_rank *rank, const char *begin);
 

@@ -97,21 +97,20 @@ static fsdp_status overwrite_free_blocks(fsdp_root *root, fsdp_error *err)
 /* --- a step of both
  * ----------------------------------------------------------------------------- */
 
-static fsdp_status forward_and_backward(mlp *net, uint64_t microbatch, double *loss_out,
+static fsdp_status forward_and_backward(toy *net, uint64_t microbatch, double *loss_out,
                                         fsdp_error *err)
 {
-    float dy[MLP_ROWS * MLP_WIDTH];
     FSDP_TRY(mlp_forward(net, microbatch, err));
-    *loss_out = mlp_loss(net, microbatch, dy);
+    *loss_out = mlp_loss(net, microbatch);
     for (int i = LAYERS - 1; i >= 0; i--) {
-        FSDP_TRY(mlp_backward_layer(net, i, dy, err));
+        FSDP_TRY(mlp_backward_layer(net, i, err));
         FSDP_TRY(overwrite_free_blocks(net->root, err));
     }
     return fsdp_root_end_backward(net->root, err);
 }
 
 /* Memory that two layers share would make them equal; zeros may be behind a relu. */
-static fsdp_status expect_different(mlp *net, fsdp_error *err)
+static fsdp_status expect_different(toy *net, fsdp_error *err)
 {
     for (int i = 1; i < LAYERS; i++)
         for (int k = 0; k < i; k++) {
@@ -123,7 +122,7 @@ static fsdp_status expect_different(mlp *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, int step,
+static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
 {
     uint64_t microbatch = (uint64_t)(step * RANKS + fsdp_world_rank(rank->world));
@@ -161,7 +160,7 @@ static mlp_plan plan_of(const delayed_case *what)
     return plan;
 }
 
-static fsdp_status set_units(mlp *net, const delayed_case *what, fsdp_error *err)
+static fsdp_status set_units(toy *net, const delayed_case *what, fsdp_error *err)
 {
     const unit_tuning tuning = {.prefetch = what->prefetch,
                                 .inputs = what->inputs,
@@ -175,14 +174,14 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
 {
     const delayed_case *what = rank->user;
     const mlp_plan plan = plan_of(what);
-    mlp net;
+    toy net;
     mlp_replica replica = {0};
     rank->world->parts.device->ops = &late;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = set_units(&net, what, err);
     for (int step = 0; step < STEPS && status == FSDP_OK; step++)
         status = step_both(&net, &replica, rank, step, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

@@ -5,7 +5,7 @@
 #include "tests/support/state_net.h"
 
 /* One step, and the state goes round: whole to all, to rank 0 alone, and back in three ways. */
-static fsdp_status go_round(state_net *net, const fsdp_sd *live, fsdp_error *err)
+static fsdp_status go_round(toy *net, const fsdp_sd *live, fsdp_error *err)
 {
     const fsdp_state_opts ways[] = {{.full_state_dict = true},
                                     {.full_state_dict = true, .broadcast_from_rank0 = true},
@@ -30,7 +30,7 @@ static fsdp_status go_round(state_net *net, const fsdp_sd *live, fsdp_error *err
     return FSDP_OK;
 }
 
-static fsdp_status run(state_net *net, fsdp_error *err)
+static fsdp_status run(toy *net, fsdp_error *err)
 {
     fsdp_sd *live = NULL;
     FSDP_TRY(net_get(net, NULL, &live, err));
@@ -48,7 +48,7 @@ int main(void)
     for (int64_t ranks = 1; ranks <= 4; ranks++)
         for (int d = 0; d < 2; d++) {
             fsdp_error err = {0};
-            const state_case what = {1, {ranks}, {"dp"}, declare_net, run, NULL, {0}};
+            const toy_case what = {1, {ranks}, {"dp"}, declare_net, run, NULL, {0}};
             if (net_run_on(devices[d], what, &err) == FSDP_OK)
                 continue;
             printf("%lld ranks on %s: %s\n", (long long)ranks, devices[d], err.text);

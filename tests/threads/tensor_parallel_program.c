@@ -61,7 +61,7 @@ typedef struct layer_part {
     const float *w, *b;
 } layer_part;
 
-static layer_part part_of(mlp *net, int i)
+static layer_part part_of(toy *net, int i)
 {
     fsdp_box box;
     fsdp_param_data_box(net->weight[i], &box);
@@ -71,12 +71,12 @@ static layer_part part_of(mlp *net, int i)
                         .b = fsdp_param_data(net->bias[i])};
 }
 
-static fsdp_status add_up(fsdp_world *world, const mlp *net, float *x, int count, fsdp_error *err)
+static fsdp_status add_up(const toy *net, float *x, int count, fsdp_error *err)
 {
     int dim = fsdp_mesh_ndim(net->mesh) - 1;
     const fsdp_collective call = {
         .kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .in = x, .out = x, .count = count};
-    return fsdp_comm_run(fsdp_world_comm(world, net->mesh, dim, dim), &call, err);
+    return fsdp_comm_run(fsdp_world_comm(net->world, net->mesh, dim, dim), &call, err);
 }
 
 static void multiply(float *y, const float *x, const layer_part *part)
@@ -91,32 +91,30 @@ static void multiply(float *y, const float *x, const layer_part *part)
 }
 
 /* By rows, every rank has a part of the sums. */
-static fsdp_status forward_layer(fsdp_world *world, mlp *net, int i, fsdp_error *err)
+static fsdp_status compute_layer(toy *net, int i, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
     const layer_part part = part_of(net, i);
     float *y = net->x[i + 1];
     multiply(y, net->x[i], &part);
     if (i % 2 == 1)
-        FSDP_TRY(add_up(world, net, y, MLP_ROWS * part.out, err));
+        FSDP_TRY(add_up(net, y, MLP_ROWS * part.out, err));
     for (int k = 0; k < MLP_ROWS * part.out; k++) {
         y[k] += part.b[k % part.out];
         if (i + 1 < LAYERS && y[k] < 0)
             y[k] = 0;
     }
-    return fsdp_unit_post_forward(net->unit[i], err);
+    return FSDP_OK;
 }
 
-static fsdp_status backward_layer(fsdp_world *world, mlp *net, int i, float *dy, fsdp_error *err)
+static fsdp_status add_layer_grads(toy *net, int i, fsdp_error *err)
 {
     float dx[MLP_ROWS * MLP_WIDTH] = {0};
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
     const layer_part part = part_of(net, i);
     float *dw = fsdp_param_grad(net->weight[i]), *db = fsdp_param_grad(net->bias[i]);
     for (int r = 0; r < MLP_ROWS; r++)
         for (int o = 0; o < part.out; o++) {
             bool is_off = i + 1 < LAYERS && net->x[i + 1][r * part.out + o] <= 0;
-            float e = is_off ? 0 : dy[r * part.out + o];
+            float e = is_off ? 0 : net->dy[r * part.out + o];
             db[o] += e;
             for (int k = 0; k < part.in; k++) {
                 dx[r * part.in + k] += e * part.w[o * part.in + k];
@@ -124,27 +122,20 @@ static fsdp_status backward_layer(fsdp_world *world, mlp *net, int i, float *dy,
             }
         }
     if (i % 2 == 0)
-        FSDP_TRY(add_up(world, net, dx, MLP_ROWS * part.in, err));
-    memcpy(dy, dx, sizeof dx);
-    return fsdp_unit_post_backward(net->unit[i], err);
+        FSDP_TRY(add_up(net, dx, MLP_ROWS * part.in, err));
+    memcpy(net->dy, dx, sizeof dx);
+    return FSDP_OK;
 }
 
 /* --- steps
  * -------------------------------------------------------------------------------------- */
 
-static fsdp_status run_step(fsdp_world *world, mlp *net, uint64_t microbatch, double *loss_out,
-                            fsdp_error *err)
+static fsdp_status run_step(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
 {
-    float dy[MLP_ROWS * MLP_WIDTH];
     mlp_fill_rows(net->plan, microbatch, net->x[0]);
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    for (int i = 0; i < LAYERS; i++)
-        FSDP_TRY(forward_layer(world, net, i, err));
-    FSDP_TRY(fsdp_root_end_forward(net->root, err));
-    *loss_out = mlp_loss(net, microbatch, dy);
-    for (int i = LAYERS - 1; i >= 0; i--)
-        FSDP_TRY(backward_layer(world, net, i, dy, err));
-    return fsdp_root_end_backward(net->root, err);
+    FSDP_TRY(toy_forward(net, compute_layer, err));
+    *loss_out = mlp_loss(net, microbatch);
+    return toy_backward(net, add_layer_grads, err);
 }
 
 /* Not is_close of mlp.h: losses are compared relative to themselves. */
@@ -153,17 +144,17 @@ static bool is_near(double a, double b)
     return a - b <= tolerance * b && b - a <= tolerance * b;
 }
 
-static fsdp_status train(world_rank *rank, mlp *net, fsdp_error *err)
+static fsdp_status train(world_rank *rank, toy *net, fsdp_error *err)
 {
     const parallel_case *what = rank->user;
     int64_t tensor_ranks = what->plan.mesh_shape[what->plan.mesh_ndim - 1];
     int64_t data_rank = fsdp_world_rank(rank->world) / tensor_ranks;
     fsdp_sgd_opts opts = fsdp_sgd_opts_default();
     opts.lr = rate;
-    FSDP_TRY(fsdp_sgd_create(net->root, &opts, &net->optim, err));
+    FSDP_TRY(toy_add_sgd(net, &opts, err));
     for (int step = 0; step < STEPS; step++) {
         double loss, expected = what->losses[step][data_rank];
-        FSDP_TRY(run_step(rank->world, net, microbatch_of(what, step, data_rank), &loss, err));
+        FSDP_TRY(run_step(net, microbatch_of(what, step, data_rank), &loss, err));
         if (!is_near(loss, expected))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "step %d: loss %.9g, not %.9g", step, loss,
                              expected);
@@ -175,10 +166,10 @@ static fsdp_status train(world_rank *rank, mlp *net, fsdp_error *err)
 static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
     const parallel_case *what = rank->user;
-    mlp net;
+    toy net;
     FSDP_TRY(mlp_create(&net, rank->world, &what->plan, err));
     fsdp_status status = train(rank, &net, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

@@ -3,7 +3,7 @@
  * must give the bits of one rank that runs the W microbatches one after the other. Plain program, so that
  * ThreadSanitizer sees it.
  */
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ typedef struct units_run {
     net_result result;
 } units_run;
 
-static fsdp_status expect_nothing_left(const v1_net *net, const net_units *units, fsdp_error *err)
+static fsdp_status expect_nothing_left(const toy *net, const net_units *units, fsdp_error *err)
 {
     const fsdp_memory memory = fsdp_root_memory(net->root);
     int64_t left = memory.total_now - memory.now[FSDP_MEMORY_SHARD] - memory.now[FSDP_MEMORY_OPTIM];
@@ -33,11 +33,11 @@ static fsdp_status expect_nothing_left(const v1_net *net, const net_units *units
 static fsdp_status train_rank(world_rank *rank, fsdp_error *err)
 {
     units_run *run = rank->user;
-    v1_net net;
+    toy net;
     fsdp_status status = net_work(&net, rank->world, &run->setup, &run->result, err);
     if (status == FSDP_OK)
         status = expect_nothing_left(&net, run->setup.units, err);
-    net_free(&net);
+    toy_free(&net);
     return status;
 }
 

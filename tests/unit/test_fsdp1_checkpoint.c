@@ -34,7 +34,7 @@ static int64_t epoch_in(const fsdp_sd *own)
 
 /* --- saved ------------------------------------------------------------------------------------ */
 
-static fsdp_status save_step(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status save_step(toy *net, state_case *what, fsdp_error *err)
 {
     const int64_t step = 30;
     fsdp_root_save_opts opts = {.save.kind = what->kind, .save.step = &step};
@@ -48,7 +48,7 @@ static fsdp_status save_step(v1_net *net, state_case *what, fsdp_error *err)
     return status == FSDP_OK ? leave_all(net, what, err) : status;
 }
 
-static fsdp_status load_step(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_step(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
     int64_t step = 0;
@@ -59,12 +59,12 @@ static fsdp_status load_step(v1_net *net, state_case *what, fsdp_error *err)
     int64_t epoch = epoch_in(own);
     fsdp_sd_free(own);
     FSDP_TRY(status);
-    EXPECT(step == 30 && epoch == 7, err);
+    EXPECT(step == 30 && epoch == 7);
     FSDP_TRY(compare_with(net, move->from, err));
     return fsdp_root_load(net->root, dir, NULL, err); /* nobody has to ask for own entries */
 }
 
-static fsdp_status load_step_into_units(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_step_into_units(toy *net, state_case *what, fsdp_error *err)
 {
     int64_t step = 0;
     fsdp_sd *own;
@@ -75,7 +75,7 @@ static fsdp_status load_step_into_units(v1_net *net, state_case *what, fsdp_erro
     int64_t epoch = epoch_in(own);
     fsdp_sd_free(own);
     FSDP_TRY(status);
-    EXPECT(step == 30 && epoch == 7, err);
+    EXPECT(step == 30 && epoch == 7);
     return FSDP_OK;
 }
 
@@ -102,7 +102,7 @@ static void path_of_steps(char path[80])
 }
 
 /* Units count the steps of every parameter. */
-static fsdp_status save_uneven_steps(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status save_uneven_steps(toy *net, state_case *what, fsdp_error *err)
 {
     char path[80];
     fsdp_optim_tensor state[FSDP_OPTIM_TENSORS];
@@ -115,14 +115,14 @@ static fsdp_status save_uneven_steps(v1_net *net, state_case *what, fsdp_error *
     return fsdp_root_save(net->root, path, NULL, err);
 }
 
-static fsdp_status load_uneven_steps(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status load_uneven_steps(toy *net, state_case *what, fsdp_error *err)
 {
     char path[80];
     fsdp_error why = {0};
     (void)what;
     path_of_steps(path);
-    EXPECT(fsdp_root_load(net->root, path, NULL, &why) == FSDP_ERR_USAGE, err);
-    EXPECT(strstr(why.text, "'layers.1.bias' 9 times: they lie in one flat parameter"), err);
+    EXPECT(fsdp_root_load(net->root, path, NULL, &why) == FSDP_ERR_USAGE);
+    EXPECT(strstr(why.text, "'layers.1.bias' 9 times: they lie in one flat parameter"));
     return FSDP_OK;
 }
 
@@ -139,7 +139,7 @@ Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
 /* --- missing ---------------------------------------------------------------------------------- */
 
 /* A checkpoint that lacks an entry of the caller's has changed nothing when that is told. */
-static fsdp_status refuse_before_loading(v1_net *net, const char *path, fsdp_root_load_opts *opts,
+static fsdp_status refuse_before_loading(toy *net, const char *path, fsdp_root_load_opts *opts,
                                          fsdp_error *err)
 {
     fsdp_param *flat = fsdp_v1_flat_param(net->v1, net->unit[0]);
@@ -149,17 +149,17 @@ static fsdp_status refuse_before_loading(v1_net *net, const char *path, fsdp_roo
     FSDP_TRY(fsdp_root_init_uniform(net->root, 99, err));
     float changed = values[0];
     const fsdp_root_load_opts model = {.state.part = FSDP_STATE_MODEL};
-    EXPECT(fsdp_root_load(net->root, path, opts, &why) == FSDP_ERR_USAGE, err);
+    EXPECT(fsdp_root_load(net->root, path, opts, &why) == FSDP_ERR_USAGE);
     bool is_told =
         strstr(why.text, "missing: 'data.epoch'") && opts->load.report->missing_count == 1;
     fsdp_load_report_release(opts->load.report);
-    EXPECT(is_told && changed != saved && values[0] == changed, err);
+    EXPECT(is_told && changed != saved && values[0] == changed);
     FSDP_TRY(fsdp_root_load(net->root, path, &model, err));
-    EXPECT(values[0] == saved, err);
+    EXPECT(values[0] == saved);
     return FSDP_OK;
 }
 
-static fsdp_status load_in_part(v1_net *net, fsdp_sd *own, fsdp_error *err)
+static fsdp_status load_in_part(toy *net, fsdp_sd *own, fsdp_error *err)
 {
     fsdp_load_report report;
     const fsdp_root_save_opts model = {.state.part = FSDP_STATE_MODEL};
@@ -171,8 +171,8 @@ static fsdp_status load_in_part(v1_net *net, fsdp_sd *own, fsdp_error *err)
     FSDP_TRY(refuse_before_loading(net, path, &opts, err));
     opts.own = NULL;
     opts.state.part = FSDP_STATE_ALL;
-    EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE, err);
-    EXPECT(strstr(why.text, "missing") && report.missing_count > 0, err);
+    EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE);
+    EXPECT(strstr(why.text, "missing") && report.missing_count > 0);
     fsdp_load_report_release(&report);
     opts.own = own;
     opts.load.partial = true;
@@ -180,14 +180,14 @@ static fsdp_status load_in_part(v1_net *net, fsdp_sd *own, fsdp_error *err)
     bool is_told = strcmp(report.missing[report.missing_count - 1], "data.epoch") == 0 &&
                    strcmp(report.path, path) == 0;
     fsdp_load_report_release(&report);
-    EXPECT(is_told && epoch_in(own) == 4, err);
+    EXPECT(is_told && epoch_in(own) == 4);
     opts.load.include = "weight";
-    EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE, err);
-    EXPECT(strstr(why.text, "include and exclude") && !report.path, err);
+    EXPECT(fsdp_root_load(net->root, path, &opts, &why) == FSDP_ERR_USAGE);
+    EXPECT(strstr(why.text, "include and exclude") && !report.path);
     return FSDP_OK;
 }
 
-static fsdp_status look_at_parts(v1_net *net, state_case *what, fsdp_error *err)
+static fsdp_status look_at_parts(toy *net, state_case *what, fsdp_error *err)
 {
     fsdp_sd *own;
     (void)what;

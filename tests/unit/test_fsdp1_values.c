@@ -2,7 +2,7 @@
  * The FSDP1 face: values of parameters are set, and what was gathered before does not stay: by the caller's
  * function, as rank 0 has them, by summoning, and by state dicts.
  */
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 #include <fsdp/root_init.h>
 #include <fsdp/state.h>
 
@@ -11,22 +11,22 @@
 
 typedef struct values_case {
     net_setup setup;
-    fsdp_status (*body)(v1_net *net, fsdp_error *err);
+    fsdp_status (*body)(toy *net, fsdp_error *err);
 } values_case;
 
 static fsdp_status run_case(world_rank *rank, fsdp_error *err)
 {
     const values_case *what = rank->user;
-    v1_net net;
+    toy net;
     fsdp_status status = net_build(&net, rank->world, &what->setup, err);
     if (status == FSDP_OK)
         status = what->body(&net, err);
-    net_free(&net);
+    toy_free(&net);
     return status;
 }
 
 /* Over whole ranks, and replicas of shards; runs that are no boxes (3 ranks), with originals and without. */
-static void expect_everywhere(fsdp_status (*body)(v1_net *net, fsdp_error *err))
+static void expect_everywhere(fsdp_status (*body)(toy *net, fsdp_error *err))
 {
     for (int ranks = 1; ranks <= 4; ranks++)
         for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy += 2) {
@@ -70,7 +70,7 @@ static int64_t elements(const fsdp_param *param)
 }
 
 /* What the mathematics of the next step see. */
-static fsdp_status expect_numbers(v1_net *net, float factor, fsdp_error *err)
+static fsdp_status expect_numbers(toy *net, float factor, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     for (int i = 0; i < NET_LAYERS; i++) {
@@ -84,7 +84,7 @@ static fsdp_status expect_numbers(v1_net *net, float factor, fsdp_error *err)
 }
 
 /* Gathered by hand, and left so; the last one is still on its way. */
-static fsdp_status gather_all(v1_net *net, fsdp_error *err)
+static fsdp_status gather_all(toy *net, fsdp_error *err)
 {
     for (int i = 0; i < NET_LAYERS; i++)
         FSDP_TRY(fsdp_unit_unshard(net->unit[i], i == NET_LAYERS - 1, NULL, err));
@@ -93,7 +93,7 @@ static fsdp_status gather_all(v1_net *net, fsdp_error *err)
 
 /* --- first values ----------------------------------------------------------------------------- */
 
-static fsdp_status set_values(v1_net *net, fsdp_error *err)
+static fsdp_status set_values(toy *net, fsdp_error *err)
 {
     float factor = 2;
     FSDP_TRY(gather_all(net, err));
@@ -124,7 +124,7 @@ static fsdp_status number_or_fail(void *user, const fsdp_param *param, const fsd
     return number(user, param, box, data, err);
 }
 
-static fsdp_status take_from_rank0(v1_net *net, fsdp_error *err)
+static fsdp_status take_from_rank0(toy *net, fsdp_error *err)
 {
     float factor = 3;
     void *user = fsdp_world_rank(net->world) == 0 ? &factor : NULL;
@@ -140,7 +140,7 @@ Test(fsdp1_values, all_ranks_have_what_rank_0_has)
 
 /* --- later ones ------------------------------------------------------------------------------- */
 
-static fsdp_status summon_over_gathered(v1_net *net, fsdp_error *err)
+static fsdp_status summon_over_gathered(toy *net, fsdp_error *err)
 {
     float factor = 2;
     FSDP_TRY(fsdp_root_init(net->root, number, &factor, err));
@@ -160,7 +160,7 @@ Test(fsdp1_values, changes_of_summoned_parameters_are_gathered_next)
     expect_everywhere(summon_over_gathered);
 }
 
-static fsdp_status load_over_gathered(v1_net *net, fsdp_error *err)
+static fsdp_status load_over_gathered(toy *net, fsdp_error *err)
 {
     float factor = 5;
     fsdp_sd *sd = NULL;
@@ -184,7 +184,7 @@ Test(fsdp1_values, a_state_dict_that_was_loaded_is_gathered_next)
 }
 
 /* The same of plain units. */
-static fsdp_status set_plain_values(v1_net *net, fsdp_error *err)
+static fsdp_status set_plain_values(toy *net, fsdp_error *err)
 {
     float factor = 2;
     FSDP_TRY(gather_all(net, err));

@@ -2,54 +2,25 @@
  * Gathers that were issued ahead, and what happens to their unit before it is due. On device cpu they are
  * made late (unit_gather.c); the outcome is that of device cpu-async, where they are under way by then.
  */
-#include "tests/support/worlds.h"
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
-#include <fsdp/optim.h>
-#include <fsdp/root_init.h>
 #include <math.h>
 
-enum { LAYERS = 3, WIDTH = 8, VALUES = WIDTH * WIDTH, RANKS = 4 };
-
-typedef struct late_net {
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[LAYERS];
-    fsdp_unit *unit[LAYERS];
-} late_net;
-
-static void free_net(late_net *net)
-{
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->mesh);
-}
+enum { LAYERS = 3, WIDTH = 8, RANKS = 4 };
 
 /* Units that two ranks gather again in backward. */
-static fsdp_status make_net(late_net *net, fsdp_world *world, fsdp_error *err)
+static fsdp_status make_net(toy *net, fsdp_error *err)
 {
-    static const char *const names[] = {"layers.0", "layers.1", "layers.2"};
-    static const char *const weights[] = {"layers.0.weight", "layers.1.weight", "layers.2.weight"};
-    const int64_t ranks = RANKS, shape[2] = {WIDTH, WIDTH};
-    const char *dim = "dp";
-    FSDP_TRY(fsdp_world_mesh(world, 1, &ranks, &dim, &net->mesh, err));
-    FSDP_TRY(fsdp_model_create(world, &net->model, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    opts.reshard_after_forward = 2;
-    for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(
-            fsdp_model_add_param(net->model, weights[i], FSDP_F32, 2, shape, &net->weight[i], err));
-        FSDP_TRY(fsdp_unit_create(net->model, names[i], &opts, &net->unit[i], err));
-    }
-    FSDP_TRY(fsdp_root_create(net->model, &opts, &net->root, err));
+    FSDP_TRY(toy_add_weights(net, LAYERS, 2, (int64_t[]){WIDTH, WIDTH}, err));
+    net->opts.reshard_after_forward = 2;
+    FSDP_TRY(toy_wrap(net, err));
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
-static fsdp_status expect_weight(const late_net *net, int layer, fsdp_error *err)
+static fsdp_status expect_weight(toy *net, int layer, fsdp_error *err)
 {
     const float *data = fsdp_param_data(net->weight[layer]);
-    for (uint64_t i = 0; data && i < VALUES; i++) {
+    for (uint64_t i = 0; data && i < WIDTH * WIDTH; i++) {
         double first = fsdp_uniform(1, fsdp_param_name(net->weight[layer]), i) / sqrt(WIDTH);
         if (fabs(data[i] - first) > 1e-6)
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d, element %d is %g, not %g", layer,
@@ -58,29 +29,25 @@ static fsdp_status expect_weight(const late_net *net, int layer, fsdp_error *err
     return data ? FSDP_OK : fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d is not there", layer);
 }
 
-static fsdp_status forward(const late_net *net, fsdp_error *err)
+static fsdp_status forward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
-        FSDP_TRY(expect_weight(net, i, err));
-        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
-    }
-    return fsdp_root_end_forward(net->root, err);
+    return toy_forward(net, expect_weight, err);
 }
 
-static fsdp_status backward_of(const late_net *net, int layer, fsdp_error *err)
+static fsdp_status see_and_touch(toy *net, int layer, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[layer], err));
     FSDP_TRY(expect_weight(net, layer, err));
-    if (!fsdp_param_grad(net->weight[layer]))
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d has no gradient", layer);
-    return fsdp_unit_post_backward(net->unit[layer], err);
+    return toy_touch_grad(net, layer, err);
+}
+
+static fsdp_status backward_of(toy *net, int layer, fsdp_error *err)
+{
+    return toy_backward_layer(net, layer, see_and_touch, err);
 }
 
 /* --- slices go before their gather is due ------------------------------------------------------ */
 
-static fsdp_status skip_a_backward(const late_net *net, fsdp_error *err)
+static fsdp_status skip_a_backward(toy *net, fsdp_error *err)
 {
     fsdp_root_set_is_last_backward(net->root, false);
     for (int microbatch = 0; microbatch < 2; microbatch++) {
@@ -92,7 +59,7 @@ static fsdp_status skip_a_backward(const late_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status reshard_by_hand(const late_net *net, fsdp_error *err)
+static fsdp_status reshard_by_hand(toy *net, fsdp_error *err)
 {
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward_of(net, 2, err));
@@ -103,21 +70,19 @@ static fsdp_status reshard_by_hand(const late_net *net, fsdp_error *err)
 }
 
 /* The gather of the layer before it is under way, and reads slices. */
-static fsdp_status reset_in_backward(const late_net *net, fsdp_error *err)
+static fsdp_status reset_in_backward(toy *net, fsdp_error *err)
 {
     FSDP_TRY(forward(net, err));
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[2], err));
     FSDP_TRY(fsdp_root_reset(net->root, err));
     FSDP_TRY(forward(net, err));
-    for (int layer = LAYERS - 1; layer >= 0; layer--)
-        FSDP_TRY(backward_of(net, layer, err));
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward(net, see_and_touch, err);
 }
 
 /* --- a gather by hand behind one that was issued ahead ------------------------------------------ */
 
 /* Rank 0 waits for it before the next unit's gather, the others after. */
-static fsdp_status wait_at_other_times(const late_net *net, fsdp_error *err)
+static fsdp_status wait_at_other_times(toy *net, fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->root->world) == 0;
     fsdp_unshard_handle *handle;
@@ -140,32 +105,24 @@ static fsdp_status wait_at_other_times(const late_net *net, fsdp_error *err)
 
 /* --- what was gathered before the optimizer's step ----------------------------------------------- */
 
-static fsdp_status train(const late_net *net, fsdp_optim *optim, bool gathers_again,
-                         fsdp_error *err)
+static fsdp_status train(toy *net, bool gathers_again, fsdp_error *err)
 {
     fsdp_unshard_handle *handle;
     fsdp_unit_set_reshard_after_backward(net->unit[1], gathers_again, false);
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
-    float *grad = fsdp_param_grad(net->weight[1]);
-    for (int i = 0; grad && i < VALUES; i++)
-        grad[i] = 1;
-    FSDP_TRY(fsdp_unit_post_backward(net->unit[1], err));
+    FSDP_TRY(toy_backward_layer(net, 1, toy_add_ones, err));
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
     if (gathers_again)
         FSDP_TRY(fsdp_unit_unshard(net->unit[1], true, &handle, err));
-    return fsdp_optim_step(optim, err);
+    return fsdp_optim_step(net->optim, err);
 }
 
-static fsdp_status step_and_gather(const late_net *net, bool gathers_again, fsdp_error *err)
+static fsdp_status step_and_gather(toy *net, bool gathers_again, fsdp_error *err)
 {
-    fsdp_optim *optim;
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     sgd.lr = 1;
-    FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optim, err));
-    fsdp_status status = train(net, optim, gathers_again, err);
-    fsdp_optim_free(optim);
-    FSDP_TRY(status);
+    FSDP_TRY(toy_add_sgd(net, &sgd, err));
+    FSDP_TRY(train(net, gathers_again, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     FSDP_TRY(fsdp_unit_pre_forward(net->unit[1], err));
     const float *data = fsdp_param_data(net->weight[1]);
@@ -176,17 +133,17 @@ static fsdp_status step_and_gather(const late_net *net, bool gathers_again, fsdp
     return FSDP_OK;
 }
 
-static fsdp_status step_while_gathered(const late_net *net, fsdp_error *err)
+static fsdp_status step_while_gathered(toy *net, fsdp_error *err)
 {
     return step_and_gather(net, false, err);
 }
 
-static fsdp_status step_while_on_its_way(const late_net *net, fsdp_error *err)
+static fsdp_status step_while_on_its_way(toy *net, fsdp_error *err)
 {
     return step_and_gather(net, true, err);
 }
 
-static fsdp_status init_while_gathered(const late_net *net, fsdp_error *err)
+static fsdp_status init_while_gathered(toy *net, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_init_uniform(net->root, 2, err));
     FSDP_TRY(fsdp_unit_unshard(net->unit[1], false, NULL, err));
@@ -198,30 +155,9 @@ static fsdp_status init_while_gathered(const late_net *net, fsdp_error *err)
 
 /* --- the tests -------------------------------------------------------------------------------- */
 
-typedef struct late_case {
-    fsdp_status (*run)(const late_net *net, fsdp_error *err);
-} late_case;
-
-static fsdp_status run_case(world_rank *rank, fsdp_error *err)
+static void expect_on_devices(toy_body body)
 {
-    const late_case *what = rank->user;
-    late_net net = {0};
-    fsdp_status status = make_net(&net, rank->world, err);
-    if (status == FSDP_OK)
-        status = what->run(&net, err);
-    free_net(&net);
-    return status;
-}
-
-static void expect_on_devices(fsdp_status (*run)(const late_net *net, fsdp_error *err))
-{
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    late_case what = {run};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], run_case, &what, &err), FSDP_OK, "%s: %s",
-                     devices[i], err.text);
-    }
+    expect_toy_on_line(RANKS, make_net, body);
 }
 
 Test(late_gathers, a_gather_of_slices_stays_one_when_its_backward_does_not_come)

@@ -1,5 +1,5 @@
 /* Several optimizers of one root: each steps its own parameters, in one step of the whole. */
-#include "tests/unit/state_net.h"
+#include "tests/unit/expect_toy.h"
 
 #include <math.h>
 
@@ -9,7 +9,7 @@ typedef struct two_optims {
 } two_optims;
 
 /* The groups of the net's own optimizer. */
-static fsdp_status make_two(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status make_two(toy *net, two_optims *two, fsdp_error *err)
 {
     const fsdp_optim_group weights = {net_is_no_bias, NULL, 0.25, 0.5};
     const fsdp_optim_group biases = {net_is_bias, NULL, 0.125, 0};
@@ -35,7 +35,7 @@ static fsdp_status step(two_optims *two, fsdp_optim *optim, bool *skipped_out, f
                        : fsdp_optim_step(optim, err);
 }
 
-static fsdp_status train_two(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status train_two(toy *net, two_optims *two, fsdp_error *err)
 {
     bool skipped;
     for (int i = 0; i < 3; i++) {
@@ -50,7 +50,7 @@ static fsdp_status train_two(state_net *net, two_optims *two, fsdp_error *err)
 }
 
 /* What the model is after the steps of one optimizer, and of two. */
-static fsdp_status compare(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status compare(toy *net, two_optims *two, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .cpu_offload = true};
     fsdp_sd *by_one = NULL, *by_two = NULL;
@@ -68,7 +68,7 @@ static fsdp_status compare(state_net *net, two_optims *two, fsdp_error *err)
     return status;
 }
 
-static fsdp_status step_apart(state_net *net, fsdp_error *err)
+static fsdp_status step_apart(toy *net, fsdp_error *err)
 {
     two_optims two = {0};
     fsdp_status status = make_two(net, &two, err);
@@ -84,10 +84,10 @@ Test(optim, two_optimizers_step_as_two_groups_of_one)
 }
 
 /* This rank's first element of a bias; NULL: it holds none. */
-static float *first_bias(state_net *net, float *grad_out)
+static float *first_bias(toy *net, float *grad_out)
 {
-    for (size_t i = 0; i < fsdp_unit_param_count(net->units[0]); i++) {
-        fsdp_param *param = fsdp_unit_param(net->units[0], i);
+    for (size_t i = 0; i < fsdp_unit_param_count(net->unit[0]); i++) {
+        fsdp_param *param = fsdp_unit_param(net->unit[0], i);
         fsdp_box box;
         float *own = fsdp_param_shard(param, &box);
         if (!net_is_bias(NULL, param) || fsdp_box_count(&box) == 0)
@@ -98,7 +98,7 @@ static float *first_bias(state_net *net, float *grad_out)
     return NULL;
 }
 
-static fsdp_status expect_scaled_once(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status expect_scaled_once(toy *net, two_optims *two, fsdp_error *err)
 {
     float grad = 0;
     bool skipped;
@@ -113,10 +113,10 @@ static fsdp_status expect_scaled_once(state_net *net, two_optims *two, fsdp_erro
     return FSDP_OK;
 }
 
-typedef fsdp_status (*scaled_body)(state_net *net, two_optims *two, fsdp_error *err);
+typedef fsdp_status (*scaled_body)(toy *net, two_optims *two, fsdp_error *err);
 
 /* Weights and biases by SGD of their own, the scale 4, which grows after two good steps. */
-static fsdp_status with_scaled_pair(state_net *net, scaled_body body, fsdp_error *err)
+static fsdp_status with_scaled_pair(toy *net, scaled_body body, fsdp_error *err)
 {
     two_optims two = {0};
     const fsdp_optim_group weights = {net_is_no_bias, NULL, 0.5, 0};
@@ -139,7 +139,7 @@ static fsdp_status with_scaled_pair(state_net *net, scaled_body body, fsdp_error
     return status;
 }
 
-static fsdp_status step_scaled(state_net *net, fsdp_error *err)
+static fsdp_status step_scaled(toy *net, fsdp_error *err)
 {
     return with_scaled_pair(net, expect_scaled_once, err);
 }
@@ -149,13 +149,13 @@ Test(optim, a_scaler_counts_and_divides_once_for_two_optimizers)
     expect_net(step_scaled, NULL);
 }
 
-static fsdp_status skip_both(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status skip_both(toy *net, two_optims *two, fsdp_error *err)
 {
     bool skipped;
     FSDP_TRY(net_forward(net, err));
     FSDP_TRY(net_backward(net, err));
-    for (size_t i = 0; i < fsdp_unit_param_count(net->units[0]); i++) {
-        fsdp_param *weight = fsdp_unit_param(net->units[0], i);
+    for (size_t i = 0; i < fsdp_unit_param_count(net->unit[0]); i++) {
+        fsdp_param *weight = fsdp_unit_param(net->unit[0], i);
         fsdp_box box;
         (void)fsdp_param_shard(weight, &box);
         if (!net_is_bias(NULL, weight) && fsdp_box_count(&box) > 0)
@@ -168,7 +168,7 @@ static fsdp_status skip_both(state_net *net, two_optims *two, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status step_infinite(state_net *net, fsdp_error *err)
+static fsdp_status step_infinite(toy *net, fsdp_error *err)
 {
     two_optims two = {0};
     const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
@@ -187,7 +187,7 @@ Test(optim, an_infinity_of_one_optimizer_skips_the_other_too)
 }
 
 /* The other optimizer's turn comes with a later backward. */
-static fsdp_status step_one(state_net *net, two_optims *two, fsdp_error *err)
+static fsdp_status step_one(toy *net, two_optims *two, fsdp_error *err)
 {
     bool skipped;
     for (int i = 1; i <= 3; i++) {
@@ -202,7 +202,7 @@ static fsdp_status step_one(state_net *net, two_optims *two, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status step_one_of_two(state_net *net, fsdp_error *err)
+static fsdp_status step_one_of_two(toy *net, fsdp_error *err)
 {
     return with_scaled_pair(net, step_one, err);
 }

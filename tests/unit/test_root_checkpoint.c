@@ -2,7 +2,7 @@
  * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
  * names that are missing, dtypes that differ, and options that mean nothing there.
  */
-#include "tests/unit/state_net.h"
+#include "tests/unit/expect_toy.h"
 #include <fsdp/root_init.h>
 #include <fsdp/run.h>
 
@@ -26,20 +26,20 @@ static void remove_dir(void)
 
 TestSuite(root_checkpoint, .init = make_dir, .fini = remove_dir);
 
-static fsdp_status save_as(state_net *net, const char *path, const fsdp_root_save_opts *opts,
+static fsdp_status save_as(toy *net, const char *path, const fsdp_root_save_opts *opts,
                            fsdp_error *err)
 {
     return fsdp_root_save(net->root, path, opts, err);
 }
 
-static fsdp_status load_from(state_net *net, const char *path, const fsdp_root_load_opts *opts,
+static fsdp_status load_from(toy *net, const char *path, const fsdp_root_load_opts *opts,
                              fsdp_error *err)
 {
     return fsdp_root_load(net->root, path, opts, err);
 }
 
-/* net_number's values are back, after net_spoil. */
-static fsdp_status expect_numbers(state_net *net, const char *name, fsdp_error *err)
+/* tensor_number's values are back, after net_spoil. */
+static fsdp_status expect_numbers(toy *net, const char *name, fsdp_error *err)
 {
     fsdp_box box;
     const float *data = fsdp_param_shard(fsdp_model_find(net->model, name), &box);
@@ -57,7 +57,7 @@ static int64_t draw(int64_t step)
 }
 
 /* An epoch, and what each rank has drawn: one row of a tensor. */
-static fsdp_status make_own(const state_net *net, int64_t epoch, void *drawn, fsdp_sd **own_out,
+static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd **own_out,
                             fsdp_error *err)
 {
     const fsdp_placement rows = {FSDP_SHARD, 0, 0};
@@ -70,7 +70,7 @@ static fsdp_status make_own(const state_net *net, int64_t epoch, void *drawn, fs
     return fsdp_sd_add_alias(*own_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
 }
 
-static fsdp_status save_step(state_net *net, int64_t step, fsdp_error *err)
+static fsdp_status save_step(toy *net, int64_t step, fsdp_error *err)
 {
     fsdp_root_save_opts opts = {0};
     int64_t drawn[] = {draw(step), fsdp_world_rank(net->rank->world)};
@@ -84,7 +84,7 @@ static fsdp_status save_step(state_net *net, int64_t step, fsdp_error *err)
     return status;
 }
 
-static fsdp_status expect_own(state_net *net, fsdp_sd *own, int64_t step, fsdp_error *err)
+static fsdp_status expect_own(toy *net, fsdp_sd *own, int64_t step, fsdp_error *err)
 {
     const int64_t *drawn = net_entry(own, "data.drawn")->data;
     EXPECT(net_entry(own, "data.epoch")->value.as.i64 == 2 * step);
@@ -92,7 +92,7 @@ static fsdp_status expect_own(state_net *net, fsdp_sd *own, int64_t step, fsdp_e
     return FSDP_OK;
 }
 
-static fsdp_status go_on_from_run(state_net *net, fsdp_error *err)
+static fsdp_status go_on_from_run(toy *net, fsdp_error *err)
 {
     int64_t step = 0, drawn[2];
     fsdp_sd *own = NULL, *empty = NULL;
@@ -120,11 +120,11 @@ static fsdp_status go_on_from_run(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, a_run_goes_on_with_step_and_own_entries)
 {
-    expect_net_on("cpu", (state_case){1, {3}, {"dp"}, declare_net, go_on_from_run, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_net, go_on_from_run, NULL, {0}});
 }
 
 /* What rank 0 has drawn at that step is another number. */
-static fsdp_status damage_step(state_net *net, int64_t step, fsdp_error *err)
+static fsdp_status damage_step(toy *net, int64_t step, fsdp_error *err)
 {
     const int64_t drawn[] = {draw(step), 0};
     char path[90], bytes[1 << 16];
@@ -140,7 +140,7 @@ static fsdp_status damage_step(state_net *net, int64_t step, fsdp_error *err)
     return fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err);
 }
 
-static fsdp_status pass_over_damage(state_net *net, fsdp_error *err)
+static fsdp_status pass_over_damage(toy *net, fsdp_error *err)
 {
     int64_t step = 0, drawn[2];
     fsdp_load_report report;
@@ -162,10 +162,10 @@ static fsdp_status pass_over_damage(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, a_damaged_newest_step_is_passed_over_with_its_own_entries)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_net, pass_over_damage, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, pass_over_damage, NULL, {0}});
 }
 
-static fsdp_status save_unprefixed(state_net *net, fsdp_error *err)
+static fsdp_status save_unprefixed(toy *net, fsdp_error *err)
 {
     fsdp_root_save_opts save = {0};
     fsdp_root_load_opts load = {.state = {.model_prefix = ""}};
@@ -188,12 +188,12 @@ static fsdp_status save_unprefixed(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
 }
 
 /* --- how it is stored --------------------------------------------------------------------------- */
 
-static fsdp_status store_whole(state_net *net, fsdp_error *err)
+static fsdp_status store_whole(toy *net, fsdp_error *err)
 {
     fsdp_root_save_opts opts = {0};
     fsdp_checkpoint *checkpoint;
@@ -202,7 +202,7 @@ static fsdp_status store_whole(state_net *net, fsdp_error *err)
     snprintf(path, sizeof path, "%s/whole", dir);
     FSDP_TRY(net_spoil(net, err));
     FSDP_TRY(save_as(net, path, NULL, err));
-    FSDP_TRY(fsdp_root_init(net->root, net_number, NULL, err));
+    FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     opts.save.kind = FSDP_FULL;
     opts.save.compress = true;
     opts.save.step = &five;
@@ -220,7 +220,7 @@ static fsdp_status store_whole(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, kind_compression_and_overwriting_are_the_callers)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_net, store_whole, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, store_whole, NULL, {0}});
 }
 
 /* --- what is missing ----------------------------------------------------------------------------- */
@@ -234,7 +234,7 @@ static bool has_name(char *const *names, size_t n, const char *name)
 }
 
 /* Saved without optimizer and own entries, loaded with both. */
-static fsdp_status load_in_part(state_net *net, fsdp_error *err)
+static fsdp_status load_in_part(toy *net, fsdp_error *err)
 {
     fsdp_root_save_opts save = {0};
     fsdp_load_report report;
@@ -268,26 +268,25 @@ static fsdp_status load_in_part(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, a_report_names_what_is_missing_and_partial_loads_go_on)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_net, load_in_part, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_in_part, NULL, {0}});
 }
 
 /* --- dtypes -------------------------------------------------------------------------------------- */
 
-static fsdp_status declare_typed(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_typed(toy *net, fsdp_error *err)
 {
-    (void)opts;
     return fsdp_model_add_param(net->model, "w", *(const fsdp_dtype *)net->user, 1, (int64_t[]){5},
                                 NULL, err);
 }
 
-static fsdp_status save_bare(state_net *net, fsdp_error *err)
+static fsdp_status save_bare(toy *net, fsdp_error *err)
 {
     char path[60];
     snprintf(path, sizeof path, "%s/typed", dir);
     return fsdp_root_save(net->root, path, NULL, err);
 }
 
-static fsdp_status load_cast(state_net *net, fsdp_error *err)
+static fsdp_status load_cast(toy *net, fsdp_error *err)
 {
     fsdp_root_load_opts opts = {.load.cast = false};
     fsdp_box box;
@@ -305,13 +304,13 @@ static fsdp_status load_cast(state_net *net, fsdp_error *err)
 Test(root_checkpoint, floating_dtypes_that_differ_are_cast_when_asked)
 {
     const fsdp_dtype stored = FSDP_F32, wanted = FSDP_F64;
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_typed, save_bare, &stored, {0}});
-    expect_net_on("cpu", (state_case){1, {3}, {"dp"}, declare_typed, load_cast, &wanted, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_typed, save_bare, &stored, {0}});
+    expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_typed, load_cast, &wanted, {0}});
 }
 
 /* --- what means nothing here ---------------------------------------------------------------------- */
 
-static fsdp_status misuse(state_net *net, fsdp_error *err)
+static fsdp_status misuse(toy *net, fsdp_error *err)
 {
     const fsdp_root_save_opts plain = {0};
     fsdp_root_save_opts save = plain;
@@ -338,5 +337,5 @@ static fsdp_status misuse(state_net *net, fsdp_error *err)
 
 Test(root_checkpoint, options_that_mean_nothing_are_refused)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_net, misuse, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, misuse, NULL, {0}});
 }

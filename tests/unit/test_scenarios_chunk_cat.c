@@ -2,9 +2,8 @@
  * Scenario C5: what a reduce-scatter is given, when gradients of several dtypes and cut along
  * several dims are packed, is bit for bit what casting each and then packing them one by one gives.
  */
-#include "tests/support/worlds.h"
 
-#include <criterion/criterion.h>
+#include "tests/unit/expect_toy.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -201,12 +200,7 @@ static fsdp_status run_case(world_rank *rank, fsdp_error *err)
 
 static void expect_case(const packed_case *what)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], run_case, (void *)what, &err), FSDP_OK, "%s: %s",
-                     devices[i], err.text);
-    }
+    expect_body(RANKS, run_case, (void *)what);
 }
 
 /* --- tests

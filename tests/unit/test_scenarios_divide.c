@@ -5,9 +5,8 @@
  * which operation, of how many elements, units are reduced.
  */
 #include "tests/support/mlp.h"
-#include "tests/support/worlds.h"
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 enum { RANKS = 4, LAYERS = 3, STEPS = 10 };
@@ -27,12 +26,7 @@ static mlp_plan plan_on(int64_t rows, int64_t columns)
 
 static void expect_on_devices(world_body body, void *user)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], body, user, &err), FSDP_OK, "%s: %s", devices[i],
-                     err.text);
-    }
+    expect_body(RANKS, body, user);
 }
 
 /* --- C9: a factor of the root's
@@ -44,7 +38,7 @@ typedef struct factor_case {
 } factor_case;
 
 /* Losses and gradients bit for bit; what AdamW makes of them, but for its own rounding. */
-static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, int step,
+static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
 {
     const factor_case *what = rank->user;
@@ -68,7 +62,7 @@ static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, i
 static fsdp_status train_both(world_rank *rank, fsdp_error *err)
 {
     const factor_case *what = rank->user;
-    mlp net;
+    toy net;
     mlp_replica replica = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &what->plan, err));
     mlp_values_init(&what->plan, &replica.values);
@@ -77,7 +71,7 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
         status = fsdp_unit_set_gradient_divide_factor(fsdp_root_unit(net.root), what->factor, err);
     for (int step = 0; step < STEPS && status == FSDP_OK; step++)
         status = step_both(&net, &replica, rank, step, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 
@@ -225,7 +219,7 @@ static void note_reduction(void *user, const fsdp_trace_event *event)
                        ops[event->call->op], (long long)event->call->count);
 }
 
-static fsdp_status expect_reductions(mlp *net, fsdp_text *seen, const char *expected,
+static fsdp_status expect_reductions(toy *net, fsdp_text *seen, const char *expected,
                                      fsdp_error *err)
 {
     double loss;
@@ -237,7 +231,7 @@ static fsdp_status expect_reductions(mlp *net, fsdp_text *seen, const char *expe
     return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s', not '%s'", seen->data, expected);
 }
 
-static fsdp_status reduce_three_ways(mlp *net, const traced_case *what, fsdp_text *seen,
+static fsdp_status reduce_three_ways(toy *net, const traced_case *what, fsdp_text *seen,
                                      fsdp_error *err)
 {
     FSDP_TRY(expect_reductions(net, seen, what->usual, err));
@@ -251,13 +245,13 @@ static fsdp_status reduce_three_ways(mlp *net, const traced_case *what, fsdp_tex
 static fsdp_status trace_reductions(world_rank *rank, fsdp_error *err)
 {
     const traced_case *what = rank->user;
-    mlp net;
+    toy net;
     fsdp_text seen = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &what->plan, err));
     fsdp_trace_set_listener(rank->world->parts.trace, note_reduction, &seen);
     fsdp_status status = reduce_three_ways(&net, what, &seen, err);
     fsdp_text_release(&seen);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

@@ -4,37 +4,21 @@
  * forward, and still trains.
  */
 #include "tests/support/mlp.h"
-#include "tests/support/worlds.h"
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 enum { RANKS = 2, STEPS = 3 };
 
 static void expect_on_devices(world_body body)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], body, NULL, &err), FSDP_OK, "%s: %s", devices[i],
-                     err.text);
-    }
-}
-
-static fsdp_status expect(world_rank *rank, const char *events, fsdp_error *err)
-{
-    const char *seen = rank->events.data ? rank->events.data : "";
-    fsdp_status status = FSDP_OK;
-    if (strcmp(seen, events) != 0)
-        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' were expected, '%s' came", events, seen);
-    forget_events(rank);
-    return status;
+    expect_body(RANKS, body, NULL);
 }
 
 /* Autograd comes to the output of a layer, that is to its pre_backward, before the layer above
  * is through. What was completed at the end of forward comes last in the order of forwards: no
  * prefetch finds it. */
-static fsdp_status begin_backward_early(mlp *net, fsdp_error *err)
+static fsdp_status begin_backward_early(toy *net, fsdp_error *err)
 {
     if (!net->plan->is_skipped[1])
         return FSDP_OK;
@@ -44,22 +28,21 @@ static fsdp_status begin_backward_early(mlp *net, fsdp_error *err)
 }
 
 /* One step of both; what differs is the failure. */
-static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, int step,
+static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              const char *forward, const char *backward, fsdp_error *err)
 {
     uint64_t microbatch = (uint64_t)(step * RANKS + fsdp_world_rank(rank->world));
-    float dy[MLP_ROWS * MLP_WIDTH];
     FSDP_TRY(mlp_replica_backward(replica, rank->world, net, microbatch, NULL, err));
     for (int i = 0; i < net->plan->layers; i++)
         mlp_replica_divide(replica, i, RANKS);
     FSDP_TRY(mlp_forward(net, microbatch, err));
-    FSDP_TRY(expect(rank, forward, err));
-    double loss = mlp_loss(net, microbatch, dy);
+    FSDP_TRY(expect_events(rank, forward, err));
+    double loss = mlp_loss(net, microbatch);
     if (step == 0 && loss != replica->loss)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "loss %.17g, not %.17g", loss, replica->loss);
     FSDP_TRY(begin_backward_early(net, err));
-    FSDP_TRY(mlp_backward(net, dy, err));
-    FSDP_TRY(expect(rank, backward, err));
+    FSDP_TRY(mlp_backward(net, err));
+    FSDP_TRY(expect_events(rank, backward, err));
     FSDP_TRY(mlp_expect_grads(net, &replica->grads, step == 0 ? 0 : 1e-5, err));
     FSDP_TRY(fsdp_optim_step(net->optim, err));
     for (int i = 0; i < net->plan->layers; i++)
@@ -92,7 +75,7 @@ static const char groups_backward[] = "U L3, L4|R norm, output, keep|post norm, 
 static fsdp_status train_groups(world_rank *rank, fsdp_error *err)
 {
     const mlp_plan plan = transformer_like();
-    mlp net;
+    toy net;
     mlp_replica replica = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     mlp_values_init(&plan, &replica.values);
@@ -100,7 +83,7 @@ static fsdp_status train_groups(world_rank *rank, fsdp_error *err)
     fsdp_status status = mlp_add_adamw(&net, err);
     for (int step = 0; step < STEPS && status == FSDP_OK; step++)
         status = step_both(&net, &replica, rank, step, groups_forward, groups_backward, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 
@@ -133,7 +116,7 @@ static bool is_changed(const mlp_values *before, const mlp_values *after, int la
 static fsdp_status train_without_one(world_rank *rank, fsdp_error *err)
 {
     const mlp_plan plan = with_unused();
-    mlp net;
+    toy net;
     mlp_replica replica = {0};
     mlp_values before, after = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
@@ -154,7 +137,7 @@ static fsdp_status train_without_one(world_rank *rank, fsdp_error *err)
                 status = fsdp_fail(err, FSDP_ERR_INTERNAL, "layer %d: wrongly %strained", i,
                                    plan.is_skipped[i] ? "" : "not ");
     }
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

@@ -24,7 +24,7 @@ typedef struct inputs_case {
     rank_state ranks[RANKS];
 } inputs_case;
 
-static void keep(mlp *net, rank_state *state)
+static void keep(toy *net, rank_state *state)
 {
     for (int i = 0; i < LAYERS; i++) {
         fsdp_box box;
@@ -35,7 +35,7 @@ static void keep(mlp *net, rank_state *state)
     }
 }
 
-static fsdp_status train(mlp *net, world_rank *rank, fsdp_error *err)
+static fsdp_status train(toy *net, world_rank *rank, fsdp_error *err)
 {
     inputs_case *what = rank->user;
     int me = fsdp_world_rank(rank->world), most = 1;
@@ -63,11 +63,11 @@ static fsdp_status train(mlp *net, world_rank *rank, fsdp_error *err)
 
 static fsdp_status run_case(world_rank *rank, fsdp_error *err)
 {
-    mlp net;
+    toy net;
     inputs_case *what = rank->user;
     FSDP_TRY(mlp_create(&net, rank->world, &what->plan, err));
     fsdp_status status = train(&net, rank, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 
@@ -113,13 +113,13 @@ Test(scenarios_inputs, c10_no_number_of_inputs_changes_a_bit)
 
 static fsdp_status ask_for_none(world_rank *rank, fsdp_error *err)
 {
-    mlp net;
+    toy net;
     const mlp_plan plan = mlp_plan_default(2, 1);
     fsdp_error found = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status =
         fsdp_unit_set_reduce_scatter_max_input_buffers(net.unit[0], 0, false, &found);
-    mlp_free(&net);
+    toy_free(&net);
     if (status != FSDP_ERR_USAGE || !strstr(found.text, "at least one"))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "status %d: %s", (int)status, found.text);
     return FSDP_OK;
@@ -134,7 +134,7 @@ Test(scenarios_inputs, c10_there_is_at_least_one)
 static fsdp_status ask_for_fewer(world_rank *rank, fsdp_error *err)
 {
     static const int numbers[] = {4, 2, 3, 1};
-    mlp net;
+    toy net;
     const mlp_plan plan = mlp_plan_default(2, 1);
     double loss;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
@@ -148,7 +148,7 @@ static fsdp_status ask_for_fewer(world_rank *rank, fsdp_error *err)
             status = fsdp_fail(err, FSDP_ERR_INTERNAL, "%d in flight, not %d",
                                net.root->context->max_inputs, numbers[i]);
     }
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

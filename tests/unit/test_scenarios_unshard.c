@@ -4,36 +4,30 @@
  * own, units without parameters, and before the first step.
  */
 #include "tests/support/mlp.h"
-#include "tests/support/worlds.h"
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
 #include <string.h>
 
 enum { RANKS = 4 };
 
-typedef fsdp_status (*step_of_net)(mlp *net, world_rank *rank, uint64_t microbatch,
+typedef fsdp_status (*step_of_net)(toy *net, world_rank *rank, uint64_t microbatch,
                                    double *loss_out, fsdp_error *err);
 
 typedef struct training {
     int layers, steps;
-    fsdp_status (*prepare)(mlp *net, world_rank *rank, fsdp_error *err);
+    fsdp_status (*prepare)(toy *net, world_rank *rank, fsdp_error *err);
     step_of_net step;
 } training;
 
 static void expect_on_devices(world_body body, void *user)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], body, user, &err), FSDP_OK, "%s: %s", devices[i],
-                     err.text);
-    }
+    expect_body(RANKS, body, user);
 }
 
 /* --- beside a replica
  * --------------------------------------------------------------------------- */
 
-static fsdp_status step_both(mlp *net, mlp_replica *replica, world_rank *rank, int step,
+static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
 {
     const training *what = rank->user;
@@ -58,7 +52,7 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
 {
     const training *what = rank->user;
     const mlp_plan plan = mlp_plan_default(what->layers, RANKS);
-    mlp net;
+    toy net;
     mlp_replica replica = {0};
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     mlp_values_init(&plan, &replica.values);
@@ -67,20 +61,20 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
         status = what->prepare(&net, rank, err);
     for (int step = 0; step < what->steps && status == FSDP_OK; step++)
         status = step_both(&net, &replica, rank, step, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 
 /* --- C18: a prefetch that comes too late
  * -------------------------------------------------------- */
 
-static fsdp_status prefetch_what_is_done(mlp *net, world_rank *rank, fsdp_error *err)
+static fsdp_status prefetch_what_is_done(toy *net, world_rank *rank, fsdp_error *err)
 {
     (void)rank;
     return fsdp_unit_set_modules_to_backward_prefetch(net->unit[0], &net->unit[1], 1, err);
 }
 
-static fsdp_status usual_step(mlp *net, world_rank *rank, uint64_t microbatch, double *loss_out,
+static fsdp_status usual_step(toy *net, world_rank *rank, uint64_t microbatch, double *loss_out,
                               fsdp_error *err)
 {
     forget_events(rank);
@@ -100,7 +94,7 @@ Test(scenarios_unshard, c18_a_prefetch_of_what_is_done_changes_nothing)
  * --------------------------------------------------------------- */
 
 /* The same ranks in another order: a group of its own. */
-static fsdp_status connect_backwards(mlp *net, world_rank *rank, fsdp_error *err)
+static fsdp_status connect_backwards(toy *net, world_rank *rank, fsdp_error *err)
 {
     fsdp_mesh *mesh;
     const int64_t size = RANKS;
@@ -133,7 +127,7 @@ static fsdp_status add_up_backwards(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-static fsdp_status gather_ahead(mlp *net, world_rank *rank, uint64_t microbatch, double *loss_out,
+static fsdp_status gather_ahead(toy *net, world_rank *rank, uint64_t microbatch, double *loss_out,
                                 fsdp_error *err)
 {
     for (int i = 0; i < 3; i++) {
@@ -141,12 +135,11 @@ static fsdp_status gather_ahead(mlp *net, world_rank *rank, uint64_t microbatch,
         FSDP_TRY(add_up_backwards(rank, err));
     }
     forget_events(rank);
-    float dy[MLP_ROWS * MLP_WIDTH];
     FSDP_TRY(mlp_forward(net, microbatch, err));
     if (count_events(rank, "U L") > 0)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "gathered twice: %s", rank->events.data);
-    *loss_out = mlp_loss(net, microbatch, dy);
-    return mlp_backward(net, dy, err);
+    *loss_out = mlp_loss(net, microbatch);
+    return mlp_backward(net, err);
 }
 
 Test(scenarios_unshard, c19_siblings_are_gathered_beside_all_reduces)
@@ -158,7 +151,7 @@ Test(scenarios_unshard, c19_siblings_are_gathered_beside_all_reduces)
 /* --- C20: nothing to gather, and before the first step
  * ------------------------------------------ */
 
-static fsdp_status expect_gathered(mlp *net, const mlp_values *values, fsdp_error *err)
+static fsdp_status expect_gathered(toy *net, const mlp_values *values, fsdp_error *err)
 {
     for (int i = 0; i < net->plan->layers; i++) {
         const float *data = fsdp_param_data(net->weight[i]);
@@ -169,7 +162,7 @@ static fsdp_status expect_gathered(mlp *net, const mlp_values *values, fsdp_erro
     return FSDP_OK;
 }
 
-static fsdp_status gather_early(mlp *net, fsdp_error *err)
+static fsdp_status gather_early(toy *net, fsdp_error *err)
 {
     fsdp_unshard_handle *handle = NULL;
     mlp_values values;
@@ -191,10 +184,10 @@ static fsdp_status gather_early(mlp *net, fsdp_error *err)
 static fsdp_status before_the_first_step(world_rank *rank, fsdp_error *err)
 {
     const mlp_plan plan = mlp_plan_default(3, RANKS);
-    mlp net;
+    toy net;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = gather_early(&net, err);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 

@@ -133,13 +133,6 @@ static fsdp_status expect_gathered(wide_unit *wide, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status expect_events(world_rank *rank, const char *events, fsdp_error *err)
-{
-    if (rank->events.data && strcmp(rank->events.data, events) == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' came, not '%s'", rank->events.data, events);
-}
-
 static fsdp_status gather_by_hand(world_rank *rank, wide_unit *wide, fsdp_error *err)
 {
     FSDP_TRY(expect_sharded(wide, err));

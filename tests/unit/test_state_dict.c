@@ -3,14 +3,14 @@
  * round trips in place, values that stay live over steps, whole dicts on rank 0, and what must not be
  * loaded silently.
  */
-#include "tests/unit/state_net.h"
+#include "tests/unit/expect_toy.h"
 
 #include <fsdp/root_init.h>
 
 /* --- MLPs --------------------------------------------------------------------------------------- */
 
 /* Three layers dim -> 4 dim -> dim, without biases, each a unit. */
-static fsdp_status declare_mlp(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_mlp(toy *net, fsdp_error *err)
 {
     int64_t dim = *(const int64_t *)net->user;
     for (int i = 0; i < 3; i++) {
@@ -20,12 +20,12 @@ static fsdp_status declare_mlp(state_net *net, const fsdp_unit_opts *opts, fsdp_
         FSDP_TRY(net_add(net, name, 2, (int64_t[]){4 * dim, dim}, &in, err));
         snprintf(name, sizeof name, "%d.out_proj.weight", i);
         FSDP_TRY(net_add(net, name, 2, (int64_t[]){dim, 4 * dim}, &out, err));
-        if (fsdp_mesh_size(net->mesh) > 1 && opts->shard_dims) {
+        if (fsdp_mesh_size(net->mesh) > 1 && net->opts.shard_dims) {
             FSDP_TRY(fsdp_param_set_placement(in, "tp", (fsdp_placement){FSDP_SHARD, 0, 0}, err));
             FSDP_TRY(fsdp_param_set_placement(out, "tp", (fsdp_placement){FSDP_SHARD, 1, 0}, err));
         }
         snprintf(name, sizeof name, "%d", i);
-        FSDP_TRY(net_unit(net, name, opts, err));
+        FSDP_TRY(net_unit(net, name, err));
     }
     return FSDP_OK;
 }
@@ -40,7 +40,8 @@ static void fill(const fsdp_sd *sd, int rank, float value)
     }
 }
 
-static fsdp_status expect_shard(fsdp_param *param, const void *data, float value, fsdp_error *err)
+static fsdp_status expect_filled_shard(fsdp_param *param, const void *data, float value,
+                                       fsdp_error *err)
 {
     fsdp_box box;
     const float *shard = fsdp_param_shard(param, &box);
@@ -51,7 +52,7 @@ static fsdp_status expect_shard(fsdp_param *param, const void *data, float value
 }
 
 /* The dict is the model: its names, and the memory of its shards. */
-static fsdp_status expect_live(state_net *net, const fsdp_sd *sd, fsdp_error *err)
+static fsdp_status expect_live(toy *net, const fsdp_sd *sd, fsdp_error *err)
 {
     int rank = fsdp_world_rank(net->rank->world);
     EXPECT(fsdp_sd_count(sd) == fsdp_model_count(net->model));
@@ -69,7 +70,7 @@ static fsdp_status expect_live(state_net *net, const fsdp_sd *sd, fsdp_error *er
 }
 
 /* S1 */
-static fsdp_status save_and_load(state_net *net, fsdp_error *err)
+static fsdp_status save_and_load(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts bare = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     const fsdp_state_opts copied = {
@@ -84,11 +85,12 @@ static fsdp_status save_and_load(state_net *net, fsdp_error *err)
     fill(sd, rank, 1);
     for (size_t i = 0; i < fsdp_model_count(net->model); i++) {
         shards[i] = fsdp_param_shard(fsdp_model_at(net->model, i), NULL);
-        FSDP_TRY(expect_shard(fsdp_model_at(net->model, i), shards[i], 1, err));
+        FSDP_TRY(expect_filled_shard(fsdp_model_at(net->model, i), shards[i], 1, err));
     }
     FSDP_TRY(net_set(net, &bare, values, err));
     for (size_t i = 0; i < fsdp_model_count(net->model); i++)
-        FSDP_TRY(expect_shard(fsdp_model_at(net->model, i), shards[i], (float)(42 + rank), err));
+        FSDP_TRY(
+            expect_filled_shard(fsdp_model_at(net->model, i), shards[i], (float)(42 + rank), err));
     fsdp_sd_free(values);
     fsdp_sd_free(sd);
     return FSDP_OK;
@@ -99,10 +101,9 @@ Test(state_dict, a_dict_is_the_live_shards_and_loads_in_place)
     for (int64_t dim = 2; dim <= 5; dim++) {
         for (int64_t ranks = 1; ranks <= 4; ranks++)
             expect_net_on("cpu",
-                          (state_case){1, {ranks}, {"dp"}, declare_mlp, save_and_load, &dim, {0}});
-        expect_net_on(
-            "cpu-async",
-            (state_case){2, {2, 2}, {"rep", "dp"}, declare_mlp, save_and_load, &dim, {0}});
+                          (toy_case){1, {ranks}, {"dp"}, declare_mlp, save_and_load, &dim, {0}});
+        expect_net_on("cpu-async",
+                      (toy_case){2, {2, 2}, {"rep", "dp"}, declare_mlp, save_and_load, &dim, {0}});
     }
 }
 
@@ -118,14 +119,14 @@ Test(state_dict, a_dict_cut_along_the_largest_dim_is_live_and_loads_in_place)
     const int64_t dim = 16;
     fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
     opts.placement = cut_largest_dim;
-    expect_net_on("cpu", (state_case){1, {4}, {"dp"}, declare_mlp, save_and_load, &dim, opts});
+    expect_net_on("cpu", (toy_case){1, {4}, {"dp"}, declare_mlp, save_and_load, &dim, opts});
     expect_net_on("cpu",
-                  (state_case){2, {2, 2}, {"rep", "dp"}, declare_mlp, save_and_load, &dim, opts});
+                  (toy_case){2, {2, 2}, {"rep", "dp"}, declare_mlp, save_and_load, &dim, opts});
 }
 
 /* --- S3: gathered parameters --------------------------------------------------------------------- */
 
-static fsdp_status get_while_gathered(state_net *net, fsdp_error *err)
+static fsdp_status get_while_gathered(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts copied = {.cpu_offload = true};
     int rank = fsdp_world_rank(net->rank->world);
@@ -147,30 +148,29 @@ Test(state_dict, getting_reshards_what_is_gathered_without_a_collective)
     fsdp_unit_opts opts = fsdp_unit_opts_default(NULL);
     opts.reshard_after_forward = FSDP_RESHARD_NEVER;
     for (int64_t ranks = 1; ranks <= 4; ranks++)
-        expect_net_on(
-            "cpu-async",
-            (state_case){1, {ranks}, {"dp"}, declare_net, get_while_gathered, NULL, opts});
+        expect_net_on("cpu-async",
+                      (toy_case){1, {ranks}, {"dp"}, declare_net, get_while_gathered, NULL, opts});
 }
 
 /* A gather that is under way would bring what was there before. */
-static fsdp_status set_while_gathering(state_net *net, fsdp_error *err)
+static fsdp_status set_while_gathering(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts copied = {.cpu_offload = true};
     fsdp_sd *sd = NULL;
     fsdp_box box;
     FSDP_TRY(net_get(net, &copied, &sd, err));
     fill(sd, fsdp_world_rank(net->rank->world), 3);
-    FSDP_TRY(fsdp_unit_unshard(net->units[0], true, NULL, err));
+    FSDP_TRY(fsdp_unit_unshard(net->unit[0], true, NULL, err));
     FSDP_TRY(net_set(net, NULL, sd, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(fsdp_unit_pre_forward(net->units[0], err));
+    FSDP_TRY(fsdp_unit_pre_forward(net->unit[0], err));
     fsdp_param *bias = fsdp_model_find(net->model, "layers.0.bias");
     const float *data = fsdp_param_data(bias);
     fsdp_param_data_box(bias, &box);
     EXPECT(data && fsdp_box_count(&box) == 5);
     for (int i = 0; i < 5; i++)
         EXPECT(data[i] == 3);
-    FSDP_TRY(fsdp_unit_post_forward(net->units[0], err));
+    FSDP_TRY(fsdp_unit_post_forward(net->unit[0], err));
     fsdp_sd_free(sd);
     return fsdp_root_end_forward(net->root, err);
 }
@@ -182,7 +182,7 @@ Test(state_dict, what_is_set_is_gathered_even_when_a_gather_was_under_way)
 
 /* --- S4: kept dicts ------------------------------------------------------------------------------- */
 
-static fsdp_status keep_over_steps(state_net *net, fsdp_error *err)
+static fsdp_status keep_over_steps(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts bare = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     const fsdp_state_opts copied = {.cpu_offload = true};
@@ -207,12 +207,12 @@ Test(state_dict, a_kept_dict_stays_the_live_shards_over_steps)
 {
     for (int64_t dim = 2; dim <= 5; dim++)
         expect_net_on("cpu-async",
-                      (state_case){1, {4}, {"dp"}, declare_mlp, keep_over_steps, &dim, {0}});
+                      (toy_case){1, {4}, {"dp"}, declare_mlp, keep_over_steps, &dim, {0}});
 }
 
 /* --- S5: one tensor at a time --------------------------------------------------------------------- */
 
-static fsdp_status load_one_by_one(state_net *net, fsdp_error *err)
+static fsdp_status load_one_by_one(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts parts = {.part = FSDP_STATE_MODEL, .partial = true};
     const fsdp_state_opts copied = {.part = FSDP_STATE_MODEL, .cpu_offload = true};
@@ -248,11 +248,10 @@ Test(state_dict, tensors_load_one_by_one)
 }
 
 /* Two linear layers of 4 x 4. */
-static fsdp_status declare_linears(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_linears(toy *net, fsdp_error *err)
 {
-    fsdp_unit_opts own = *opts;
-    own.offload = true;
-    own.pin = *(const bool *)net->user;
+    net->opts.offload = true;
+    net->opts.pin = *(const bool *)net->user;
     for (int i = 0; i < 2; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d.weight", i);
@@ -260,12 +259,12 @@ static fsdp_status declare_linears(state_net *net, const fsdp_unit_opts *opts, f
         snprintf(name, sizeof name, "%d.bias", i);
         FSDP_TRY(net_add(net, name, 1, (int64_t[]){4}, NULL, err));
         name[1] = '\0';
-        FSDP_TRY(net_unit(net, name, &own, err));
+        FSDP_TRY(net_unit(net, name, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status set_one(state_net *net, const fsdp_entry *entry, fsdp_error *err)
+static fsdp_status set_one(toy *net, const fsdp_entry *entry, fsdp_error *err)
 {
     const fsdp_state_opts whole = {
         .part = FSDP_STATE_MODEL, .partial = true, .full_state_dict = true};
@@ -278,19 +277,19 @@ static fsdp_status set_one(state_net *net, const fsdp_entry *entry, fsdp_error *
     return FSDP_OK;
 }
 
-static fsdp_status refuse_without(state_net *net, const char *missing, fsdp_error *err)
+static fsdp_status refuse_without(toy *net, const char *missing, fsdp_error *err)
 {
     const fsdp_state_opts whole = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
     fsdp_sd *sd = NULL;
     EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), missing);
-    EXPECT_REFUSAL(fsdp_unit_unshard(net->units[1], false, NULL, why), "'1.bias'");
+    EXPECT_REFUSAL(fsdp_unit_unshard(net->unit[1], false, NULL, why), "'1.bias'");
     EXPECT_REFUSAL(fsdp_root_save(net->root, "never", NULL, why), missing);
     EXPECT_REFUSAL(net_get(net, &whole, &sd, why), missing);
     return FSDP_OK;
 }
 
 /* Its rows in the memory that the parameter has, and that is the host's. */
-static fsdp_status expect_all_live(state_net *net, const fsdp_sd *full, fsdp_error *err)
+static fsdp_status expect_all_live(toy *net, const fsdp_sd *full, fsdp_error *err)
 {
     const fsdp_state_opts whole = {
         .part = FSDP_STATE_MODEL, .full_state_dict = true, .cpu_offload = true};
@@ -309,7 +308,7 @@ static fsdp_status expect_all_live(state_net *net, const fsdp_sd *full, fsdp_err
     return FSDP_OK;
 }
 
-static fsdp_status load_while_others_lack(state_net *net, fsdp_error *err)
+static fsdp_status load_while_others_lack(toy *net, fsdp_error *err)
 {
     static const char *const missing[] = {"4 missing: '0.weight', '0.bias', '1.weight', '1.bias'",
                                           "3 missing: '0.bias', '1.weight', '1.bias'",
@@ -334,24 +333,23 @@ Test(state_dict, tensors_load_one_by_one_while_others_have_no_values)
 {
     for (int pin = 0; pin < 2; pin++)
         for (int64_t ranks = 1; ranks <= 4; ranks++)
-            expect_net_on(ranks % 2 == 0 ? "cpu-async" : "cpu",
-                          (state_case){1,
-                                       {ranks},
-                                       {"dp"},
-                                       declare_linears,
-                                       load_while_others_lack,
-                                       (const bool[]){pin == 1},
-                                       {0}});
+            expect_net_on(ranks % 2 == 0 ? "cpu-async" : "cpu", (toy_case){1,
+                                                                           {ranks},
+                                                                           {"dp"},
+                                                                           declare_linears,
+                                                                           load_while_others_lack,
+                                                                           (const bool[]){pin == 1},
+                                                                           {0}});
 }
 
-static fsdp_status expect_values_inside(state_net *net, fsdp_error *err)
+static fsdp_status expect_values_inside(toy *net, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     return fsdp_root_expect_values(net->root, err);
 }
 
 /* Values come in every way. */
-static fsdp_status bring_values(state_net *net, fsdp_error *err)
+static fsdp_status bring_values(toy *net, fsdp_error *err)
 {
     const char *const call = "begin_forward came before all parameters had values";
     for (int way = 0; way < 4; way++) {
@@ -362,7 +360,7 @@ static fsdp_status bring_values(state_net *net, fsdp_error *err)
         if (way == 1)
             FSDP_TRY(fsdp_root_init_uniform(net->root, 1, err));
         if (way == 2)
-            FSDP_TRY(fsdp_root_sync_from_rank0(net->root, net_number, NULL, err));
+            FSDP_TRY(fsdp_root_sync_from_rank0(net->root, tensor_number, NULL, err));
         if (way == 3) {
             fsdp_sd *live = NULL; /* which a checkpoint may be loaded into */
             FSDP_TRY(net_get(net, NULL, &live, err));
@@ -393,7 +391,7 @@ static fsdp_status expect_numbers(const fsdp_entry *entry, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status compare_with_plain(state_net *net, fsdp_error *err)
+static fsdp_status compare_with_plain(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts whole = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
     fsdp_sd *full = NULL;
@@ -418,28 +416,28 @@ Test(state_dict, tensor_parallel_parameters_are_whole_tensors_in_a_full_dict)
     for (int64_t dim = 4; dim <= 10; dim += 2) {
         expect_net_on(
             "cpu",
-            (state_case){2, {2, 2}, {"dp", "tp"}, declare_mlp, compare_with_plain, &dim, opts});
+            (toy_case){2, {2, 2}, {"dp", "tp"}, declare_mlp, compare_with_plain, &dim, opts});
         expect_net_on(
             "cpu",
-            (state_case){2, {3, 2}, {"dp", "tp"}, declare_mlp, compare_with_plain, &dim, opts});
+            (toy_case){2, {3, 2}, {"dp", "tp"}, declare_mlp, compare_with_plain, &dim, opts});
     }
     opts.replicate_dims = "rep";
     for (int64_t dim = 4; dim <= 10; dim += 2)
         expect_net_on(
             "cpu-async",
-            (state_case){
+            (toy_case){
                 3, {2, 2, 2}, {"rep", "dp", "tp"}, declare_mlp, compare_with_plain, &dim, opts});
 }
 
 /* --- S9: rank 0 ------------------------------------------------------------------------------------ */
 
-static fsdp_status get_on_rank0(state_net *net, fsdp_error *err)
+static fsdp_status get_on_rank0(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.full_state_dict = true, .cpu_offload = true};
     char names[8000], live_names[8000];
     fsdp_sd *full = NULL, *live = NULL;
     FSDP_TRY(net_train(net, 2, err));
-    FSDP_TRY(fsdp_root_init(net->root, net_number, NULL, err));
+    FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     FSDP_TRY(net_get(net, &opts, &full, err));
     FSDP_TRY(net_get(net, NULL, &live, err));
     if (fsdp_world_rank(net->rank->world) > 0) {
@@ -466,7 +464,7 @@ Test(state_dict, with_cpu_offload_rank_0_alone_gets_the_full_dict_in_the_same_or
 
 /* --- S10: what is whole ------------------------------------------------------------------------------ */
 
-static fsdp_status set_whole_by_mistake(state_net *net, fsdp_error *err)
+static fsdp_status set_whole_by_mistake(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts whole = {.full_state_dict = true}, none = {0};
     int rank = fsdp_world_rank(net->rank->world);

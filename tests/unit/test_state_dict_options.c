@@ -2,7 +2,7 @@
  * State dicts: which names are in them, in both forms of hyper-parameters, and every name that a dict may
  * have when it is set; what is missing, unexpected, or refused.
  */
-#include "tests/unit/state_net.h"
+#include "tests/unit/expect_toy.h"
 #include <fsdp/text.h>
 
 /* --- helpers ------------------------------------------------------------------------------------ */
@@ -40,7 +40,7 @@ static const char *as_it_is(const char *name, char *out, size_t room)
     return name;
 }
 
-static fsdp_status expect_names(state_net *net, const fsdp_state_opts *opts, const char *names,
+static fsdp_status expect_names(toy *net, const fsdp_state_opts *opts, const char *names,
                                 fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
@@ -51,8 +51,8 @@ static fsdp_status expect_names(state_net *net, const fsdp_state_opts *opts, con
 }
 
 /* Trains, keeps a copy, spoils everything, sets what `change` makes of the copy, and compares. */
-static fsdp_status expect_round_trip(state_net *net, const fsdp_state_opts *opts,
-                                     rename_entry change, fsdp_error *err)
+static fsdp_status expect_round_trip(toy *net, const fsdp_state_opts *opts, rename_entry change,
+                                     fsdp_error *err)
 {
     fsdp_state_opts copied = *opts;
     fsdp_sd *before = NULL, *changed = NULL, *after = NULL;
@@ -87,7 +87,7 @@ static fsdp_status expect_round_trip(state_net *net, const fsdp_state_opts *opts
     " optim.param_groups." name ".lr optim.param_groups." name ".betas optim.param_groups." name \
     ".eps optim.param_groups." name ".weight_decay optim.param_groups." name ".maximize"
 
-static fsdp_status list_names(state_net *net, fsdp_error *err)
+static fsdp_status list_names(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts model = {.part = FSDP_STATE_MODEL}, optim = {.part = FSDP_STATE_OPTIM};
     const fsdp_state_opts trained = {.part = FSDP_STATE_MODEL, .ignore_frozen = true};
@@ -113,7 +113,7 @@ static const char *drop_last(void *user, const char *name)
     return strncmp(name, "layers.", 7) == 0 ? user : NULL;
 }
 
-static fsdp_status rename_names(state_net *net, fsdp_error *err)
+static fsdp_status rename_names(toy *net, fsdp_error *err)
 {
     char room[100];
     const fsdp_state_opts opts = {
@@ -139,7 +139,7 @@ static const char *call_all_same(void *user, const char *name)
     return "w";
 }
 
-static fsdp_status choose_submodules(state_net *net, fsdp_error *err)
+static fsdp_status choose_submodules(toy *net, fsdp_error *err)
 {
     const char *layers[] = {"layers.1"}, *head[] = {"head", "norm"},
                *two[] = {"layers.0", "layers.1"};
@@ -175,7 +175,7 @@ Test(state_dict_options, only_the_wanted_submodules_are_in_a_dict)
 
 /* --- both forms ----------------------------------------------------------------------------------- */
 
-static fsdp_status set_both_forms(state_net *net, fsdp_error *err)
+static fsdp_status set_both_forms(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts flat = {0}, nested = {.nested_optim = true};
     const fsdp_state_opts frozen = {.ignore_frozen = true, .nested_optim = true};
@@ -189,7 +189,7 @@ Test(state_dict_options, hyper_parameters_are_set_in_either_form)
     expect_net(set_both_forms, NULL);
 }
 
-static fsdp_status look_at_groups(state_net *net, fsdp_error *err)
+static fsdp_status look_at_groups(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts nested = {.part = FSDP_STATE_OPTIM, .nested_optim = true};
     fsdp_sd *sd = NULL;
@@ -241,7 +241,7 @@ static const char *by_number(const char *name, char *out, size_t room)
     return out;
 }
 
-static fsdp_status set_other_names(state_net *net, fsdp_error *err)
+static fsdp_status set_other_names(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts flat = {0}, nested = {.nested_optim = true};
     FSDP_TRY(expect_round_trip(net, &flat, by_alias, err));
@@ -284,7 +284,7 @@ static const char *by_own_number(const char *name, char *out, size_t room)
     return out;
 }
 
-static fsdp_status set_numbered_groups(state_net *net, fsdp_error *err)
+static fsdp_status set_numbered_groups(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts nested = {.nested_optim = true, .cpu_offload = true};
     fsdp_sd *before = NULL, *numbered = NULL, *after = NULL;
@@ -311,7 +311,7 @@ Test(state_dict_options, numbers_mean_what_the_list_of_groups_says)
 }
 
 /* "optim.param_groups.1.lr" and "optim.param_groups.1.params.0", as flattening programs spell the list. */
-static fsdp_status set_spelled_groups(state_net *net, fsdp_error *err)
+static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
     const fsdp_value lr = fsdp_value_f64(3), number = fsdp_value_i64(0);
@@ -333,7 +333,7 @@ static fsdp_status set_spelled_groups(state_net *net, fsdp_error *err)
 }
 
 /* As PyTorch saves the list: with members, which say what group it is, wherever it stands. */
-static fsdp_status set_groups_in_pieces(state_net *net, fsdp_error *err)
+static fsdp_status set_groups_in_pieces(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
     const char *const members[] = {"layers.1.bias", "embed.weight"};
@@ -381,10 +381,9 @@ Test(state_dict_options, groups_may_be_spelled_by_their_place)
 }
 
 /* A name that begins as another one: what is behind the longer one counts. */
-static fsdp_status declare_nested_names(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_nested_names(toy *net, fsdp_error *err)
 {
     fsdp_param *longer;
-    (void)opts;
     FSDP_TRY(net_add(net, "x", 1, (int64_t[]){5}, NULL, err));
     FSDP_TRY(net_add(net, "x.bias", 1, (int64_t[]){5}, &longer, err));
     return fsdp_model_add_alias(net->model, "x.bias.y", longer, err);
@@ -399,7 +398,7 @@ static const char *by_longest(const char *name, char *out, size_t room)
     return out;
 }
 
-static fsdp_status set_nested_names(state_net *net, fsdp_error *err)
+static fsdp_status set_nested_names(toy *net, fsdp_error *err)
 {
     return expect_round_trip(net, &(fsdp_state_opts){0}, by_longest, err);
 }
@@ -407,11 +406,11 @@ static fsdp_status set_nested_names(state_net *net, fsdp_error *err)
 Test(state_dict_options, names_are_cut_behind_the_longest_that_is_known)
 {
     expect_net_on("cpu",
-                  (state_case){1, {2}, {"dp"}, declare_nested_names, set_nested_names, NULL, {0}});
+                  (toy_case){1, {2}, {"dp"}, declare_nested_names, set_nested_names, NULL, {0}});
 }
 
 /* Tied tensors that differ: the parameter's own name counts, wherever it stands. */
-static fsdp_status set_diverged(state_net *net, fsdp_error *err)
+static fsdp_status set_diverged(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .partial = true};
     const char *names[] = {"model.head.weight", "model.embed.weight", "model.head.weight"};
@@ -446,7 +445,7 @@ Test(state_dict_options, of_tied_tensors_the_parameters_own_name_counts)
 
 /* --- numbers as tensors, tensors as numbers -------------------------------------------------------- */
 
-static fsdp_status set_scalars(state_net *net, fsdp_error *err)
+static fsdp_status set_scalars(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.partial = true};
     const fsdp_layout copies = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
@@ -491,7 +490,7 @@ static const char *without_steps(const char *name, char *out, size_t room)
     return size > 5 && strcmp(name + size - 5, ".step") == 0 ? NULL : name;
 }
 
-static fsdp_status set_momentum_without_steps(state_net *net, fsdp_error *err)
+static fsdp_status set_momentum_without_steps(toy *net, fsdp_error *err)
 {
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     fsdp_optim *optim;
@@ -538,7 +537,7 @@ static const char *with_strangers(const char *name, char *out, size_t room)
     return strcmp(name, "model.norm.mean") == 0 ? "epoch" : name;
 }
 
-static fsdp_status set_unfitting(state_net *net, fsdp_error *err)
+static fsdp_status set_unfitting(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts strict = {0}, loose = {.partial = true}, copied = {.cpu_offload = true};
     fsdp_load_report report;
@@ -576,7 +575,7 @@ Test(state_dict_options, missing_and_unexpected_names_are_returned)
 }
 
 /* A frozen parameter that is ignored is neither missing nor touched. */
-static fsdp_status ignore_frozen(state_net *net, fsdp_error *err)
+static fsdp_status ignore_frozen(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts trained = {.ignore_frozen = true}, all_copied = {.cpu_offload = true};
     const fsdp_state_opts trained_copied = {.ignore_frozen = true, .cpu_offload = true};
@@ -604,7 +603,7 @@ Test(state_dict_options, frozen_parameters_can_be_ignored)
 
 /* --- refusals ---------------------------------------------------------------------------------------- */
 
-static fsdp_status refuse_options(state_net *net, fsdp_error *err)
+static fsdp_status refuse_options(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts parts = {.broadcast_from_rank0 = true};
     const fsdp_state_opts sent = {.broadcast_from_rank0 = true, .full_state_dict = true};
@@ -635,7 +634,7 @@ Test(state_dict_options, options_that_contradict_each_other_are_refused)
     expect_net(refuse_options, NULL);
 }
 
-static fsdp_status refuse_inside_step(state_net *net, fsdp_error *err)
+static fsdp_status refuse_inside_step(toy *net, fsdp_error *err)
 {
     fsdp_sd *sd = NULL, *other = NULL;
     FSDP_TRY(net_get(net, NULL, &sd, err));
@@ -645,7 +644,7 @@ static fsdp_status refuse_inside_step(state_net *net, fsdp_error *err)
     FSDP_TRY(fsdp_root_end_forward(net->root, err));
     FSDP_TRY(net_set(net, NULL, sd, err)); /* before backward */
     FSDP_TRY(net_forward(net, err));
-    FSDP_TRY(fsdp_unit_pre_backward(net->units[1], err));
+    FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
     EXPECT_REFUSAL(net_get(net, NULL, &other, why), "between steps");
     FSDP_TRY(net_backward(net, err));
     FSDP_TRY(net_get(net, NULL, &other, err)); /* nothing changes any more */
@@ -669,7 +668,7 @@ Test(state_dict_options, state_is_set_only_outside_a_step)
 }
 
 /* The dict with one entry exchanged. */
-static fsdp_status refuse_entry(state_net *net, const char *name, fsdp_dtype dtype, int64_t rows,
+static fsdp_status refuse_entry(toy *net, const char *name, fsdp_dtype dtype, int64_t rows,
                                 const char *words, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.partial = true};
@@ -688,7 +687,7 @@ static fsdp_status refuse_entry(state_net *net, const char *name, fsdp_dtype dty
     return FSDP_OK;
 }
 
-static fsdp_status refuse_entries(state_net *net, fsdp_error *err)
+static fsdp_status refuse_entries(toy *net, fsdp_error *err)
 {
     FSDP_TRY(refuse_entry(net, "model.layers.0.bias", FSDP_BF16, 5,
                           "'model.layers.0.bias' is f32 here and bf16 in the state dict", err));
@@ -715,7 +714,7 @@ Test(state_dict_options, entries_that_do_not_fit_are_refused_by_name)
     expect_net(refuse_entries, NULL);
 }
 
-static fsdp_status refuse_groups(state_net *net, fsdp_error *err)
+static fsdp_status refuse_groups(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts opts = {.partial = true, .part = FSDP_STATE_OPTIM},
                           flat = {.part = FSDP_STATE_OPTIM};
@@ -752,7 +751,7 @@ Test(state_dict_options, groups_that_do_not_match_are_refused)
 
 /* --- several optimizers, empty groups ---------------------------------------------------------------- */
 
-static fsdp_status merge_optims(state_net *net, fsdp_error *err)
+static fsdp_status merge_optims(toy *net, fsdp_error *err)
 {
     const fsdp_optim_group biases = {net_is_bias, NULL, 0.125, 0},
                            others = {net_is_no_bias, NULL, 0.5, 0};
@@ -803,7 +802,7 @@ static bool is_nothing(void *user, const fsdp_param *param)
     return false;
 }
 
-static fsdp_status match_empty_groups(state_net *net, fsdp_error *err)
+static fsdp_status match_empty_groups(toy *net, fsdp_error *err)
 {
     const fsdp_optim_group groups[] = {
         {is_nothing, NULL, 0.5, 0}, {NULL, NULL, 0.25, 0}, {is_nothing, NULL, 0.125, 0}};
@@ -841,7 +840,7 @@ Test(state_dict_options, a_group_without_parameters_matches_the_only_one_here)
 
 /* --- describing ---------------------------------------------------------------------------------------- */
 
-static fsdp_status describe(state_net *net, fsdp_error *err)
+static fsdp_status describe(toy *net, fsdp_error *err)
 {
     fsdp_optim_tensor tensors[FSDP_OPTIM_TENSORS];
     const fsdp_param *weight = fsdp_model_find(net->model, "layers.0.weight");

@@ -3,7 +3,7 @@
  * that another number of ranks loads; what comes of ranks that differ, and of memory that is not there.
  */
 #include "base/mem.h"
-#include "tests/unit/state_net.h"
+#include "tests/unit/expect_toy.h"
 #include <fsdp/convert.h>
 #include <fsdp/root_init.h>
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static int rank_of(const state_net *net)
+static int rank_of(const toy *net)
 {
     return fsdp_world_rank(net->rank->world);
 }
@@ -24,7 +24,7 @@ static fsdp_status empty_dict(fsdp_sd **sd_out, fsdp_error *err)
 /* --- whole on every rank --------------------------------------------------------------------------- */
 
 /* Two ways to the whole: what every rank gets is what rank 0 gets alone. */
-static fsdp_status compare_ways(state_net *net, fsdp_error *err)
+static fsdp_status compare_ways(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts everywhere = {.full_state_dict = true};
     const fsdp_state_opts rank0 = {.full_state_dict = true, .cpu_offload = true};
@@ -48,16 +48,16 @@ static fsdp_status compare_ways(state_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static const state_case meshes[] = {{1, {1}, {"dp"}, NULL, NULL, NULL, {0}},
-                                    {1, {2}, {"dp"}, NULL, NULL, NULL, {0}},
-                                    {1, {3}, {"dp"}, NULL, NULL, NULL, {0}},
-                                    {1, {4}, {"dp"}, NULL, NULL, NULL, {0}},
-                                    {2, {2, 2}, {"rep", "dp"}, NULL, NULL, NULL, {0}}};
+static const toy_case meshes[] = {{1, {1}, {"dp"}, NULL, NULL, NULL, {0}},
+                                  {1, {2}, {"dp"}, NULL, NULL, NULL, {0}},
+                                  {1, {3}, {"dp"}, NULL, NULL, NULL, {0}},
+                                  {1, {4}, {"dp"}, NULL, NULL, NULL, {0}},
+                                  {2, {2, 2}, {"rep", "dp"}, NULL, NULL, NULL, {0}}};
 
-static void expect_on_meshes(fsdp_status (*body)(state_net *net, fsdp_error *err))
+static void expect_on_meshes(fsdp_status (*body)(toy *net, fsdp_error *err))
 {
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++) {
-        state_case what = meshes[i];
+        toy_case what = meshes[i];
         what.declare = declare_net;
         what.body = body;
         expect_net_on(i % 2 ? "cpu-async" : "cpu", what);
@@ -70,13 +70,12 @@ Test(state_dict_ranks, every_rank_gets_what_rank_0_gets_alone)
 }
 
 /* Larger than the buffer, so that it goes in several pieces that end inside rows. */
-static fsdp_status declare_large(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_large(toy *net, fsdp_error *err)
 {
-    (void)opts;
     return net_add(net, "w", 2, (int64_t[]){7, 1 << 20}, NULL, err);
 }
 
-static fsdp_status move_large(state_net *net, fsdp_error *err)
+static fsdp_status move_large(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts whole = {.full_state_dict = true, .part = FSDP_STATE_MODEL};
     const fsdp_state_opts sent = {
@@ -98,12 +97,12 @@ static fsdp_status move_large(state_net *net, fsdp_error *err)
 
 Test(state_dict_ranks, large_tensors_go_in_pieces)
 {
-    expect_net_on("cpu", (state_case){1, {2}, {"dp"}, declare_large, move_large, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_large, move_large, NULL, {0}});
 }
 
 /* --- set from whole dicts ---------------------------------------------------------------------------- */
 
-static fsdp_status expect_back(state_net *net, const fsdp_sd *before, fsdp_error *err)
+static fsdp_status expect_back(toy *net, const fsdp_sd *before, fsdp_error *err)
 {
     fsdp_sd *after = NULL;
     FSDP_TRY(net_get(net, NULL, &after, err));
@@ -113,7 +112,7 @@ static fsdp_status expect_back(state_net *net, const fsdp_sd *before, fsdp_error
 }
 
 /* From every rank's own, then from rank 0's, in both forms of hyper-parameters. */
-static fsdp_status set_whole(state_net *net, fsdp_error *err)
+static fsdp_status set_whole(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts copied = {.cpu_offload = true};
     fsdp_sd *before = NULL;
@@ -140,7 +139,7 @@ Test(state_dict_ranks, whole_dicts_are_set_on_every_rank_or_from_rank_0)
 }
 
 /* A value too large for a manifest's text travels, too: a list of very many names. */
-static fsdp_status send_large_value(state_net *net, fsdp_error *err)
+static fsdp_status send_large_value(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts sent = {.full_state_dict = true,
                                   .broadcast_from_rank0 = true,
@@ -175,7 +174,7 @@ Test(state_dict_ranks, large_values_travel_from_rank_0)
 }
 
 /* What rank 0 lacks is missing everywhere; what it has beyond is left there. */
-static fsdp_status send_unfitting(state_net *net, fsdp_error *err)
+static fsdp_status send_unfitting(toy *net, fsdp_error *err)
 {
     const fsdp_layout alone = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
     fsdp_state_opts sent = {
@@ -210,7 +209,7 @@ Test(state_dict_ranks, names_are_compared_with_those_of_rank_0)
     expect_net(send_unfitting, NULL);
 }
 
-static fsdp_status send_sharded(state_net *net, fsdp_error *err)
+static fsdp_status send_sharded(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts sent = {.full_state_dict = true, .broadcast_from_rank0 = true};
     const fsdp_state_opts whole = {.full_state_dict = true};
@@ -234,7 +233,7 @@ Test(state_dict_ranks, what_rank_0_sends_is_whole)
 
 /* --- ranks that differ -------------------------------------------------------------------------------- */
 
-static fsdp_status differ(state_net *net, fsdp_error *err)
+static fsdp_status differ(toy *net, fsdp_error *err)
 {
     fsdp_state_opts opts = {.full_state_dict = true, .ignore_frozen = rank_of(net) == 1};
     fsdp_state_opts sent = {.full_state_dict = true, .broadcast_from_rank0 = true};
@@ -265,7 +264,7 @@ Test(state_dict_ranks, ranks_that_ask_for_different_dicts_are_told)
     expect_net(differ, NULL);
 }
 
-static fsdp_status fail_alone(state_net *net, fsdp_error *err)
+static fsdp_status fail_alone(toy *net, fsdp_error *err)
 {
     const char *none[] = {"nothing"};
     const fsdp_state_opts whole = {.full_state_dict = true};
@@ -291,13 +290,13 @@ typedef struct checkpoint_case {
     bool nested;
 } checkpoint_case;
 
-static fsdp_status save(state_net *net, fsdp_error *err)
+static fsdp_status save(toy *net, fsdp_error *err)
 {
     const checkpoint_case *what = net->user;
     const fsdp_state_opts opts = {.nested_optim = what->nested};
     fsdp_sd *sd = NULL;
     FSDP_TRY(net_train(net, 2, err));
-    FSDP_TRY(fsdp_root_init(net->root, net_number, NULL, err));
+    FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     if (!what->nested)
         return fsdp_root_save(net->root, what->path, NULL, err);
     FSDP_TRY(net_get(net, &opts, &sd, err));
@@ -307,7 +306,7 @@ static fsdp_status save(state_net *net, fsdp_error *err)
 }
 
 /* Weights, moments, steps, hyper-parameters are those that were saved, on whatever mesh. */
-static fsdp_status load(state_net *net, fsdp_error *err)
+static fsdp_status load(toy *net, fsdp_error *err)
 {
     const checkpoint_case *what = net->user;
     fsdp_sd *full = NULL;
@@ -331,10 +330,10 @@ static fsdp_status load(state_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static void run_on(const state_case *mesh, fsdp_status (*body)(state_net *net, fsdp_error *err),
+static void run_on(const toy_case *mesh, fsdp_status (*body)(toy *net, fsdp_error *err),
                    const checkpoint_case *user)
 {
-    state_case what = *mesh;
+    toy_case what = *mesh;
     what.declare = declare_net;
     what.body = body;
     what.user = user;
@@ -378,9 +377,8 @@ Test(state_dict_ranks, a_checkpoint_of_another_program_loads_on_any_mesh)
 
 /* --- masters ---------------------------------------------------------------------------------------- */
 
-static fsdp_status declare_half(state_net *net, const fsdp_unit_opts *opts, fsdp_error *err)
+static fsdp_status declare_half(toy *net, fsdp_error *err)
 {
-    (void)opts;
     return fsdp_model_add_param(net->model, "w", FSDP_BF16, 1, (int64_t[]){5}, NULL, err);
 }
 
@@ -394,7 +392,7 @@ static fsdp_status one_half(void *user, const fsdp_param *param, const fsdp_box 
     return FSDP_OK;
 }
 
-static const float *master_of(state_net *net, fsdp_sd **sd, fsdp_error *err)
+static const float *master_of(toy *net, fsdp_sd **sd, fsdp_error *err)
 {
     fsdp_sd_free(*sd);
     *sd = NULL;
@@ -404,7 +402,7 @@ static const float *master_of(state_net *net, fsdp_sd **sd, fsdp_error *err)
 }
 
 /* A master follows the parameter that is set without it; the optimizer's state alone does not touch it. */
-static fsdp_status follow_master(state_net *net, fsdp_error *err)
+static fsdp_status follow_master(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts model = {.part = FSDP_STATE_MODEL}, optim = {.part = FSDP_STATE_OPTIM};
     const fsdp_state_opts copied = {.cpu_offload = true, .part = FSDP_STATE_MODEL};
@@ -441,12 +439,12 @@ Test(state_dict_ranks, a_master_that_does_not_come_follows_its_parameter)
 {
     for (int64_t ranks = 1; ranks <= 4; ranks++)
         expect_net_on("cpu",
-                      (state_case){1, {ranks}, {"dp"}, declare_half, follow_master, NULL, {0}});
+                      (toy_case){1, {ranks}, {"dp"}, declare_half, follow_master, NULL, {0}});
 }
 
 /* --- memory ----------------------------------------------------------------------------------------- */
 
-static fsdp_status move_all(state_net *net, bool nested, fsdp_error *err)
+static fsdp_status move_all(toy *net, bool nested, fsdp_error *err)
 {
     fsdp_state_opts opts = {.full_state_dict = true, .nested_optim = nested};
     fsdp_sd *full = NULL;
@@ -459,7 +457,7 @@ static fsdp_status move_all(state_net *net, bool nested, fsdp_error *err)
     return status;
 }
 
-static fsdp_status fail_every_allocation(state_net *net, fsdp_error *err)
+static fsdp_status fail_every_allocation(toy *net, fsdp_error *err)
 {
     for (int nested = 0; nested < 2; nested++) {
         fsdp_status status = FSDP_ERR_LIMIT;
@@ -478,6 +476,5 @@ static fsdp_status fail_every_allocation(state_net *net, fsdp_error *err)
 
 Test(state_dict_ranks, without_memory_nothing_breaks)
 {
-    expect_net_on("cpu",
-                  (state_case){1, {1}, {"dp"}, declare_net, fail_every_allocation, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {1}, {"dp"}, declare_net, fail_every_allocation, NULL, {0}});
 }

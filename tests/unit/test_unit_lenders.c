@@ -3,12 +3,9 @@
  * given, how often memory is asked for, that a refusal names the unit, and that all goes back. On two ranks
  * that are threads; every collective of every unit has a lender of its own.
  */
-#include "tests/support/worlds.h"
-#include <fsdp/optim.h>
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,36 +92,14 @@ static fsdp_status expect(bool is_so, const char *what, fsdp_error *err)
 /* --- a model of two layers ------------------------------------------------------------------------ */
 
 typedef struct layers {
-    world_rank *rank;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[LAYERS];
-    fsdp_unit *unit[LAYERS];
+    toy toy;
     lender_record gathers[LAYERS], reductions[LAYERS];
 } layers;
 
-static fsdp_status make_model(layers *net, fsdp_error *err)
+static fsdp_status make_model(toy *net, fsdp_error *err)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    FSDP_TRY(fsdp_model_create(net->rank->world, &net->model, err));
-    for (int i = 0; i < LAYERS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "L%d.w", i);
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){SIZE},
-                                      &net->weight[i], err));
-        name[2] = '\0';
-        FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &net->unit[i], err));
-    }
-    return fsdp_root_create(net->model, &opts, &net->root, err);
-}
-
-static void free_model(layers *net)
-{
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    net->root = NULL;
-    net->model = NULL;
+    FSDP_TRY(toy_add_weights(net, LAYERS, 1, (int64_t[]){SIZE}, err));
+    return toy_wrap(net, err);
 }
 
 static fsdp_status set_lenders(layers *net, bool takes_back, fsdp_error *err)
@@ -134,35 +109,21 @@ static fsdp_status set_lenders(layers *net, bool takes_back, fsdp_error *err)
                                          .alloc = lend,
                                          .dealloc = takes_back ? take_back : NULL,
                                          .run = run_with_loans};
-        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[i], &custom, err));
+        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->toy.unit[i], &custom, err));
         custom.user = &net->reductions[i];
-        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->unit[i], &custom, err));
+        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->toy.unit[i], &custom, err));
     }
     return FSDP_OK;
 }
 
-static fsdp_status forward(layers *net, fsdp_error *err)
+static fsdp_status forward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
-        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
-    }
-    return fsdp_root_end_forward(net->root, err);
+    return toy_forward(net, NULL, err);
 }
 
-/* Every gradient is 1. */
-static fsdp_status backward(layers *net, fsdp_error *err)
+static fsdp_status backward(toy *net, fsdp_error *err)
 {
-    for (int i = LAYERS - 1; i >= 0; i--) {
-        FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-        float *grad = fsdp_param_grad(net->weight[i]);
-        FSDP_TRY(expect(grad, "a gradient", err));
-        for (int e = 0; e < SIZE; e++)
-            grad[e] = 1;
-        FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
-    }
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward(net, toy_add_ones, err);
 }
 
 static int count_given(const layers *net)
@@ -181,42 +142,28 @@ static int count_out(const layers *net)
     return out;
 }
 
-static fsdp_status expect_weights(const layers *net, float value, fsdp_error *err)
-{
-    for (int i = 0; i < LAYERS; i++) {
-        fsdp_box box;
-        const float *shard = fsdp_param_shard(net->weight[i], &box);
-        for (int64_t e = 0; e < fsdp_box_count(&box); e++)
-            FSDP_TRY(expect(shard[e] == value, "the weights of that step", err));
-    }
-    return FSDP_OK;
-}
-
 /* From the second step on no memory is asked for. */
-static fsdp_status train(layers *net, fsdp_optim *optim, fsdp_error *err)
+static fsdp_status train(toy *net, const layers *lenders, fsdp_error *err)
 {
     int after_first = 0;
     for (int step = 1; step <= STEPS; step++) {
         FSDP_TRY(forward(net, err));
         FSDP_TRY(backward(net, err));
-        FSDP_TRY(fsdp_optim_step(optim, err));
-        FSDP_TRY(expect_weights(net, (float)-step, err));
+        FSDP_TRY(fsdp_optim_step(net->optim, err));
+        FSDP_TRY(toy_expect_weights(net, (float)-step, err));
         fsdp_root_zero_grad(net->root);
         if (step == 1)
-            after_first = count_given(net);
+            after_first = count_given(lenders);
     }
-    return expect(count_given(net) == after_first, "buffers are used again", err);
+    return expect(count_given(lenders) == after_first, "buffers are used again", err);
 }
 
-static fsdp_status train_with_sgd(layers *net, fsdp_error *err)
+static fsdp_status train_with_sgd(toy *net, const layers *lenders, fsdp_error *err)
 {
-    fsdp_optim *optim = NULL;
     fsdp_sgd_opts opts = fsdp_sgd_opts_default();
     opts.lr = 1;
-    FSDP_TRY(fsdp_sgd_create(net->root, &opts, &optim, err));
-    fsdp_status status = train(net, optim, err);
-    fsdp_optim_free(optim);
-    return status;
+    FSDP_TRY(toy_add_sgd(net, &opts, err));
+    return train(net, lenders, err);
 }
 
 /* --- running a test ----------------------------------------------------------------------------- */
@@ -239,20 +186,21 @@ static void release_record(lender_record *record)
     pthread_mutex_destroy(&record->lock);
 }
 
+static const toy_case line = {.mesh_ndim = 1, .mesh_shape = {RANKS}, .mesh_names = {"dp"}},
+                      single = {.mesh_ndim = 1, .mesh_shape = {1}, .mesh_names = {"dp"}};
+
 static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 {
     const lender_test *body = rank->user;
-    const int64_t size = fsdp_world_size(rank->world);
-    layers net = {.rank = rank};
+    layers net = {0};
     init_records(&net);
     fsdp_status status =
-        fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net.mesh, err);
+        toy_begin(&net.toy, rank, fsdp_world_size(rank->world) == 1 ? &single : &line, err);
     if (status == FSDP_OK)
-        status = make_model(&net, err);
+        status = make_model(&net.toy, err);
     if (status == FSDP_OK)
         status = (*body)(&net, err);
-    free_model(&net);
-    fsdp_mesh_free(net.mesh);
+    toy_free(&net.toy);
     for (int i = 0; i < LAYERS; i++) {
         release_record(&net.gathers[i]);
         release_record(&net.reductions[i]);
@@ -262,12 +210,7 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
 
 static void expect_test(int ranks, lender_test body)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(ranks, devices[i], run_rank, &body, &err), FSDP_OK, "%s: %s",
-                     devices[i], err.text);
-    }
+    expect_body(ranks, run_rank, &body);
 }
 
 /* --- what is lent ------------------------------------------------------------------------------- */
@@ -283,13 +226,13 @@ static fsdp_status expect_record(const lender_record *record, int runs, int give
 static fsdp_status use_buffers(layers *net, fsdp_error *err)
 {
     FSDP_TRY(set_lenders(net, true, err));
-    FSDP_TRY(train_with_sgd(net, err));
+    FSDP_TRY(train_with_sgd(&net->toy, net, err));
     /* On the stream of copies all gathers of a unit share one buffer. */
     for (int i = 0; i < LAYERS; i++) {
         FSDP_TRY(expect_record(&net->gathers[i], 2 * STEPS, 1, err));
         FSDP_TRY(expect_record(&net->reductions[i], STEPS, 2, err));
     }
-    free_model(net);
+    toy_free(&net->toy);
     return expect(count_out(net) == 0, "every buffer went back", err);
 }
 
@@ -301,10 +244,10 @@ Test(unit_lenders, collectives_run_in_buffers_of_their_own_lender_and_all_go_bac
 static fsdp_status keep_buffers(layers *net, fsdp_error *err)
 {
     FSDP_TRY(set_lenders(net, false, err));
-    FSDP_TRY(train_with_sgd(net, err));
+    FSDP_TRY(train_with_sgd(&net->toy, net, err));
     int given = count_given(net);
-    fsdp_memory_return_lent(&net->root->context->memory);
-    free_model(net);
+    fsdp_memory_return_lent(&net->toy.root->context->memory);
+    toy_free(&net->toy);
     return expect(given > 0 && count_out(net) == given, "every buffer stays the lender's", err);
 }
 
@@ -318,8 +261,8 @@ Test(unit_lenders, buffers_that_nobody_takes_back_are_used_again_all_the_same)
 static fsdp_status unset_lenders(layers *net, fsdp_error *err)
 {
     for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->unit[i], NULL, err));
-        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->unit[i], NULL, err));
+        FSDP_TRY(fsdp_unit_set_custom_all_gather(net->toy.unit[i], NULL, err));
+        FSDP_TRY(fsdp_unit_set_custom_reduce_scatter(net->toy.unit[i], NULL, err));
     }
     return FSDP_OK;
 }
@@ -327,19 +270,19 @@ static fsdp_status unset_lenders(layers *net, fsdp_error *err)
 static fsdp_status replace_lenders(layers *net, fsdp_error *err)
 {
     FSDP_TRY(set_lenders(net, true, err));
-    FSDP_TRY(forward(net, err));
-    FSDP_TRY(backward(net, err));
+    FSDP_TRY(forward(&net->toy, err));
+    FSDP_TRY(backward(&net->toy, err));
     FSDP_TRY(unset_lenders(net, err));
     FSDP_TRY(expect(count_out(net) == LAYERS, "only gradients stay", err));
     for (int i = 0; i < LAYERS; i++) {
-        const float *grad = fsdp_param_shard_grad(net->weight[i]);
+        const float *grad = fsdp_param_shard_grad(net->toy.weight[i]);
         FSDP_TRY(expect(grad && grad[0] == 1, "they are what they were", err));
     }
     int given = count_given(net);
-    fsdp_root_zero_grad(net->root);
-    FSDP_TRY(train_with_sgd(net, err));
+    fsdp_root_zero_grad(net->toy.root);
+    FSDP_TRY(train_with_sgd(&net->toy, net, err));
     FSDP_TRY(expect(count_given(net) == given, "nobody asks the old lender", err));
-    free_model(net);
+    toy_free(&net->toy);
     return expect(count_out(net) == 0, "every buffer went back", err);
 }
 
@@ -351,20 +294,22 @@ Test(unit_lenders, when_another_collective_is_set_buffers_that_hold_nothing_go_b
 /* The context, and what is free in it, stays with the other root. */
 static fsdp_status leave_context(layers *net, fsdp_error *err)
 {
-    layers other = {.rank = net->rank, .mesh = net->mesh};
-    fsdp_status status = make_model(&other, err);
+    toy other;
+    fsdp_status status = toy_begin(&other, net->toy.rank, &line, err);
     if (status == FSDP_OK)
-        status = fsdp_root_share_context(net->root, other.root, err);
+        status = make_model(&other, err);
+    if (status == FSDP_OK)
+        status = fsdp_root_share_context(net->toy.root, other.root, err);
     if (status == FSDP_OK)
         status = set_lenders(net, true, err);
     if (status == FSDP_OK)
-        status = train_with_sgd(net, err);
-    free_model(net);
+        status = train_with_sgd(&net->toy, net, err);
+    toy_free(&net->toy);
     if (status == FSDP_OK)
         status = expect(count_given(net) > 0 && count_out(net) == 0, "every buffer went back", err);
     if (status == FSDP_OK)
-        status = train_with_sgd(&other, err);
-    free_model(&other);
+        status = train_with_sgd(&other, net, err);
+    toy_free(&other);
     return status;
 }
 
@@ -389,13 +334,13 @@ static fsdp_status fail_with(layers *net, lender_record *refuser, int loans, fsd
     refuser->refuses_after = loans;
     refuser->refuses = true;
     FSDP_TRY(set_lenders(net, true, err));
-    fsdp_status status = forward(net, &why);
+    fsdp_status status = forward(&net->toy, &why);
     if (status == FSDP_OK)
-        status = backward(net, &why);
+        status = backward(&net->toy, &why);
     FSDP_TRY(expect_refusal(status, &why, err));
     FSDP_TRY(
         expect(refuser->given == loans && refuser->asked == loans + 2, "it is asked twice", err));
-    free_model(net);
+    toy_free(&net->toy);
     return expect(count_out(net) == 0, "every buffer went back", err);
 }
 

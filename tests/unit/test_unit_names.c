@@ -2,23 +2,10 @@
  * Names that a program gives and that nothing has, pointers asked for at the wrong time, and roots that could
  * not be made: each is told at once, and leaves the model as it was.
  */
-#include "tests/support/state_net.h"
-#include <fsdp/fsdp1.h>
-
-#include <criterion/criterion.h>
+#include "tests/unit/expect_toy.h"
 
 /* A model of two layers; norm has a buffer only, head only what it shares. */
-typedef struct named_net {
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[2];
-    fsdp_unit_opts opts;
-} named_net;
-
-typedef fsdp_status (*net_body)(named_net *net, fsdp_error *err);
-
-static fsdp_status declare(named_net *net, fsdp_error *err)
+static fsdp_status declare(toy *net, fsdp_error *err)
 {
     static const char *const names[] = {"layers.0.weight", "layers.1.weight"};
     for (int i = 0; i < 2; i++)
@@ -29,36 +16,19 @@ static fsdp_status declare(named_net *net, fsdp_error *err)
                                  err);
 }
 
-static fsdp_status run_net(world_rank *rank, fsdp_error *err)
+static void expect_ok(int ranks, toy_body body)
 {
-    const net_body *body = rank->user;
-    named_net net = {0};
-    int64_t size = fsdp_world_size(rank->world);
-    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net.mesh, err));
-    net.opts = fsdp_unit_opts_default(net.mesh);
-    fsdp_status status = fsdp_model_create(rank->world, &net.model, err);
-    if (status == FSDP_OK)
-        status = (*body)(&net, err);
-    fsdp_root_free(net.root);
-    fsdp_model_free(net.model);
-    fsdp_mesh_free(net.mesh);
-    return status;
+    expect_toy_on("cpu", (toy_case){1, {ranks}, {"dp"}, NULL, body, NULL, {0}});
 }
 
-static void expect_ok(int ranks, net_body body)
-{
-    fsdp_error err = {0};
-    cr_assert_eq(run_worlds(ranks, "cpu", run_net, &body, &err), FSDP_OK, "%s", err.text);
-}
-
-static fsdp_status make_root(named_net *net, fsdp_error *err)
+static fsdp_status make_root(toy *net, fsdp_error *err)
 {
     return fsdp_root_create(net->model, &net->opts, &net->root, err);
 }
 
 /* --- prefixes --------------------------------------------------------------------------------- */
 
-static fsdp_status misspell(named_net *net, fsdp_error *err)
+static fsdp_status misspell(toy *net, fsdp_error *err)
 {
     fsdp_unit *unit;
     const char *const members[] = {"layers.0", "layers.2"};
@@ -85,7 +55,7 @@ Test(unit_names, a_prefix_of_nothing_is_refused_with_the_nearest_name)
     expect_ok(2, misspell);
 }
 
-static fsdp_status make_empty_units(named_net *net, fsdp_error *err)
+static fsdp_status make_empty_units(toy *net, fsdp_error *err)
 {
     static const char *const prefixes[] = {"layers.0", "layers.1", "layers", "norm", "head"};
     FSDP_TRY(declare(net, err));
@@ -106,7 +76,7 @@ Test(unit_names, modules_whose_parameters_others_have_are_units)
     expect_ok(2, make_empty_units);
 }
 
-static fsdp_status make_root_of_nothing(named_net *net, fsdp_error *err)
+static fsdp_status make_root_of_nothing(toy *net, fsdp_error *err)
 {
     return make_root(net, err);
 }
@@ -118,7 +88,7 @@ Test(unit_names, a_root_may_be_empty)
 
 /* --- pointers --------------------------------------------------------------------------------- */
 
-static fsdp_status ask_too_early(named_net *net, fsdp_error *err)
+static fsdp_status ask_too_early(toy *net, fsdp_error *err)
 {
     FSDP_TRY(declare(net, err));
     EXPECT(!fsdp_param_data(net->weight[0]));
@@ -144,7 +114,7 @@ Test(unit_names, a_pointer_that_is_not_there_has_its_reason_at_once)
     expect_ok(2, ask_too_early);
 }
 
-static fsdp_status ask_wrapped(named_net *net, fsdp_error *err)
+static fsdp_status ask_wrapped(toy *net, fsdp_error *err)
 {
     const fsdp_v1_opts opts = {0};
     fsdp_v1 *v1 = NULL;
@@ -171,7 +141,7 @@ static bool ignores_first(void *user, const fsdp_param *param)
     return strcmp(fsdp_param_name(param), "layers.0.weight") == 0;
 }
 
-static fsdp_status ignore_in_vain(named_net *net, fsdp_error *err)
+static fsdp_status ignore_in_vain(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = net->opts;
     FSDP_TRY(declare(net, err));
@@ -188,7 +158,7 @@ Test(unit_names, what_a_root_that_failed_ignored_is_taken_by_the_next)
     expect_ok(2, ignore_in_vain);
 }
 
-static fsdp_status cast_in_vain(named_net *net, fsdp_error *err)
+static fsdp_status cast_in_vain(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = net->opts;
     FSDP_TRY(declare(net, err));

@@ -3,23 +3,15 @@
  * C11 to C15, on two ranks that are threads, or four where groups of two are to be a part of them. "U" is
  * unshard, "R" reshard, "post" a post_backward that has returned.
  */
-#include "tests/support/worlds.h"
-#include <fsdp/optim.h>
-
-#include <criterion/criterion.h>
-#include <stdio.h>
-#include <string.h>
+#include "tests/unit/expect_toy.h"
 
 enum { MOST_LAYERS = 4 };
 
 /* Layers of one weight each, maybe a unit inside each, and a weight of the root's own. */
 typedef struct layers_net {
-    int count;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[MOST_LAYERS], *inner_weight[MOST_LAYERS], *own;
-    fsdp_unit *unit[MOST_LAYERS], *inner[MOST_LAYERS];
+    toy toy;
+    fsdp_param *inner_weight[MOST_LAYERS];
+    fsdp_unit *inner[MOST_LAYERS];
 } layers_net;
 
 typedef struct scenario {
@@ -30,36 +22,31 @@ typedef struct scenario {
     bool has_inner;
 } scenario;
 
-static fsdp_status add_unit(layers_net *net, const char *name, const fsdp_unit_opts *opts,
-                            fsdp_param **weight_out, fsdp_unit **unit_out, fsdp_error *err)
+static fsdp_status add_inner(layers_net *net, int i, fsdp_error *err)
 {
-    char weight[24];
-    snprintf(weight, sizeof weight, "%s.w", name);
-    FSDP_TRY(
-        fsdp_model_add_param(net->model, weight, FSDP_F32, 2, (int64_t[]){3, 2}, weight_out, err));
-    return fsdp_unit_create(net->model, name, opts, unit_out, err);
+    char name[24];
+    snprintf(name, sizeof name, "L%d.w1.w", i);
+    FSDP_TRY(fsdp_model_add_param(net->toy.model, name, FSDP_F32, 2, (int64_t[]){3, 2},
+                                  &net->inner_weight[i], err));
+    name[5] = '\0';
+    return fsdp_unit_create(net->toy.model, name, &net->toy.opts, &net->inner[i], err);
 }
 
 static fsdp_status build(layers_net *net, world_rank *rank, const scenario *what, fsdp_error *err)
 {
-    int64_t size = fsdp_world_size(rank->world);
-    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net->mesh, err));
-    FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
-    fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    opts.reshard_after_forward = what->reshard;
+    toy *base = &net->toy;
+    const toy_case line = {
+        .mesh_ndim = 1, .mesh_shape = {fsdp_world_size(rank->world)}, .mesh_names = {"dp"}};
+    FSDP_TRY(toy_begin(base, rank, &line, err));
+    base->runs_root = true;
+    base->opts.reshard_after_forward = what->reshard;
     if (what->root_has_weight)
         FSDP_TRY(
-            fsdp_model_add_param(net->model, "own", FSDP_F32, 1, (int64_t[]){3}, &net->own, err));
-    for (net->count = 0; net->count < what->layers; net->count++) {
-        int i = net->count;
-        char name[16];
-        snprintf(name, sizeof name, "L%d.w1", i);
-        if (what->has_inner)
-            FSDP_TRY(add_unit(net, name, &opts, &net->inner_weight[i], &net->inner[i], err));
-        name[2] = '\0';
-        FSDP_TRY(add_unit(net, name, &opts, &net->weight[i], &net->unit[i], err));
-    }
-    return fsdp_root_create(net->model, &opts, &net->root, err);
+            fsdp_model_add_param(base->model, "own", FSDP_F32, 1, (int64_t[]){3}, &base->own, err));
+    for (int i = 0; i < what->layers && what->has_inner; i++)
+        FSDP_TRY(add_inner(net, i, err));
+    FSDP_TRY(toy_add_weights(base, what->layers, 2, (int64_t[]){3, 2}, err));
+    return toy_wrap(base, err);
 }
 
 static fsdp_status run_scenario(world_rank *rank, fsdp_error *err)
@@ -69,32 +56,13 @@ static fsdp_status run_scenario(world_rank *rank, fsdp_error *err)
     fsdp_status status = build(&net, rank, what, err);
     if (status == FSDP_OK)
         status = what->body(rank, &net, err);
-    fsdp_root_free(net.root);
-    fsdp_model_free(net.model);
-    fsdp_mesh_free(net.mesh);
+    toy_free(&net.toy);
     return status;
 }
 
 static void expect_scenario(scenario what)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(
-            run_worlds(what.ranks > 0 ? what.ranks : 2, devices[i], run_scenario, &what, &err),
-            FSDP_OK, "%s: %s", devices[i], err.text);
-    }
-}
-
-/* Events since the last time. A failed cr_assert in a thread would end it without the others. */
-static fsdp_status expect(world_rank *rank, const char *events, fsdp_error *err)
-{
-    const char *seen = rank->events.data ? rank->events.data : "";
-    fsdp_status status = FSDP_OK;
-    if (strcmp(seen, events) != 0)
-        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' were expected, '%s' came", events, seen);
-    forget_events(rank);
-    return status;
+    expect_body(what.ranks > 0 ? what.ranks : 2, run_scenario, &what);
 }
 
 static fsdp_status expect_count(world_rank *rank, const char *event, int count, fsdp_error *err)
@@ -106,24 +74,19 @@ static fsdp_status expect_count(world_rank *rank, const char *event, int count, 
                      seen, rank->events.data ? rank->events.data : "");
 }
 
-static fsdp_status forward_layer(layers_net *net, int i, fsdp_error *err)
+/* The toy is the first member of its net. */
+static fsdp_status run_inner(toy *base, int i, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
-    if (net->inner[i]) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->inner[i], err));
-        FSDP_TRY(fsdp_unit_post_forward(net->inner[i], err));
-    }
-    return fsdp_unit_post_forward(net->unit[i], err);
+    const layers_net *net = (const layers_net *)base;
+    if (!net->inner[i])
+        return FSDP_OK;
+    FSDP_TRY(fsdp_unit_pre_forward(net->inner[i], err));
+    return fsdp_unit_post_forward(net->inner[i], err);
 }
 
 static fsdp_status forward(layers_net *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(fsdp_unit_pre_forward(fsdp_root_unit(net->root), err));
-    for (int i = 0; i < net->count; i++)
-        FSDP_TRY(forward_layer(net, i, err));
-    FSDP_TRY(fsdp_unit_post_forward(fsdp_root_unit(net->root), err));
-    return fsdp_root_end_forward(net->root, err);
+    return toy_forward(&net->toy, run_inner, err);
 }
 
 static fsdp_status touch(fsdp_param *param, fsdp_error *err)
@@ -133,21 +96,22 @@ static fsdp_status touch(fsdp_param *param, fsdp_error *err)
                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' has no gradient", fsdp_param_name(param));
 }
 
+/* The root's own gradient comes with that of the last layer. */
+static fsdp_status touch_grads(toy *base, int i, fsdp_error *err)
+{
+    if (base->own && i == base->layers - 1)
+        FSDP_TRY(touch(base->own, err));
+    return touch(base->weight[i], err);
+}
+
 static fsdp_status backward_layer(layers_net *net, int i, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-    FSDP_TRY(touch(net->weight[i], err));
-    return fsdp_unit_post_backward(net->unit[i], err);
+    return toy_backward_layer(&net->toy, i, touch_grads, err);
 }
 
 static fsdp_status backward(layers_net *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-    if (net->own)
-        FSDP_TRY(touch(net->own, err));
-    for (int i = net->count - 1; i >= 0; i--)
-        FSDP_TRY(backward_layer(net, i, err));
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward(&net->toy, touch_grads, err);
 }
 
 /* --- C6, C7, C8: how many collectives ---------------------------------------------------------- */
@@ -157,10 +121,10 @@ static fsdp_status expect_one_each(world_rank *rank, const layers_net *net, cons
                                    int size, fsdp_error *err)
 {
     char event[32];
-    FSDP_TRY(expect_count(rank, kind, (int)fsdp_root_unit_count(net->root), err));
-    for (size_t i = 0; i < fsdp_root_unit_count(net->root); i++) {
+    FSDP_TRY(expect_count(rank, kind, (int)fsdp_root_unit_count(net->toy.root), err));
+    for (size_t i = 0; i < fsdp_root_unit_count(net->toy.root); i++) {
         snprintf(event, sizeof event, "%s %s/%d", kind,
-                 fsdp_unit_name(fsdp_root_unit_at(net->root, i)), size);
+                 fsdp_unit_name(fsdp_root_unit_at(net->toy.root, i)), size);
         FSDP_TRY(expect_count(rank, event, 1, err));
     }
     return FSDP_OK;
@@ -181,7 +145,7 @@ static fsdp_status count_collectives(world_rank *rank, layers_net *net, fsdp_err
     if (what->reshard == FSDP_RESHARD_NEVER)
         FSDP_TRY(expect_count(rank, "AG", 0, err));
     else if (what->reshard == FSDP_RESHARD_AUTO)
-        FSDP_TRY(expect_count(rank, "AG L", net->count, err));
+        FSDP_TRY(expect_count(rank, "AG L", net->toy.layers, err));
     else
         FSDP_TRY(expect_one_each(rank, net, "AG", neighbours, err));
     if (what->reshard == FSDP_RESHARD_AUTO)
@@ -202,12 +166,12 @@ static fsdp_status reshard_by_hand(world_rank *rank, layers_net *net, fsdp_error
 {
     rank->notes_collectives = true;
     FSDP_TRY(forward(net, err));
-    for (size_t i = 0; i < fsdp_root_unit_count(net->root); i++)
-        FSDP_TRY(fsdp_unit_reshard(fsdp_root_unit_at(net->root, i), err));
+    for (size_t i = 0; i < fsdp_root_unit_count(net->toy.root); i++)
+        FSDP_TRY(fsdp_unit_reshard(fsdp_root_unit_at(net->toy.root, i), err));
     forget_events(rank);
     FSDP_TRY(backward(net, err));
-    FSDP_TRY(expect_count(rank, "AG", net->count + 1, err));
-    return expect_count(rank, "RS", net->count + 1, err);
+    FSDP_TRY(expect_count(rank, "AG", net->toy.layers + 1, err));
+    return expect_count(rank, "RS", net->toy.layers + 1, err);
 }
 
 Test(unit_order, what_was_resharded_by_hand_is_gathered_in_backward)
@@ -218,18 +182,18 @@ Test(unit_order, what_was_resharded_by_hand_is_gathered_in_backward)
 static fsdp_status flip(world_rank *rank, layers_net *net, bool to, bool recurse, int gathers,
                         fsdp_error *err)
 {
-    fsdp_unit_set_reshard_after_forward(fsdp_root_unit(net->root), to, recurse);
+    fsdp_unit_set_reshard_after_forward(fsdp_root_unit(net->toy.root), to, recurse);
     rank->notes_collectives = true;
     FSDP_TRY(forward(net, err));
     forget_events(rank);
     FSDP_TRY(backward(net, err));
     FSDP_TRY(expect_count(rank, "AG", gathers, err));
-    return expect_count(rank, "RS", net->count + 1, err);
+    return expect_count(rank, "RS", net->toy.layers + 1, err);
 }
 
 static fsdp_status flip_all_on(world_rank *rank, layers_net *net, fsdp_error *err)
 {
-    return flip(rank, net, true, true, net->count + 1, err);
+    return flip(rank, net, true, true, net->toy.layers + 1, err);
 }
 
 static fsdp_status flip_root_on(world_rank *rank, layers_net *net, fsdp_error *err)
@@ -244,7 +208,7 @@ static fsdp_status flip_all_off(world_rank *rank, layers_net *net, fsdp_error *e
 
 static fsdp_status flip_root_off(world_rank *rank, layers_net *net, fsdp_error *err)
 {
-    return flip(rank, net, false, false, net->count, err);
+    return flip(rank, net, false, false, net->toy.layers, err);
 }
 
 Test(unit_order, the_setter_flips_one_unit_or_all_below)
@@ -267,9 +231,9 @@ static fsdp_status prefetch_always(world_rank *rank, layers_net *net, fsdp_error
 {
     for (int i = 0; i < 3; i++) {
         FSDP_TRY(forward(net, err));
-        FSDP_TRY(expect(rank, forward_always, err));
+        FSDP_TRY(expect_events(rank, forward_always, err));
         FSDP_TRY(backward(net, err));
-        FSDP_TRY(expect(rank, backward_always, err));
+        FSDP_TRY(expect_events(rank, backward_always, err));
     }
     return FSDP_OK;
 }
@@ -278,9 +242,9 @@ static fsdp_status prefetch_auto(world_rank *rank, layers_net *net, fsdp_error *
 {
     for (int i = 0; i < 3; i++) {
         FSDP_TRY(forward(net, err));
-        FSDP_TRY(expect(rank, "U root|U L0|R L0|U L1|R L1|U L2|R L2", err));
+        FSDP_TRY(expect_events(rank, "U root|U L0|R L0|U L1|R L1|U L2|R L2", err));
         FSDP_TRY(backward(net, err));
-        FSDP_TRY(expect(rank, backward_auto, err));
+        FSDP_TRY(expect_events(rank, backward_auto, err));
     }
     return FSDP_OK;
 }
@@ -289,9 +253,9 @@ static fsdp_status prefetch_never(world_rank *rank, layers_net *net, fsdp_error 
 {
     for (int i = 0; i < 3; i++) {
         FSDP_TRY(forward(net, err));
-        FSDP_TRY(expect(rank, "U root|U L0|U L1|U L2", err));
+        FSDP_TRY(expect_events(rank, "U root|U L0|U L1|U L2", err));
         FSDP_TRY(backward(net, err));
-        FSDP_TRY(expect(rank, backward_never, err));
+        FSDP_TRY(expect_events(rank, backward_never, err));
     }
     return FSDP_OK;
 }
@@ -303,25 +267,22 @@ Test(unit_order, backward_gathers_the_unit_before)
     expect_scenario((scenario){3, FSDP_RESHARD_NEVER, true, prefetch_never, 0, false});
 }
 
-static fsdp_status recompute_layer(layers_net *net, int i, fsdp_error *err)
+/* Activations are computed again. */
+static fsdp_status recompute_layer(toy *base, int i, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-    FSDP_TRY(forward_layer(net, i, err)); /* activations are computed again */
+    const layers_net *net = (const layers_net *)base;
+    FSDP_TRY(toy_forward_layer(base, i, run_inner, err));
     if (net->inner[i]) {
         FSDP_TRY(fsdp_unit_pre_backward(net->inner[i], err));
         FSDP_TRY(touch(net->inner_weight[i], err));
         FSDP_TRY(fsdp_unit_post_backward(net->inner[i], err));
     }
-    FSDP_TRY(touch(net->weight[i], err));
-    return fsdp_unit_post_backward(net->unit[i], err);
+    return touch(base->weight[i], err);
 }
 
 static fsdp_status recompute(layers_net *net, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-    for (int i = net->count - 1; i >= 0; i--)
-        FSDP_TRY(recompute_layer(net, i, err));
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward(&net->toy, recompute_layer, err);
 }
 
 static fsdp_status recompute_each(world_rank *rank, layers_net *net, fsdp_error *err)
@@ -331,11 +292,11 @@ static fsdp_status recompute_each(world_rank *rank, layers_net *net, fsdp_error 
         FSDP_TRY(forward(net, err));
         forget_events(rank);
         FSDP_TRY(recompute(net, err));
-        FSDP_TRY(expect(rank,
-                        what->reshard == FSDP_RESHARD_ALWAYS ? backward_always
-                        : what->reshard == FSDP_RESHARD_AUTO ? backward_auto
-                                                             : backward_never,
-                        err));
+        FSDP_TRY(expect_events(rank,
+                               what->reshard == FSDP_RESHARD_ALWAYS ? backward_always
+                               : what->reshard == FSDP_RESHARD_AUTO ? backward_auto
+                                                                    : backward_never,
+                               err));
     }
     return FSDP_OK;
 }
@@ -353,14 +314,11 @@ static fsdp_status play_twice(world_rank *rank, layers_net *net, const char *for
     FSDP_TRY(forward(net, err));
     forget_events(rank);
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(expect(rank, forward_again, err));
-    for (int pass = 0; pass < 2; pass++) {
-        FSDP_TRY(fsdp_unit_pre_backward(fsdp_root_unit(net->root), err));
-        for (int i = net->count - 1; i >= 0; i--)
-            FSDP_TRY(backward_layer(net, i, err));
-    }
-    FSDP_TRY(fsdp_root_end_backward(net->root, err));
-    return expect(rank, backwards, err);
+    FSDP_TRY(expect_events(rank, forward_again, err));
+    for (int pass = 0; pass < 2; pass++)
+        FSDP_TRY(toy_backward_layers(&net->toy, touch_grads, err));
+    FSDP_TRY(fsdp_root_end_backward(net->toy.root, err));
+    return expect_events(rank, backwards, err);
 }
 
 #define LAYERS_BACKWARD "U L2|U L1|R L2|post L2|U L0|R L1|post L1|R L0|post L0|"
@@ -398,16 +356,16 @@ static fsdp_status split_heads(world_rank *rank, layers_net *net, fsdp_error *er
 {
     FSDP_TRY(forward(net, err)); /* L0 is shared, L1 and L2 are heads */
     forget_events(rank);
-    fsdp_root_set_is_last_backward(net->root, false);
+    fsdp_root_set_is_last_backward(net->toy.root, false);
     FSDP_TRY(backward_layer(net, 2, err));
     FSDP_TRY(backward_layer(net, 0, err));
-    FSDP_TRY(fsdp_root_end_backward(net->root, err));
-    FSDP_TRY(expect(rank, "U L2|U L1|R L2|post L2|U L0|R L0|post L0|post L1", err));
-    fsdp_root_set_is_last_backward(net->root, true);
+    FSDP_TRY(fsdp_root_end_backward(net->toy.root, err));
+    FSDP_TRY(expect_events(rank, "U L2|U L1|R L2|post L2|U L0|R L0|post L0|post L1", err));
+    fsdp_root_set_is_last_backward(net->toy.root, true);
     FSDP_TRY(backward_layer(net, 1, err));
     FSDP_TRY(backward_layer(net, 0, err));
-    FSDP_TRY(fsdp_root_end_backward(net->root, err));
-    return expect(rank, "U L0|R L1|post L1|R L0|post L0|post L2", err);
+    FSDP_TRY(fsdp_root_end_backward(net->toy.root, err));
+    return expect_events(rank, "U L0|R L1|post L1|R L0|post L0|post L2", err);
 }
 
 Test(unit_order, a_head_that_was_gathered_by_mistake_is_used_later)
@@ -419,12 +377,12 @@ Test(unit_order, a_head_that_was_gathered_by_mistake_is_used_later)
 
 static fsdp_status prefetch_forward(layers_net *net, int depth, fsdp_error *err)
 {
-    for (int i = 0; i < net->count; i++) {
+    for (int i = 0; i < net->toy.layers; i++) {
         size_t n = 0;
         fsdp_unit *next[MOST_LAYERS];
-        for (int d = 1; d <= depth && i + d < net->count; d++)
-            next[n++] = net->unit[i + d];
-        FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[i], next, n, err));
+        for (int d = 1; d <= depth && i + d < net->toy.layers; d++)
+            next[n++] = net->toy.unit[i + d];
+        FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->toy.unit[i], next, n, err));
     }
     return FSDP_OK;
 }
@@ -437,14 +395,14 @@ static fsdp_status explicit_forward(world_rank *rank, layers_net *net, fsdp_erro
 {
     FSDP_TRY(prefetch_forward(net, 1, err));
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(expect(rank, "U root|U L0|U L1|R L0|U L2|R L1|U L3|R L2|R L3|R root", err));
+    FSDP_TRY(expect_events(rank, "U root|U L0|U L1|R L0|U L2|R L1|U L3|R L2|R L3|R root", err));
     FSDP_TRY(backward(net, err));
-    FSDP_TRY(expect(rank, backward_four, err));
+    FSDP_TRY(expect_events(rank, backward_four, err));
     FSDP_TRY(prefetch_forward(net, 2, err));
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(expect(rank, "U root|U L0|U L1|U L2|R L0|U L3|R L1|R L2|R L3|R root", err));
+    FSDP_TRY(expect_events(rank, "U root|U L0|U L1|U L2|R L0|U L3|R L1|R L2|R L3|R root", err));
     FSDP_TRY(backward(net, err));
-    return expect(rank, backward_four, err);
+    return expect_events(rank, backward_four, err);
 }
 
 Test(unit_order, forward_gathers_what_it_was_told_to)
@@ -454,12 +412,12 @@ Test(unit_order, forward_gathers_what_it_was_told_to)
 
 static fsdp_status prefetch_backward(layers_net *net, int depth, fsdp_error *err)
 {
-    for (int i = 0; i < net->count; i++) {
+    for (int i = 0; i < net->toy.layers; i++) {
         size_t n = 0;
         fsdp_unit *before[MOST_LAYERS];
         for (int d = 1; d <= depth && i - d >= 0; d++)
-            before[n++] = net->unit[i - d];
-        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(net->unit[i], before, n, err));
+            before[n++] = net->toy.unit[i - d];
+        FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(net->toy.unit[i], before, n, err));
     }
     return FSDP_OK;
 }
@@ -468,17 +426,18 @@ static fsdp_status explicit_backward(world_rank *rank, layers_net *net, fsdp_err
 {
     FSDP_TRY(prefetch_backward(net, 1, err));
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(expect(rank, "U root|U L0|R L0|U L1|R L1|U L2|R L2|U L3|R L3|R root", err));
+    FSDP_TRY(expect_events(rank, "U root|U L0|R L0|U L1|R L1|U L2|R L2|U L3|R L3|R root", err));
     FSDP_TRY(backward(net, err));
-    FSDP_TRY(expect(rank, backward_four, err));
+    FSDP_TRY(expect_events(rank, backward_four, err));
     FSDP_TRY(prefetch_backward(net, 2, err));
     FSDP_TRY(forward(net, err));
     forget_events(rank);
     FSDP_TRY(backward(net, err));
-    return expect(rank,
-                  "U root|U L3|U L2|U L1|R L3|post L3|U L0|R L2|post L2|R L1|post L1|R L0|post "
-                  "L0|R root|post root",
-                  err);
+    return expect_events(
+        rank,
+        "U root|U L3|U L2|U L1|R L3|post L3|U L0|R L2|post L2|R L1|post L1|R L0|post "
+        "L0|R root|post root",
+        err);
 }
 
 Test(unit_order, backward_gathers_what_it_was_told_to)
@@ -488,7 +447,7 @@ Test(unit_order, backward_gathers_what_it_was_told_to)
 
 static fsdp_status expect_nothing_gathered(const layers_net *net, fsdp_error *err)
 {
-    const fsdp_memory memory = fsdp_root_memory(net->root);
+    const fsdp_memory memory = fsdp_root_memory(net->toy.root);
     int64_t left = memory.now[FSDP_MEMORY_UNSHARDED] + memory.now[FSDP_MEMORY_ALL_GATHER];
     return left == 0 ? FSDP_OK
                      : fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes are left", (long long)left);
@@ -498,24 +457,25 @@ static fsdp_status expect_nothing_gathered(const layers_net *net, fsdp_error *er
  * what was not, by that. */
 static fsdp_status prefetch_nested(world_rank *rank, layers_net *net, fsdp_error *err)
 {
-    for (int i = 1; i < net->count; i++)
+    for (int i = 1; i < net->toy.layers; i++)
         FSDP_TRY(fsdp_unit_set_modules_to_backward_prefetch(
-            net->unit[i], (fsdp_unit *[]){net->unit[i - 1], net->inner[i - 1]}, 2, err));
+            net->toy.unit[i], (fsdp_unit *[]){net->toy.unit[i - 1], net->inner[i - 1]}, 2, err));
     for (int step = 0; step < 2; step++) {
         FSDP_TRY(forward(net, err));
-        FSDP_TRY(expect(rank,
-                        "U root|U L0|U L0.w1|R L0.w1|R L0|U L1|U L1.w1|R L1.w1|R L1|"
-                        "U L2|U L2.w1|R L2.w1|R L2|R root",
-                        err));
+        FSDP_TRY(expect_events(rank,
+                               "U root|U L0|U L0.w1|R L0.w1|R L0|U L1|U L1.w1|R L1.w1|R L1|"
+                               "U L2|U L2.w1|R L2.w1|R L2|R root",
+                               err));
         rank->notes_states = true;
         FSDP_TRY(recompute(net, err));
         rank->notes_states = false;
-        FSDP_TRY(expect(rank,
-                        "U root pre_backward|U L2 pre_backward|U L1 pre_backward|"
-                        "U L1.w1 pre_backward|U L2.w1 forward|R L2.w1|post L2.w1|R L2|post L2|"
-                        "U L0 pre_backward|U L0.w1 pre_backward|R L1.w1|post L1.w1|R L1|post L1|"
-                        "R L0.w1|post L0.w1|R L0|post L0|R root|post root",
-                        err));
+        FSDP_TRY(
+            expect_events(rank,
+                          "U root pre_backward|U L2 pre_backward|U L1 pre_backward|"
+                          "U L1.w1 pre_backward|U L2.w1 forward|R L2.w1|post L2.w1|R L2|post L2|"
+                          "U L0 pre_backward|U L0.w1 pre_backward|R L1.w1|post L1.w1|R L1|post L1|"
+                          "R L0.w1|post L0.w1|R L0|post L0|R root|post root",
+                          err));
         FSDP_TRY(expect_nothing_gathered(net, err));
     }
     return FSDP_OK;
@@ -543,14 +503,14 @@ static fsdp_status out_of_order(world_rank *rank, layers_net *net, fsdp_error *e
     fsdp_error told = {0};
     (void)rank;
     FSDP_TRY(expect_refused(fsdp_unit_pre_forward(NULL, &told), &told, "without a unit", err));
-    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(net->unit[0], &told), &told,
+    FSDP_TRY(expect_refused(fsdp_unit_pre_forward(net->toy.unit[0], &told), &told,
                             "pre_forward of unit L0 came before fsdp_root_begin_forward", err));
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    FSDP_TRY(expect_refused(fsdp_unit_pre_backward(net->unit[0], &told), &told,
+    FSDP_TRY(fsdp_root_begin_forward(net->toy.root, err));
+    FSDP_TRY(expect_refused(fsdp_unit_pre_backward(net->toy.unit[0], &told), &told,
                             "pre_backward of unit L0 came before fsdp_root_end_forward", err));
-    FSDP_TRY(expect_refused(fsdp_root_end_backward(net->root, &told), &told,
+    FSDP_TRY(expect_refused(fsdp_root_end_backward(net->toy.root, &told), &told,
                             "end_backward came before fsdp_root_end_forward", err));
-    FSDP_TRY(fsdp_root_end_forward(net->root, err));
+    FSDP_TRY(fsdp_root_end_forward(net->toy.root, err));
     FSDP_TRY(forward(net, err));
     return backward(net, err);
 }

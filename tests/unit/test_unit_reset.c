@@ -41,7 +41,7 @@ static mlp_plan plan_of(const reset_case *what)
     return plan;
 }
 
-static fsdp_status stop_in_forward(mlp *net, fsdp_error *err)
+static fsdp_status stop_in_forward(toy *net, fsdp_error *err)
 {
     FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
@@ -50,49 +50,48 @@ static fsdp_status stop_in_forward(mlp *net, fsdp_error *err)
 }
 
 /* One layer was reduced, the next is gathered ahead and has a gradient half made. */
-static fsdp_status stop_in_backward(mlp *net, float *dy, fsdp_error *err)
+static fsdp_status stop_in_backward(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(mlp_backward_layer(net, 2, dy, err));
+    FSDP_TRY(mlp_backward_layer(net, 2, err));
     FSDP_TRY(fsdp_unit_pre_backward(net->unit[1], err));
     EXPECT(fsdp_param_grad(net->weight[1]));
     return FSDP_OK;
 }
 
-static fsdp_status stop_with_sums(mlp *net, float *dy, bool are_partial, fsdp_error *err)
+static fsdp_status stop_with_sums(toy *net, bool are_partial, fsdp_error *err)
 {
     fsdp_unit *top = fsdp_root_unit(net->root);
     fsdp_unit_set_requires_all_reduce(top, !are_partial, true);
     if (!are_partial)
         fsdp_unit_set_requires_gradient_sync(top, false, true);
-    FSDP_TRY(mlp_backward(net, dy, err));
+    FSDP_TRY(mlp_backward(net, err));
     fsdp_unit_set_requires_gradient_sync(top, true, true);
     return FSDP_OK;
 }
 
-static fsdp_status begin_and_stop(mlp *net, stop_at stop, fsdp_error *err)
+static fsdp_status begin_and_stop(toy *net, stop_at stop, fsdp_error *err)
 {
-    float dy[MLP_ROWS * MLP_WIDTH];
     if (stop == IN_FORWARD)
         return stop_in_forward(net, err);
     FSDP_TRY(mlp_forward(net, 99, err));
-    (void)mlp_loss(net, 99, dy);
+    (void)mlp_loss(net, 99);
     switch (stop) {
-    case IN_BACKWARD: return stop_in_backward(net, dy, err);
-    case WITH_KEPT_GRADIENTS: return stop_with_sums(net, dy, false, err);
-    case WITH_PARTIAL_SUMS: return stop_with_sums(net, dy, true, err);
-    case AFTER_BACKWARD: return mlp_backward(net, dy, err);
+    case IN_BACKWARD: return stop_in_backward(net, err);
+    case WITH_KEPT_GRADIENTS: return stop_with_sums(net, false, err);
+    case WITH_PARTIAL_SUMS: return stop_with_sums(net, true, err);
+    case AFTER_BACKWARD: return mlp_backward(net, err);
     default: return FSDP_OK;
     }
 }
 
-static fsdp_status expect_only_shards(const mlp *net, fsdp_error *err)
+static fsdp_status expect_only_shards(const toy *net, fsdp_error *err)
 {
     const fsdp_memory memory = fsdp_root_memory(net->root);
     EXPECT(memory.total_now == memory.now[FSDP_MEMORY_SHARD] + memory.now[FSDP_MEMORY_OPTIM]);
     return FSDP_OK;
 }
 
-static fsdp_status train(mlp *net, world_rank *rank, int steps, fsdp_error *err)
+static fsdp_status train(toy *net, world_rank *rank, int steps, fsdp_error *err)
 {
     for (int step = 0; step < steps; step++) {
         double loss;
@@ -103,7 +102,7 @@ static fsdp_status train(mlp *net, world_rank *rank, int steps, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status train_with_resets(mlp *net, world_rank *rank, const reset_case *what,
+static fsdp_status train_with_resets(toy *net, world_rank *rank, const reset_case *what,
                                      fsdp_error *err)
 {
     FSDP_TRY(begin_and_stop(net, what->stop, err));
@@ -120,7 +119,7 @@ static fsdp_status reset_and_compare(world_rank *rank, fsdp_error *err)
 {
     const reset_case *what = rank->user;
     const mlp_plan plan = plan_of(what);
-    mlp given_up = {0}, plain = {0};
+    toy given_up = {0}, plain = {0};
     mlp_values values;
     fsdp_status status = mlp_create(&given_up, rank->world, &plan, err);
     if (status == FSDP_OK)
@@ -137,8 +136,8 @@ static fsdp_status reset_and_compare(world_rank *rank, fsdp_error *err)
         status = mlp_gather(&plain, &values, err);
     if (status == FSDP_OK)
         status = mlp_expect(&given_up, &values, 0, err);
-    mlp_free(&given_up);
-    mlp_free(&plain);
+    toy_free(&given_up);
+    toy_free(&plain);
     return status;
 }
 
@@ -164,21 +163,20 @@ static fsdp_status get_state_over_gather(world_rank *rank, fsdp_error *err)
 {
     const reset_case what = {IN_BACKWARD, false, 2};
     const mlp_plan plan = plan_of(&what);
-    float dy[MLP_ROWS * MLP_WIDTH] = {0};
     fsdp_sd *sd = NULL;
-    mlp net;
+    toy net;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_unit_set_reshard_after_backward(fsdp_root_unit(net.root), false, true);
     fsdp_root_set_is_last_backward(net.root, false);
     fsdp_status status = mlp_forward(&net, 99, err);
     if (status == FSDP_OK)
-        status = mlp_backward_layer(&net, 2, dy, err);
+        status = mlp_backward_layer(&net, 2, err);
     if (status == FSDP_OK)
         status = fsdp_root_end_backward(net.root, err);
     if (status == FSDP_OK)
         status = fsdp_root_get_state(net.root, NULL, &sd, err);
     fsdp_sd_free(sd);
-    mlp_free(&net);
+    toy_free(&net);
     return status;
 }
 
@@ -209,7 +207,7 @@ static fsdp_status wait_at_gate(void *args, fsdp_error *err)
 }
 
 /* Is the gather of a unit there while the compute stream still works? */
-static fsdp_status gather_beside(mlp *net, gate *at, bool has_event, fsdp_error *err)
+static fsdp_status gather_beside(toy *net, gate *at, bool has_event, fsdp_error *err)
 {
     const fsdp_context *context = net->root->context;
     const fsdp_device_ops *ops = context->device->ops;
@@ -233,12 +231,12 @@ static fsdp_status begin_twice(world_rank *rank, fsdp_error *err)
 {
     const mlp_plan plan = mlp_plan_default(LAYERS, RANKS);
     gate early = {0}, late = {0};
-    mlp net;
+    toy net;
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = gather_beside(&net, &early, true, err);
     if (status == FSDP_OK)
         status = gather_beside(&net, &late, false, err); /* it holds for one step */
-    mlp_free(&net);
+    toy_free(&net);
     FSDP_TRY(status);
     EXPECT(!early.was_late);
     return FSDP_OK;

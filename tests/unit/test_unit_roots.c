@@ -3,82 +3,46 @@
  * stays, steps that come too early, roots that could not be made, forwards without backwards, and blocks.
  */
 #include "runtime/comm/comm_backend.h"
-#include "tests/support/worlds.h"
-#include <fsdp/optim.h>
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 enum { SIZE = 4, LAYERS = 2, RANKS = 2 };
 
-/* A model of two layers with a root of its own. */
-typedef struct stage {
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[LAYERS];
-    fsdp_unit *unit[LAYERS];
-} stage;
-
+/* Two models of two layers, each with a root of its own. */
 typedef struct pair {
-    world_rank *rank;
-    fsdp_mesh *mesh;
-    stage first, second;
+    toy first, second;
 } pair;
 
 typedef fsdp_status (*pair_body)(pair *two, fsdp_error *err);
 
-static fsdp_status build_stage(stage *made, pair *two, fsdp_error *err)
+static fsdp_status build_stage(toy *of, world_rank *rank, fsdp_error *err)
 {
-    fsdp_unit_opts opts = fsdp_unit_opts_default(two->mesh);
-    FSDP_TRY(fsdp_model_create(two->rank->world, &made->model, err));
-    for (int i = 0; i < LAYERS; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "L%d.w", i);
-        FSDP_TRY(fsdp_model_add_param(made->model, name, FSDP_F32, 1, (int64_t[]){SIZE},
-                                      &made->weight[i], err));
-        name[2] = '\0';
-        FSDP_TRY(fsdp_unit_create(made->model, name, &opts, &made->unit[i], err));
-    }
-    return fsdp_root_create(made->model, &opts, &made->root, err);
-}
-
-static void free_stage(stage *made)
-{
-    fsdp_root_free(made->root);
-    fsdp_model_free(made->model);
-    *made = (stage){0};
+    const toy_case copies = {
+        .mesh_ndim = 2, .mesh_shape = {RANKS, 1}, .mesh_names = {"copies", "parts"}};
+    FSDP_TRY(toy_begin(of, rank, &copies, err));
+    FSDP_TRY(toy_add_weights(of, LAYERS, 1, (int64_t[]){SIZE}, err));
+    return toy_wrap(of, err);
 }
 
 static fsdp_status run_pair(world_rank *rank, fsdp_error *err)
 {
     const pair_body *body = rank->user;
-    const int64_t shape[] = {fsdp_world_size(rank->world), 1};
-    pair two = {.rank = rank};
-    fsdp_status status =
-        fsdp_world_mesh(rank->world, 2, shape, (const char *[]){"copies", "parts"}, &two.mesh, err);
+    pair two = {0};
+    fsdp_status status = build_stage(&two.first, rank, err);
     if (status == FSDP_OK)
-        status = build_stage(&two.first, &two, err);
-    if (status == FSDP_OK)
-        status = build_stage(&two.second, &two, err);
+        status = build_stage(&two.second, rank, err);
     if (status == FSDP_OK)
         status = (*body)(&two, err);
-    free_stage(&two.first);
-    free_stage(&two.second);
-    fsdp_mesh_free(two.mesh);
+    toy_free(&two.first);
+    toy_free(&two.second);
     return status;
 }
 
 static void expect_pair(pair_body body)
 {
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], run_pair, &body, &err), FSDP_OK, "%s: %s",
-                     devices[i], err.text);
-    }
+    expect_body(RANKS, run_pair, &body);
 }
 
 /* A failed cr_assert in a thread would end it without the others. */
@@ -96,84 +60,46 @@ static fsdp_status expect_refused(fsdp_status status, const fsdp_error *why, con
                      why->text);
 }
 
-static fsdp_status forward(stage *of, fsdp_error *err)
+static fsdp_status forward(toy *of, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_begin_forward(of->root, err));
-    for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(of->unit[i], err));
-        FSDP_TRY(fsdp_unit_post_forward(of->unit[i], err));
-    }
-    return fsdp_root_end_forward(of->root, err);
+    return toy_forward(of, NULL, err);
 }
 
-/* Every gradient is 1. */
-static fsdp_status run_backward(stage *of, fsdp_error *err)
+static fsdp_status run_backward(toy *of, fsdp_error *err)
 {
-    for (int i = LAYERS - 1; i >= 0; i--) {
-        FSDP_TRY(fsdp_unit_pre_backward(of->unit[i], err));
-        float *grad = fsdp_param_grad(of->weight[i]);
-        FSDP_TRY(expect(grad, "a gradient", err));
-        for (int e = 0; e < SIZE; e++)
-            grad[e] += 1;
-        FSDP_TRY(fsdp_unit_post_backward(of->unit[i], err));
-    }
-    return FSDP_OK;
+    return toy_backward_layers(of, toy_add_ones, err);
 }
 
-static fsdp_status backward(stage *of, fsdp_error *err)
+static fsdp_status backward(toy *of, fsdp_error *err)
 {
-    FSDP_TRY(run_backward(of, err));
-    return fsdp_root_end_backward(of->root, err);
+    return toy_backward(of, toy_add_ones, err);
 }
 
-static fsdp_status expect_weights(const stage *of, float value, fsdp_error *err)
-{
-    for (int i = 0; i < LAYERS; i++) {
-        fsdp_box box;
-        const float *shard = fsdp_param_shard(of->weight[i], &box);
-        for (int64_t e = 0; e < fsdp_box_count(&box); e++)
-            if (shard[e] != value)
-                return fsdp_fail(err, FSDP_ERR_INTERNAL, "%g was expected, %g came", (double)value,
-                                 (double)shard[e]);
-    }
-    return FSDP_OK;
-}
-
-static fsdp_status create_sgd(stage *of, fsdp_optim **optim_out, fsdp_error *err)
+static fsdp_status add_sgd(toy *of, fsdp_error *err)
 {
     fsdp_sgd_opts opts = fsdp_sgd_opts_default();
     opts.lr = 1;
-    return fsdp_sgd_create(of->root, &opts, optim_out, err);
+    return toy_add_sgd(of, &opts, err);
 }
 
 /* --- contexts that are shared ------------------------------------------------------------------- */
 
-static fsdp_status run_pipeline(pair *two, fsdp_optim *first, fsdp_optim *second, fsdp_error *err)
+static fsdp_status train_stages(pair *two, fsdp_error *err)
 {
+    FSDP_TRY(fsdp_root_share_context(two->second.root, two->first.root, err));
+    FSDP_TRY(add_sgd(&two->first, err));
+    FSDP_TRY(add_sgd(&two->second, err));
     for (int step = 1; step <= 3; step++) {
         FSDP_TRY(forward(&two->first, err));
         FSDP_TRY(forward(&two->second, err));
         FSDP_TRY(backward(&two->second, err));
         FSDP_TRY(backward(&two->first, err));
-        FSDP_TRY(fsdp_optim_step(first, err));
-        FSDP_TRY(fsdp_optim_step(second, err));
-        FSDP_TRY(expect_weights(&two->first, (float)-step, err));
-        FSDP_TRY(expect_weights(&two->second, (float)-step, err));
+        FSDP_TRY(fsdp_optim_step(two->first.optim, err));
+        FSDP_TRY(fsdp_optim_step(two->second.optim, err));
+        FSDP_TRY(toy_expect_weights(&two->first, (float)-step, err));
+        FSDP_TRY(toy_expect_weights(&two->second, (float)-step, err));
     }
     return FSDP_OK;
-}
-
-static fsdp_status train_stages(pair *two, fsdp_error *err)
-{
-    fsdp_optim *first = NULL, *second = NULL;
-    FSDP_TRY(fsdp_root_share_context(two->second.root, two->first.root, err));
-    FSDP_TRY(create_sgd(&two->first, &first, err));
-    fsdp_status status = create_sgd(&two->second, &second, err);
-    if (status == FSDP_OK)
-        status = run_pipeline(two, first, second, err);
-    fsdp_optim_free(first);
-    fsdp_optim_free(second);
-    return status;
 }
 
 Test(unit_roots, stages_that_share_a_context_train_as_ones_that_do_not)
@@ -215,7 +141,7 @@ static fsdp_status count_shared(pair *two, fsdp_error *err)
     FSDP_TRY(expect(shared->used == used && shared->most_used >= used, "both are in use", err));
     FSDP_TRY(expect(fsdp_root_memory(two->first.root).now[FSDP_MEMORY_SHARD] == counted,
                     "both are counted", err));
-    free_stage(&two->second);
+    toy_free(&two->second);
     return expect(shared->used == before, "the first root's alone are in use", err);
 }
 
@@ -277,7 +203,7 @@ static fsdp_status free_one(pair *two, fsdp_error *err)
     FSDP_TRY(forward(&two->first, err));
     FSDP_TRY(forward(&two->second, err));
     const fsdp_context *context = two->second.root->context;
-    free_stage(&two->first);
+    toy_free(&two->first);
     for (size_t i = 0; i < context->order_count; i++)
         FSDP_TRY(expect(!context->order[i] || context->order[i]->unit->root == two->second.root,
                         "the order is of roots that are there", err));
@@ -297,7 +223,7 @@ static fsdp_status free_finalizing(pair *two, fsdp_error *err)
     FSDP_TRY(forward(&two->first, err));
     FSDP_TRY(run_backward(&two->first, err));
     FSDP_TRY(fsdp_root_finalize_backward(two->first.root, true, NULL, err));
-    free_stage(&two->first);
+    toy_free(&two->first);
     return forward(&two->second, err);
 }
 
@@ -308,48 +234,46 @@ Test(unit_roots, a_root_goes_before_its_end_of_backward_was_waited_for)
 
 /* --- steps that come too early ------------------------------------------------------------------ */
 
-static fsdp_status refuse_early(stage *of, fsdp_optim *optim, fsdp_scaler *scaler, fsdp_error *err)
+static fsdp_status refuse_early(toy *of, fsdp_scaler *scaler, fsdp_error *err)
 {
     double norm;
     const fsdp_clip_opts clip = {.max_norm = 1};
     fsdp_error why = {0};
-    FSDP_TRY(expect_refused(fsdp_optim_step(optim, &why), &why, "fsdp_finalize_wait", err));
+    FSDP_TRY(expect_refused(fsdp_optim_step(of->optim, &why), &why, "fsdp_finalize_wait", err));
     FSDP_TRY(expect_refused(fsdp_root_clip_grad_norm(of->root, &clip, &norm, &why), &why,
                             "fsdp_finalize_wait", err));
     return expect_refused(fsdp_scaler_unscale(scaler, of->root, &why), &why, "fsdp_finalize_wait",
                           err);
 }
 
-static fsdp_status step_early(stage *of, fsdp_optim *optim, fsdp_scaler *scaler, fsdp_error *err)
+static fsdp_status step_early(toy *of, fsdp_scaler *scaler, fsdp_error *err)
 {
     fsdp_finalize_handle *handle;
     FSDP_TRY(fsdp_root_set_manual_backward_finalization(of->root, true, err));
     FSDP_TRY(forward(of, err));
     FSDP_TRY(run_backward(of, err));
     FSDP_TRY(fsdp_root_finalize_backward(of->root, true, &handle, err));
-    FSDP_TRY(refuse_early(of, optim, scaler, err));
-    FSDP_TRY(expect_weights(of, 0, err));
+    FSDP_TRY(refuse_early(of, scaler, err));
+    FSDP_TRY(toy_expect_weights(of, 0, err));
     FSDP_TRY(fsdp_finalize_wait(handle, err));
-    FSDP_TRY(fsdp_optim_step(optim, err));
-    FSDP_TRY(expect_weights(of, -1, err));
+    FSDP_TRY(fsdp_optim_step(of->optim, err));
+    FSDP_TRY(toy_expect_weights(of, -1, err));
     FSDP_TRY(fsdp_root_set_manual_backward_finalization(of->root, false, err));
     fsdp_root_set_is_last_backward(of->root, false);
     FSDP_TRY(forward(of, err));
     FSDP_TRY(backward(of, err));
-    return refuse_early(of, optim, scaler, err);
+    return refuse_early(of, scaler, err);
 }
 
 static fsdp_status run_early(pair *two, fsdp_error *err)
 {
-    fsdp_optim *optim = NULL;
     fsdp_scaler *scaler = NULL;
     const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
-    FSDP_TRY(create_sgd(&two->first, &optim, err));
+    FSDP_TRY(add_sgd(&two->first, err));
     fsdp_status status = fsdp_scaler_create(&opts, &scaler, err);
     if (status == FSDP_OK)
-        status = step_early(&two->first, optim, scaler, err);
+        status = step_early(&two->first, scaler, err);
     fsdp_scaler_free(scaler);
-    fsdp_optim_free(optim);
     return status;
 }
 
@@ -376,7 +300,7 @@ static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t c
  * same. */
 static fsdp_status leave_all_reduce(pair *two, fsdp_error *err)
 {
-    stage *of = &two->first;
+    toy *of = &two->first;
     for (int i = 0; i < LAYERS; i++)
         FSDP_TRY(fsdp_unit_set_all_reduce_hook(of->unit[i], slow_hook, NULL, err));
     fsdp_root_set_is_last_backward(of->root, false);
@@ -407,55 +331,35 @@ static void along_an_uneven_dim(void *user, const fsdp_param *param, fsdp_param_
     place->dim = 1;
 }
 
-static fsdp_status create_twice(world_rank *rank, fsdp_model *model, const fsdp_mesh *mesh,
-                                fsdp_root **root_out, fsdp_error *err)
+static fsdp_status create_twice(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     fsdp_box box;
     fsdp_error why = {0};
-    fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
-    (void)rank;
-    FSDP_TRY(fsdp_model_add_param(model, "w", FSDP_F32, 2, (int64_t[]){4, 3}, &weight, err));
-    opts.placement = along_an_uneven_dim;
-    opts.param_dtype = FSDP_BF16;
-    FSDP_TRY(expect(fsdp_root_create(model, &opts, root_out, &why) != FSDP_OK,
+    fsdp_unit_opts uneven = net->opts;
+    FSDP_TRY(fsdp_model_add_param(net->model, "w", FSDP_F32, 2, (int64_t[]){4, 3}, &weight, err));
+    uneven.placement = along_an_uneven_dim;
+    uneven.param_dtype = FSDP_BF16;
+    FSDP_TRY(expect(fsdp_root_create(net->model, &uneven, &net->root, &why) != FSDP_OK,
                     "3 columns are not for 2 ranks", err));
-    opts = fsdp_unit_opts_default(mesh);
-    FSDP_TRY(fsdp_root_create(model, &opts, root_out, err));
-    FSDP_TRY(expect(fsdp_root_unit_count(*root_out) == 1, "there is one unit", err));
+    FSDP_TRY(fsdp_root_create(net->model, &net->opts, &net->root, err));
+    FSDP_TRY(expect(fsdp_root_unit_count(net->root) == 1, "there is one unit", err));
     FSDP_TRY(expect(fsdp_param_shard(weight, &box) && box.len[0] == 2 && box.len[1] == 3,
                     "rows are cut", err));
     return expect(weight->data_dtype == FSDP_F32 && weight->grad_dtype == FSDP_F32,
                   "dtypes are those of the second options", err);
 }
 
-static fsdp_status create_again(world_rank *rank, fsdp_error *err)
-{
-    const int64_t size = fsdp_world_size(rank->world);
-    fsdp_mesh *mesh = NULL;
-    fsdp_model *model = NULL;
-    fsdp_root *root = NULL;
-    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &mesh, err));
-    fsdp_status status = fsdp_model_create(rank->world, &model, err);
-    if (status == FSDP_OK)
-        status = create_twice(rank, model, mesh, &root, err);
-    fsdp_root_free(root);
-    fsdp_model_free(model);
-    fsdp_mesh_free(mesh);
-    return status;
-}
-
 Test(unit_roots, a_root_that_could_not_be_made_leaves_the_model_as_it_was)
 {
-    fsdp_error err = {0};
-    cr_assert_eq(run_worlds(RANKS, "cpu", create_again, NULL, &err), FSDP_OK, "%s", err.text);
+    expect_toy_on("cpu", (toy_case){1, {RANKS}, {"dp"}, NULL, create_twice, NULL, {0}});
 }
 
 /* --- forwards without backwards ------------------------------------------------------------------ */
 
 static fsdp_status evaluate(pair *two, fsdp_error *err)
 {
-    stage *of = &two->first;
+    toy *of = &two->first;
     fsdp_root *root = of->root;
     fsdp_error why = {0};
     FSDP_TRY(fsdp_root_set_evaluating(root, true, err));
@@ -495,7 +399,7 @@ static fsdp_status step_first(pair *two, fsdp_error *err)
 }
 
 /* The second asks for more than the third, then for less; then it goes. */
-static fsdp_status follow_wishes(pair *two, stage *third, fsdp_error *err)
+static fsdp_status follow_wishes(pair *two, toy *third, fsdp_error *err)
 {
     fsdp_unit *greedy = two->second.unit[0];
     FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(third->unit[1], 2, false, err));
@@ -507,18 +411,18 @@ static fsdp_status follow_wishes(pair *two, stage *third, fsdp_error *err)
     FSDP_TRY(fsdp_unit_set_reduce_scatter_max_input_buffers(greedy, 3, false, err));
     FSDP_TRY(step_first(two, err));
     FSDP_TRY(expect_inputs(two, 3, err));
-    free_stage(&two->second);
+    toy_free(&two->second);
     FSDP_TRY(step_first(two, err));
     return expect_inputs(two, 2, err);
 }
 
 static fsdp_status share_among_three(pair *two, fsdp_error *err)
 {
-    stage third = {0};
-    fsdp_status status = build_stage(&third, two, err);
+    toy third = {0};
+    fsdp_status status = build_stage(&third, two->first.rank, err);
     if (status == FSDP_OK)
         status = follow_wishes(two, &third, err);
-    free_stage(&third);
+    toy_free(&third);
     return status;
 }
 

@@ -2,107 +2,29 @@
  * What a unit is told, and when: options that are looked at when it is made, setters inside a step,
  * hooks that come twice, and how a backward ends.
  */
-#include "tests/support/state_net.h"
-
-#include <criterion/criterion.h>
+#include "tests/unit/expect_toy.h"
 
 enum { LAYERS = 2, RANKS = 2, ROWS = 4 };
 
-/* Units "L0" and "L1" of one weight each. */
-typedef struct settings_net {
-    world_rank *rank;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_param *weight[LAYERS];
-    fsdp_unit *unit[LAYERS];
-} settings_net;
-
-typedef fsdp_status (*settings_body)(settings_net *net, fsdp_error *err);
-
-static fsdp_status begin_net(settings_net *net, world_rank *rank, fsdp_error *err)
+/* "L0.w" and "L1.w"; the body makes units of them, or does not. */
+static fsdp_status declare(toy *net, fsdp_error *err)
 {
-    int64_t size = fsdp_world_size(rank->world);
-    net->rank = rank;
-    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net->mesh, err));
-    FSDP_TRY(fsdp_model_create(rank->world, &net->model, err));
-    for (int i = 0; i < LAYERS; i++) {
-        const char name[] = {'L', (char)('0' + i), '.', 'w', '\0'};
-        FSDP_TRY(fsdp_model_add_param(net->model, name, FSDP_F32, 1, (int64_t[]){ROWS},
-                                      &net->weight[i], err));
-    }
-    return FSDP_OK;
+    return toy_add_weights(net, LAYERS, 1, (int64_t[]){ROWS}, err);
 }
 
-static fsdp_status build(settings_net *net, fsdp_error *err)
+static void expect_ok(toy_body body)
 {
-    const fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
-    for (int i = 0; i < LAYERS; i++) {
-        const char name[] = {'L', (char)('0' + i), '\0'};
-        FSDP_TRY(fsdp_unit_create(net->model, name, &opts, &net->unit[i], err));
-    }
-    return fsdp_root_create(net->model, &opts, &net->root, err);
+    expect_toy_on_line(RANKS, declare, body);
 }
 
-static void end_net(settings_net *net)
+static fsdp_status forward(toy *net, fsdp_error *err)
 {
-    fsdp_root_free(net->root);
-    fsdp_model_free(net->model);
-    fsdp_mesh_free(net->mesh);
+    return toy_forward(net, NULL, err);
 }
 
-static fsdp_status run_net(world_rank *rank, fsdp_error *err)
+static fsdp_status backward(toy *net, fsdp_error *err)
 {
-    const settings_body *body = rank->user;
-    settings_net net = {0};
-    fsdp_status status = begin_net(&net, rank, err);
-    if (status == FSDP_OK)
-        status = (*body)(&net, err);
-    end_net(&net);
-    return status;
-}
-
-static void expect_ok(settings_body body)
-{
-    static const char *const devices[] = {"cpu", "cpu-async"};
-    for (size_t i = 0; i < 2; i++) {
-        fsdp_error err = {0};
-        cr_assert_eq(run_worlds(RANKS, devices[i], run_net, &body, &err), FSDP_OK, "%s: %s",
-                     devices[i], err.text);
-    }
-}
-
-static fsdp_status forward(settings_net *net, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    for (int i = 0; i < LAYERS; i++) {
-        FSDP_TRY(fsdp_unit_pre_forward(net->unit[i], err));
-        FSDP_TRY(fsdp_unit_post_forward(net->unit[i], err));
-    }
-    return fsdp_root_end_forward(net->root, err);
-}
-
-static fsdp_status add_one(fsdp_param *weight, fsdp_error *err)
-{
-    float *grad = fsdp_param_grad(weight);
-    EXPECT(grad);
-    for (int i = 0; i < ROWS; i++)
-        grad[i] += 1;
-    return FSDP_OK;
-}
-
-static fsdp_status backward_layer(settings_net *net, int i, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-    FSDP_TRY(add_one(net->weight[i], err));
-    return fsdp_unit_post_backward(net->unit[i], err);
-}
-
-static fsdp_status backward(settings_net *net, fsdp_error *err)
-{
-    for (int i = LAYERS - 1; i >= 0; i--)
-        FSDP_TRY(backward_layer(net, i, err));
-    return fsdp_root_end_backward(net->root, err);
+    return toy_backward(net, toy_add_ones, err);
 }
 
 static fsdp_status expect_grad(fsdp_param *weight, float value, fsdp_error *err)
@@ -122,7 +44,7 @@ static fsdp_dtype dtype_by_name(void *user, const fsdp_param *param)
 }
 
 /* "a" gets none, "b" its own, "c" the unit's, "d" another one. */
-static fsdp_status ask_for_dtypes(settings_net *net, fsdp_error *err)
+static fsdp_status ask_for_dtypes(toy *net, fsdp_error *err)
 {
     static const fsdp_dtype expected[] = {FSDP_BF16, FSDP_F32, FSDP_BF16};
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
@@ -153,7 +75,7 @@ Test(unit_settings, dtypes_of_parameters_are_the_units_or_their_own)
 }
 
 /* The unit says so, not the root much later. */
-static fsdp_status reshard_to_three(settings_net *net, fsdp_error *err)
+static fsdp_status reshard_to_three(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
     opts.reshard_after_forward = 3;
@@ -167,7 +89,7 @@ static fsdp_status reshard_to_three(settings_net *net, fsdp_error *err)
     opts.shard_dims = "pd";
     EXPECT_REFUSAL(fsdp_unit_create(net->model, "L0", &opts, &net->unit[0], why),
                    "unit L0: its mesh has no dim 'pd'");
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     FSDP_TRY(forward(net, err));
     return backward(net, err);
 }
@@ -183,7 +105,7 @@ static bool ignore_last(void *user, const fsdp_param *param)
     return strcmp(fsdp_param_name(param), "L1.w") == 0;
 }
 
-static fsdp_status ignore_one(settings_net *net, fsdp_error *err)
+static fsdp_status ignore_one(toy *net, fsdp_error *err)
 {
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
     opts.ignore = ignore_last;
@@ -204,7 +126,7 @@ Test(unit_settings, the_gradient_of_an_ignored_parameter_is_the_callers)
 
 /* --- contradictions ----------------------------------------------------------------------------- */
 
-static fsdp_status contradict_before(settings_net *net, fsdp_error *err)
+static fsdp_status contradict_before(toy *net, fsdp_error *err)
 {
     const char *const twice[] = {"L0", "L1", "L0"};
     fsdp_unit_opts opts = fsdp_unit_opts_default(net->mesh);
@@ -228,7 +150,7 @@ static fsdp_status contradict_before(settings_net *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status contradict_after(settings_net *net, fsdp_error *err)
+static fsdp_status contradict_after(toy *net, fsdp_error *err)
 {
     const fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
     const fsdp_custom_collective custom = {0};
@@ -258,10 +180,10 @@ static fsdp_status contradict_after(settings_net *net, fsdp_error *err)
     return fsdp_unit_set_custom_all_gather(net->unit[0], NULL, err);
 }
 
-static fsdp_status contradict(settings_net *net, fsdp_error *err)
+static fsdp_status contradict(toy *net, fsdp_error *err)
 {
     FSDP_TRY(contradict_before(net, err));
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     FSDP_TRY(contradict_after(net, err));
     FSDP_TRY(forward(net, err)); /* it took no harm */
     FSDP_TRY(backward(net, err));
@@ -274,7 +196,7 @@ Test(unit_settings, contradictions_are_refused_and_break_nothing)
 }
 
 /* Parts of tensors are not what ranks in a row keep. */
-static fsdp_status reshard_parts(settings_net *net, fsdp_error *err)
+static fsdp_status reshard_parts(toy *net, fsdp_error *err)
 {
     fsdp_mesh *mesh;
     FSDP_TRY(fsdp_world_mesh(net->rank->world, 2, (int64_t[]){RANKS, 2},
@@ -291,10 +213,7 @@ static fsdp_status reshard_parts(settings_net *net, fsdp_error *err)
 
 Test(unit_settings, no_number_of_ranks_beside_tensor_parallelism)
 {
-    const settings_body body = reshard_parts;
-    fsdp_error err = {0};
-    cr_assert_eq(run_worlds(2 * RANKS, "cpu", run_net, (void *)&body, &err), FSDP_OK, "%s",
-                 err.text);
+    expect_toy_on("cpu", (toy_case){1, {2 * RANKS}, {"dp"}, declare, reshard_parts, NULL, {0}});
 }
 
 /* --- setters inside a step ---------------------------------------------------------------------- */
@@ -326,7 +245,7 @@ static fsdp_status refuse_inside(fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status forward_with_changes(settings_net *net, fsdp_unit *top, fsdp_error *err)
+static fsdp_status forward_with_changes(toy *net, fsdp_unit *top, fsdp_error *err)
 {
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     for (int i = 0; i < LAYERS; i++) {
@@ -339,9 +258,9 @@ static fsdp_status forward_with_changes(settings_net *net, fsdp_unit *top, fsdp_
     return fsdp_root_end_forward(net->root, err);
 }
 
-static fsdp_status change_in_steps(settings_net *net, fsdp_error *err)
+static fsdp_status change_in_steps(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     fsdp_unit *top = fsdp_root_unit(net->root);
     for (int step = 0; step < 3; step++) {
         FSDP_TRY(forward_with_changes(net, top, err));
@@ -349,7 +268,7 @@ static fsdp_status change_in_steps(settings_net *net, fsdp_error *err)
             FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
             FSDP_TRY(flip_all(top, i == 0, err));
             FSDP_TRY(refuse_inside(net->unit[i], err));
-            FSDP_TRY(add_one(net->weight[i], err));
+            FSDP_TRY(toy_add_ones(net, i, err));
             FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
             FSDP_TRY(flip_all(top, i > 0, err));
         }
@@ -368,9 +287,9 @@ Test(unit_settings, setters_inside_a_step_are_gone_by_or_refused)
 }
 
 /* What was kept lies in memory of the communicator that was to reduce it. */
-static fsdp_status change_group_over_kept(settings_net *net, fsdp_error *err)
+static fsdp_status change_group_over_kept(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     fsdp_unit *top = fsdp_root_unit(net->root);
     for (int i = 0; i < LAYERS; i++)
         FSDP_TRY(
@@ -392,9 +311,9 @@ Test(unit_settings, what_was_kept_is_reduced_by_another_group)
 
 /* --- hooks that come twice ---------------------------------------------------------------------- */
 
-static fsdp_status come_twice(settings_net *net, fsdp_error *err)
+static fsdp_status come_twice(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     net->rank->notes_collectives = true;
     FSDP_TRY(fsdp_unit_set_modules_to_forward_prefetch(net->unit[0], &net->unit[1], 1, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
@@ -408,7 +327,7 @@ static fsdp_status come_twice(settings_net *net, fsdp_error *err)
     EXPECT(count_events(net->rank, "AG L0") == 1 && count_events(net->rank, "AG L1") == 1);
     for (int i = 0; i < LAYERS; i++) {
         FSDP_TRY(fsdp_unit_pre_backward(net->unit[i], err));
-        FSDP_TRY(backward_layer(net, i, err));
+        FSDP_TRY(toy_backward_layer(net, i, toy_add_ones, err));
         FSDP_TRY(fsdp_unit_post_backward(net->unit[i], err));
     }
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
@@ -432,17 +351,17 @@ static fsdp_status count_call(void *user, fsdp_param *param, fsdp_error *err)
 }
 
 /* A gradient that an earlier backward left is not new. */
-static fsdp_status hook_what_is_new(settings_net *net, fsdp_error *err)
+static fsdp_status hook_what_is_new(toy *net, fsdp_error *err)
 {
     int calls[LAYERS] = {0};
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     for (int i = 0; i < LAYERS; i++)
         fsdp_param_set_post_accumulate_hook(net->weight[i], count_call, &calls[i]);
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
     EXPECT(calls[0] == 1 && calls[1] == 1);
     FSDP_TRY(forward(net, err));
-    FSDP_TRY(backward_layer(net, 1, err));
+    FSDP_TRY(toy_backward_layer(net, 1, toy_add_ones, err));
     FSDP_TRY(fsdp_root_end_backward(net->root, err));
     EXPECT(calls[0] == 1 && calls[1] == 2);
     return expect_grad(net->weight[1], 2, err);
@@ -455,9 +374,9 @@ Test(unit_settings, gradient_hooks_see_what_was_reduced_since)
 
 /* --- how a backward ends ------------------------------------------------------------------------ */
 
-static fsdp_status change_the_end(settings_net *net, fsdp_error *err)
+static fsdp_status change_the_end(toy *net, fsdp_error *err)
 {
-    FSDP_TRY(build(net, err));
+    FSDP_TRY(toy_wrap(net, err));
     fsdp_root *root = net->root;
     fsdp_finalize_handle *handle;
     fsdp_root_set_is_last_backward(root, false);
@@ -485,18 +404,19 @@ Test(unit_settings, how_a_backward_ends_changes_between_steps)
     expect_ok(change_the_end);
 }
 
-static fsdp_status end_later(settings_net *net, fsdp_finalize_handle **handle_out, fsdp_error *err)
+static fsdp_status end_later(toy *net, fsdp_finalize_handle **handle_out, fsdp_error *err)
 {
     FSDP_TRY(forward(net, err));
     FSDP_TRY(backward(net, err));
     return fsdp_root_finalize_backward(net->root, true, handle_out, err);
 }
 
-static fsdp_status reset_two(settings_net *net, settings_net *other, fsdp_error *err)
+static fsdp_status reset_two(toy *net, toy *other, fsdp_error *err)
 {
     fsdp_finalize_handle *handle;
-    FSDP_TRY(begin_net(other, net->rank, err));
-    FSDP_TRY(build(other, err));
+    FSDP_TRY(toy_begin(other, net->rank, net->rank->user, err));
+    FSDP_TRY(declare(other, err));
+    FSDP_TRY(toy_wrap(other, err));
     FSDP_TRY(fsdp_root_share_context(other->root, net->root, err));
     FSDP_TRY(fsdp_root_set_manual_backward_finalization(net->root, true, err));
     FSDP_TRY(end_later(net, &handle, err));
@@ -510,12 +430,12 @@ static fsdp_status reset_two(settings_net *net, settings_net *other, fsdp_error 
     return expect_grad(net->weight[0], 1, err);
 }
 
-static fsdp_status reset_while_ending(settings_net *net, fsdp_error *err)
+static fsdp_status reset_while_ending(toy *net, fsdp_error *err)
 {
-    settings_net other = {0};
-    FSDP_TRY(build(net, err));
+    toy other = {0};
+    FSDP_TRY(toy_wrap(net, err));
     fsdp_status status = reset_two(net, &other, err);
-    end_net(&other);
+    toy_free(&other);
     return status;
 }
 

@@ -3,6 +3,7 @@
  * meshes, HSDP and tensor parallelism, other dims, dtypes, divide factors, gradients that are kept,
  * and what is counted as memory.
  */
+#include "tests/support/tensors.h"
 #include "tests/support/worlds.h"
 #include <fsdp/optim.h>
 #include <fsdp/root_init.h>
@@ -120,31 +121,6 @@ static float number_at(const fsdp_param *param, const int64_t *at)
     return (float)fsdp_box_position(fsdp_param_ndim(param), fsdp_param_shape(param), at) + 1;
 }
 
-static bool next_element(const fsdp_box *box, int64_t *at)
-{
-    for (int i = box->ndim - 1; i >= 0; i--) {
-        if (++at[i] < box->lo[i] + box->len[i])
-            return true;
-        at[i] = box->lo[i];
-    }
-    return false;
-}
-
-static fsdp_status number(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                          fsdp_error *err)
-{
-    float *to = data;
-    int64_t at[FSDP_MAX_DIMS];
-    (void)user;
-    (void)err;
-    memcpy(at, box->lo, sizeof at);
-    if (fsdp_box_count(box) > 0)
-        do
-            *to++ = number_at(param, at);
-        while (next_element(box, at));
-    return FSDP_OK;
-}
-
 static fsdp_status check_gathered(fsdp_param *param, fsdp_error *err)
 {
     const float *data = fsdp_param_data(param);
@@ -176,7 +152,7 @@ static fsdp_status check_all_gathered(one_unit *one, fsdp_error *err)
 static fsdp_status gather_everywhere(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
-    FSDP_TRY(fsdp_root_init(one->root, number, NULL, err));
+    FSDP_TRY(fsdp_root_init(one->root, tensor_number, NULL, err));
     FSDP_TRY(fsdp_unit_unshard(one->unit, false, NULL, err));
     FSDP_TRY(check_all_gathered(one, err));
     FSDP_TRY(fsdp_unit_reshard(one->unit, err));
@@ -195,7 +171,7 @@ static fsdp_status gather_everywhere(world_rank *rank, one_unit *one, fsdp_error
 static fsdp_status gather_synced(world_rank *rank, one_unit *one, fsdp_error *err)
 {
     (void)rank;
-    FSDP_TRY(fsdp_root_sync_from_rank0(one->root, number, NULL, err));
+    FSDP_TRY(fsdp_root_sync_from_rank0(one->root, tensor_number, NULL, err));
     FSDP_TRY(fsdp_unit_unshard(one->unit, false, NULL, err));
     FSDP_TRY(check_all_gathered(one, err));
     return fsdp_unit_reshard(one->unit, err);

@@ -1,59 +1,27 @@
 /* Options and calls that no program should have, one by one: each is an error that says so. */
-#include "tests/support/state_net.h"
-#include <fsdp/fsdp1.h>
-#include <fsdp/optim.h>
+#include "tests/unit/expect_toy.h"
 
-#include <criterion/criterion.h>
 #include <math.h>
 
-/* A model of one rank, and nothing in it yet. */
-typedef struct bare {
-    world_rank *rank;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_root *root;
-    fsdp_optim *optim;
-    fsdp_unit_opts opts;
-} bare;
-
-typedef fsdp_status (*bare_body)(bare *net, fsdp_error *err);
-
-static fsdp_status run_bare(world_rank *rank, fsdp_error *err)
+/* A model that has nothing in it yet. */
+static void expect_ok(int ranks, toy_body body)
 {
-    const bare_body *body = rank->user;
-    bare net = {.rank = rank};
-    int64_t size = fsdp_world_size(rank->world);
-    FSDP_TRY(fsdp_world_mesh(rank->world, 1, &size, (const char *[]){"dp"}, &net.mesh, err));
-    net.opts = fsdp_unit_opts_default(net.mesh);
-    fsdp_status status = fsdp_model_create(rank->world, &net.model, err);
-    if (status == FSDP_OK)
-        status = (*body)(&net, err);
-    fsdp_optim_free(net.optim);
-    fsdp_root_free(net.root);
-    fsdp_model_free(net.model);
-    fsdp_mesh_free(net.mesh);
-    return status;
+    expect_toy_on("cpu-async", (toy_case){1, {ranks}, {"dp"}, NULL, body, NULL, {0}});
 }
 
-static void expect_ok(int ranks, bare_body body)
-{
-    fsdp_error err = {0};
-    cr_assert_eq(run_worlds(ranks, "cpu-async", run_bare, &body, &err), FSDP_OK, "%s", err.text);
-}
-
-static fsdp_status add_weight(bare *net, fsdp_dtype dtype, fsdp_param **param_out, fsdp_error *err)
+static fsdp_status add_weight(toy *net, fsdp_dtype dtype, fsdp_param **param_out, fsdp_error *err)
 {
     return fsdp_model_add_param(net->model, "w", dtype, 2, (int64_t[]){4, 3}, param_out, err);
 }
 
-static fsdp_status make_root(bare *net, fsdp_error *err)
+static fsdp_status make_root(toy *net, fsdp_error *err)
 {
     return fsdp_root_create(net->model, &net->opts, &net->root, err);
 }
 
 /* --- declarations ----------------------------------------------------------------------------- */
 
-static fsdp_status place_outside(bare *net, fsdp_error *err)
+static fsdp_status place_outside(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
@@ -70,7 +38,7 @@ Test(wrong_use, a_placement_is_of_a_dim_that_is_there)
     expect_ok(1, place_outside);
 }
 
-static fsdp_status give_dtypes(bare *net, fsdp_error *err)
+static fsdp_status give_dtypes(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     fsdp_unit_opts opts[3] = {net->opts, net->opts, net->opts};
@@ -100,7 +68,7 @@ Test(wrong_use, dtypes_of_units_and_moments_are_floating)
     expect_ok(1, give_dtypes);
 }
 
-static fsdp_status end_in_forward(bare *net, fsdp_error *err)
+static fsdp_status end_in_forward(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
@@ -120,7 +88,7 @@ Test(wrong_use, no_backward_ends_inside_a_forward)
     expect_ok(1, end_in_forward);
 }
 
-static fsdp_status wrap_wrongly(bare *net, fsdp_error *err)
+static fsdp_status wrap_wrongly(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     fsdp_v1 *v1;
@@ -147,7 +115,7 @@ Test(wrong_use, so_are_those_of_the_fsdp1_face)
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
-static fsdp_status give_numbers(bare *net, fsdp_error *err)
+static fsdp_status give_numbers(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
@@ -181,7 +149,7 @@ Test(wrong_use, numbers_of_optimizers_are_looked_at)
 /* --- sizes ------------------------------------------------------------------------------------ */
 
 /* Each can be counted, all together are 2^64 bytes. */
-static fsdp_status declare_many(bare *net, bool are_buffers, fsdp_error *err)
+static fsdp_status declare_many(toy *net, bool are_buffers, fsdp_error *err)
 {
     const int64_t size = (int64_t)1 << 59;
     for (int i = 0; i < 32; i++) {
@@ -194,21 +162,21 @@ static fsdp_status declare_many(bare *net, bool are_buffers, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status make_too_large(bare *net, fsdp_error *err)
+static fsdp_status make_too_large(toy *net, fsdp_error *err)
 {
     FSDP_TRY(declare_many(net, false, err));
     EXPECT_REFUSAL(make_root(net, why), "unit root is too large");
     return FSDP_OK;
 }
 
-static fsdp_status make_too_large_buffers(bare *net, fsdp_error *err)
+static fsdp_status make_too_large_buffers(toy *net, fsdp_error *err)
 {
     FSDP_TRY(declare_many(net, true, err));
     EXPECT_REFUSAL(make_root(net, why), "more bytes than can be counted");
     return FSDP_OK;
 }
 
-static fsdp_status make_too_large_inputs(bare *net, fsdp_error *err)
+static fsdp_status make_too_large_inputs(toy *net, fsdp_error *err)
 {
     const size_t half = SIZE_MAX / 2;
     const fsdp_extension extension = {.count = 1, .sizes = &half};
@@ -229,7 +197,7 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
 /* --- what only some ranks find out ------------------------------------------------------------ */
 
 /* Three ranks on one host, one on another: for that one 4 is divided well. */
-static fsdp_status wrap_on_uneven_hosts(bare *net, fsdp_error *err)
+static fsdp_status wrap_on_uneven_hosts(toy *net, fsdp_error *err)
 {
     fsdp_world *world = net->rank->world;
     fsdp_v1_opts opts = {0};
@@ -248,7 +216,7 @@ Test(wrong_use, all_ranks_learn_that_hosts_differ)
 
 /* --- at the wrong time ------------------------------------------------------------------------ */
 
-static fsdp_status unscale_inside(bare *net, fsdp_error *err)
+static fsdp_status unscale_inside(toy *net, fsdp_error *err)
 {
     const fsdp_scaler_opts opts = fsdp_scaler_opts_default();
     fsdp_scaler *scaler;
@@ -269,13 +237,11 @@ Test(wrong_use, gradients_are_not_unscaled_inside_a_step)
     expect_ok(1, unscale_inside);
 }
 
-static const fsdp_mesh *other_mesh;
-
 static void place_by_name(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
-    (void)user;
+    const toy *net = user;
     if (fsdp_param_name(param)[0] == 'w')
-        place->mesh = other_mesh;
+        place->mesh = net->other_mesh;
 }
 
 static fsdp_status run_nothing(void *user, fsdp_comm *comm, const fsdp_collective *call,
@@ -289,25 +255,21 @@ static fsdp_status run_nothing(void *user, fsdp_comm *comm, const fsdp_collectiv
 }
 
 /* Which groups there are is known when the root is made. */
-static fsdp_status customise_two_groups(bare *net, fsdp_error *err)
+static fsdp_status customise_two_groups(toy *net, fsdp_error *err)
 {
     const fsdp_custom_collective custom = {.run = run_nothing};
-    fsdp_mesh *other;
     fsdp_param *weight;
     fsdp_unit *unit;
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
     FSDP_TRY(fsdp_model_add_param(net->model, "b", FSDP_F32, 1, (int64_t[]){2}, &weight, err));
-    FSDP_TRY(
-        fsdp_world_mesh(net->rank->world, 1, (int64_t[]){1}, (const char *[]){"x"}, &other, err));
-    other_mesh = other;
+    FSDP_TRY(fsdp_world_mesh(net->world, 1, (int64_t[]){1}, (const char *[]){"x"}, &net->other_mesh,
+                             err));
     net->opts.placement = place_by_name;
+    net->opts.user = net;
     FSDP_TRY(
         fsdp_unit_create_list(net->model, (const char *[]){"w", "b"}, 2, &net->opts, &unit, err));
     FSDP_TRY(fsdp_unit_set_custom_all_gather(unit, &custom, err));
-    fsdp_error why = {0};
-    fsdp_status status = make_root(net, &why);
-    fsdp_mesh_free(other);
-    EXPECT(status == FSDP_ERR_USAGE && strstr(why.text, "has 2 groups of parameters"));
+    EXPECT_REFUSAL(make_root(net, why), "has 2 groups of parameters");
     return FSDP_OK;
 }
 

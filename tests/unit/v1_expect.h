@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_V1_EXPECT_H
 #define FSDP_TESTS_V1_EXPECT_H
 
-#include "tests/support/v1_net.h"
+#include "tests/support/training.h"
 #include <fsdp/root_init.h>
 
 #include <criterion/criterion.h>

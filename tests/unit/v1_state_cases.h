@@ -40,7 +40,7 @@ static inline bool are_equal(const fsdp_sd *a, const fsdp_sd *b)
 
 typedef struct state_case {
     net_setup setup;
-    fsdp_status (*body)(v1_net *net, struct state_case *what, fsdp_error *err);
+    fsdp_status (*body)(toy *net, struct state_case *what, fsdp_error *err);
     int trained;            /* steps before the body */
     fsdp_sd *model, *optim; /* rank 0 leaves them, or finds them */
     const char *dir;
@@ -53,19 +53,19 @@ static inline fsdp_status run_case(world_rank *rank, fsdp_error *err)
 {
     static net_result results[NET_MOST];
     state_case *what = rank->user;
-    v1_net net;
+    toy net;
     fsdp_status status = net_build(&net, rank->world, &what->setup, err);
     net_result *result = &results[fsdp_world_rank(rank->world)];
     if (status == FSDP_OK)
         status = net_train(&net, &what->setup, 0, what->trained, result, err);
     if (status == FSDP_OK)
         status = what->body(&net, what, err);
-    net_free(&net);
+    toy_free(&net);
     return status;
 }
 
 static inline state_case case_of(fsdp_v1_strategy strategy, bool orig,
-                          fsdp_status (*body)(v1_net *, state_case *, fsdp_error *))
+                          fsdp_status (*body)(toy *, state_case *, fsdp_error *))
 {
     state_case what = {.setup = net_setup_default(), .body = body};
     what.setup.v1.unit.strategy = strategy;
@@ -74,7 +74,7 @@ static inline state_case case_of(fsdp_v1_strategy strategy, bool orig,
     return what;
 }
 
-static inline fsdp_status leave_all(v1_net *net, state_case *what, fsdp_error *err)
+static inline fsdp_status leave_all(toy *net, state_case *what, fsdp_error *err)
 {
     fsdp_state_opts on_rank0 = whole_model;
     fsdp_sd *model = NULL, *optim = NULL;
@@ -92,7 +92,7 @@ static inline fsdp_status leave_all(v1_net *net, state_case *what, fsdp_error *e
     fsdp_sd_free(model);
     fsdp_sd_free(optim);
     FSDP_TRY(status);
-    EXPECT(is_empty, err);
+    EXPECT(is_empty);
     return FSDP_OK;
 }
 
@@ -112,7 +112,7 @@ static inline void free_state(state_case *what)
 }
 
 /* Is that the whole state of this one, too? */
-static inline fsdp_status compare_with(v1_net *net, const state_case *expected, fsdp_error *err)
+static inline fsdp_status compare_with(toy *net, const state_case *expected, fsdp_error *err)
 {
     fsdp_sd *model = NULL, *optim = NULL;
     FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &model, err));
@@ -122,8 +122,8 @@ static inline fsdp_status compare_with(v1_net *net, const state_case *expected, 
     fsdp_sd_free(model);
     fsdp_sd_free(optim);
     FSDP_TRY(status);
-    EXPECT(model_fits, err);
-    EXPECT(optim_fits, err);
+    EXPECT(model_fits);
+    EXPECT(optim_fits);
     return FSDP_OK;
 }
 
@@ -136,7 +136,7 @@ typedef struct move_case {
 static inline fsdp_status expect_refused(fsdp_status status, const fsdp_error *why, const char *reason,
                                   fsdp_error *err)
 {
-    EXPECT(status == FSDP_ERR_USAGE, err);
+    EXPECT(status == FSDP_ERR_USAGE);
     if (!strstr(why->text, reason))
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "not '%s' but '%s'", reason, why->text);
     return FSDP_OK;

@@ -1,16 +1,15 @@
 /*
- * A small MLP for tests of units and of the FSDP1 face: layers.0 .. layers.2 as units and a bias of the root,
- * trained with AdamW on reproducible values; wrapped by fsdp_v1_create, or by plain units.
+ * Training of a toy, a linear MLP: layers.0 .. layers.2 as units and a bias of the root, on reproducible
+ * values; wrapped by fsdp_v1_create, or by plain units. net_result is what runs are compared by.
  */
-#ifndef FSDP_TESTS_V1_NET_H
-#define FSDP_TESTS_V1_NET_H
+#ifndef FSDP_TESTS_TRAINING_H
+#define FSDP_TESTS_TRAINING_H
 
+#include "tests/support/toy.h"
 #include "tests/support/unit_tuning.h"
-#include "tests/support/worlds.h"
-#include <fsdp/fsdp1.h>
 #include <fsdp/optim.h>
 
-enum { NET_LAYERS = 3, NET_ROWS = 4, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
+enum { NET_LAYERS = 3, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
 enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
 
 /* How plain layers work; the result must not depend on it. */
@@ -47,31 +46,18 @@ typedef struct net_result {
     float weights[NET_LAYERS][NET_WEIGHTS], root_bias[NET_OUT];
 } net_result;
 
-typedef struct v1_net {
-    fsdp_world *world;
-    fsdp_mesh *mesh;
-    fsdp_model *model;
-    fsdp_v1 *v1;               /* NULL: plain */
-    fsdp_root *root;
-    fsdp_optim *optim;
-    fsdp_param *weight[NET_LAYERS], *bias[NET_LAYERS], *root_bias, *count;
-    fsdp_unit *unit[NET_LAYERS];
-} v1_net;
-
-/* The model alone; then wrapped, with values and an optimizer. */
-fsdp_status net_declare(v1_net *net, fsdp_world *world, fsdp_error *err);
-fsdp_status net_build(v1_net *net, fsdp_world *world, const net_setup *setup, fsdp_error *err);
-void net_free(v1_net *net);
+/* The model, wrapped, with values and an optimizer; toy_free follows in any case. */
+fsdp_status net_build(toy *net, fsdp_world *world, const net_setup *setup, fsdp_error *err);
 
 /* One forward and backward. number: which of the values. */
-fsdp_status net_microbatch(v1_net *net, int step, int number, double *loss_out, fsdp_error *err);
+fsdp_status net_microbatch(toy *net, int step, int number, double *loss_out, fsdp_error *err);
 /* Steps begin .. begin + steps - 1 of a setup. */
-fsdp_status net_train(v1_net *net, const net_setup *setup, int begin, int steps, net_result *result,
+fsdp_status net_train(toy *net, const net_setup *setup, int begin, int steps, net_result *result,
                       fsdp_error *err);
-fsdp_status net_keep_weights(v1_net *net, net_result *result, fsdp_error *err);
+fsdp_status net_keep_weights(toy *net, net_result *result, fsdp_error *err);
 
-/* Builds, trains and keeps; net_free follows in any case. */
-fsdp_status net_work(v1_net *net, fsdp_world *world, const net_setup *setup, net_result *result,
+/* Builds, trains and keeps; toy_free follows in any case. */
+fsdp_status net_work(toy *net, fsdp_world *world, const net_setup *setup, net_result *result,
                      fsdp_error *err);
 /* The same on n ranks that are threads. */
 fsdp_status net_run(int ranks, const char *device, const net_setup *setup, net_result *result,
