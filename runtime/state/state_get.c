@@ -224,9 +224,10 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the state of a root is got and set between steps");
     if (root->is_summoned)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "full parameters are summoned: fsdp_v1_summon_end comes before the state "
-                         "of a root is got or set");
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "full parameters are summoned: fsdp_wrap_summon_end comes before the state "
+            "of a root is got or set");
     FSDP_TRY(reshard_all(root, err));
     return fsdp_context_sync(root->context, err);
 }

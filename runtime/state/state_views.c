@@ -1,5 +1,5 @@
 /*
- * Declared parameters that lie in flat ones (fsdp1.h), as tensors of a state dict: under their own names and
+ * Declared parameters that lie in flat ones (wrap.h), as tensors of a state dict: under their own names and
  * shapes, in the memory of the flat tensor. A flat tensor is the flat parameter or a tensor of its optimizer's
  * state. state_get.c adds everything else.
  */
@@ -21,12 +21,12 @@ static fsdp_status add_whole(const fsdp_state_view *view, const fsdp_text *name,
 
 static bool is_in(const fsdp_state_view *view, const fsdp_state_param *param)
 {
-    return param->param->flat == view->param->param->flat &&
-           fsdp_state_has(view->scope, param) && (!view->is_optim || param->state);
+    return param->param->flat == view->param->param->flat && fsdp_state_has(view->scope, param) &&
+           (!view->is_optim || param->state);
 }
 
-static fsdp_status list_parts(const fsdp_state_view *view, fsdp_flat_part *parts,
-                              fsdp_arena *names, fsdp_text *name, fsdp_error *err)
+static fsdp_status list_parts(const fsdp_state_view *view, fsdp_flat_part *parts, fsdp_arena *names,
+                              fsdp_text *name, fsdp_error *err)
 {
     for (size_t i = 0, n = 0; i < view->scope->count; i++) {
         const fsdp_state_param *param = &view->scope->params[i];
@@ -55,8 +55,8 @@ static fsdp_status add_buffer(const fsdp_state_view *view, fsdp_text *name, fsdp
     for (size_t i = 0; i < view->scope->count; i++)
         n += is_in(view, &view->scope->params[i]);
     fsdp_flat_part *parts = fsdp_alloc(n, sizeof *parts);
-    fsdp_status status = parts ? list_parts(view, parts, &names, name, err)
-                               : fsdp_fail_memory(err, flat->name);
+    fsdp_status status =
+        parts ? list_parts(view, parts, &names, name, err) : fsdp_fail_memory(err, flat->name);
     if (status == FSDP_OK)
         status = fsdp_state_spell(name, &view->naming, flat->name, err);
     if (status == FSDP_OK)
@@ -109,9 +109,9 @@ static fsdp_status add_boxes(const fsdp_state_view *view, const fsdp_text *name,
     const fsdp_layout layout = {
         .kind = FSDP_LAYOUT_BOXES, .boxes = list.items, .box_count = list.count};
     if (status == FSDP_OK)
-        status = fsdp_sd_add_tensor(sd, name->data, name->size, view->dtype, param->ndim,
-                                    param->shape, &layout,
-                                    has_data ? (char *)view->data + offset : NULL, err);
+        status =
+            fsdp_sd_add_tensor(sd, name->data, name->size, view->dtype, param->ndim, param->shape,
+                               &layout, has_data ? (char *)view->data + offset : NULL, err);
     fsdp_free(list.items);
     return status;
 }

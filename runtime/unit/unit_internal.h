@@ -81,7 +81,7 @@ struct fsdp_param {
     void *shard_grad;                  /* in a block of the group */
     bool is_reduced;                   /* it got something, and its hook has not seen that */
 
-    /* A parameter that another one holds (fsdp1.h): which, and from which element on. */
+    /* A parameter that another one holds (wrap.h): which, and from which element on. */
     fsdp_param *flat;
     int64_t flat_at;
     void *summoned, *summoned_grad;    /* of one that holds others: whole, in the stored dtype; or NULL */
@@ -290,7 +290,7 @@ struct fsdp_root {
     bool is_in_forward, is_in_backward;
     bool is_unfinished;                /* a backward ended whose reductions nobody has waited for */
     bool is_evaluating;                /* forwards have no backward: their order is not noted */
-    bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
+    bool is_summoned;                  /* whole parameters are out (wrap_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
     fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped it */
     bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie in */

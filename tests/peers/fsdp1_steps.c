@@ -71,11 +71,11 @@ static net_setup setup_of(const options *given)
     static const fsdp_optim_group groups[] = {
         {.match = is_weight, .lr = 0.002, .weight_decay = 0.1}, {.lr = 0.01, .weight_decay = 0}};
     net_setup setup = net_setup_default();
-    setup.v1.unit.strategy = (fsdp_v1_strategy)given->strategy;
-    setup.v1.unit.backward_prefetch = (fsdp_v1_prefetch)given->backward_prefetch;
-    setup.v1.unit.forward_prefetch = given->forward_prefetch != 0;
-    setup.v1.use_orig_params = given->orig != 0;
-    setup.v1.unlimited_gathers = given->no_limit != 0;
+    setup.wrap.unit.strategy = (fsdp_wrap_strategy)given->strategy;
+    setup.wrap.unit.backward_prefetch = (fsdp_wrap_prefetch)given->backward_prefetch;
+    setup.wrap.unit.forward_prefetch = given->forward_prefetch != 0;
+    setup.wrap.use_orig_params = given->orig != 0;
+    setup.wrap.unlimited_gathers = given->no_limit != 0;
     setup.replicas = (int)given->replicas;
     setup.microbatches = (int)given->microbatches;
     setup.all_reduce_each = given->reduce_each != 0;
@@ -153,12 +153,12 @@ static void print_places(FILE *out, toy *net)
 {
     for (int i = 0; i <= NET_LAYERS; i++) {
         fsdp_unit *unit = i < NET_LAYERS ? net->unit[i] : fsdp_root_unit(net->root);
-        const fsdp_param *flat = fsdp_v1_flat_param(net->v1, unit);
+        const fsdp_param *flat = fsdp_wrap_flat_param(net->wrap, unit);
         fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->own,
                               i < NET_LAYERS ? net->bias[i] : NULL};
         fprintf(out, "flat\t%s\t\t%lld\n", fsdp_param_name(flat), (long long)flat->padded);
         for (int k = 0; k < 2 && both[k]; k++) {
-            const fsdp_v1_place place = fsdp_v1_place_of(both[k]);
+            const fsdp_wrap_place place = fsdp_wrap_place_of(both[k]);
             fprintf(out, "place\t%s\t\t%lld %lld %lld %lld %lld\n", fsdp_param_name(both[k]),
                     (long long)place.offset, (long long)place.count, (long long)place.first,
                     (long long)place.own, (long long)place.at);
@@ -220,12 +220,13 @@ static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_
     static const char *const names[] = {"bias",           "layers.2.bias",   "layers.2.weight",
                                         "layers.1.bias",  "layers.1.weight", "layers.0.bias",
                                         "layers.0.weight"};
-    const fsdp_v1_optim_input input = {.names = names, .count = sizeof names / sizeof *names};
+    const fsdp_wrap_optim_input input = {.names = names, .count = sizeof names / sizeof *names};
     int rank = fsdp_world_rank(net->world);
     fsdp_sd *ids, *again;
-    FSDP_TRY(fsdp_v1_rekey_optim_state(full, FSDP_V1_PARAM_ID, &input, &ids, err));
+    FSDP_TRY(fsdp_wrap_rekey_optim_state(full, FSDP_WRAP_PARAM_ID, &input, &ids, err));
     print_dict(out, "optim ids", ids, rank);
-    fsdp_status status = fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_NAME, &input, &again, err);
+    fsdp_status status =
+        fsdp_wrap_rekey_optim_state(ids, FSDP_WRAP_PARAM_NAME, &input, &again, err);
     fsdp_sd_free(ids);
     if (status != FSDP_OK)
         return status;
@@ -380,7 +381,7 @@ static fsdp_status train(FILE *out, toy *net, const net_setup *setup, fsdp_error
     print_places(out, net);
     FSDP_TRY(net_train(net, setup, 0, STEPS_BEFORE, &result, err));
     FSDP_TRY(print_model(out, net, err));
-    if (setup->v1.unit.strategy < FSDP_V1_NO_SHARD)
+    if (setup->wrap.unit.strategy < FSDP_WRAP_NO_SHARD)
         FSDP_TRY(print_local(out, net, err));
     FSDP_TRY(print_optim(out, net, err));
     FSDP_TRY(net_train(net, setup, STEPS_BEFORE, STEPS_AFTER, &result, err));

@@ -79,7 +79,7 @@ fsdp_status net_save(random_net *net, const char *dir, fsdp_error *err)
     random_dice dice = dice_for(net->c->seed, DICE_SAVE, 0);
     fsdp_root_save_opts opts = {.save = save_opts_of(&dice)};
     opts.state.nested_optim = net->c->is_nested;
-    if (net->toy.v1)
+    if (net->toy.wrap)
         opts.save.kind = flat_kind(net, &dice);
     return fsdp_root_save(net->toy.root, dir, &opts, err);
 }

@@ -47,8 +47,8 @@ fsdp_status toy_begin(toy *net, world_rank *rank, const toy_case *what, fsdp_err
 void toy_free(toy *net)
 {
     fsdp_optim_free(net->optim);
-    if (net->v1)
-        fsdp_v1_free(net->v1);
+    if (net->wrap)
+        fsdp_wrap_free(net->wrap);
     else
         fsdp_root_free(net->root);
     fsdp_model_free(net->model);

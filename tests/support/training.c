@@ -63,7 +63,7 @@ static fsdp_status wrap_plain(toy *net, const net_units *units, fsdp_error *err)
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
-static bool wants_layer(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts)
+static bool wants_layer(void *user, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts)
 {
     const net_setup *setup = user;
     if (strncmp(module->name, "layers.", 7) != 0)
@@ -75,16 +75,16 @@ static bool wants_layer(void *user, const fsdp_v1_module *module, fsdp_v1_unit_o
 
 static fsdp_status wrap(toy *net, const net_setup *setup, fsdp_error *err)
 {
-    fsdp_v1_opts opts = setup->v1;
+    fsdp_wrap_opts opts = setup->wrap;
     opts.mesh = net->mesh;
-    opts.policy =
-        (fsdp_v1_policy){.kind = FSDP_V1_WRAP_CUSTOM, .context = (void *)setup, .wants = wants_layer};
-    FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
-    net->root = fsdp_v1_root(net->v1);
+    opts.policy = (fsdp_wrap_policy){
+        .kind = FSDP_POLICY_CUSTOM, .context = (void *)setup, .wants = wants_layer};
+    FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
+    net->root = fsdp_wrap_root(net->wrap);
     for (int i = 0; i < NET_LAYERS; i++)
-        net->unit[i] = fsdp_v1_unit(net->v1, net_plan.names[i]);
+        net->unit[i] = fsdp_wrap_unit(net->wrap, net_plan.names[i]);
     if (setup->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, setup->hook, setup->hook_context, err));
+        FSDP_TRY(fsdp_wrap_register_comm_hook(net->wrap, setup->hook, setup->hook_context, err));
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
@@ -121,8 +121,8 @@ fsdp_status net_microbatch(toy *net, int step, int number, double *loss_out, fsd
 
 static fsdp_status set_accumulating(toy *net, bool is_accumulating, fsdp_error *err)
 {
-    if (net->v1)
-        return fsdp_v1_set_accumulating(net->v1, is_accumulating, err);
+    if (net->wrap)
+        return fsdp_wrap_set_accumulating(net->wrap, is_accumulating, err);
     fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !is_accumulating, true);
     fsdp_root_set_is_last_backward(net->root, !is_accumulating);
     return FSDP_OK;

@@ -1,6 +1,6 @@
 /*
  * Training of a toy, a linear MLP: layers.0 .. layers.2 as units and a bias of the root, on reproducible
- * values; wrapped by fsdp_v1_create, or by plain units. net_result is what runs are compared by.
+ * values; wrapped by fsdp_wrap_create, or by plain units. net_result is what runs are compared by.
  */
 #ifndef FSDP_TESTS_TRAINING_H
 #define FSDP_TESTS_TRAINING_H
@@ -22,8 +22,8 @@ typedef struct net_units {
 typedef struct net_setup {
     bool is_plain;             /* units, no flat parameters */
     const net_units *units;    /* of those; NULL: default options */
-    fsdp_v1_opts v1;           /* without mesh and policy */
-    fsdp_v1_unit_opts layer;   /* of the layers, when has_layer_opts */
+    fsdp_wrap_opts wrap;           /* without mesh and policy */
+    fsdp_wrap_unit_opts layer;   /* of the layers, when has_layer_opts */
     bool has_layer_opts;
     int replicas;              /* 0: a mesh of one dim */
     bool is_backwards;         /* it has the ranks from the last one on */
@@ -31,7 +31,7 @@ typedef struct net_setup {
     bool all_reduce_each;      /* no accumulating: every microbatch reduces, the results add up */
     double clip;               /* 0: none */
     double divide;             /* 0: the ranks */
-    fsdp_v1_comm_hook hook;
+    fsdp_wrap_comm_hook hook;
     void *hook_context;
     const fsdp_optim_group *groups;
     size_t group_count;

@@ -1,5 +1,5 @@
 /* The FSDP1 face: checkpoints with options: steps of a run, entries of the caller's own, what is missing. */
-#include "tests/unit/v1_state_cases.h"
+#include "tests/unit/wrap_state_cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,14 +81,14 @@ static fsdp_status load_step_into_units(toy *net, state_case *what, fsdp_error *
 
 Test(fsdp1_checkpoint, a_run_goes_on_with_step_and_own_entries_in_either_face)
 {
-    state_case from = case_of(FSDP_V1_FULL_SHARD, true, save_step);
+    state_case from = case_of(FSDP_WRAP_FULL_SHARD, true, save_step);
     from.trained = 1;
     from.kind = FSDP_FULL;
     expect_ranks(2, run_case, &from);
     move_case move = {.from = &from};
-    move.state = case_of(FSDP_V1_SHARD_GRAD_OP, false, load_step);
+    move.state = case_of(FSDP_WRAP_SHARD_GRAD_OP, false, load_step);
     expect_ranks(3, run_case, &move);
-    move.state = case_of(FSDP_V1_FULL_SHARD, false, load_step_into_units);
+    move.state = case_of(FSDP_WRAP_FULL_SHARD, false, load_step_into_units);
     move.state.setup.is_plain = true;
     expect_ranks(2, run_case, &move);
     free_state(&from);
@@ -128,11 +128,11 @@ static fsdp_status load_uneven_steps(toy *net, state_case *what, fsdp_error *err
 
 Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
 {
-    state_case from = case_of(FSDP_V1_FULL_SHARD, true, save_uneven_steps);
+    state_case from = case_of(FSDP_WRAP_FULL_SHARD, true, save_uneven_steps);
     from.trained = 1;
     from.setup.is_plain = true;
     expect_ranks(2, run_case, &from);
-    state_case to = case_of(FSDP_V1_FULL_SHARD, true, load_uneven_steps);
+    state_case to = case_of(FSDP_WRAP_FULL_SHARD, true, load_uneven_steps);
     expect_ranks(2, run_case, &to);
 }
 
@@ -142,7 +142,7 @@ Test(fsdp1_checkpoint, parameters_that_were_not_stepped_alike_do_not_become_one)
 static fsdp_status refuse_before_loading(toy *net, const char *path, fsdp_root_load_opts *opts,
                                          fsdp_error *err)
 {
-    fsdp_param *flat = fsdp_v1_flat_param(net->v1, net->unit[0]);
+    fsdp_param *flat = fsdp_wrap_flat_param(net->wrap, net->unit[0]);
     const float *values = fsdp_param_shard(flat, NULL);
     fsdp_error why = {0};
     float saved = values[0];
@@ -199,6 +199,6 @@ static fsdp_status look_at_parts(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_checkpoint, what_is_missing_is_reported_and_partial_loads_go_on)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, false, look_at_parts);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, look_at_parts);
     expect_ranks(2, run_case, &what);
 }

@@ -3,7 +3,7 @@
  * masters. Nothing may be zeroed in their place.
  */
 #include "runtime/optim/optim_internal.h"
-#include "tests/unit/v1_state_cases.h"
+#include "tests/unit/wrap_state_cases.h"
 
 /* All of a dict but what ends so; borrows its memory. */
 static fsdp_status leave_out(const fsdp_sd *sd, const char *suffix, fsdp_sd **sd_out,
@@ -55,7 +55,7 @@ static fsdp_status go_on_without_steps(toy *net, state_case *what, fsdp_error *e
 Test(fsdp1_optim, momentum_goes_on_where_no_steps_were_counted)
 {
     for (int scatters = 0; scatters < 2; scatters++) {
-        state_case what = case_of(FSDP_V1_FULL_SHARD, scatters, go_on_without_steps);
+        state_case what = case_of(FSDP_WRAP_FULL_SHARD, scatters, go_on_without_steps);
         fsdp_error err = {0};
         what.setup.is_sgd = true;
         what.trained = 2;
@@ -67,21 +67,21 @@ Test(fsdp1_optim, momentum_goes_on_where_no_steps_were_counted)
 
 typedef struct bf16_net {
     fsdp_model *model;
-    fsdp_v1 *v1;
+    fsdp_wrap *wrap;
     fsdp_optim *optim;
 } bf16_net;
 
 static fsdp_status build_bf16(bf16_net *net, fsdp_world *world, fsdp_error *err)
 {
-    const fsdp_v1_opts opts = {0};
+    const fsdp_wrap_opts opts = {0};
     const fsdp_adamw_opts adam = fsdp_adamw_opts_default();
     fsdp_param *param;
     FSDP_TRY(fsdp_model_create(world, &net->model, err));
     FSDP_TRY(
         fsdp_model_add_param(net->model, "weight", FSDP_BF16, 2, (int64_t[]){3, 5}, &param, err));
-    FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
-    FSDP_TRY(fsdp_root_init_uniform(fsdp_v1_root(net->v1), 1, err));
-    return fsdp_adamw_create(fsdp_v1_root(net->v1), &adam, &net->optim, err);
+    FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
+    FSDP_TRY(fsdp_root_init_uniform(fsdp_wrap_root(net->wrap), 1, err));
+    return fsdp_adamw_create(fsdp_wrap_root(net->wrap), &adam, &net->optim, err);
 }
 
 static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
@@ -91,7 +91,7 @@ static fsdp_status keep_masters(bf16_net *net, bool scatters, fsdp_error *err)
     size_t bytes = (size_t)fsdp_param_own_count(net->optim->states[0].param) * sizeof *master;
     EXPECT(bytes > 0 && bytes <= sizeof before);
     memcpy(before, master, bytes);
-    FSDP_TRY(load_without(fsdp_v1_root(net->v1), ".master", scatters, err));
+    FSDP_TRY(load_without(fsdp_wrap_root(net->wrap), ".master", scatters, err));
     EXPECT(before[0] != 0 && memcmp(before, master, bytes) == 0);
     return FSDP_OK;
 }
@@ -103,7 +103,7 @@ static fsdp_status look_at_masters(world_rank *rank, fsdp_error *err)
     for (int scatters = 0; scatters < 2 && status == FSDP_OK; scatters++)
         status = keep_masters(&net, scatters, err);
     fsdp_optim_free(net.optim);
-    fsdp_v1_free(net.v1);
+    fsdp_wrap_free(net.wrap);
     fsdp_model_free(net.model);
     return status;
 }

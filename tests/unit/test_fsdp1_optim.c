@@ -4,14 +4,14 @@
  */
 #include "base/mem.h"
 #include "runtime/optim/optim_internal.h"
-#include "tests/unit/v1_state_cases.h"
+#include "tests/unit/wrap_state_cases.h"
 
 /* --- from one world size to another, in memory ------------------------------------------------- */
 
 static const char *const stepped[] = {
     "layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "layers.2.weight",
     "layers.2.bias",   "bias"};
-static const fsdp_v1_optim_input all_stepped = {.names = stepped, .count = 7};
+static const fsdp_wrap_optim_input all_stepped = {.names = stepped, .count = 7};
 
 static fsdp_status set_optim(toy *net, const fsdp_sd *sd, bool scatters, fsdp_error *err)
 {
@@ -26,8 +26,8 @@ static fsdp_status load_optim(toy *net, const move_case *move, fsdp_error *err)
     fsdp_sd *ids = NULL;
     if (move->is_named)
         return set_optim(net, move->from->optim, move->scatters, err);
-    FSDP_TRY(
-        fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &all_stepped, &ids, err));
+    FSDP_TRY(fsdp_wrap_rekey_optim_state(move->from->optim, FSDP_WRAP_PARAM_ID, &all_stepped, &ids,
+                                         err));
     fsdp_status status = set_optim(net, ids, move->scatters, err);
     fsdp_sd_free(ids);
     return status;
@@ -45,13 +45,13 @@ Test(fsdp1_optim, whole_state_loads_into_any_strategy_and_world_size)
 {
     for (int orig = 0; orig < 2; orig++) {
         state_case from = trained_by_four(orig);
-        for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++)
+        for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++)
             for (int ranks = 1; ranks <= 4; ranks++) {
-                if (strategy >= FSDP_V1_HYBRID_SHARD && ranks % 2)
+                if (strategy >= FSDP_WRAP_HYBRID_SHARD && ranks % 2)
                     continue;
                 move_case move = {
                     .from = &from, .scatters = (ranks + strategy) % 2, .is_named = ranks > 2};
-                move.state = case_of((fsdp_v1_strategy)strategy, ranks % 2, move_in);
+                move.state = case_of((fsdp_wrap_strategy)strategy, ranks % 2, move_in);
                 expect_ranks(ranks, run_case, &move);
             }
         free_state(&from);
@@ -61,9 +61,9 @@ Test(fsdp1_optim, whole_state_loads_into_any_strategy_and_world_size)
 Test(fsdp1_optim, rank_0_scatters_from_any_place_in_the_mesh)
 {
     state_case from = trained_by_four(true);
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD; strategy++) {
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD; strategy++) {
         move_case move = {.from = &from, .scatters = true};
-        move.state = case_of((fsdp_v1_strategy)strategy, true, move_in);
+        move.state = case_of((fsdp_wrap_strategy)strategy, true, move_in);
         move.state.setup.is_backwards = true;
         expect_ranks(4, run_case, &move);
     }
@@ -95,8 +95,8 @@ static fsdp_status copy_by_runs(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_optim, sharded_state_goes_back_where_it_came_from)
 {
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++) {
-        state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, copy_by_runs);
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++) {
+        state_case what = case_of((fsdp_wrap_strategy)strategy, strategy % 2, copy_by_runs);
         what.trained = 2;
         expect_ranks(strategy == 1 ? 3 : 4, run_case, &what);
     }
@@ -118,7 +118,7 @@ static fsdp_status load_nothing(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_optim, no_dict_is_no_state)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, load_nothing);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, load_nothing);
     expect_ranks(2, run_case, &what);
 }
 
@@ -141,7 +141,7 @@ static fsdp_status refuse_steps(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_optim, one_flat_parameter_has_one_step)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, refuse_steps);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, refuse_steps);
     what.trained = 1;
     expect_ranks(2, run_case, &what);
 }
@@ -169,7 +169,7 @@ static fsdp_status load_half(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_optim, what_fits_in_part_is_not_loaded_at_all)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, load_half);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, load_half);
     what.trained = 1;
     expect_ranks(1, run_case, &what);
 }
@@ -178,20 +178,21 @@ Test(fsdp1_optim, what_fits_in_part_is_not_loaded_at_all)
 
 Test(fsdp1_optim, keys_go_from_names_to_positions_and_back)
 {
-    const fsdp_v1_optim_input input = all_stepped;
+    const fsdp_wrap_optim_input input = all_stepped;
     fsdp_error err = {0};
     fsdp_sd *ids, *names, *same;
     state_case from = trained_by_four(true);
-    cr_assert_eq(fsdp_v1_rekey_optim_state(from.optim, FSDP_V1_PARAM_ID, &input, &ids, &err),
+    cr_assert_eq(fsdp_wrap_rekey_optim_state(from.optim, FSDP_WRAP_PARAM_ID, &input, &ids, &err),
                  FSDP_OK, "%s", err.text);
     const fsdp_entry *entry = find(ids, "state.3.exp_avg"); /* layers.1.bias */
     cr_assert(entry && entry->data == find(from.optim, "state.layers.1.bias.exp_avg")->data);
     const fsdp_value *group = &find(ids, "param_groups")->value.as.list.items[0];
     cr_assert_eq(group->kind, FSDP_VALUE_DICT);
-    cr_assert_eq(fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_ID, &input, &same, &err), FSDP_OK);
+    cr_assert_eq(fsdp_wrap_rekey_optim_state(ids, FSDP_WRAP_PARAM_ID, &input, &same, &err),
+                 FSDP_OK);
     cr_assert(are_equal(ids, same));
-    cr_assert_eq(fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_NAME, &input, &names, &err), FSDP_OK,
-                 "%s", err.text);
+    cr_assert_eq(fsdp_wrap_rekey_optim_state(ids, FSDP_WRAP_PARAM_NAME, &input, &names, &err),
+                 FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_sd_count(names), fsdp_sd_count(from.optim));
     for (size_t i = 0; i + 1 < fsdp_sd_count(names); i++)
         cr_assert_eq(find(from.optim, fsdp_sd_at(names, i)->name)->data,
@@ -214,13 +215,13 @@ static fsdp_sd *dict_of(const char *const *names, size_t n)
     return sd;
 }
 
-static void expect_rekeyed(fsdp_sd *sd, const fsdp_v1_optim_input *input, fsdp_v1_key_type type,
+static void expect_rekeyed(fsdp_sd *sd, const fsdp_wrap_optim_input *input, fsdp_wrap_key_type type,
                            const char *names, const char *reason)
 {
     fsdp_error err = {0};
     fsdp_sd *out = NULL;
     fsdp_text got = {0};
-    fsdp_status status = fsdp_v1_rekey_optim_state(sd, type, input, &out, &err);
+    fsdp_status status = fsdp_wrap_rekey_optim_state(sd, type, input, &out, &err);
     cr_assert_eq(status, reason ? FSDP_ERR_USAGE : FSDP_OK, "%s", err.text);
     if (reason)
         cr_assert(strstr(err.text, reason), "%s", err.text);
@@ -236,17 +237,17 @@ static void expect_rekeyed(fsdp_sd *sd, const fsdp_v1_optim_input *input, fsdp_v
 /* Modules of a sequence are numbers, and one name may begin another. */
 Test(fsdp1_optim, the_longest_known_name_is_the_key)
 {
-    const fsdp_v1_optim_input input = {
+    const fsdp_wrap_optim_input input = {
         .names = (const char *const[]){"0.weight", "0", "0.weight.x"}, .count = 3};
     expect_rekeyed(dict_of((const char *const[]){"state.0.weight.step", "state.0.weight.x.step",
                                                  "state.gone.step", "other"},
                            4),
-                   &input, FSDP_V1_PARAM_ID, "state.0.step state.2.step other ", NULL);
+                   &input, FSDP_WRAP_PARAM_ID, "state.0.step state.2.step other ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.2.step", "state.1.deep.step"}, 2), &input,
-                   FSDP_V1_PARAM_NAME, "state.0.weight.x.step state.0.deep.step ", NULL);
+                   FSDP_WRAP_PARAM_NAME, "state.0.weight.x.step state.0.deep.step ", NULL);
     expect_rekeyed(dict_of((const char *const[]){"state.2.step", "state.0.weight.step"}, 2), &input,
-                   FSDP_V1_PARAM_NAME, NULL, "some keys are names");
-    expect_rekeyed(dict_of((const char *const[]){"state.7.step"}, 1), &input, FSDP_V1_PARAM_NAME,
+                   FSDP_WRAP_PARAM_NAME, NULL, "some keys are names");
+    expect_rekeyed(dict_of((const char *const[]){"state.7.step"}, 1), &input, FSDP_WRAP_PARAM_NAME,
                    NULL, "parameter 7");
 }
 
@@ -256,21 +257,22 @@ static fsdp_status load_by_position(toy *net, state_case *what, fsdp_error *err)
     const char *backwards[7];
     for (int i = 0; i < 7; i++)
         backwards[i] = stepped[6 - i];
-    const fsdp_v1_optim_input input = {.names = backwards, .count = 7};
-    const fsdp_v1_optim_input short_input = {.names = backwards, .count = 6};
+    const fsdp_wrap_optim_input input = {.names = backwards, .count = 7};
+    const fsdp_wrap_optim_input short_input = {.names = backwards, .count = 6};
     const move_case *move = (const move_case *)what;
     fsdp_error why = {0};
     fsdp_sd *ids, *names = NULL, *some = NULL;
     FSDP_TRY(fsdp_root_set_state(net->root, move->from->model, &whole_model, NULL, err));
-    FSDP_TRY(fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &input, &ids, err));
+    FSDP_TRY(fsdp_wrap_rekey_optim_state(move->from->optim, FSDP_WRAP_PARAM_ID, &input, &ids, err));
     bool fits = find(ids, "state.1.exp_avg")->data ==
                 find(move->from->optim, "state.layers.2.bias.exp_avg")->data;
-    fsdp_status status = fsdp_v1_rekey_optim_state(ids, FSDP_V1_PARAM_NAME, &input, &names, err);
+    fsdp_status status =
+        fsdp_wrap_rekey_optim_state(ids, FSDP_WRAP_PARAM_NAME, &input, &names, err);
     if (status == FSDP_OK)
         status = set_optim(net, names, false, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_rekey_optim_state(move->from->optim, FSDP_V1_PARAM_ID, &short_input, &some,
-                                           err);
+        status = fsdp_wrap_rekey_optim_state(move->from->optim, FSDP_WRAP_PARAM_ID, &short_input,
+                                             &some, err);
     fsdp_status lacks = status == FSDP_OK ? set_optim(net, some, false, &why) : status;
     fsdp_sd_free(ids);
     fsdp_sd_free(names);
@@ -286,7 +288,7 @@ Test(fsdp1_optim, parameters_by_position)
     state_case from = trained_by_four(true);
     for (int ranks = 1; ranks <= 3; ranks++) {
         move_case move = {.from = &from};
-        move.state = case_of(FSDP_V1_FULL_SHARD, true, load_by_position);
+        move.state = case_of(FSDP_WRAP_FULL_SHARD, true, load_by_position);
         expect_ranks(ranks, run_case, &move);
     }
     free_state(&from);
@@ -302,7 +304,7 @@ static fsdp_status look_at_keys(toy *net, state_case *what, fsdp_error *err)
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     const fsdp_entry *bias = find(sd, "optim.state.bias.exp_avg");
     bool is_there = bias && find(sd, "optim.state.bias.step") &&
-                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_v1_place_of(net->own).own;
+                    fsdp_entry_local_bytes(bias, rank) == 4 * fsdp_wrap_place_of(net->own).own;
     fsdp_sd_free(sd);
     EXPECT(is_there);
     return FSDP_OK;
@@ -311,7 +313,7 @@ static fsdp_status look_at_keys(toy *net, state_case *what, fsdp_error *err)
 Test(fsdp1_optim, every_rank_names_every_parameter)
 {
     for (int orig = 0; orig < 2; orig++) {
-        state_case what = case_of(FSDP_V1_FULL_SHARD, orig, look_at_keys);
+        state_case what = case_of(FSDP_WRAP_FULL_SHARD, orig, look_at_keys);
         expect_ranks(4, run_case, &what); /* the bias has three elements */
     }
 }
@@ -337,7 +339,8 @@ static fsdp_status go_everywhere(toy *net, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_root_get_state(net->root, &whole_optim, &optim, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_rekey_optim_state(optim, FSDP_V1_PARAM_ID, &all_stepped, &rekeyed, err);
+        status =
+            fsdp_wrap_rekey_optim_state(optim, FSDP_WRAP_PARAM_ID, &all_stepped, &rekeyed, err);
     if (status == FSDP_OK)
         status = set_optim(net, rekeyed, true, err);
     fsdp_sd_free(optim);
@@ -357,9 +360,9 @@ static fsdp_status run_short(world_rank *rank, fsdp_error *err)
     if (status == FSDP_OK)
         status = go_everywhere(&net, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_summon_full_params(net.v1, NULL, NULL, err);
+        status = fsdp_wrap_summon_full_params(net.wrap, NULL, NULL, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_summon_end(net.v1, err);
+        status = fsdp_wrap_summon_end(net.wrap, err);
     int64_t made = fsdp_mem_fail_after(-1, false);
     if (what->trained < 0)
         what->allocations = (int)made;
@@ -371,9 +374,9 @@ static fsdp_status run_short(world_rank *rank, fsdp_error *err)
 Test(fsdp1_optim, any_allocation_may_fail, .timeout = 60)
 {
     fsdp_error err = {0};
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, NULL);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, NULL);
     int failed = 0;
-    what.setup.hook = fsdp_v1_bf16_compress_hook;
+    what.setup.hook = fsdp_wrap_bf16_compress_hook;
     what.trained = -1;
     cr_assert_eq(run_worlds(1, "cpu", run_short, &what, &err), FSDP_OK, "%s", err.text);
     for (what.trained = 0; what.trained < what.allocations; what.trained++) {
@@ -417,7 +420,7 @@ static fsdp_status look_at_groups(toy *net, state_case *what, fsdp_error *err)
 Test(fsdp1_optim, what_is_not_stepped_has_no_state)
 {
     static const fsdp_optim_group weights = {.match = is_weight, .lr = 0.01};
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, look_at_groups);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, look_at_groups);
     what.setup.groups = &weights;
     what.setup.group_count = 1;
     what.trained = 1;
@@ -469,7 +472,7 @@ static fsdp_status step_with_two(toy *net, state_case *what, fsdp_error *err)
 Test(fsdp1_optim, two_optimizers_step_flat_parameters_of_their_own)
 {
     static const fsdp_optim_group first = {.match = is_in_first_layer, .lr = 0.01};
-    state_case what = case_of(FSDP_V1_FULL_SHARD, true, step_with_two);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, true, step_with_two);
     what.setup.groups = &first;
     what.setup.group_count = 1;
     expect_ranks(2, run_case, &what);
@@ -489,7 +492,7 @@ Test(fsdp1_optim, hyper_parameters_follow_their_parameters)
     state_case from = trained_by_four(false);
     for (int scatters = 0; scatters < 2; scatters++) {
         move_case move = {.from = &from, .scatters = scatters};
-        move.state = case_of(FSDP_V1_SHARD_GRAD_OP, scatters, change_hypers);
+        move.state = case_of(FSDP_WRAP_SHARD_GRAD_OP, scatters, change_hypers);
         expect_ranks(2, run_case, &move);
     }
     free_state(&from);

@@ -2,7 +2,7 @@
  * The FSDP1 face: state dicts of the model, of every type and strategy; checkpoints, from one world size to
  * another and to units.
  */
-#include "tests/unit/v1_state_cases.h"
+#include "tests/unit/wrap_state_cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,9 +36,9 @@ static fsdp_status look_at_full(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, full_dicts_are_whole_and_named_as_declared)
 {
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++)
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++)
         for (int ranks = 2; ranks <= 4; ranks *= 2) {
-            state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, look_at_full);
+            state_case what = case_of((fsdp_wrap_strategy)strategy, strategy % 2, look_at_full);
             expect_ranks(ranks, run_case, &what);
         }
 }
@@ -55,7 +55,7 @@ static fsdp_status look_at_sharded(toy *net, state_case *what, fsdp_error *err)
     int rank = fsdp_world_rank(net->world);
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &live, err));
     const fsdp_entry *entry = find(live, "layers.1.weight");
-    const fsdp_v1_place place = fsdp_v1_place_of(net->weight[1]);
+    const fsdp_wrap_place place = fsdp_wrap_place_of(net->weight[1]);
     bool is_live = is_in_shard(net->weight[1], entry) && entry->ndim == 2 &&
                    fsdp_entry_local_bytes(entry, rank) == place.own * 4;
     bool has_flat = find(live, "layers.1.weight")->flat >= 0 && fsdp_sd_flat_count(live) > 0;
@@ -78,9 +78,9 @@ static fsdp_status look_at_sharded(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, sharded_dicts_are_live_memory)
 {
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++) {
-        state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, look_at_sharded);
-        what.flag = strategy < FSDP_V1_NO_SHARD;
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++) {
+        state_case what = case_of((fsdp_wrap_strategy)strategy, strategy % 2, look_at_sharded);
+        what.flag = strategy < FSDP_WRAP_NO_SHARD;
         expect_ranks(4, run_case, &what);
     }
 }
@@ -101,7 +101,7 @@ static fsdp_status refuse_dicts(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, types_that_do_not_fit_are_refused)
 {
-    state_case what = case_of(FSDP_V1_HYBRID_SHARD, false, refuse_dicts);
+    state_case what = case_of(FSDP_WRAP_HYBRID_SHARD, false, refuse_dicts);
     expect_ranks(2, run_case, &what);
 }
 
@@ -148,9 +148,9 @@ static void load_everywhere(const state_case *from)
 {
     for (int ranks = 1; ranks <= 4; ranks++) {
         move_case move = {.from = from};
-        fsdp_v1_strategy strategy = (fsdp_v1_strategy)((ranks * 3) % 5);
-        if (strategy >= FSDP_V1_HYBRID_SHARD && ranks % 2)
-            strategy = FSDP_V1_FULL_SHARD;
+        fsdp_wrap_strategy strategy = (fsdp_wrap_strategy)((ranks * 3) % 5);
+        if (strategy >= FSDP_WRAP_HYBRID_SHARD && ranks % 2)
+            strategy = FSDP_WRAP_FULL_SHARD;
         move.state = case_of(strategy, ranks % 2, load_v1);
         expect_ranks(ranks, run_case, &move);
     }
@@ -161,7 +161,7 @@ static void load_by_units(const state_case *from, const char *dir)
     char path[96];
     snprintf(path, sizeof path, "%s/units", dir);
     move_case move = {.from = from};
-    move.state = case_of(FSDP_V1_FULL_SHARD, false, load_plain);
+    move.state = case_of(FSDP_WRAP_FULL_SHARD, false, load_plain);
     move.state.setup.is_plain = true;
     move.state.dir = path;
     expect_ranks(3, run_case, &move);
@@ -175,7 +175,8 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
     const char *dir = make_dir();
     for (int i = 0; i < 4; i++) {
         char path[96];
-        state_case from = case_of(i == 3 ? FSDP_V1_HYBRID_SHARD : FSDP_V1_FULL_SHARD, i % 2, save);
+        state_case from =
+            case_of(i == 3 ? FSDP_WRAP_HYBRID_SHARD : FSDP_WRAP_FULL_SHARD, i % 2, save);
         snprintf(path, sizeof path, "%s/%d", dir, i);
         from.kind = i == 3 ? FSDP_SHARDED : (fsdp_kind)i;
         from.dir = path;
@@ -230,7 +231,7 @@ static fsdp_status refuse_models(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, tensors_that_do_not_fit_are_named)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, false, refuse_models);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, refuse_models);
     expect_ranks(3, run_case, &what);
 }
 
@@ -258,7 +259,7 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, nothing_is_set_of_a_dict_that_does_not_fit)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, false, refuse_half);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, refuse_half);
     expect_ranks(2, run_case, &what);
 }
 
@@ -294,8 +295,8 @@ Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
     for (int kind = 0; kind <= FSDP_LOCAL; kind++) {
         char path[96];
         snprintf(path, sizeof path, "%s/buffers-%d", dir, kind);
-        state_case what = case_of(FSDP_V1_FULL_SHARD, false, look_at_buffer);
-        what.setup.v1.buffer_dtype = FSDP_BF16;
+        state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, look_at_buffer);
+        what.setup.wrap.buffer_dtype = FSDP_BF16;
         what.kind = (fsdp_kind)kind;
         what.flag = kind == FSDP_FULL;
         what.dir = path;
@@ -338,9 +339,9 @@ static fsdp_status set_by_dict(toy *net, float value, fsdp_error *err)
 
 static fsdp_status set_by_summoning(toy *net, float value, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
     *(float *)fsdp_param_data(net->weight[1]) = value;
-    return fsdp_v1_summon_end(net->v1, err);
+    return fsdp_wrap_summon_end(net->wrap, err);
 }
 
 static fsdp_status set_behind_forwards(toy *net, state_case *what, fsdp_error *err)
@@ -362,7 +363,7 @@ Test(fsdp1_state, what_is_gathered_is_what_was_set_last)
 {
     char *dir = make_dir(), path[64];
     snprintf(path, sizeof path, "%s/it", dir);
-    state_case what = case_of(FSDP_V1_SHARD_GRAD_OP, true, set_behind_forwards);
+    state_case what = case_of(FSDP_WRAP_SHARD_GRAD_OP, true, set_behind_forwards);
     what.dir = path;
     expect_ranks(2, run_case, &what);
     remove_dir(dir);

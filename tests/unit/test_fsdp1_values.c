@@ -29,12 +29,12 @@ static fsdp_status run_case(world_rank *rank, fsdp_error *err)
 static void expect_everywhere(fsdp_status (*body)(toy *net, fsdp_error *err))
 {
     for (int ranks = 1; ranks <= 4; ranks++)
-        for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy += 2) {
+        for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy += 2) {
             values_case what = {.setup = net_setup_default(), .body = body};
             fsdp_error err = {0};
-            bool is_hybrid = strategy >= FSDP_V1_HYBRID_SHARD;
-            what.setup.v1.unit.strategy = (fsdp_v1_strategy)strategy;
-            what.setup.v1.use_orig_params = ranks % 2;
+            bool is_hybrid = strategy >= FSDP_WRAP_HYBRID_SHARD;
+            what.setup.wrap.unit.strategy = (fsdp_wrap_strategy)strategy;
+            what.setup.wrap.use_orig_params = ranks % 2;
             what.setup.replicas = is_hybrid ? 1 + (ranks % 2 == 0) : 0;
             cr_assert_eq(run_worlds(ranks, "cpu-async", run_case, &what, &err), FSDP_OK,
                          "%d ranks, strategy %d: %s", ranks, strategy, err.text);
@@ -145,13 +145,13 @@ static fsdp_status summon_over_gathered(toy *net, fsdp_error *err)
     float factor = 2;
     FSDP_TRY(fsdp_root_init(net->root, number, &factor, err));
     FSDP_TRY(gather_all(net, err));
-    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
     for (int i = 0; i < NET_LAYERS; i++) {
         float *weight = fsdp_param_data(net->weight[i]);
         for (int64_t e = 0; e < elements(net->weight[i]); e++)
             weight[e] *= 2;
     }
-    FSDP_TRY(fsdp_v1_summon_end(net->v1, err));
+    FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
     return expect_numbers(net, 4, err);
 }
 

@@ -1,10 +1,10 @@
 /*
  * Runs that leave their whole state, and others that find it: for tests of state dicts of the FSDP1 face.
  */
-#ifndef FSDP_TESTS_V1_STATE_CASES_H
-#define FSDP_TESTS_V1_STATE_CASES_H
+#ifndef FSDP_TESTS_WRAP_STATE_CASES_H
+#define FSDP_TESTS_WRAP_STATE_CASES_H
 
-#include "tests/unit/v1_expect.h"
+#include "tests/unit/wrap_expect.h"
 #include <fsdp/state.h>
 
 /* Whole state under the names that PyTorch gives it. */
@@ -64,13 +64,13 @@ static inline fsdp_status run_case(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-static inline state_case case_of(fsdp_v1_strategy strategy, bool orig,
+static inline state_case case_of(fsdp_wrap_strategy strategy, bool orig,
                           fsdp_status (*body)(toy *, state_case *, fsdp_error *))
 {
     state_case what = {.setup = net_setup_default(), .body = body};
-    what.setup.v1.unit.strategy = strategy;
-    what.setup.v1.use_orig_params = orig;
-    what.setup.replicas = strategy >= FSDP_V1_HYBRID_SHARD ? 2 : 0;
+    what.setup.wrap.unit.strategy = strategy;
+    what.setup.wrap.use_orig_params = orig;
+    what.setup.replicas = strategy >= FSDP_WRAP_HYBRID_SHARD ? 2 : 0;
     return what;
 }
 
@@ -99,7 +99,7 @@ static inline fsdp_status leave_all(toy *net, state_case *what, fsdp_error *err)
 /* The state after two steps of four ranks. */
 static inline state_case trained_by_four(bool orig)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, orig, leave_all);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, orig, leave_all);
     what.trained = 2;
     expect_ranks(4, run_case, &what);
     return what;

@@ -3,7 +3,7 @@
  * units (unit.h). For programs that think in sharding strategies, wrap policies and flat parameters, and for
  * checkpoints that FSDP1 users know. docs/runtime.md says what differs from PyTorch.
  *
- * The caller declares a model (model.h) and makes no units: fsdp_v1_create does, one per module that the
+ * The caller declares a model (model.h) and makes no units: fsdp_wrap_create does, one per module that the
  * policy wants, and one of the rest. The parameters of a unit lie in one flat parameter, a 1-D tensor that
  * is cut into one chunk per rank, wherever that falls. The handles that fsdp_model_add_param gave stay good:
  *
@@ -17,7 +17,7 @@
  *
  * Hooks of gradients (fsdp_param_set_post_accumulate_hook) are the flat parameter's.
  *
- * Everything else is the root's, fsdp_v1_root: first values (root_init.h), optimizers, clipping and loss
+ * Everything else is the root's, fsdp_wrap_root: first values (root_init.h), optimizers, clipping and loss
  * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
  * parameters, with the names, shapes and dtypes that they were declared with, so that checkpoints go from
  * either face to the other at any world size. What of PyTorch's FSDP1 calls is where:
@@ -34,10 +34,10 @@
  * that steps any of it uses it up, so what lies in one is for one of them.
  *
  * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
- * wrap alike. One fsdp_v1 is used by one thread at a time.
+ * wrap alike. One fsdp_wrap is used by one thread at a time.
  */
-#ifndef FSDP_FSDP1_H
-#define FSDP_FSDP1_H
+#ifndef FSDP_WRAP_H
+#define FSDP_WRAP_H
 
 #include <fsdp/root.h>
 #include <fsdp/sd.h>
@@ -46,57 +46,57 @@
 extern "C" {
 #endif
 
-typedef struct fsdp_v1 fsdp_v1;
+typedef struct fsdp_wrap fsdp_wrap;
 
 /* --- how a unit is sharded -------------------------------------------------------------------- */
 
-typedef enum fsdp_v1_strategy {
-    FSDP_V1_FULL_SHARD = 0,    /* given back after forward, gathered again in backward */
-    FSDP_V1_SHARD_GRAD_OP,     /* kept from forward to backward; under no_sync also behind it */
-    FSDP_V1_NO_SHARD,          /* whole on every rank, gradients are all-reduced */
-    FSDP_V1_HYBRID_SHARD,      /* FULL_SHARD in rows of the mesh, replicated over its columns */
-    FSDP_V1_HYBRID_SHARD_ZERO2 /* the same of SHARD_GRAD_OP */
-} fsdp_v1_strategy;
+typedef enum fsdp_wrap_strategy {
+    FSDP_WRAP_FULL_SHARD = 0,    /* given back after forward, gathered again in backward */
+    FSDP_WRAP_SHARD_GRAD_OP,     /* kept from forward to backward; under no_sync also behind it */
+    FSDP_WRAP_NO_SHARD,          /* whole on every rank, gradients are all-reduced */
+    FSDP_WRAP_HYBRID_SHARD,      /* FULL_SHARD in rows of the mesh, replicated over its columns */
+    FSDP_WRAP_HYBRID_SHARD_ZERO2 /* the same of SHARD_GRAD_OP */
+} fsdp_wrap_strategy;
 
 /* When the unit whose backward comes next is gathered. A wrong guess costs a gather, never correctness. */
-typedef enum fsdp_v1_prefetch {
-    FSDP_V1_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
-    FSDP_V1_BACKWARD_POST,     /* after this unit has given its parameters back, before it reduces */
-    FSDP_V1_BACKWARD_NONE
-} fsdp_v1_prefetch;
+typedef enum fsdp_wrap_prefetch {
+    FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
+    FSDP_WRAP_BACKWARD_POST,     /* after this unit has given its parameters back, before it reduces */
+    FSDP_WRAP_BACKWARD_NONE
+} fsdp_wrap_prefetch;
 
-typedef struct fsdp_v1_unit_opts {
-    fsdp_v1_strategy strategy;
-    fsdp_v1_prefetch backward_prefetch;
+typedef struct fsdp_wrap_unit_opts {
+    fsdp_wrap_strategy strategy;
+    fsdp_wrap_prefetch backward_prefetch;
     bool forward_prefetch;     /* gathers the next unit ahead, in the order of the first forward: for models
                                 * whose order never changes */
     fsdp_dtype param_dtype;    /* of gathered parameters; NONE: as stored */
     fsdp_dtype reduce_dtype;   /* NONE: param_dtype (unlike units, which take the stored dtype) */
     bool offload_params;       /* shards and gradients live in host memory */
-} fsdp_v1_unit_opts;
+} fsdp_wrap_unit_opts;
 
 /* --- which modules are units ------------------------------------------------------------------ */
 
 /* A module: a prefix of parameters' names ("layers.0.attn"). */
-typedef struct fsdp_v1_module {
+typedef struct fsdp_wrap_module {
     const char *name;          /* "" for the root, which no policy is asked about */
     const char *type;          /* what type_of said, else "" */
     int64_t unwrapped;         /* elements below it that no inner unit has */
     bool is_list;              /* only modules named 0, 1, 2, ... and no parameters of its own */
-} fsdp_v1_module;
+} fsdp_wrap_module;
 
-typedef enum fsdp_v1_policy_kind {
-    FSDP_V1_WRAP_NONE = 0,     /* the root alone */
-    FSDP_V1_WRAP_ALWAYS,       /* every module but lists */
-    FSDP_V1_WRAP_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
-    FSDP_V1_WRAP_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
-    FSDP_V1_WRAP_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
+typedef enum fsdp_wrap_policy_kind {
+    FSDP_POLICY_NONE = 0,     /* the root alone */
+    FSDP_POLICY_ALWAYS,       /* every module but lists */
+    FSDP_POLICY_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
+    FSDP_POLICY_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
+    FSDP_POLICY_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
                                 * the types named are taken whole or not at all */
-    FSDP_V1_WRAP_CUSTOM        /* those that `wants` says yes to */
-} fsdp_v1_policy_kind;
+    FSDP_POLICY_CUSTOM        /* those that `wants` says yes to */
+} fsdp_wrap_policy_kind;
 
-typedef struct fsdp_v1_policy {
-    fsdp_v1_policy_kind kind;
+typedef struct fsdp_wrap_policy {
+    fsdp_wrap_policy_kind kind;
     const char *const *names;  /* of NAMES, TYPES and SIZE */
     size_t name_count;
     int64_t min_elements;      /* of SIZE; 0: 100,000,000 */
@@ -104,20 +104,20 @@ typedef struct fsdp_v1_policy {
     /* The type of a module, "Block"; NULL: it has none. May be NULL. */
     const char *(*type_of)(void *context, const char *module);
     /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
-    bool (*wants)(void *context, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts);
+    bool (*wants)(void *context, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts);
     /* With any policy: modules of these types are units of their own that are computed as stored, without
      * param_dtype and reduce_dtype (batch norms). */
     const char *const *full_precision_types;
     size_t full_precision_count;
-} fsdp_v1_policy;
+} fsdp_wrap_policy;
 
 /* --- wrapping --------------------------------------------------------------------------------- */
 
-typedef struct fsdp_v1_opts {
+typedef struct fsdp_wrap_opts {
     const fsdp_mesh *mesh;     /* connected, one dim, or replicas x shards. NULL: all ranks; for hybrid
-                                * strategies: hosts x the ranks of a host. A given one outlives the fsdp_v1 */
-    fsdp_v1_unit_opts unit;    /* of every unit, unless the policy changes it */
-    fsdp_v1_policy policy;     /* names and types are used until fsdp_v1_create returns */
+                                * strategies: hosts x the ranks of a host. A given one outlives the fsdp_wrap */
+    fsdp_wrap_unit_opts unit;    /* of every unit, unless the policy changes it */
+    fsdp_wrap_policy policy;     /* names and types are used until fsdp_wrap_create returns */
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
                                 * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
     bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
@@ -127,81 +127,81 @@ typedef struct fsdp_v1_opts {
      * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
     const char *const *ignored_modules, *const *ignored_states;
     size_t ignored_module_count, ignored_state_count;
-} fsdp_v1_opts;
+} fsdp_wrap_opts;
 /*
  * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
  * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
  * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_create(fsdp_model *model, const fsdp_v1_opts *opts,
-                                                 fsdp_v1 **v1_out, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
+                                                 fsdp_wrap **wrap_out, fsdp_error *err);
 /* Free optimizers and state dicts first. Accepts NULL. */
-FSDP_API void fsdp_v1_free(fsdp_v1 *v1);
+FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
-FSDP_API fsdp_root *fsdp_v1_root(fsdp_v1 *v1);
+FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
 /* The unit of exactly that module, "" for the root; NULL when it is none. */
-FSDP_API fsdp_unit *fsdp_v1_unit(fsdp_v1 *v1, const char *module);
+FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);
 /* The flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard, gradient
  * and layout are those of any parameter of one dim. */
-FSDP_API fsdp_param *fsdp_v1_flat_param(fsdp_v1 *v1, const fsdp_unit *unit);
+FSDP_API fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit);
 
-typedef enum fsdp_v1_training {
-    FSDP_V1_IDLE,
-    FSDP_V1_FORWARD_BACKWARD,
-    FSDP_V1_SUMMON_FULL_PARAMS
-} fsdp_v1_training;
-FSDP_API fsdp_v1_training fsdp_v1_training_state(const fsdp_v1 *v1);
+typedef enum fsdp_wrap_training {
+    FSDP_WRAP_IDLE,
+    FSDP_WRAP_FORWARD_BACKWARD,
+    FSDP_WRAP_SUMMON_FULL_PARAMS
+} fsdp_wrap_training;
+FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
 
 /* Where a parameter lies. Counted in elements. */
-typedef struct fsdp_v1_place {
+typedef struct fsdp_wrap_place {
     fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
     int64_t offset, count;     /* in the flat parameter */
     int64_t first, own;        /* this rank's run of it; own 0: none */
     int64_t at;                /* where that run begins in this rank's chunk */
-} fsdp_v1_place;
-FSDP_API fsdp_v1_place fsdp_v1_place_of(const fsdp_param *param);
+} fsdp_wrap_place;
+FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 
 /* --- training --------------------------------------------------------------------------------- */
 
 /* Local, between steps. Until it is switched off, gradients are kept whole and added up; the next backward
  * after that reduces them [no_sync]. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_set_accumulating(fsdp_v1 *v1, bool is_accumulating,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
                                                            fsdp_error *err);
 
 /* What a communication hook gets: it replaces the reduction of one unit, with its division. */
-typedef struct fsdp_v1_bucket {
+typedef struct fsdp_wrap_bucket {
     const char *unit;
     fsdp_dtype dtype;
     void *grad;                /* the whole flat gradient of this rank, padded; scratch if there is a shard */
     int64_t count;
     void *shard;               /* where this rank's chunk of the mean goes, as many elements as count over the
                                 * ranks; NULL for NO_SHARD: grad becomes the mean */
-} fsdp_v1_bucket;
+} fsdp_wrap_bucket;
 /* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
  * ranks alike. It is not called where a unit has one rank. */
-typedef fsdp_status (*fsdp_v1_comm_hook)(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                          fsdp_error *err);
 /* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, fsdp_v1_comm_hook hook, void *context,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
                                                              fsdp_error *err);
 /* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
-FSDP_API fsdp_status fsdp_v1_fp16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                                 fsdp_error *err);
-FSDP_API fsdp_status fsdp_v1_bf16_compress_hook(void *context, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
+FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
                                                 fsdp_error *err);
 
 /* --- whole parameters ------------------------------------------------------------------------- */
 
-typedef struct fsdp_v1_summon_opts {
+typedef struct fsdp_wrap_summon_opts {
     bool only_unit;            /* not those of modules below it [not recurse] */
     bool discard_changes;      /* but those of NO_SHARD units stay in any case [not writeback] */
     bool rank0_only;           /* rank 0 alone keeps them, on the others fsdp_param_data is NULL */
     bool offload_to_cpu;       /* into host memory */
     bool with_grads;           /* the reduced gradients, too: fsdp_param_grad, NULL where there is none */
-} fsdp_v1_summon_opts;
+} fsdp_wrap_summon_opts;
 
 /*
- * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_v1_summon_end:
+ * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_wrap_summon_end:
  * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
  * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
  * parameters follow.
@@ -209,21 +209,21 @@ typedef struct fsdp_v1_summon_opts {
  * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without use_orig_params or
  * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
-                                                             const fsdp_v1_summon_opts *opts,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
+                                                             const fsdp_wrap_summon_opts *opts,
                                                              fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_summon_end(fsdp_v1 *v1, fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
 
 /* --- keys of optimizer state ------------------------------------------------------------------ */
 
 /* Which parameters the optimizer was given, by position: names of declared parameters, or of flat ones
  * without use_orig_params. Groups one after the other. */
-typedef struct fsdp_v1_optim_input {
+typedef struct fsdp_wrap_optim_input {
     const char *const *names;
     size_t count;
-} fsdp_v1_optim_input;
+} fsdp_wrap_optim_input;
 
-typedef enum fsdp_v1_key_type { FSDP_V1_PARAM_NAME = 0, FSDP_V1_PARAM_ID } fsdp_v1_key_type;
+typedef enum fsdp_wrap_key_type { FSDP_WRAP_PARAM_NAME = 0, FSDP_WRAP_PARAM_ID } fsdp_wrap_key_type;
 
 /*
  * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names, or positions in input (0, 1, ...). Borrows the memory of
@@ -231,8 +231,8 @@ typedef enum fsdp_v1_key_type { FSDP_V1_PARAM_NAME = 0, FSDP_V1_PARAM_ID } fsdp_
  * FSDP_ERR_USAGE: keys of both types, or a position that input does not have. The lists `params` follow, and
  * are sorted.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_v1_rekey_optim_state(const fsdp_sd *sd, fsdp_v1_key_type type,
-                                                                 const fsdp_v1_optim_input *input,
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
+                                                                 const fsdp_wrap_optim_input *input,
                                                                  fsdp_sd **sd_out, fsdp_error *err);
 
 #ifdef __cplusplus

@@ -2,7 +2,7 @@
  * The FSDP1 face: whole parameters between steps, in the dtype they are stored in, and back: each rank keeps
  * of the changes what lies in its own chunk.
  */
-#include "runtime/fsdp1/fsdp1_internal.h"
+#include "runtime/wrap/wrap_internal.h"
 
 #include <string.h>
 
@@ -10,38 +10,38 @@
 
 /* --- which combinations ----------------------------------------------------------------------- */
 
-static bool is_asked_for(const fsdp_v1_flat *flat, const fsdp_v1_flat *outer, bool recurse)
+static bool is_asked_for(const fsdp_wrap_flat *flat, const fsdp_wrap_flat *outer, bool recurse)
 {
     return flat == outer || (recurse && fsdp_name_is_below(flat->module, outer->module));
 }
 
-static const fsdp_v1_flat *find_unit(const fsdp_v1 *v1, const fsdp_unit *unit)
+static const fsdp_wrap_flat *find_unit(const fsdp_wrap *wrap, const fsdp_unit *unit)
 {
-    for (size_t i = 0; i < v1->flat_count; i++)
-        if (v1->flats[i].unit == unit)
-            return &v1->flats[i];
+    for (size_t i = 0; i < wrap->flat_count; i++)
+        if (wrap->flats[i].unit == unit)
+            return &wrap->flats[i];
     return NULL;
 }
 
-static fsdp_status check_opts(const fsdp_v1 *v1, const fsdp_v1_flat *outer,
-                              const fsdp_v1_summon_opts *opts, fsdp_error *err)
+static fsdp_status check_opts(const fsdp_wrap *wrap, const fsdp_wrap_flat *outer,
+                              const fsdp_wrap_summon_opts *opts, fsdp_error *err)
 {
     if (opts->rank0_only && !opts->discard_changes)
         return fsdp_fail(
             err, FSDP_ERR_USAGE,
             "rank0_only goes with discard_changes: what rank 0 changes does not reach the "
             "chunks of the others");
-    if (opts->with_grads && !v1->use_orig_params)
+    if (opts->with_grads && !wrap->use_orig_params)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads needs use_orig_params");
     if (opts->with_grads && opts->offload_to_cpu)
         return fsdp_fail(err, FSDP_ERR_USAGE, "with_grads does not go with offload_to_cpu");
-    for (size_t i = 0; i < v1->flat_count && opts->offload_to_cpu; i++)
-        if (v1->flats[i].opts.strategy == FSDP_V1_NO_SHARD &&
-            is_asked_for(&v1->flats[i], outer, !opts->only_unit))
+    for (size_t i = 0; i < wrap->flat_count && opts->offload_to_cpu; i++)
+        if (wrap->flats[i].opts.strategy == FSDP_WRAP_NO_SHARD &&
+            is_asked_for(&wrap->flats[i], outer, !opts->only_unit))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "unit %s: offload_to_cpu does not go with NO_SHARD, whose parameters "
                              "are whole where they are",
-                             fsdp_unit_name(v1->flats[i].unit));
+                             fsdp_unit_name(wrap->flats[i].unit));
     return FSDP_OK;
 }
 
@@ -88,11 +88,11 @@ static fsdp_status gather(const fsdp_param *flat, const void *own, bool keeps, v
     return FSDP_OK;
 }
 
-static fsdp_status take_out(fsdp_v1 *v1, fsdp_v1_flat *flat, fsdp_error *err)
+static fsdp_status take_out(fsdp_wrap *wrap, fsdp_wrap_flat *flat, fsdp_error *err)
 {
     fsdp_param *param = flat->param;
-    bool keeps = !v1->summon.rank0_only || v1->root->world->rank == 0;
-    bool with_grads = v1->summon.with_grads && param->shard_grad;
+    bool keeps = !wrap->summon.rank0_only || wrap->root->world->rank == 0;
+    bool with_grads = wrap->summon.with_grads && param->shard_grad;
     flat->is_summoned = true;
     if (is_whole(param)) {
         param->summoned = keeps ? param->shard : NULL;
@@ -117,12 +117,12 @@ static void write_back(const fsdp_param *param, const void *whole, void *own)
         memcpy(own, (const unsigned char *)whole + offset, (size_t)param->rows * size);
 }
 
-static void put_back(fsdp_v1 *v1, fsdp_v1_flat *flat)
+static void put_back(fsdp_wrap *wrap, fsdp_wrap_flat *flat)
 {
     fsdp_param *param = flat->param;
     if (!flat->is_summoned)
         return;
-    if (!v1->summon.discard_changes) {
+    if (!wrap->summon.discard_changes) {
         write_back(param, flat->summoned, param->shard);
         write_back(param, flat->summoned_grad, param->shard_grad);
     }
@@ -133,51 +133,51 @@ static void put_back(fsdp_v1 *v1, fsdp_v1_flat *flat)
     flat->is_summoned = false;
 }
 
-static void put_all_back(fsdp_v1 *v1)
+static void put_all_back(fsdp_wrap *wrap)
 {
-    for (size_t i = 0; i < v1->flat_count; i++)
-        put_back(v1, &v1->flats[i]);
-    v1->root->is_summoned = false;
-    fsdp_root_refresh_masters(v1->root, NULL);
+    for (size_t i = 0; i < wrap->flat_count; i++)
+        put_back(wrap, &wrap->flats[i]);
+    wrap->root->is_summoned = false;
+    fsdp_root_refresh_masters(wrap->root, NULL);
 }
 
 /* --- the calls -------------------------------------------------------------------------------- */
 
-static fsdp_status take_all_out(fsdp_v1 *v1, const fsdp_v1_flat *outer, fsdp_error *err)
+static fsdp_status take_all_out(fsdp_wrap *wrap, const fsdp_wrap_flat *outer, fsdp_error *err)
 {
-    for (size_t i = 0; i < v1->flat_count; i++) {
-        fsdp_v1_flat *flat = &v1->flats[i];
-        if (flat->param && is_asked_for(flat, outer, !v1->summon.only_unit))
-            FSDP_TRY(take_out(v1, flat, err));
+    for (size_t i = 0; i < wrap->flat_count; i++) {
+        fsdp_wrap_flat *flat = &wrap->flats[i];
+        if (flat->param && is_asked_for(flat, outer, !wrap->summon.only_unit))
+            FSDP_TRY(take_out(wrap, flat, err));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_summon_full_params(fsdp_v1 *v1, fsdp_unit *unit,
-                                       const fsdp_v1_summon_opts *opts, fsdp_error *err)
+fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
+                                         const fsdp_wrap_summon_opts *opts, fsdp_error *err)
 {
-    static const fsdp_v1_summon_opts none = {0};
-    const fsdp_v1_flat *outer = find_unit(v1, unit ? unit : fsdp_root_unit(v1->root));
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_summon_full_params", err));
-    FSDP_TRY(fsdp_state_settle(v1->root, err));
+    static const fsdp_wrap_summon_opts none = {0};
+    const fsdp_wrap_flat *outer = find_unit(wrap, unit ? unit : fsdp_root_unit(wrap->root));
+    FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_summon_full_params", err));
+    FSDP_TRY(fsdp_state_settle(wrap->root, err));
     if (!outer)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unit %s is of another model", fsdp_unit_name(unit));
-    FSDP_TRY(check_opts(v1, outer, opts ? opts : &none, err));
-    v1->summon = opts ? *opts : none;
-    v1->root->is_summoned = true;
-    fsdp_status status = take_all_out(v1, outer, err);
+    FSDP_TRY(check_opts(wrap, outer, opts ? opts : &none, err));
+    wrap->summon = opts ? *opts : none;
+    wrap->root->is_summoned = true;
+    fsdp_status status = take_all_out(wrap, outer, err);
     if (status != FSDP_OK) {
-        v1->summon.discard_changes = true;
-        put_all_back(v1);
+        wrap->summon.discard_changes = true;
+        put_all_back(wrap);
     }
-    return fsdp_root_done(v1->root, status, err);
+    return fsdp_root_done(wrap->root, status, err);
 }
 
-fsdp_status fsdp_v1_summon_end(fsdp_v1 *v1, fsdp_error *err)
+fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_root_ready(v1->root, err));
-    if (!v1->root->is_summoned)
+    FSDP_TRY(fsdp_root_ready(wrap->root, err));
+    if (!wrap->root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE, "no full parameters are summoned");
-    put_all_back(v1);
+    put_all_back(wrap);
     return FSDP_OK;
 }

@@ -1,6 +1,6 @@
 /* What tests of the FSDP1 face expect, on ranks that are threads. */
-#ifndef FSDP_TESTS_V1_EXPECT_H
-#define FSDP_TESTS_V1_EXPECT_H
+#ifndef FSDP_TESTS_WRAP_EXPECT_H
+#define FSDP_TESTS_WRAP_EXPECT_H
 
 #include "tests/support/training.h"
 #include <fsdp/root_init.h>
