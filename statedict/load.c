@@ -5,6 +5,7 @@
 #include "statedict/candidates.h"
 #include "statedict/checkpoint_internal.h"
 #include "statedict/describe.h"
+#include "statedict/load_internal.h"
 #include "statedict/names.h"
 #include "statedict/run_internal.h"
 
@@ -27,7 +28,8 @@ typedef struct lending {
 } lending;
 
 typedef struct load_job {
-    fsdp_sd *sd;
+    fsdp_sd *sd; /* the caller's, or what hooks want of a checkpoint */
+    const fsdp_load_hooks *hooks;
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
     fsdp_io *io;
@@ -417,6 +419,11 @@ static fsdp_status group_alone(load_job *job)
     return FSDP_OK;
 }
 
+static fsdp_status share_dicts(load_job *job, fsdp_error *err)
+{
+    return fsdp_ctl_allgather(job->ctl, &job->sd, sizeof job->sd, job->group_sds, err);
+}
+
 /* Ranks with one address space tell each other where their memory is; rank 0's checkpoint serves all. */
 static fsdp_status group_together(load_job *job, group_member *members, fsdp_error *err)
 {
@@ -489,6 +496,36 @@ static fsdp_status match_and_open(load_job *job, fsdp_error *err)
     return st;
 }
 
+/* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
+static fsdp_status ask_want(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    fsdp_status st =
+        job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
+    end_touching(job);
+    return st;
+}
+
+static fsdp_status want(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = ask_want(job, err);
+    if (st != FSDP_OK)
+        return fsdp_ctl_agree(job->ctl, st, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    job->group_sds[0] = job->sd;
+    return job->group_size > 1 ? share_dicts(job, err) : FSDP_OK;
+}
+
+static fsdp_status take(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = begin_touching(job, err);
+    if (st == FSDP_OK) {
+        st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
+        end_touching(job);
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
 static fsdp_status plan_load(load_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/load.c", "match names and find files");
@@ -550,10 +587,14 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     fsdp_status st = open_checkpoint(job, chosen, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = want(job, err);
     if (st == FSDP_OK)
         st = plan_load(job, err);
     if (st == FSDP_OK)
         st = move_data(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = take(job, err);
     if (st == FSDP_OK)
         st = fill_report(job, chosen->path, err);
     release_job(job, st);
@@ -622,15 +663,24 @@ static fsdp_status require_selection(const load_job *job, fsdp_error *err)
                      "no name of the state dict matches: none of %zu is selected", count);
 }
 
+/* What hooks want is compared when it is known. */
+static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (job->hooks)
+        return fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = require_selection(job, err);
+    return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
+}
+
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
 {
     fsdp_candidates list = {0};
     fsdp_flow("statedict/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
-    if (st == FSDP_OK)
-        st = require_selection(job, err);
-    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    FSDP_TRY(agree_to_load(job, err));
+    fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
     st = fsdp_ctl_agree(job->ctl, st, err);
@@ -640,19 +690,32 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
-                         fsdp_error *err)
+static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *opts, fsdp_error *err)
 {
     static const fsdp_load_opts defaults = {0};
     fsdp_error local = {0};
-    load_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
-    if (job.opts->report)
-        *job.opts->report = (fsdp_load_report){0};
-    fsdp_status st = load(&job, path, err ? err : &local);
+    job->opts = opts ? opts : &defaults;
+    job->io = job->opts->io ? job->opts->io : fsdp_io_posix();
+    if (job->opts->report)
+        *job->opts->report = (fsdp_load_report){0};
+    fsdp_status st = load(job, path, err ? err : &local);
     if (st == FSDP_OK && err)
         *err = (fsdp_error){0};
     return st;
+}
+
+fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
+                         fsdp_error *err)
+{
+    load_job job = {.sd = sd, .ctl = ctl};
+    return run(&job, path, opts, err);
+}
+
+fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,
+                             const fsdp_load_opts *opts, fsdp_error *err)
+{
+    load_job job = {.hooks = hooks, .ctl = ctl};
+    return run(&job, path, opts, err);
 }
 
 void fsdp_load_report_release(fsdp_load_report *report)

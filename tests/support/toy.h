@@ -7,6 +7,7 @@
 #define FSDP_TESTS_TOY_H
 
 #include "tests/support/worlds.h"
+#include <fsdp/optim.h>
 #include <fsdp/wrap.h>
 
 enum { TOY_LAYERS = 10, TOY_WIDTH = 8, TOY_ROWS = 4 };
