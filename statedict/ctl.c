@@ -5,9 +5,10 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
- * A rank that works for long before its next call says so again and again, and is waited for as long
- * as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so that one
- * rank at work does not hide that another is gone; and tells those who are here that it waits.
+ * A rank that works for long before its next call says so again and again, and is waited for as
+ * long as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so
+ * that one rank at work does not hide that another is gone; and tells those who are here that it
+ * waits.
  *
  * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
  * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
@@ -31,8 +32,8 @@ typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_e
 
 static void note_call(const fsdp_ctl *ctl, uint32_t call, int waits_for)
 {
-    if (ctl->whereabouts.note)
-        ctl->whereabouts.note(ctl->whereabouts.user, call, waits_for);
+    if (ctl->observer.note)
+        ctl->observer.note(ctl->observer.user, call, waits_for);
 }
 
 /* --- rank 0 and its peers --------------------------------------------------------------------- */
@@ -224,13 +225,13 @@ static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 
 /* --- at work, outside calls ------------------------------------------------------------------- */
 
-void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms)
+void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms)
 {
     int64_t until_ms = fsdp_now_ms() + (left_ms < INT32_MAX ? left_ms : INT32_MAX);
     int last = ctl->rank == 0 ? ctl->size - 1 : 0;
-    if (ctl->poison.status != FSDP_OK || until_ms - ctl->told_until_ms < ctl->deadline_ms / 8)
+    if (ctl->poison.status != FSDP_OK || until_ms - ctl->announced_until_ms < ctl->deadline_ms / 8)
         return;
-    ctl->told_until_ms = until_ms;
+    ctl->announced_until_ms = until_ms;
     frame head = {.magic = FRAME_MAGIC,
                   .kind = FRAME_WORKING,
                   .left_ms = (int32_t)(until_ms - fsdp_now_ms())};
@@ -244,15 +245,15 @@ void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms)
 
 /* Rank 0 tells everybody; the others tell rank 0, unless it was the one who told them. Best effort,
  * within a short time for all. */
-static void say_farewell(fsdp_ctl *ctl, ctl_call *call)
+static void send_leave(fsdp_ctl *ctl, ctl_call *call)
 {
     int last = ctl->rank == 0 ? ctl->size - 1 : 0;
-    if (ctl->rank != 0 && call->was_told)
+    if (ctl->rank != 0 && call->peer_left)
         return;
-    call->until_ms = fsdp_now_ms() + FSDP_CTL_FAREWELL_MS;
+    call->until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
     for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
         fsdp_error ignored = {0};
-        (void)fsdp_ctl_put_report(ctl, call, peer, FRAME_FAREWELL, &ctl->poison, &ignored);
+        (void)fsdp_ctl_put_report(ctl, call, peer, FRAME_LEAVE, &ctl->poison, &ignored);
     }
 }
 
@@ -260,7 +261,7 @@ static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *b
                               fsdp_error *err)
 {
     ctl->poison = *broken;
-    say_farewell(ctl, call);
+    send_leave(ctl, call);
     if (err)
         *err = *broken;
     return broken->status;
@@ -308,7 +309,7 @@ static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
 /* A rank with a failure of its own reports that one even when the control plane breaks too. */
 static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
-    const char *name = fsdp_call_name(call->head.call);
+    const char *name = fsdp_ctl_call_name(call->head.call);
     fsdp_error mine = call->outcome, broken = ctl->poison;
     fsdp_status status = broken.status;
     fsdp_flow("statedict/ctl.c", "%s", name);
@@ -316,7 +317,7 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
         note_call(ctl, call->head.call, ctl->rank == 0 ? -1 : 0);
         status = make_call(ctl, call, &broken);
         note_call(ctl, 0, -1);
-        ctl->told_until_ms = fsdp_now_ms() + ctl->deadline_ms;
+        ctl->announced_until_ms = fsdp_now_ms() + ctl->deadline_ms;
         if (status == FSDP_OK)
             return leave_with_outcome(ctl, call, err);
         (void)poison_ctl(ctl, call, &broken, NULL);
@@ -345,7 +346,7 @@ static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err
     if (ctl->rank != 0) {
         FSDP_TRY(fsdp_ctl_put_data(ctl, part, 0, part->mine, err));
         fsdp_status status = fsdp_ctl_take_data(ctl, &all, 0, part->data, err);
-        part->was_told = all.was_told;
+        part->peer_left = all.peer_left;
         return status;
     }
     memmove(part->data, part->mine, size);

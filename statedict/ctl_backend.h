@@ -1,7 +1,7 @@
 /*
  * What a control-plane back end provides: messages between two ranks with a deadline. All
  * collectives are written once on top of it (ctl.c); back ends are ctl_self.c, ctl_threads.c, and
- * runtime/meet/ctl_mpi.c and ctl_tcp.c.
+ * runtime/bootstrap/ctl_mpi.c and ctl_tcp.c.
  */
 #ifndef FSDP_CTL_BACKEND_H
 #define FSDP_CTL_BACKEND_H
@@ -40,7 +40,7 @@ typedef struct fsdp_ctl_peer {
 
 /* What others know of ranks that do not come: set by those who also see what ranks do outside these calls.
  * Used on this rank's thread; either may be NULL. */
-typedef struct fsdp_ctl_whereabouts {
+typedef struct fsdp_ctl_observer {
     /* This rank is in a call of the control plane (a call_kind of ctl_frame.h; 0: in none), where it
      * waits for another one (-1: not yet). */
     void (*note)(void *user, uint32_t call, int waits_for);
@@ -48,7 +48,7 @@ typedef struct fsdp_ctl_whereabouts {
      * as it is. */
     void (*find)(void *user, int rank, char *out, size_t out_size);
     void *user;
-} fsdp_ctl_whereabouts;
+} fsdp_ctl_observer;
 
 struct fsdp_ctl {
     const fsdp_ctl_ops *ops;
@@ -57,13 +57,13 @@ struct fsdp_ctl {
     uint64_t calls;            /* collectives so far: goes with every message, so mixing is seen */
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
-    int64_t told_until_ms;     /* how long the others wait for this rank without a sign of it */
+    int64_t announced_until_ms;     /* how long the others wait for this rank without a sign of it */
     fsdp_ctl_peer *peers;      /* rank 0: one per rank */
     void (*waiting)(void *user);
     void *waiting_user;
-    fsdp_ctl_whereabouts whereabouts;
-    size_t stray_size;         /* of the last message, when recv waited for another size; 0: none */
-    unsigned char stray[FSDP_CTL_FRAME];       /* its bytes, when they are as many as those of a frame */
+    fsdp_ctl_observer observer;
+    size_t unexpected_size;         /* of the last message, when recv waited for another size; 0: none */
+    unsigned char unexpected[FSDP_CTL_FRAME];       /* its bytes, when they are as many as those of a frame */
 };
 
 /*
@@ -72,7 +72,7 @@ struct fsdp_ctl {
  * rank that is killed meanwhile is soon missed. Sends something only when that is news to them, and
  * never waits. To be followed by a collective.
  */
-void fsdp_ctl_tell_working(fsdp_ctl *ctl, int64_t left_ms);
+void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
 
 /* Rank 0 calls this every few seconds while it waits for others; NULL: nothing. */
 void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);

@@ -3,14 +3,14 @@
 
 #include <stdio.h>
 
-const char *fsdp_call_name(uint32_t kind)
+const char *fsdp_ctl_call_name(uint32_t kind)
 {
     static const char *const names[] = {"?",       "allgather", "broadcast", "agree",
                                         "barrier", "send",      "recv"};
     return kind < sizeof names / sizeof names[0] ? names[kind] : names[0];
 }
 
-const char *fsdp_call_purpose(uint32_t kind)
+const char *fsdp_ctl_call_purpose(uint32_t kind)
 {
     static const char *const purposes[] = {"answer",
                                            "exchange what each rank knows",
@@ -22,9 +22,9 @@ const char *fsdp_call_purpose(uint32_t kind)
     return kind < sizeof purposes / sizeof purposes[0] ? purposes[kind] : purposes[0];
 }
 
-void fsdp_call_describe(const frame *head, char *out, size_t out_size)
+void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size)
 {
-    const char *name = fsdp_call_name(head->call);
+    const char *name = fsdp_ctl_call_name(head->call);
     unsigned long long size = head->size, calls = head->calls;
     if (head->call == CALL_ALLGATHER)
         snprintf(out, out_size, "%s of %llu bytes (call %llu)", name, size, calls);

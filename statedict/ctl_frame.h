@@ -11,7 +11,7 @@ typedef enum frame_kind {
     FRAME_WAITING,  /* from rank 0: my call too, but others are late */
     FRAME_VERDICT,  /* from rank 0: all made this call, and this is the one outcome */
     FRAME_DATA,     /* one piece of the call's data follows */
-    FRAME_FAREWELL, /* the sender's control plane is broken, and this is why */
+    FRAME_LEAVE, /* the sender's control plane is broken, and this is why */
     FRAME_WORKING   /* the sender is not in a call, and will be later: left_ms from now on */
 } frame_kind;
 
@@ -35,10 +35,10 @@ typedef struct frame {
 
 _Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
 
-const char *fsdp_call_name(uint32_t kind);
+const char *fsdp_ctl_call_name(uint32_t kind);
 /* What the ranks want by it, for people: "agree on the outcome". */
-const char *fsdp_call_purpose(uint32_t kind);
+const char *fsdp_ctl_call_purpose(uint32_t kind);
 /* "broadcast of 8 bytes from rank 0 (call 3)" */
-void fsdp_call_describe(const frame *head, char *out, size_t out_size);
+void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size);
 
 #endif

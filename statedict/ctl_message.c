@@ -1,13 +1,13 @@
 /*
- * One message of the control plane from one rank to another: frames, what follows them, and what comes
- * instead of them. See ctl_message.h.
+ * One message of the control plane from one rank to another: frames, what follows them, and what
+ * comes instead of them. See ctl_message.h.
  */
 #include "statedict/ctl_message.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { FAREWELL_DEPTH = 64 };
+enum { LEAVE_DEPTH = 64 };
 
 /* --- failures --------------------------------------------------------------------------------- */
 
@@ -15,8 +15,8 @@ fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int p
                                    const frame *theirs, fsdp_error *err)
 {
     char my_call[96], their_call[96];
-    fsdp_call_describe(mine, my_call, sizeof my_call);
-    fsdp_call_describe(theirs, their_call, sizeof their_call);
+    fsdp_ctl_call_describe(mine, my_call, sizeof my_call);
+    fsdp_ctl_call_describe(theirs, their_call, sizeof their_call);
     err->rank = peer;
     return fsdp_fail(err, FSDP_ERR_PEER,
                      "rank %d is in %s while rank %d is in %s: all ranks must make the same calls "
@@ -28,16 +28,16 @@ fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int p
 
 fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    const char *name = fsdp_call_name(call->head.call);
+    const char *name = fsdp_ctl_call_name(call->head.call);
     err->rank = err->status == FSDP_ERR_PEER ? peer : ctl->rank;
     if (err->text[0] == '\0') {
         call->timed_out = true;
         char where[160] = "it is gone, stuck, or in another call";
-        if (ctl->whereabouts.find)
-            ctl->whereabouts.find(ctl->whereabouts.user, peer, where, sizeof where);
+        if (ctl->observer.find)
+            ctl->observer.find(ctl->observer.user, peer, where, sizeof where);
         return fsdp_fail(err, FSDP_ERR_PEER,
                          "rank %d did not answer within %g s, when the ranks were to %s: %s", peer,
-                         ctl->deadline_ms / 1000.0, fsdp_call_purpose(call->head.call), where);
+                         ctl->deadline_ms / 1000.0, fsdp_ctl_call_purpose(call->head.call), where);
     }
     size_t used = strlen(err->text);
     snprintf(err->text + used, sizeof err->text - used, " during %s", name);
@@ -46,24 +46,24 @@ fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fs
 
 /* --- farewells -------------------------------------------------------------------------------- */
 
-static bool is_farewell(const frame *head)
+static bool is_leave(const frame *head)
 {
-    return head->magic == FRAME_MAGIC && head->kind == FRAME_FAREWELL;
+    return head->magic == FRAME_MAGIC && head->kind == FRAME_LEAVE;
 }
 
 /* What the last message was, when it was not what recv waited for. */
-static bool is_stray_farewell(const fsdp_ctl *ctl, frame *head_out)
+static bool is_unexpected_leave(const fsdp_ctl *ctl, frame *head_out)
 {
-    if (ctl->stray_size != sizeof *head_out)
+    if (ctl->unexpected_size != sizeof *head_out)
         return false;
-    memcpy(head_out, ctl->stray, sizeof *head_out);
-    return is_farewell(head_out);
+    memcpy(head_out, ctl->unexpected, sizeof *head_out);
+    return is_leave(head_out);
 }
 
-static void note_farewell(ctl_call *call, const frame *head, const char *text, fsdp_error *err)
+static void note_leave(ctl_call *call, const frame *head, const char *text, fsdp_error *err)
 {
     call->timed_out = false;
-    call->was_told = true;
+    call->peer_left = true;
     *err = (fsdp_error){.status = FSDP_ERR_PEER, .rank = head->rank, .errnum = head->errnum};
     memcpy(err->text, text, sizeof err->text - 1);
 }
@@ -71,41 +71,40 @@ static void note_farewell(ctl_call *call, const frame *head, const char *text, f
 static bool recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms)
 {
     fsdp_error ignored = {0};
-    ctl->stray_size = 0;
+    ctl->unexpected_size = 0;
     return ctl->ops->recv(ctl, from, data, size, until_ms, &ignored) == FSDP_OK;
 }
 
 /* A rank that takes nothing more may have said why, behind what it had sent before: then that is
  * the error. */
-static void find_farewell(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
-                          fsdp_error *err)
+static void find_leave(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms, fsdp_error *err)
 {
     frame head = {0};
     fsdp_error report = {0};
-    for (int i = 0; i < FAREWELL_DEPTH && !is_farewell(&head); i++) {
+    for (int i = 0; i < LEAVE_DEPTH && !is_leave(&head); i++) {
         head = (frame){0};
         bool came = recv_message(ctl, peer, &head, sizeof head, until_ms);
-        if (!came && ctl->stray_size == 0)
+        if (!came && ctl->unexpected_size == 0)
             return;
         if (came && head.magic == FRAME_MAGIC && head.status != FSDP_OK &&
             !recv_message(ctl, peer, report.text, sizeof report.text, until_ms))
             return;
     }
-    if (is_farewell(&head))
-        note_farewell(call, &head, report.text, err);
+    if (is_leave(&head))
+        note_leave(call, &head, report.text, err);
 }
 
 /* Of a farewell whose head came where something else was expected. */
-static fsdp_status take_farewell(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
-                                 fsdp_error *err)
+static fsdp_status take_leave_reason(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
+                                     fsdp_error *err)
 {
     char text[FSDP_ERROR_TEXT] = "";
-    int64_t until_ms = fsdp_now_ms() + FSDP_CTL_FAREWELL_MS;
+    int64_t until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
     if (!recv_message(ctl, from, text, sizeof text, until_ms)) {
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d gave up, and did not say why", from);
     }
-    note_farewell(call, head, text, err);
+    note_leave(call, head, text, err);
     return FSDP_ERR_PEER;
 }
 
@@ -117,10 +116,10 @@ static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, 
     if (ctl->ops->send(ctl, to, data, size, call->until_ms, err) == FSDP_OK)
         return FSDP_OK;
     (void)fsdp_ctl_fail_wait(ctl, call, to, err);
-    find_farewell(ctl, call, to, 0, err);
+    find_leave(ctl, call, to, 0, err);
     /* it told rank 0, which tells everybody */
-    if (!call->was_told && to != 0 && ctl->rank != 0)
-        find_farewell(ctl, call, 0, fsdp_now_ms() + FSDP_CTL_FAREWELL_MS, err);
+    if (!call->peer_left && to != 0 && ctl->rank != 0)
+        find_leave(ctl, call, 0, fsdp_now_ms() + FSDP_CTL_LEAVE_MS, err);
     return err->status;
 }
 
@@ -128,11 +127,11 @@ static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, siz
                         int64_t until_ms, fsdp_error *err)
 {
     frame head;
-    ctl->stray_size = 0;
+    ctl->unexpected_size = 0;
     if (ctl->ops->recv(ctl, from, data, size, until_ms, err) == FSDP_OK)
         return FSDP_OK;
-    if (is_stray_farewell(ctl, &head))
-        return take_farewell(ctl, call, from, &head, err);
+    if (is_unexpected_leave(ctl, &head))
+        return take_leave_reason(ctl, call, from, &head, err);
     return fsdp_ctl_fail_wait(ctl, call, from, err);
 }
 
@@ -157,7 +156,7 @@ bool fsdp_ctl_is_work(const frame *head)
     return head->magic == FRAME_MAGIC && head->kind == FRAME_WORKING;
 }
 
-/* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
+/* A frame that carries an outcome: CALL, VERDICT, LEAVE, and WAITING (where it is FSDP_OK). */
 frame fsdp_ctl_report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report)
 {
     frame head = call->head;
@@ -187,7 +186,7 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
     if (head->magic != FRAME_MAGIC) {
         err->rank = from;
         return fsdp_fail(err, FSDP_ERR_PEER, "rank %d runs another version of fsdp (seen in %s)",
-                         from, fsdp_call_name(call->head.call));
+                         from, fsdp_ctl_call_name(call->head.call));
     }
     report_out->status = (fsdp_status)head->status;
     report_out->rank = head->rank;
@@ -196,9 +195,9 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
         FSDP_TRY(
             take(ctl, call, from, report_out->text, sizeof report_out->text, call->until_ms, err));
     report_out->text[sizeof report_out->text - 1] = '\0';
-    if (head->kind != FRAME_FAREWELL)
+    if (head->kind != FRAME_LEAVE)
         return FSDP_OK;
-    note_farewell(call, head, report_out->text, err);
+    note_leave(call, head, report_out->text, err);
     return FSDP_ERR_PEER;
 }
 

@@ -8,7 +8,7 @@
 
 #include "statedict/ctl_frame.h"
 
-enum { FSDP_CTL_FAREWELL_MS = 1000 };
+enum { FSDP_CTL_LEAVE_MS = 1000 };
 
 /* One call in progress on this rank. */
 typedef struct ctl_call {
@@ -17,7 +17,7 @@ typedef struct ctl_call {
     void *data;                /* where data lies or goes */
     int64_t until_ms;
     bool timed_out;            /* how the last wait failed */
-    bool was_told;             /* it failed because the other rank said farewell */
+    bool peer_left;             /* it failed because the other rank said farewell */
     fsdp_error outcome;        /* in: this rank's own; after the verdict: everybody's */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
 } ctl_call;
@@ -32,7 +32,7 @@ int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl);
 bool fsdp_ctl_is_work(const frame *head);
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b);
 
-/* A frame that carries an outcome: CALL, VERDICT, FAREWELL, and WAITING (where it is FSDP_OK). */
+/* A frame that carries an outcome: CALL, VERDICT, LEAVE, and WAITING (where it is FSDP_OK). */
 frame fsdp_ctl_report_head(const ctl_call *call, frame_kind kind, const fsdp_error *report);
 fsdp_status fsdp_ctl_put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kind kind,
                                 const fsdp_error *report, fsdp_error *err);

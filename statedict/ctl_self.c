@@ -33,9 +33,9 @@ fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t
         memcpy(data, came, size);
         return FSDP_OK;
     }
-    ctl->stray_size = came_size;
-    if (came_size == sizeof ctl->stray)
-        memcpy(ctl->stray, came, came_size);
+    ctl->unexpected_size = came_size;
+    if (came_size == sizeof ctl->unexpected)
+        memcpy(ctl->unexpected, came, came_size);
     return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected", from,
                      came_size, size);
 }

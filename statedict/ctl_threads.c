@@ -16,27 +16,27 @@
 
 enum { MAX_RANKS = 1024, STACK_SIZE = 8 << 20 };
 
-typedef struct letter {
-    struct letter *next;
+typedef struct message {
+    struct message *next;
     size_t size;
     unsigned char data[];
-} letter;
+} message;
 
 /* What one rank has sent to another and the other has not taken yet. */
 typedef struct mailbox {
-    letter *first, *last;
+    message *first, *last;
     size_t size;
 } mailbox;
 
-typedef struct seat {
-    pthread_cond_t changed; /* a letter for this rank, room for one of its own, or a rank gone */
+typedef struct endpoint {
+    pthread_cond_t changed; /* a message for this rank, room for one of its own, or a rank gone */
     bool has_left;
-} seat;
+} endpoint;
 
 typedef struct thread_hub {
     pthread_mutex_t lock;
-    int size, seats_made, seats_taken;
-    seat *seats;
+    int size, endpoints_made, references;
+    endpoint *endpoints;
     mailbox *boxes; /* [from * size + to] */
 } thread_hub;
 
@@ -45,7 +45,7 @@ typedef struct thread_hub {
 static void free_mailbox(mailbox *box)
 {
     while (box->first) {
-        letter *next = box->first->next;
+        message *next = box->first->next;
         fsdp_free(box->first);
         box->first = next;
     }
@@ -56,11 +56,11 @@ static void free_hub(thread_hub *hub)
     size_t boxes = hub->boxes ? (size_t)hub->size * (size_t)hub->size : 0;
     for (size_t i = 0; i < boxes; i++)
         free_mailbox(&hub->boxes[i]);
-    for (int i = 0; i < hub->seats_made; i++)
-        pthread_cond_destroy(&hub->seats[i].changed);
+    for (int i = 0; i < hub->endpoints_made; i++)
+        pthread_cond_destroy(&hub->endpoints[i].changed);
     pthread_mutex_destroy(&hub->lock);
     fsdp_free(hub->boxes);
-    fsdp_free(hub->seats);
+    fsdp_free(hub->endpoints);
     fsdp_free(hub);
 }
 
@@ -79,15 +79,15 @@ static int make_condition(pthread_cond_t *condition)
 
 static fsdp_status fill_hub(thread_hub *hub, fsdp_error *err)
 {
-    hub->seats = fsdp_alloc((size_t)hub->size, sizeof *hub->seats);
+    hub->endpoints = fsdp_alloc((size_t)hub->size, sizeof *hub->endpoints);
     hub->boxes = fsdp_alloc((size_t)hub->size * (size_t)hub->size, sizeof *hub->boxes);
-    if (!hub->seats || !hub->boxes)
+    if (!hub->endpoints || !hub->boxes)
         return fsdp_fail_memory(err, "the mailboxes of the control plane");
-    for (; hub->seats_made < hub->size; hub->seats_made++) {
-        int failed = make_condition(&hub->seats[hub->seats_made].changed);
+    for (; hub->endpoints_made < hub->size; hub->endpoints_made++) {
+        int failed = make_condition(&hub->endpoints[hub->endpoints_made].changed);
         if (failed)
             return fsdp_fail_errno(err, failed, "cannot make a condition for rank %d",
-                                   hub->seats_made);
+                                   hub->endpoints_made);
     }
     return FSDP_OK;
 }
@@ -111,7 +111,7 @@ static fsdp_status create_hub(int size, thread_hub **hub_out, fsdp_error *err)
     return status;
 }
 
-/* --- letters ---------------------------------------------------------------------------------- */
+/* --- message ---------------------------------------------------------------------------------- */
 
 static fsdp_status fail_left(int rank, fsdp_error *err)
 {
@@ -122,7 +122,7 @@ static fsdp_status fail_left(int rank, fsdp_error *err)
 static bool wait_for_change(thread_hub *hub, int rank, int64_t until_ms)
 {
     struct timespec until = fsdp_timespec(until_ms);
-    return pthread_cond_timedwait(&hub->seats[rank].changed, &hub->lock, &until) != ETIMEDOUT;
+    return pthread_cond_timedwait(&hub->endpoints[rank].changed, &hub->lock, &until) != ETIMEDOUT;
 }
 
 static bool has_room(const mailbox *box, size_t size)
@@ -136,20 +136,20 @@ static fsdp_status wait_for_room(thread_hub *hub, int from, int to, size_t size,
 {
     const mailbox *box = &hub->boxes[from * hub->size + to];
     bool in_time = true;
-    while (!hub->seats[to].has_left && !has_room(box, size)) {
+    while (!hub->endpoints[to].has_left && !has_room(box, size)) {
         if (!in_time)
             return fsdp_ctl_fail_late(err);
         in_time = wait_for_change(hub, from, until_ms);
     }
-    return hub->seats[to].has_left ? fail_left(to, err) : FSDP_OK;
+    return hub->endpoints[to].has_left ? fail_left(to, err) : FSDP_OK;
 }
 
-static fsdp_status send_letter(fsdp_ctl *ctl, int to, const void *data, size_t size,
-                               int64_t until_ms, fsdp_error *err)
+static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t size,
+                                int64_t until_ms, fsdp_error *err)
 {
     thread_hub *hub = ctl->backend;
     mailbox *box = &hub->boxes[ctl->rank * hub->size + to];
-    letter *mine = fsdp_realloc(NULL, 1, sizeof *mine + size);
+    message *mine = fsdp_realloc(NULL, 1, sizeof *mine + size);
     if (!mine)
         return fsdp_fail_memory(err, "a message to another rank");
     mine->next = NULL;
@@ -162,7 +162,7 @@ static fsdp_status send_letter(fsdp_ctl *ctl, int to, const void *data, size_t s
         *(box->first ? &box->last->next : &box->first) = mine;
         box->last = mine;
         box->size += size;
-        pthread_cond_signal(&hub->seats[to].changed);
+        pthread_cond_signal(&hub->endpoints[to].changed);
     }
     pthread_mutex_unlock(&hub->lock);
     if (status != FSDP_OK)
@@ -171,12 +171,12 @@ static fsdp_status send_letter(fsdp_ctl *ctl, int to, const void *data, size_t s
 }
 
 /* With the lock held. What a rank sent before it left still arrives. */
-static fsdp_status wait_for_letter(thread_hub *hub, int from, int to, int64_t until_ms,
-                                   fsdp_error *err)
+static fsdp_status wait_for_message(thread_hub *hub, int from, int to, int64_t until_ms,
+                                    fsdp_error *err)
 {
     const mailbox *box = &hub->boxes[from * hub->size + to];
     bool in_time = true;
-    while (!box->first && !hub->seats[from].has_left) {
+    while (!box->first && !hub->endpoints[from].has_left) {
         if (!in_time)
             return fsdp_ctl_fail_late(err);
         in_time = wait_for_change(hub, to, until_ms);
@@ -184,24 +184,24 @@ static fsdp_status wait_for_letter(thread_hub *hub, int from, int to, int64_t un
     return box->first ? FSDP_OK : fail_left(from, err);
 }
 
-static letter *take_first(mailbox *box)
+static message *take_first(mailbox *box)
 {
-    letter *first = box->first;
+    message *first = box->first;
     box->first = first->next;
     box->size -= first->size;
     return first;
 }
 
-static fsdp_status recv_letter(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
-                               fsdp_error *err)
+static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
+                                fsdp_error *err)
 {
     thread_hub *hub = ctl->backend;
-    letter *theirs = NULL;
+    message *theirs = NULL;
     pthread_mutex_lock(&hub->lock);
-    fsdp_status status = wait_for_letter(hub, from, ctl->rank, until_ms, err);
+    fsdp_status status = wait_for_message(hub, from, ctl->rank, until_ms, err);
     if (status == FSDP_OK) {
         theirs = take_first(&hub->boxes[from * hub->size + ctl->rank]);
-        pthread_cond_signal(&hub->seats[from].changed);
+        pthread_cond_signal(&hub->endpoints[from].changed);
     }
     pthread_mutex_unlock(&hub->lock);
     if (status != FSDP_OK)
@@ -212,14 +212,14 @@ static fsdp_status recv_letter(fsdp_ctl *ctl, int from, void *data, size_t size,
     return status;
 }
 
-static void leave_hub(fsdp_ctl *ctl)
+static void release_hub(fsdp_ctl *ctl)
 {
     thread_hub *hub = ctl->backend;
     pthread_mutex_lock(&hub->lock);
-    hub->seats[ctl->rank].has_left = true;
+    hub->endpoints[ctl->rank].has_left = true;
     for (int i = 0; i < hub->size; i++)
-        pthread_cond_signal(&hub->seats[i].changed);
-    bool last = --hub->seats_taken == 0;
+        pthread_cond_signal(&hub->endpoints[i].changed);
+    bool last = --hub->references == 0;
     pthread_mutex_unlock(&hub->lock);
     if (last)
         free_hub(hub);
@@ -228,9 +228,9 @@ static void leave_hub(fsdp_ctl *ctl)
 static const fsdp_ctl_ops thread_ops = {
     .name = "threads",
     .shares_memory = true,
-    .send = send_letter,
-    .recv = recv_letter,
-    .close = leave_hub,
+    .send = send_message,
+    .recv = recv_message,
+    .close = release_hub,
 };
 
 static void free_ctls(fsdp_ctl **ctls, int n)
@@ -249,7 +249,7 @@ fsdp_status fsdp_ctl_threads(int n, fsdp_ctl **ctls_out, fsdp_error *err)
                          MAX_RANKS);
     FSDP_TRY(create_hub(n, &hub, err));
     for (int i = 0; i < n; i++) {
-        hub->seats_taken = i + 1; /* also when create fails: it leaves the hub, too */
+        hub->references = i + 1; /* also when create fails: it leaves the hub, too */
         fsdp_status status = fsdp_ctl_create(&thread_ops, i, n, hub, &ctls_out[i], err);
         if (status == FSDP_OK)
             continue;
@@ -273,7 +273,7 @@ typedef struct rank_run {
     fsdp_error error;
 } rank_run;
 
-static void say_why(const rank_run *run)
+static void report_leave(const rank_run *run)
 {
     fsdp_error why = run->error;
     if (why.text[0] == '\0')
@@ -290,7 +290,7 @@ static void *run_rank(void *user)
     rank_run *run = user;
     run->status = run->body(run->ctl, run->user, &run->error);
     if (run->status != FSDP_OK)
-        say_why(run);
+        report_leave(run);
     fsdp_ctl_free(run->ctl);
     return NULL;
 }

@@ -75,7 +75,7 @@ void fsdp_meter_alive(void *user, bool long_wait)
 {
     const fsdp_meter *meter = user;
     if (meter->ctl && meter->teller == fsdp_thread_number())
-        fsdp_ctl_tell_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
+        fsdp_ctl_report_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }
 
 void fsdp_notice(const fsdp_watch *watch, const char *format, ...)

@@ -80,13 +80,14 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
     return st;
 }
 
-/* The other ranks have their checkpoint and go on to their next call, where they wait for rank 0. */
+/* The other ranks have their checkpoint and go on to their next call, where they wait for rank
+ * 0. */
 static int tell_others(void *user, int64_t done, int64_t total, const char *what)
 {
     const run_job *job = user;
     const fsdp_watch *watch = &job->opts.watch;
     if (job->thread == fsdp_thread_number())
-        fsdp_ctl_tell_working(job->ctl, job->ctl->deadline_ms);
+        fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
     return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
 }
 

@@ -2,8 +2,8 @@
  * Saving: step 3 of docs/flow_save.md. Agree on what is saved, stage, let every rank write its own
  * file, gather what the manifest must say, publish by one rename. The mirror is load.c.
  *
- * A local failure never skips a collective: it is brought to the next fsdp_ctl_agree, and every rank
- * leaves with the same status.
+ * A local failure never skips a collective: it is brought to the next fsdp_ctl_agree, and every
+ * rank leaves with the same status.
  */
 #include "statedict/commit.h"
 #include "statedict/commit_internal.h"
@@ -120,7 +120,7 @@ static int tell_patience(void *user, int64_t done, int64_t total, const char *wh
 {
     const save_job *job = user;
     const fsdp_watch *watch = &job->opts->watch;
-    fsdp_ctl_tell_working(job->ctl, job->ctl->deadline_ms);
+    fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
     return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
 }
 

@@ -14,28 +14,28 @@ enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
 /* --- a communicator --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, int size,
+fsdp_status fsdp_comm_check_ranks(const fsdp_transport *transport, const int *ranks, int size,
                                   int *position_out, fsdp_error *err)
 {
     *position_out = -1;
-    if (size < 1 || size > fabric->size)
+    if (size < 1 || size > transport->size)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of %d", size,
-                         fabric->size);
+                         transport->size);
     for (int i = 0; i < size; i++) {
         int rank = ranks[i];
         bool is_twice = false;
         for (int j = 0; j < i; j++)
             is_twice |= ranks[j] == rank;
-        if (rank < 0 || rank >= fabric->size || is_twice)
+        if (rank < 0 || rank >= transport->size || is_twice)
             return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d in a group %s", rank,
                              is_twice ? "twice" : "is not in the world");
-        if (rank == fabric->rank)
+        if (rank == transport->rank)
             *position_out = i;
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, void *backend,
                              fsdp_comm **comm_out, fsdp_error *err)
 {
     fsdp_comm *comm = fsdp_alloc(1, sizeof *comm);
@@ -46,11 +46,11 @@ fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, vo
         return fsdp_fail_memory(err, "a communicator");
     }
     memcpy(own_ranks, ranks, (size_t)size * sizeof *ranks);
-    comm->fabric = fabric;
+    comm->transport = transport;
     comm->size = size;
     comm->ranks = own_ranks;
     comm->backend = backend;
-    while (comm->rank < size - 1 && ranks[comm->rank] != fabric->rank)
+    while (comm->rank < size - 1 && ranks[comm->rank] != transport->rank)
         comm->rank++;
     *comm_out = comm;
     return FSDP_OK;
@@ -62,7 +62,7 @@ void fsdp_comm_free(fsdp_comm *comm)
         return;
     fsdp_comm_close_queue(comm);
     if (comm->backend)
-        comm->fabric->ops->comm_close(comm);
+        comm->transport->ops->comm_close(comm);
     fsdp_free(comm->ranks);
     fsdp_free(comm);
 }
@@ -84,35 +84,35 @@ const int *fsdp_comm_ranks(const fsdp_comm *comm)
 
 const char *fsdp_comm_backend(const fsdp_comm *comm)
 {
-    return comm->fabric->ops->name;
+    return comm->transport->ops->name;
 }
 
 unsigned fsdp_comm_abilities(const fsdp_comm *comm)
 {
-    return comm->fabric->ops->abilities;
+    return comm->transport->ops->abilities;
 }
 
 void *fsdp_comm_alloc(fsdp_comm *comm, size_t size)
 {
-    fsdp_fabric *fabric = comm->fabric;
-    return fabric->ops->alloc ? fabric->ops->alloc(fabric, size) : NULL;
+    fsdp_transport *transport = comm->transport;
+    return transport->ops->alloc ? transport->ops->alloc(transport, size) : NULL;
 }
 
 void fsdp_comm_dealloc(fsdp_comm *comm, void *data)
 {
     if (data)
-        comm->fabric->ops->dealloc(comm->fabric, data);
+        comm->transport->ops->dealloc(comm->transport, data);
 }
 
-void *fsdp_fabric_alloc_pages(fsdp_fabric *fabric, size_t size)
+void *fsdp_transport_alloc_pages(fsdp_transport *transport, size_t size)
 {
-    (void)fabric;
+    (void)transport;
     return fsdp_alloc_pages(size);
 }
 
-void fsdp_fabric_free_pages(fsdp_fabric *fabric, void *data)
+void fsdp_transport_free_pages(fsdp_transport *transport, void *data)
 {
-    (void)fabric;
+    (void)transport;
     fsdp_free(data);
 }
 
@@ -131,7 +131,7 @@ static void keep_poison(fsdp_comm *comm, const fsdp_error *why)
 /* What the other ranks know goes first: so all have the same first failure. */
 static bool is_poisoned(fsdp_comm *comm, fsdp_error *err_out)
 {
-    const fsdp_fabric_ops *ops = comm->fabric->ops;
+    const fsdp_transport_ops *ops = comm->transport->ops;
     if (comm->size > 1 && ops->has_failed && ops->has_failed(comm, err_out))
         return true;
     if (atomic_load(&comm->poison_state) != POISON_IS_SET)
@@ -142,7 +142,7 @@ static bool is_poisoned(fsdp_comm *comm, fsdp_error *err_out)
 
 static void poison(fsdp_comm *comm, const fsdp_error *why)
 {
-    const fsdp_fabric_ops *ops = comm->fabric->ops;
+    const fsdp_transport_ops *ops = comm->transport->ops;
     keep_poison(comm, why);
     if (comm->size > 1 && ops->abort)
         ops->abort(comm, why);
@@ -155,7 +155,7 @@ void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why)
         said = *why;
     if (said.status == FSDP_OK)
         (void)fsdp_fail(&said, FSDP_ERR_CANCELLED, "gave up");
-    said.rank = comm->fabric->rank;
+    said.rank = comm->transport->rank;
     poison(comm, &said);
 }
 
@@ -166,7 +166,7 @@ static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsd
     fsdp_status status = fsdp_comm_check(comm, call, err);
     if (status == FSDP_OK)
         return FSDP_OK;
-    err->rank = comm->fabric->rank;
+    err->rank = comm->transport->rank;
     if (call->kind < FSDP_ALL_GATHER || call->kind > FSDP_ALL_TO_ALL)
         return status; /* there is no name for it */
     char name[200];
@@ -200,7 +200,7 @@ static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 
 static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
 {
-    unsigned abilities = comm->fabric->ops->abilities;
+    unsigned abilities = comm->transport->ops->abilities;
     if (!fsdp_comm_reduces((uint32_t)call->kind))
         return false;
     return (call->op == FSDP_REDUCE_AVG && !(abilities & FSDP_COMM_AVG)) ||
@@ -209,7 +209,7 @@ static bool lacks_op(const fsdp_comm *comm, const fsdp_collective *call)
 
 bool fsdp_comm_sees(const fsdp_comm *comm, int member, const void *data, size_t size)
 {
-    return comm->fabric->ops->sees && comm->fabric->ops->sees(comm, member, data, size);
+    return comm->transport->ops->sees && comm->transport->ops->sees(comm, member, data, size);
 }
 
 void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **parts)
@@ -226,7 +226,7 @@ static fsdp_status run_with_view(fsdp_comm *comm, const fsdp_collective *call,
     const void **parts = fsdp_alloc((size_t)comm->size, sizeof *parts);
     if (!parts)
         return fsdp_fail_memory(err, "a view");
-    fsdp_status status = comm->fabric->ops->run(comm, call, header, err);
+    fsdp_status status = comm->transport->ops->run(comm, call, header, err);
     if (status == FSDP_OK)
         fsdp_comm_view_out(call, comm->size, parts);
     fsdp_free(parts);
@@ -241,9 +241,9 @@ static fsdp_status run(fsdp_comm *comm, const fsdp_collective *call, fsdp_error 
     if (lacks_op(comm, call))
         return fsdp_comm_run_scaled(comm, call, err);
     fsdp_comm_header header = fsdp_comm_head(comm, call);
-    if (call->view && !(comm->fabric->ops->abilities & FSDP_COMM_POOL))
+    if (call->view && !(comm->transport->ops->abilities & FSDP_COMM_POOL))
         return run_with_view(comm, call, &header, err);
-    return comm->fabric->ops->run(comm, call, &header, err);
+    return comm->transport->ops->run(comm, call, &header, err);
 }
 
 fsdp_status fsdp_comm_run_now(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)

@@ -1,6 +1,7 @@
 /*
- * Collectives that are started now and waited for later. A communicator of which that is asked gets a stream
- * with a thread of its own, which makes its calls in the order in which they were started. See comm.h.
+ * Collectives that are started now and waited for later. A communicator of which that is asked gets
+ * a stream with a thread of its own, which makes its calls in the order in which they were started.
+ * See comm.h.
  */
 #include "runtime/comm/comm_backend.h"
 
@@ -122,7 +123,7 @@ static void abort_unfinished(fsdp_comm *comm)
         return;
     fsdp_error why = {0};
     char exit_code[FSDP_EXIT_TEXT];
-    fsdp_comm_describe_exit(comm->fabric->exit_code, exit_code);
+    fsdp_comm_describe_exit(comm->transport->exit_code, exit_code);
     (void)fsdp_fail(&why, FSDP_ERR_PEER, "left with %s, without waiting for a call it had started",
                     exit_code);
     fsdp_comm_abort(comm, &why);

@@ -1,5 +1,5 @@
 /*
- * What moves tensors between ranks, behind comm.h. A *fabric* is one rank's connection to all ranks of its
+ * What moves tensors between ranks, behind comm.h. A *transport* is one rank's connection to all ranks of its
  * world (self, threads, shm, mpi, tcp); a communicator is a group on it. What is common to all of them
  * (checks of arguments, poison, what a back end lacks) is comm.c; headers and how they differ are
  * comm_header.c.
@@ -11,7 +11,7 @@
 #include <fsdp/ctl.h>
 #include <stdatomic.h>
 
-typedef struct fsdp_fabric fsdp_fabric;
+typedef struct fsdp_transport fsdp_transport;
 typedef struct fsdp_comm_queue fsdp_comm_queue;
 
 /* Goes with every call. Equal on all ranks but for the rank. */
@@ -26,12 +26,12 @@ typedef struct fsdp_comm_header {
     char unit[FSDP_HEADER_UNIT];       /* both ends of it, where it is too long */
 } fsdp_comm_header;
 
-typedef struct fsdp_fabric_ops {
+typedef struct fsdp_transport_ops {
     const char *name;
     unsigned abilities;
     /* Collective over the world: all ranks call it for all groups in one order, with the same ranks; a rank
      * that is not among them gets a NULL communicator. */
-    fsdp_status (*comm_create)(fsdp_fabric *fabric, const int *ranks, int size, fsdp_comm **comm_out,
+    fsdp_status (*comm_create)(fsdp_transport *transport, const int *ranks, int size, fsdp_comm **comm_out,
                                fsdp_error *err);
     /* size > 1, arguments checked, abilities respected; back ends with pools see to views, comm.c does for
      * the others. Exchanges headers first (fsdp_comm_compare). A failure has a status and a text; comm.c
@@ -45,21 +45,21 @@ typedef struct fsdp_fabric_ops {
     /* Lies all of it in memory of that member which this rank may read? NULL: never. */
     bool (*sees)(const fsdp_comm *comm, int member, const void *data, size_t size);
     void (*comm_close)(fsdp_comm *comm);       /* frees the back end's part */
-    void *(*alloc)(fsdp_fabric *fabric, size_t size);
-    void (*dealloc)(fsdp_fabric *fabric, void *data);
-    void (*close)(fsdp_fabric *fabric);        /* frees the fabric; the others see a rank that has left */
-} fsdp_fabric_ops;
+    void *(*alloc)(fsdp_transport *transport, size_t size);
+    void (*dealloc)(fsdp_transport *transport, void *data);
+    void (*close)(fsdp_transport *transport);  /* the other ranks see that this one has left */
+} fsdp_transport_ops;
 
-/* The head of every fabric. */
-struct fsdp_fabric {
-    const fsdp_fabric_ops *ops;
+/* The head of every transport. */
+struct fsdp_transport {
+    const fsdp_transport_ops *ops;
     int rank, size;            /* in the world */
     int deadline_ms;
     int exit_code;             /* what this rank's program returned: the others hear it when it leaves */
 };
 
 struct fsdp_comm {
-    fsdp_fabric *fabric;
+    fsdp_transport *transport;
     int rank, size;            /* in the group */
     int *ranks;                /* world ranks */
     uint64_t sequence;         /* calls so far */
@@ -69,25 +69,15 @@ struct fsdp_comm {
     void *backend;
 };
 
-/* --- the fabrics ------------------------------------------------------------------------------ */
-
-fsdp_status fsdp_fabric_self(fsdp_fabric **fabric_out, fsdp_error *err);
-/* n connected ranks for n threads of this process. */
-fsdp_status fsdp_fabric_threads(int n, int deadline_ms, fsdp_fabric **fabrics_out, fsdp_error *err);
-/* Collective over ctl, whose ranks are all processes of this host. */
-fsdp_status fsdp_fabric_shm(fsdp_ctl *ctl, int deadline_ms, fsdp_fabric **fabric_out, fsdp_error *err);
-/* Collective over ctl, whose ranks the wire connects; takes it, also on failure. */
-struct fsdp_wire;
-fsdp_status fsdp_fabric_message(fsdp_ctl *ctl, struct fsdp_wire *wire, int deadline_ms,
-                                fsdp_fabric **fabric_out, fsdp_error *err);
+fsdp_status fsdp_transport_self(fsdp_transport **transport_out, fsdp_error *err);
 
 /* --- for back ends ---------------------------------------------------------------------------- */
 
 /* Are these ranks of the world, each once? *position_out: which one of them this rank is; -1: none. */
-fsdp_status fsdp_comm_check_ranks(const fsdp_fabric *fabric, const int *ranks, int size, int *position_out,
-                                  fsdp_error *err);
+fsdp_status fsdp_comm_check_ranks(const fsdp_transport *transport, const int *ranks, int size,
+                                  int *position_out, fsdp_error *err);
 /* One rank's end of a group that it is in. On failure the back end's part stays the caller's. */
-fsdp_status fsdp_comm_create(fsdp_fabric *fabric, const int *ranks, int size, void *backend,
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, void *backend,
                              fsdp_comm **comm_out, fsdp_error *err);
 void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 
@@ -110,9 +100,9 @@ void fsdp_comm_view_out(const fsdp_collective *call, int size, const void **part
 /* An average or premultiplied sum by a back end that only adds; the bits are the same. */
 fsdp_status fsdp_comm_run_scaled(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err);
 
-/* Entries of fsdp_fabric_ops where any memory is as good as any other. */
-void *fsdp_fabric_alloc_pages(fsdp_fabric *fabric, size_t size);
-void fsdp_fabric_free_pages(fsdp_fabric *fabric, void *data);
+/* Entries of fsdp_transport_ops where any memory is as good as any other. */
+void *fsdp_transport_alloc_pages(fsdp_transport *transport, size_t size);
+void fsdp_transport_free_pages(fsdp_transport *transport, void *data);
 
 /* --- headers (comm_header.c) ------------------------------------------------------------------ */
 

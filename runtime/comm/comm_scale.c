@@ -58,7 +58,7 @@ static fsdp_status run_sum(fsdp_comm *comm, scaled_call *scaled, fsdp_error *err
         fsdp_tensor_multiply(scaled->wide_in, scaled->wide, (size_t)scaled->in_count, call->factor);
 
     fsdp_comm_header header = fsdp_comm_head(comm, &scaled->sum);
-    FSDP_TRY(comm->fabric->ops->run(comm, &scaled->sum, &header, err));
+    FSDP_TRY(comm->transport->ops->run(comm, &scaled->sum, &header, err));
 
     if (call->op == FSDP_REDUCE_AVG)
         fsdp_tensor_divide(scaled->sum.out, scaled->wide, (size_t)scaled->out_count, comm->size);

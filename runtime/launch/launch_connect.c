@@ -1,11 +1,12 @@
-/* Ranks that somebody else started meet: where, under which name, on which hosts. See launch_internal.h. */
+/* Ranks that somebody else started meet: where, under which name, on which hosts. See
+ * launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "runtime/meet/rendezvous.h"
-#include "runtime/meet/torchrun_store.h"
+#include "runtime/bootstrap/rendezvous.h"
+#include "runtime/bootstrap/torchrun_store.h"
 
 enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
 
@@ -52,19 +53,19 @@ static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int 
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store names no port: '%.32s'", value);
 }
 
-static fsdp_meeting meeting_of(const entrance *to, int deadline_ms)
+static fsdp_rendezvous_spec spec_of(const entrance *to, int deadline_ms)
 {
     const fsdp_place *place = to->place;
-    return (fsdp_meeting){.rank = place->rank,
-                          .size = place->size,
-                          .job = place->job,
-                          .is_one_host = to->is_one_host,
-                          .deadline_ms = deadline_ms,
-                          .listener = -1,
-                          .port = place->has_store ? 0 : place->port,
-                          .publish = place->has_store ? publish_in_store : NULL,
-                          .find = place->has_store ? find_in_store : find_known,
-                          .user = (void *)to};
+    return (fsdp_rendezvous_spec){.rank = place->rank,
+                                  .size = place->size,
+                                  .job = place->job,
+                                  .is_one_host = to->is_one_host,
+                                  .deadline_ms = deadline_ms,
+                                  .listener = -1,
+                                  .port = place->has_store ? 0 : place->port,
+                                  .publish = place->has_store ? publish_in_store : NULL,
+                                  .find = place->has_store ? find_in_store : find_known,
+                                  .user = (void *)to};
 }
 
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
@@ -73,8 +74,8 @@ fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_c
     entrance to = {.place = place};
     to.is_one_host = place->local_size == place->size || fsdp_host_is_loopback(place->host);
     snprintf(to.name, sizeof to.name, "fsdp/%s", place->job);
-    fsdp_meeting meeting = meeting_of(&to, deadline_ms);
-    fsdp_status status = fsdp_meet(&meeting, ctl_out, err);
+    fsdp_rendezvous_spec spec = spec_of(&to, deadline_ms);
+    fsdp_status status = fsdp_rendezvous(&spec, ctl_out, err);
     /* the next start must not find it; where it does, that tries again */
     if (status == FSDP_OK && place->has_store && place->rank == 0) {
         fsdp_error ignored = {0};

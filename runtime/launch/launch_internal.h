@@ -12,7 +12,7 @@
 #ifndef FSDP_LAUNCH_INTERNAL_H
 #define FSDP_LAUNCH_INTERNAL_H
 
-#include "runtime/meet/socket.h"
+#include "runtime/bootstrap/socket.h"
 #include "runtime/launch/world_internal.h"
 #include <fsdp/launch.h>
 
@@ -94,9 +94,9 @@ typedef struct fsdp_launch_job {
     void *listener;
 } fsdp_launch_job;
 
-/* The world of one rank, body, the end of the world. Takes ctl and fabric (NULL: chosen here, collective).
+/* The world of one rank, body, the end of the world. Takes ctl and transport (NULL: chosen here, collective).
  * Returns the exit code; errors are said on standard error. */
-int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric);
+int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport);
 
 /* Raises the limit of open files for the connections between so many ranks; who: what asks for them, such as
  * "--np". FSDP_ERR_LIMIT: it cannot be high enough, and is as high as it can be. */

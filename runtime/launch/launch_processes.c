@@ -1,8 +1,8 @@
 /*
  * --np: ranks as forked processes of this host. See launch_internal.h.
  *
- * The listener is made before the first fork, so nobody races for a port, and the job's id is random,
- * so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
+ * The listener is made before the first fork, so nobody races for a port, and the job's id is
+ * random, so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
  */
 #include "runtime/launch/launch_supervise.h"
 
@@ -15,7 +15,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/rendezvous.h"
 
 typedef struct process_group {
     fsdp_launch_job job;
@@ -41,18 +41,19 @@ static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_o
 {
     if (rank != 0) /* the door of rank 0 */
         fsdp_socket_close(&group->listener);
-    const fsdp_meeting meeting = {.rank = rank,
-                                  .size = group->size,
-                                  .job = group->id,
-                                  .is_one_host = true,
-                                  .deadline_ms = group->job.options->deadline_ms,
-                                  .listener = group->listener,
-                                  .find = find_listener,
-                                  .user = group};
-    return fsdp_meet(&meeting, ctl_out, err);
+    const fsdp_rendezvous_spec spec = {.rank = rank,
+                                       .size = group->size,
+                                       .job = group->id,
+                                       .is_one_host = true,
+                                       .deadline_ms = group->job.options->deadline_ms,
+                                       .listener = group->listener,
+                                       .find = find_listener,
+                                       .user = group};
+    return fsdp_rendezvous(&spec, ctl_out, err);
 }
 
-/* A terminal belongs to the supervisor's process group: a rank that read from it would be stopped. */
+/* A terminal belongs to the supervisor's process group: a rank that read from it would be
+ * stopped. */
 static void choose_stdin(int rank)
 {
     if (rank == 0 && !isatty(STDIN_FILENO))

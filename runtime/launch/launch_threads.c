@@ -1,9 +1,9 @@
 /*
- * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the launcher's
- * files.
+ * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the
+ * launcher's files.
  *
- * A thread cannot be ended from outside: when one has failed the others learn it from their next call,
- * and who is still at work when the deadline has passed ends with the process.
+ * A thread cannot be ended from outside: when one has failed the others learn it from their next
+ * call, and who is still at work when the deadline has passed ends with the process.
  */
 #include "runtime/launch/launch_internal.h"
 
@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "runtime/comm/shared_where.h"
+#include "runtime/comm_shared/shared_transports.h"
 
 enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_MS = 1000 };
 
@@ -27,7 +27,7 @@ typedef struct thread_group thread_group;
 typedef struct thread_rank {
     thread_group *group;
     fsdp_ctl *ctl;
-    fsdp_fabric *fabric;
+    fsdp_transport *transport;
     bool has_thread;
     pthread_t thread;
 } thread_rank;
@@ -67,8 +67,8 @@ _Noreturn static void leave_at_once(int code)
     _exit(code);
 }
 
-/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not so in
- * processes that a rank has forked. */
+/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not
+ * so in processes that a rank has forked. */
 static void check_exit(void)
 {
     int at_work = atomic_load(&ranks_at_work);
@@ -98,7 +98,7 @@ static void *run_thread(void *user)
     thread_rank *rank = user;
     thread_group *group = rank->group;
     int number = fsdp_ctl_rank(rank->ctl);
-    int code = fsdp_launch_rank(&group->job, rank->ctl, rank->fabric);
+    int code = fsdp_launch_rank(&group->job, rank->ctl, rank->transport);
     atomic_fetch_sub(&ranks_at_work, 1);
     if (code != 0)
         note_failure(group, number, code);
@@ -125,20 +125,21 @@ static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
 {
     size_t n = (size_t)group->size;
     fsdp_ctl **ctls = fsdp_alloc(n, sizeof *ctls);
-    fsdp_fabric **fabrics = fsdp_alloc(n, sizeof *fabrics);
-    fsdp_status status = ctls && fabrics ? fsdp_ctl_threads(group->size, ctls, err)
-                                         : fsdp_fail_memory(err, "threads as ranks");
+    fsdp_transport **transports = fsdp_alloc(n, sizeof *transports);
+    fsdp_status status = ctls && transports ? fsdp_ctl_threads(group->size, ctls, err)
+                                            : fsdp_fail_memory(err, "threads as ranks");
     if (status == FSDP_OK) {
-        status = fsdp_fabric_threads(group->size, group->job.options->deadline_ms, fabrics, err);
+        status =
+            fsdp_transport_threads(group->size, group->job.options->deadline_ms, transports, err);
         for (size_t i = 0; i < n && status != FSDP_OK; i++)
             fsdp_ctl_free(ctls[i]);
     }
     for (size_t i = 0; i < n && status == FSDP_OK; i++) {
-        fsdp_shared_follow(fabrics[i], ctls[i]);
-        group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .fabric = fabrics[i]};
+        fsdp_shared_observe(transports[i], ctls[i]);
+        group->ranks[i] = (thread_rank){.group = group, .ctl = ctls[i], .transport = transports[i]};
     }
     fsdp_free(ctls);
-    fsdp_free(fabrics);
+    fsdp_free(transports);
     return status;
 }
 
@@ -156,7 +157,7 @@ static void start_rank(thread_group *group, thread_rank *rank, const pthread_att
     (void)fsdp_fail_errno(&err, failed, "cannot start a thread for rank %d",
                           fsdp_ctl_rank(rank->ctl));
     note_failure(group, fsdp_ctl_rank(rank->ctl), fsdp_error_report(&err));
-    rank->fabric->ops->close(rank->fabric);
+    rank->transport->ops->close(rank->transport);
     fsdp_ctl_free(rank->ctl);
 }
 

@@ -1,4 +1,5 @@
-/* One rank: its world around a control plane, the program's body, the end. See launch_internal.h. */
+/* One rank: its world around a control plane, the program's body, the end. See
+ * launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
@@ -7,7 +8,9 @@
 
 #include "base/mem.h"
 #include "runtime/launch/mpi_library.h"
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/p2p_tcp.h"
+#include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl_backend.h"
 #include "statedict/lease_internal.h"
 
@@ -15,8 +18,9 @@ enum { HOST_ID = 384 };
 
 /* --- hosts ------------------------------------------------------------------------------------ */
 
-/* Equal for ranks that can share memory: the same boot of the same machine, the same name (containers have
- * their own) and the same network (sockets by which memory is passed). FSDP_HOST_ID stands for all that. */
+/* Equal for ranks that can share memory: the same boot of the same machine, the same name
+ * (containers have their own) and the same network (sockets by which memory is passed).
+ * FSDP_HOST_ID stands for all that. */
 static void name_this_host(const char *given, char id_out[HOST_ID])
 {
     fsdp_process self;
@@ -56,38 +60,39 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
 /* --- the world -------------------------------------------------------------------------------- */
 
 /* Over what has connected the ranks. */
-static fsdp_status open_wire(fsdp_ctl *ctl, int deadline_ms, fsdp_wire **wire_out, fsdp_error *err)
+static fsdp_status open_p2p(fsdp_ctl *ctl, int deadline_ms, fsdp_p2p **p2p_out, fsdp_error *err)
 {
     const fsdp_mpi_functions *mpi = NULL;
     if (strcmp(ctl->ops->name, "tcp") == 0)
-        return fsdp_wire_tcp(ctl, deadline_ms, wire_out, err);
+        return fsdp_p2p_tcp(ctl, deadline_ms, p2p_out, err);
     fsdp_status status = fsdp_mpi_library_open(&mpi, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, status, err));
-    return mpi->wire(ctl, wire_out, err);
+    return mpi->p2p(ctl, p2p_out, err);
 }
 
 static fsdp_status open_network(const fsdp_launch_options *options, fsdp_world_parts *parts,
                                 fsdp_error *err)
 {
-    fsdp_wire *wire = NULL;
-    fsdp_status status = open_wire(parts->ctl, options->deadline_ms, &wire, err);
+    fsdp_p2p *p2p = NULL;
+    fsdp_status status = open_p2p(parts->ctl, options->deadline_ms, &p2p, err);
     status = fsdp_ctl_agree(parts->ctl, status, err);
     if (status == FSDP_OK)
-        return fsdp_fabric_message(parts->ctl, wire, options->deadline_ms, &parts->fabric, err);
-    if (wire)
-        wire->ops->close(wire);
+        return fsdp_transport_message(parts->ctl, p2p, options->deadline_ms, &parts->transport,
+                                      err);
+    if (p2p)
+        p2p->ops->close(p2p);
     return status;
 }
 
-/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or another way
- * was asked for. */
-static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_parts *parts,
-                               fsdp_error *err)
+/* Collective where there is more than one rank. Shared memory, unless it does not reach all, or
+ * another way was asked for. */
+static fsdp_status open_transport(const fsdp_launch_options *options, fsdp_world_parts *parts,
+                                  fsdp_error *err)
 {
     int size = fsdp_ctl_size(parts->ctl);
     bool is_one_host = parts->local_size == size;
     if (size == 1)
-        return fsdp_fabric_self(&parts->fabric, err);
+        return fsdp_transport_self(&parts->transport, err);
     if (options->comm == FSDP_COMM_SHM && !is_one_host)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "%s shm: only %d of %d ranks are on the host of rank %d, and memory "
@@ -95,7 +100,7 @@ static fsdp_status open_fabric(const fsdp_launch_options *options, fsdp_world_pa
                          options->comm_name, parts->local_size, size, fsdp_ctl_rank(parts->ctl));
     if (options->comm == FSDP_COMM_MPI || options->comm == FSDP_COMM_TCP || !is_one_host)
         return open_network(options, parts, err);
-    return fsdp_fabric_shm(parts->ctl, options->deadline_ms, &parts->fabric, err);
+    return fsdp_transport_shm(parts->ctl, options->deadline_ms, &parts->transport, err);
 }
 
 static fsdp_status open_local(const fsdp_launch_options *options, fsdp_world_parts *parts,
@@ -115,7 +120,7 @@ static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_par
     fsdp_ctl_set_deadline(parts->ctl, options->deadline_ms);
     FSDP_TRY(count_hosts(parts->ctl, options->host, parts, err));
     FSDP_TRY(fsdp_ctl_agree(parts->ctl, open_local(options, parts, err), err));
-    fsdp_status status = parts->fabric ? FSDP_OK : open_fabric(options, parts, err);
+    fsdp_status status = parts->transport ? FSDP_OK : open_transport(options, parts, err);
     return fsdp_ctl_agree(parts->ctl, status, err);
 }
 
@@ -134,7 +139,7 @@ static void say_why(fsdp_world *world, int code)
     fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
     fsdp_comm_describe_exit(code & 0xff, exit_code);
     (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d has left with %s", world->rank, exit_code);
-    world->parts.fabric->exit_code = code & 0xff;
+    world->parts.transport->exit_code = code & 0xff;
     fsdp_ctl_leave(world->parts.ctl, &why);
 }
 
@@ -180,13 +185,13 @@ static int run_body(const fsdp_launch_job *job, fsdp_world *world)
     return to_exit_code(code, fsdp_world_rank(world));
 }
 
-int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_fabric *fabric)
+int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport)
 {
     fsdp_error err = {0};
     fsdp_world *world = NULL;
     int rank = fsdp_ctl_rank(ctl);
     fsdp_world_parts parts = {.ctl = ctl,
-                              .fabric = fabric,
+                              .transport = transport,
                               .check = job->options->check,
                               .deadline_ms = job->options->deadline_ms};
     fsdp_status status = fill_parts(job->options, &parts, &err);

@@ -5,7 +5,7 @@
 #ifndef FSDP_MPI_LIBRARY_H
 #define FSDP_MPI_LIBRARY_H
 
-#include "runtime/comm/wire.h"
+#include "runtime/comm_message/p2p.h"
 #include <fsdp/ctl.h>
 #include <fsdp/status.h>
 
@@ -16,7 +16,7 @@ typedef struct fsdp_mpi_functions {
     int version;
     void (*set_deadline)(int milliseconds);
     fsdp_status (*ctl_world)(fsdp_ctl **ctl_out, fsdp_error *err);
-    fsdp_status (*wire)(fsdp_ctl *ctl, fsdp_wire **wire_out, fsdp_error *err); /* collective over ctl */
+    fsdp_status (*p2p)(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err); /* collective over ctl */
     bool (*finalize)(void);
 } fsdp_mpi_functions;
 

@@ -3,12 +3,12 @@
 
 #include <fsdp/ctl_mpi.h>
 
-#include "runtime/comm/wire_mpi.h"
+#include "runtime/comm_message/p2p_mpi.h"
 
 const fsdp_mpi_functions fsdp_mpi_table = {
     .version = FSDP_MPI_TABLE_VERSION,
     .set_deadline = fsdp_ctl_mpi_set_deadline,
     .ctl_world = fsdp_ctl_mpi_world,
-    .wire = fsdp_wire_mpi,
+    .p2p = fsdp_p2p_mpi,
     .finalize = fsdp_mpi_finalize,
 };

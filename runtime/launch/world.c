@@ -1,6 +1,7 @@
 /*
- * Worlds: the ranks of one program and the communicators between them. A communicator is made once per set of
- * ranks, by all ranks in one order, and kept; each is a lane that streams take turns on. See world.h.
+ * Worlds: the ranks of one program and the communicators between them. A communicator is created
+ * once per set of ranks, by all ranks in the same order, and kept until the world ends. See
+ * world.h.
  */
 #include "runtime/launch/world_internal.h"
 
@@ -14,8 +15,8 @@
 
 void fsdp_world_parts_release(const fsdp_world_parts *parts)
 {
-    if (parts->fabric)
-        parts->fabric->ops->close(parts->fabric);
+    if (parts->transport)
+        parts->transport->ops->close(parts->transport);
     fsdp_ctl_free(parts->ctl);
     fsdp_device_close(parts->device);
     (void)!fsdp_trace_close(parts->trace, NULL);
@@ -41,22 +42,22 @@ fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_
     return FSDP_OK;
 }
 
-static void free_lane(fsdp_lane *lane)
+static void free_comm(fsdp_ordered_comm *ordered)
 {
-    if (!lane)
+    if (!ordered)
         return;
-    fsdp_comm_free(lane->comm);
-    fsdp_free(lane->ranks);
-    fsdp_free(lane);
+    fsdp_comm_free(ordered->comm);
+    fsdp_free(ordered->ranks);
+    fsdp_free(ordered);
 }
 
 void fsdp_world_free(fsdp_world *world)
 {
     if (!world)
         return;
-    for (size_t i = 0; i < world->lane_count; i++)
-        free_lane(world->lanes[i]);
-    fsdp_free(world->lanes);
+    for (size_t i = 0; i < world->comm_count; i++)
+        free_comm(world->comms[i]);
+    fsdp_free(world->comms);
     fsdp_free(world->values);
     fsdp_world_parts_release(&world->parts);
     fsdp_free(world);
@@ -97,61 +98,62 @@ fsdp_status fsdp_world_mean(fsdp_world *world, double *value, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- lanes ------------------------------------------------------------------------------------ */
+/* --- communicators ---------------------------------------------------------------------------- */
 
-static fsdp_lane *find_lane(const fsdp_world *world, const int *ranks, int size, bool is_separate)
+static fsdp_ordered_comm *find_comm(const fsdp_world *world, const int *ranks, int size,
+                                    bool is_separate)
 {
-    for (size_t i = 0; i < world->lane_count; i++) {
-        fsdp_lane *lane = world->lanes[i];
-        if (lane->size == size && lane->is_separate == is_separate &&
-            memcmp(lane->ranks, ranks, (size_t)size * sizeof *ranks) == 0)
-            return lane;
+    for (size_t i = 0; i < world->comm_count; i++) {
+        fsdp_ordered_comm *ordered = world->comms[i];
+        if (ordered->size == size && ordered->is_separate == is_separate &&
+            memcmp(ordered->ranks, ranks, (size_t)size * sizeof *ranks) == 0)
+            return ordered;
     }
     return NULL;
 }
 
-static fsdp_lane *make_lane(const int *ranks, int size, bool is_separate)
+static fsdp_ordered_comm *make_comm(const int *ranks, int size, bool is_separate)
 {
-    fsdp_lane *lane = fsdp_alloc(1, sizeof *lane);
+    fsdp_ordered_comm *ordered = fsdp_alloc(1, sizeof *ordered);
     int *copy = fsdp_alloc((size_t)size, sizeof *copy);
-    if (!lane || !copy) {
-        fsdp_free(lane);
+    if (!ordered || !copy) {
+        fsdp_free(ordered);
         fsdp_free(copy);
         return NULL;
     }
     memcpy(copy, ranks, (size_t)size * sizeof *ranks);
-    *lane = (fsdp_lane){.ranks = copy, .size = size, .is_separate = is_separate};
-    return lane;
+    *ordered = (fsdp_ordered_comm){.ranks = copy, .size = size, .is_separate = is_separate};
+    return ordered;
 }
 
 /* A rank without memory for it must not let the others wait: all agree before they begin. */
-static fsdp_status add_lane(fsdp_world *world, const int *ranks, int size, bool is_separate,
-                            fsdp_lane **lane_out, fsdp_error *err)
+static fsdp_status add_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
+                            fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
-    fsdp_fabric *fabric = world->parts.fabric;
-    bool has_room =
-        fsdp_grow(&world->lanes, &world->lane_room, world->lane_count + 1, sizeof(fsdp_lane *));
-    fsdp_lane *lane = has_room ? make_lane(ranks, size, is_separate) : NULL;
-    fsdp_status status = lane ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
+    fsdp_transport *transport = world->parts.transport;
+    bool has_room = fsdp_grow(&world->comms, &world->comm_room, world->comm_count + 1,
+                              sizeof(fsdp_ordered_comm *));
+    fsdp_ordered_comm *ordered = has_room ? make_comm(ranks, size, is_separate) : NULL;
+    fsdp_status status = ordered ? FSDP_OK : fsdp_fail_memory(err, "a group of ranks");
     status = fsdp_ctl_agree(world->parts.ctl, status, err);
     if (status == FSDP_OK)
-        status = fabric->ops->comm_create(fabric, ranks, size, &lane->comm, err);
+        status = transport->ops->comm_create(transport, ranks, size, &ordered->comm, err);
     if (status != FSDP_OK) {
-        free_lane(lane);
+        free_comm(ordered);
         return status;
     }
-    world->lanes[world->lane_count++] = lane;
-    *lane_out = lane;
+    world->comms[world->comm_count++] = ordered;
+    *ordered_out = ordered;
     return FSDP_OK;
 }
 
-fsdp_status fsdp_world_lane_of(fsdp_world *world, const int *ranks, int size, bool is_separate,
-                               fsdp_lane **lane_out, fsdp_error *err)
+fsdp_status fsdp_world_ordered_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
+                                    fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
-    fsdp_lane *lane = find_lane(world, ranks, size, is_separate);
-    if (!lane)
-        FSDP_TRY(add_lane(world, ranks, size, is_separate, &lane, err));
-    *lane_out = lane->comm ? lane : NULL;
+    fsdp_ordered_comm *ordered = find_comm(world, ranks, size, is_separate);
+    if (!ordered)
+        FSDP_TRY(add_comm(world, ranks, size, is_separate, &ordered, err));
+    *ordered_out = ordered->comm ? ordered : NULL;
     return FSDP_OK;
 }
 
@@ -184,13 +186,13 @@ static void list_ranks(const fsdp_mesh *mesh, const mesh_span *span, int64_t gro
         ranks[i] = rank_in_span(mesh, span, group, i);
 }
 
-static bool is_lane_of(const fsdp_lane *lane, const fsdp_mesh *mesh, const mesh_span *span,
-                       int64_t group)
+static bool is_comm_of(const fsdp_ordered_comm *ordered, const fsdp_mesh *mesh,
+                       const mesh_span *span, int64_t group)
 {
-    if (lane->size != span->size || lane->is_separate)
+    if (ordered->size != span->size || ordered->is_separate)
         return false;
     for (int64_t i = 0; i < span->size; i++)
-        if (lane->ranks[i] != rank_in_span(mesh, span, group, i))
+        if (ordered->ranks[i] != rank_in_span(mesh, span, group, i))
             return false;
     return true;
 }
@@ -199,10 +201,10 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
                                 int *ranks, fsdp_error *err)
 {
     const mesh_span span = span_of(mesh, dim, last);
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     for (int64_t group = 0; group < span.blocks * span.step; group++) {
         list_ranks(mesh, &span, group, ranks);
-        FSDP_TRY(fsdp_world_lane_of(world, ranks, (int)span.size, false, &lane, err));
+        FSDP_TRY(fsdp_world_ordered_comm(world, ranks, (int)span.size, false, &ordered, err));
     }
     return FSDP_OK;
 }
@@ -326,7 +328,8 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
 }
 
 /* Without memory of its own: NULL means that there is none. */
-fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
+fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim,
+                                        int last_dim)
 {
     const mesh_span span = span_of(mesh, dim, last_dim);
     int64_t coord[FSDP_MAX_MESH_DIMS];
@@ -337,14 +340,14 @@ fsdp_lane *fsdp_world_lane(fsdp_world *world, const fsdp_mesh *mesh, int dim, in
     for (int i = 0; i < fsdp_mesh_ndim(mesh); i++)
         at = at * fsdp_mesh_dim_size(mesh, i) + coord[i];
     int64_t group = at / (span.step * span.size) * span.step + at % span.step;
-    for (size_t i = 0; i < world->lane_count; i++)
-        if (is_lane_of(world->lanes[i], mesh, &span, group))
-            return world->lanes[i]->comm ? world->lanes[i] : NULL;
+    for (size_t i = 0; i < world->comm_count; i++)
+        if (is_comm_of(world->comms[i], mesh, &span, group))
+            return world->comms[i]->comm ? world->comms[i] : NULL;
     return NULL;
 }
 
 fsdp_comm *fsdp_world_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim, int last_dim)
 {
-    fsdp_lane *lane = fsdp_world_lane(world, mesh, dim, last_dim);
-    return lane ? lane->comm : NULL;
+    fsdp_ordered_comm *ordered = fsdp_world_find_comm(world, mesh, dim, last_dim);
+    return ordered ? ordered->comm : NULL;
 }

@@ -1,6 +1,7 @@
 /*
- * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank whose part
- * another one holds, too, counts nothing: so one number is summed over all ranks, whatever the meshes.
+ * The norm of all gradients as one vector, and clipping. Every rank sums over its own rows; a rank
+ * whose part another one holds, too, counts nothing: so one number is summed over all ranks,
+ * whatever the meshes.
  */
 #include "runtime/optim/optim_internal.h"
 #include "runtime/unit/root_internal.h"
@@ -12,7 +13,7 @@
 fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const char *what,
                            fsdp_error *err)
 {
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     const fsdp_collective call = {.kind = FSDP_ALL_REDUCE,
                                   .dtype = FSDP_F64,
                                   .in = value,
@@ -20,12 +21,12 @@ fsdp_status fsdp_root_fold(fsdp_root *root, double *value, fsdp_fold fold, const
                                   .count = 1,
                                   .op = fold == FSDP_FOLD_SUM ? FSDP_REDUCE_SUM : FSDP_REDUCE_MAX,
                                   .unit = what};
-    FSDP_TRY(fsdp_root_widest_lane(root, &lane, err));
-    if (!lane)
+    FSDP_TRY(fsdp_root_widest_comm(root, &ordered, err));
+    if (!ordered)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "%s needs the mesh of all ranks to be connected (fsdp_world_connect)",
                          what);
-    return fsdp_comm_run(lane->comm, &call, err);
+    return fsdp_comm_run(ordered->comm, &call, err);
 }
 
 /* --- the norm --------------------------------------------------------------------------------- */

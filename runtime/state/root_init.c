@@ -151,7 +151,7 @@ enum { SLAB_BYTES = 16 << 20 };
 
 typedef struct sync_work {
     fsdp_root *root;
-    fsdp_lane *lane; /* of all ranks; NULL: this one is alone */
+    fsdp_ordered_comm *ordered; /* of all ranks; NULL: this one is alone */
     fsdp_param_fill fill;
     void *context;
     void *slab;
@@ -191,15 +191,16 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
     if (world->rank == 0)
         status = work->fill(work->context, param, slab, work->slab, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
-    const fsdp_collective call = {.kind = FSDP_BROADCAST,
-                                  .dtype = param->dtype,
-                                  .in = work->slab,
-                                  .out = work->slab,
-                                  .count = fsdp_box_count(slab),
-                                  .root = work->lane ? fsdp_lane_position(work->lane, 0) : 0,
-                                  .unit = param->name};
-    if (work->lane)
-        FSDP_TRY(fsdp_comm_run(work->lane->comm, &call, err));
+    const fsdp_collective call = {
+        .kind = FSDP_BROADCAST,
+        .dtype = param->dtype,
+        .in = work->slab,
+        .out = work->slab,
+        .count = fsdp_box_count(slab),
+        .root = work->ordered ? fsdp_ordered_comm_position(work->ordered, 0) : 0,
+        .unit = param->name};
+    if (work->ordered)
+        FSDP_TRY(fsdp_comm_run(work->ordered->comm, &call, err));
     take_part(param, slab, work->slab);
     return FSDP_OK;
 }
@@ -227,7 +228,7 @@ static fsdp_status sync_all(sync_work *work, fsdp_error *err)
     work->slab = fsdp_alloc_pages(SLAB_BYTES);
     fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
     if (status == FSDP_OK)
-        status = fsdp_root_world_lane(work->root, "sync_from_rank0", &work->lane, err);
+        status = fsdp_root_world_comm(work->root, "sync_from_rank0", &work->ordered, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     for (size_t i = 0; i < model->count; i++)
         FSDP_TRY(sync_param(work, filled(model->params[i]), err));

@@ -206,7 +206,7 @@ void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, in
 /* One bounded buffer through which a rank's elements get to all. */
 typedef struct fsdp_state_mover {
     fsdp_root *root;
-    fsdp_lane *lane;           /* NULL: this rank is alone */
+    fsdp_ordered_comm *ordered;           /* NULL: this rank is alone */
     char *buffer;
     size_t room, used;
     int owner;                 /* of what lies in the buffer */

@@ -1,6 +1,6 @@
 /*
- * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its row-major
- * order through one buffer, however large it is.
+ * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its
+ * row-major order through one buffer, however large it is.
  */
 #include "runtime/unit/root_internal.h"
 #include "runtime/state/state_internal.h"
@@ -75,7 +75,7 @@ static fsdp_status prepare(fsdp_state_mover *mover, int64_t most, fsdp_error *er
     mover->pieces = fsdp_alloc(PIECES, sizeof *mover->pieces);
     if (!mover->buffer || !mover->pieces)
         return fsdp_fail_memory(err, "moving the state of a root");
-    return fsdp_root_world_lane(root, "whole state", &mover->lane, err);
+    return fsdp_root_world_comm(root, "whole state", &mover->ordered, err);
 }
 
 fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most,
@@ -96,18 +96,19 @@ void fsdp_state_mover_release(fsdp_state_mover *mover)
 
 fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
 {
-    const fsdp_lane *lane = mover->lane;
-    const fsdp_collective call = {.kind = FSDP_BROADCAST,
-                                  .dtype = FSDP_U8,
-                                  .in = mover->buffer,
-                                  .out = mover->buffer,
-                                  .count = (int64_t)mover->used,
-                                  .root = lane ? fsdp_lane_position(lane, mover->owner) : 0,
-                                  .unit = mover->unit};
+    const fsdp_ordered_comm *ordered = mover->ordered;
+    const fsdp_collective call = {
+        .kind = FSDP_BROADCAST,
+        .dtype = FSDP_U8,
+        .in = mover->buffer,
+        .out = mover->buffer,
+        .count = (int64_t)mover->used,
+        .root = ordered ? fsdp_ordered_comm_position(ordered, mover->owner) : 0,
+        .unit = mover->unit};
     if (mover->piece_count == 0)
         return FSDP_OK;
-    if (lane)
-        FSDP_TRY(fsdp_comm_run(lane->comm, &call, err));
+    if (ordered)
+        FSDP_TRY(fsdp_comm_run(ordered->comm, &call, err));
     for (size_t i = 0; i < mover->piece_count; i++)
         fsdp_state_copy_into(&mover->pieces[i].from, mover->pieces[i].to, mover->root->world->rank);
     mover->piece_count = mover->used = 0;

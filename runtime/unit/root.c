@@ -1,5 +1,6 @@
 /*
- * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps: root_step.c.
+ * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps:
+ * root_step.c.
  */
 #include "runtime/unit/root_internal.h"
 
@@ -33,9 +34,9 @@ static fsdp_status check_streams(const fsdp_root *root, fsdp_error *err)
 /* Ranks that wait for this one learn why it does not come. */
 static void abort_all(fsdp_world *world, const fsdp_error *why)
 {
-    for (size_t i = 0; i < world->lane_count; i++)
-        if (world->lanes[i]->comm)
-            fsdp_comm_abort(world->lanes[i]->comm, why);
+    for (size_t i = 0; i < world->comm_count; i++)
+        if (world->comms[i]->comm)
+            fsdp_comm_abort(world->comms[i]->comm, why);
 }
 
 fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err)

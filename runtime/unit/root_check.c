@@ -1,7 +1,8 @@
 /*
- * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is made, and
- * with --check the events of every step, when its backward ends. Otherwise ranks that differ would be found
- * by the first collective that does not match, which may be much later, or by nobody.
+ * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is
+ * made, and with --check the events of every step, when its backward ends. Otherwise ranks that
+ * differ would be found by the first collective that does not match, which may be much later, or by
+ * nobody.
  */
 #include "runtime/unit/root_internal.h"
 
@@ -142,17 +143,17 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
 /* A rank without memory for it tells the others, which wait. */
 static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *text, fsdp_error *err)
 {
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     fsdp_error why = {0};
-    fsdp_status status = fsdp_root_widest_lane(root, &lane, &why);
-    if (!lane)
+    fsdp_status status = fsdp_root_widest_comm(root, &ordered, &why);
+    if (!ordered)
         return FSDP_OK;
     if (status == FSDP_OK && text->failed)
         status = fsdp_fail_memory(&why, "what ranks compare");
     if (status == FSDP_OK)
-        status = compare(lane->comm, what, text, &why);
+        status = compare(ordered->comm, what, text, &why);
     if (status == FSDP_ERR_LIMIT)
-        fsdp_comm_abort(lane->comm, &why);
+        fsdp_comm_abort(ordered->comm, &why);
     if (status != FSDP_OK && err)
         *err = why;
     return status;

@@ -1,6 +1,6 @@
 /*
- * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and several
- * roots may.
+ * Contexts: the streams, the memory and the buffers in flight that the units of a root share, and
+ * several roots may.
  */
 #include "runtime/unit/root_internal.h"
 
@@ -47,10 +47,10 @@ void fsdp_context_drain(fsdp_context *context)
 /* Lanes outlive contexts: an event of a stream that is gone has long been reached. */
 static void forget_streams(fsdp_context *context)
 {
-    for (size_t i = 0; i < context->world->lane_count; i++)
+    for (size_t i = 0; i < context->world->comm_count; i++)
         for (int s = 0; s < FSDP_STREAMS; s++)
-            if (context->world->lanes[i]->last.stream == context->streams[s])
-                context->world->lanes[i]->last = (fsdp_event){0};
+            if (context->world->comms[i]->last.stream == context->streams[s])
+                context->world->comms[i]->last = (fsdp_event){0};
 }
 
 static void free_context(fsdp_context *context)

@@ -37,7 +37,8 @@ static fsdp_status parse_dims(const fsdp_unit *unit, const fsdp_mesh *mesh, cons
     return FSDP_OK;
 }
 
-/* Of one dim: it shards. Of more: the first replicates, the second shards, the others are the tensors'. */
+/* Of one dim: it shards. Of more: the first replicates, the second shards, the others are the
+ * tensors'. */
 static fsdp_status choose_dims(const fsdp_unit *unit, const fsdp_mesh *mesh, unsigned *shard_out,
                                unsigned *replicate_out, fsdp_error *err)
 {
@@ -95,10 +96,10 @@ static int64_t own_index(const fsdp_mesh *mesh, unsigned dims, int rank)
     return index;
 }
 
-/* Runs of `each` ranks along some dims, for every coordinate of the others; *lane_out: the run that this rank
- * is in. */
+/* Runs of `each` ranks along some dims, for every coordinate of the others; *ordered_out: the run
+ * that this rank is in. */
 static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool is_separate,
-                           fsdp_lane **lane_out, fsdp_error *err)
+                           fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
     fsdp_world *world = group->unit->model->world;
     const fsdp_mesh *mesh = group->mesh;
@@ -106,18 +107,20 @@ static fsdp_status connect(fsdp_group *group, unsigned dims, int64_t each, bool 
     int64_t along = product(mesh, dims), across = product(mesh, others);
     for (int64_t o = 0; o < across; o++)
         for (int64_t first = 0; first < along; first += each) {
-            fsdp_lane *lane = NULL;
+            fsdp_ordered_comm *ordered = NULL;
             for (int64_t i = 0; i < each; i++)
                 group->ranks[i] = fsdp_mesh_rank_at(mesh, position(mesh, others, o) +
                                                               position(mesh, dims, first + i));
-            FSDP_TRY(fsdp_world_lane_of(world, group->ranks, (int)each, is_separate, &lane, err));
-            if (lane)
-                *lane_out = lane;
+            FSDP_TRY(fsdp_world_ordered_comm(world, group->ranks, (int)each, is_separate, &ordered,
+                                             err));
+            if (ordered)
+                *ordered_out = ordered;
         }
     return FSDP_OK;
 }
 
-/* --- what a unit asks of a mesh ---------------------------------------------------------------- */
+/* --- what a unit asks of a mesh
+ * ---------------------------------------------------------------- */
 
 static fsdp_status check_mesh(const fsdp_unit *unit, const fsdp_mesh *mesh, fsdp_error *err)
 {
@@ -307,30 +310,30 @@ static const fsdp_mesh *widest_mesh(const fsdp_root *root)
     return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 
-fsdp_status fsdp_root_widest_lane(fsdp_root *root, fsdp_lane **lane_out, fsdp_error *err)
+fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
     const fsdp_mesh *mesh = widest_mesh(root);
-    *lane_out = fsdp_world_lane(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
-    return *lane_out ? root->context->device->ops->sync((*lane_out)->last, err) : FSDP_OK;
+    *ordered_out = fsdp_world_find_comm(root->world, mesh, 0, fsdp_mesh_ndim(mesh) - 1);
+    return *ordered_out ? root->context->device->ops->sync((*ordered_out)->last, err) : FSDP_OK;
 }
 
-fsdp_status fsdp_root_world_lane(fsdp_root *root, const char *what, fsdp_lane **lane_out,
+fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *what, fsdp_ordered_comm **ordered_out,
                                  fsdp_error *err)
 {
-    *lane_out = NULL;
+    *ordered_out = NULL;
     if (root->world->size == 1)
         return FSDP_OK;
-    FSDP_TRY(fsdp_root_widest_lane(root, lane_out, err));
-    if (*lane_out && (*lane_out)->size == root->world->size)
+    FSDP_TRY(fsdp_root_widest_comm(root, ordered_out, err));
+    if (*ordered_out && (*ordered_out)->size == root->world->size)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE, "%s needs a mesh of all ranks (fsdp_world_connect)",
                      what);
 }
 
-int fsdp_lane_position(const fsdp_lane *lane, int rank)
+int fsdp_ordered_comm_position(const fsdp_ordered_comm *ordered, int rank)
 {
     int i = 0;
-    while (i < lane->size && lane->ranks[i] != rank)
+    while (i < ordered->size && ordered->ranks[i] != rank)
         i++;
     return i;
 }
@@ -394,7 +397,8 @@ fsdp_status fsdp_unit_connect_groups(fsdp_unit *unit, fsdp_error *err)
 
 enum { WIDEST = 16, ALIGNMENT = 64 }; /* bytes of an element; before each parameter */
 
-/* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all memory. */
+/* What all ranks bring of a parameter, in whatever it is gathered and reduced; false: beyond all
+ * memory. */
 static bool add_most_bytes(const fsdp_param *param, int ranks, int64_t *sum)
 {
     const fsdp_extension *extension = param->extension;

@@ -55,12 +55,13 @@ void fsdp_unit_release_groups(fsdp_unit *unit);        /* their blocks were give
 /* Collective: reductions on a communicator of their own, or no longer. */
 fsdp_status fsdp_group_separate_reduce(fsdp_group *group, fsdp_error *err);
 
-/* The lane of the widest mesh of the root's units, which holds the others, for the host's own collectives:
- * what streams do on it is waited for. NULL when it was not connected. */
-fsdp_status fsdp_root_widest_lane(fsdp_root *root, fsdp_lane **lane_out, fsdp_error *err);
+/* The ordered communicator of the widest mesh of the root's units, which contains the others, for collectives
+ * that the host makes itself: waits first for the streams' work on it. NULL when it was not connected. */
+fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err);
 /* The same; it has all ranks of the world, for `what`. NULL, and no error, in a world of one. */
-fsdp_status fsdp_root_world_lane(fsdp_root *root, const char *what, fsdp_lane **lane_out, fsdp_error *err);
-/* Where a rank of the world stands among those of a lane: meshes may have them in another order. */
-int fsdp_lane_position(const fsdp_lane *lane, int rank);
+fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *what, fsdp_ordered_comm **ordered_out,
+                                 fsdp_error *err);
+/* A world rank's position in the communicator: meshes may order their ranks differently. */
+int fsdp_ordered_comm_position(const fsdp_ordered_comm *ordered, int rank);
 
 #endif

@@ -1,15 +1,17 @@
 /*
- * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and "reshard".
+ * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and
+ * "reshard".
  *
  *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in
  *   all-gather  the flat buffer, in place                                                     all_gather
  *   copy-out    every rank's part of every parameter to its place                             compute
  *
- * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
- * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ * Outside forward and backward, and with asynchronous units, all three are done on the compute
+ * stream. After a reshard to k ranks, the gather takes its input from what was kept of the gathered
+ * parameters.
  *
- * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
- * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
+ * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step,
+ * when the parameters are wanted, and copy-out reads what the other ranks brought where it lies.
  */
 #include "runtime/unit/unit_internal.h"
 #include "runtime/unit/work.h"
@@ -25,7 +27,7 @@ static bool uses_side_streams(const fsdp_group *group, bool is_async)
 }
 
 typedef struct gather_side {
-    fsdp_lane *lane;
+    fsdp_ordered_comm *ordered;
     int parts, rank;
 } gather_side;
 
@@ -136,8 +138,8 @@ static bool has_extensions(const fsdp_group *group)
     return false;
 }
 
-/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by hand is made
- * at once, as not every rank may wait for it. */
+/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by
+ * hand is made at once, as not every rank may wait for it. */
 static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
 {
     return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
@@ -148,8 +150,8 @@ static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stre
 {
     const fsdp_collective call = call_of(group, side);
     if (!group->gather.is_late)
-        fsdp_work_collective(stream, side->lane, &call, group->unit->custom_gather);
-    fsdp_trace_collective(group, side->lane, &call, stream->name);
+        fsdp_work_collective(stream, side->ordered, &call, group->unit->custom_gather);
+    fsdp_trace_collective(group, side->ordered, &call, stream->name);
 }
 
 /* What the side streams need to know of the compute stream. */
@@ -163,8 +165,8 @@ static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
     group->resharded = (fsdp_event){0};
 }
 
-/* The host waits until what was gathered before the last two has been given back: it may run ahead, but the
- * memory of its gathers stays bounded. */
+/* The host waits until what was gathered before the last two has been given back: it may run ahead,
+ * but the memory of its gathers stays bounded. */
 static fsdp_status limit_gathers(fsdp_context *context, fsdp_error *err)
 {
     if (!context->limits_gathers || context->freed_count < FSDP_MOST_GATHERS)
@@ -194,7 +196,8 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     group->gather.is_of_slices = group->state == FSDP_IS_SHARDED_AGAIN;
     const gather_side side = side_of(group);
     size_t bytes = all_input_bytes(group, side.parts);
-    const fsdp_lender lender = fsdp_unit_lender(group->unit, group->unit->custom_gather, side.lane);
+    const fsdp_lender lender =
+        fsdp_unit_lender(group->unit, group->unit->custom_gather, side.ordered);
     follow_reshard(group, in, out);
     FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_ALL_GATHER, in, &lender,
                               bytes * (size_t)side.parts, 0, group->unit->name,
@@ -220,7 +223,7 @@ static void make_if_late(fsdp_group *group, bool is_async)
         return;
     const fsdp_collective call = call_of(group, &side);
     fsdp_stream *compute = fsdp_group_context(group)->streams[FSDP_STREAM_COMPUTE];
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
     group->gather.event = compute->device->ops->record(compute);
     group->gather.is_late = false;
 }
@@ -249,8 +252,8 @@ static const unsigned char *part_of(const gathered *from, int64_t part)
     return from->parts ? from->parts[part] : from->flat + (size_t)part * from->stride;
 }
 
-/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one behind the
- * other in the parameter; along other dims they lie side by side. */
+/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one
+ * behind the other in the parameter; along other dims they lie side by side. */
 static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathered *from,
                          size_t at)
 {
@@ -346,7 +349,7 @@ static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
     fsdp_collective call = call_of(group, &side);
     call.view = &view;
     fsdp_work_uses(compute, group->unsharded->data);
-    fsdp_work_collective(compute, side.lane, &call, NULL);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
 }
 
 static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error *err)
@@ -390,8 +393,8 @@ static void give_again_shard(fsdp_group *group, fsdp_event read)
     group->again_shard = NULL;
 }
 
-/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and that gather
- * overlap; in backward, and when the caller orders by hand, it goes at once. */
+/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and
+ * that gather overlap; in backward, and when the caller orders by hand, it goes at once. */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = fsdp_group_context(group);

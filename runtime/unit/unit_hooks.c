@@ -1,6 +1,6 @@
 /*
- * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units are
- * gathered ahead of their time. In docs/flow_step.md: what happens when.
+ * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units
+ * are gathered ahead of their time. In docs/flow_step.md: what happens when.
  */
 #include "runtime/unit/unit_internal.h"
 
@@ -33,15 +33,15 @@ void fsdp_trace_work(const fsdp_group *group, const char *event, const char *str
     trace(group, &(fsdp_trace_event){.event = event, .stream = stream, .bytes = bytes});
 }
 
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane,
+void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ordered,
                            const fsdp_collective *call, const char *stream)
 {
     static const char *const names[] = {"",           "all_gather", "reduce_scatter",
                                         "all_reduce", "broadcast",  "all_to_all"};
     bool is_per_rank = call->kind == FSDP_ALL_GATHER || call->kind == FSDP_REDUCE_SCATTER;
-    int64_t ranks = is_per_rank ? fsdp_comm_size(lane->comm) : 1;
+    int64_t ranks = is_per_rank ? fsdp_comm_size(ordered->comm) : 1;
     trace(group, &(fsdp_trace_event){.event = names[call->kind],
-                                     .comm = lane->comm,
+                                     .comm = ordered->comm,
                                      .call = call,
                                      .stream = stream,
                                      .bytes = call->count * ranks *
@@ -153,8 +153,9 @@ static bool is_computed_again(const fsdp_unit *unit)
            (unit->root->is_in_backward && !unit->root->is_in_forward);
 }
 
-/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. A unit
- * whose own backward has not begun is gathered as in forward, and waits for nobody with its flat buffer. */
+/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes.
+ * A unit whose own backward has not begun is gathered as in forward, and waits for nobody with its
+ * flat buffer. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
     for (size_t i = 0; i < unit->group_count; i++) {

@@ -103,7 +103,7 @@ struct fsdp_model {
     fsdp_root *root;
 };
 
-/* Fills in what depends on the mesh: layout, boxes, sizes. The group has its lanes. */
+/* Fills in what depends on the mesh: layout, boxes, sizes. The group has its communicators. */
 fsdp_status fsdp_param_lay_out(fsdp_param *param, fsdp_error *err);
 /* The number of elements of the data, of this rank's rows, and of the data with every shard padded. */
 int64_t fsdp_param_count(const fsdp_param *param);
@@ -150,9 +150,9 @@ struct fsdp_group {
     fsdp_mesh *own_mesh;               /* the same when it was made for that, else NULL */
     int shard_dim, replicate_dim;      /* of the mesh; -1: none */
     unsigned tensor_dims;              /* bits of the others */
-    /* NULL lanes: groups of one rank. `again` is the lane of an int reshard, `reduce` one of its own for
+    /* NULL for groups of one rank. `again` belongs to an int reshard, `reduce` one of its own for
      * reductions or the same as `shard`. */
-    fsdp_lane *shard, *replicate, *again, *reduce;
+    fsdp_ordered_comm *shard, *replicate, *again, *reduce;
     int shard_size, shard_rank, replicate_size, again_size, again_rank;
     int *ranks;                        /* room for connecting, where no rank may fail alone */
 
@@ -226,10 +226,10 @@ void fsdp_unit_free(fsdp_unit *unit);  /* accepts NULL */
 fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err);
 /* A floating type, or FSDP_DTYPE_NONE; `option` is what was to be that. */
 fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
-/* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; lane: its lane,
- * or NULL. */
+/* Who is asked first for buffers of a collective of the unit. custom: what runs it, or NULL; ordered: its
+ * communicator, or NULL. */
 fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
-                             const fsdp_lane *lane);
+                             const fsdp_ordered_comm *ordered);
 
 /* --- roots ------------------------------------------------------------------------------------ */
 
@@ -364,8 +364,8 @@ fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err);
 fsdp_status fsdp_group_prefetch_next(fsdp_group *group, fsdp_error *err);
 
 void fsdp_trace_unit(const fsdp_group *group, const char *event);     /* with its state */
-void fsdp_trace_collective(const fsdp_group *group, const fsdp_lane *lane, const fsdp_collective *call,
-                           const char *stream);
+void fsdp_trace_collective(const fsdp_group *group, const fsdp_ordered_comm *ordered,
+                           const fsdp_collective *call, const char *stream);
 /* On a stream; bytes -1: none to tell. */
 void fsdp_trace_work(const fsdp_group *group, const char *event, const char *stream, int64_t bytes);
 

@@ -208,11 +208,11 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
 }
 
 fsdp_lender fsdp_unit_lender(const fsdp_unit *unit, const fsdp_custom_collective *custom,
-                             const fsdp_lane *lane)
+                             const fsdp_ordered_comm *ordered)
 {
     if (custom && custom->alloc)
         return fsdp_lender_of_custom(custom);
-    return fsdp_lender_of_comm(unit->takes_comm_memory && lane ? lane->comm : NULL);
+    return fsdp_lender_of_comm(unit->takes_comm_memory && ordered ? ordered->comm : NULL);
 }
 
 fsdp_status fsdp_unit_set_custom_all_gather(fsdp_unit *unit, const fsdp_custom_collective *custom,

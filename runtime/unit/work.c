@@ -86,17 +86,17 @@ static fsdp_status run_collective(void *args, fsdp_error *err)
     return fsdp_comm_run(work->comm, &work->call, err);
 }
 
-void fsdp_work_collective(fsdp_stream *stream, fsdp_lane *lane, const fsdp_collective *call,
-                          const fsdp_custom_collective *custom)
+void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
+                          const fsdp_collective *call, const fsdp_custom_collective *custom)
 {
-    collective_args args = {.comm = lane->comm, .call = *call};
+    collective_args args = {.comm = ordered->comm, .call = *call};
     if (custom)
         args.custom = *custom;
-    ops_of(stream)->wait(stream, lane->last);
+    ops_of(stream)->wait(stream, ordered->last);
     fsdp_work_uses(stream, call->in);
     fsdp_work_uses(stream, call->out);
     ops_of(stream)->submit(stream, run_collective, &args, sizeof args);
-    lane->last = ops_of(stream)->record(stream);
+    ordered->last = ops_of(stream)->record(stream);
 }
 
 /* --- arithmetic ------------------------------------------------------------------------------- */

@@ -19,9 +19,9 @@ void fsdp_rects_release(fsdp_rect_list *list);
 
 /* Copies all rectangles of a list. */
 void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list);
-/* A collective in its lane: after those that were issued on it before. custom: NULL, or in its place. counts
- * and unit of the call stay the caller's until it is done. */
-void fsdp_work_collective(fsdp_stream *stream, fsdp_lane *lane, const fsdp_collective *call,
+/* A collective on a communicator, after those that were issued on it before. custom: NULL, or what runs
+ * instead of it. counts and unit of the call stay the caller's until it is done. */
+void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered, const fsdp_collective *call,
                           const fsdp_custom_collective *custom);
 void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t count, double divisor);
 void fsdp_work_add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,

@@ -21,27 +21,28 @@ ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
                                    "formats/target.h"}}
 
 # The rooms of runtime, from the ground up: each may include those before it, and itself.
-ROOMS = ["meet", "device", "comm", "launch", "unit", "optim", "state", "wrap"]
+ROOMS = ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "unit", "optim", "state",
+         "wrap"]
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
     "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
     "H5PLextern.h": r"formats/hdf5_plugin\.c",
-    "mpi.h": r"runtime/(meet/ctl_mpi|meet/mpi_process|comm/wire_mpi)\.[ch]|tests/mpi/.*",
+    "mpi.h": r"runtime/(bootstrap/(ctl_mpi|mpi_process)|comm_message/p2p_mpi)\.[ch]|tests/mpi/.*",
     "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
     "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
     "zstd_errors.h": r"kernels/codec\.c",
     "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
-    "netdb.h": r"runtime/meet/socket\.c",
-    "netinet/in.h": r"runtime/meet/socket\.c",
-    "netinet/tcp.h": r"runtime/meet/socket\.c",
+    "netdb.h": r"runtime/bootstrap/socket\.c",
+    "netinet/in.h": r"runtime/bootstrap/socket\.c",
+    "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
     "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
     r"formats/hdf5_(library|session)\.c|"
     r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
-    r"runtime/(launch/launch_threads|device/device_async|comm/shm_pool|meet/mpi_process)\.c|"
-    r"runtime/comm/(comm_message|wire_tcp_internal)\.h|tests/.*",
+    r"runtime/(launch/launch_threads|device/device_async|comm_shared/shm_pool|bootstrap/mpi_process)\.c|"
+    r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
     "criterion/parameterized.h": r"tests/unit/.*",
 }

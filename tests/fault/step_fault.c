@@ -17,20 +17,20 @@ const char *const step_fault_names[STEP_FAULT_KINDS] = {"none",     "killed", "s
                                                         "gives up", "order",  "shape",   "swapped",
                                                         "gradient", "memory"};
 
-/* --- a fabric with a fault
+/* --- a transport with a fault
  * ---------------------------------------------------------------------- */
 
-/* In place of the fabric's table, which it begins with. */
-typedef struct faulty_fabric {
-    fsdp_fabric_ops ops;
-    const fsdp_fabric_ops *usual;
+/* In place of the transport's table, which it begins with. */
+typedef struct faulty_transport {
+    fsdp_transport_ops ops;
+    const fsdp_transport_ops *usual;
     const step_fault *fault;
     _Atomic int calls, blocks; /* of the communicator's memory: not given back */
-} faulty_fabric;
+} faulty_transport;
 
-static faulty_fabric *faulty(const fsdp_fabric *fabric)
+static faulty_transport *faulty(const fsdp_transport *transport)
 {
-    return (faulty_fabric *)fabric->ops;
+    return (faulty_transport *)transport->ops;
 }
 
 static void sleep_ms(int ms)
@@ -42,7 +42,7 @@ static void sleep_ms(int ms)
 static void stay_away(fsdp_comm *comm)
 {
     fsdp_error why;
-    for (int ms = 0; ms < MOST_AWAY_MS && !faulty(comm->fabric)->usual->has_failed(comm, &why);
+    for (int ms = 0; ms < MOST_AWAY_MS && !faulty(comm->transport)->usual->has_failed(comm, &why);
          ms += 20)
         sleep_ms(20);
 }
@@ -63,19 +63,19 @@ static void stop_for_a_while(fsdp_comm *comm)
 /* Another call in place of this one; what it would do never matters. */
 static fsdp_status run_other(fsdp_comm *comm, const fsdp_collective *call, fsdp_error *err)
 {
-    const faulty_fabric *fabric = faulty(comm->fabric);
+    const faulty_transport *transport = faulty(comm->transport);
     fsdp_collective other = *call;
     size_t bytes = (size_t)(call->count + 1) * (size_t)comm->size * sizeof(double);
     char *room = calloc(2, bytes);
     other.count++;
-    if (fabric->fault->kind == STEP_FAULT_ORDER) {
+    if (transport->fault->kind == STEP_FAULT_ORDER) {
         other.unit = "other";
         other.kind = call->kind == FSDP_ALL_GATHER ? FSDP_REDUCE_SCATTER : FSDP_ALL_GATHER;
     }
     other.in = room;
     other.out = room + bytes;
     fsdp_comm_header header = fsdp_comm_head(comm, &other);
-    fsdp_status status = fabric->usual->run(comm, &other, &header, err);
+    fsdp_status status = transport->usual->run(comm, &other, &header, err);
     free(room);
     return status;
 }
@@ -91,13 +91,13 @@ static void note_call(step_calls *calls, int number, const char *unit)
 static fsdp_status run_faulty(fsdp_comm *comm, const fsdp_collective *call,
                               const fsdp_comm_header *header, fsdp_error *err)
 {
-    faulty_fabric *fabric = faulty(comm->fabric);
-    const step_fault *fault = fabric->fault;
-    int number = atomic_fetch_add(&fabric->calls, 1);
+    faulty_transport *transport = faulty(comm->transport);
+    const step_fault *fault = transport->fault;
+    int number = atomic_fetch_add(&transport->calls, 1);
     bool is_now = number == fault->at;
-    if (fault->kind == STEP_FAULT_NONE && (comm->fabric->rank == 0 || fault->is_launched))
+    if (fault->kind == STEP_FAULT_NONE && (comm->transport->rank == 0 || fault->is_launched))
         note_call(fault->calls, number, call->unit);
-    if (is_now && comm->fabric->rank == fault->rank)
+    if (is_now && comm->transport->rank == fault->rank)
         switch (fault->kind) {
         case STEP_FAULT_KILLED: raise(SIGKILL); break;
         case STEP_FAULT_STOPPED: stop_for_a_while(comm); break;
@@ -108,20 +108,20 @@ static fsdp_status run_faulty(fsdp_comm *comm, const fsdp_collective *call,
         case STEP_FAULT_SHAPE: return run_other(comm, call, err);
         default: break;
         }
-    return fabric->usual->run(comm, call, header, err);
+    return transport->usual->run(comm, call, header, err);
 }
 
-static void *take(fsdp_fabric *fabric, size_t size)
+static void *take(fsdp_transport *transport, size_t size)
 {
-    void *data = faulty(fabric)->usual->alloc(fabric, size);
-    atomic_fetch_add(&faulty(fabric)->blocks, data != NULL);
+    void *data = faulty(transport)->usual->alloc(transport, size);
+    atomic_fetch_add(&faulty(transport)->blocks, data != NULL);
     return data;
 }
 
-static void give(fsdp_fabric *fabric, void *data)
+static void give(fsdp_transport *transport, void *data)
 {
-    atomic_fetch_sub(&faulty(fabric)->blocks, 1);
-    faulty(fabric)->usual->dealloc(fabric, data);
+    atomic_fetch_sub(&faulty(transport)->blocks, 1);
+    faulty(transport)->usual->dealloc(transport, data);
 }
 
 static bool is_slow(const step_fault *fault)
@@ -130,17 +130,17 @@ static bool is_slow(const step_fault *fault)
 }
 
 /* Only collectives have a short deadline, and only where nothing else finds the fault. */
-static void make_faulty(faulty_fabric *own, fsdp_fabric *fabric, const step_fault *fault)
+static void make_faulty(faulty_transport *own, fsdp_transport *transport, const step_fault *fault)
 {
-    *own = (faulty_fabric){.ops = *fabric->ops, .usual = fabric->ops, .fault = fault};
+    *own = (faulty_transport){.ops = *transport->ops, .usual = transport->ops, .fault = fault};
     own->ops.run = run_faulty;
     if (own->ops.alloc) {
         own->ops.alloc = take;
         own->ops.dealloc = give;
     }
-    fabric->ops = &own->ops;
+    transport->ops = &own->ops;
     if (is_slow(fault))
-        fabric->deadline_ms = SHORT_MS;
+        transport->deadline_ms = SHORT_MS;
 }
 
 /* --- a device that counts
@@ -314,20 +314,20 @@ static fsdp_status run_rank(world_rank *rank, const step_fault *fault, fsdp_erro
 fsdp_status step_fault_body(world_rank *rank, fsdp_error *err)
 {
     const step_fault *fault = rank->user;
-    fsdp_fabric *fabric = rank->world->parts.fabric;
+    fsdp_transport *transport = rank->world->parts.transport;
     fsdp_device *device = rank->world->parts.device;
-    faulty_fabric own_fabric;
+    faulty_transport own_transport;
     fsdp_device_ops own_device;
-    make_faulty(&own_fabric, fabric, fault);
+    make_faulty(&own_transport, transport, fault);
     count_on(&own_device, device);
     if (rank->world->parts.trace)
         fsdp_trace_set_listener(rank->world->parts.trace, NULL, NULL);
     fsdp_status status = run_rank(rank, fault, err);
     device->ops = usual_device;
-    fabric->ops = own_fabric.usual;
-    if (bytes_left != 0 || own_fabric.blocks != 0)
+    transport->ops = own_transport.usual;
+    if (bytes_left != 0 || own_transport.blocks != 0)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "%lld bytes and %d blocks are left",
-                         (long long)bytes_left, own_fabric.blocks);
+                         (long long)bytes_left, own_transport.blocks);
     return status;
 }
 

@@ -1,8 +1,8 @@
 /*
  * One fault in a training step, as a program that is launched: KIND AT RANK, of step_fault.h. Every
  * rank runs a step without it, then the one with it, and judges what it was told: "rank R: as it
- * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under way leave
- * without MPI_Finalize, which would wait for them in the others.
+ * should be", exit code 0. Over MPI it is 10 after a failure: those who still have messages under
+ * way leave without MPI_Finalize, which would wait for them in the others.
  */
 #include <fsdp/fsdp.h>
 
@@ -26,7 +26,7 @@ static bool read_fault(int argc, char **argv, step_fault *fault)
 
 static int code_after(const fsdp_world *world, fsdp_status status)
 {
-    bool is_mpi = strcmp(world->parts.fabric->ops->name, "mpi") == 0;
+    bool is_mpi = strcmp(world->parts.transport->ops->name, "mpi") == 0;
     return is_mpi && status != FSDP_OK ? FSDP_ERR_PEER : 0;
 }
 

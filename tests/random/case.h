@@ -43,7 +43,7 @@ typedef struct case_unit {
     fsdp_dtype param_dtype, reduce_dtype;
     bool offloads;
     double divide;                     /* 0: by the ranks */
-    bool forces_sum, takes_unused, has_own_lane, keeps_storage, gathers_async;
+    bool forces_sum, takes_unused, has_separate_comm, keeps_storage, gathers_async;
     bool reshards_last, reshards_never;        /* after backward */
     bool stays_sharded_in_backward;
     int input_buffers;                 /* 0: the default */

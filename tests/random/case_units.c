@@ -23,7 +23,8 @@ static int shards_of(const training_case *c, case_cut cut)
     return cut == CUT_AS_MESH && c->replicas ? c->ranks / c->replicas : c->ranks;
 }
 
-/* --- FSDP2 ---------------------------------------------------------------------------------------- */
+/* --- FSDP2
+ * ---------------------------------------------------------------------------------------- */
 
 /* To groups of k ranks, where k divides. */
 static int draw_group_size(random_dice *dice, int shards)
@@ -52,7 +53,7 @@ static void draw_gradients(case_unit *unit, random_dice *dice, bool is_plain)
         unit->divide = factors[dice_below(dice, is_plain ? 4 : 5)];
     unit->forces_sum = dice_hits(dice, 15);
     unit->takes_unused = dice_hits(dice, 20);
-    unit->has_own_lane = dice_hits(dice, 20);
+    unit->has_separate_comm = dice_hits(dice, 20);
     unit->input_buffers = dice_hits(dice, 15) ? 1 + dice_below(dice, 3) : 0;
 }
 
@@ -92,7 +93,8 @@ static void draw_unit(training_case *c, case_unit *unit, random_dice *dice,
     draw_gathers(unit, dice);
 }
 
-/* --- FSDP1 ---------------------------------------------------------------------------------------- */
+/* --- FSDP1
+ * ---------------------------------------------------------------------------------------- */
 
 static case_cut cut_of_strategy(fsdp_wrap_strategy strategy)
 {
@@ -137,7 +139,8 @@ static void draw_hook(training_case *c, random_dice *dice)
         c->hook = hooks[dice_below(dice, 2)];
 }
 
-/* --- which there are ------------------------------------------------------------------------------ */
+/* --- which there are
+ * ------------------------------------------------------------------------------ */
 
 static case_unit *add_unit(training_case *c, int layer, const char *suffix)
 {

@@ -184,7 +184,7 @@ static fsdp_status tune_unit_of(random_net *net, int i, fsdp_error *err)
     fsdp_unit_set_keep_unsharded_storage(u, unit->keeps_storage, false);
     fsdp_unit_set_unshard_async_op(u, unit->gathers_async, false);
     fsdp_unit_set_unshard_in_backward(u, !unit->stays_sharded_in_backward);
-    FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(u, unit->has_own_lane, false, err));
+    FSDP_TRY(fsdp_unit_set_separate_reduce_scatter_group(u, unit->has_separate_comm, false, err));
     if (unit->input_buffers)
         FSDP_TRY(
             fsdp_unit_set_reduce_scatter_max_input_buffers(u, unit->input_buffers, false, err));

@@ -28,8 +28,8 @@ enum { REPEATED = 64 << 20, LARGE_END = 16 };
 static fsdp_status make_group(fsdp_world *world, const int *ranks, int size, fsdp_comm **comm_out,
                               fsdp_error *err)
 {
-    fsdp_fabric *fabric = world->parts.fabric;
-    return fabric->ops->comm_create(fabric, ranks, size, comm_out, err);
+    fsdp_transport *transport = world->parts.transport;
+    return transport->ops->comm_create(transport, ranks, size, comm_out, err);
 }
 
 /* All ranks, the last one first. */

@@ -12,32 +12,32 @@
 
 enum { LAYERS = 3 };
 
-/* --- a fabric that counts
+/* --- a transport that counts
  * ----------------------------------------------------------------------- */
 
-static const fsdp_fabric_ops *usual;
+static const fsdp_transport_ops *usual;
 static int taken, given;
 
-static void *take(fsdp_fabric *fabric, size_t size)
+static void *take(fsdp_transport *transport, size_t size)
 {
     taken++;
-    return usual->alloc(fabric, size);
+    return usual->alloc(transport, size);
 }
 
-static void give(fsdp_fabric *fabric, void *data)
+static void give(fsdp_transport *transport, void *data)
 {
     given++;
-    usual->dealloc(fabric, data);
+    usual->dealloc(transport, data);
 }
 
-static void count_on(fsdp_fabric *fabric)
+static void count_on(fsdp_transport *transport)
 {
-    static fsdp_fabric_ops counting;
-    usual = fabric->ops;
+    static fsdp_transport_ops counting;
+    usual = transport->ops;
     counting = *usual;
     counting.alloc = take;
     counting.dealloc = give;
-    fabric->ops = &counting;
+    transport->ops = &counting;
 }
 
 /* --- steps
@@ -115,7 +115,7 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
     mlp_plan plan = mlp_plan_default(LAYERS, size);
     toy net;
     plan.opts.reshard_after_forward = *(const int *)rank->user;
-    count_on(rank->world->parts.fabric);
+    count_on(rank->world->parts.transport);
     FSDP_TRY(mlp_create(&net, rank->world, &plan, err));
     fsdp_status status = run_steps(&net, rank->world, err);
     toy_free(&net);

@@ -1,4 +1,4 @@
-/* Ranks that are forked processes, connected to each other by sockets: what worlds and fabrics of
+/* Ranks that are forked processes, connected to each other by sockets: what worlds and transports of
  * processes have in common. */
 #ifndef FSDP_TESTS_FORKED_RANKS_H
 #define FSDP_TESTS_FORKED_RANKS_H

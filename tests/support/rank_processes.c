@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include "runtime/comm_shared/shared_transports.h"
 #include "tests/support/ctl_pairs.h"
 
 static fsdp_status connect_rank(rank_process *rank, const rank_processes *ranks, const int *ends,
@@ -18,8 +19,8 @@ static fsdp_status connect_rank(rank_process *rank, const rank_processes *ranks,
         all[i] = i;
     FSDP_TRY(take_ctl_pairs(ranks->size, rank->rank, ends, &rank->ctl, err));
     fsdp_ctl_set_deadline(rank->ctl, ranks->deadline_ms);
-    FSDP_TRY(fsdp_fabric_shm(rank->ctl, ranks->deadline_ms, &rank->fabric, err));
-    return rank->fabric->ops->comm_create(rank->fabric, all, ranks->size, &rank->comm, err);
+    FSDP_TRY(fsdp_transport_shm(rank->ctl, ranks->deadline_ms, &rank->transport, err));
+    return rank->transport->ops->comm_create(rank->transport, all, ranks->size, &rank->comm, err);
 }
 
 static void run_rank(int number, const int *ends, const void *user)
@@ -39,8 +40,8 @@ static void run_rank(int number, const int *ends, const void *user)
         result->status = ranks->body(&rank, &result->err);
     }
     fsdp_comm_free(rank.comm);
-    if (rank.fabric)
-        rank.fabric->ops->close(rank.fabric);
+    if (rank.transport)
+        rank.transport->ops->close(rank.transport);
     fsdp_ctl_free(rank.ctl);
     result->fds_left = count_open_files() - files;
     result->is_done = true;

@@ -19,7 +19,7 @@ typedef struct rank_result {
 typedef struct rank_process {
     int rank, size;
     fsdp_ctl *ctl;
-    fsdp_fabric *fabric;
+    fsdp_transport *transport;
     fsdp_comm *comm;           /* of all ranks; the body may free it and set it NULL */
     void *user;
     rank_result *result;

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/rendezvous.h"
 #include "tests/support/rank_outcome.h"
 
 typedef struct socket_rank {
@@ -32,15 +32,15 @@ static void *run_rank(void *user)
     socket_rank *rank = user;
     rank_outcome *outcome = rank->outcome;
     fsdp_ctl *ctl = NULL;
-    const fsdp_meeting meeting = {.rank = rank->rank,
-                                  .size = rank->size,
-                                  .job = "test",
-                                  .is_one_host = true,
-                                  .deadline_ms = rank->deadline_ms,
-                                  .listener = rank->rank == 0 ? rank->listener : -1,
-                                  .find = find,
-                                  .user = rank};
-    outcome->status = fsdp_meet(&meeting, &ctl, &outcome->err);
+    const fsdp_rendezvous_spec spec = {.rank = rank->rank,
+                                       .size = rank->size,
+                                       .job = "test",
+                                       .is_one_host = true,
+                                       .deadline_ms = rank->deadline_ms,
+                                       .listener = rank->rank == 0 ? rank->listener : -1,
+                                       .find = find,
+                                       .user = rank};
+    outcome->status = fsdp_rendezvous(&spec, &ctl, &outcome->err);
     if (outcome->status == FSDP_OK) {
         fsdp_ctl_set_deadline(ctl, rank->deadline_ms);
         outcome->status = rank->body(ctl, rank->user, &outcome->err);

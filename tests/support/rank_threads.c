@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_message/p2p_tcp.h"
+#include "runtime/comm_shared/shared_transports.h"
 #include "tests/support/rank_sockets.h"
 
 enum { MAX_RANKS = 256, DEADLINE_MS = 60000 };
@@ -29,13 +31,13 @@ static void *run_rank(void *user)
     int all[MAX_RANKS];
     for (int i = 0; i < rank->size; i++)
         all[i] = i;
-    rank->status =
-        rank->fabric->ops->comm_create(rank->fabric, all, rank->size, &rank->comm, &rank->err);
+    rank->status = rank->transport->ops->comm_create(rank->transport, all, rank->size, &rank->comm,
+                                                     &rank->err);
     if (rank->status == FSDP_OK)
         rank->status = start->body(rank, &rank->err);
     fsdp_comm_free(rank->comm);
-    if (rank->fabric)
-        rank->fabric->ops->close(rank->fabric);
+    if (rank->transport)
+        rank->transport->ops->close(rank->transport);
     return NULL;
 }
 
@@ -53,10 +55,10 @@ static fsdp_status run_tcp_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
     int number = fsdp_ctl_rank(ctl), size = fsdp_ctl_size(ctl);
     rank_thread *rank = &world->results[number];
     rank_start start = {.rank = rank, .body = world->body};
-    fsdp_wire *wire = NULL;
+    fsdp_p2p *p2p = NULL;
     *rank = (rank_thread){.rank = number, .size = size, .user = world->user};
-    FSDP_TRY(fsdp_wire_tcp(ctl, world->deadline_ms, &wire, err));
-    FSDP_TRY(fsdp_fabric_message(ctl, wire, world->deadline_ms, &rank->fabric, err));
+    FSDP_TRY(fsdp_p2p_tcp(ctl, world->deadline_ms, &p2p, err));
+    FSDP_TRY(fsdp_transport_message(ctl, p2p, world->deadline_ms, &rank->transport, err));
     run_rank(&start);
     return FSDP_OK; /* its own failure is one of the results */
 }
@@ -64,16 +66,16 @@ static fsdp_status run_tcp_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 bool run_rank_threads(int n, int deadline_ms, rank_thread_body body, void *user,
                       rank_thread *results, fsdp_error *err)
 {
-    fsdp_fabric *fabrics[MAX_RANKS];
+    fsdp_transport *transports[MAX_RANKS];
     rank_start starts[MAX_RANKS];
     if (is_over_tcp) {
         tcp_world world = {results, body, deadline_ms, user};
         return run_rank_sockets(n, deadline_ms, run_tcp_rank, &world, err) == FSDP_OK;
     }
-    if (fsdp_fabric_threads(n, deadline_ms, fabrics, err) != FSDP_OK)
+    if (fsdp_transport_threads(n, deadline_ms, transports, err) != FSDP_OK)
         return false;
     for (int i = 0; i < n; i++) {
-        results[i] = (rank_thread){.rank = i, .size = n, .fabric = fabrics[i], .user = user};
+        results[i] = (rank_thread){.rank = i, .size = n, .transport = transports[i], .user = user};
         starts[i] = (rank_start){.rank = &results[i], .body = body};
         if (pthread_create(&starts[i].thread, NULL, run_rank, &starts[i]) != 0)
             abort();

@@ -1,4 +1,4 @@
-/* Ranks of a fabric of threads, for tests: n threads, each with its fabric and a group of all. */
+/* Ranks of a transport of threads, for tests: n threads, each with its transport and a group of all. */
 #ifndef FSDP_TESTS_RANK_THREADS_H
 #define FSDP_TESTS_RANK_THREADS_H
 
@@ -6,8 +6,8 @@
 
 typedef struct rank_thread {
     int rank, size;
-    fsdp_fabric *fabric;
-    fsdp_comm *comm;           /* of all ranks; the body may close it, and the fabric, and set them NULL */
+    fsdp_transport *transport;
+    fsdp_comm *comm;           /* of all ranks; the body may close it, and the transport, and set them NULL */
     void *user;
     fsdp_status status;        /* of the body */
     fsdp_error err;

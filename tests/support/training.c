@@ -1,5 +1,6 @@
 /* See training.h. */
 #include "tests/support/training.h"
+#include <fsdp/root_init.h>
 
 #include <stdio.h>
 #include <string.h>

@@ -308,7 +308,7 @@ fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatch
     fsdp_world_parts parts = {.local_size = 1, .check = true, .deadline_ms = 30000};
     world_rank rank = {.user = &run};
     FSDP_TRY(fsdp_ctl_self(&parts.ctl, err));
-    FSDP_TRY(fsdp_fabric_self(&parts.fabric, err));
+    FSDP_TRY(fsdp_transport_self(&parts.transport, err));
     return run_world(&parts, "cpu", run_alone, &rank, err);
 }
 

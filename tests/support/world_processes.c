@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/comm_shared/shared_transports.h"
 #include "tests/support/ctl_pairs.h"
 
 static fsdp_status connect_and_run(const world_processes *worlds, int number, const int *ends,
@@ -16,9 +17,9 @@ static fsdp_status connect_and_run(const world_processes *worlds, int number, co
         .local_rank = number, .local_size = worlds->size, .deadline_ms = worlds->deadline_ms};
     FSDP_TRY(take_ctl_pairs(worlds->size, number, ends, &parts.ctl, err));
     fsdp_ctl_set_deadline(parts.ctl, worlds->deadline_ms);
-    fsdp_status status = worlds->size > 1
-                             ? fsdp_fabric_shm(parts.ctl, worlds->deadline_ms, &parts.fabric, err)
-                             : fsdp_fabric_self(&parts.fabric, err);
+    fsdp_status status =
+        worlds->size > 1 ? fsdp_transport_shm(parts.ctl, worlds->deadline_ms, &parts.transport, err)
+                         : fsdp_transport_self(&parts.transport, err);
     if (status != FSDP_OK) {
         fsdp_ctl_free(parts.ctl);
         return status;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "runtime/comm_shared/shared_transports.h"
 #include "tests/support/world_processes.h"
 
 enum { MOST_RANKS = 128, DEADLINE_MS = 30000 };
@@ -100,9 +101,9 @@ fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_
     static world_thread ranks[MOST_RANKS];
     static rank_outcome outcomes[MOST_RANKS];
     fsdp_ctl *ctls[MOST_RANKS];
-    fsdp_fabric *fabrics[MOST_RANKS];
+    fsdp_transport *transports[MOST_RANKS];
     FSDP_TRY(fsdp_ctl_threads(n, ctls, err));
-    FSDP_TRY(fsdp_fabric_threads(n, deadline_ms, fabrics, err));
+    FSDP_TRY(fsdp_transport_threads(n, deadline_ms, transports, err));
     for (int i = 0; i < n; i++) {
         outcomes[i] = (rank_outcome){0};
         ranks[i] = (world_thread){
@@ -110,7 +111,7 @@ fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_
         ranks[i].parts = (fsdp_world_parts){.local_rank = i,
                                             .local_size = n,
                                             .ctl = ctls[i],
-                                            .fabric = fabrics[i],
+                                            .transport = transports[i],
                                             .check = true,
                                             .deadline_ms = deadline_ms};
         if (pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]))

@@ -25,7 +25,7 @@ fsdp_status run_worlds(int n, const char *device, world_body body, void *user, f
 fsdp_status run_worlds_within(int n, const char *device, int deadline_ms, world_body body, void *user,
                               rank_outcome *outcomes_out, fsdp_error *err);
 
-/* Makes a world of parts that have a control plane and a fabric, runs body in it, and frees it: what a
+/* Makes a world of parts that have a control plane and a transport, runs body in it, and frees it: what a
  * rank's thread or process does. */
 fsdp_status run_world(fsdp_world_parts *parts, const char *device, world_body body, world_rank *rank,
                       fsdp_error *err);

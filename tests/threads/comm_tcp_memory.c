@@ -1,11 +1,12 @@
 /*
- * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says why,
- * nobody waits for it. What is left over, address sanitizers see.
+ * Ranks that are connected over TCP, one of which gets no memory at some moment: whoever fails says
+ * why, nobody waits for it. What is left over, address sanitizers see.
  */
 #include <stdio.h>
 
 #include "base/mem.h"
-#include "runtime/comm/wire_tcp.h"
+#include "runtime/comm_message/message_transport.h"
+#include "runtime/comm_message/p2p_tcp.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_sockets.h"
 
@@ -17,7 +18,7 @@ typedef struct shortage {
     _Atomic int well;
 } shortage;
 
-static fsdp_status exchange(fsdp_fabric *fabric, fsdp_error *err)
+static fsdp_status exchange(fsdp_transport *transport, fsdp_error *err)
 {
     static const int all[RANKS] = {0, 1, 2};
     const comm_case test = {.kind = FSDP_ALL_TO_ALL,
@@ -26,7 +27,7 @@ static fsdp_status exchange(fsdp_fabric *fabric, fsdp_error *err)
                             .buffers = COMM_PRIVATE,
                             .seed = 3};
     fsdp_comm *comm = NULL;
-    FSDP_TRY(fabric->ops->comm_create(fabric, all, RANKS, &comm, err));
+    FSDP_TRY(transport->ops->comm_create(transport, all, RANKS, &comm, err));
     fsdp_status status = run_comm_case(comm, &test, err);
     fsdp_comm_free(comm);
     return status;
@@ -35,17 +36,17 @@ static fsdp_status exchange(fsdp_fabric *fabric, fsdp_error *err)
 static fsdp_status connect_and_exchange(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     shortage *now = user;
-    fsdp_wire *wire = NULL;
-    fsdp_fabric *fabric = NULL;
+    fsdp_p2p *p2p = NULL;
+    fsdp_transport *transport = NULL;
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (fsdp_ctl_rank(ctl) == 0)
         (void)fsdp_mem_fail_after(now->after, false);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
-    FSDP_TRY(fsdp_wire_tcp(ctl, DEADLINE_MS, &wire, err));
-    FSDP_TRY(fsdp_fabric_message(ctl, wire, DEADLINE_MS, &fabric, err));
-    fsdp_status status = exchange(fabric, err);
+    FSDP_TRY(fsdp_p2p_tcp(ctl, DEADLINE_MS, &p2p, err));
+    FSDP_TRY(fsdp_transport_message(ctl, p2p, DEADLINE_MS, &transport, err));
+    fsdp_status status = exchange(transport, err);
     now->well += status == FSDP_OK;
-    fabric->ops->close(fabric);
+    transport->ops->close(transport);
     return status;
 }
 

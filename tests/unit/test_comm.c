@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/comm/fabric_shm.h"
-#include "runtime/comm/shared_where.h"
+#include "runtime/comm_shared/transport_shm.h"
+#include "runtime/comm_shared/shared_transports.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_threads.h"
@@ -223,12 +223,12 @@ Test(comm, counts_over_two_to_the_31)
 
 Test(comm, one_rank_alone)
 {
-    fsdp_fabric *fabric;
+    fsdp_transport *transport;
     fsdp_comm *comm;
     fsdp_error err = {0};
     const int ranks[] = {0};
-    cr_assert_eq(fsdp_fabric_self(&fabric, &err), FSDP_OK);
-    cr_assert_eq(fabric->ops->comm_create(fabric, ranks, 1, &comm, &err), FSDP_OK);
+    cr_assert_eq(fsdp_transport_self(&transport, &err), FSDP_OK);
+    cr_assert_eq(transport->ops->comm_create(transport, ranks, 1, &comm, &err), FSDP_OK);
     cr_assert_str_eq(fsdp_comm_backend(comm), "self");
     comm_rounds rounds = {.seed = 3, .rounds = 100, .max_count = 3000};
     cr_assert_eq(run_comm_rounds(comm, &rounds, &err), FSDP_OK, "%s", err.text);
@@ -241,19 +241,19 @@ Test(comm, one_rank_alone)
     cr_assert_eq(fsdp_comm_run(comm, &wrong, &err), FSDP_ERR_USAGE);
     cr_assert(strstr(err.text, "broadcast of"), "%s", err.text);
     fsdp_comm_free(comm);
-    fabric->ops->close(fabric);
+    transport->ops->close(transport);
 }
 
 /* --- what a back end lacks -------------------------------------------------------------------- */
 
 static fsdp_status run_without_abilities(rank_thread *rank, fsdp_error *err)
 {
-    const fsdp_fabric_ops *ops = rank->fabric->ops;
-    fsdp_fabric_ops plain = *ops;
+    const fsdp_transport_ops *ops = rank->transport->ops;
+    fsdp_transport_ops plain = *ops;
     plain.abilities = 0;
-    rank->fabric->ops = &plain;
+    rank->transport->ops = &plain;
     fsdp_status status = run_list(rank, err);
-    rank->fabric->ops = ops;
+    rank->transport->ops = ops;
     return status;
 }
 
@@ -434,8 +434,8 @@ static fsdp_status make_rows_and_columns(rank_thread *rank, fsdp_error *err)
     for (int i = 0; i < 5; i++) {
         int row[] = {2 * i, 2 * i + 1}, column[] = {i - 3, i - 1, i + 1};
         fsdp_comm *made = NULL;
-        FSDP_TRY(i < 3 ? rank->fabric->ops->comm_create(rank->fabric, row, 2, &made, err)
-                       : rank->fabric->ops->comm_create(rank->fabric, column, 3, &made, err));
+        FSDP_TRY(i < 3 ? rank->transport->ops->comm_create(rank->transport, row, 2, &made, err)
+                       : rank->transport->ops->comm_create(rank->transport, column, 3, &made, err));
         if (made)
             own[i >= 3] = made;
     }
@@ -460,8 +460,8 @@ static fsdp_status make_other_group(rank_thread *rank, fsdp_error *err)
 {
     const int pair[] = {0, 1}, other[] = {0, 2};
     fsdp_comm *made = NULL;
-    fsdp_status status =
-        rank->fabric->ops->comm_create(rank->fabric, rank->rank == 2 ? other : pair, 2, &made, err);
+    fsdp_status status = rank->transport->ops->comm_create(
+        rank->transport, rank->rank == 2 ? other : pair, 2, &made, err);
     fsdp_comm_free(made);
     return status;
 }
@@ -470,7 +470,7 @@ static fsdp_status make_bad_group(rank_thread *rank, fsdp_error *err)
 {
     const int twice[] = {0, 0};
     fsdp_comm *made = NULL;
-    return rank->fabric->ops->comm_create(rank->fabric, twice, 2, &made, err);
+    return rank->transport->ops->comm_create(rank->transport, twice, 2, &made, err);
 }
 
 Test(comm, different_groups_are_an_error_on_all_ranks)
@@ -575,10 +575,10 @@ static fsdp_status wait_across_groups(rank_thread *rank, fsdp_error *err)
     static const int row[] = {2, 3}, column[] = {0, 2};
     const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
     fsdp_comm *in_row = NULL, *in_column = NULL;
-    const fsdp_fabric_ops *ops = rank->fabric->ops;
-    fsdp_status status = ops->comm_create(rank->fabric, row, 2, &in_row, err);
+    const fsdp_transport_ops *ops = rank->transport->ops;
+    fsdp_status status = ops->comm_create(rank->transport, row, 2, &in_row, err);
     if (status == FSDP_OK)
-        status = ops->comm_create(rank->fabric, column, 2, &in_column, err);
+        status = ops->comm_create(rank->transport, column, 2, &in_column, err);
     if (status == FSDP_OK && rank->rank >= 2)
         sleep_ms(rank->rank == 2 ? PATIENT_MS / 2 : 2 * PATIENT_MS);
     if (status == FSDP_OK && rank->rank != 1)
@@ -607,7 +607,7 @@ static fsdp_status wait_in_a_ring(rank_thread *rank, fsdp_error *err)
     static const int both[] = {1, 0};
     const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
     fsdp_comm *other = NULL;
-    fsdp_status status = rank->fabric->ops->comm_create(rank->fabric, both, 2, &other, err);
+    fsdp_status status = rank->transport->ops->comm_create(rank->transport, both, 2, &other, err);
     if (status == FSDP_OK && rank->rank == 1)
         sleep_ms(PATIENT_MS / 2);
     if (status == FSDP_OK)
@@ -639,7 +639,7 @@ static fsdp_status wait_in_two_planes(rank_thread *rank, fsdp_error *err)
     two_planes *planes = rank->user;
     fsdp_ctl *ctl = planes->ctls[rank->rank];
     const comm_case test = {.kind = FSDP_ALL_REDUCE, .dtype = FSDP_F32, .count = 50};
-    fsdp_shared_follow(rank->fabric, ctl);
+    fsdp_shared_observe(rank->transport, ctl);
     fsdp_ctl_set_deadline(ctl, planes->ctl_ms);
     if (rank->rank == 0)
         (void)!fsdp_ctl_agree(ctl, FSDP_OK, &planes->ctl_error);
@@ -682,7 +682,7 @@ static fsdp_status make_groups_without_memory(rank_thread *rank, fsdp_error *err
     if (rank->rank == 0)
         (void)fsdp_mem_fail_after(*(const int *)rank->user, false);
     fsdp_comm *made = NULL;
-    fsdp_status status = rank->fabric->ops->comm_create(rank->fabric, all, 2, &made, err);
+    fsdp_status status = rank->transport->ops->comm_create(rank->transport, all, 2, &made, err);
     fsdp_comm_free(made);
     return status;
 }
@@ -691,12 +691,12 @@ Test(comm, every_allocation_may_fail)
 {
     int n = 0;
     for (bool has_failed = true; has_failed && n < 100; n++) {
-        fsdp_fabric *fabrics[3];
+        fsdp_transport *transports[3];
         (void)fsdp_mem_fail_after(n, false);
-        has_failed = fsdp_fabric_threads(3, LONG_MS, fabrics, NULL) != FSDP_OK;
+        has_failed = fsdp_transport_threads(3, LONG_MS, transports, NULL) != FSDP_OK;
         (void)fsdp_mem_fail_after(-1, false);
         for (int i = 0; i < 3 && !has_failed; i++)
-            fabrics[i]->ops->close(fabrics[i]);
+            transports[i]->ops->close(transports[i]);
     }
     cr_assert(n > 10 && n < 100, "%d", n);
     for (n = 0; n < 12; n++) {

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/comm/fabric_shm.h"
-#include "runtime/comm/wire_tcp_internal.h"
-#include "runtime/meet/socket.h"
+#include "runtime/comm_shared/transport_shm.h"
+#include "runtime/comm_message/p2p_tcp_internal.h"
+#include "runtime/bootstrap/socket.h"
 #include "statedict/ctl_backend.h"
 #include "tests/support/rank_sockets.h"
 
@@ -77,8 +77,8 @@ Test(connect, a_rank_that_cannot_connect_says_why_to_all_before_the_deadline, .t
 
 /* --- memory of other processes ---------------------------------------------------------------- */
 
-/* The name of the socket at which rank 0 waits: but for the rank it is that of rank 1, whose thread this is.
- * 0: there is none yet. */
+/* The name of the socket at which rank 0 waits: but for the rank it is that of rank 1, whose thread
+ * this is. 0: there is none yet. */
 static socklen_t find_rank_0(struct sockaddr_un *name)
 {
     for (int fd = 0; fd < 256; fd++) {
@@ -96,7 +96,8 @@ static int strangers[STRANGERS];
 static int expected, came, sends;
 static const fsdp_ctl_ops *real_ops;
 
-/* Before rank 1 says that it listens, that is before it can send anything, strangers are at rank 0's door. */
+/* Before rank 1 says that it listens, that is before it can send anything, strangers are at rank
+ * 0's door. */
 static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                         int64_t until_ms, fsdp_error *err)
 {
@@ -120,7 +121,7 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
     findings *found = user;
     int rank = fsdp_ctl_rank(ctl);
     shm_segment own;
-    shm_peer peers[2] = {{.line = {-1, 0}}, {.line = {-1, 0}}};
+    shm_peer peers[2] = {{.process = {-1, 0}}, {.process = {-1, 0}}};
     if (rank == 1 && found->strangers > 0) {
         expected = found->strangers;
         real_ops = ctl->ops;
@@ -132,11 +133,11 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
     int64_t before_ms = fsdp_now_ms();
     if (found->files_left[rank] > 0)
         use_up_files(found->files_left[rank]);
-    fsdp_status status = fsdp_shm_exchange(ctl, DEADLINE_MS, &own, peers, err);
+    fsdp_status status = fsdp_shm_connect(ctl, DEADLINE_MS, &own, peers, err);
     found->waited_ms[rank] = fsdp_now_ms() - before_ms;
     for (int i = 0; i < 2; i++) {
         fsdp_shm_segment_release(&peers[i].segment);
-        fsdp_lifeline_close(&peers[i].line);
+        fsdp_process_watch_close(&peers[i].process);
     }
     fsdp_shm_segment_close_fd(&own);
     fsdp_shm_segment_release(&own);

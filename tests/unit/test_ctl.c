@@ -1,4 +1,5 @@
-/* The control plane over threads: values, mismatches, silent and leaving ranks, poison, the window. */
+/* The control plane over threads: values, mismatches, silent and leaving ranks, poison, the
+ * window. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -52,7 +53,8 @@ static void expect_group(int n, fsdp_rank_body body, test_group *group)
 
 static const size_t sizes[] = {0, 1, 8, 1000, 65536, FSDP_CTL_PIECE, FSDP_CTL_PIECE * 2 + 17};
 
-/* --- values --------------------------------------------------------------------------------------- */
+/* --- values
+ * --------------------------------------------------------------------------------------- */
 
 static fsdp_status gather_patterns(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
@@ -193,7 +195,8 @@ Test(ctl, one_rank_alone_needs_nobody)
     fsdp_ctl_free(NULL);
 }
 
-/* --- agree ---------------------------------------------------------------------------------------- */
+/* --- agree
+ * ---------------------------------------------------------------------------------------- */
 
 /* Ranks from group->special on fail; all must leave with the error of the first of them. */
 static fsdp_status agree_on_failure(fsdp_ctl *ctl, void *user, fsdp_error *err)
@@ -243,7 +246,8 @@ Test(ctl, a_bad_argument_on_one_rank_is_everybody_s_error_and_breaks_nothing)
     expect_group(4, bring_bad_argument, &(test_group){0});
 }
 
-/* --- failures of the control plane ---------------------------------------------------------------- */
+/* --- failures of the control plane
+ * ---------------------------------------------------------------- */
 
 static void expect_all_but_special(int n, const test_group *group, const char *text)
 {
@@ -344,7 +348,7 @@ static void work_for(fsdp_ctl *ctl, int64_t milliseconds)
 {
     int64_t until_ms = fsdp_now_ms() + milliseconds;
     while (fsdp_now_ms() < until_ms) {
-        fsdp_ctl_tell_working(ctl, PATIENT_MS / 2);
+        fsdp_ctl_report_working(ctl, PATIENT_MS / 2);
         usleep(20000);
     }
 }
@@ -409,7 +413,7 @@ static fsdp_status break_word(fsdp_ctl *ctl, void *user, fsdp_error *err)
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (fsdp_ctl_rank(ctl) == group->special) {
-        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
+        fsdp_ctl_report_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
         for (int i = 0; i < 1000 && atomic_load(&group->reached) < fsdp_ctl_size(ctl) - 1; i++)
             usleep(10000);
@@ -446,7 +450,7 @@ static fsdp_status one_silent_one_at_work(fsdp_ctl *ctl, void *user, fsdp_error 
     fsdp_ctl_set_deadline(ctl, SHORT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     if (rank == 2) {
-        fsdp_ctl_tell_working(ctl, 2 * SHORT_MS);
+        fsdp_ctl_report_working(ctl, 2 * SHORT_MS);
         atomic_store(&group->told, 1);
     }
     for (int i = 0; rank != 0 && i < 1000 && atomic_load(&group->reached) < 1; i++)
@@ -477,7 +481,7 @@ static fsdp_status work_while_one_is_silent(fsdp_ctl *ctl, void *user, fsdp_erro
     fsdp_ctl_set_deadline(ctl, PATIENT_MS);
     FSDP_TRY(fsdp_ctl_barrier(ctl, err));
     for (int i = 0; rank == 1 && i < 1500 && atomic_load(&group->reached) < 2; i++) {
-        fsdp_ctl_tell_working(ctl, PATIENT_MS / 2);
+        fsdp_ctl_report_working(ctl, PATIENT_MS / 2);
         usleep(10000);
     }
     for (int i = 0; rank == 2 && i < 1500 && atomic_load(&group->reached) < 2; i++)
@@ -562,8 +566,8 @@ static void say_where(void *user, int rank, char *out, size_t out_size)
 /* Somebody else knows where the special rank is. */
 static fsdp_status wait_for_one_elsewhere(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
-    ctl->whereabouts.find = say_where;
-    ctl->whereabouts.user = user;
+    ctl->observer.find = say_where;
+    ctl->observer.user = user;
     return keep_silent(ctl, user, err);
 }
 
@@ -635,7 +639,8 @@ Test(ctl, after_a_failure_every_call_returns_the_first_error_at_once)
     expect_group(3, use_after_failure, &(test_group){0});
 }
 
-/* --- mismatches ----------------------------------------------------------------------------------- */
+/* --- mismatches
+ * ----------------------------------------------------------------------------------- */
 
 typedef enum kind_of_difference {
     OTHER_CALL,
@@ -737,7 +742,8 @@ Test(ctl, a_message_of_another_size_is_an_error_on_all_ranks)
     }
 }
 
-/* --- window --------------------------------------------------------------------------------------- */
+/* --- window
+ * --------------------------------------------------------------------------------------- */
 
 enum { WINDOW_MESSAGES = 24 };
 
@@ -801,7 +807,8 @@ Test(ctl, a_send_that_nobody_takes_fails_at_the_deadline)
                            "message: it is gone, stuck, or in another call");
 }
 
-/* --- resources ------------------------------------------------------------------------------------ */
+/* --- resources
+ * ------------------------------------------------------------------------------------ */
 
 Test(ctl, impossible_numbers_of_threads_are_refused)
 {

@@ -1,4 +1,5 @@
-/* The control plane over TCP at its edges: broken peers, full sockets, lost memory, ranks that left. */
+/* The control plane over TCP at its edges: broken peers, full sockets, lost memory, ranks that
+ * left. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,8 +8,8 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "runtime/meet/ctl_tcp.h"
-#include "runtime/meet/rendezvous.h"
+#include "runtime/bootstrap/ctl_tcp.h"
+#include "runtime/bootstrap/rendezvous.h"
 #include "statedict/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 
@@ -128,8 +129,8 @@ Test(ctl_tcp, a_stream_stays_whole_when_a_send_runs_out_of_time)
     close(peer);
 }
 
-/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends before
- * it has said that. */
+/* Rank 1 of 2 comes to an allgather, and gives up where its data should follow. why: NULL: it ends
+ * before it has said that. */
 static void give_up_before_data(int peer, size_t size, const char *why)
 {
     const frame call = {
@@ -138,7 +139,7 @@ static void give_up_before_data(int peer, size_t size, const char *why)
     const uint32_t head_size = sizeof(frame), text_size = FSDP_ERROR_TEXT;
     char text[FSDP_ERROR_TEXT] = "";
     data.kind = FRAME_DATA;
-    farewell.kind = FRAME_FAREWELL;
+    farewell.kind = FRAME_LEAVE;
     farewell.status = FSDP_ERR_PEER;
     farewell.rank = 1;
     const frame *frames[] = {&call, &data, &farewell};
@@ -191,7 +192,7 @@ Test(ctl_tcp, a_farewell_without_its_reason_names_the_rank)
 Test(ctl_tcp, what_only_looks_like_a_farewell_is_none)
 {
     int peer;
-    const frame odd = {.magic = FRAME_MAGIC + 1, .kind = FRAME_FAREWELL, .status = FSDP_ERR_PEER};
+    const frame odd = {.magic = FRAME_MAGIC + 1, .kind = FRAME_LEAVE, .status = FSDP_ERR_PEER};
     const uint32_t size = sizeof odd, text_size = FSDP_ERROR_TEXT;
     const char text[FSDP_ERROR_TEXT] = "no reason of a rank";
     fsdp_ctl *ctl = connect_fake(&peer);
@@ -303,13 +304,13 @@ Test(ctl_tcp, a_meeting_that_lacks_files_says_so_and_does_not_wait, .timeout = 3
     int stranger = -1;
     fsdp_ctl *ctl = NULL;
     fsdp_error err = {0};
-    const fsdp_meeting meeting = {.size = 2,
-                                  .job = "test",
-                                  .is_one_host = true,
-                                  .deadline_ms = 60000,
-                                  .listener = listen_with_stranger(&stranger)};
+    const fsdp_rendezvous_spec spec = {.size = 2,
+                                       .job = "test",
+                                       .is_one_host = true,
+                                       .deadline_ms = 60000,
+                                       .listener = listen_with_stranger(&stranger)};
     allow_no_more_files();
-    cr_expect_eq(fsdp_meet(&meeting, &ctl, &err), FSDP_ERR_LIMIT);
+    cr_expect_eq(fsdp_rendezvous(&spec, &ctl, &err), FSDP_ERR_LIMIT);
     cr_expect(strstr(err.text, "ulimit -n"), "%s", err.text);
     close(stranger);
 }

@@ -1,4 +1,5 @@
-/* What fsdp_launch reads: options, who started the process, and what contradicts what; its supervisor. */
+/* What fsdp_launch reads: options, who started the process, and what contradicts what; its
+ * supervisor. */
 #include <criterion/criterion.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -7,7 +8,7 @@
 
 #include "base/mem.h"
 #include "runtime/launch/launch_supervise.h"
-#include "runtime/meet/lifeline.h"
+#include "runtime/bootstrap/process_watch.h"
 
 enum { MOST = 16 };
 
@@ -359,10 +360,10 @@ Test(decision, names_contradictions)
 Test(lifeline, without_a_file_for_it_names_the_limit)
 {
     struct rlimit few = {.rlim_cur = 3, .rlim_max = 3};
-    fsdp_lifeline line;
+    fsdp_process_watch line;
     fsdp_error err = {0};
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
-    cr_assert_neq(fsdp_lifeline_open((int)getpid(), 5, &line, &err), FSDP_OK);
+    cr_assert_neq(fsdp_process_watch_open((int)getpid(), 5, &line, &err), FSDP_OK);
     cr_assert(strstr(err.text, "of rank 5") && strstr(err.text, "ulimit -n"), "%s", err.text);
 }
 

@@ -56,7 +56,7 @@ static fsdp_status compare(toy *net, two_optims *two, fsdp_error *err)
     fsdp_sd *by_one = NULL, *by_two = NULL;
     FSDP_TRY(net_train(net, 3, err));
     FSDP_TRY(fsdp_root_get_state(net->root, &opts, &by_one, err));
-    fsdp_status status = fsdp_root_init(net->root, net_number, NULL, err);
+    fsdp_status status = fsdp_root_init(net->root, tensor_number, NULL, err);
     if (status == FSDP_OK)
         status = train_two(net, two, err);
     if (status == FSDP_OK)

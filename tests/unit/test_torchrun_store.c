@@ -1,12 +1,13 @@
-/* The client of torchrun's store, against a store of a few lines: what it says, and what it takes. */
+/* The client of torchrun's store, against a store of a few lines: what it says, and what it
+ * takes. */
 #include <criterion/criterion.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
-#include "runtime/meet/socket.h"
-#include "runtime/meet/torchrun_store.h"
+#include "runtime/bootstrap/socket.h"
+#include "runtime/bootstrap/torchrun_store.h"
 
 enum { SHORT_MS = 300, LONG_MS = 20000 };
 
@@ -29,11 +30,11 @@ static void *serve(void *user)
     int fd = fsdp_socket_accept(store->listener);
     for (int i = 0; i < 2 && store->is_right; i++) {
         store->is_right =
-            fsdp_socket_take(fd, came, store->expected_size[i], until_ms, &err) == FSDP_OK &&
+            fsdp_socket_recv_all(fd, came, store->expected_size[i], until_ms, &err) == FSDP_OK &&
             memcmp(came, store->expected[i], store->expected_size[i]) == 0;
-        (void)!fsdp_socket_put(fd, store->answers[i], store->answer_size[i], until_ms, &err);
+        (void)!fsdp_socket_send_all(fd, store->answers[i], store->answer_size[i], until_ms, &err);
     }
-    while (store->stays && fsdp_socket_take(fd, came, 1, until_ms, &err) == FSDP_OK)
+    while (store->stays && fsdp_socket_recv_all(fd, came, 1, until_ms, &err) == FSDP_OK)
         ; /* until the client is gone */
     fsdp_socket_close(&fd);
     return NULL;

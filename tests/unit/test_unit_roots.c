@@ -1,6 +1,7 @@
 /*
- * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes while another
- * stays, steps that come too early, roots that could not be made, forwards without backwards, and blocks.
+ * What several roots share, and how a root ends: contexts of pipeline stages, a root that goes
+ * while another stays, steps that come too early, roots that could not be made, forwards without
+ * backwards, and blocks.
  */
 #include "runtime/comm/comm_backend.h"
 #include "tests/unit/expect_toy.h"
@@ -82,7 +83,8 @@ static fsdp_status add_sgd(toy *of, fsdp_error *err)
     return toy_add_sgd(of, &opts, err);
 }
 
-/* --- contexts that are shared ------------------------------------------------------------------- */
+/* --- contexts that are shared
+ * ------------------------------------------------------------------- */
 
 static fsdp_status train_stages(pair *two, fsdp_error *err)
 {
@@ -232,7 +234,8 @@ Test(unit_roots, a_root_goes_before_its_end_of_backward_was_waited_for)
     expect_pair(free_finalizing);
 }
 
-/* --- steps that come too early ------------------------------------------------------------------ */
+/* --- steps that come too early
+ * ------------------------------------------------------------------ */
 
 static fsdp_status refuse_early(toy *of, fsdp_scaler *scaler, fsdp_error *err)
 {
@@ -282,7 +285,8 @@ Test(unit_roots, nothing_steps_while_reductions_are_under_way)
     expect_pair(run_early);
 }
 
-/* --- replicas: an all-reduce that takes long ----------------------------------------------------- */
+/* --- replicas: an all-reduce that takes long
+ * ----------------------------------------------------- */
 
 static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t count,
                              fsdp_error *err)
@@ -296,8 +300,8 @@ static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t c
     return FSDP_OK;
 }
 
-/* The last backward leaves its sum for a later all-reduce; what the first one made must be there all the
- * same. */
+/* The last backward leaves its sum for a later all-reduce; what the first one made must be there
+ * all the same. */
 static fsdp_status leave_all_reduce(pair *two, fsdp_error *err)
 {
     toy *of = &two->first;
@@ -322,7 +326,8 @@ Test(unit_roots, an_all_reduce_is_waited_for_when_the_last_backward_has_none)
     expect_pair(leave_all_reduce);
 }
 
-/* --- roots that could not be made ---------------------------------------------------------------- */
+/* --- roots that could not be made
+ * ---------------------------------------------------------------- */
 
 static void along_an_uneven_dim(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
@@ -355,7 +360,8 @@ Test(unit_roots, a_root_that_could_not_be_made_leaves_the_model_as_it_was)
     expect_toy_on("cpu", (toy_case){1, {RANKS}, {"dp"}, NULL, create_twice, NULL, {0}});
 }
 
-/* --- forwards without backwards ------------------------------------------------------------------ */
+/* --- forwards without backwards
+ * ------------------------------------------------------------------ */
 
 static fsdp_status evaluate(pair *two, fsdp_error *err)
 {
@@ -383,7 +389,8 @@ Test(unit_roots, evaluating_keeps_nothing_of_its_forwards)
     expect_pair(evaluate);
 }
 
-/* --- reductions in flight ----------------------------------------------------------------------- */
+/* --- reductions in flight
+ * ----------------------------------------------------------------------- */
 
 static fsdp_status expect_inputs(const pair *two, int most, fsdp_error *err)
 {
@@ -431,7 +438,8 @@ Test(unit_roots, a_shared_context_has_as_many_inputs_in_flight_as_those_who_shar
     expect_pair(share_among_three);
 }
 
-/* --- blocks that are taken again ----------------------------------------------------------------- */
+/* --- blocks that are taken again
+ * ----------------------------------------------------------------- */
 
 static size_t count_free(const fsdp_memory_pool *pool)
 {
@@ -441,9 +449,9 @@ static size_t count_free(const fsdp_memory_pool *pool)
     return n;
 }
 
-static void *no_room(fsdp_fabric *fabric, size_t size)
+static void *no_room(fsdp_transport *transport, size_t size)
 {
-    (void)fabric;
+    (void)transport;
     (void)size;
     return NULL;
 }
@@ -463,17 +471,17 @@ static fsdp_status take_often(fsdp_context *context, fsdp_comm *comm, size_t siz
 
 static fsdp_status take_again(pair *two, fsdp_error *err)
 {
-    fsdp_fabric_ops without;
-    fsdp_fabric full = {0};
+    fsdp_transport_ops without;
+    fsdp_transport full = {0};
     fsdp_comm *comm = two->first.unit[0]->groups[0].replicate->comm;
-    fsdp_fabric *fabric = comm->fabric;
-    without = *fabric->ops;
+    fsdp_transport *transport = comm->transport;
+    without = *transport->ops;
     without.alloc = no_room;
-    full = *fabric;
+    full = *transport;
     full.ops = &without;
-    comm->fabric = &full;
+    comm->transport = &full;
     fsdp_status status = take_often(two->first.root->context, comm, 1000, err);
-    comm->fabric = fabric;
+    comm->transport = transport;
     return status == FSDP_OK ? take_often(two->second.root->context, NULL, 0, err) : status;
 }
 

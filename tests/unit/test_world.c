@@ -45,12 +45,12 @@ static fsdp_status use_mesh(world_rank *rank, fsdp_error *err)
         status = expect_group(world, mesh, 1, 2, me / 6 * 6, 1, 6, err);
     if (status == FSDP_OK)
         status = expect_group(world, mesh, 0, 2, 0, 1, 12, err);
-    size_t lanes = world->lane_count;
+    size_t comms = world->comm_count;
     if (status == FSDP_OK)
         status = fsdp_world_mesh(world, 1, (int64_t[]){12}, (const char *[]){"all"}, &flat, err);
     if (status == FSDP_OK)
         status = expect_text(
-            world->lane_count == lanes &&
+            world->comm_count == comms &&
                 fsdp_world_comm(world, flat, 0, 0) == fsdp_world_comm(world, mesh, 0, 2) &&
                 !fsdp_world_comm(world, mesh, 0, 3) && !fsdp_world_comm(world, mesh, -1, 0),
             "equal sets share a group", err);

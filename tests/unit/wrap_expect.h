@@ -15,13 +15,6 @@ static inline void expect_ranks(int ranks, world_body body, void *user)
     cr_assert_eq(run_worlds(ranks, "cpu", body, user, &err), FSDP_OK, "%d ranks: %s", ranks, err.text);
 }
 
-/* In a body, on the thread of a rank. */
-#define EXPECT(condition, err)                                                                     \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return fsdp_fail(err, FSDP_ERR_INTERNAL, "line %d: %s", __LINE__, #condition);         \
-    } while (0)
-
 /* A value of fsdp_root_init_uniform(1). */
 static inline float uniform(const char *name, int64_t i, int last_dim)
 {

@@ -1,0 +1,223 @@
+/*
+ * The control plane's back end over MPI: one message is one MPI message with one tag.
+ *
+ * Nothing here blocks in MPI. Every wait is a loop of tests with a deadline, first eagerly, then
+ * giving way to others: ranks often outnumber cores. Data goes through a buffer of our own, because
+ * a send that was given up may still be read, and a receive still be written, by MPI later: then
+ * the buffer is left to MPI until its request is done (mpi_process.h).
+ */
+#include <fsdp/ctl_mpi.h>
+
+#include <mpi.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "runtime/bootstrap/mpi_process.h"
+#include "statedict/ctl_backend.h"
+
+enum { TAG = 0x6673 };
+
+/* Room for one piece on its way. */
+typedef struct stage {
+    MPI_Request request; /* when it was given up, but MPI may still be at it */
+    fsdp_mpi_deferred deferred;
+    unsigned char data[FSDP_CTL_PIECE];
+} stage;
+
+typedef struct mpi_link {
+    MPI_Comm comm;
+    stage *outgoing, *incoming;
+    struct mpi_link *next; /* among the unfinished */
+} mpi_link;
+
+static mpi_link *unfinished;
+
+static int test(MPI_Request *request, int *done_out)
+{
+    fsdp_mpi_lock();
+    int code = MPI_Test(request, done_out, MPI_STATUS_IGNORE);
+    fsdp_mpi_unlock();
+    return code;
+}
+
+static fsdp_status wait_for_request(MPI_Request *request, int64_t until_ms, fsdp_error *err)
+{
+    int done = 0;
+    for (int tests = 0;; tests++) {
+        int code = test(request, &done);
+        if (code != MPI_SUCCESS)
+            return fsdp_mpi_fail(err, code, "MPI_Test");
+        if (done)
+            return FSDP_OK;
+        if (!fsdp_mpi_keep_waiting(tests, until_ms))
+            return fsdp_ctl_fail_late(err);
+    }
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+static fsdp_status have_stage(stage **slot, fsdp_error *err)
+{
+    fsdp_mpi_lock();
+    fsdp_mpi_reclaim();
+    fsdp_mpi_unlock();
+    if (!*slot)
+        *slot = fsdp_alloc(1, sizeof **slot);
+    return *slot ? FSDP_OK : fsdp_fail_memory(err, "a message between ranks");
+}
+
+static void defer_free(stage **slot, MPI_Request request)
+{
+    stage *left = *slot;
+    left->request = request;
+    left->deferred = (fsdp_mpi_deferred){.requests = &left->request, .count = 1, .memory = {left}};
+    fsdp_mpi_lock();
+    fsdp_mpi_defer(&left->deferred);
+    fsdp_mpi_unlock();
+    *slot = NULL;
+}
+
+static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t size,
+                                int64_t until_ms, fsdp_error *err)
+{
+    mpi_link *link = ctl->backend;
+    MPI_Request request = MPI_REQUEST_NULL;
+    FSDP_TRY(have_stage(&link->outgoing, err));
+    memcpy(link->outgoing->data, data, size);
+    fsdp_mpi_lock();
+    int code = MPI_Isend(link->outgoing->data, (int)size, MPI_BYTE, to, TAG, link->comm, &request);
+    fsdp_mpi_unlock();
+    if (code != MPI_SUCCESS)
+        return fsdp_mpi_fail(err, code, "MPI_Isend");
+    fsdp_status status = wait_for_request(&request, until_ms, err);
+    if (status != FSDP_OK)
+        defer_free(&link->outgoing, request);
+    return status;
+}
+
+/* Of what size is the message that comes next? */
+static int probe(const mpi_link *link, int from, MPI_Message *message_out, int *is_there_out,
+                 int *size_out)
+{
+    MPI_Status found;
+    fsdp_mpi_lock();
+    int code = MPI_Improbe(from, TAG, link->comm, is_there_out, message_out, &found);
+    if (code == MPI_SUCCESS && *is_there_out)
+        code = MPI_Get_count(&found, MPI_BYTE, size_out);
+    fsdp_mpi_unlock();
+    return code;
+}
+
+static fsdp_status wait_for_message(const mpi_link *link, int from, int64_t until_ms,
+                                    MPI_Message *message_out, int *size_out, fsdp_error *err)
+{
+    int is_there = 0;
+    for (int tests = 0;; tests++) {
+        int code = probe(link, from, message_out, &is_there, size_out);
+        if (code != MPI_SUCCESS)
+            return fsdp_mpi_fail(err, code, "MPI_Improbe");
+        if (is_there)
+            return FSDP_OK;
+        if (!fsdp_mpi_keep_waiting(tests, until_ms))
+            return fsdp_ctl_fail_late(err);
+    }
+}
+
+static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,
+                                fsdp_error *err)
+{
+    mpi_link *link = ctl->backend;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    int coming = 0;
+    FSDP_TRY(have_stage(&link->incoming, err));
+    FSDP_TRY(wait_for_message(link, from, until_ms, &message, &coming, err));
+    if (coming < 0 || coming > FSDP_CTL_PIECE)
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent a message of %d bytes", from, coming);
+    fsdp_mpi_lock();
+    int code = MPI_Imrecv(link->incoming->data, coming, MPI_BYTE, &message, &request);
+    fsdp_mpi_unlock();
+    if (code != MPI_SUCCESS)
+        return fsdp_mpi_fail(err, code, "MPI_Imrecv");
+    fsdp_status status = wait_for_request(&request, until_ms, err);
+    if (status != FSDP_OK) {
+        defer_free(&link->incoming, request);
+        return status;
+    }
+    return fsdp_ctl_hand_over(ctl, from, link->incoming->data, (size_t)coming, data, size, err);
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static void close_link(fsdp_ctl *ctl)
+{
+    mpi_link *link = ctl->backend;
+    if (ctl->poison.status != FSDP_OK)
+        fsdp_mpi_mark_broken();
+    else if (link->comm != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&link->comm);
+    fsdp_free(link->outgoing);
+    fsdp_free(link->incoming);
+    fsdp_free(link);
+}
+
+static const fsdp_ctl_ops mpi_ops = {
+    .name = "mpi",
+    .send = send_message,
+    .recv = recv_message,
+    .close = close_link,
+};
+
+static fsdp_status connect_link(MPI_Comm comm, mpi_link *link, int *rank_out, int *size_out,
+                                bool *pending_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_mpi_duplicate(comm, &link->comm, pending_out, err));
+    int code = MPI_Comm_rank(link->comm, rank_out);
+    if (code == MPI_SUCCESS)
+        code = MPI_Comm_size(link->comm, size_out);
+    return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Comm_size");
+}
+
+/* A duplicate that MPI may still write is left to it, with the link that holds it. */
+static void give_up_link(mpi_link *link, bool pending)
+{
+    if (pending) {
+        fsdp_mpi_mark_broken();
+        link->next = unfinished;
+        unfinished = link;
+        return;
+    }
+    if (link->comm != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&link->comm);
+    fsdp_free(link);
+}
+
+fsdp_status fsdp_ctl_mpi_comm(void *comm, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    int rank = 0, size = 0;
+    bool pending = false;
+    MPI_Comm given = *(MPI_Comm *)comm;
+    if (given == MPI_COMM_NULL)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "MPI_COMM_NULL connects no ranks");
+    mpi_link *link = fsdp_alloc(1, sizeof *link);
+    if (!link)
+        return fsdp_fail_memory(err, "the control plane");
+    link->comm = MPI_COMM_NULL;
+    fsdp_status status = connect_link(given, link, &rank, &size, &pending, err);
+    if (status == FSDP_OK)
+        return fsdp_ctl_create(&mpi_ops, rank, size, link, ctl_out, err);
+    give_up_link(link, pending);
+    return status;
+}
+
+fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    MPI_Comm world = MPI_COMM_WORLD;
+    FSDP_TRY(fsdp_mpi_begin(err));
+    return fsdp_ctl_mpi_comm(&world, ctl_out, err);
+}
+
+MPI_Comm fsdp_ctl_mpi_comm_of(const fsdp_ctl *ctl)
+{
+    return ctl->ops == &mpi_ops ? ((const mpi_link *)ctl->backend)->comm : MPI_COMM_NULL;
+}

@@ -1,0 +1,206 @@
+/* MPI as the process has it once. See mpi_process.h. */
+#include "runtime/bootstrap/mpi_process.h"
+
+#include <fsdp/ctl_mpi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+enum { SPINS = 200, YIELDS = 2000, NAP_US = 50, LONGEST_NAP_US = 1000 };
+
+static struct {
+    pthread_mutex_t lock;
+    bool begun_here, is_broken;
+    int thread_level; /* what MPI gave */
+    int deadline_ms;  /* for all ranks to come; 0: the default */
+    fsdp_mpi_deferred *left;
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void fsdp_mpi_lock(void)
+{
+    pthread_mutex_lock(&process.lock);
+}
+
+void fsdp_mpi_unlock(void)
+{
+    pthread_mutex_unlock(&process.lock);
+}
+
+bool fsdp_mpi_may_call(void)
+{
+    int is_main = 0;
+    if (process.thread_level >= MPI_THREAD_SERIALIZED)
+        return true;
+    return MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main;
+}
+
+void fsdp_mpi_mark_broken(void)
+{
+    process.is_broken = true;
+}
+
+fsdp_status fsdp_mpi_fail(fsdp_error *err, int code, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING] = "unknown error";
+    int length = 0;
+    (void)MPI_Error_string(code, text, &length);
+    return fsdp_fail(err, FSDP_ERR_PEER, "%s: %s", what, text);
+}
+
+/* --- waiting ---------------------------------------------------------------------------------- */
+
+bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms)
+{
+    if (tests < SPINS)
+        return true;
+    if (fsdp_now_ms() >= until_ms)
+        return false;
+    if (tests < YIELDS) {
+        sched_yield();
+        return true;
+    }
+    int nap_us =
+        tests - YIELDS < LONGEST_NAP_US - NAP_US ? NAP_US + tests - YIELDS : LONGEST_NAP_US;
+    nanosleep(&(struct timespec){.tv_nsec = nap_us * 1000L}, NULL);
+    return true;
+}
+
+/* --- what is left to MPI ---------------------------------------------------------------------- */
+
+void fsdp_mpi_defer(fsdp_mpi_deferred *rest)
+{
+    rest->next = process.left;
+    process.left = rest;
+}
+
+static bool is_done(const fsdp_mpi_deferred *rest)
+{
+    bool all = true;
+    for (int i = 0; i < rest->count; i++) {
+        int done = 0;
+        all &= MPI_Test(&rest->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
+    }
+    return all;
+}
+
+void fsdp_mpi_reclaim(void)
+{
+    for (fsdp_mpi_deferred **at = &process.left; *at;) {
+        fsdp_mpi_deferred *old = *at;
+        if (!is_done(old)) {
+            at = &old->next;
+            continue;
+        }
+        void *memory[] = {old->memory[0], old->memory[1], old->memory[2]};
+        *at = old->next;
+        for (int i = 0; i < 3; i++)
+            fsdp_free(memory[i]);
+    }
+}
+
+/* --- the beginning ---------------------------------------------------------------------------- */
+
+/* Whoever called MPI_Init alone answers for calling MPI from one thread; we asked for more. */
+static fsdp_status check_threads(fsdp_error *err)
+{
+    if (!process.begun_here || process.thread_level >= MPI_THREAD_FUNNELED)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "this MPI allows no threads beside the one that calls it (level %d), and "
+                     "saving and loading use some: one that gives MPI_THREAD_FUNNELED is needed",
+                     process.thread_level);
+}
+
+fsdp_status fsdp_mpi_begin(fsdp_error *err)
+{
+    int begun = 0, ended = 0;
+    int code = MPI_Initialized(&begun);
+    if (code == MPI_SUCCESS)
+        code = MPI_Finalized(&ended);
+    if (code != MPI_SUCCESS)
+        return fsdp_mpi_fail(err, code, "MPI_Initialized");
+    if (ended)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "MPI has ended in this process: it begins only once");
+    if (begun && !process.begun_here)
+        (void)MPI_Query_thread(&process.thread_level);
+    if (begun)
+        return check_threads(err);
+    code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &process.thread_level);
+    if (code != MPI_SUCCESS)
+        return fsdp_mpi_fail(err, code, "MPI_Init_thread");
+    process.begun_here = true;
+    return check_threads(err);
+}
+
+void fsdp_ctl_mpi_set_deadline(int milliseconds)
+{
+    process.deadline_ms = milliseconds;
+}
+
+bool fsdp_mpi_finalize(void)
+{
+    int begun = 0, ended = 0;
+    if (MPI_Initialized(&begun) != MPI_SUCCESS || MPI_Finalized(&ended) != MPI_SUCCESS)
+        return false;
+    if (!process.begun_here || !begun || ended)
+        return !process.is_broken;
+    return !process.is_broken && MPI_Finalize() == MPI_SUCCESS;
+}
+
+/* --- duplicates ------------------------------------------------------------------------------- */
+
+static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp_error *err)
+{
+    int deadline_ms = process.deadline_ms > 0 ? process.deadline_ms : FSDP_CTL_DEADLINE_MS;
+    int64_t until_ms = fsdp_now_ms() + deadline_ms;
+    int done = 0;
+    for (int tests = 0; !done; tests++) {
+        int code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
+        if (code != MPI_SUCCESS)
+            return fsdp_mpi_fail(err, code, "MPI_Test");
+        if (!done && !fsdp_mpi_keep_waiting(tests, until_ms)) {
+            *pending_out = true;
+            return fsdp_fail(
+                err, FSDP_ERR_PEER,
+                "not all ranks came within %g s to connect over MPI: one is gone, or stuck; "
+                "nothing was begun",
+                deadline_ms / 1000.0);
+        }
+    }
+    return FSDP_OK;
+}
+
+/* The caller's communicator has a handler for errors, usually one that ends the process. Until
+ * there is a duplicate with a handler of ours, errors are to come back to us. */
+static fsdp_status duplicate_gently(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
+                                    fsdp_error *err)
+{
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Errhandler handler;
+    int code = MPI_Comm_get_errhandler(comm, &handler);
+    if (code != MPI_SUCCESS)
+        return fsdp_mpi_fail(err, code, "MPI_Comm_get_errhandler");
+    const char *what = "MPI_Comm_set_errhandler";
+    code = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    if (code == MPI_SUCCESS) {
+        what = "MPI_Comm_idup";
+        code = MPI_Comm_idup(comm, comm_out, &request);
+    }
+    fsdp_status status = code == MPI_SUCCESS ? await_duplicate(&request, pending_out, err)
+                                             : fsdp_mpi_fail(err, code, what);
+    (void)MPI_Comm_set_errhandler(comm, handler);
+    (void)MPI_Errhandler_free(&handler);
+    return status;
+}
+
+fsdp_status fsdp_mpi_duplicate(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
+                               fsdp_error *err)
+{
+    *pending_out = false;
+    FSDP_TRY(duplicate_gently(comm, comm_out, pending_out, err));
+    int code = MPI_Comm_set_errhandler(*comm_out, MPI_ERRORS_RETURN);
+    return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Comm_set_errhandler");
+}

@@ -1,0 +1,403 @@
+/*
+ * Ranks meet. See rendezvous.h; the control plane that comes out of it is ctl_tcp.c.
+ *
+ * A pending says its hello (listener.h). Rank 0 answers once: with the addresses of all when all
+ * are there, else with the reason why there will be no meeting.
+ */
+#include "runtime/bootstrap/rendezvous.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "runtime/bootstrap/ctl_tcp.h"
+
+enum {
+    MISSING_SHOWN = 16,
+    GRACE_MS = 2000,
+    RETRY_MS = 20,
+    LONGEST_RETRY_MS = 250,
+    ANSWER_MS = 1000
+};
+
+/* In front of rank 0's one answer. Addresses follow a welcome, a text a refusal. */
+typedef struct answer {
+    uint32_t magic;
+    int32_t status; /* FSDP_OK: welcome */
+    uint32_t size;
+} answer;
+
+/* The meeting at rank 0. */
+typedef struct host_state {
+    const fsdp_rendezvous_spec *spec;
+    fsdp_listener listener;
+    int *fds;                     /* one per rank; -1: not here yet */
+    fsdp_rank_address *addresses; /* where they listen */
+    struct pollfd *polled;
+    int here; /* rank 0 included */
+    uint8_t job[FSDP_SHA256_SIZE];
+} host_state;
+
+static void digest_job(const char *job, uint8_t digest_out[FSDP_SHA256_SIZE])
+{
+    fsdp_sha256 sha;
+    fsdp_sha256_init(&sha);
+    fsdp_sha256_add(&sha, job, strlen(job));
+    fsdp_sha256_value(&sha, digest_out);
+}
+
+static fsdp_status listen_here(const fsdp_rendezvous_spec *spec, int port, int *fd_out,
+                               fsdp_error *err)
+{
+    return fsdp_socket_listen(spec->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
+}
+
+/* --- rank 0: pending -------------------------------------------------------------------------- */
+
+/* Best effort: what it is told fits into the socket's buffer. */
+static void refuse(int fd, const fsdp_error *why)
+{
+    const answer head = {FSDP_HELLO_MAGIC, (int32_t)why->status, sizeof why->text};
+    fsdp_error ignored = {0};
+    int64_t until_ms = fsdp_now_ms() + ANSWER_MS;
+    if (fsdp_socket_send_all(fd, &head, sizeof head, until_ms, &ignored) == FSDP_OK)
+        (void)!fsdp_socket_send_all(fd, why->text, sizeof why->text, until_ms, &ignored);
+}
+
+static fsdp_status check_member(const host_state *all, const fsdp_pending *pending,
+                                const char *host, fsdp_error *err)
+{
+    const fsdp_hello *hello = &pending->hello;
+    int size = all->spec->size;
+    if (hello->size != size)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "rank %d (from %s) was started with a world of %d ranks, rank 0 with %d",
+                         (int)hello->rank, host, (int)hello->size, size);
+    if (hello->rank <= 0 || hello->rank >= size || all->fds[hello->rank] >= 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "two processes say that they are rank %d, the second one from %s: each "
+                         "needs a rank of its own below %d",
+                         (int)hello->rank, host, size);
+    return FSDP_OK;
+}
+
+static fsdp_status admit(host_state *all, fsdp_pending *pending, fsdp_error *err)
+{
+    char host[FSDP_HOST_SIZE];
+    fsdp_error other = {0};
+    fsdp_socket_peer(pending->fd, host);
+    if (pending->hello.purpose != FSDP_HELLO_RENDEZVOUS ||
+        memcmp(pending->hello.job, all->job, sizeof all->job) != 0) {
+        (void)fsdp_fail(&other, FSDP_ERR_USAGE,
+                        "another job's ranks meet there: its id is not this one's");
+        refuse(pending->fd, &other);
+        fsdp_socket_close(&pending->fd);
+        return FSDP_OK;
+    }
+    fsdp_status status = check_member(all, pending, host, err);
+    if (status != FSDP_OK) {
+        refuse(pending->fd, err);
+        fsdp_socket_close(&pending->fd);
+        return status;
+    }
+    all->fds[pending->hello.rank] = pending->fd;
+    memcpy(all->addresses[pending->hello.rank].host, host, sizeof host);
+    all->addresses[pending->hello.rank].port = pending->hello.port;
+    all->here++;
+    return FSDP_OK;
+}
+
+static fsdp_status admit_pending(host_state *all, fsdp_error *err)
+{
+    fsdp_pending pending;
+    while (fsdp_listener_accept(&all->listener, &pending))
+        FSDP_TRY(admit(all, &pending, err));
+    return fsdp_listener_check(&all->listener, err);
+}
+
+/* A member says nothing more until it gets its answer: what can be read is its end. */
+static fsdp_status check_members(const host_state *all, fsdp_error *err)
+{
+    for (int rank = 1; rank < all->spec->size; rank++) {
+        char byte;
+        if (all->fds[rank] >= 0 && fsdp_socket_read(all->fds[rank], &byte, 1) != 0) {
+            err->rank = rank;
+            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d has left while the ranks were meeting",
+                             rank);
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status fail_missing(const host_state *all, fsdp_error *err)
+{
+    char names[MISSING_SHOWN * 12] = "";
+    int n = all->spec->size - all->here, shown = 0;
+    for (int rank = 1; rank < all->spec->size && shown < MISSING_SHOWN; rank++) {
+        size_t used = strlen(names);
+        if (all->fds[rank] >= 0)
+            continue;
+        err->rank = shown == 0 ? rank : err->rank;
+        snprintf(names + used, sizeof names - used, "%s%d", shown++ ? ", " : "", rank);
+    }
+    if (n > MISSING_SHOWN)
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "%d of %d ranks did not come within %g s: %s and %d more", n,
+                         all->spec->size, all->spec->deadline_ms / 1000.0, names, n - shown);
+    return fsdp_fail(err, FSDP_ERR_PEER, "%s %s did not come within %g s", n > 1 ? "ranks" : "rank",
+                     names, all->spec->deadline_ms / 1000.0);
+}
+
+static fsdp_status collect_ranks(host_state *all, int64_t until_ms, fsdp_error *err)
+{
+    while (all->here < all->spec->size) {
+        int n = fsdp_listener_poll(&all->listener, all->polled);
+        for (int rank = 1; rank < all->spec->size; rank++)
+            if (all->fds[rank] >= 0)
+                all->polled[n++] = (struct pollfd){.fd = all->fds[rank], .events = POLLIN};
+        (void)poll(all->polled, (nfds_t)n, fsdp_poll_ms(until_ms));
+        FSDP_TRY(admit_pending(all, err));
+        FSDP_TRY(check_members(all, err));
+        if (fsdp_now_ms() >= until_ms && all->here < all->spec->size)
+            return fail_missing(all, err);
+    }
+    return FSDP_OK;
+}
+
+/* --- rank 0 ----------------------------------------------------------------------------------- */
+
+static fsdp_status init_host(host_state *all, fsdp_error *err)
+{
+    size_t size = (size_t)all->spec->size;
+    all->fds = fsdp_alloc(size, sizeof *all->fds);
+    all->addresses = fsdp_alloc(size, sizeof *all->addresses);
+    all->polled = fsdp_alloc(size + 1 + FSDP_LISTENER_PENDING, sizeof *all->polled);
+    for (size_t i = 0; all->fds && i < size; i++)
+        all->fds[i] = -1;
+    if (!all->fds || !all->addresses || !all->polled)
+        return fsdp_fail_memory(err, "the meeting of the ranks");
+    return FSDP_OK;
+}
+
+static fsdp_status open_listener(host_state *all, int64_t until_ms, fsdp_error *err)
+{
+    const fsdp_rendezvous_spec *spec = all->spec;
+    if (all->listener.fd < 0)
+        FSDP_TRY(listen_here(spec, spec->port, &all->listener.fd, err));
+    if (!spec->publish)
+        return FSDP_OK;
+    return spec->publish(spec->user, fsdp_socket_port(all->listener.fd), until_ms, err);
+}
+
+static fsdp_status accept_all(const host_state *all, int64_t until_ms, fsdp_error *err)
+{
+    int size = all->spec->size;
+    size_t bytes = (size_t)size * sizeof *all->addresses;
+    const answer head = {FSDP_HELLO_MAGIC, FSDP_OK, (uint32_t)bytes};
+    for (int rank = 1; rank < size; rank++) {
+        fsdp_status status =
+            fsdp_socket_send_all(all->fds[rank], &head, sizeof head, until_ms, err);
+        if (status == FSDP_OK)
+            status = fsdp_socket_send_all(all->fds[rank], all->addresses, bytes, until_ms, err);
+        if (status == FSDP_OK)
+            continue;
+        err->rank = rank;
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d has left while the ranks were meeting", rank);
+    }
+    return FSDP_OK;
+}
+
+static void end_rendezvous(host_state *all, const fsdp_error *why)
+{
+    for (int rank = 1; all->fds && rank < all->spec->size; rank++) {
+        if (all->fds[rank] >= 0 && why->status != FSDP_OK)
+            refuse(all->fds[rank], why);
+        fsdp_socket_close(&all->fds[rank]);
+    }
+    fsdp_free(all->fds);
+}
+
+static fsdp_status host_rendezvous(const fsdp_rendezvous_spec *spec, int64_t until_ms,
+                                   fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    host_state all = {.spec = spec, .listener = {.fd = spec->listener}, .here = 1};
+    digest_job(spec->job, all.job);
+    fsdp_status status = init_host(&all, err);
+    if (status == FSDP_OK)
+        status = open_listener(&all, until_ms, err);
+    if (status == FSDP_OK)
+        status = collect_ranks(&all, until_ms, err);
+    if (status == FSDP_OK)
+        status = accept_all(&all, fsdp_now_ms() + spec->deadline_ms, err);
+    fsdp_listener_release(&all.listener);
+    fsdp_free(all.polled);
+    fsdp_free(all.addresses);
+    if (status != FSDP_OK) {
+        end_rendezvous(&all, err);
+        return status;
+    }
+    fsdp_tcp_parts parts = {.size = spec->size, .listener = -1, .fds = all.fds};
+    memcpy(parts.job, all.job, sizeof parts.job);
+    return fsdp_ctl_tcp(&parts, ctl_out, err);
+}
+
+/* --- the others ------------------------------------------------------------------------------- */
+
+typedef struct joiner {
+    const fsdp_rendezvous_spec *spec;
+    char host[FSDP_HOST_SIZE]; /* of rank 0 */
+    int port;
+    fsdp_tcp_parts parts;
+} joiner;
+
+static bool may_help_to_wait(int errnum)
+{
+    return errnum == 0 || errnum == ECONNREFUSED || errnum == ETIMEDOUT || errnum == ECONNRESET ||
+           errnum == EHOSTUNREACH || errnum == ENETUNREACH || errnum == EADDRNOTAVAIL;
+}
+
+static void sleep_between(int tries, int64_t until_ms)
+{
+    int64_t pause_ms = RETRY_MS * (int64_t)(tries + 1), left_ms = until_ms - fsdp_now_ms();
+    pause_ms = pause_ms < LONGEST_RETRY_MS ? pause_ms : LONGEST_RETRY_MS;
+    pause_ms = pause_ms < left_ms ? pause_ms : left_ms;
+    struct timespec pause = fsdp_timespec(pause_ms > 0 ? pause_ms : 0);
+    nanosleep(&pause, NULL);
+}
+
+static fsdp_status try_connect(joiner *mine, int64_t until_ms, fsdp_error *err)
+{
+    const fsdp_rendezvous_spec *spec = mine->spec;
+    FSDP_TRY(spec->find(spec->user, mine->host, &mine->port, until_ms, err));
+    return fsdp_socket_connect(mine->host, mine->port, until_ms, &mine->parts.fds[0], err);
+}
+
+/* Rank 0 may come later than this rank, within the deadline. */
+static fsdp_status connect_to_host(joiner *mine, int64_t until_ms, fsdp_error *err)
+{
+    for (int tries = 0;; tries++) {
+        fsdp_error why = {0};
+        fsdp_status status = try_connect(mine, until_ms, &why);
+        if (status == FSDP_OK)
+            return FSDP_OK;
+        if (status == FSDP_ERR_PEER && may_help_to_wait(why.errnum) && fsdp_now_ms() < until_ms) {
+            sleep_between(tries, until_ms);
+            continue;
+        }
+        *err = why;
+        if (status == FSDP_ERR_PEER)
+            fsdp_error_prefix(err, "rank 0 did not come within %g s",
+                              mine->spec->deadline_ms / 1000.0);
+        return status;
+    }
+}
+
+static fsdp_status send_hello(const joiner *mine, int64_t until_ms, fsdp_error *err)
+{
+    const fsdp_rendezvous_spec *spec = mine->spec;
+    fsdp_hello hello =
+        fsdp_hello_make(FSDP_HELLO_RENDEZVOUS, spec->rank, spec->size, 0, mine->parts.job);
+    hello.port = fsdp_socket_port(mine->parts.listener);
+    return fsdp_socket_send_all(mine->parts.fds[0], &hello, sizeof hello, until_ms, err);
+}
+
+static fsdp_status fail_answer(const joiner *mine, fsdp_error *err)
+{
+    if (err->text[0] == '\0')
+        return fsdp_fail(err, FSDP_ERR_PEER,
+                         "rank 0 at %s port %d did not answer within %g s: it is stuck, or "
+                         "something else listens there",
+                         mine->host, mine->port, mine->spec->deadline_ms / 1000.0);
+    return fsdp_fail(err, FSDP_ERR_PEER,
+                     "rank 0 at %s port %d has left while the ranks were spec, or something "
+                     "else listens there",
+                     mine->host, mine->port);
+}
+
+static fsdp_status recv_refusal(const joiner *mine, int32_t reason, int64_t until_ms,
+                                fsdp_error *err)
+{
+    fsdp_error why = {0};
+    if (fsdp_socket_recv_all(mine->parts.fds[0], why.text, sizeof why.text, until_ms, err) !=
+        FSDP_OK)
+        return fail_answer(mine, err);
+    why.text[sizeof why.text - 1] = '\0';
+    return fsdp_fail(err, (fsdp_status)reason, "rank 0 at %s port %d: %s", mine->host, mine->port,
+                     why.text);
+}
+
+static fsdp_status recv_answer(const joiner *mine, int64_t until_ms, fsdp_error *err)
+{
+    const size_t bytes = (size_t)mine->spec->size * sizeof *mine->parts.addresses;
+    answer head;
+    if (fsdp_socket_recv_all(mine->parts.fds[0], &head, sizeof head, until_ms, err) != FSDP_OK)
+        return fail_answer(mine, err);
+    bool is_known = head.magic == FSDP_HELLO_MAGIC && head.status >= 0 &&
+                    head.size == (head.status == FSDP_OK ? bytes : (size_t)FSDP_ERROR_TEXT);
+    if (!is_known)
+        return fsdp_fail(err, FSDP_ERR_PEER, "what answers at %s port %d is no rank 0 of fsdp",
+                         mine->host, mine->port);
+    if (head.status != FSDP_OK)
+        return recv_refusal(mine, head.status, until_ms, err);
+    if (fsdp_socket_recv_all(mine->parts.fds[0], mine->parts.addresses, bytes, until_ms, err) !=
+        FSDP_OK)
+        return fail_answer(mine, err);
+    return FSDP_OK;
+}
+
+/* Rank 0 sees the ranks of its own host as loopback, which another host must not take for
+ * itself. */
+static void mend_addresses(joiner *mine)
+{
+    char host[FSDP_HOST_SIZE];
+    fsdp_socket_peer(mine->parts.fds[0], host);
+    for (int i = 1; i < mine->spec->size; i++) {
+        fsdp_rank_address *address = &mine->parts.addresses[i];
+        address->host[sizeof address->host - 1] = '\0';
+        if (fsdp_host_is_loopback(address->host))
+            memcpy(address->host, host, sizeof host);
+    }
+}
+
+static fsdp_status join(joiner *mine, int64_t until_ms, fsdp_error *err)
+{
+    const fsdp_rendezvous_spec *spec = mine->spec;
+    int64_t grace_ms = spec->deadline_ms / 5 > GRACE_MS ? spec->deadline_ms / 5 : GRACE_MS;
+    mine->parts.fds = fsdp_alloc(1, sizeof *mine->parts.fds);
+    mine->parts.addresses = fsdp_alloc((size_t)spec->size, sizeof *mine->parts.addresses);
+    if (mine->parts.fds)
+        mine->parts.fds[0] = -1;
+    if (!mine->parts.fds || !mine->parts.addresses)
+        return fsdp_fail_memory(err, "the meeting of the ranks");
+    FSDP_TRY(listen_here(spec, 0, &mine->parts.listener, err));
+    FSDP_TRY(connect_to_host(mine, until_ms, err));
+    /* Rank 0 began before now, and tells within its deadline who is missing. */
+    until_ms = fsdp_now_ms() + spec->deadline_ms + grace_ms;
+    if (send_hello(mine, until_ms, err) != FSDP_OK)
+        return fail_answer(mine, err);
+    FSDP_TRY(recv_answer(mine, until_ms, err));
+    mend_addresses(mine);
+    return FSDP_OK;
+}
+
+static fsdp_status join_rendezvous(const fsdp_rendezvous_spec *spec, int64_t until_ms,
+                                   fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    joiner mine = {.spec = spec, .parts = {.rank = spec->rank, .size = spec->size, .listener = -1}};
+    digest_job(spec->job, mine.parts.job);
+    fsdp_status status = join(&mine, until_ms, err);
+    if (status == FSDP_OK)
+        return fsdp_ctl_tcp(&mine.parts, ctl_out, err);
+    fsdp_tcp_parts_release(&mine.parts);
+    return status;
+}
+
+fsdp_status fsdp_rendezvous(const fsdp_rendezvous_spec *spec, fsdp_ctl **ctl_out, fsdp_error *err)
+{
+    int64_t until_ms = fsdp_now_ms() + spec->deadline_ms;
+    return spec->rank == 0 ? host_rendezvous(spec, until_ms, ctl_out, err)
+                           : join_rendezvous(spec, until_ms, ctl_out, err);
+}

@@ -1,0 +1,36 @@
+/* The transport of one rank alone: comm.c does all its collectives. */
+#include "runtime/comm/comm_backend.h"
+
+#include "base/mem.h"
+
+static fsdp_status create_comm(fsdp_transport *transport, const int *ranks, int size,
+                               fsdp_comm **comm_out, fsdp_error *err)
+{
+    if (size != 1 || ranks[0] != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of one", size);
+    return fsdp_comm_create(transport, ranks, size, NULL, comm_out, err);
+}
+
+static void close_self(fsdp_transport *transport)
+{
+    fsdp_free(transport);
+}
+
+static const fsdp_transport_ops self_ops = {
+    .name = "self",
+    .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
+    .comm_create = create_comm,
+    .alloc = fsdp_transport_alloc_pages,
+    .dealloc = fsdp_transport_free_pages,
+    .close = close_self,
+};
+
+fsdp_status fsdp_transport_self(fsdp_transport **transport_out, fsdp_error *err)
+{
+    fsdp_transport *transport = fsdp_alloc(1, sizeof *transport);
+    if (!transport)
+        return fsdp_fail_memory(err, "a transport of one rank");
+    *transport = (fsdp_transport){.ops = &self_ops, .size = 1};
+    *transport_out = transport;
+    return FSDP_OK;
+}

@@ -1,0 +1,358 @@
+/*
+ * What ends a wait for another member. Whoever fails tells all members why; whoever leaves says
+ * goodbye, and processes of the same host are watched. When nothing comes for the deadline, a
+ * member calls the roll: those who wait themselves answer, and who does not is the one that all
+ * wait for. See comm_message.h.
+ */
+#include "base/clock.h"
+#include "runtime/comm_message/comm_message.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    LOOK_MS = 100,        /* between looks at processes */
+    LATE_MS = 500,        /* a rest that takes longer is a stop of this rank's own */
+    LEAST_GRACE_MS = 250, /* to answer in */
+    MOST_GRACE_MS = 2000,
+    CALL_NAME = 200
+};
+
+typedef enum status_kind { FAILED = 1, LEFT, PROBE, PROBE_REPLY } status_kind;
+
+typedef struct message_status {
+    int32_t kind, channel;
+    int32_t from; /* world rank */
+    int32_t status, rank, errnum, is_local;
+    uint64_t calls;
+    char text[FSDP_ERROR_TEXT];
+} message_status;
+
+_Static_assert(sizeof(message_status) <= FSDP_P2P_STATUS, "status are small");
+
+/* --- telling ---------------------------------------------------------------------------------- */
+
+static void send_to_members(const message_group *group, const message_status *status)
+{
+    fsdp_p2p *p2p = group->transport->p2p;
+    for (int i = 0; i < group->size; i++) {
+        if (i != group->rank)
+            p2p->ops->send_status(p2p, group->ranks[i], status, sizeof *status);
+    }
+}
+
+static message_status make_status(message_group *group, status_kind kind)
+{
+    message_status status;
+    memset(&status, 0, sizeof status);
+    status.kind = (int32_t)kind;
+    status.channel = group->channel;
+    status.from = group->transport->base.rank;
+    status.calls = atomic_load(&group->calls);
+    return status;
+}
+
+static void report_failure(message_group *group)
+{
+    message_status status = make_status(group, FAILED);
+    status.status = (int32_t)group->failure.status;
+    status.rank = group->failure.rank;
+    status.errnum = group->failure.errnum;
+    status.is_local = group->is_local;
+    memcpy(status.text, group->failure.text, sizeof status.text - 1);
+    group->is_unreported = false;
+    send_to_members(group, &status);
+}
+
+/* A thread that may not use the wire leaves it to one that may. */
+static bool may_call(const message_transport *transport)
+{
+    return transport->p2p->ops->may_call(transport->p2p, NULL) == FSDP_OK;
+}
+
+/* --- hearing ---------------------------------------------------------------------------------- */
+
+static message_group *find_group(message_transport *transport, int channel)
+{
+    message_group *group = transport->groups;
+    if (channel == transport->world.channel)
+        return &transport->world;
+    while (group && group->channel != channel)
+        group = group->next;
+    return group;
+}
+
+static int find_member(const message_group *group, int rank)
+{
+    int i = 0;
+    while (i < group->size && group->ranks[i] != rank)
+        i++;
+    return i;
+}
+
+static void note_failure(message_group *group, const message_status *status)
+{
+    if (atomic_load(&group->has_failed) || status->status == FSDP_OK) /* a failure has a status */
+        return;
+    fsdp_error *err = &group->failure;
+    *err = (fsdp_error){.status = (fsdp_status)status->status, .errnum = status->errnum};
+    err->rank = status->is_local ? status->from : status->rank;
+    memcpy(err->text, status->text, sizeof err->text - 1);
+    if (status->is_local)
+        fsdp_error_prefix(err, "rank %d", (int)status->from);
+    atomic_store(&group->has_failed, true);
+}
+
+/* Also of a group that this rank has left or not made yet: it has begun none of its calls. */
+static void reply_to_probe(message_transport *transport, message_group *group,
+                           const message_status *probe)
+{
+    message_status status = make_status(group ? group : &transport->world, PROBE_REPLY);
+    status.channel = probe->channel;
+    status.calls = group ? status.calls : 0;
+    transport->p2p->ops->send_status(transport->p2p, probe->from, &status, sizeof status);
+}
+
+static void handle_status(message_transport *transport, const message_status *status)
+{
+    message_group *group = find_group(transport, status->channel);
+    if (status->kind == PROBE)
+        reply_to_probe(transport, group, status);
+    int from = group ? find_member(group, status->from) : 0;
+    if (!group || from == group->size)
+        return;
+    message_member *member = &group->members[from];
+    if (status->kind == FAILED)
+        note_failure(group, status);
+    if (status->kind == LEFT || status->kind == PROBE_REPLY)
+        member->calls = status->calls;
+    if (status->kind == LEFT)
+        member->exit_code = status->status;
+    member->has_left |= status->kind == LEFT;
+    member->has_answered |= status->kind == PROBE_REPLY;
+}
+
+/* Under the lock. */
+static void poll_status(message_transport *transport)
+{
+    message_status status;
+    if (!may_call(transport))
+        return;
+    while (transport->p2p->ops->recv_status(transport->p2p, &status, sizeof status))
+        handle_status(transport, &status);
+    if (transport->world.is_unreported)
+        report_failure(&transport->world);
+    for (message_group *group = transport->groups; group; group = group->next) {
+        if (group->is_unreported)
+            report_failure(group);
+    }
+}
+
+/* --- failures --------------------------------------------------------------------------------- */
+
+void fsdp_message_fail(message_group *group, const fsdp_error *why, bool is_local, bool is_common)
+{
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    if (!atomic_load(&group->has_failed)) {
+        group->failure = *why;
+        group->is_local = is_local;
+        group->is_unreported = !is_common;
+        atomic_store(&group->has_failed, true);
+        poll_status(transport);
+    }
+    pthread_mutex_unlock(&transport->lock);
+}
+
+bool fsdp_message_has_failed(message_group *group, fsdp_error *err_out)
+{
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    poll_status(transport);
+    bool has_failed = atomic_load(&group->has_failed);
+    if (has_failed)
+        *err_out = group->failure;
+    pthread_mutex_unlock(&transport->lock);
+    return has_failed;
+}
+
+void fsdp_message_leave(message_group *group)
+{
+    message_transport *transport = group->transport;
+    pthread_mutex_lock(&transport->lock);
+    if (may_call(transport)) {
+        message_status status = make_status(group, LEFT);
+        status.status = transport->base.exit_code;
+        poll_status(transport); /* tells what is untold */
+        send_to_members(group, &status);
+    }
+    pthread_mutex_unlock(&transport->lock);
+}
+
+/* --- who is missing --------------------------------------------------------------------------- */
+
+/* Everybody's failure now, if it is the first. */
+static fsdp_status fail_all(message_group *group, const fsdp_error *why, fsdp_error *err)
+{
+    fsdp_message_fail(group, why, false, false);
+    (void)fsdp_message_has_failed(group, err);
+    return err->status;
+}
+
+static fsdp_status fail_missing(message_group *group, int member, const char *more,
+                                const char *what, fsdp_error *err)
+{
+    char call[CALL_NAME];
+    fsdp_error why = {.rank = group->ranks[member]};
+    fsdp_comm_describe(&group->header, call, sizeof call);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d%s %s %s", why.rank, more, what, call);
+    return fail_all(group, &why, err);
+}
+
+/* Who has begun the call before it left has sent all that it had to. */
+static fsdp_status check_left(message_group *group, fsdp_error *err)
+{
+    for (int i = 0; i < group->size; i++) {
+        const message_member *member = &group->members[i];
+        if (!member->has_left || member->calls >= atomic_load(&group->calls))
+            continue;
+        char what[FSDP_LEFT_TEXT];
+        fsdp_comm_describe_left(member->exit_code, what);
+        return fail_missing(group, i, "", what, err);
+    }
+    return FSDP_OK;
+}
+
+static bool is_dead(const message_group *group, int member, char *name, size_t name_size)
+{
+    fsdp_p2p *p2p = group->transport->p2p;
+    int rank = group->ranks[member];
+    const fsdp_process_watch *line = &group->transport->watches[rank];
+    snprintf(name, name_size, " (process %d)", line->pid);
+    if (fsdp_process_watch_has_ended(line))
+        return true;
+    snprintf(name, name_size, ", whose connection ended,");
+    return p2p->ops->is_disconnected && p2p->ops->is_disconnected(p2p, rank);
+}
+
+static fsdp_status check_dead(message_group *group, fsdp_error *err)
+{
+    for (int i = 0; i < group->size; i++) {
+        char name[48];
+        if (!is_dead(group, i, name, sizeof name))
+            continue;
+        if (fsdp_message_has_failed(group, err)) /* it may have said why */
+            return err->status;
+        FSDP_TRY(check_left(group, err));
+        if (group->members[i].has_left)
+            continue;
+        return fail_missing(group, i, name, group->are_all_here ? "died in" : "died before", err);
+    }
+    return FSDP_OK;
+}
+
+/* --- the roll --------------------------------------------------------------------------------- */
+
+static void send_probe(message_group *group, message_watch *watch, int64_t now_ms)
+{
+    int64_t grace_ms = group->transport->base.deadline_ms / 10;
+    grace_ms = grace_ms < LEAST_GRACE_MS ? LEAST_GRACE_MS : grace_ms;
+    watch->probe_ms = now_ms + (grace_ms < MOST_GRACE_MS ? grace_ms : MOST_GRACE_MS);
+    pthread_mutex_lock(&group->transport->lock);
+    for (int i = 0; i < group->size; i++)
+        group->members[i].has_answered = i == group->rank;
+    if (may_call(group->transport)) {
+        message_status status = make_status(group, PROBE);
+        send_to_members(group, &status);
+    }
+    pthread_mutex_unlock(&group->transport->lock);
+}
+
+/* First those who say nothing, then those who are elsewhere, else the one whose message is
+ * missing. */
+static int find_missing(const message_group *group, int waits_for)
+{
+    int elsewhere = -1;
+    for (int i = group->size - 1; i >= 0; i--) {
+        if (i != group->rank && group->members[i].calls < atomic_load(&group->calls))
+            elsewhere = i;
+    }
+    for (int i = 0; i < group->size; i++) {
+        if (!group->members[i].has_answered)
+            return i;
+    }
+    return elsewhere >= 0 ? elsewhere : waits_for;
+}
+
+static bool have_all_answered(const message_group *group)
+{
+    bool all = true;
+    for (int i = 0; i < group->size; i++)
+        all &= group->members[i].has_answered;
+    return all;
+}
+
+static fsdp_status end_probe(message_group *group, int waits_for, fsdp_error *err)
+{
+    char what[64];
+    int missing = find_missing(group, waits_for);
+    snprintf(what, sizeof what, "within %g s%s", group->transport->base.deadline_ms / 1000.0,
+             group->are_all_here ? ", in" : " to");
+    return fail_missing(group, missing,
+                        group->are_all_here ? " is stuck, or stopped: nothing came from it"
+                                            : " is stuck, or stopped: it did not come",
+                        what, err);
+}
+
+static fsdp_status check_time(message_group *group, message_watch *watch, int waits_for,
+                              fsdp_error *err)
+{
+    int64_t now_ms = fsdp_now_ms();
+    if (now_ms < watch->until_ms)
+        return FSDP_OK;
+    if (watch->probe_ms == 0)
+        send_probe(group, watch, now_ms);
+    else if (now_ms >= watch->probe_ms || have_all_answered(group))
+        return end_probe(group, waits_for, err);
+    return FSDP_OK;
+}
+
+/* --- waiting ---------------------------------------------------------------------------------- */
+
+static void note_move(const message_group *group, message_watch *watch)
+{
+    int64_t now_ms = fsdp_now_ms();
+    watch->idle = 0;
+    watch->probe_ms = 0;
+    watch->until_ms = now_ms + group->transport->base.deadline_ms;
+    watch->look_ms = now_ms + LOOK_MS;
+}
+
+static void back_off(const message_group *group, message_watch *watch)
+{
+    fsdp_p2p *p2p = group->transport->p2p;
+    int64_t before_ms = fsdp_now_ms();
+    p2p->ops->back_off(p2p, watch->idle++);
+    int64_t late_ms = fsdp_now_ms() - before_ms;
+    if (late_ms > LATE_MS) /* nobody else's fault */
+        watch->until_ms += late_ms;
+}
+
+fsdp_status fsdp_message_pause(message_group *group, message_watch *watch, bool has_moved,
+                               int waits_for, fsdp_error *err)
+{
+    if (fsdp_message_has_failed(group, err))
+        return err->status;
+    if (has_moved || watch->until_ms == 0) {
+        note_move(group, watch);
+        return FSDP_OK;
+    }
+    FSDP_TRY(check_left(group, err));
+    if (fsdp_now_ms() >= watch->look_ms) {
+        watch->look_ms = fsdp_now_ms() + LOOK_MS;
+        FSDP_TRY(check_dead(group, err));
+    }
+    FSDP_TRY(check_time(group, watch, waits_for, err));
+    back_off(group, watch);
+    return FSDP_OK;
+}

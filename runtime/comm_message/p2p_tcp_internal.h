@@ -1,0 +1,89 @@
+/*
+ * The inside of p2p_tcp.h.
+ *
+ *   p2p_tcp.c       the wire: batches, transfers, status
+ *   tcp_stream.c     frames on the connection with one rank
+ *   tcp_connect.c    every rank connects with every other one
+ *
+ * A receiver says on which channel it has room, and only then does its sender send: so what comes goes to its
+ * place at once, and no channel stops another.
+ */
+#ifndef FSDP_P2P_TCP_INTERNAL_H
+#define FSDP_P2P_TCP_INTERNAL_H
+
+#include "runtime/comm_message/p2p_tcp.h"
+#include <pthread.h>
+
+typedef struct tcp_batch tcp_batch;
+
+/* One transfer of a batch; in the list of its stream while it is under way. */
+typedef struct tcp_transfer {
+    struct tcp_transfer *next;
+    tcp_batch *batch;          /* NULL: the place is free */
+    int place, channel;
+    unsigned char *data;
+    size_t size;
+} tcp_transfer;
+
+struct tcp_batch {
+    fsdp_p2p_batch batch;
+    tcp_transfer *transfers;   /* by place */
+    int *finished;             /* places, not told yet */
+    int finished_count;
+    tcp_batch *next;           /* among those that are given up */
+};
+
+enum { FRAME_DATA = 1, FRAME_ROOM, FRAME_STATUS };
+
+/* In front of everything. */
+typedef struct tcp_frame {
+    uint32_t kind, size;
+    int32_t channel;
+} tcp_frame;
+
+typedef struct tcp_room {
+    int channel, count;        /* messages that the other rank has room for */
+} tcp_room;
+
+typedef struct tcp_status {
+    struct tcp_status *next;
+    size_t size;
+    unsigned char data[FSDP_P2P_STATUS];
+} tcp_status;
+
+/* The connection with one rank. */
+typedef struct tcp_stream {
+    int fd;                    /* -1: this rank itself, or the connection has ended */
+    bool lacks_memory;         /* which is why it has */
+    tcp_transfer *sends, *receives;    /* the oldest first */
+    /* Small frames wait here, and go before those of data. */
+    unsigned char *small;
+    size_t small_at, small_end, small_room;
+    tcp_transfer *sending;     /* its frame has begun */
+    tcp_frame out;
+    size_t out_at;             /* of frame and data */
+    tcp_frame in;
+    size_t in_at;
+    tcp_transfer *receiving;
+    tcp_status *receiving_status;
+    tcp_room *rooms;
+    size_t room_count, room_capacity;
+} tcp_stream;
+
+/* --- tcp_stream.c ----------------------------------------------------------------------------- */
+
+/* Has it something to write now? */
+bool fsdp_tcp_stream_wants_out(const tcp_stream *stream);
+/* What goes without waiting. An ended connection is closed. */
+void fsdp_tcp_stream_write(tcp_stream *stream);
+void fsdp_tcp_stream_read(tcp_stream *stream, tcp_status **statuses);
+/* False when there is no memory. */
+bool fsdp_tcp_stream_put_small(tcp_stream *stream, const tcp_frame *frame, const void *data);
+void fsdp_tcp_stream_release(tcp_stream *stream);
+
+/* --- tcp_connect.c ---------------------------------------------------------------------------- */
+
+/* Collective over ctl. fds: one per rank, all -1; on failure those that were made are the caller's. */
+fsdp_status fsdp_tcp_connect_all(fsdp_ctl *ctl, int deadline_ms, int *fds, fsdp_error *err);
+
+#endif

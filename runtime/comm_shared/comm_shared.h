@@ -1,0 +1,202 @@
+/*
+ * Collectives over memory that all ranks of a group can read: threads of a process, or processes of a host.
+ *
+ *   shared_group.c       creates and closes groups
+ *   comm_shared.c        runs a call: publishes it, passes a barrier, compares the calls, runs the steps
+ *   shared_steps.c       the steps of each collective: which ranges a member copies and reduces
+ *   shared_barrier.c     the barrier between members, and all that ends a wait: failures, exits, deadlines
+ *   wait_graph.c         finds the rank that a missing rank itself waits for
+ *   transport_threads.c  memory of one process
+ *   transport_shm.c      one segment of memory per process: shm_segment.c creates it, shm_connect.c passes it
+ *                        to the other processes, shm_pool.c allocates in it
+ *
+ * In: a call (fsdp_collective) that comm.c has checked, and its header. Out: the reduced or moved data, or
+ * the same error on all members. The launcher creates the transports (shared_transports.h); comm.c calls
+ * their operations; no other room includes this header.
+ *
+ * Every group has one block of shared memory with a slot per member. In a barrier each member increments the
+ * phase of its slot and waits until all phases are equal. A call begins and ends with a barrier, so the
+ * buffers of a member stay valid while others read them.
+ *
+ * Small calls pass one barrier only: the data that others read is copied into this rank's window first, and
+ * stays there until the call after the next one, before which all members have passed another barrier. For
+ * this a window has two halves that alternate from call to call, and a slot has two published calls.
+ */
+#ifndef FSDP_COMM_SHARED_H
+#define FSDP_COMM_SHARED_H
+
+#include "runtime/comm/comm_backend.h"
+#include "runtime/comm_shared/shared_transports.h"
+
+enum { FSDP_SHARED_LINE = 64 };
+/* The published address of a buffer that only its own rank can read. */
+#define FSDP_SHARED_PRIVATE UINT64_MAX
+
+/* The first failure in a group. */
+typedef struct shared_failure {
+    _Atomic uint32_t state;    /* 0: none; 2 x (member + 1): written by that member; plus 1: being written */
+    int32_t status, rank, errnum;
+    int32_t is_local;          /* it happened on the writer; else the text names the rank */
+    char text[FSDP_ERROR_TEXT];
+} shared_failure;
+
+/* A member's call, and its buffers as offsets from shared_transport.bases. */
+typedef struct shared_published {
+    _Alignas(FSDP_SHARED_LINE) fsdp_comm_header header;
+    uint64_t in, out;
+} shared_published;
+
+typedef struct shared_slot {
+    _Alignas(FSDP_SHARED_LINE) _Atomic uint64_t phase; /* barriers that this member has reached */
+    _Atomic uint64_t heartbeats;       /* counted in long work between barriers */
+    _Atomic uint32_t is_reading;       /* it may be reading buffers of other members */
+    _Atomic uint32_t has_left;         /* 1 + its exit code */
+    /* Used in the world's block only (wait_graph.c). */
+    _Atomic uint32_t waits_for;        /* in a barrier of any group: 1 + the awaited rank; 0: in none */
+    _Atomic uint32_t ctl_waits_for, ctl_call;  /* in a call of the control plane: 1 + rank; call_kind */
+    _Atomic int64_t looked_ms;         /* last update of waits_for */
+    _Atomic uint32_t waits_in;         /* kind of the collective of that barrier */
+    /* Written before the member reaches a barrier. */
+    shared_published published[2];     /* the current call and the next one */
+    uint64_t block, window;            /* while a group is created */
+} shared_slot;
+
+typedef struct shared_block {
+    _Alignas(FSDP_SHARED_LINE) _Atomic uint32_t event; /* futex: a barrier is complete, or a member failed */
+    _Atomic uint32_t sleepers;
+    shared_failure failure;
+    shared_slot slots[];       /* then, per member: counts[size], out_counts[size] of all_to_all */
+} shared_block;
+
+typedef struct shared_transport shared_transport;
+
+/* One member's end of a group. */
+typedef struct shared_group {
+    shared_transport *transport;
+    shared_block *block;
+    int rank, size;            /* in the group */
+    const int *ranks;          /* world ranks; borrowed */
+    uint64_t phase;            /* barriers reached so far */
+    uint64_t call_phase;       /* its value at the start of the current call */
+    uint64_t calls;            /* so far; its parity selects the published call */
+    unsigned half;             /* of windows: the next one to fill; counts up */
+    unsigned failed_spins;     /* waits in a row in which spinning was not enough */
+    fsdp_comm_header header;   /* of the current call, for messages */
+    unsigned char **windows;   /* of all members: four times window_half bytes */
+    fsdp_comm_header *headers; /* room to compare those of all members */
+    const void **sources;      /* operands of a reduction */
+} shared_group;
+
+/* The head of both transports. */
+struct shared_transport {
+    fsdp_transport base;
+    shared_group world;        /* all ranks: creates the other groups */
+    int *world_ranks;          /* 0, 1, ... */
+    uintptr_t *bases;          /* per world rank: its published addresses are offsets from here */
+    size_t segment_size;       /* others can read this rank's buffers in its segment only; 0: all of them */
+    int spins;                 /* polls of a wait before it sleeps */
+    size_t window_half;        /* bytes */
+    fsdp_ctl *observed;        /* reports its calls to this transport; NULL: none */
+    /* Memory that all ranks can read and that lives as long as the transport. NULL: none left. */
+    void *(*alloc_shared)(fsdp_transport *transport, size_t size);
+    /* NULL: a rank cannot die alone. Also writes its name for messages: "process 4711". */
+    bool (*is_dead)(shared_transport *transport, int rank, char *name, size_t name_size);
+};
+
+/* --- shared_barrier.c ------------------------------------------------------------------------- */
+
+size_t fsdp_shared_block_size(int members);
+int64_t *fsdp_shared_counts(shared_group *group, int member); /* counts; out_counts follow */
+
+/* The two halves of a barrier. Await fails when a member failed, left or died, or gives no heartbeat within
+ * the deadline. */
+void fsdp_shared_arrive(shared_group *group);
+fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err);
+
+/* Between these two calls this member may read the others' buffers. The first fails after a failure. */
+fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err);
+void fsdp_shared_end_read(shared_group *group);
+/* Called in long work. False when the group has failed and the work is pointless. */
+bool fsdp_shared_heartbeat(shared_group *group);
+
+/* Records the first failure of the group. is_local: it happened on this rank and its text names no other. */
+void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_local);
+bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out);
+/* After a failure: returns when no member reads buffers of this rank any more. */
+void fsdp_shared_wait_for_readers(shared_group *group);
+/* This member reaches no further barrier. */
+void fsdp_shared_leave(shared_group *group);
+
+/* --- wait_graph.c ----------------------------------------------------------------------------- */
+
+/* Called repeatedly in a wait: the first missing member. */
+void fsdp_shared_note_wait(shared_group *group, int member, int64_t now_ms);
+void fsdp_shared_end_wait(shared_group *group);
+/* Follows the waits from a missing member to the rank that waits for none, describes that rank's state ("is
+ * stuck, or stopped: it did not come") and returns its world rank. was_in: the member had begun the call. */
+enum { FSDP_WAIT_TEXT = 192 };
+int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in, char out[FSDP_WAIT_TEXT]);
+void fsdp_shared_unobserve(shared_transport *transport);
+
+/* --- shared_group.c --------------------------------------------------------------------------- */
+
+/* Allocates the group's lists; the caller sets ranks and block. On failure nothing is left. */
+fsdp_status fsdp_shared_group_init(shared_group *group, shared_transport *transport, int rank, int size,
+                                   fsdp_error *err);
+void fsdp_shared_group_release(shared_group *group);
+/* Entries of fsdp_transport_ops. */
+fsdp_status fsdp_shared_comm_create(fsdp_transport *transport, const int *ranks, int size,
+                                    fsdp_comm **comm_out, fsdp_error *err);
+void fsdp_shared_comm_close(fsdp_comm *comm);
+
+/* The fields that both transports share; base.rank and base.size are set. */
+fsdp_status fsdp_shared_transport_init(shared_transport *transport, fsdp_error *err);
+void fsdp_shared_transport_release(shared_transport *transport);
+
+/* --- comm_shared.c: entries of fsdp_transport_ops --------------------------------------------- */
+
+fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call, const fsdp_comm_header *header,
+                            fsdp_error *err);
+void fsdp_shared_abort(fsdp_comm *comm, const fsdp_error *why);
+bool fsdp_shared_comm_has_failed(fsdp_comm *comm, fsdp_error *err_out);
+bool fsdp_shared_sees(const fsdp_comm *comm, int member, const void *data, size_t size);
+
+/* --- shared_steps.c --------------------------------------------------------------------------- */
+
+/*
+ * The state of a call. A member reads ranges of the others' buffers, and a step moves one piece of each
+ * range. When all these buffers are shared, a piece is the whole range; otherwise the pieces of each private
+ * buffer go through its owner's window, whose halves alternate.
+ */
+typedef struct shared_move {
+    shared_group *group;
+    const fsdp_collective *call;
+    const struct shared_steps *steps;
+    size_t element;
+    const unsigned char *in;
+    unsigned char *out;
+    bool is_in_private, is_out_private;
+    bool is_little;            /* all data goes through windows, which saves a barrier */
+    unsigned half;             /* of windows, for the first step */
+    uint64_t piece;            /* bytes */
+} shared_move;
+
+typedef struct shared_steps {
+    uint64_t (*longest)(const shared_move *move);      /* range, in bytes */
+    uint64_t (*window_piece)(const shared_move *move); /* bytes of a piece in half a window */
+    void (*fill)(const shared_move *move, uint64_t step); /* copies this member's input into its window */
+    void (*work)(const shared_move *move, uint64_t step);
+    unsigned extra;            /* steps after the last piece */
+} shared_steps;
+
+/* Chooses the steps from values that are equal on all members. move has its group, call and element. */
+void fsdp_shared_steps_choose(shared_move *move);
+/* The single step of a call with a view whose inputs all members can read. */
+extern const shared_steps fsdp_shared_steps_view;
+/* The current call, as a member published it. */
+static inline shared_published *fsdp_shared_published(const shared_group *group, int member)
+{
+    return &group->block->slots[member].published[group->calls % 2];
+}
+
+#endif

@@ -1,0 +1,341 @@
+/*
+ * How the members of a group wait for each other. A wait looks a few times, then sleeps on the
+ * block's futex in short slices; after each it looks whether somebody failed, left or died, and at
+ * the deadline, which counts from the last sign of life. See comm_shared.h.
+ */
+#include "base/clock.h"
+#include "runtime/comm_shared/comm_shared.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    LONG_LOOK = 16,
+    SHORT_LOOK = 32,
+    SLICE_MS = 100,
+    NAP_US = 50,
+    WRITING_MS = 1000,
+    CALL_NAME = 200
+};
+
+/* What a wait knows of those who are missing. */
+typedef struct barrier_watch {
+    int64_t until_ms;
+    uint64_t heartbeats;
+    bool has_slept; /* in vain: time for a look at processes */
+} barrier_watch;
+
+static void rest(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = NAP_US * 1000}, NULL);
+}
+
+size_t fsdp_shared_block_size(int members)
+{
+    size_t n = (size_t)members;
+    return sizeof(shared_block) + n * sizeof(shared_slot) + n * 2 * n * sizeof(int64_t);
+}
+
+int64_t *fsdp_shared_counts(shared_group *group, int member)
+{
+    size_t n = (size_t)group->size;
+    return (int64_t *)(void *)&group->block->slots[n] + (size_t)member * 2 * n;
+}
+
+static shared_slot *own_slot(shared_group *group)
+{
+    return &group->block->slots[group->rank];
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+/* Who counts itself as a sleeper before it sleeps, and compares the event, is never missed. */
+static void wake_all(shared_block *block)
+{
+    atomic_fetch_add(&block->event, 1);
+    if (atomic_load(&block->sleepers) > 0)
+        syscall(SYS_futex, &block->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* False when nothing happened for ms. */
+static bool sleep_until_event(shared_block *block, uint32_t event, int64_t ms)
+{
+    struct timespec time = fsdp_timespec(ms);
+    atomic_fetch_add(&block->sleepers, 1);
+    long failed = syscall(SYS_futex, &block->event, FUTEX_WAIT, event, &time, NULL, 0);
+    bool in_vain = failed && errno == ETIMEDOUT;
+    atomic_fetch_sub(&block->sleepers, 1);
+    return !in_vain;
+}
+
+/* --- failures --------------------------------------------------------------------------------- */
+
+void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_local)
+{
+    shared_failure *failure = &group->block->failure;
+    uint32_t none = 0, here = 2 * ((uint32_t)group->rank + 1);
+    if (!atomic_compare_exchange_strong(&failure->state, &none, here + 1))
+        return;
+    failure->status = (int32_t)why->status;
+    failure->rank = why->rank;
+    failure->errnum = why->errnum;
+    failure->is_local = is_local;
+    memcpy(failure->text, why->text, sizeof failure->text - 1);
+    atomic_store(&failure->state, here);
+    wake_all(group->block);
+}
+
+/* It may have died at it. */
+static uint32_t wait_for_text(const shared_failure *failure)
+{
+    int64_t until_ms = fsdp_now_ms() + WRITING_MS;
+    uint32_t state = atomic_load(&failure->state);
+    while (state % 2 != 0 && fsdp_now_ms() < until_ms) {
+        nap();
+        state = atomic_load(&failure->state);
+    }
+    return state;
+}
+
+bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
+{
+    const shared_failure *failure = &group->block->failure;
+    uint32_t state = atomic_load(&failure->state);
+    if (state == 0)
+        return false;
+    if (state % 2 != 0)
+        state = wait_for_text(failure);
+    int writer = (int)(state / 2) - 1, rank = group->ranks[writer];
+    *err_out = (fsdp_error){.rank = rank};
+    if (state % 2 != 0) {
+        (void)fsdp_fail(err_out, FSDP_ERR_PEER, "rank %d failed, and died before it said why",
+                        rank);
+        return true;
+    }
+    err_out->status = (fsdp_status)failure->status;
+    err_out->errnum = failure->errnum;
+    memcpy(err_out->text, failure->text, sizeof err_out->text - 1);
+    if (failure->is_local && writer != group->rank)
+        fsdp_error_prefix(err_out, "rank %d", rank);
+    else if (!failure->is_local)
+        err_out->rank = failure->rank;
+    return true;
+}
+
+/* Everybody's failure now, if it is the first. */
+static fsdp_status fail_all(shared_group *group, const fsdp_error *why, fsdp_error *err)
+{
+    fsdp_shared_fail(group, why, false);
+    (void)fsdp_shared_has_failed(group, err);
+    return err->status;
+}
+
+/* --- who is missing --------------------------------------------------------------------------- */
+
+static bool is_here(shared_group *group, int member)
+{
+    return atomic_load(&group->block->slots[member].phase) >= group->phase;
+}
+
+/* Begins at *first, which is moved to the first member that is missing. */
+static bool are_all_here(shared_group *group, int *first)
+{
+    while (*first < group->size && is_here(group, *first))
+        ++*first;
+    return *first == group->size;
+}
+
+/* rank: of which `what` is said. */
+static fsdp_status fail_missing(shared_group *group, int rank, const char *what, fsdp_error *err)
+{
+    char call[CALL_NAME];
+    fsdp_error why = {.rank = rank};
+    fsdp_comm_describe(&group->header, call, sizeof call);
+    (void)fsdp_fail(&why, FSDP_ERR_PEER, "rank %d %s %s", rank, what, call);
+    return fail_all(group, &why, err);
+}
+
+static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
+{
+    /* in this order: it leaves after it has been here */
+    uint32_t has_left = atomic_load(&group->block->slots[member].has_left);
+    if (!has_left || is_here(group, member))
+        return FSDP_OK;
+    char what[FSDP_LEFT_TEXT];
+    fsdp_comm_describe_left((int)(has_left - 1), what);
+    return fail_missing(group, group->ranks[member], what, err);
+}
+
+static fsdp_status check_dead(shared_group *group, int member, fsdp_error *err)
+{
+    char process[48], what[80];
+    int rank = group->ranks[member];
+    if (!group->transport->is_dead ||
+        !group->transport->is_dead(group->transport, rank, process, sizeof process) ||
+        is_here(group, member))
+        return FSDP_OK;
+    bool was_in = atomic_load(&group->block->slots[member].phase) > group->call_phase;
+    snprintf(what, sizeof what, "(%s) died %s", process, was_in ? "in" : "before");
+    return fail_missing(group, rank, what, err);
+}
+
+static fsdp_status check_each(shared_group *group,
+                              fsdp_status (*check)(shared_group *, int, fsdp_error *),
+                              fsdp_error *err)
+{
+    for (int i = 0; i < group->size; i++) {
+        if (!is_here(group, i))
+            FSDP_TRY(check(group, i, err));
+    }
+    return FSDP_OK;
+}
+
+static uint64_t count_heartbeats(shared_group *group)
+{
+    uint64_t heartbeats = 1;
+    for (int i = 0; i < group->size; i++)
+        heartbeats += atomic_load(&group->block->slots[i].heartbeats);
+    return heartbeats;
+}
+
+static fsdp_status check_time(shared_group *group, barrier_watch *watch, fsdp_error *err)
+{
+    int missing = 0, deadline_ms = group->transport->base.deadline_ms;
+    uint64_t heartbeats = count_heartbeats(group);
+    int64_t now_ms = fsdp_now_ms();
+    if (heartbeats != watch->heartbeats)
+        watch->until_ms = now_ms + deadline_ms;
+    watch->heartbeats = heartbeats;
+    if (are_all_here(group, &missing))
+        return FSDP_OK;
+    fsdp_shared_note_wait(group, missing, now_ms);
+    if (now_ms < watch->until_ms)
+        return FSDP_OK;
+    char where[FSDP_WAIT_TEXT], what[FSDP_WAIT_TEXT + 64];
+    bool was_in = atomic_load(&group->block->slots[missing].phase) > group->call_phase;
+    int root = fsdp_shared_find_missing(group, missing, was_in, where);
+    snprintf(what, sizeof what, "%s within %g s%s", where, deadline_ms / 1000.0,
+             was_in ? ", in" : " to");
+    return fail_missing(group, root, what, err);
+}
+
+static fsdp_status look_around(shared_group *group, barrier_watch *watch, fsdp_error *err)
+{
+    if (fsdp_shared_has_failed(group, err))
+        return err->status;
+    FSDP_TRY(check_each(group, check_left, err));
+    if (watch->has_slept)
+        FSDP_TRY(check_each(group, check_dead, err));
+    return check_time(group, watch, err);
+}
+
+/* A sleep that is much too long is this rank's own stop, which is nobody else's fault. */
+static void sleep_a_slice(shared_group *group, uint32_t event, barrier_watch *watch)
+{
+    int64_t before_ms = fsdp_now_ms(), left_ms = watch->until_ms - before_ms;
+    int64_t slice_ms = left_ms > SLICE_MS ? SLICE_MS : left_ms > 1 ? left_ms : 1;
+    watch->has_slept = !sleep_until_event(group->block, event, slice_ms);
+    int64_t late_ms = fsdp_now_ms() - before_ms - slice_ms;
+    if (late_ms > 5 * SLICE_MS)
+        watch->until_ms += late_ms;
+}
+
+/* --- meetings --------------------------------------------------------------------------------- */
+
+void fsdp_shared_arrive(shared_group *group)
+{
+    int first = 0;
+    atomic_store(&own_slot(group)->phase, ++group->phase);
+    if (are_all_here(group, &first))
+        wake_all(group->block);
+}
+
+/*
+ * Members that are all at work come within a moment. One whose processor somebody else has does
+ * not: after a wait in vain the next ones look but shortly, except now and then, because a member
+ * that was woken late is late again at each meeting until the others wait for it once.
+ */
+static bool spin(shared_group *group, int *first)
+{
+    if (are_all_here(group, first))
+        return true;
+    bool is_long = group->failed_spins % LONG_LOOK == 0;
+    int spins = is_long ? group->transport->spins : group->transport->spins / SHORT_LOOK;
+    for (int i = 0; i < spins; i++) {
+        rest();
+        if (!are_all_here(group, first))
+            continue;
+        group->failed_spins = 0;
+        return true;
+    }
+    group->failed_spins++;
+    return false;
+}
+
+fsdp_status fsdp_shared_await(shared_group *group, fsdp_error *err)
+{
+    int first = 0;
+    if (spin(group, &first))
+        return FSDP_OK;
+    barrier_watch watch = {.until_ms = 0};
+    for (;;) {
+        uint32_t event = atomic_load(&group->block->event);
+        if (are_all_here(group, &first)) {
+            fsdp_shared_end_wait(group);
+            return FSDP_OK;
+        }
+        FSDP_TRY(look_around(group, &watch, err));
+        sleep_a_slice(group, event, &watch);
+    }
+}
+
+fsdp_status fsdp_shared_begin_read(shared_group *group, fsdp_error *err)
+{
+    atomic_store(&own_slot(group)->is_reading, 1);
+    if (!fsdp_shared_has_failed(group, err))
+        return FSDP_OK;
+    fsdp_shared_end_read(group);
+    return err->status;
+}
+
+void fsdp_shared_end_read(shared_group *group)
+{
+    atomic_store(&own_slot(group)->is_reading, 0);
+}
+
+bool fsdp_shared_heartbeat(shared_group *group)
+{
+    atomic_fetch_add(&own_slot(group)->heartbeats, 1);
+    return atomic_load(&group->block->failure.state) == 0;
+}
+
+void fsdp_shared_wait_for_readers(shared_group *group)
+{
+    int64_t until_ms = fsdp_now_ms() + group->transport->base.deadline_ms;
+    for (int i = 0; i < group->size; i++) {
+        while (i != group->rank && atomic_load(&group->block->slots[i].is_reading) &&
+               fsdp_now_ms() < until_ms)
+            nap();
+    }
+}
+
+void fsdp_shared_leave(shared_group *group)
+{
+    atomic_store(&own_slot(group)->has_left, 1 + (uint32_t)group->transport->base.exit_code);
+    wake_all(group->block);
+}

@@ -1,0 +1,47 @@
+/* Processes of one host that read each other's segments: the parts of transport_shm.c. */
+#ifndef FSDP_FABRIC_SHM_H
+#define FSDP_FABRIC_SHM_H
+
+#include "runtime/bootstrap/process_watch.h"
+#include <fsdp/ctl.h>
+#include <stddef.h>
+
+/* --- shm_segment.c: memory without a name that can be passed to other processes ------------------ */
+
+typedef struct shm_segment {
+    int fd;                    /* -1 when it is no longer needed: the mapping keeps the memory */
+    unsigned char *data;
+    size_t size;
+} shm_segment;
+
+/* As large as this host's memory where `ranks` of that size can be mapped; pages exist once touched. */
+fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err);
+/* Another rank's, of which the descriptor came here; takes it. */
+fsdp_status fsdp_shm_segment_map(int fd, int rank, shm_segment *segment_out, fsdp_error *err);
+void fsdp_shm_segment_close_fd(shm_segment *segment);
+void fsdp_shm_segment_release(shm_segment *segment); /* zeros are fine */
+
+/* --- shm_pool.c: who has which pages of this rank's segment -------------------------------------- */
+
+typedef struct shm_pool shm_pool;
+fsdp_status fsdp_shm_pool_create(const shm_segment *segment, shm_pool **pool_out, fsdp_error *err);
+void fsdp_shm_pool_free(shm_pool *pool); /* accepts NULL */
+/* Page-aligned, not zeroed; NULL: none left. The first one lies at the segment's beginning. Any thread. */
+void *fsdp_shm_pool_take(shm_pool *pool, size_t size);
+void fsdp_shm_pool_give(shm_pool *pool, void *data);
+
+/* --- shm_connect.c: ranks meet over Unix sockets and pass their segments ------------------------- */
+
+typedef struct shm_peer {
+    shm_segment segment;
+    fsdp_process_watch process;
+    bool was_sent, is_here;    /* this rank's segment went there; its own came, or word that it has none */
+} shm_peer;
+
+/*
+ * Collective, with the same outcome for all. peers has an entry per rank, all zero but for the watches,
+ * which are closed (-1).
+ */
+fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *own, shm_peer *peers,
+                              fsdp_error *err);
+#endif

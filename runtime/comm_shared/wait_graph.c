@@ -1,0 +1,140 @@
+/*
+ * Where a rank is that does not come. Every rank that sleeps in a spec, or is in a call of the
+ * control plane, says in its slot of the world's block for whom it waits. Who misses a rank follows
+ * that to the one for whom all wait. See comm_shared.h.
+ */
+#include "runtime/comm_shared/comm_shared.h"
+
+#include <stdio.h>
+
+#include "statedict/ctl_backend.h"
+#include "statedict/ctl_frame.h"
+
+enum { MOST_FRESH_MS = 2000, STATE_TEXT = 96 };
+
+static shared_slot *slot_of(const shared_transport *transport, int rank)
+{
+    return &transport->world.block->slots[rank];
+}
+
+void fsdp_shared_note_wait(shared_group *group, int member, int64_t now_ms)
+{
+    shared_slot *mine = slot_of(group->transport, group->transport->base.rank);
+    atomic_store(&mine->waits_in, group->header.kind);
+    atomic_store(&mine->looked_ms, now_ms);
+    atomic_store(&mine->waits_for, (uint32_t)group->ranks[member] + 1);
+}
+
+void fsdp_shared_end_wait(shared_group *group)
+{
+    atomic_store(&slot_of(group->transport, group->transport->base.rank)->waits_for, 0);
+}
+
+/* --- who waits for whom ----------------------------------------------------------------------- */
+
+/* Who waits looks around all the time; one who has not for long is stopped. */
+static bool is_fresh(const shared_transport *transport, const shared_slot *slot)
+{
+    int64_t half_ms = transport->base.deadline_ms / 2;
+    int64_t age_ms = fsdp_now_ms() - atomic_load(&slot->looked_ms);
+    return age_ms < (half_ms < MOST_FRESH_MS ? half_ms : MOST_FRESH_MS);
+}
+
+/* In a meeting of any group; -1: it does not. */
+static int waits_in_collective(const shared_transport *transport, int rank)
+{
+    const shared_slot *slot = slot_of(transport, rank);
+    uint32_t waits_for = atomic_load(&slot->waits_for);
+    bool is_known = waits_for > 0 && waits_for <= (uint32_t)transport->base.size;
+    return is_known && is_fresh(transport, slot) ? (int)waits_for - 1 : -1;
+}
+
+static const char *waited_kind(const shared_transport *transport, int rank)
+{
+    uint32_t kind = atomic_load(&slot_of(transport, rank)->waits_in);
+    return kind == 0 ? "the making of a group" : fsdp_comm_kind_name(kind);
+}
+
+static int waits_for_whom(const shared_transport *transport, int rank)
+{
+    int other = waits_in_collective(transport, rank);
+    uint32_t ctl_waits_for = atomic_load(&slot_of(transport, rank)->ctl_waits_for);
+    if (other < 0 && ctl_waits_for > 0 && ctl_waits_for <= (uint32_t)transport->base.size)
+        other = (int)ctl_waits_for - 1;
+    return other;
+}
+
+/* The rank for whom all wait in the end: `rank` itself when it does not wait, or ranks wait in a
+ * ring. */
+static int find_root(const shared_transport *transport, int rank)
+{
+    int root = rank;
+    for (int i = 0; i < transport->base.size; i++) {
+        int next = waits_for_whom(transport, root);
+        if (next < 0)
+            return root;
+        root = next;
+    }
+    return rank;
+}
+
+static void describe_state(const shared_transport *transport, int rank, char out[STATE_TEXT])
+{
+    int other = waits_in_collective(transport, rank);
+    uint32_t call = atomic_load(&slot_of(transport, rank)->ctl_call);
+    if (other >= 0)
+        snprintf(out, STATE_TEXT, "waits for rank %d in %s, in another group", other,
+                 waited_kind(transport, rank));
+    else if (call != 0)
+        snprintf(out, STATE_TEXT, "is in %s of the control plane", fsdp_ctl_call_name(call));
+    else
+        snprintf(out, STATE_TEXT, "is stuck, or stopped");
+}
+
+int fsdp_shared_find_missing(const shared_group *group, int member, bool was_in,
+                             char out[FSDP_WAIT_TEXT])
+{
+    const shared_transport *transport = group->transport;
+    int missing = group->ranks[member], root = find_root(transport, missing);
+    char state[STATE_TEXT];
+    describe_state(transport, root, state);
+    if (root == missing)
+        snprintf(out, FSDP_WAIT_TEXT, "%s: %s", state,
+                 was_in ? "nothing came from it" : "it did not come");
+    else
+        snprintf(out, FSDP_WAIT_TEXT, "%s: rank %d waits for it, and %s", state, missing,
+                 was_in ? "nothing came from that" : "did not come");
+    return root;
+}
+
+/* --- calls of the control plane --------------------------------------------------------------- */
+
+static void note_call(void *user, uint32_t call, int waits_for)
+{
+    const shared_transport *transport = user;
+    shared_slot *mine = slot_of(transport, transport->base.rank);
+    atomic_store(&mine->ctl_waits_for, (uint32_t)(waits_for + 1));
+    atomic_store(&mine->ctl_call, call);
+}
+
+static void find_rank(void *user, int rank, char *out, size_t out_size)
+{
+    int other = waits_in_collective(user, rank);
+    if (other >= 0)
+        snprintf(out, out_size, "it is in %s, where it waits for rank %d", waited_kind(user, rank),
+                 other);
+}
+
+void fsdp_shared_observe(fsdp_transport *transport, fsdp_ctl *ctl)
+{
+    shared_transport *mine = (shared_transport *)transport;
+    mine->observed = ctl;
+    ctl->observer = (fsdp_ctl_observer){.note = note_call, .find = find_rank, .user = transport};
+}
+
+void fsdp_shared_unobserve(shared_transport *transport)
+{
+    if (transport->observed)
+        transport->observed->observer = (fsdp_ctl_observer){0};
+    transport->observed = NULL;
+}
