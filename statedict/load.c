@@ -641,28 +641,6 @@ static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_er
     }
 }
 
-static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
-{
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
-            return true;
-    return false;
-}
-
-/* Patterns that leave nothing to load are a mistake, whatever the checkpoint holds. */
-static fsdp_status require_selection(const load_job *job, fsdp_error *err)
-{
-    fsdp_filter *filter = NULL;
-    size_t count = fsdp_sd_count(job->sd);
-    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
-    bool selected = selects_any(filter, job->sd);
-    fsdp_filter_free(filter);
-    if (selected || count == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name of the state dict matches: none of %zu is selected", count);
-}
-
 /* What hooks want is compared when it is known. */
 static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
 {
@@ -670,7 +648,7 @@ static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
     if (job->hooks)
         return fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
-        st = require_selection(job, err);
+        st = fsdp_names_require(job->sd, job->opts->include, job->opts->exclude, err);
     return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
 }
 
@@ -716,14 +694,4 @@ fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const 
 {
     load_job job = {.hooks = hooks, .ctl = ctl};
     return run(&job, path, opts, err);
-}
-
-void fsdp_load_report_release(fsdp_load_report *report)
-{
-    fsdp_name_list missing = {report->missing, report->missing_count, 0};
-    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
-    fsdp_names_release(&missing);
-    fsdp_names_release(&unexpected);
-    fsdp_free(report->path);
-    *report = (fsdp_load_report){0};
 }

@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <fsdp/checkpoint.h>
+#include <fsdp/filter.h>
+
 bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size)
 {
     char shown[400];
@@ -45,6 +48,38 @@ bool fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *t
         fsdp_text_addf(text, "%s '%s'", i ? "," : "", names->items[i]);
     }
     return true;
+}
+
+static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
+            return true;
+    return false;
+}
+
+fsdp_status fsdp_names_require(const fsdp_sd *sd, const char *include, const char *exclude,
+                               fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    size_t count = fsdp_sd_count(sd);
+    FSDP_TRY(fsdp_filter_create(include, exclude, &filter, err));
+    bool selected = selects_any(filter, sd);
+    fsdp_filter_free(filter);
+    if (selected || count == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "no name of the state dict matches: none of %zu is selected", count);
+}
+
+void fsdp_load_report_release(fsdp_load_report *report)
+{
+    fsdp_name_list missing = {report->missing, report->missing_count, 0};
+    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
+    fsdp_names_release(&missing);
+    fsdp_names_release(&unexpected);
+    fsdp_free(report->path);
+    *report = (fsdp_load_report){0};
 }
 
 const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room)

@@ -1,8 +1,9 @@
-/* Lists of names, and shapes, for messages. */
+/* Lists of names, and shapes, for messages; and whether patterns select any name. */
 #ifndef FSDP_NAMES_H
 #define FSDP_NAMES_H
 
 #include "base/mem.h"
+#include <fsdp/sd.h>
 #include <fsdp/status.h>
 #include <fsdp/text.h>
 
@@ -17,6 +18,10 @@ void fsdp_names_release(fsdp_name_list *names);
 void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out);
 /* "; 2 missing: 'a', 'b'", nothing for an empty list; false when it got long and was cut. */
 bool fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *text);
+
+/* FSDP_ERR_USAGE when the state dict has names and the patterns (filter.h) select none: that is a mistake,
+ * whatever a checkpoint holds. */
+fsdp_status fsdp_names_require(const fsdp_sd *sd, const char *include, const char *exclude, fsdp_error *err);
 
 /* "[3, 4]" */
 const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room);

@@ -1,6 +1,6 @@
 /*
- * The first values of a root's parameters, whichever face made it: reproducible ones, the caller's, or rank 0's. Between steps; f32
- * masters of optimizers follow.
+ * The first values of a root's parameters, whichever face made it: reproducible ones, the caller's, or rank
+ * 0's. Between steps; f32 masters of optimizers follow.
  */
 #ifndef FSDP_ROOT_INIT_H
 #define FSDP_ROOT_INIT_H
@@ -22,8 +22,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64
  * A failure ends the call that it was given to. */
 typedef fsdp_status (*fsdp_param_fill)(void *context, const fsdp_param *param, const fsdp_box *box,
                                        void *data, fsdp_error *err);
-/* Local. fill is called per parameter for the elements that this rank holds, several times for a run of a flat
- * parameter (wrap.h) that is no box; in the same order on all ranks. Buffers stay as they are. */
+/* Local. fill is called per parameter for the elements that this rank holds, several times for a run of a
+ * flat parameter (wrap.h) that is no box; in the same order on all ranks. Buffers stay as they are. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context,
                                                  fsdp_error *err);
 /* Collective. All parameters and buffers as rank 0 has them: there, fill brings whole tensors; on the other

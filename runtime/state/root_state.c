@@ -1,6 +1,7 @@
 /*
  * Checkpoints of a root and its optimizer: the live dict (state_get.c) saved; a checkpoint matched as any
- * other dict (state_set.c), and loaded into the memory that is there (statedict/load_internal.h). See state.h.
+ * other dict (state_set.c), and loaded into the memory that is there (statedict/load_internal.h). See
+ * state.h.
  */
 #include "runtime/state/state_internal.h"
 

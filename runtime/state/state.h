@@ -1,6 +1,7 @@
 /*
- * State dicts of a root and its optimizers, whichever face made it: what get_state_dict and set_state_dict are in PyTorch. Names do
- * not depend on how the model is sharded, so that what one world gets another one sets.
+ * State dicts of a root and its optimizers, whichever face made it: what get_state_dict and set_state_dict
+ * are in PyTorch. Names do not depend on how the model is sharded, so that what one world gets another one
+ * sets.
  *
  *   model.<name>                       parameters, their further names as aliases, persistent buffers
  *   optim.state.<name>.<kind>          step (a 0-d f32 tensor), exp_avg, exp_avg_sq, momentum_buffer, master
@@ -30,8 +31,8 @@ typedef enum fsdp_state_part {
 /* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
 typedef struct fsdp_state_opts {
     fsdp_state_part part;
-    /* Whose state; NULL: all optimizers of the root, in the order in which they were made. Several are merged,
-     * and have no parameter in common. */
+    /* Whose state; NULL: all optimizers of the root, in the order in which they were made. Several are
+     * merged, and have no parameter in common. */
     fsdp_optim *const *optims;
     size_t optim_count;
     bool ignore_frozen;                /* parameters that need no gradient are neither in what is got, nor
@@ -41,7 +42,8 @@ typedef struct fsdp_state_opts {
                                         * data, the others an empty dict. set: nothing more to do here */
     bool broadcast_from_rank0;         /* set, with full_state_dict: rank 0 has the dict, the others any or
                                         * NULL */
-    bool partial;                      /* set: names may be missing, and model names unexpected [not strict] */
+    bool partial;                      /* set: names may be missing, and model names unexpected [not strict]
+                                        * */
     bool nested_optim;                 /* get: hyper-parameters as one list [not flatten_optimizer_state_dict]
                                         * set takes both forms */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
@@ -110,8 +112,8 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsd
 typedef struct fsdp_root_save_opts {
     fsdp_state_opts state;     /* which state, under which names. Not full_state_dict, cpu_offload and
                                 * broadcast_from_rank0, which are FSDP_ERR_USAGE: save.kind says how it is
-                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and does not go
-                                * with hybrid strategies */
+                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and does not
+                                * go with hybrid strategies */
     fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
     bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
                                 * save.step; nothing is overwritten */

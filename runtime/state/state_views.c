@@ -1,7 +1,7 @@
 /*
  * Declared parameters that lie in flat ones (wrap.h), as tensors of a state dict: under their own names and
- * shapes, in the memory of the flat tensor. A flat tensor is the flat parameter or a tensor of its optimizer's
- * state. state_get.c adds everything else.
+ * shapes, in the memory of the flat tensor. A flat tensor is the flat parameter or a tensor of its
+ * optimizer's state. state_get.c adds everything else.
  */
 #include "runtime/state/state_internal.h"
 

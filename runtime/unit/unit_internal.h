@@ -292,8 +292,10 @@ struct fsdp_root {
     bool is_evaluating;                /* forwards have no backward: their order is not noted */
     bool is_summoned;                  /* whole parameters are out (wrap_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
-    fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped it */
-    bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie in */
+    fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped it
+                                        * */
+    bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie in
+                                        * */
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;

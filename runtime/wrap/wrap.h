@@ -30,8 +30,8 @@
  *   sync_module_states                   fsdp_root_sync_from_rank0
  *
  * Optimizers ask their groups about declared parameters with use_orig_params, and do not step frozen or
- * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the first
- * that steps any of it uses it up, so what lies in one is for one of them.
+ * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the
+ * first that steps any of it uses it up, so what lies in one is for one of them.
  *
  * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
  * wrap alike. One fsdp_wrap is used by one thread at a time.
@@ -115,13 +115,15 @@ typedef struct fsdp_wrap_policy {
 
 typedef struct fsdp_wrap_opts {
     const fsdp_mesh *mesh;     /* connected, one dim, or replicas x shards. NULL: all ranks; for hybrid
-                                * strategies: hosts x the ranks of a host. A given one outlives the fsdp_wrap */
-    fsdp_wrap_unit_opts unit;    /* of every unit, unless the policy changes it */
-    fsdp_wrap_policy policy;     /* names and types are used until fsdp_wrap_create returns */
+                                * strategies: hosts x the ranks of a host. A given one outlives the
+                                * fsdp_wrap */
+    fsdp_wrap_unit_opts unit;  /* of every unit, unless the policy changes it */
+    fsdp_wrap_policy policy;   /* names and types are used until fsdp_wrap_create returns */
     bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
                                 * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
     bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
-                                * was given back, prefetches beyond that are left out [not limit_all_gathers] */
+                                * was given back, prefetches beyond that are left out [not
+                                * limit_all_gathers] */
     fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
     /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
      * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
@@ -134,7 +136,7 @@ typedef struct fsdp_wrap_opts {
  * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
-                                                 fsdp_wrap **wrap_out, fsdp_error *err);
+                                                   fsdp_wrap **wrap_out, fsdp_error *err);
 /* Free optimizers and state dicts first. Accepts NULL. */
 FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
 
@@ -166,7 +168,7 @@ FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
 /* Local, between steps. Until it is switched off, gradients are kept whole and added up; the next backward
  * after that reduces them [no_sync]. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
-                                                           fsdp_error *err);
+                                                             fsdp_error *err);
 
 /* What a communication hook gets: it replaces the reduction of one unit, with its division. */
 typedef struct fsdp_wrap_bucket {
@@ -180,15 +182,15 @@ typedef struct fsdp_wrap_bucket {
 /* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
  * ranks alike. It is not called where a unit has one rank. */
 typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
-                                         fsdp_error *err);
+                                           fsdp_error *err);
 /* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
-                                                             fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook,
+                                                               void *context, fsdp_error *err);
 /* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
-FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
-                                                fsdp_error *err);
-FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
-                                                fsdp_error *err);
+FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
+                                                  const fsdp_wrap_bucket *bucket, fsdp_error *err);
+FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
+                                                  const fsdp_wrap_bucket *bucket, fsdp_error *err);
 
 /* --- whole parameters ------------------------------------------------------------------------- */
 
@@ -206,12 +208,12 @@ typedef struct fsdp_wrap_summon_opts {
  * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
  * parameters follow.
  *
- * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without use_orig_params or
- * with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
+ * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without
+ * use_orig_params or with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
-                                                             const fsdp_wrap_summon_opts *opts,
-                                                             fsdp_error *err);
+                                                               const fsdp_wrap_summon_opts *opts,
+                                                               fsdp_error *err);
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
 
 /* --- keys of optimizer state ------------------------------------------------------------------ */
@@ -226,14 +228,14 @@ typedef struct fsdp_wrap_optim_input {
 typedef enum fsdp_wrap_key_type { FSDP_WRAP_PARAM_NAME = 0, FSDP_WRAP_PARAM_ID } fsdp_wrap_key_type;
 
 /*
- * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names, or positions in input (0, 1, ...). Borrows the memory of
- * sd's tensors. Keys of that type already stay as they are; of names that input lacks the state is left out.
- * FSDP_ERR_USAGE: keys of both types, or a position that input does not have. The lists `params` follow, and
- * are sorted.
+ * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names,
+ * or positions in input (0, 1, ...). Borrows the memory of sd's tensors. Keys of that type already stay as
+ * they are; of names that input lacks the state is left out. FSDP_ERR_USAGE: keys of both types, or a
+ * position that input does not have. The lists `params` follow, and are sorted.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
-                                                                 const fsdp_wrap_optim_input *input,
-                                                                 fsdp_sd **sd_out, fsdp_error *err);
+                                                              const fsdp_wrap_optim_input *input,
+                                                              fsdp_sd **sd_out, fsdp_error *err);
 
 #ifdef __cplusplus
 }

@@ -74,7 +74,8 @@ struct fsdp_wrap {
 fsdp_status fsdp_wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored, int64_t ranks,
                                  fsdp_error *err);
 void fsdp_wrap_flat_release(fsdp_wrap_flat *flat);
-const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);       /* its module, "root": before it has a unit */
+const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);       /* its module, "root": before it has a unit
+                                                                    * */
 int64_t fsdp_wrap_count(const fsdp_param *param);        /* elements of the whole */
 
 /* --- states ----------------------------------------------------------------------------------- */

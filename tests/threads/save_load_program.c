@@ -63,8 +63,7 @@ static fsdp_status run(const char *directory, fsdp_kind kind, bool compress, fsd
 {
     char path[4100];
     snprintf(path, sizeof path, "%s/%d-%d", directory, (int)kind, compress);
-    round_trip trip = {
-        .path = path, .load = {.threads = 2}, .variant = 1};
+    round_trip trip = {.path = path, .load = {.threads = 2}, .variant = 1};
     trip.save.kind = kind;
     trip.save.compress = compress;
     trip.save.threads = 2;

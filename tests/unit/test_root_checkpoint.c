@@ -2,10 +2,12 @@
  * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
  * names that are missing, dtypes that differ, and options that mean nothing there.
  */
+#include "base/io.h"
 #include "tests/unit/expect_toy.h"
 #include <fsdp/root_init.h>
 #include <fsdp/run.h>
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* --- where ------------------------------------------------------------------------------------ */
@@ -189,6 +191,51 @@ static fsdp_status save_unprefixed(toy *net, fsdp_error *err)
 Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
 {
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
+}
+
+/* --- how often it is read ------------------------------------------------------------------------- */
+
+static atomic_int manifest_opens;
+
+static int count_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
+{
+    static const char name[] = "/manifest.json";
+    size_t size = strlen(path), end = sizeof name - 1;
+    if (size > end && strcmp(path + size - end, name) == 0)
+        atomic_fetch_add(&manifest_opens, 1);
+    return fsdp_io_posix()->ops->open(io, path, flags, file_out);
+}
+
+/* Ranks that share memory open it once, for all; processes once each. */
+static fsdp_status load_once(toy *net, fsdp_error *err)
+{
+    fsdp_io_ops ops = *fsdp_io_posix()->ops;
+    fsdp_io io = {.ops = &ops};
+    fsdp_sd *own = NULL;
+    int64_t step, drawn[] = {1, 2};
+    char path[60];
+    ops.open = count_open;
+    fsdp_root_load_opts load = {.load.io = &io, .step = &step};
+    snprintf(path, sizeof path, "%s/once-%d", dir, fsdp_world_size(net->rank->world));
+    FSDP_TRY(make_own(net, 1, drawn, &own, err));
+    const fsdp_root_save_opts save = {.own = own};
+    FSDP_TRY(save_as(net, path, &save, err));
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
+    atomic_store(&manifest_opens, 0);
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
+    load.own = own;
+    FSDP_TRY(load_from(net, path, &load, err));
+    int opens = atomic_load(&manifest_opens);
+    fsdp_sd_free(own);
+    if (opens != 1)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the manifest was opened %d times", opens);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, a_load_reads_the_description_once)
+{
+    expect_net_on("cpu", (toy_case){1, {1}, {"dp"}, declare_net, load_once, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_once, NULL, {0}});
 }
 
 /* --- how it is stored --------------------------------------------------------------------------- */
