@@ -100,11 +100,6 @@ char *fsdp_strndup(const char *data, size_t size)
     return copy;
 }
 
-fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what)
-{
-    return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %s", what);
-}
-
 bool fsdp_add_overflow(int64_t a, int64_t b, int64_t *sum_out)
 {
     return __builtin_add_overflow(a, b, sum_out);

@@ -1,6 +1,7 @@
 /* Errors: text, class and errno in the caller's struct. See status.h. */
 #include <fsdp/status.h>
 
+#include "base/mem.h"
 #include <fsdp/text.h>
 
 #include <errno.h>
@@ -81,6 +82,11 @@ fsdp_status fsdp_fail(fsdp_error *err, fsdp_status status, const char *format, .
     set_text(err, status, 0, format, args);
     va_end(args);
     return status;
+}
+
+fsdp_status fsdp_fail_memory(fsdp_error *err, const char *what)
+{
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "cannot allocate memory for %s", what);
 }
 
 fsdp_status fsdp_fail_errno(fsdp_error *err, int errnum, const char *format, ...)

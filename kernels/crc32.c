@@ -51,11 +51,6 @@ uint32_t fsdp_crc32_add_c(uint32_t state, const uint8_t *data, size_t size)
     return state;
 }
 
-uint32_t fsdp_crc32(uint32_t crc, const void *data, size_t size)
-{
-    return ~fsdp_crc32_add_get()(~crc, data, size);
-}
-
 /* --- joining ---------------------------------------------------------------------------------- */
 
 static uint32_t multiply(uint32_t a, uint32_t b)

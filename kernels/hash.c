@@ -1,9 +1,7 @@
 /*
- * XXH3-128 as the compiler's base instructions give it, and the streaming hasher over whichever
- * variant was chosen. Values are kept in the canonical byte order, which does not depend on the
- * machine.
+ * XXH3-128 as the compiler's base instructions give it. Values are kept in the canonical byte order,
+ * which does not depend on the machine.
  */
-#include "base/mem.h"
 #include "kernels/variants.h"
 
 #define XXH_INLINE_ALL
@@ -45,35 +43,3 @@ const fsdp_hash_stream fsdp_hash_stream_c = {
     .add = add,
     .value = value,
 };
-
-/* A hasher is the state alone: pages, because XXH3 wants it aligned to 64 bytes. */
-fsdp_hasher *fsdp_hasher_create(void)
-{
-    fsdp_hasher *hasher = fsdp_alloc_pages(fsdp_hash_stream_get()->state_size);
-    if (!hasher)
-        return NULL;
-    memset(hasher, 0, fsdp_hash_stream_get()->state_size);
-    fsdp_hasher_reset(hasher);
-    return hasher;
-}
-
-void fsdp_hasher_free(fsdp_hasher *hasher)
-{
-    fsdp_free(hasher);
-}
-
-void fsdp_hasher_reset(fsdp_hasher *hasher)
-{
-    fsdp_hash_stream_get()->reset(hasher);
-}
-
-void fsdp_hasher_add(fsdp_hasher *hasher, const void *data, size_t size)
-{
-    if (size > 0)
-        fsdp_hash_stream_get()->add(hasher, data, size);
-}
-
-fsdp_hash fsdp_hasher_value(const fsdp_hasher *hasher)
-{
-    return fsdp_hash_stream_get()->value(hasher);
-}

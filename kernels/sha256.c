@@ -1,12 +1,9 @@
 /*
- * SHA-256 (FIPS 180-4): the digests that listings print on request. The padding and the buffering
- * are here, the block function in plain C too; kernels/x86/sha256_ni.c has the processor's.
+ * The block function of SHA-256 (FIPS 180-4) in plain C; kernels/x86/sha256_ni.c has the processor's.
  */
 #include "kernels/variants.h"
 
-#include <string.h>
-
-enum { BLOCK = 64, SIZE_AT = 56 };
+enum { BLOCK = 64 };
 
 static const uint32_t round_constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -27,14 +24,6 @@ static uint32_t rotate(uint32_t x, int n)
 static uint32_t read_big32(const uint8_t *data)
 {
     return (uint32_t)data[0] << 24 | (uint32_t)data[1] << 16 | (uint32_t)data[2] << 8 | data[3];
-}
-
-static void write_big32(uint8_t *data, uint32_t value)
-{
-    data[0] = (uint8_t)(value >> 24);
-    data[1] = (uint8_t)(value >> 16);
-    data[2] = (uint8_t)(value >> 8);
-    data[3] = (uint8_t)value;
 }
 
 static void expand_schedule(uint32_t w[64], const uint8_t *block)
@@ -78,52 +67,4 @@ void fsdp_sha256_blocks_c(uint32_t state[8], const uint8_t *data, size_t blocks)
 {
     for (size_t i = 0; i < blocks; i++)
         run_block(state, data + i * BLOCK);
-}
-
-void fsdp_sha256_init(fsdp_sha256 *sha)
-{
-    static const uint32_t start[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-    memcpy(sha->state, start, sizeof sha->state);
-    sha->size = 0;
-}
-
-void fsdp_sha256_add(fsdp_sha256 *sha, const void *data, size_t size)
-{
-    fsdp_sha256_blocks *run_blocks = fsdp_sha256_blocks_get();
-    const uint8_t *bytes = data;
-    size_t held = (size_t)(sha->size % BLOCK);
-    sha->size += size;
-    if (held + size >= BLOCK && held > 0) {
-        memcpy(sha->pending + held, bytes, BLOCK - held);
-        run_blocks(sha->state, sha->pending, 1);
-        bytes += BLOCK - held;
-        size -= BLOCK - held;
-        held = 0;
-    }
-    if (held == 0) {
-        run_blocks(sha->state, bytes, size / BLOCK);
-        bytes += size / BLOCK * BLOCK;
-        size %= BLOCK;
-    }
-    if (size > 0)
-        memcpy(sha->pending + held, bytes, size);
-}
-
-/* Works on a copy of the state, so that more can be added afterwards. */
-void fsdp_sha256_value(const fsdp_sha256 *sha, uint8_t digest_out[32])
-{
-    uint32_t state[8];
-    uint8_t tail[2 * BLOCK] = {0};
-    size_t held = (size_t)(sha->size % BLOCK);
-    size_t blocks = held < SIZE_AT ? 1 : 2;
-    memcpy(state, sha->state, sizeof state);
-    memcpy(tail, sha->pending, held);
-    tail[held] = 0x80;
-    uint64_t bits = sha->size * 8;
-    write_big32(tail + (blocks - 1) * BLOCK + SIZE_AT, (uint32_t)(bits >> 32));
-    write_big32(tail + (blocks - 1) * BLOCK + SIZE_AT + 4, (uint32_t)bits);
-    fsdp_sha256_blocks_get()(state, tail, blocks);
-    for (int i = 0; i < 8; i++)
-        write_big32(digest_out + 4 * i, state[i]);
 }

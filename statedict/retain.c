@@ -215,7 +215,7 @@ static fsdp_status count_good(retention *retain, size_t i, char *reason, fsdp_er
 /* Decides about a plain step directory. Old ones that a rule keeps are not even looked at. */
 static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error *err)
 {
-    bool newer;
+    bool newer = false;
     const fsdp_run_step *step = &retain->steps.items[i];
     if (!wants_newest(retain) && kept_by_rule(retain, step, reason))
         return FSDP_OK;

@@ -1,6 +1,6 @@
 /* Optimizers on the shards of a root. See optim.h. */
 #include "runtime/optim/optim_internal.h"
-#include "runtime/unit/work.h"
+#include "runtime/context/work.h"
 
 #include <math.h>
 #include <string.h>

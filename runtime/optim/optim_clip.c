@@ -4,7 +4,7 @@
  * whatever the meshes.
  */
 #include "runtime/optim/optim_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 
 #include <math.h>
 

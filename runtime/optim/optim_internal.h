@@ -6,7 +6,7 @@
 #ifndef FSDP_OPTIM_INTERNAL_H
 #define FSDP_OPTIM_INTERNAL_H
 
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 #include <fsdp/optim.h>
 
 typedef enum fsdp_optim_kind { FSDP_OPTIM_ADAMW, FSDP_OPTIM_SGD } fsdp_optim_kind;

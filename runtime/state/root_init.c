@@ -1,6 +1,6 @@
 /* The first values of parameters: reproducible ones, the user's, or rank 0's. See root_init.h. */
 #include "runtime/state/state_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 
 #include <math.h>
 #include <string.h>

@@ -32,7 +32,7 @@ static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
     for (size_t i = 0; root->declared != root->model && i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
             const fsdp_group *group = &root->units[i]->groups[g];
-            if (group->shard_dim >= 0 && group->replicate_dim >= 0)
+            if (group->roles.shard_dim >= 0 && group->roles.replicate_dim >= 0)
                 return fsdp_fail(err, FSDP_ERR_USAGE,
                                  "unit %s: local checkpoints do not go with hybrid strategies, "
                                  "sharded ones do",

@@ -3,7 +3,7 @@
  * it was asked for, its values whole (state_full.c) or copied. The mirror is state_set.c.
  */
 #include "runtime/state/state_internal.h"
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 
 #include <string.h>
 
@@ -18,15 +18,6 @@ typedef struct state_build {
     bool has_cast; /* some have to be filled from what is kept in another dtype */
     fsdp_text name;
 } state_build;
-
-fsdp_status fsdp_state_spell(fsdp_text *text, const fsdp_state_naming *naming, const char *name,
-                             fsdp_error *err)
-{
-    text->size = 0;
-    fsdp_text_addf(text, "%s%s%s%s%s", naming->prefix, naming->more, name, naming->what ? "." : "",
-                   naming->what ? naming->what : "");
-    return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
-}
 
 bool fsdp_state_is_cast(const fsdp_param *param)
 {
@@ -212,7 +203,7 @@ static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
     for (size_t i = 0; i < root->unit_count; i++)
         for (size_t g = 0; g < root->units[i]->group_count; g++) {
             fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_root_drop_gather(group);
+            fsdp_group_cancel_gather(group);
             FSDP_TRY(fsdp_group_reshard(group, err));
         }
     return FSDP_OK;

@@ -2,7 +2,7 @@
  * Parts of tensors on their way between boxes and ranks. A tensor goes piece by piece of its
  * row-major order through one buffer, however large it is.
  */
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 
 #include <string.h>

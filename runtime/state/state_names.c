@@ -8,6 +8,15 @@
 
 /* --- spelling --------------------------------------------------------------------------------- */
 
+fsdp_status fsdp_state_spell(fsdp_text *text, const fsdp_state_naming *naming, const char *name,
+                             fsdp_error *err)
+{
+    text->size = 0;
+    fsdp_text_addf(text, "%s%s%s%s%s", naming->prefix, naming->more, name, naming->what ? "." : "",
+                   naming->what ? naming->what : "");
+    return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+}
+
 /* The bytes of the name that are a submodule's prefix; negative when it is below none that is wanted. */
 static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
 {

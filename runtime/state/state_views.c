@@ -60,7 +60,7 @@ static fsdp_status add_buffer(const fsdp_state_view *view, fsdp_text *name, fsdp
     if (status == FSDP_OK)
         status = fsdp_state_spell(name, &view->naming, flat->name, err);
     if (status == FSDP_OK)
-        status = fsdp_sd_add_flat(sd, name->data, name->size, view->dtype, flat->group->mesh,
+        status = fsdp_sd_add_flat(sd, name->data, name->size, view->dtype, flat->group->roles.mesh,
                                   flat->model->world->rank, flat->padded * flat->group->shard_size,
                                   parts, n, view->data, err);
     fsdp_arena_release(&names);
@@ -82,9 +82,10 @@ static fsdp_status list_boxes(box_list *list, const fsdp_param *param, int rank,
     const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
     int64_t coord[FSDP_MAX_MESH_DIMS], begin, len;
     fsdp_box pieces[FSDP_BOX_PIECES];
-    if (!fsdp_mesh_coord(group->mesh, rank, coord))
+    if (!fsdp_mesh_coord(group->roles.mesh, rank, coord))
         return FSDP_OK;
-    fsdp_chunk(param->flat->shape[0], group->shard_size, coord[group->shard_dim], &begin, &len);
+    fsdp_chunk(param->flat->shape[0], group->shard_size, coord[group->roles.shard_dim], &begin,
+               &len);
     int64_t at = param->flat_at, behind = at + fsdp_box_count(&whole), end = begin + len;
     int64_t lo = at > begin ? at : begin, hi = behind < end ? behind : end;
     int n = lo < hi ? fsdp_box_cut(&whole, lo - at, hi - lo, pieces) : 0;

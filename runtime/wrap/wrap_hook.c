@@ -58,11 +58,11 @@ static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
     }
     *scatter = (fsdp_custom_collective){.user = wrap, .run = run_scatter};
     *all_reduce = (fsdp_custom_collective){.user = wrap, .run = run_all_reduce};
-    fsdp_free(unit->custom_reduce);
-    unit->custom_reduce = scatter;
-    unit->custom_all_reduce = all_reduce;
-    unit->forces_sum = true;
-    unit->divide_factor = 1;
+    fsdp_free(unit->settings.custom_reduce);
+    unit->settings.custom_reduce = scatter;
+    unit->settings.custom_all_reduce = all_reduce;
+    unit->settings.forces_sum = true;
+    unit->settings.divide_factor = 1;
     return FSDP_OK;
 }
 

@@ -14,7 +14,7 @@
 #ifndef FSDP_WRAP_INTERNAL_H
 #define FSDP_WRAP_INTERNAL_H
 
-#include "runtime/unit/root_internal.h"
+#include "runtime/step/step.h"
 #include "runtime/state/state_internal.h"
 #include <fsdp/wrap.h>
 #include <fsdp/text.h>

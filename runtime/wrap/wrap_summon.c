@@ -68,7 +68,7 @@ static fsdp_status gather_parts(const fsdp_param *flat, const void *own, void *w
                                   .unit = group->unit->name};
     memcpy(mine, own, bytes);
     memset(mine + bytes, 0, chunk - bytes);
-    FSDP_TRY(fsdp_group_context(group)->device->ops->sync(group->shard->last, err));
+    FSDP_TRY(group->context->device->ops->sync(group->shard->last, err));
     return fsdp_comm_run(group->shard->comm, &call, err);
 }
 

@@ -21,8 +21,8 @@ ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
                                    "formats/target.h"}}
 
 # The rooms of runtime, from the ground up: each may include those before it, and itself.
-ROOMS = ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "unit", "optim", "state",
-         "wrap"]
+ROOMS = ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param", "context",
+         "group", "step", "optim", "state", "wrap"]
 
 THIRD_PARTY = {
     "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",

@@ -2,7 +2,7 @@
 #ifndef FSDP_TESTS_WORLDS_H
 #define FSDP_TESTS_WORLDS_H
 
-#include "runtime/unit/unit_internal.h"
+#include "runtime/step/step.h"
 #include "runtime/launch/world_internal.h"
 #include "tests/support/rank_outcome.h"
 #include <fsdp/text.h>

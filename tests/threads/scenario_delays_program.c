@@ -75,21 +75,21 @@ static fsdp_status overwrite_free_blocks(fsdp_root *root, fsdp_error *err)
 {
     fsdp_memory_pool *pool = &root->context->memory;
     fsdp_block *blocks[MOST_FREE];
-    fsdp_stream *streams[MOST_FREE];
-    fsdp_lender lenders[MOST_FREE];
-    size_t sizes[MOST_FREE], n = 0;
-    for (fsdp_block *at = pool->free; at && n < MOST_FREE; at = at->next) {
-        streams[n] = at->stream;
-        lenders[n] = at->lender;
-        sizes[n++] = at->room;
-    }
+    fsdp_memory_request requests[MOST_FREE];
+    size_t n = 0;
+    for (fsdp_block *at = pool->free; at && n < MOST_FREE; at = at->next)
+        requests[n++] = (fsdp_memory_request){.class = FSDP_MEMORY_GRAD,
+                                              .stream = at->stream,
+                                              .allocator = at->allocator,
+                                              .size = at->room,
+                                              .owner = "a test"};
     for (size_t i = 0; i < n; i++)
-        FSDP_TRY(fsdp_memory_take(pool, FSDP_MEMORY_GRAD, streams[i], &lenders[i], sizes[i], 0,
-                                  "a test", &blocks[i], err));
+        FSDP_TRY(fsdp_memory_take(pool, &requests[i], &blocks[i], err));
     for (size_t i = 0; i < n; i++) {
-        const scribble_args args = {blocks[i]->data, sizes[i]};
-        late.submit(streams[i], scribble, &args, sizeof args);
-        fsdp_memory_give(pool, blocks[i], late.record(streams[i]));
+        const scribble_args args = {blocks[i]->data, requests[i].size};
+        fsdp_stream *stream = requests[i].stream;
+        late.submit(stream, scribble, &args, sizeof args);
+        fsdp_memory_give(pool, blocks[i], late.record(stream));
     }
     return FSDP_OK;
 }

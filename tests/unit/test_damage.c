@@ -302,7 +302,7 @@ static void look_at_blocks(int64_t damaged, int64_t block_rows)
         cr_assert_eq(st, block == damaged ? FSDP_ERR_DAMAGED : FSDP_OK, "%s", err.text);
         if (block != damaged)
             continue;
-        char words[80];
+        char words[112];
         snprintf(words, sizeof words, "block %lld is damaged: tensor 'w' rows %lld..%lld",
                  (long long)block, (long long)(block * block_rows),
                  (long long)(block == (ROWS - 1) / block_rows ? ROWS : (block + 1) * block_rows) -

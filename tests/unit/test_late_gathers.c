@@ -1,6 +1,6 @@
 /*
  * Gathers that were issued ahead, and what happens to their unit before it is due. On device cpu they are
- * made late (unit_gather.c); the outcome is that of device cpu-async, where they are under way by then.
+ * made late (group_gather.c); the outcome is that of device cpu-async, where they are under way by then.
  */
 #include "tests/unit/expect_toy.h"
 

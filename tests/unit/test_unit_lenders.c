@@ -246,7 +246,7 @@ static fsdp_status keep_buffers(layers *net, fsdp_error *err)
     FSDP_TRY(set_lenders(net, false, err));
     FSDP_TRY(train_with_sgd(&net->toy, net, err));
     int given = count_given(net);
-    fsdp_memory_return_lent(&net->toy.root->context->memory);
+    fsdp_memory_return_external(&net->toy.root->context->memory);
     toy_free(&net->toy);
     return expect(given > 0 && count_out(net) == given, "every buffer stays the lender's", err);
 }

@@ -459,11 +459,14 @@ static void *no_room(fsdp_transport *transport, size_t size)
 static fsdp_status take_often(fsdp_context *context, fsdp_comm *comm, size_t size, fsdp_error *err)
 {
     fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
-    const fsdp_lender lender = fsdp_lender_of_comm(comm);
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_REDUCE,
+                                         .stream = compute,
+                                         .allocator = fsdp_allocator_of_comm(comm),
+                                         .size = size,
+                                         .owner = "a test"};
     for (int i = 0; i < 3; i++) {
         fsdp_block *block;
-        FSDP_TRY(fsdp_memory_take(&context->memory, FSDP_MEMORY_REDUCE, compute, &lender, size, 0,
-                                  "a test", &block, err));
+        FSDP_TRY(fsdp_memory_take(&context->memory, &request, &block, err));
         fsdp_memory_give(&context->memory, block, compute->device->ops->record(compute));
     }
     return expect(count_free(&context->memory) == 1, "one block was enough", err);

@@ -1,0 +1,204 @@
+/* Work for streams. See work.h. */
+#include "runtime/context/work.h"
+
+#include "base/mem.h"
+
+static const fsdp_device_ops *ops_of(const fsdp_stream *stream)
+{
+    return stream->device->ops;
+}
+
+void fsdp_work_uses(fsdp_stream *stream, const void *data)
+{
+    if (ops_of(stream)->use && data)
+        ops_of(stream)->use(stream, data);
+}
+
+void fsdp_stream_follow(fsdp_stream *stream, fsdp_stream *after)
+{
+    if (stream != after)
+        ops_of(stream)->wait(stream, ops_of(after)->record(after));
+}
+
+/* --- rectangles ------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_rects_begin(fsdp_rect_list *list, size_t most, fsdp_error *err)
+{
+    if (list->last.stream)
+        FSDP_TRY(ops_of(list->last.stream)->sync(list->last, err));
+    list->count = 0;
+    if (!fsdp_grow(&list->items, &list->room, most, sizeof *list->items))
+        return fsdp_fail_memory(err, "a list of copies");
+    return FSDP_OK;
+}
+
+void fsdp_rects_add(fsdp_rect_list *list, const fsdp_rect *rect)
+{
+    if (rect->rows > 0 && rect->width > 0)
+        list->items[list->count++] = *rect;
+}
+
+void fsdp_rects_release(fsdp_rect_list *list)
+{
+    fsdp_free(list->items);
+    *list = (fsdp_rect_list){0};
+}
+
+fsdp_rect fsdp_rect_line(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type,
+                         int64_t count)
+{
+    return (fsdp_rect){.to = to,
+                       .from = from,
+                       .to_type = to_type,
+                       .from_type = from_type,
+                       .rows = 1,
+                       .width = count,
+                       .to_pitch = count,
+                       .from_pitch = count};
+}
+
+typedef struct rects_args {
+    const fsdp_rect *items;
+    size_t count;
+} rects_args;
+
+static fsdp_status copy_rects(void *args, fsdp_error *err)
+{
+    const rects_args *rects = args;
+    (void)err;
+    fsdp_rects_copy(rects->items, rects->count);
+    return FSDP_OK;
+}
+
+void fsdp_work_rects(fsdp_stream *stream, fsdp_rect_list *list)
+{
+    const rects_args args = {.items = list->items, .count = list->count};
+    for (size_t i = 0; i < list->count && ops_of(stream)->use; i++) {
+        fsdp_work_uses(stream, list->items[i].to);
+        fsdp_work_uses(stream, list->items[i].from);
+    }
+    ops_of(stream)->submit(stream, copy_rects, &args, sizeof args);
+    list->last = ops_of(stream)->record(stream);
+}
+
+/* --- collectives ------------------------------------------------------------------------------ */
+
+typedef struct collective_args {
+    fsdp_comm *comm;
+    fsdp_collective call;
+    fsdp_custom_collective custom;
+} collective_args;
+
+_Static_assert(sizeof(collective_args) <= FSDP_WORK_ARGS, "a collective fits into a stream's work");
+
+static fsdp_status run_collective(void *args, fsdp_error *err)
+{
+    const collective_args *work = args;
+    if (work->custom.run)
+        return work->custom.run(work->custom.user, work->comm, &work->call, err);
+    return fsdp_comm_run(work->comm, &work->call, err);
+}
+
+void fsdp_work_collective(fsdp_stream *stream, fsdp_ordered_comm *ordered,
+                          const fsdp_collective *call, const fsdp_custom_collective *custom)
+{
+    collective_args args = {.comm = ordered->comm, .call = *call};
+    if (custom)
+        args.custom = *custom;
+    ops_of(stream)->wait(stream, ordered->last);
+    fsdp_work_uses(stream, call->in);
+    fsdp_work_uses(stream, call->out);
+    ops_of(stream)->submit(stream, run_collective, &args, sizeof args);
+    ordered->last = ops_of(stream)->record(stream);
+}
+
+/* --- arithmetic ------------------------------------------------------------------------------- */
+
+typedef struct arithmetic_args {
+    void *to;
+    const void *from;
+    fsdp_dtype to_type, from_type;
+    int64_t count;
+    double number;
+} arithmetic_args;
+
+static void submit_arithmetic(fsdp_stream *stream, fsdp_work work, const arithmetic_args *args)
+{
+    fsdp_work_uses(stream, args->to);
+    fsdp_work_uses(stream, args->from);
+    ops_of(stream)->submit(stream, work, args, sizeof *args);
+}
+
+static fsdp_status divide(void *args, fsdp_error *err)
+{
+    const arithmetic_args *work = args;
+    (void)err;
+    fsdp_tensor_divide(work->to, work->to_type, (size_t)work->count, work->number);
+    return FSDP_OK;
+}
+
+void fsdp_work_divide(fsdp_stream *stream, void *data, fsdp_dtype dtype, int64_t count,
+                      double divisor)
+{
+    const arithmetic_args args = {.to = data, .to_type = dtype, .count = count, .number = divisor};
+    if (divisor != 1)
+        submit_arithmetic(stream, divide, &args);
+}
+
+static fsdp_status add(void *args, fsdp_error *err)
+{
+    const arithmetic_args *work = args;
+    (void)err;
+    fsdp_tensor_add(work->to, work->to_type, work->from, work->from_type, (size_t)work->count);
+    return FSDP_OK;
+}
+
+void fsdp_work_add(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
+                   fsdp_dtype from_type, int64_t count)
+{
+    const arithmetic_args args = {
+        .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
+    submit_arithmetic(stream, add, &args);
+}
+
+static fsdp_status cast(void *args, fsdp_error *err)
+{
+    const arithmetic_args *work = args;
+    (void)err;
+    const fsdp_rect line =
+        fsdp_rect_line(work->to, work->to_type, work->from, work->from_type, work->count);
+    fsdp_rects_copy(&line, work->count > 0);
+    return FSDP_OK;
+}
+
+void fsdp_work_cast(fsdp_stream *stream, void *to, fsdp_dtype to_type, const void *from,
+                    fsdp_dtype from_type, int64_t count)
+{
+    const arithmetic_args args = {
+        .to = to, .to_type = to_type, .from = from, .from_type = from_type, .count = count};
+    submit_arithmetic(stream, cast, &args);
+}
+
+/* --- the user's own --------------------------------------------------------------------------- */
+
+typedef struct hook_args {
+    fsdp_all_reduce_hook hook;
+    void *user, *data;
+    fsdp_dtype dtype;
+    int64_t count;
+} hook_args;
+
+static fsdp_status run_hook(void *args, fsdp_error *err)
+{
+    const hook_args *work = args;
+    return work->hook(work->user, work->data, work->dtype, work->count, err);
+}
+
+void fsdp_work_all_reduce_hook(fsdp_stream *stream, fsdp_all_reduce_hook hook, void *user,
+                               void *data, fsdp_dtype dtype, int64_t count)
+{
+    const hook_args args = {
+        .hook = hook, .user = user, .data = data, .dtype = dtype, .count = count};
+    fsdp_work_uses(stream, data);
+    ops_of(stream)->submit(stream, run_hook, &args, sizeof args);
+}

@@ -1,0 +1,481 @@
+/*
+ * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and "reshard".
+ *
+ *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in
+ *   all-gather  the flat buffer, in place                                                     all_gather
+ *   copy-out    every rank's part of every parameter to its place                             compute
+ *
+ * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
+ * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ *
+ * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
+ * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
+ */
+#include "runtime/group/group_internal.h"
+
+#include "base/mem.h"
+
+/* --- which streams, which ranks --------------------------------------------------------------- */
+
+/* Work that the caller has ordered by hand goes to the compute stream. */
+static bool uses_side_streams(const fsdp_group *group, bool is_async)
+{
+    return !is_async && (group->phase == FSDP_FORWARD || group->phase == FSDP_PRE_BACKWARD);
+}
+
+typedef struct gather_side {
+    fsdp_ordered_comm *ordered;
+    int parts, rank;
+} gather_side;
+
+static gather_side side_of(const fsdp_group *group)
+{
+    if (group->gather.is_of_slices)
+        return (gather_side){group->again, group->again_size, group->again_rank};
+    return (gather_side){group->shard, group->shard_size, group->shard_rank};
+}
+
+/* --- sizes ------------------------------------------------------------------------------------ */
+
+static size_t data_size(const fsdp_param *param)
+{
+    return fsdp_dtype_size(param->data_dtype);
+}
+
+static bool is_extended(const fsdp_group *group, const fsdp_param *param)
+{
+    return param->extension && !group->gather.is_of_slices;
+}
+
+/* Bytes that one of `parts` ranks brings for a parameter. */
+static size_t input_bytes(const fsdp_group *group, const fsdp_param *param, int parts)
+{
+    if (is_extended(group, param)) {
+        size_t bytes = 0;
+        for (size_t i = 0; i < param->extension->count; i++)
+            bytes += param->extension->sizes[i];
+        return bytes;
+    }
+    size_t whole = (size_t)fsdp_param_padded_count(param, group->shard_size) * data_size(param);
+    return whole / (size_t)parts;
+}
+
+static size_t all_input_bytes(const fsdp_group *group, int parts)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < group->count; i++)
+        bytes += input_bytes(group, group->params[i], parts);
+    return bytes;
+}
+
+/* --- copy-in ---------------------------------------------------------------------------------- */
+
+static void add_line(fsdp_rect_list *list, void *to, fsdp_dtype to_type, const void *from,
+                     fsdp_dtype from_type, int64_t count)
+{
+    const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, count);
+    fsdp_rects_add(list, &line);
+}
+
+/* The slices that were kept, or the padded shards. */
+static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_stream *stream)
+{
+    const unsigned char *kept = group->again_shard ? group->again_shard->data : NULL;
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        size_t bytes = input_bytes(group, param, parts);
+        if (group->gather.is_of_slices) {
+            add_line(&group->rects_in, at, FSDP_U8, kept, FSDP_U8, (int64_t)bytes);
+            kept += bytes;
+        } else if (param->extension) {
+            fsdp_work_pre_extension(stream, param, at);
+        } else {
+            add_line(&group->rects_in, at, param->data_dtype, param->shard, param->dtype,
+                     param->padded);
+        }
+        at += bytes;
+    }
+}
+
+static fsdp_status copy_in(fsdp_group *group, unsigned char *at, int parts, fsdp_stream *stream,
+                           fsdp_error *err)
+{
+    FSDP_TRY(fsdp_rects_begin(&group->rects_in, group->count, err));
+    list_inputs(group, at, parts, stream);
+    fsdp_work_rects(stream, &group->rects_in);
+    fsdp_trace_work(group, "copy_in", stream->name, (int64_t)all_input_bytes(group, parts));
+    return FSDP_OK;
+}
+
+/* --- all-gather ------------------------------------------------------------------------------- */
+
+static fsdp_collective call_of(const fsdp_group *group, const gather_side *side)
+{
+    unsigned char *all = group->gather.block->data;
+    size_t bytes = all_input_bytes(group, side->parts);
+    return (fsdp_collective){.kind = FSDP_ALL_GATHER,
+                             .dtype = group->wire,
+                             .in = all + (size_t)side->rank * bytes,
+                             .out = all,
+                             .count = (int64_t)(bytes / fsdp_dtype_size(group->wire)),
+                             .unit = group->name};
+}
+
+static bool has_extensions(const fsdp_group *group)
+{
+    for (size_t i = 0; i < group->count; i++)
+        if (group->params[i]->extension)
+            return true;
+    return false;
+}
+
+/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by hand is made
+ * at once, as not every rank may wait for it. */
+static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
+{
+    return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
+           !group->settings->custom_gather && !has_extensions(group);
+}
+
+static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stream)
+{
+    const fsdp_collective call = call_of(group, side);
+    if (!group->gather.is_late)
+        fsdp_work_collective(stream, side->ordered, &call, group->settings->custom_gather);
+    fsdp_trace_collective(group, side->ordered, &call, stream->name);
+}
+
+/* What the side streams need to know of the compute stream. */
+static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
+{
+    const fsdp_device_ops *ops = in->device->ops;
+    if (!group->resharded.stream)
+        return;
+    ops->wait(in, group->resharded);
+    ops->wait(out, group->resharded);
+    group->resharded = (fsdp_event){0};
+}
+
+/* The host waits until what was gathered before the last two has been given back: it may run ahead, but the
+ * memory of its gathers stays bounded. */
+static fsdp_status limit_gathers(fsdp_context *context, fsdp_error *err)
+{
+    if (!context->limits_gathers || context->freed_count < FSDP_MOST_GATHERS)
+        return FSDP_OK;
+    fsdp_event oldest = context->freed[0];
+    context->freed[0] = context->freed[1];
+    context->freed_count--;
+    return context->device->ops->sync(oldest, err);
+}
+
+static void note_freed(fsdp_context *context, fsdp_event event)
+{
+    if (context->freed_count == FSDP_MOST_GATHERS) {
+        context->freed[0] = context->freed[1];
+        context->freed_count--;
+    }
+    context->freed[context->freed_count++] = event;
+}
+
+static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
+{
+    fsdp_context *context = group->context;
+    FSDP_TRY(limit_gathers(context, err));
+    bool aside = uses_side_streams(group, is_async);
+    fsdp_stream *in = context->streams[aside ? FSDP_STREAM_COPY_IN : FSDP_STREAM_COMPUTE];
+    fsdp_stream *out = context->streams[aside ? FSDP_STREAM_ALL_GATHER : FSDP_STREAM_COMPUTE];
+    group->gather.is_of_slices = group->state == FSDP_IS_SHARDED_AGAIN;
+    const gather_side side = side_of(group);
+    size_t bytes = all_input_bytes(group, side.parts);
+    const fsdp_memory_request request = {
+        .class = FSDP_MEMORY_ALL_GATHER,
+        .stream = in,
+        .allocator = fsdp_group_allocator(group, group->settings->custom_gather, side.ordered),
+        .size = bytes * (size_t)side.parts,
+        .owner = group->name};
+    follow_reshard(group, in, out);
+    FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->gather.block, err));
+    context->gather_count++;
+    unsigned char *mine = (unsigned char *)group->gather.block->data + (size_t)side.rank * bytes;
+    FSDP_TRY(copy_in(group, mine, side.parts, in, err));
+    fsdp_stream_follow(out, in);
+    group->gather.is_late = side.parts > 1 && is_late(group, out, is_async);
+    if (side.parts > 1)
+        gather(group, &side, out);
+    group->gather.event = out->device->ops->record(out);
+    group->gather.parts = side.parts;
+    group->gather.is_async = is_async;
+    return FSDP_OK;
+}
+
+/* Who asks by hand for what is on its way gets it as if nothing had been: made now. */
+static void make_if_late(fsdp_group *group, bool is_async)
+{
+    const gather_side side = side_of(group);
+    if (!group->gather.block || !group->gather.is_late || uses_side_streams(group, is_async))
+        return;
+    const fsdp_collective call = call_of(group, &side);
+    fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
+    group->gather.event = compute->device->ops->record(compute);
+    group->gather.is_late = false;
+}
+
+fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err)
+{
+    make_if_late(group, is_async);
+    bool is_wanted = group->settings->unshards_in_backward || group->phase != FSDP_PRE_BACKWARD;
+    if (group->gather.block || group->state == FSDP_IS_UNSHARDED || group->count == 0 || !is_wanted)
+        return FSDP_OK;
+    fsdp_trace_group(group, "unshard");
+    return issue(group, is_async, err);
+}
+
+/* --- copy-out --------------------------------------------------------------------------------- */
+
+/* Where the parts of all ranks lie: one behind the other, or each by itself. */
+typedef struct gathered {
+    const unsigned char *flat;
+    size_t stride;
+    const void *const *parts; /* NULL: flat */
+} gathered;
+
+static const unsigned char *part_of(const gathered *from, int64_t part)
+{
+    return from->parts ? from->parts[part] : from->flat + (size_t)part * from->stride;
+}
+
+/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one behind the
+ * other in the parameter; along other dims they lie side by side. */
+static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathered *from,
+                         size_t at)
+{
+    int64_t parts = group->gather.parts;
+    bool behind = group->gather.is_of_slices || param->outer == 1;
+    int64_t rows = behind ? 1 : param->outer;
+    int64_t width = fsdp_param_padded_count(param, group->shard_size) / parts / rows;
+    for (int64_t part = 0; part < parts; part++)
+        fsdp_rects_add(&group->rects_out,
+                       &(fsdp_rect){.to = (unsigned char *)param->data +
+                                          (size_t)(part * width) * data_size(param),
+                                    .from = part_of(from, part) + at,
+                                    .to_type = param->data_dtype,
+                                    .from_type = param->data_dtype,
+                                    .rows = rows,
+                                    .width = width,
+                                    .to_pitch = width * parts,
+                                    .from_pitch = width});
+}
+
+static void list_all_outputs(fsdp_group *group, const gathered *from)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        if (!is_extended(group, param))
+            list_outputs(group, param, from, at);
+        at += input_bytes(group, param, group->gather.parts);
+    }
+}
+
+static size_t data_bytes(const fsdp_group *group, const fsdp_param *param)
+{
+    return (size_t)fsdp_param_padded_count(param, group->shard_size) * data_size(param);
+}
+
+/* One block for the parameters of the group, which find their places in it. */
+static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_context *context = group->context;
+    size_t bytes = 0, offset = 0;
+    for (size_t i = 0; i < group->count; i++)
+        bytes += data_bytes(group, group->params[i]);
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_UNSHARDED,
+                                         .stream = context->streams[FSDP_STREAM_COMPUTE],
+                                         .size = bytes,
+                                         .slack = group->count * FSDP_MEMORY_ALIGNMENT,
+                                         .owner = group->name};
+    if (!group->unsharded)
+        FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->unsharded, err));
+    for (size_t i = 0; i < group->count; i++) {
+        group->params[i]->data = (unsigned char *)group->unsharded->data + offset;
+        offset += fsdp_memory_align(data_bytes(group, group->params[i]));
+    }
+    return FSDP_OK;
+}
+
+static void extend(const fsdp_group *group, const gathered *from, fsdp_stream *compute)
+{
+    const unsigned char *at = from->flat;
+    for (size_t i = 0; i < group->count; i++) {
+        if (is_extended(group, group->params[i]))
+            fsdp_work_post_extension(compute, group->params[i], at, from->stride);
+        at += input_bytes(group, group->params[i], group->gather.parts);
+    }
+}
+
+static void copy_out_flat(fsdp_group *group, fsdp_stream *compute)
+{
+    const gathered from = {.flat = group->gather.block->data,
+                           .stride = all_input_bytes(group, group->gather.parts)};
+    list_all_outputs(group, &from);
+    fsdp_work_rects(compute, &group->rects_out);
+    extend(group, &from, compute);
+}
+
+static void copy_parts(void *user, const void *const *parts)
+{
+    fsdp_group *group = user;
+    list_all_outputs(group, &(gathered){.parts = parts});
+    fsdp_rects_copy(group->rects_out.items, group->rects_out.count);
+}
+
+/* The collective itself, whose view is the copy. */
+static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
+{
+    const gather_side side = side_of(group);
+    const fsdp_comm_view view = {.see = copy_parts, .user = group};
+    fsdp_collective call = call_of(group, &side);
+    call.view = &view;
+    fsdp_work_uses(compute, group->unsharded->data);
+    fsdp_work_collective(compute, side.ordered, &call, NULL);
+}
+
+static fsdp_status copy_out(fsdp_group *group, fsdp_stream *compute, fsdp_error *err)
+{
+    size_t parts = (size_t)group->gather.parts;
+    FSDP_TRY(fsdp_rects_begin(&group->rects_out, group->count * parts, err));
+    if (group->gather.is_late)
+        copy_out_late(group, compute);
+    else
+        copy_out_flat(group, compute);
+    fsdp_trace_work(group, "copy_out", compute->name,
+                    (int64_t)(all_input_bytes(group, (int)parts) * parts));
+    return FSDP_OK;
+}
+
+/* `read`: its last use. */
+static void give_gather(fsdp_group *group, fsdp_event read)
+{
+    fsdp_used_block used = {.block = group->gather.block, .event = read};
+    if (!used.block)
+        return;
+    fsdp_context_give_gather(group->context, &used);
+    group->gather = (fsdp_gather){0};
+}
+
+void fsdp_group_drop_gather(fsdp_group *group)
+{
+    group->context->gather_count -= group->gather.block != NULL;
+    give_gather(group, group->gather.event);
+}
+
+void fsdp_group_cancel_gather(fsdp_group *group)
+{
+    fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    compute->device->ops->wait(compute, group->gather.event);
+    fsdp_group_drop_gather(group);
+}
+
+static void give_again_shard(fsdp_group *group, fsdp_event read)
+{
+    fsdp_memory_give(&group->context->memory, group->again_shard, read);
+    group->again_shard = NULL;
+}
+
+/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and that gather
+ * overlap; in backward, and when the caller orders by hand, it goes at once. */
+fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_context *context = group->context;
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    const fsdp_device_ops *ops = compute->device->ops;
+    if (!group->gather.block)
+        return FSDP_OK;
+    if (group->phase == FSDP_FORWARD)
+        fsdp_context_flush_gather(context);
+    ops->wait(compute, group->gather.event);
+    fsdp_trace_work(group, "wait", compute->name, -1);
+    FSDP_TRY(take_unsharded(group, err));
+    FSDP_TRY(copy_out(group, compute, err));
+    fsdp_event read = ops->record(compute);
+    give_again_shard(group, read);
+    group->state = FSDP_IS_UNSHARDED;
+    context->gather_count--;
+    if (group->phase == FSDP_FORWARD && !group->gather.is_async) {
+        context->deferred = (fsdp_used_block){.block = group->gather.block, .event = read};
+        group->gather = (fsdp_gather){0};
+    } else {
+        give_gather(group, read);
+    }
+    return FSDP_OK;
+}
+
+/* --- reshard ---------------------------------------------------------------------------------- */
+
+static void give_unsharded(fsdp_group *group)
+{
+    fsdp_context *context = group->context;
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    for (size_t i = 0; i < group->count; i++)
+        group->params[i]->data = NULL;
+    if (group->settings->keeps_storage)
+        return;
+    fsdp_memory_give(&context->memory, group->unsharded, compute->device->ops->record(compute));
+    group->unsharded = NULL;
+}
+
+/* This rank's slice of every gathered parameter, so that fewer ranks can gather it again. */
+static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_context *context = group->context;
+    fsdp_stream *compute = context->streams[FSDP_STREAM_COMPUTE];
+    size_t bytes = 0;
+    for (size_t i = 0; i < group->count; i++)
+        bytes += data_bytes(group, group->params[i]) / (size_t)group->again_size;
+    FSDP_TRY(fsdp_rects_begin(&group->rects_in, group->count, err));
+    const fsdp_memory_request request = {
+        .class = FSDP_MEMORY_ALL_GATHER, .stream = compute, .size = bytes, .owner = group->name};
+    FSDP_TRY(fsdp_memory_take(&context->memory, &request, &group->again_shard, err));
+    unsigned char *to = group->again_shard->data;
+    for (size_t i = 0; i < group->count; i++) {
+        const fsdp_param *param = group->params[i];
+        size_t slice = data_bytes(group, param) / (size_t)group->again_size;
+        const unsigned char *from =
+            (const unsigned char *)param->data + (size_t)group->again_rank * slice;
+        add_line(&group->rects_in, to, FSDP_U8, from, FSDP_U8, (int64_t)slice);
+        to += slice;
+    }
+    fsdp_work_rects(compute, &group->rects_in);
+    return FSDP_OK;
+}
+
+static bool keeps_slices(const fsdp_group *group)
+{
+    return group->phase == FSDP_FORWARD &&
+           group->settings->reshard_after_forward > FSDP_RESHARD_ALWAYS && group->again;
+}
+
+fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
+{
+    fsdp_stream *compute = group->context->streams[FSDP_STREAM_COMPUTE];
+    bool slices = keeps_slices(group);
+    if (group->phase == FSDP_FORWARD &&
+        group->settings->reshard_after_forward == FSDP_RESHARD_NEVER)
+        return FSDP_OK;
+    if (group->state == FSDP_IS_SHARDED_AGAIN && !slices) {
+        compute->device->ops->wait(compute, group->gather.event); /* one that reads them, if any */
+        give_again_shard(group, compute->device->ops->record(compute));
+        group->state = FSDP_IS_SHARDED;
+    }
+    if (group->state != FSDP_IS_UNSHARDED)
+        return FSDP_OK;
+    if (slices)
+        FSDP_TRY(keep_slices(group, err));
+    give_unsharded(group);
+    group->state = slices ? FSDP_IS_SHARDED_AGAIN : FSDP_IS_SHARDED;
+    group->resharded = compute->device->ops->record(compute);
+    note_freed(group->context, group->resharded);
+    fsdp_trace_group(group, "reshard");
+    return FSDP_OK;
+}

@@ -1,0 +1,59 @@
+/*
+ * Where a group's buffers and gradients lie: in the device's memory, the communicator's, or that of a custom
+ * collective. And how whole gradients are given back.
+ */
+#include "runtime/group/group_internal.h"
+
+fsdp_allocator fsdp_group_allocator(const fsdp_group *group, const fsdp_custom_collective *custom,
+                                    const fsdp_ordered_comm *ordered)
+{
+    if (custom && custom->alloc)
+        return fsdp_allocator_of_custom(custom);
+    bool uses_comm = group->settings->takes_comm_memory && ordered;
+    return fsdp_allocator_of_comm(uses_comm ? ordered->comm : NULL);
+}
+
+bool fsdp_group_may_be_direct(const fsdp_group *group)
+{
+    const fsdp_group_settings *settings = group->settings;
+    const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
+    return compute->device->ops->is_at_once && settings->takes_comm_memory &&
+           !settings->custom_reduce && !settings->reduces_unused && group->shard_size > 1 &&
+           (fsdp_comm_abilities(group->reduce->comm) & FSDP_COMM_POOL);
+}
+
+fsdp_allocator fsdp_group_grad_allocator(const fsdp_group *group)
+{
+    return fsdp_allocator_of_comm(fsdp_group_may_be_direct(group) ? group->reduce->comm : NULL);
+}
+
+fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_group *group = param->group;
+    const fsdp_memory_request request = {.class = FSDP_MEMORY_GRAD,
+                                         .stream = fsdp_group_stream(group, FSDP_STREAM_COMPUTE),
+                                         .allocator = fsdp_group_grad_allocator(group),
+                                         .size = (size_t)fsdp_param_count(param) *
+                                                 fsdp_dtype_size(param->grad_dtype),
+                                         .owner = param->name};
+    return fsdp_memory_take(&group->context->memory, &request, &param->grad, err);
+}
+
+/* Behind all that the compute stream has so far. */
+static void give(const fsdp_group *group, fsdp_block *block)
+{
+    fsdp_group_give(group, block, fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_COMPUTE)));
+}
+
+void fsdp_param_drop_grad(fsdp_param *param)
+{
+    give(param->group, param->grad);
+    param->grad = NULL;
+    param->has_grad = false;
+}
+
+void fsdp_param_drop_kept(fsdp_param *param)
+{
+    give(param->group, param->kept);
+    param->kept = NULL;
+}

@@ -1,0 +1,307 @@
+/* Models and parameters as they are declared. See model.h. */
+#include "runtime/param/param.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include <fsdp/sd.h>
+
+/* --- models ----------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out, fsdp_error *err)
+{
+    fsdp_model *model = fsdp_alloc(1, sizeof *model);
+    if (!model)
+        return fsdp_fail_memory(err, "a model");
+    model->world = world;
+    *model_out = model;
+    return FSDP_OK;
+}
+
+static void free_param(fsdp_param *param)
+{
+    for (size_t i = 0; i < param->alias_count; i++)
+        fsdp_free(param->aliases[i]);
+    fsdp_free(param->aliases);
+    fsdp_free(param->extension);
+    fsdp_free(param->name);
+    fsdp_free(param);
+}
+
+void fsdp_model_free(fsdp_model *model)
+{
+    if (!model)
+        return;
+    for (size_t i = 0; i < model->unit_count; i++)
+        model->free_unit(model->units[i]);
+    for (size_t i = 0; i < model->count; i++)
+        free_param(model->params[i]);
+    fsdp_free(model->units);
+    fsdp_free(model->params);
+    fsdp_free(model);
+}
+
+size_t fsdp_model_count(const fsdp_model *model)
+{
+    return model->count;
+}
+
+fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i)
+{
+    return i < model->count ? model->params[i] : NULL;
+}
+
+static bool has_name(const fsdp_param *param, const char *name)
+{
+    if (strcmp(param->name, name) == 0)
+        return true;
+    for (size_t i = 0; i < param->alias_count; i++)
+        if (strcmp(param->aliases[i], name) == 0)
+            return true;
+    return false;
+}
+
+fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name)
+{
+    for (size_t i = 0; i < model->count; i++)
+        if (has_name(model->params[i], name))
+            return model->params[i];
+    return NULL;
+}
+
+bool fsdp_name_is_below(const char *name, const char *prefix)
+{
+    size_t size = strlen(prefix);
+    return size == 0 ||
+           (strncmp(name, prefix, size) == 0 && (name[size] == '.' || name[size] == '\0'));
+}
+
+bool fsdp_param_is_below(const fsdp_param *param, const char *prefix)
+{
+    bool is_below = fsdp_name_is_below(param->name, prefix);
+    for (size_t i = 0; i < param->alias_count && !is_below; i++)
+        is_below = fsdp_name_is_below(param->aliases[i], prefix);
+    return is_below;
+}
+
+/* --- declaring -------------------------------------------------------------------------------- */
+
+static fsdp_status check_name(const fsdp_model *model, const char *name, fsdp_error *err)
+{
+    if (!name[0] || strlen(name) > FSDP_MAX_NAME)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a parameter's name has 1 to %d bytes",
+                         FSDP_MAX_NAME);
+    if (model->root)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' comes too late: the root was made, the model is complete", name);
+    if (fsdp_model_find(model, name))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there are two parameters '%s'", name);
+    return FSDP_OK;
+}
+
+static fsdp_status check_declaration(const fsdp_model *model, const char *name, fsdp_dtype dtype,
+                                     int ndim, const int64_t *shape, fsdp_error *err)
+{
+    FSDP_TRY(check_name(model, name, err));
+    if (fsdp_dtype_size(dtype) == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no dtype that is known", name);
+    if (ndim > FSDP_PARAM_DIMS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims, at most %d are possible", name,
+                         ndim, FSDP_PARAM_DIMS);
+    fsdp_status status = fsdp_shape_check(ndim, shape, fsdp_dtype_size(dtype), err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "'%s'", name);
+    return status;
+}
+
+static fsdp_status add(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
+                       const int64_t *shape, fsdp_param **param_out, fsdp_error *err)
+{
+    FSDP_TRY(check_declaration(model, name, dtype, ndim, shape, err));
+    if (!fsdp_grow(&model->params, &model->room, model->count + 1, sizeof(fsdp_param *)))
+        return fsdp_fail_memory(err, name);
+    fsdp_param *param = fsdp_alloc(1, sizeof *param);
+    char *copy = param ? fsdp_strndup(name, strlen(name)) : NULL;
+    if (!copy) {
+        fsdp_free(param);
+        return fsdp_fail_memory(err, name);
+    }
+    *param = (fsdp_param){.model = model,
+                          .name = copy,
+                          .dtype = dtype,
+                          .data_dtype = dtype,
+                          .ndim = ndim,
+                          .requires_grad = fsdp_dtype_describe(dtype)->is_float};
+    if (ndim > 0)
+        memcpy(param->shape, shape, (size_t)ndim * sizeof *shape);
+    model->params[model->count++] = param;
+    *param_out = param;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
+                                 const int64_t *shape, fsdp_param **param_out, fsdp_error *err)
+{
+    fsdp_param *param;
+    if (ndim < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' has no dims and cannot be cut: give it the shape [1], or make it a "
+                         "buffer",
+                         name);
+    for (int i = 0; i < ndim && i < FSDP_PARAM_DIMS; i++)
+        if (shape[i] < 1)
+            return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no elements: its dim %d is %lld", name,
+                             i, (long long)shape[i]);
+    FSDP_TRY(add(model, name, dtype, ndim, shape, &param, err));
+    if (param_out)
+        *param_out = param;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_add_buffer(fsdp_model *model, const char *name, fsdp_dtype dtype, int ndim,
+                                  const int64_t *shape, bool is_persistent, fsdp_param **buffer_out,
+                                  fsdp_error *err)
+{
+    fsdp_param *param;
+    FSDP_TRY(add(model, name, dtype, ndim, shape, &param, err));
+    param->is_buffer = true;
+    param->is_persistent = is_persistent;
+    param->requires_grad = false;
+    if (buffer_out)
+        *buffer_out = param;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
+                                 fsdp_error *err)
+{
+    FSDP_TRY(check_name(model, name, err));
+    char **aliases = fsdp_realloc(param->aliases, param->alias_count + 1, sizeof *aliases);
+    if (!aliases)
+        return fsdp_fail_memory(err, name);
+    param->aliases = aliases;
+    aliases[param->alias_count] = fsdp_strndup(name, strlen(name));
+    if (!aliases[param->alias_count])
+        return fsdp_fail_memory(err, name);
+    param->alias_count++;
+    return FSDP_OK;
+}
+
+/* --- what a parameter is ---------------------------------------------------------------------- */
+
+const char *fsdp_param_name(const fsdp_param *param)
+{
+    return param->name;
+}
+
+size_t fsdp_param_alias_count(const fsdp_param *param)
+{
+    return param->alias_count;
+}
+
+const char *fsdp_param_alias(const fsdp_param *param, size_t i)
+{
+    return i < param->alias_count ? param->aliases[i] : NULL;
+}
+
+fsdp_dtype fsdp_param_dtype(const fsdp_param *param)
+{
+    return param->dtype;
+}
+
+fsdp_dtype fsdp_param_data_dtype(const fsdp_param *param)
+{
+    bool is_summoned = param->flat && param->flat->summoned;
+    return is_summoned ? param->dtype : param->data_dtype;
+}
+
+int fsdp_param_ndim(const fsdp_param *param)
+{
+    return param->ndim;
+}
+
+const int64_t *fsdp_param_shape(const fsdp_param *param)
+{
+    return param->shape;
+}
+
+bool fsdp_param_is_buffer(const fsdp_param *param)
+{
+    return param->is_buffer;
+}
+
+bool fsdp_param_requires_grad(const fsdp_param *param)
+{
+    return param->requires_grad;
+}
+
+const fsdp_layout *fsdp_param_layout(const fsdp_param *param)
+{
+    return param->mesh ? &param->layout : NULL;
+}
+
+/* --- settings --------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype, fsdp_error *err)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    if (param->model->root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': the dtype of gradients is set before the root",
+                         param->name);
+    if (!info || !info->is_float)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' cannot have gradients of %s", param->name,
+                         fsdp_dtype_name(dtype));
+    param->asked_grad_dtype = param->grad_dtype = dtype;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
+                                     fsdp_placement placement, fsdp_error *err)
+{
+    fsdp_tensor_place *place = param->places;
+    bool cuts = placement.kind != FSDP_REPLICATE;
+    if (param->unit)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': a placement is set before the unit is made",
+                         param->name);
+    if (cuts && (placement.dim < 0 || placement.dim >= param->ndim))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+                         param->name, param->ndim, placement.dim);
+    if (strlen(mesh_dim) > FSDP_MAX_MESH_NAME)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "no mesh dim is named '%s'", mesh_dim);
+    while (place < param->places + param->place_count && strcmp(place->dim, mesh_dim) != 0)
+        place++;
+    if (place == param->places + FSDP_MAX_MESH_DIMS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has placements on %d mesh dims already",
+                         param->name, FSDP_MAX_MESH_DIMS);
+    if (place == param->places + param->place_count)
+        param->place_count++;
+    strcpy(place->dim, mesh_dim);
+    place->placement = placement;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
+                                     fsdp_error *err)
+{
+    if (param->model->root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension is set before the root",
+                         param->name);
+    if (extension->count < 1 || extension->count > FSDP_MAX_EXTENSION_INPUTS)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s': an extension has 1 to %d inputs", param->name,
+                         FSDP_MAX_EXTENSION_INPUTS);
+    size_t sizes = extension->count * sizeof *extension->sizes;
+    fsdp_extension *copy = fsdp_alloc(1, sizeof *copy + sizes);
+    if (!copy)
+        return fsdp_fail_memory(err, param->name);
+    *copy = *extension;
+    copy->sizes = memcpy(copy + 1, extension->sizes, sizes);
+    fsdp_free(param->extension);
+    param->extension = copy;
+    return FSDP_OK;
+}
+
+void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user)
+{
+    param->hook = hook;
+    param->hook_user = user;
+}

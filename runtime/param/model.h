@@ -1,0 +1,108 @@
+/*
+ * A model as the runtime sees it: named parameters and buffers. Units take parameters by name prefix
+ * (unit.h), and fsdp_root_create (root.h) freezes the structure and allocates all memory. Before that a
+ * parameter is only a name, a dtype and a shape; unit.h has the pointers to its memory afterwards.
+ *
+ * All ranks declare the same model in the same order.
+ */
+#ifndef FSDP_MODEL_H
+#define FSDP_MODEL_H
+
+#include <fsdp/box.h>
+#include <fsdp/dtype.h>
+#include <fsdp/layout.h>
+#include <fsdp/world.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_model fsdp_model;
+typedef struct fsdp_param fsdp_param;
+
+/* Local. The world outlives the model. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_create(fsdp_world *world, fsdp_model **model_out,
+                                                    fsdp_error *err);
+/* Frees parameters, units and buffers; free the root first. Accepts NULL. */
+FSDP_API void fsdp_model_free(fsdp_model *model);
+
+/* Local. name: dotted, as in the module tree ("layers.0.weight"), used once. shape: global, 1 to 8 dims, each
+ * at least 1. The parameter is the model's. param_out may be NULL. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_param(fsdp_model *model, const char *name, fsdp_dtype dtype,
+                                                       int ndim, const int64_t *shape, fsdp_param **param_out,
+                                                       fsdp_error *err);
+/* A further name of a parameter that modules share: an alias in state dicts. Units go by its own name: where
+ * the other module is in another unit, that unit's hooks do not gather it. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_alias(fsdp_model *model, const char *name, fsdp_param *param,
+                                                       fsdp_error *err);
+/* A buffer: whole on every rank, never reduced. Only persistent ones are in state dicts. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_model_add_buffer(fsdp_model *model, const char *name, fsdp_dtype dtype,
+                                                        int ndim, const int64_t *shape, bool is_persistent,
+                                                        fsdp_param **buffer_out, fsdp_error *err);
+
+FSDP_API size_t fsdp_model_count(const fsdp_model *model);     /* parameters and buffers, in order */
+FSDP_API fsdp_param *fsdp_model_at(const fsdp_model *model, size_t i);
+/* Aliases, too; NULL when there is none. */
+FSDP_API fsdp_param *fsdp_model_find(const fsdp_model *model, const char *name);
+
+/* --- what a parameter is ---------------------------------------------------------------------- */
+
+FSDP_API const char *fsdp_param_name(const fsdp_param *param);
+FSDP_API size_t fsdp_param_alias_count(const fsdp_param *param);
+FSDP_API const char *fsdp_param_alias(const fsdp_param *param, size_t i);
+FSDP_API fsdp_dtype fsdp_param_dtype(const fsdp_param *param);         /* of shards, optimizer, state dicts */
+FSDP_API fsdp_dtype fsdp_param_data_dtype(const fsdp_param *param);    /* gathered */
+FSDP_API int fsdp_param_ndim(const fsdp_param *param);
+FSDP_API const int64_t *fsdp_param_shape(const fsdp_param *param);     /* global */
+FSDP_API bool fsdp_param_is_buffer(const fsdp_param *param);
+FSDP_API bool fsdp_param_requires_grad(const fsdp_param *param);
+
+/* The dtype of the parameter's gradient, before the root is made. Default: fsdp_param_data_dtype. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_grad_dtype(fsdp_param *param, fsdp_dtype dtype,
+                                                            fsdp_error *err);
+
+/*
+ * Tensor parallelism, before the parameter's unit is made: the placement on a mesh dim that is neither a
+ * shard nor a replicate dim of the unit (default: replicated there). Gathering then gives this rank's part of
+ * the tensor, and its box says which.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_placement(fsdp_param *param, const char *mesh_dim,
+                                                           fsdp_placement placement, fsdp_error *err);
+
+/* The layout over the unit's mesh, as state dicts have it; NULL before the root was made. */
+FSDP_API const fsdp_layout *fsdp_param_layout(const fsdp_param *param);
+
+/* Where one parameter is cut. */
+typedef struct fsdp_param_place {
+    int dim;                   /* tensor dim; negative: from the end. Other than 0 must divide evenly */
+    const fsdp_mesh *mesh;     /* NULL: the unit's. Parameters of several meshes are several groups */
+} fsdp_param_place;
+
+/* --- plug-ins of a parameter ------------------------------------------------------------------- */
+
+/* Called in end_backward for a parameter whose sharded gradient is complete. */
+typedef fsdp_status (*fsdp_grad_hook)(void *user, fsdp_param *param, fsdp_error *err);
+FSDP_API void fsdp_param_set_post_accumulate_hook(fsdp_param *param, fsdp_grad_hook hook, void *user);
+
+/*
+ * What goes over the wire instead of a parameter's shard, such as narrow numbers and their scales. `pre`
+ * fills `count` inputs, whose sizes are the same on all ranks (fixed when the extension is set), from the
+ * padded shard; `post` makes the parameter of what all ranks brought: input i of rank r lies at gathered[i] +
+ * r * stride bytes. Both on a stream's thread.
+ */
+typedef struct fsdp_extension {
+    void *user;
+    size_t count;              /* 1..8 */
+    const size_t *sizes;       /* bytes of each input, per rank */
+    fsdp_status (*pre)(void *user, const fsdp_param *param, const void *shard, void *const *inputs,
+                       fsdp_error *err);
+    fsdp_status (*post)(void *user, const fsdp_param *param, const void *const *gathered, size_t stride,
+                        void *data, fsdp_error *err);
+} fsdp_extension;
+FSDP_API FSDP_CHECKED fsdp_status fsdp_param_set_extension(fsdp_param *param, const fsdp_extension *extension,
+                                                           fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,62 @@
+/* The nearest of some names: see nearest_name.h. */
+#include "runtime/param/nearest_name.h"
+
+#include <string.h>
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* How many letters must be changed, added, or left out. One row of the table is kept. */
+static int distance_between(const char *a, size_t size_a, const char *b, size_t size_b)
+{
+    int row[FSDP_NEAREST_NAME + 1];
+    for (size_t k = 0; k <= size_b; k++)
+        row[k] = (int)k;
+    for (size_t i = 1; i <= size_a; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t k = 1; k <= size_b; k++) {
+            int change = diagonal + (a[i - 1] != b[k - 1]);
+            diagonal = row[k];
+            row[k] = least(change, 1 + least(row[k], row[k - 1]));
+        }
+    }
+    return row[size_b];
+}
+
+void fsdp_nearest_name_offer(fsdp_nearest_name *nearest, const char *name, size_t size)
+{
+    size_t wanted = strlen(nearest->wanted);
+    if (size == 0 || size > FSDP_NEAREST_NAME || wanted > FSDP_NEAREST_NAME)
+        return;
+    int distance = distance_between(nearest->wanted, wanted, name, size);
+    if (nearest->name[0] && distance >= nearest->distance)
+        return;
+    nearest->distance = distance;
+    memcpy(nearest->name, name, size);
+    nearest->name[size] = '\0';
+}
+
+static void offer_modules_of(fsdp_nearest_name *nearest, const char *name)
+{
+    for (const char *dot = strchr(name, '.'); dot; dot = strchr(dot + 1, '.'))
+        fsdp_nearest_name_offer(nearest, name, (size_t)(dot - name));
+}
+
+void fsdp_nearest_name_offer_param(fsdp_nearest_name *nearest, const fsdp_param *param)
+{
+    const char *name = fsdp_param_name(param);
+    fsdp_nearest_name_offer(nearest, name, strlen(name));
+    for (size_t i = 0; (name = fsdp_param_alias(param, i)) != NULL; i++)
+        fsdp_nearest_name_offer(nearest, name, strlen(name));
+}
+
+void fsdp_nearest_name_offer_modules(fsdp_nearest_name *nearest, const fsdp_param *param)
+{
+    const char *name = fsdp_param_name(param);
+    offer_modules_of(nearest, name);
+    for (size_t i = 0; (name = fsdp_param_alias(param, i)) != NULL; i++)
+        offer_modules_of(nearest, name);
+}

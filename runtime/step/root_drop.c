@@ -1,0 +1,47 @@
+/* The gathers, reductions and order of a root's step are waited for and given back. */
+#include "runtime/step/step_internal.h"
+
+static void move_place(fsdp_group *group, size_t from, size_t to)
+{
+    for (size_t i = 0; i < group->order_count; i++)
+        if (group->order[i] == from)
+            group->order[i] = to;
+}
+
+/* The forwards of this root are over; another root's on the same context move up, as roots that take turns
+ * may never all be between steps. */
+static void clear_order(fsdp_root *root)
+{
+    fsdp_context *context = root->context;
+    size_t kept = 0;
+    for (size_t i = 0; i < context->order_count; i++) {
+        fsdp_group *group = context->order[i];
+        if (group->unit->root == root)
+            continue;
+        move_place(group, i, kept);
+        context->order[kept++] = group;
+    }
+    context->order_count = kept;
+}
+
+void fsdp_root_wait_reductions(fsdp_root *root)
+{
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            fsdp_group *group = &root->units[i]->groups[g];
+            fsdp_group_wait_reduced(group);
+            fsdp_group_cancel_gather(group);
+            group->order_count = 0;
+        }
+    clear_order(root);
+    fsdp_context_limit_inputs(root->context, 0);
+    fsdp_context_give_all_reduced(root->context);
+}
+
+void fsdp_root_drop_all(fsdp_root *root)
+{
+    fsdp_context_flush_gather(root->context);
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            fsdp_group_drop(&root->units[i]->groups[g]);
+}

@@ -1,0 +1,124 @@
+/*
+ * Units, roots and the training step.
+ *
+ *   unit.c            units are made; unit_set.c: their setters; unit_groups.c: their groups
+ *   unit_hooks.c      the hooks: phases, order, prefetch
+ *   root.c            the structure is frozen, memory appears; root_context.c: contexts are shared
+ *   root_step.c       a step begins and ends; root_drop.c: what it has made is given back
+ *   root_error.c      the first failure stays; root_check.c, root_comm.c: do all ranks do the same?
+ *   root_values.c     parameters without values
+ *   param_memory.c    the pointers to parameters that callers get
+ *
+ * In: the public calls of unit.h and root.h. Out: calls on the groups of runtime/group in the order that
+ * docs/flow_step.md describes; for the rooms above, the structs below and the functions at the end.
+ * Callers: runtime/optim, runtime/state and runtime/wrap between steps; programs, through public headers.
+ */
+#ifndef FSDP_STEP_H
+#define FSDP_STEP_H
+
+#include "runtime/group/group.h"
+#include <fsdp/root.h>
+
+/* --- units ------------------------------------------------------------------------------------ */
+
+struct fsdp_unshard_handle { fsdp_unit *unit; };
+
+/* When the unit whose backward comes next is gathered: before this one's mathematics, or after them. */
+typedef enum fsdp_prefetch_time {
+    FSDP_PREFETCH_BEFORE,
+    FSDP_PREFETCH_AFTER,
+    FSDP_PREFETCH_NEVER
+} fsdp_prefetch_time;
+
+struct fsdp_unit {
+    fsdp_model *model;
+    fsdp_root *root;                   /* NULL before it was made */
+    char *name;                        /* members joined by ", "; "root" */
+    char **prefixes;
+    size_t member_count;
+    fsdp_unit_opts opts;
+    char *shard_dims, *replicate_dims; /* copies of the opts' */
+    bool is_root;
+    fsdp_param **params;
+    size_t param_count, param_room;
+    fsdp_group *groups;
+    size_t group_count;
+    fsdp_group_settings settings;
+    fsdp_unshard_handle handle;
+
+    bool is_async;                     /* gathers run on the compute stream */
+    int max_inputs;                    /* of reductions in flight */
+    fsdp_unit **forward_prefetch, **backward_prefetch;
+    size_t forward_prefetch_count, backward_prefetch_count;
+    fsdp_prefetch_time backward_prefetch_time;
+    bool prefetches_next;              /* the unit that followed in the first forward is gathered ahead */
+    bool was_seen;                     /* it had a forward */
+    fsdp_phase phase;
+    bool *to_run, *to_return;          /* members whose forward, backward is to come; NULL for one member */
+    bool *has_run;                     /* members that ran in the last forward; the same */
+    size_t to_run_count, to_return_count;
+};
+
+/* --- roots ------------------------------------------------------------------------------------ */
+
+struct fsdp_finalize_handle {
+    fsdp_root *root;
+    bool was_reset;                    /* its end of backward was dropped */
+};
+
+struct fsdp_root {
+    fsdp_model *model;
+    fsdp_world *world;
+    fsdp_context *context;
+    fsdp_root *next_sharing;           /* of the context's */
+    fsdp_unit **units;                 /* root first */
+    size_t unit_count;
+    fsdp_unit *unit;
+    fsdp_block *buffers;
+    int64_t step;
+    uint64_t backwards;                /* that have ended: newer ones bring other gradients */
+    bool is_in_forward, is_in_backward;
+    bool is_unfinished;                /* a backward has ended whose reductions were not waited for */
+    bool is_evaluating;                /* forwards have no backward: their order is not noted */
+    bool is_summoned;                  /* whole parameters are out (wrap_summon.c): no step begins */
+    fsdp_unit *last_seen;              /* the last one that had its first forward */
+    fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped
+                                        * it */
+    bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie
+                                        * in */
+    bool is_last_backward, is_manual, has_post_optim_event;
+    fsdp_event post_optim_event;
+    fsdp_finalize_handle handle;
+    struct fsdp_optim *optims;         /* their masters follow values that are set */
+    fsdp_text events;                  /* of this step, a line each; with --check only */
+    fsdp_error pending;                /* a pointer asked for in a wrong state: of the next call */
+    fsdp_error failure;                /* the first failure: of every later call */
+};
+
+/* --- for the rooms above ---------------------------------------------------------------------- */
+
+/* At the beginning of every call on a root: an earlier failure, or the pending error, which is cleared. */
+fsdp_status fsdp_root_ready(fsdp_root *root, fsdp_error *err);
+/* At its end: errors of streams. A failure of any kind is kept, and aborts the root's communicators. */
+fsdp_status fsdp_root_done(fsdp_root *root, fsdp_status status, fsdp_error *err);
+/* FSDP_ERR_USAGE for `call`, which reads the reduced gradients, before the compute stream has waited for all
+ * of them. */
+fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsdp_error *err);
+/* FSDP_ERR_USAGE for `call` while parameters of the unit, or NULL: of the root, have no values. */
+fsdp_status fsdp_root_check_values(const fsdp_root *root, const fsdp_unit *unit, const char *call,
+                                   fsdp_error *err);
+void fsdp_root_note_values(const fsdp_root *root);     /* all have them */
+
+/* A floating type, or FSDP_DTYPE_NONE; option: its name, for the error. */
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err);
+
+/* The communicator of the widest mesh of the root's units, which contains the others, for collectives of the
+ * host: waits first for the streams' work on it. NULL when that mesh was not connected. */
+fsdp_status fsdp_root_widest_comm(fsdp_root *root, fsdp_ordered_comm **ordered_out, fsdp_error *err);
+/* The same for `call`, which needs all ranks of the world. NULL, and no error, in a world of one. */
+fsdp_status fsdp_root_world_comm(fsdp_root *root, const char *call, fsdp_ordered_comm **ordered_out,
+                                 fsdp_error *err);
+/* A world rank's position in the communicator: meshes may order their ranks differently. */
+int fsdp_ordered_comm_position(const fsdp_ordered_comm *ordered, int rank);
+
+#endif

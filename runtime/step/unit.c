@@ -1,0 +1,350 @@
+/* Units are made. See unit.h; unit_set.c tells them how to behave. */
+#include "runtime/step/step_internal.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "runtime/param/nearest_name.h"
+#include <fsdp/text.h>
+
+fsdp_unit_opts fsdp_unit_opts_default(const fsdp_mesh *mesh)
+{
+    return (fsdp_unit_opts){.mesh = mesh,
+                            .reshard_after_forward = FSDP_RESHARD_AUTO,
+                            .cast_forward_inputs = true,
+                            .pin = true};
+}
+
+/* --- which parameters ------------------------------------------------------------------------- */
+
+static bool belongs(const fsdp_unit *unit, const fsdp_param *param)
+{
+    for (size_t i = 0; i < unit->member_count; i++)
+        if (fsdp_name_is_below(param->name, unit->prefixes[i]))
+            return true;
+    return false;
+}
+
+fsdp_status fsdp_option_check_float(const char *option, fsdp_dtype dtype, fsdp_error *err)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    if (dtype == FSDP_DTYPE_NONE || (info && info->is_float))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "%s cannot be %s, which is no floating type", option,
+                     fsdp_dtype_name(dtype));
+}
+
+static fsdp_status choose_dtype(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_unit_opts *opts = &unit->opts;
+    fsdp_dtype dtype = FSDP_DTYPE_NONE;
+    if (opts->param_dtype_of)
+        dtype = opts->param_dtype_of(opts->user, param);
+    if (dtype == FSDP_DTYPE_NONE)
+        dtype = opts->param_dtype;
+    if (dtype != FSDP_DTYPE_NONE && dtype != opts->param_dtype && dtype != param->dtype)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "param_dtype_of gives %s for '%s', which is neither the unit's param_dtype "
+            "nor the parameter's own",
+            fsdp_dtype_name(dtype), param->name);
+    param->data_dtype = param->dtype;
+    if (dtype != FSDP_DTYPE_NONE && fsdp_dtype_describe(param->dtype)->is_float)
+        param->data_dtype = dtype;
+    bool is_asked = param->asked_grad_dtype != FSDP_DTYPE_NONE;
+    param->grad_dtype = is_asked ? param->asked_grad_dtype : param->data_dtype;
+    return FSDP_OK;
+}
+
+static fsdp_status choose_cut(const fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
+{
+    const fsdp_unit_opts *opts = &unit->opts;
+    param->cut = (fsdp_param_place){.mesh = opts->mesh};
+    if (opts->placement)
+        opts->placement(opts->user, param, &param->cut);
+    if (param->cut.dim < 0)
+        param->cut.dim += param->ndim;
+    if (param->cut.dim < 0 || param->cut.dim >= param->ndim)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has %d dims and cannot be cut along dim %d",
+                         param->name, param->ndim, param->cut.dim);
+    if (!param->cut.mesh)
+        param->cut.mesh = opts->mesh;
+    return FSDP_OK;
+}
+
+static fsdp_status take_param(fsdp_unit *unit, fsdp_param *param, fsdp_error *err)
+{
+    if (unit->opts.ignore && unit->opts.ignore(unit->opts.user, param)) {
+        param->is_ignored = true;
+        param->ignored_by = unit;
+        return FSDP_OK;
+    }
+    if (!fsdp_grow(&unit->params, &unit->param_room, unit->param_count + 1, sizeof(fsdp_param *)))
+        return fsdp_fail_memory(err, unit->name);
+    unit->params[unit->param_count++] = param;
+    param->unit = unit;
+    FSDP_TRY(choose_dtype(unit, param, err));
+    return choose_cut(unit, param, err);
+}
+
+static fsdp_status take_params(fsdp_unit *unit, fsdp_error *err)
+{
+    const fsdp_model *model = unit->model;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_param *param = model->params[i];
+        if (!param->unit && !param->is_buffer && !param->is_ignored && belongs(unit, param))
+            FSDP_TRY(take_param(unit, param, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- creating --------------------------------------------------------------------------------- */
+
+static fsdp_status join_names(fsdp_unit *unit, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    for (size_t i = 0; i < unit->member_count; i++)
+        fsdp_text_addf(&text, "%s%s", i > 0 ? ", " : "", unit->prefixes[i]);
+    fsdp_text_add(&text, "", 1);
+    if (text.failed)
+        return fsdp_fail_memory(err, "a unit");
+    unit->name = fsdp_strndup(text.data, strlen(text.data));
+    fsdp_text_release(&text);
+    return unit->name ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status copy_text(const char *text, char **copy_out, fsdp_error *err)
+{
+    if (!text)
+        return FSDP_OK;
+    *copy_out = fsdp_strndup(text, strlen(text));
+    return *copy_out ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status copy_opts(fsdp_unit *unit, const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    unit->opts = *opts;
+    FSDP_TRY(copy_text(opts->shard_dims, &unit->shard_dims, err));
+    FSDP_TRY(copy_text(opts->replicate_dims, &unit->replicate_dims, err));
+    unit->opts.shard_dims = unit->shard_dims;
+    unit->opts.replicate_dims = unit->replicate_dims;
+    return FSDP_OK;
+}
+
+static fsdp_status copy_members(fsdp_unit *unit, const char *const *prefixes, size_t n,
+                                fsdp_error *err)
+{
+    unit->prefixes = fsdp_alloc(n, sizeof *unit->prefixes);
+    if (!unit->prefixes)
+        return fsdp_fail_memory(err, "a unit");
+    for (; unit->member_count < n; unit->member_count++)
+        FSDP_TRY(copy_text(prefixes[unit->member_count], &unit->prefixes[unit->member_count], err));
+    if (n == 1)
+        return FSDP_OK;
+    unit->to_run = fsdp_alloc(n, sizeof *unit->to_run);
+    unit->to_return = fsdp_alloc(n, sizeof *unit->to_return);
+    unit->has_run = fsdp_alloc(n, sizeof *unit->has_run);
+    bool has_all = unit->to_run && unit->to_return && unit->has_run;
+    return has_all ? FSDP_OK : fsdp_fail_memory(err, "a unit");
+}
+
+static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_option_check_float("param_dtype", opts->param_dtype, err));
+    FSDP_TRY(fsdp_option_check_float("reduce_dtype", opts->reduce_dtype, err));
+    return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
+}
+
+/* The second unit of a module would find nothing left for it. */
+static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    for (size_t i = 0; i < model->unit_count; i++)
+        for (size_t m = 0; m < model->units[i]->member_count; m++)
+            if (strcmp(model->units[i]->prefixes[m], prefix) == 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is in unit '%s' already", prefix,
+                                 model->units[i]->name);
+    return FSDP_OK;
+}
+
+/* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. A module
+ * that has only what others share with it, or buffers, is one, too. */
+static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
+{
+    fsdp_nearest_name nearest = {.wanted = prefix};
+    bool is_there = prefix[0] == '\0';
+    for (size_t i = 0; i < model->count && !is_there; i++)
+        is_there = fsdp_param_is_below(model->params[i], prefix);
+    if (is_there)
+        return FSDP_OK;
+    for (size_t i = 0; i < model->count; i++) {
+        fsdp_nearest_name_offer_modules(&nearest, model->params[i]);
+        fsdp_nearest_name_offer_param(&nearest, model->params[i]);
+    }
+    if (nearest.name[0] == '\0')
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s' has no parameters: they are declared before it", prefix);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "unit '%s' has no parameters: no name is that or lies below it, the nearest "
+                     "one is '%s'",
+                     prefix, nearest.name);
+}
+
+static fsdp_status check_opts(const fsdp_model *model, const char *const *prefixes, size_t n,
+                              const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    const char *first = n > 0 ? prefixes[0] : "";
+    if (n < 1)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a unit has at least one member");
+    if (model->root)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' comes too late: the root was made", first);
+    if (!opts->mesh)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has no mesh", first);
+    if (opts->reshard_after_forward < FSDP_RESHARD_AUTO)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "unit '%s': reshard_after_forward is %d; it is AUTO, NEVER, ALWAYS or a "
+                         "number of ranks",
+                         first, opts->reshard_after_forward);
+    for (size_t i = 0; i < n; i++)
+        for (size_t j = 0; j < i; j++)
+            if (strcmp(prefixes[i], prefixes[j]) == 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE, "unit '%s' has the member '%s' twice", first,
+                                 prefixes[i]);
+    fsdp_status status = check_dtypes(opts, err);
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "unit '%s'", first);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_prefix(model, prefixes[i], err);
+    for (size_t i = 0; i < n && status == FSDP_OK; i++)
+        status = check_is_free(model, prefixes[i], err);
+    return status;
+}
+
+static void set_defaults(fsdp_unit *unit)
+{
+    unit->settings =
+        (fsdp_group_settings){.reduces = true,
+                              .all_reduces = true,
+                              .reshards_after_backward = true,
+                              .unshards_in_backward = true,
+                              .offloads = unit->opts.offload,
+                              .reshard_after_forward = unit->opts.reshard_after_forward,
+                              .reduce_dtype = unit->opts.reduce_dtype};
+    unit->max_inputs = 1;
+    unit->handle.unit = unit;
+}
+
+static fsdp_status fill(fsdp_unit *unit, const char *const *prefixes, size_t n,
+                        const fsdp_unit_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(copy_opts(unit, opts, err));
+    FSDP_TRY(copy_members(unit, prefixes, n, err));
+    FSDP_TRY(join_names(unit, err));
+    set_defaults(unit);
+    FSDP_TRY(take_params(unit, err));
+    return fsdp_unit_check_meshes(unit, err);
+}
+
+fsdp_status fsdp_unit_create_list(fsdp_model *model, const char *const *prefixes, size_t n,
+                                  const fsdp_unit_opts *opts, fsdp_unit **unit_out, fsdp_error *err)
+{
+    FSDP_TRY(check_opts(model, prefixes, n, opts, err));
+    if (!fsdp_grow(&model->units, &model->unit_room, model->unit_count + 1, sizeof(fsdp_unit *)))
+        return fsdp_fail_memory(err, "a unit");
+    fsdp_unit *unit = fsdp_alloc(1, sizeof *unit);
+    if (!unit)
+        return fsdp_fail_memory(err, "a unit");
+    unit->model = model;
+    model->free_unit = fsdp_unit_free;
+    fsdp_status status = fill(unit, prefixes, n, opts, err);
+    if (status != FSDP_OK) {
+        fsdp_unit_free(unit);
+        return status;
+    }
+    model->units[model->unit_count++] = unit;
+    if (unit_out)
+        *unit_out = unit;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_unit_opts *opts,
+                             fsdp_unit **unit_out, fsdp_error *err)
+{
+    return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
+}
+
+/* Parameters are as they were before the unit, so that another one may take them. */
+static void release_params(const fsdp_unit *unit)
+{
+    for (size_t i = 0; i < unit->param_count; i++) {
+        fsdp_param *param = unit->params[i];
+        param->unit = NULL;
+        param->data_dtype = param->dtype;
+        param->grad_dtype = param->asked_grad_dtype;
+    }
+    for (size_t i = 0; i < unit->model->count; i++) {
+        fsdp_param *param = unit->model->params[i];
+        if (param->ignored_by != unit)
+            continue;
+        param->is_ignored = false;
+        param->ignored_by = NULL;
+    }
+}
+
+/* Its groups were released with the root. */
+void fsdp_unit_free(fsdp_unit *unit)
+{
+    if (!unit)
+        return;
+    release_params(unit);
+    for (size_t i = 0; i < unit->member_count; i++)
+        fsdp_free(unit->prefixes[i]);
+    fsdp_free(unit->prefixes);
+    fsdp_free(unit->name);
+    fsdp_free(unit->shard_dims);
+    fsdp_free(unit->replicate_dims);
+    fsdp_free(unit->params);
+    fsdp_free(unit->forward_prefetch);
+    fsdp_free(unit->backward_prefetch);
+    fsdp_free(unit->settings.custom_gather);
+    fsdp_free(unit->settings.custom_reduce);
+    fsdp_free(unit->settings.custom_all_reduce);
+    fsdp_free(unit->to_run);
+    fsdp_free(unit->to_return);
+    fsdp_free(unit->has_run);
+    fsdp_free(unit);
+}
+
+const char *fsdp_unit_name(const fsdp_unit *unit)
+{
+    return unit->name;
+}
+
+size_t fsdp_unit_param_count(const fsdp_unit *unit)
+{
+    return unit->param_count;
+}
+
+fsdp_param *fsdp_unit_param(const fsdp_unit *unit, size_t i)
+{
+    return i < unit->param_count ? unit->params[i] : NULL;
+}
+
+fsdp_dtype fsdp_unit_input_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    bool casts = unit->opts.cast_forward_inputs && unit->opts.param_dtype != FSDP_DTYPE_NONE;
+    return casts && info && info->is_float ? unit->opts.param_dtype : dtype;
+}
+
+fsdp_dtype fsdp_unit_output_dtype(const fsdp_unit *unit, fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    bool casts = unit->opts.output_dtype != FSDP_DTYPE_NONE;
+    return casts && info && info->is_float ? unit->opts.output_dtype : dtype;
+}
+
+void fsdp_cast(void *to, fsdp_dtype to_type, const void *from, fsdp_dtype from_type, size_t n)
+{
+    const fsdp_rect line = fsdp_rect_line(to, to_type, from, from_type, (int64_t)n);
+    fsdp_rects_copy(&line, n > 0);
+}
