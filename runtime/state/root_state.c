@@ -5,7 +5,7 @@
  */
 #include "runtime/state/state_internal.h"
 
-#include "statedict/load_internal.h"
+#include "statedict/save/load_internal.h"
 
 #include <fsdp/run.h>
 

@@ -3,7 +3,7 @@
  */
 #include "runtime/step/step_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static fsdp_dim_names names_of(const fsdp_unit *unit)
 {

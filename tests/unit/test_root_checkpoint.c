@@ -2,7 +2,7 @@
  * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
  * names that are missing, dtypes that differ, and options that mean nothing there.
  */
-#include "base/io.h"
+#include "base/io/io.h"
 #include "tests/unit/expect_toy.h"
 #include <fsdp/root_init.h>
 #include <fsdp/run.h>
