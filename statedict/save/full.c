@@ -4,35 +4,12 @@
  */
 #include "statedict/run/candidates.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
-#include "statedict/save/load_internal.h"
 #include "statedict/select/relayout.h"
 #include "statedict/run/run_internal.h"
 
 static fsdp_io *io_of(const fsdp_load_opts *opts)
 {
     return opts && opts->io ? opts->io : fsdp_io_posix();
-}
-
-static bool selects_any_of(const fsdp_filter *filter, const fsdp_sd *sd)
-{
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
-            return true;
-    return false;
-}
-
-fsdp_status fsdp_load_require(const fsdp_sd *sd, const char *include, const char *exclude,
-                              fsdp_error *err)
-{
-    fsdp_filter *filter = NULL;
-    size_t count = fsdp_sd_count(sd);
-    FSDP_TRY(fsdp_filter_create(include, exclude, &filter, err));
-    bool selected = selects_any_of(filter, sd);
-    fsdp_filter_free(filter);
-    if (selected || count == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name of the state dict matches: none of %zu is selected", count);
 }
 
 /* What is selected of a checkpoint, whole; no memory yet. */

@@ -7,6 +7,7 @@
 #include "statedict/sd/describe.h"
 #include "statedict/save/load_internal.h"
 #include "statedict/sd/names.h"
+#include "statedict/select/selection.h"
 #include "statedict/run/run_internal.h"
 
 #include "base/data/flow.h"
@@ -648,7 +649,7 @@ static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
     if (job->hooks)
         return fsdp_ctl_agree(job->ctl, st, err);
     if (st == FSDP_OK)
-        st = fsdp_load_require(job->sd, job->opts->include, job->opts->exclude, err);
+        st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
     return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
 }
 

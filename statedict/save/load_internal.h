@@ -20,8 +20,4 @@ typedef struct fsdp_load_hooks {
 fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,
                              const fsdp_load_opts *opts, fsdp_error *err);
 
-/* FSDP_ERR_USAGE when the state dict has names and the patterns (filter.h) select none: that is a mistake,
- * whatever a checkpoint holds. */
-fsdp_status fsdp_load_require(const fsdp_sd *sd, const char *include, const char *exclude, fsdp_error *err);
-
 #endif
