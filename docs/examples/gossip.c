@@ -20,8 +20,7 @@ typedef struct gossip {
 } gossip;
 
 /* In round k rank r meets rank (k - r) mod n: the other one comes to the same result. */
-static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
-                        fsdp_error *err)
+static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
     int n = fsdp_comm_size(comm), rank = fsdp_comm_rank(comm);
     int partner = (int)((((gossip *)context)->round++ - rank) % n + n) % n;
@@ -86,11 +85,11 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
     const fsdp_wrap_opts opts = {.unit.strategy = FSDP_WRAP_NO_SHARD};
     TRY(fsdp_wrap_create(model, &opts, &wrap, &err));
     TRY(fsdp_wrap_register_comm_hook(wrap, meet, &state, &err));
+    fsdp_root *root = fsdp_wrap_root(wrap);
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     sgd.lr = 0.2;
-    TRY(fsdp_sgd_create(fsdp_wrap_root(wrap), &sgd, &optim, &err));
+    TRY(fsdp_sgd_create(root, &sgd, &optim, &err));
 
-    fsdp_root *root = fsdp_wrap_root(wrap);
     fsdp_unit *unit = fsdp_wrap_unit(wrap, "");
     for (int step = 0; step < STEPS; step++) {
         TRY(fsdp_root_begin_forward(root, &err));
