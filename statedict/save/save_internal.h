@@ -18,7 +18,7 @@ static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
 }
 
 /* A rank was lost before anything was published: adds to the error what that means. */
-void fsdp_save_tell_nothing_saved(fsdp_error *err);
+void fsdp_save_report_unchanged(fsdp_error *err);
 
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */
