@@ -91,12 +91,12 @@ typedef struct fsdp_shard_opts {
 } fsdp_shard_opts;
 
 /* What the manifest keeps of a finished file. */
-typedef struct fsdp_shard_seal {
+typedef struct fsdp_file_record {
     int64_t size;
     int64_t index_offset, index_size;
     fsdp_hash index_hash;
     bool follows_links;        /* reading: the path is the user's own, not one within a checkpoint */
-} fsdp_shard_seal;
+} fsdp_file_record;
 
 typedef struct fsdp_shard_writer fsdp_shard_writer;
 
@@ -141,8 +141,8 @@ fsdp_status fsdp_shard_segment(fsdp_shard_writer *writer, fsdp_text *segment, fs
 fsdp_status fsdp_shard_put_index(fsdp_shard_writer *writer, const void *data, size_t size, fsdp_error *err);
 
 /* Puts the own segment unless some index was put, syncs, closes, frees. A joined writer has no index:
- * it only syncs and closes (seal_out may be NULL). */
-fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_shard_seal *seal_out, fsdp_error *err);
+ * it only syncs and closes (record_out may be NULL). */
+fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_file_record *record_out, fsdp_error *err);
 
 /* Closes and frees without finishing; the file stays for the caller to remove. Accepts NULL. */
 void fsdp_shard_discard(fsdp_shard_writer *writer);
@@ -199,7 +199,7 @@ typedef struct fsdp_shard_reader fsdp_shard_reader;
  * expected (id->rank: of the first segment); everything in the index is checked against the file's
  * bounds. Afterwards the reader may be used by any thread.
  */
-fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
+fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_file_record *record,
                             const fsdp_shard_id *id, fsdp_shard_reader **reader_out, fsdp_error *err);
 void fsdp_shard_close(fsdp_shard_reader *reader);            /* accepts NULL */
 

@@ -285,7 +285,7 @@ fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_
  * (naming it and what lacks); FSDP_ERR_REFUSED when a tensor of over 4 GiB is also over 1,000 times what
  * is stored of it.
  */
-fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err);
+fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err);
 
 /* --- formats ---------------------------------------------------------------------------------- */
 

@@ -414,7 +414,7 @@ static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsd
 }
 
 /* A value that tells what kind of tensor it would be. */
-static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+static fsdp_status add_other_object(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
 {
     static const char text[] = "torch.Tensor";
     fsdp_value value = {0};
@@ -430,7 +430,7 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
     int ndim;
     fsdp_dtype dtype = read_dtype(meta, attribute(meta, node, "properties"));
     if (dtype == FSDP_DTYPE_NONE)
-        return is_new ? add_strange(meta, name, err) : FSDP_OK;
+        return is_new ? add_other_object(meta, name, err) : FSDP_OK;
     FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, node, "size"), "sizes", &ndim, shape,
                               err));
     if (is_new) {

@@ -394,7 +394,7 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     FSDP_TRY(create(probe, &state, source_out, err));
     fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
     if (st == FSDP_OK)
-        st = fsdp_source_seal(*source_out, err);
+        st = fsdp_source_complete(*source_out, err);
     if (st != FSDP_OK) {
         fsdp_source_close(*source_out);
         *source_out = NULL;

@@ -26,13 +26,14 @@ static void send_message(const fsdp_h5_child *child, const fsdp_h5_message *mess
         fsdp_hdf5_sandbox_end();
 }
 
-void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size)
+void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number,
+                  int64_t size)
 {
-    fsdp_h5_message message = {.word = word, .number = number, .size = size};
+    fsdp_h5_message message = {.kind = kind, .number = number, .size = size};
     send_message(child, &message);
 }
 
-void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out)
+void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out)
 {
     ssize_t n;
     do {
@@ -45,9 +46,9 @@ void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out)
 static void say_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err)
 {
     size_t size = strnlen(err->text, sizeof err->text);
-    memcpy(child->said, err->text, size);
+    memcpy(child->reply, err->text, size);
     fsdp_h5_message message = {
-        .word = FSDP_H5_FAILED, .status = (uint32_t)status, .size = (int64_t)size};
+        .kind = FSDP_H5_FAILED, .status = (uint32_t)status, .size = (int64_t)size};
     send_message(child, &message);
 }
 
@@ -57,19 +58,19 @@ void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size)
 {
     const char *from = data;
     while (size > 0) {
-        size_t n = FSDP_H5_SAID_ROOM - child->said_size;
+        size_t n = FSDP_H5_REPLY_ROOM - child->reply_size;
         if (n > size)
             n = size;
-        memcpy(child->said + child->said_size, from, n);
-        child->said_size += n;
+        memcpy(child->reply + child->reply_size, from, n);
+        child->reply_size += n;
         from += n;
         size -= n;
-        if (child->said_size < FSDP_H5_SAID_ROOM)
+        if (child->reply_size < FSDP_H5_REPLY_ROOM)
             continue;
         fsdp_h5_message answer;
-        fsdp_h5_say(child, FSDP_H5_PART, 0, FSDP_H5_SAID_ROOM);
-        fsdp_h5_hear(child, &answer);
-        child->said_size = 0;
+        fsdp_h5_send(child, FSDP_H5_PART, 0, FSDP_H5_REPLY_ROOM);
+        fsdp_h5_receive(child, &answer);
+        child->reply_size = 0;
     }
 }
 
@@ -258,11 +259,11 @@ static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size
     }
     hid_t memory = H5Screate_simple(box->ndim, len, NULL);
     /* what has no fill value is not touched by libhdf5 */
-    memset(child->said, 0, bytes);
+    memset(child->reply, 0, bytes);
     bool ok =
         memory >= 0 &&
         (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
-        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
+        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->reply) >= 0;
     fsdp_status status = ok ? FSDP_OK : fail_read(child->open, err);
     H5Sclose(memory);
     return status;
@@ -275,20 +276,20 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "no such dataset");
     FSDP_TRY(open_dataset(child, (size_t)request->number, request->size, err));
     hid_t type = H5Dget_type(child->open), space = H5Dget_space(child->open);
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
+    fsdp_h5_type_info info;
+    fsdp_h5_classify(type, &info);
     size_t element = H5Tget_size(type);
     int64_t count = fsdp_box_count(&request->box);
     fsdp_status status = FSDP_OK;
-    if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_SAID_ROOM / element ||
+    if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_REPLY_ROOM / element ||
         H5Sget_simple_extent_ndims(space) != request->box.ndim)
         status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a request that does not fit the dataset");
     *size_out = (size_t)count * element;
     if (status == FSDP_OK)
         status = read_selected(child, &request->box, *size_out, type, space, err);
-    if (status == FSDP_OK && meaning.is_swapped)
-        swap_elements(child->said, *size_out,
-                      meaning.kind == FSDP_H5_COMPLEX ? element / 2 : element);
+    if (status == FSDP_OK && info.is_swapped)
+        swap_elements(child->reply, *size_out,
+                      info.kind == FSDP_H5_COMPLEX ? element / 2 : element);
     H5Sclose(space);
     H5Tclose(type);
     return status;
@@ -301,13 +302,13 @@ static void serve(fsdp_h5_child *child, const fsdp_h5_message *request)
     fsdp_error err = {0};
     fsdp_status status = FSDP_ERR_INTERNAL;
     H5Eclear2(H5E_DEFAULT);
-    child->said_size = 0;
-    if (request->word == FSDP_H5_LIST)
+    child->reply_size = 0;
+    if (request->kind == FSDP_H5_LIST)
         status = fsdp_h5_child_list(child, &err);
-    else if (request->word == FSDP_H5_READ)
-        status = read_box(child, request, &child->said_size, &err);
+    else if (request->kind == FSDP_H5_READ)
+        status = read_box(child, request, &child->reply_size, &err);
     if (status == FSDP_OK)
-        fsdp_h5_say(child, FSDP_H5_DONE, 0, (int64_t)child->said_size);
+        fsdp_h5_send(child, FSDP_H5_DONE, 0, (int64_t)child->reply_size);
     else
         say_failure(child, status, &err);
 }
@@ -326,7 +327,7 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
     enum { CACHE = 16 << 20 };
     fsdp_h5_child child = {.channel = channel,
                            .file_room = shared,
-                           .said = shared + FSDP_H5_FILE_ROOM,
+                           .reply = shared + FSDP_H5_FILE_ROOM,
                            .file_size = file_size,
                            .file = H5I_INVALID_HID,
                            .open = H5I_INVALID_HID};
@@ -335,12 +336,12 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
     if (status == FSDP_OK)
         status = open_file(&child, CACHE, &err);
     if (status == FSDP_OK)
-        fsdp_h5_say(&child, FSDP_H5_READY, 0, 0);
+        fsdp_h5_send(&child, FSDP_H5_READY, 0, 0);
     else
         say_failure(&child, status, &err);
     for (;;) {
         fsdp_h5_message request;
-        fsdp_h5_hear(&child, &request);
+        fsdp_h5_receive(&child, &request);
         serve(&child, &request);
     }
 }

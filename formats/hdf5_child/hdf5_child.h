@@ -6,7 +6,7 @@
 #define FSDP_HDF5_CHILD_H
 
 #include "formats/hdf5/hdf5_internal.h"
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include <fsdp/text.h>
 
 enum { FSDP_H5_PAGE = 64 << 10, FSDP_H5_PAGES = 32 };
@@ -19,8 +19,8 @@ typedef struct fsdp_h5_page {
 typedef struct fsdp_h5_child {
     int channel;
     unsigned char *file_room;  /* shared: bytes of the file */
-    unsigned char *said;       /* shared: what we say */
-    size_t said_size;
+    unsigned char *reply;       /* shared: what we say */
+    size_t reply_size;
     int64_t file_size;
     fsdp_h5_page pages[FSDP_H5_PAGES];
     hid_t file;
@@ -33,9 +33,9 @@ typedef struct fsdp_h5_child {
 
 /* --- hdf5_child.c --- */
 
-void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size);
+void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number, int64_t size);
 /* Ends the process when the parent is gone. */
-void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out);
+void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out);
 
 /* The listing goes to the parent in parts. */
 void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);
@@ -74,15 +74,15 @@ typedef enum fsdp_h5_kind {
     FSDP_H5_FIXED_TEXT
 } fsdp_h5_kind;
 
-typedef struct fsdp_h5_meaning {
+typedef struct fsdp_h5_type_info {
     fsdp_h5_kind kind;
     fsdp_dtype dtype;          /* FSDP_DTYPE_NONE when its bits are none of ours */
     bool is_signed;
     bool is_swapped;           /* stored in the other byte order */
     char text[64];             /* for those that stay opaque */
     char numpy[16];            /* NumPy's name of the type, roughly */
-} fsdp_h5_meaning;
+} fsdp_h5_type_info;
 
-void fsdp_h5_understand(hid_t type, fsdp_h5_meaning *out);
+void fsdp_h5_classify(hid_t type, fsdp_h5_type_info *out);
 
 #endif

@@ -83,10 +83,10 @@ static haddr_t get_end(const H5FD_t *file, H5FD_mem_t type)
 /* Asks the parent for a range of the file, which then lies in the shared memory. */
 static bool fetch(const fsdp_h5_child *child, int64_t offset, size_t size)
 {
-    fsdp_h5_say(child, FSDP_H5_NEED, offset, (int64_t)size);
+    fsdp_h5_send(child, FSDP_H5_NEED, offset, (int64_t)size);
     fsdp_h5_message answer;
-    fsdp_h5_hear(child, &answer);
-    return answer.word == FSDP_H5_BYTES && answer.size == (int64_t)size;
+    fsdp_h5_receive(child, &answer);
+    return answer.kind == FSDP_H5_BYTES && answer.size == (int64_t)size;
 }
 
 static fsdp_h5_page *find_page(fsdp_h5_child *child, int64_t offset)

@@ -4,7 +4,7 @@
  */
 #include "formats/hdf5_child/hdf5_listing.h"
 
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include "base/data/name_table.h"
 #include "formats/hdf5/hdf5_link_name.h"
 
@@ -301,7 +301,7 @@ typedef struct dataset {
     int64_t offset, stored;
     unsigned is_chunked;
     int64_t chunk[FSDP_MAX_DIMS];
-    fsdp_dtype meaning; /* of dtype and mark */
+    fsdp_dtype info; /* of dtype and mark */
 } dataset;
 
 static bool is_dtype(unsigned number)
@@ -312,13 +312,13 @@ static bool is_dtype(unsigned number)
 /* A mark counts in files of ours, and where HDF5 has no type at all (Keras). */
 static bool choose_dtype(const listing *list, dataset *out)
 {
-    out->meaning = is_dtype(out->dtype) ? (fsdp_dtype)out->dtype : FSDP_DTYPE_NONE;
+    out->info = is_dtype(out->dtype) ? (fsdp_dtype)out->dtype : FSDP_DTYPE_NONE;
     if (is_dtype(out->mark) && (list->is_native || out->dtype == FSDP_DTYPE_NONE))
-        out->meaning = (fsdp_dtype)out->mark;
-    return out->meaning != FSDP_DTYPE_NONE &&
+        out->info = (fsdp_dtype)out->mark;
+    return out->info != FSDP_DTYPE_NONE &&
            (out->dtype == FSDP_DTYPE_NONE ||
             (is_dtype(out->dtype) &&
-             fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->meaning)));
+             fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->info)));
 }
 
 static bool take_dataset(listing *list, dataset *out)
@@ -334,7 +334,7 @@ static bool take_dataset(listing *list, dataset *out)
 /* HDF5 has no chunks of 4 GiB. */
 static bool measure_chunk(const dataset *set, int64_t *bytes_out)
 {
-    *bytes_out = (int64_t)fsdp_dtype_size(set->meaning);
+    *bytes_out = (int64_t)fsdp_dtype_size(set->info);
     for (int dim = 0; dim < set->whole.ndim; dim++)
         if (set->chunk[dim] < 1 || fsdp_mul_overflow(*bytes_out, set->chunk[dim], bytes_out) ||
             *bytes_out > LARGEST_CHUNK)
@@ -345,7 +345,7 @@ static bool measure_chunk(const dataset *set, int64_t *bytes_out)
 /* A few bytes that stand for gigabytes: a bomb. What is stored cannot be more than the file. */
 static fsdp_status check_ratio(const listing *list, const dataset *set)
 {
-    int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->meaning);
+    int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->info);
     int64_t stored = fsdp_source_file_size(list->source, (size_t)list->file);
     if (set->stored < stored)
         stored = set->stored;
@@ -403,8 +403,8 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
     char room[FSDP_NATIVE_NAME_PLAIN + 1];
     size_t number;
     text_view name = plain_name(list, set->path, room);
-    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->meaning,
-                                    set->whole.ndim, set->whole.len, &number, list->err));
+    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->info, set->whole.ndim,
+                                    set->whole.len, &number, list->err));
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
     fsdp_source_chunk chunk = {.lo = origin,

@@ -1,5 +1,5 @@
 /*
- * From what the child says of a file (hdf5_wire.h) to a catalog. None of it is believed.
+ * From what the child says of a file (hdf5_protocol.h) to a catalog. None of it is believed.
  */
 #ifndef FSDP_HDF5_LISTING_H
 #define FSDP_HDF5_LISTING_H

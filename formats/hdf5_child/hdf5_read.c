@@ -78,7 +78,7 @@ static void choose_cell(cell_walk *walk)
     for (int dim = walk->box->ndim - 1; dim >= 0; dim--) {
         int64_t unit = walk->stored->chunk ? walk->stored->chunk[dim] : 1;
         int64_t needed = (walk->tensor->shape[dim] + unit - 1) / unit;
-        int64_t room = FSDP_H5_SAID_ROOM / bytes;
+        int64_t room = FSDP_H5_REPLY_ROOM / bytes;
         int64_t count = needed < room ? needed : room;
         if (count < 1)
             count = 1;
@@ -120,7 +120,8 @@ static fsdp_status fetch_cell(const cell_walk *walk, const int64_t *lo)
     memcpy(cell.len, walk->cell, dims);
     if (!fsdp_box_intersect(&cell, walk->box, &shared))
         return FSDP_OK;
-    int64_t count = fsdp_box_count(&shared), most = FSDP_H5_SAID_ROOM / (int64_t)walk->element_size;
+    int64_t count = fsdp_box_count(&shared),
+            most = FSDP_H5_REPLY_ROOM / (int64_t)walk->element_size;
     for (int64_t first = 0; first < count; first += most) {
         int n = fsdp_box_cut(&shared, first, most < count - first ? most : count - first, pieces);
         for (int i = 0; i < n; i++)
@@ -196,7 +197,7 @@ static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void
                       .err = err};
     fsdp_status status = check_chunk(state, walk.stored, err);
     if (status == FSDP_OK) {
-        walk.piece = fsdp_alloc_pages(FSDP_H5_SAID_ROOM);
+        walk.piece = fsdp_alloc_pages(FSDP_H5_REPLY_ROOM);
         if (!walk.piece)
             status = fsdp_fail_memory(err, "a part of an HDF5 dataset");
     }
@@ -281,7 +282,7 @@ static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, 
     if (status == FSDP_OK)
         status = list_file(state, err);
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         return status;

@@ -1,6 +1,6 @@
 /*
  * The parent's side of reading HDF5 files of other programs: starts the child, talks to it, and does not
- * believe it. See hdf5_wire.h for what is said.
+ * believe it. See hdf5_protocol.h for what is said.
  */
 #include "formats/hdf5_child/hdf5_session.h"
 
@@ -117,7 +117,7 @@ static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *
         session->is_over = true;
         return status;
     }
-    const fsdp_h5_message answer = {.word = FSDP_H5_BYTES, .size = size};
+    const fsdp_h5_message answer = {.kind = FSDP_H5_BYTES, .size = size};
     return send_message(session, &answer, err);
 }
 
@@ -126,34 +126,34 @@ static fsdp_status take_failure(fsdp_h5_session *session, const fsdp_h5_message 
                                 fsdp_error *err)
 {
     enum { LONGEST = 700 };
-    char said[LONGEST], text[LONGEST];
+    char reason[LONGEST], text[LONGEST];
     size_t size = failed->size >= 0 && failed->size <= LONGEST ? (size_t)failed->size : LONGEST;
-    memcpy(said, session->shared + FSDP_H5_FILE_ROOM, size);
+    memcpy(reason, session->shared + FSDP_H5_FILE_ROOM, size);
     fsdp_status status = FSDP_ERR_REFUSED;
     if (failed->status == FSDP_ERR_DAMAGED || failed->status == FSDP_ERR_LIMIT)
         status = (fsdp_status)failed->status;
     return fsdp_fail(err, status, "'%s': %s", session->view.path,
-                     fsdp_printable_message(said, size, text, sizeof text));
+                     fsdp_printable_message(reason, size, text, sizeof text));
 }
 
 /*
  * One step of an answer: serves NEED, appends a PART, forwards FAILED. True in *is_done_out when it was
- * DONE; *size_out is then its size, at most FSDP_H5_SAID_ROOM.
+ * DONE; *size_out is then its size, at most FSDP_H5_REPLY_ROOM.
  */
 static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message *message,
-                                fsdp_h5_word last, size_t *size_out, bool *is_part_out,
+                                fsdp_h5_message_kind last, size_t *size_out, bool *is_part_out,
                                 bool *is_done_out, fsdp_error *err)
 {
     *is_done_out = *is_part_out = false;
-    if (message->word == FSDP_H5_NEED)
+    if (message->kind == FSDP_H5_NEED)
         return bring_bytes(session, message, err);
-    if (message->size < 0 || message->size > FSDP_H5_SAID_ROOM)
+    if (message->size < 0 || message->size > FSDP_H5_REPLY_ROOM)
         return fail_child(session, "speaks nonsense", err);
     *size_out = (size_t)message->size;
-    if (message->word == FSDP_H5_FAILED)
+    if (message->kind == FSDP_H5_FAILED)
         return take_failure(session, message, err);
-    *is_done_out = message->word == (uint32_t)last;
-    *is_part_out = message->word == FSDP_H5_PART;
+    *is_done_out = message->kind == (uint32_t)last;
+    *is_part_out = message->kind == FSDP_H5_PART;
     if (!*is_done_out && !*is_part_out)
         return fail_child(session, "speaks nonsense", err);
     return FSDP_OK;
@@ -179,8 +179,8 @@ static fsdp_status take_part(fsdp_h5_session *session, const part_taker *taker, 
 }
 
 /* Goes on until the word `last` comes. */
-static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const part_taker *taker,
-                            size_t *size_out, fsdp_error *err)
+static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_message_kind last,
+                            const part_taker *taker, size_t *size_out, fsdp_error *err)
 {
     int64_t left_ms = session->deadline_ms;
     for (;;) {
@@ -192,7 +192,7 @@ static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const p
             FSDP_TRY(take_part(session, taker, *size_out, err));
         if (is_done)
             return FSDP_OK;
-        const fsdp_h5_message go_on = {.word = FSDP_H5_GO_ON};
+        const fsdp_h5_message go_on = {.kind = FSDP_H5_GO_ON};
         if (is_part)
             FSDP_TRY(send_message(session, &go_on, err));
     }
@@ -225,7 +225,7 @@ static fsdp_status request(fsdp_h5_session *session, const fsdp_h5_message *mess
 fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_text *listing,
                                  fsdp_error *err)
 {
-    const fsdp_h5_message message = {.word = FSDP_H5_LIST};
+    const fsdp_h5_message message = {.kind = FSDP_H5_LIST};
     const part_taker taker = {listing, most};
     size_t size;
     pthread_mutex_lock(&session->lock);
@@ -237,7 +237,7 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
 fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted,
                                  void *data, fsdp_error *err)
 {
-    const fsdp_h5_message message = {.word = FSDP_H5_READ,
+    const fsdp_h5_message message = {.kind = FSDP_H5_READ,
                                      .number = wanted->dataset,
                                      .size = wanted->cache,
                                      .box = *wanted->box};

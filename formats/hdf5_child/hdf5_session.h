@@ -1,11 +1,11 @@
 /*
- * Our end of the talk with the child (hdf5_wire.h). Everything the child says is checked: it may have been
+ * The parent's end of the connection to the child (hdf5_protocol.h). Everything the child says is checked: it may have been
  * taken over by the file that it reads. One request at a time; every wait has a deadline.
  */
 #ifndef FSDP_HDF5_SESSION_H
 #define FSDP_HDF5_SESSION_H
 
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include <fsdp/text.h>
 #include <stdbool.h>
 #include <sys/types.h>
@@ -39,7 +39,7 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
 typedef struct fsdp_h5_request {
     int64_t dataset;
     const fsdp_box *box;
-    size_t size;               /* of the box, in bytes: at most FSDP_H5_SAID_ROOM */
+    size_t size;               /* of the box, in bytes: at most FSDP_H5_REPLY_ROOM */
     int64_t chunk;             /* bytes of one chunk of the dataset */
     int64_t cache;             /* bytes of unpacked chunks that the child may keep */
 } fsdp_h5_request;

@@ -80,7 +80,7 @@ static fsdp_status take_listing(structure *with, fsdp_io *io, fsdp_error *err)
         st = fsdp_h5_listing_take(listing.data, listing.size, with->source, with->file,
                                   &with->tensors, err);
     fsdp_text_release(&listing);
-    return st == FSDP_OK ? fsdp_source_seal(with->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(with->source, err) : st;
 }
 
 /* --- finding ---------------------------------------------------------------------------------- */

@@ -252,58 +252,59 @@ static fsdp_status walk_segments(fsdp_shard_reader *reader, uint64_t size, const
     return FSDP_OK;
 }
 
-static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_shard_seal *seal,
+static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_file_record *record,
                               const fsdp_shard_id *id, fsdp_error *err)
 {
-    if (seal->index_offset < 0 || seal->index_size < (int64_t)sizeof(index_head) ||
-        seal->index_offset > reader->size || seal->index_size > reader->size - seal->index_offset)
+    if (record->index_offset < 0 || record->index_size < (int64_t)sizeof(index_head) ||
+        record->index_offset > reader->size ||
+        record->index_size > reader->size - record->index_offset)
         return bad_index(reader, err, "the manifest places it outside the file");
-    reader->index = fsdp_alloc_pages((size_t)seal->index_size);
+    reader->index = fsdp_alloc_pages((size_t)record->index_size);
     if (!reader->index)
         return fsdp_fail_memory(err, "a shard index");
-    FSDP_TRY(fsdp_io_read(reader->file, reader->path, reader->index, (size_t)seal->index_size,
-                          seal->index_offset, err));
-    fsdp_hash hash = fsdp_kernels_get()->hash(reader->index, (size_t)seal->index_size);
-    if (memcmp(&hash, &seal->index_hash, sizeof hash) != 0)
+    FSDP_TRY(fsdp_io_read(reader->file, reader->path, reader->index, (size_t)record->index_size,
+                          record->index_offset, err));
+    fsdp_hash hash = fsdp_kernels_get()->hash(reader->index, (size_t)record->index_size);
+    if (memcmp(&hash, &record->index_hash, sizeof hash) != 0)
         return bad_index(reader, err, "its hash is not the one in the manifest");
-    fsdp_flow("formats/native/native_read.c", "index: %lld bytes", (long long)seal->index_size);
-    FSDP_TRY(walk_segments(reader, (uint64_t)seal->index_size, id, false, err));
+    fsdp_flow("formats/native/native_read.c", "index: %lld bytes", (long long)record->index_size);
+    FSDP_TRY(walk_segments(reader, (uint64_t)record->index_size, id, false, err));
     reader->boxes = fsdp_alloc(reader->box_count, sizeof *reader->boxes);
     reader->segments = fsdp_alloc(reader->segment_count, sizeof *reader->segments);
     if (!reader->boxes || !reader->segments)
         return fsdp_fail_memory(err, "a shard index");
-    return walk_segments(reader, (uint64_t)seal->index_size, id, true, err);
+    return walk_segments(reader, (uint64_t)record->index_size, id, true, err);
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
+static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_file_record *record,
                                const fsdp_shard_id *id, fsdp_shard_reader *reader, fsdp_error *err)
 {
     reader->path = fsdp_strndup(path, strlen(path));
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
     /* A checkpoint holds files; a link could lead out of it. */
-    unsigned flags = seal->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
+    unsigned flags = record->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
     FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", path);
-    if (reader->size != seal->size)
+    if (reader->size != record->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has %lld bytes, %lld were saved", path,
-                         (long long)reader->size, (long long)seal->size);
+                         (long long)reader->size, (long long)record->size);
     reader->unclaimed = reader->size;
-    return read_index(reader, seal, id, err);
+    return read_index(reader, record, id, err);
 }
 
-fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
+fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_file_record *record,
                             const fsdp_shard_id *id, fsdp_shard_reader **reader_out,
                             fsdp_error *err)
 {
     fsdp_shard_reader *reader = fsdp_alloc(1, sizeof *reader);
     if (!reader)
         return fsdp_fail_memory(err, "a shard reader");
-    fsdp_status st = open_reader(io, path, seal, id, reader, err);
+    fsdp_status st = open_reader(io, path, record, id, reader, err);
     if (st != FSDP_OK) {
         fsdp_shard_close(reader);
         return st;

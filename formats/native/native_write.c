@@ -4,7 +4,7 @@
  *
  * Raw boxes: HDF5 is closed right after the layout and the bytes go to the dataset offsets with
  * pwrite, hashed piece by piece while they are in the cache. Encoded boxes go through
- * native_encode.c; the index is native_seal.c.
+ * native_encode.c; the index is native_index_write.c.
  */
 #include "formats/hdf5/hdf5_link_name.h"
 #include "formats/native/native_write.h"
@@ -472,9 +472,10 @@ fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *
 
 /* --- the end --- */
 
-fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_shard_seal *seal_out, fsdp_error *err)
+fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_file_record *record_out,
+                              fsdp_error *err)
 {
-    fsdp_status st = fsdp_writer_seal(writer, seal_out, err);
+    fsdp_status st = fsdp_writer_close(writer, record_out, err);
     fsdp_shard_discard(writer);
     return st;
 }

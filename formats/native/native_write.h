@@ -1,6 +1,6 @@
 /*
  * A shard writer from inside: shared by native_write.c (files, raw boxes, pieces), native_encode.c
- * (blocks that become frames) and native_seal.c (the index).
+ * (blocks that become frames) and native_index_write.c (the index).
  */
 #ifndef FSDP_NATIVE_WRITE_H
 #define FSDP_NATIVE_WRITE_H
@@ -53,7 +53,7 @@ int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t box);
 void fsdp_writer_strides(const fsdp_shard_writer *w, size_t box, int64_t *strides_out);
 
 /* Puts the index in its place, syncs and closes the file. */
-fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fsdp_error *err);
+fsdp_status fsdp_writer_close(fsdp_shard_writer *w, fsdp_file_record *record_out, fsdp_error *err);
 
 /* Elements [first, first + count) of a box, all in one block. */
 typedef struct block_span {

@@ -5,7 +5,7 @@
 #include "base/core/bytes.h"
 #include "formats/source/source_formats.h"
 #include "formats/npy/npy_header.h"
-#include "formats/source/spelling.h"
+#include "formats/source/escaped_names.h"
 #include "formats/zip/zip.h"
 
 #include <inttypes.h>
@@ -178,12 +178,12 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
 }
 
 static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
-                              const fsdp_spelling *spelling, fsdp_error *err)
+                              const fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
     uint8_t head[6] = {0};
     FSDP_TRY(place_member(source, file, entry, &place, err));
-    fsdp_spelling_resolve(spelling, &place.name, &place.name_size);
+    fsdp_escaped_names_resolve(escaped, &place.name, &place.name_size);
     size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
     FSDP_TRY(read_at(&place, head, size, 0, err));
     if (!fsdp_npy_is_magic(head, size))
@@ -192,8 +192,8 @@ static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entr
 }
 
 /* The array of the true names of others. */
-static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_entry *entry,
-                                 fsdp_spelling *spelling, fsdp_error *err)
+static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                                      fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
     fsdp_npy npy;
@@ -210,7 +210,7 @@ static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_e
         return fsdp_fail_memory(err, fsdp_source_path(source));
     fsdp_status status = read_at(&place, text, size, data, err);
     if (status == FSDP_OK)
-        status = fsdp_spelling_parse(spelling, fsdp_source_path(source), text, size, err);
+        status = fsdp_escaped_names_parse(escaped, fsdp_source_path(source), text, size, err);
     fsdp_free(text);
     return status;
 }
@@ -225,21 +225,21 @@ static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
     fsdp_zip *zip = NULL;
     FSDP_TRY(fsdp_zip_open(&input, FSDP_ZIP_NAMES_ARE_DATA, &zip, err));
     fsdp_status status = FSDP_OK;
-    fsdp_spelling spelling = {0};
+    fsdp_escaped_names escaped = {0};
     const fsdp_zip_entry *names = fsdp_zip_find(zip, names_member, strlen(names_member));
     if (names)
-        status = read_spelling(source, file, names, &spelling, err);
+        status = read_escaped_names(source, file, names, &escaped, err);
     for (size_t i = 0; i < fsdp_zip_count(zip) && status == FSDP_OK; i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip, i);
         if (entry == names)
             continue;
-        status = add_member(source, file, entry, &spelling, err);
+        status = add_member(source, file, entry, &escaped, err);
         char shown[200];
         if (status != FSDP_OK)
             fsdp_error_prefix(err, "member '%s'",
                               fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
-    fsdp_spelling_release(&spelling);
+    fsdp_escaped_names_release(&escaped);
     fsdp_zip_close(zip);
     return status;
 }
@@ -250,7 +250,7 @@ static fsdp_status finish(fsdp_source *source, fsdp_status status, fsdp_source *
                           fsdp_error *err)
 {
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         source = NULL;

@@ -76,7 +76,7 @@ static fsdp_status make_head(const fsdp_packed *target, const target_tensor *ten
 {
     fsdp_text own = {0}, name = {0};
     add_header(&own, &tensor->what);
-    fsdp_text_add(&name, tensor->spelled, tensor->spelled_size);
+    fsdp_text_add(&name, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_add(&name, ".npy", SUFFIX);
     *member = (fsdp_zip_member){.name = name.data, .name_size = name.size, .header = header};
     fsdp_status status = own.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
@@ -128,17 +128,17 @@ static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_er
 /* The true names are an array of the archive like the others. */
 static fsdp_status add_names(fsdp_packed *target, size_t *number_out, fsdp_error *err)
 {
-    int64_t size = (int64_t)target->spelling.size;
+    int64_t size = (int64_t)target->escaped_names.size;
     fsdp_packed_tensor what = {.dtype = FSDP_U8, .ndim = 1, .shape = &size};
     FSDP_TRY(fsdp_packed_add_tensor(target, &what, number_out, err));
-    target->tensors[*number_out].spelled = names_array;
-    target->tensors[*number_out].spelled_size = strlen(names_array);
+    target->tensors[*number_out].stored_name = names_array;
+    target->tensors[*number_out].stored_name_size = strlen(names_array);
     return FSDP_OK;
 }
 
 static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
 {
-    bool has_names = target->spelling.size > 0;
+    bool has_names = target->escaped_names.size > 0;
     int64_t size;
     size_t names = 0;
     int file;
@@ -146,8 +146,8 @@ static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
         FSDP_TRY(add_names(target, &names, err));
     FSDP_TRY(place_members(target, &size, err));
     FSDP_TRY(fsdp_packed_add_file(target, NULL, size, &file, err));
-    return has_names ? fsdp_packed_write(target, names, 0, (int64_t)target->spelling.size,
-                                         target->spelling.data, err)
+    return has_names ? fsdp_packed_write(target, names, 0, (int64_t)target->escaped_names.size,
+                                         target->escaped_names.data, err)
                      : FSDP_OK;
 }
 

@@ -178,7 +178,7 @@ bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_o
 
 /* "module.name" of a global, or of the class or function of a call, in a fresh string; NULL when there is
  * no memory. */
-char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node);
+char *fsdp_pickle_global_name(const fsdp_pickle *pickle, fsdp_node node);
 
 /* Decimal text of a BIGINT in a fresh string. NULL: no memory, or more than Python itself would print. */
 char *fsdp_pickle_decimal(const fsdp_pickle_node *node);

@@ -215,7 +215,7 @@ static bool reconstruction_allowed(call_check *check)
 {
     const fsdp_pickle_node *class_node = node_at(check, argument(check, 0));
     const fsdp_pickle_node *base = node_at(check, argument(check, 1));
-    bool is_class = pickle_is_strange_class(class_node) || is_builtin_class(class_node) ||
+    bool is_class = pickle_is_unknown_class(class_node) || is_builtin_class(class_node) ||
                     is_class_of(class_node, FSDP_KNOWN_SET, FSDP_KNOWN_COMPLEX) ||
                     is_class_of(class_node, FSDP_KNOWN_ORDERED_DICT, FSDP_KNOWN_NAMESPACE);
     if (!verdict(check, is_class, argument(check, 0)) || argument_count(check) != 3)
@@ -298,7 +298,7 @@ static bool rebuild_allowed(call_check *check, unsigned known)
         return verdict(check, is_tensor(check, argument(check, 0)), argument(check, 0)) &&
                verdict(check, state_is_harmless(check, argument(check, 3), 0), argument(check, 3));
     case FSDP_KNOWN_WRAPPER_SUBCLASS:
-        return verdict(check, pickle_is_strange_class(node_at(check, argument(check, 0))),
+        return verdict(check, pickle_is_unknown_class(node_at(check, argument(check, 0))),
                        argument(check, 0)) &&
                are_parts_of_tensor(check, 1);
     case FSDP_KNOWN_DEVICE_TENSOR_NUMPY: return are_parts_of_tensor(check, 0);
@@ -314,7 +314,7 @@ static bool from_type_allowed(call_check *check)
     fsdp_node inner = argument(check, 2), state = argument(check, 3);
     bool is_function = function->kind == FSDP_NODE_GLOBAL && is_rebuild(function->known);
     if (!verdict(check, is_function, argument(check, 0)) ||
-        !verdict(check, pickle_is_strange_class(type), argument(check, 1)) ||
+        !verdict(check, pickle_is_unknown_class(type), argument(check, 1)) ||
         !verdict(check, node_at(check, inner)->kind == FSDP_NODE_TUPLE, inner) ||
         !verdict(check, state_is_harmless(check, state, 0), state))
         return false;
@@ -342,7 +342,7 @@ static bool allowed(call_check *check, unsigned known)
         return are_data(check, is_numpy(node_at(check, argument(check, 0))) ? 1 : 0);
     case FSDP_KNOWN_NUMPY_RECONSTRUCT: {
         const fsdp_pickle_node *type = node_at(check, argument(check, 0));
-        bool is_array = is_numpy(type) || pickle_is_strange_class(type);
+        bool is_array = is_numpy(type) || pickle_is_unknown_class(type);
         return verdict(check, is_array, argument(check, 0)) && are_data(check, 1);
     }
     default: return is_rebuild(known) ? rebuild_allowed(check, known) : are_data(check, 0);

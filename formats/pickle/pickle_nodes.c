@@ -374,7 +374,7 @@ bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_o
     return pickle->nodes[node].kind == FSDP_NODE_INT;
 }
 
-char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
+char *fsdp_pickle_global_name(const fsdp_pickle *pickle, fsdp_node node)
 {
     const fsdp_pickle_node *at = &pickle->nodes[node];
     for (int hops = 0; at->kind == FSDP_NODE_CALL && hops < 4; hops++) {

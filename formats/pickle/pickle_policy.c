@@ -354,7 +354,7 @@ static fsdp_status refuse_call(pickle_vm *vm, fsdp_node callable)
 {
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     char name[300];
-    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    char *spelled = fsdp_pickle_global_name(&pickle, callable);
     if (!spelled)
         return pickle_no_memory(vm);
     fsdp_status st = fsdp_fail(
@@ -409,7 +409,7 @@ static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node 
         return refuse_call(vm, culprit);
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     char name[300];
-    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    char *spelled = fsdp_pickle_global_name(&pickle, callable);
     if (!spelled)
         return pickle_no_memory(vm);
     fsdp_status st =
@@ -428,7 +428,7 @@ static bool is_text(const pickle_vm *vm, fsdp_node node, const char *text)
     return fsdp_pickle_is_text(&pickle, node, text);
 }
 
-bool pickle_is_strange_class(const fsdp_pickle_node *node)
+bool pickle_is_unknown_class(const fsdp_pickle_node *node)
 {
     return node->kind == FSDP_NODE_GLOBAL &&
            (node->known == FSDP_KNOWN_FOREIGN ||
@@ -457,7 +457,7 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
         return push_call(vm, node, callable, args, 0);
-    if (is_text(vm, name, "__new__") && pickle_is_strange_class(of) && !vm->options->is_metadata)
+    if (is_text(vm, name, "__new__") && pickle_is_unknown_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
 }

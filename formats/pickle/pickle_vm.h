@@ -139,7 +139,7 @@ fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node sta
 /* At the end: no half of a shape is left. */
 fsdp_status pickle_check_pending(pickle_vm *vm);
 /* A class of which an object may be made without knowing it. */
-bool pickle_is_strange_class(const fsdp_pickle_node *node);
+bool pickle_is_unknown_class(const fsdp_pickle_node *node);
 
 /* --- pickle_arguments.c --- */
 

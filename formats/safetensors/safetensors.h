@@ -8,7 +8,7 @@
 
 #include "base/data/name_table.h"
 #include "formats/source.h"
-#include "formats/source/spelling.h"
+#include "formats/source/escaped_names.h"
 
 typedef struct fsdp_safetensors_entry {
     const char *name;          /* as the file spells it */
@@ -32,7 +32,7 @@ typedef struct fsdp_safetensors {
     fsdp_name_table names;     /* -> number of the entry */
     bool has_metadata, is_sharded;     /* sharded: it has a DCP_SHARDING_INFO */
     fsdp_text metadata;        /* as a JSON object */
-    fsdp_spelling spelling;
+    fsdp_escaped_names escaped_names;
 } fsdp_safetensors;
 
 /* Reads the header of a file of the source, which is nothing but safetensors. */

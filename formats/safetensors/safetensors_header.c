@@ -25,7 +25,7 @@ void fsdp_safetensors_release(fsdp_safetensors *header)
     fsdp_free(header->entries);
     fsdp_name_table_release(&header->names);
     fsdp_text_release(&header->metadata);
-    fsdp_spelling_release(&header->spelling);
+    fsdp_escaped_names_release(&header->escaped_names);
     fsdp_arena_release(&header->arena);
     *header = (fsdp_safetensors){0};
 }
@@ -379,10 +379,10 @@ static fsdp_status resolve_names(header_reader *reader, const char *text, size_t
                                  fsdp_error *err)
 {
     fsdp_safetensors *header = reader->header;
-    FSDP_TRY(fsdp_spelling_parse(&header->spelling, reader->path, text, size, err));
+    FSDP_TRY(fsdp_escaped_names_parse(&header->escaped_names, reader->path, text, size, err));
     for (size_t i = 0; i < header->count; i++)
-        fsdp_spelling_resolve(&header->spelling, &header->entries[i].true_name,
-                              &header->entries[i].true_size);
+        fsdp_escaped_names_resolve(&header->escaped_names, &header->entries[i].true_name,
+                                   &header->entries[i].true_size);
     return FSDP_OK;
 }
 

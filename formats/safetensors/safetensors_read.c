@@ -591,7 +591,7 @@ static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **sourc
                                              : open_single(source, probe->path, err);
     release_folder(&folder);
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         source = NULL;

@@ -53,11 +53,13 @@ static int rank_of(fsdp_dtype dtype)
 
 static int compare_names(const target_tensor *a, const target_tensor *b)
 {
-    size_t size = a->spelled_size < b->spelled_size ? a->spelled_size : b->spelled_size;
-    int order = size > 0 ? memcmp(a->spelled, b->spelled, size) : 0;
+    size_t size =
+        a->stored_name_size < b->stored_name_size ? a->stored_name_size : b->stored_name_size;
+    int order = size > 0 ? memcmp(a->stored_name, b->stored_name, size) : 0;
     if (order != 0)
         return order;
-    return (a->spelled_size > b->spelled_size) - (a->spelled_size < b->spelled_size);
+    return (a->stored_name_size > b->stored_name_size) -
+           (a->stored_name_size < b->stored_name_size);
 }
 
 static int compare_tensors(const void *a, const void *b)
@@ -122,7 +124,7 @@ static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
         if (has_true_shape(tensor))
             continue;
         fsdp_text_addf(&shapes, shapes.size > 0 ? "," : "{");
-        fsdp_text_add_json_string(&shapes, tensor->spelled, tensor->spelled_size);
+        fsdp_text_add_json_string(&shapes, tensor->stored_name, tensor->stored_name_size);
         fsdp_text_addf(&shapes, ":[");
         for (int dim = 0; dim < tensor->what.ndim; dim++)
             fsdp_text_addf(&shapes, "%s%" PRId64, dim > 0 ? "," : "", tensor->what.shape[dim]);
@@ -148,7 +150,7 @@ static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
         fsdp_text_addf(text, ",");
         fsdp_text_add_json_string(text, tie->name, tie->name_size);
         fsdp_text_addf(text, ":");
-        fsdp_text_add_json_string(text, kept->spelled, kept->spelled_size);
+        fsdp_text_add_json_string(text, kept->stored_name, kept->stored_name_size);
     }
 }
 
@@ -156,9 +158,9 @@ static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
 static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 {
     fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers looks for it */
-    if (target->spelling.size > 0) {
+    if (target->escaped_names.size > 0) {
         fsdp_text_addf(text, ",\"fsdp.names\":");
-        fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);
+        fsdp_text_add_json_string(text, target->escaped_names.data, target->escaped_names.size);
     }
     add_true_shapes(text, target);
     if (target->copied) {
@@ -172,7 +174,7 @@ static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t begin)
 {
     fsdp_text_addf(text, ",");
-    fsdp_text_add_json_string(text, tensor->spelled, tensor->spelled_size);
+    fsdp_text_add_json_string(text, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_addf(text, ":{\"dtype\":\"%s\",\"shape\":[",
                    fsdp_dtype_describe(tensor->what.dtype)->safetensors);
     const fsdp_packed_tensor *what = &tensor->what;
@@ -318,7 +320,7 @@ static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int co
         char name[64];
         name_file(name, sizeof name, list[i]->file, count);
         fsdp_text_addf(&text, "%s\n    ", i > 0 ? "," : "");
-        fsdp_text_add_json_string(&text, list[i]->spelled, list[i]->spelled_size);
+        fsdp_text_add_json_string(&text, list[i]->stored_name, list[i]->stored_name_size);
         fsdp_text_addf(&text, ": \"%s\"", name);
     }
     fsdp_text_addf(&text, "\n  }\n}\n");

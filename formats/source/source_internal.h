@@ -1,5 +1,5 @@
 /*
- * What the files of the source share: source.c (builder), source_file.c (open files), source_seal.c
+ * What the files of the source share: source.c (builder), source_file.c (open files), source_complete.c
  * (coverage), source_stream.c (packed bytes) and source_read.c (boxes).
  */
 #ifndef FSDP_SOURCE_INTERNAL_H
@@ -51,7 +51,7 @@ struct fsdp_source {
     const char *format;
     fsdp_source_ops ops;
     void *state;
-    bool is_sealed;
+    bool is_complete;
 
     fsdp_arena arena;
     const int32_t *nesting;    /* of names that are added, borrowed */
@@ -105,7 +105,7 @@ fsdp_status fsdp_source_let_go(fsdp_source *source, size_t tensor, bool *may_out
 /* By name. */
 void fsdp_source_sort_missing(fsdp_source *source);
 
-/* --- source_seal.c --- */
+/* --- source_complete.c --- */
 
 /* "[0:4, 2:8]" */
 const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char *out, size_t room);

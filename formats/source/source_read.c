@@ -357,7 +357,7 @@ static bool is_own_storage(const fsdp_source_tensor *tensor)
 fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box *box, void *data,
                              fsdp_source_reader *reader, fsdp_error *err)
 {
-    if (!source->is_sealed || number >= source->tensor_count)
+    if (!source->is_complete || number >= source->tensor_count)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read from a source without that tensor");
     const fsdp_source_tensor *tensor = &source->tensors[number];
     const chunk_order *order = &source->orders[number];

@@ -53,7 +53,7 @@ static void release(fsdp_packed *target)
     fsdp_free(target->values);
     fsdp_free(target->ties);
     fsdp_free(target->files);
-    fsdp_text_release(&target->spelling);
+    fsdp_text_release(&target->escaped_names);
     fsdp_name_table_release(&target->names);
     fsdp_arena_release(&target->arena);
     pthread_mutex_destroy(&target->lock);
@@ -179,32 +179,34 @@ static fsdp_status spell(fsdp_packed *target, target_tensor *tensor, fsdp_error 
     escape(target->format, tensor->what.name, tensor->what.name_size, &text);
     while (!text.failed && fsdp_name_table_find(&target->names, text.data, text.size))
         fsdp_text_addf(&text, "%%");
-    tensor->spelled = text.failed ? NULL : fsdp_arena_strndup(&target->arena, text.data, text.size);
-    tensor->spelled_size = text.size;
+    tensor->stored_name =
+        text.failed ? NULL : fsdp_arena_strndup(&target->arena, text.data, text.size);
+    tensor->stored_name_size = text.size;
     fsdp_text_release(&text);
-    if (!tensor->spelled ||
-        !fsdp_name_table_put(&target->names, tensor->spelled, tensor->spelled_size, 0))
+    if (!tensor->stored_name ||
+        !fsdp_name_table_put(&target->names, tensor->stored_name, tensor->stored_name_size, 0))
         return fsdp_fail_memory(err, target->path);
-    fsdp_text_addf(&target->spelling, target->spelling.size > 0 ? "," : "{");
-    fsdp_text_add_json_string(&target->spelling, tensor->spelled, tensor->spelled_size);
-    fsdp_text_addf(&target->spelling, ":");
-    fsdp_text_add_json_string(&target->spelling, tensor->what.name, tensor->what.name_size);
+    fsdp_text_addf(&target->escaped_names, target->escaped_names.size > 0 ? "," : "{");
+    fsdp_text_add_json_string(&target->escaped_names, tensor->stored_name,
+                              tensor->stored_name_size);
+    fsdp_text_addf(&target->escaped_names, ":");
+    fsdp_text_add_json_string(&target->escaped_names, tensor->what.name, tensor->what.name_size);
     return FSDP_OK;
 }
 
-static fsdp_status spell_names(fsdp_packed *target, fsdp_error *err)
+static fsdp_status escape_names(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++) {
         target_tensor *tensor = &target->tensors[i];
-        tensor->spelled = tensor->what.name;
-        tensor->spelled_size = tensor->what.name_size;
+        tensor->stored_name = tensor->what.name;
+        tensor->stored_name_size = tensor->what.name_size;
         if (tensor->what.name &&
-            !fsdp_packed_holds_name(target->format, tensor->spelled, tensor->spelled_size))
+            !fsdp_packed_holds_name(target->format, tensor->stored_name, tensor->stored_name_size))
             FSDP_TRY(spell(target, tensor, err));
     }
-    if (target->spelling.size > 0)
-        fsdp_text_addf(&target->spelling, "}");
-    return target->spelling.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
+    if (target->escaped_names.size > 0)
+        fsdp_text_addf(&target->escaped_names, "}");
+    return target->escaped_names.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
 }
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -238,7 +240,7 @@ fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, siz
 
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
 {
-    FSDP_TRY(spell_names(target, err));
+    FSDP_TRY(escape_names(target, err));
     if (target->format->is_directory) {
         target->has_directory = !fsdp_io_exists(target->io, target->path);
         if (target->has_directory)

@@ -18,8 +18,8 @@ typedef struct target_range {
 
 typedef struct target_tensor {
     fsdp_packed_tensor what;
-    const char *spelled;       /* its name in the file, set before lay_out */
-    size_t spelled_size;
+    const char *stored_name;       /* its name in the file, set before lay_out */
+    size_t stored_name_size;
     int64_t count, size;       /* elements, bytes */
     int file;                  /* set by lay_out */
     int64_t offset;
@@ -73,7 +73,7 @@ struct fsdp_packed {
     target_tie *ties;
     size_t tie_count, tie_room;
     const char *copied;        /* or NULL */
-    fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
+    fsdp_text escaped_names;        /* {"escaped": "true name"}, empty when all names can be spelled */
     target_file *files;
     size_t file_count, file_room;
     int64_t file_bytes;        /* of all files */

@@ -44,7 +44,7 @@ static fsdp_status add_value(blob_state *blob, size_t size, fsdp_error *err)
         st = fsdp_source_add_value(blob->source, "", 0, &value, NULL, err);
     fsdp_value_release(&value);
     torch_archive_release(&archive);
-    return st == FSDP_OK ? fsdp_source_seal(blob->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(blob->source, err) : st;
 }
 
 fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out,

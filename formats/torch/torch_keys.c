@@ -11,27 +11,27 @@
 
 enum { DEEPEST = 16, LONGEST = 4096, DAY = 86400 };
 
-typedef struct spelling {
+typedef struct key_repr {
     const torch_archive *archive;
     fsdp_text *text;
     size_t start; /* of the key in the text */
-} spelling;
+} key_repr;
 
-static void add_repr(const spelling *at, fsdp_node key, int depth);
+static void add_repr(const key_repr *at, fsdp_node key, int depth);
 
-static const fsdp_pickle_node *node_at(const spelling *at, fsdp_node node)
+static const fsdp_pickle_node *node_at(const key_repr *at, fsdp_node node)
 {
     return fsdp_pickle_at(&at->archive->pickle, node);
 }
 
-static fsdp_node argument(const spelling *at, fsdp_node call, size_t number)
+static fsdp_node argument(const key_repr *at, fsdp_node call, size_t number)
 {
     return fsdp_pickle_argument(&at->archive->pickle, node_at(at, call), number);
 }
 
-static void add_spelled(const spelling *at, fsdp_node key)
+static void add_global_name(const key_repr *at, fsdp_node key)
 {
-    char *spelled = fsdp_pickle_spell(&at->archive->pickle, key);
+    char *spelled = fsdp_pickle_global_name(&at->archive->pickle, key);
     at->text->failed |= !spelled;
     if (spelled)
         fsdp_text_addf(at->text, "%s", spelled);
@@ -55,7 +55,7 @@ static bool comes_back(const char *digits, double value, size_t width)
 }
 
 /* The shortest digits that come back, plain in a middle range. end: what whole numbers end in. */
-static void add_float(const spelling *at, double value, size_t width, const char *end)
+static void add_float(const key_repr *at, double value, size_t width, const char *end)
 {
     char digits[40];
     if (!isfinite(value)) {
@@ -79,7 +79,7 @@ static void add_float(const spelling *at, double value, size_t width, const char
     }
 }
 
-static void add_complex(const spelling *at, const double parts[2], size_t width)
+static void add_complex(const key_repr *at, const double parts[2], size_t width)
 {
     bool has_real = parts[0] != 0 || signbit(parts[0]);
     if (has_real) {
@@ -92,14 +92,14 @@ static void add_complex(const spelling *at, const double parts[2], size_t width)
     fsdp_text_addf(at->text, has_real ? "j)" : "j");
 }
 
-static void add_bigint(const spelling *at, const fsdp_pickle_node *node)
+static void add_bigint(const key_repr *at, const fsdp_pickle_node *node)
 {
     char *decimal = fsdp_pickle_decimal(node);
     fsdp_text_addf(at->text, "%s", decimal ? decimal : "int");
     fsdp_free(decimal);
 }
 
-static double number_of(const spelling *at, fsdp_node node)
+static double number_of(const key_repr *at, fsdp_node node)
 {
     const fsdp_pickle_node *number = node_at(at, node);
     return number->kind == FSDP_NODE_FLOAT ? number->as.f64
@@ -107,14 +107,14 @@ static double number_of(const spelling *at, fsdp_node node)
                                            : 0;
 }
 
-static int64_t int_of(const spelling *at, fsdp_node node)
+static int64_t int_of(const key_repr *at, fsdp_node node)
 {
     int64_t number;
     fsdp_pickle_int(&at->archive->pickle, node, &number);
     return number;
 }
 
-static void add_numpy_number(const spelling *at, const fsdp_value *value, size_t width)
+static void add_numpy_number(const key_repr *at, const fsdp_value *value, size_t width)
 {
     switch (value->kind) {
     case FSDP_VALUE_I64: fsdp_text_addf(at->text, "%lld", (long long)value->as.i64); break;
@@ -126,7 +126,7 @@ static void add_numpy_number(const spelling *at, const fsdp_value *value, size_t
 }
 
 /* Since NumPy 2 the repr of a number names its type. */
-static bool add_numpy_scalar(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_numpy_scalar(const key_repr *at, fsdp_node key, bool is_inside)
 {
     fsdp_value value = {0};
     fsdp_dtype dtype = torch_numpy_scalar_dtype(at->archive, key);
@@ -213,7 +213,7 @@ static void add_quoted(fsdp_text *text, const char *data, size_t size, bool is_b
     fsdp_text_add(text, &quote, 1);
 }
 
-static bool add_bytes(const spelling *at, fsdp_node key)
+static bool add_bytes(const key_repr *at, fsdp_node key)
 {
     const char *data;
     char *owned;
@@ -227,7 +227,7 @@ static bool add_bytes(const spelling *at, fsdp_node key)
 }
 
 /* Text as it is, or as "name('text')". */
-static bool add_wrapped(const spelling *at, const char *name, fsdp_node node, bool is_inside)
+static bool add_wrapped(const key_repr *at, const char *name, fsdp_node node, bool is_inside)
 {
     const fsdp_pickle_node *text = node_at(at, node);
     if (text->kind != FSDP_NODE_STR)
@@ -244,7 +244,7 @@ static bool add_wrapped(const spelling *at, const char *name, fsdp_node node, bo
 
 /* --- containers --------------------------------------------------------------------------------- */
 
-static void add_items(const spelling *at, const fsdp_pickle_node *items, int depth)
+static void add_items(const key_repr *at, const fsdp_pickle_node *items, int depth)
 {
     for (uint32_t i = 0; i < items->count; i++) {
         if (depth == DEEPEST || at->text->size - at->start > LONGEST) {
@@ -257,7 +257,7 @@ static void add_items(const spelling *at, const fsdp_pickle_node *items, int dep
     }
 }
 
-static void add_list(const spelling *at, fsdp_node list, const char *before, const char *after,
+static void add_list(const key_repr *at, fsdp_node list, const char *before, const char *after,
                      int depth)
 {
     fsdp_text_addf(at->text, "%s", before);
@@ -265,13 +265,13 @@ static void add_list(const spelling *at, fsdp_node list, const char *before, con
     fsdp_text_addf(at->text, "%s", after);
 }
 
-static bool is_list(const spelling *at, fsdp_node node)
+static bool is_list(const key_repr *at, fsdp_node node)
 {
     uint8_t kind = node_at(at, node)->kind;
     return kind == FSDP_NODE_TUPLE || kind == FSDP_NODE_LIST;
 }
 
-static bool add_frozenset(const spelling *at, fsdp_node items, int depth)
+static bool add_frozenset(const key_repr *at, fsdp_node items, int depth)
 {
     if (items != 0 && !is_list(at, items) && node_at(at, items)->kind != FSDP_NODE_FROZENSET)
         return false;
@@ -281,7 +281,7 @@ static bool add_frozenset(const spelling *at, fsdp_node items, int depth)
 }
 
 /* A step of 1 is not said. */
-static bool add_range(const spelling *at, fsdp_node key)
+static bool add_range(const key_repr *at, fsdp_node key)
 {
     fsdp_node args = node_at(at, key)->as.call->args;
     uint32_t count = node_at(at, args)->count;
@@ -300,7 +300,7 @@ static bool add_range(const spelling *at, fsdp_node key)
 
 /* --- dates -------------------------------------------------------------------------------------- */
 
-static void add_delta(const spelling *at, int64_t days, int64_t seconds, int64_t micros)
+static void add_delta(const key_repr *at, int64_t days, int64_t seconds, int64_t micros)
 {
     if (days != 0)
         fsdp_text_addf(at->text, "%lld day%s, ", (long long)days,
@@ -311,7 +311,7 @@ static void add_delta(const spelling *at, int64_t days, int64_t seconds, int64_t
         fsdp_text_addf(at->text, ".%06lld", (long long)micros);
 }
 
-static void add_delta_repr(const spelling *at, const int64_t parts[3])
+static void add_delta_repr(const key_repr *at, const int64_t parts[3])
 {
     static const char *const names[] = {"days", "seconds", "microseconds"};
     const char *between = "";
@@ -325,7 +325,7 @@ static void add_delta_repr(const spelling *at, const int64_t parts[3])
 }
 
 /* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than any is. */
-static bool add_zone(const spelling *at, fsdp_node zone)
+static bool add_zone(const key_repr *at, fsdp_node zone)
 {
     if (zone == 0)
         return true;
@@ -350,7 +350,7 @@ static bool add_zone(const spelling *at, fsdp_node zone)
 
 /* The bytes that Python packs a date (4), a time (6) or both (10) into; the first bit of a time and of a
  * month is the fold. */
-static bool add_packed_time(const spelling *at, const uint8_t *bytes, size_t size, fsdp_node zone)
+static bool add_packed_time(const key_repr *at, const uint8_t *bytes, size_t size, fsdp_node zone)
 {
     if (size == 4 || size == 10)
         fsdp_text_addf(at->text, "%04d-%02d-%02d", bytes[0] * 256 + bytes[1], bytes[2] & 0x7F,
@@ -367,7 +367,7 @@ static bool add_packed_time(const spelling *at, const uint8_t *bytes, size_t siz
     return add_zone(at, zone);
 }
 
-static bool add_packed_time_repr(const spelling *at, const uint8_t *bytes, size_t size)
+static bool add_packed_time_repr(const key_repr *at, const uint8_t *bytes, size_t size)
 {
     const uint8_t *time = bytes + size - 6;
     if (size == 4 || size == 10)
@@ -388,7 +388,7 @@ static bool add_packed_time_repr(const spelling *at, const uint8_t *bytes, size_
     return true;
 }
 
-static bool add_time(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_time(const key_repr *at, fsdp_node key, bool is_inside)
 {
     const char *class_name = torch_class_name(at->archive, key), *data;
     char *owned;
@@ -422,7 +422,7 @@ static bool add_time(const spelling *at, fsdp_node key, bool is_inside)
 
 /* --- other classes of Python -------------------------------------------------------------------- */
 
-static bool add_fraction(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_fraction(const key_repr *at, fsdp_node key, bool is_inside)
 {
     char text[100] = "";
     const fsdp_pickle_node *first = node_at(at, argument(at, key, 0));
@@ -443,7 +443,7 @@ static bool add_fraction(const spelling *at, fsdp_node key, bool is_inside)
 }
 
 /* The state holds the number, of 128 bits. */
-static bool add_uuid(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_uuid(const key_repr *at, fsdp_node key, bool is_inside)
 {
     uint8_t bytes[16] = {0};
     const fsdp_pickle_node *number = node_at(at, torch_attribute(at->archive, key, "int"));
@@ -463,7 +463,7 @@ static bool add_uuid(const spelling *at, fsdp_node key, bool is_inside)
     return true;
 }
 
-static bool add_path(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_path(const key_repr *at, fsdp_node key, bool is_inside)
 {
     const char *class_name = torch_class_name(at->archive, key);
     bool is_windows = strstr(class_name, "Windows");
@@ -495,7 +495,7 @@ static bool add_path(const spelling *at, fsdp_node key, bool is_inside)
     return true;
 }
 
-static bool add_call(const spelling *at, fsdp_node key, int depth)
+static bool add_call(const key_repr *at, fsdp_node key, int depth)
 {
     const fsdp_pickle_node *call = node_at(at, key);
     bool is_inside = depth > 0;
@@ -528,7 +528,7 @@ static bool add_call(const spelling *at, fsdp_node key, int depth)
 
 /* --- all ---------------------------------------------------------------------------------------- */
 
-static void add_global(const spelling *at, fsdp_node key)
+static void add_global(const key_repr *at, fsdp_node key)
 {
     const fsdp_pickle_global *global = node_at(at, key)->as.global;
     bool is_builtin =
@@ -537,10 +537,10 @@ static void add_global(const spelling *at, fsdp_node key)
         (strcmp(global->name, "Ellipsis") == 0 || strcmp(global->name, "NotImplemented") == 0))
         fsdp_text_addf(at->text, "%s", global->name);
     else
-        add_spelled(at, key);
+        add_global_name(at, key);
 }
 
-static void add_repr(const spelling *at, fsdp_node key, int depth)
+static void add_repr(const key_repr *at, fsdp_node key, int depth)
 {
     const fsdp_pickle_node *node = node_at(at, key);
     switch (node->kind) {
@@ -556,16 +556,16 @@ static void add_repr(const spelling *at, fsdp_node key, int depth)
     case FSDP_NODE_GLOBAL: add_global(at, key); break;
     case FSDP_NODE_CALL:
         if (!add_call(at, key, depth))
-            add_spelled(at, key);
+            add_global_name(at, key);
         break;
-    default: add_spelled(at, key);
+    default: add_global_name(at, key);
     }
 }
 
 void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text)
 {
     const fsdp_pickle_node *node = fsdp_pickle_at(&archive->pickle, key);
-    const spelling at = {archive, text, text->size};
+    const key_repr at = {archive, text, text->size};
     if (node->kind == FSDP_NODE_STR)
         fsdp_text_add(text, node->as.text, node->count);
     else

@@ -41,7 +41,7 @@ static size_t begin_element(walk *at)
     return before;
 }
 
-static void tell_path(const walk *at)
+static void report_path(const walk *at)
 {
     if (at->archive->source)
         fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
@@ -67,11 +67,11 @@ static fsdp_status push_element(walk *at, size_t before, element_kind kind)
 static fsdp_status visit_element(walk *at, size_t before, element_kind kind, fsdp_node node)
 {
     FSDP_TRY(push_element(at, before, kind));
-    tell_path(at);
+    report_path(at);
     fsdp_status st = visit(at, node);
     at->name.size = before;
     at->depth--;
-    tell_path(at);
+    report_path(at);
     return st;
 }
 
@@ -146,7 +146,7 @@ static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
 static fsdp_status class_leaf(walk *at, fsdp_node node)
 {
     fsdp_value value = {0};
-    char *text = fsdp_pickle_spell(&at->archive->pickle, node);
+    char *text = fsdp_pickle_global_name(&at->archive->pickle, node);
     if (!text)
         return fsdp_fail_memory(at->err, "a value");
     fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, strlen(text), at->err);
@@ -418,7 +418,7 @@ fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsd
 {
     walk at = {.archive = archive, .visitor = visitor, .err = err};
     FSDP_TRY(torch_measure(archive, archive->pickle.root, err));
-    tell_path(&at);
+    report_path(&at);
     fsdp_status st = visit(&at, archive->pickle.root);
     if (archive->source)
         fsdp_source_nest(archive->source, NULL, 0);

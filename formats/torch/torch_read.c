@@ -270,7 +270,7 @@ static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_e
     int file;
     FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &file, err));
     FSDP_TRY(add_contents(state, file, err));
-    return fsdp_source_seal(state->source, err);
+    return fsdp_source_complete(state->source, err);
 }
 
 /* --- a directory with an index ------------------------------------------------------------------ */
@@ -478,7 +478,7 @@ static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_err
             st = add_indexed(state, map, &files[i], found, err);
     fsdp_free(files);
     fsdp_free(found);
-    return st == FSDP_OK ? fsdp_source_seal(state->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(state->source, err) : st;
 }
 
 static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, fsdp_error *err)

@@ -155,10 +155,10 @@ static torch_kind refine(const torch_archive *archive, const rebuild *at)
     const torch_link *link = find_link(archive, item(archive, at->args, 0));
     if (!link)
         return TORCH_KIND_TENSOR; /* reading it tells what is wrong */
-    bool is_strange = at->known == FSDP_KNOWN_TENSOR_V3
+    bool is_unknown = at->known == FSDP_KNOWN_TENSOR_V3
                           ? dtype_of(archive, item(archive, at->args, 6)) == FSDP_DTYPE_NONE
                           : link->storage.dtype == FSDP_DTYPE_NONE;
-    return link->storage.file < 0 || is_strange ? TORCH_KIND_OPAQUE : TORCH_KIND_TENSOR;
+    return link->storage.file < 0 || is_unknown ? TORCH_KIND_OPAQUE : TORCH_KIND_TENSOR;
 }
 
 /* --- reading ------------------------------------------------------------------------------------ */

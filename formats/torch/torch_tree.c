@@ -124,7 +124,7 @@ static fsdp_status sort_lists(tree *at, fsdp_error *err)
 
 /* --- telling ---------------------------------------------------------------------------------- */
 
-static void tell_key(fsdp_pickler *pickler, const tree_node *item)
+static void emit_key(fsdp_pickler *pickler, const tree_node *item)
 {
     if (item->element >= 0 && item->element & FSDP_PATH_NUMBER)
         fsdp_pickler_int(pickler, strtoll(item->key, NULL, 10));
@@ -133,7 +133,7 @@ static void tell_key(fsdp_pickler *pickler, const tree_node *item)
 }
 
 /* As deep as paths are long. */
-static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
+static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
 {
     tree_node node = at->nodes[number];
     if (node.is_leaf)
@@ -142,21 +142,21 @@ static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
     for (size_t i = node.first; i != NO_NODE; i = at->nodes[i].next) {
         if (!node.is_list)
-            tell_key(at->pickler, &at->nodes[i]);
-        FSDP_TRY(tell(at, i, err));
+            emit_key(at->pickler, &at->nodes[i]);
+        FSDP_TRY(emit_node(at, i, err));
     }
     fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_APPENDS : FSDP_OP_SETITEMS);
     return FSDP_OK;
 }
 
-static fsdp_status tell_all(tree *at, fsdp_error *err)
+static fsdp_status emit_tree(tree *at, fsdp_error *err)
 {
     FSDP_TRY(nesting_find(at->entries, at->entry_count, NESTING_TORCH, &at->nesting, err));
     FSDP_TRY(add_node(at, 0, &(tree_node){.is_list = false}, err));
     for (size_t i = 0; i < at->entry_count; i++)
         FSDP_TRY(add_entry(at, i, err));
     FSDP_TRY(sort_lists(at, err));
-    return tell(at, 0, err);
+    return emit_node(at, 0, err);
 }
 
 fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries, size_t count,
@@ -165,7 +165,7 @@ fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entr
 {
     tree at = {
         .entries = entries, .entry_count = count, .pickler = pickler, .emit = emit, .user = user};
-    fsdp_status st = tell_all(&at, err);
+    fsdp_status st = emit_tree(&at, err);
     nesting_release(&at.nesting);
     fsdp_free(at.nodes);
     container_table_release(&at.table);

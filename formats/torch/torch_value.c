@@ -170,7 +170,7 @@ static fsdp_status set_class(torch_archive *archive, fsdp_node node, fsdp_value 
         return set_text(value, FSDP_VALUE_CLASS, "numpy.ndarray", err);
     if (at->kind == FSDP_NODE_PERSISTENT)
         node = fsdp_pickle_element(&archive->pickle, at->as.child, 1);
-    char *text = fsdp_pickle_spell(&archive->pickle, node);
+    char *text = fsdp_pickle_global_name(&archive->pickle, node);
     if (!text)
         return fsdp_fail_memory(err, "a value");
     fsdp_status st = set_text(value, FSDP_VALUE_CLASS, text, err);

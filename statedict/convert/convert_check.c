@@ -65,7 +65,7 @@ fsdp_status fsdp_convert_check_file(void *user, size_t number, fsdp_error *err)
 
 size_t fsdp_convert_note_size(const convert_job *job)
 {
-    return job->casts ? sizeof(fsdp_finished_file) : sizeof(fsdp_shard_seal);
+    return job->casts ? sizeof(fsdp_finished_file) : sizeof(fsdp_file_record);
 }
 
 /* A file that was noted as finished is kept when every block of it has its hash. */

@@ -24,7 +24,7 @@ typedef struct convert_job {
     int first_file, end_file, group_files; /* the group at work, and the most files of one */
     fsdp_save_plan *plans;                 /* per file */
     fsdp_shard_writer **writers;
-    fsdp_shard_seal *seals;
+    fsdp_file_record *seals;
     fsdp_encoder *encoder;
     fsdp_staging staging;
     fsdp_export_place place; /* instead, for one file: its format is not NULL */
@@ -57,7 +57,7 @@ void fsdp_convert_report_casts(const convert_job *job, const fsdp_convert_plan *
 
 /* What is noted of a finished file; without casts only the seal. */
 typedef struct fsdp_finished_file {
-    fsdp_shard_seal seal;
+    fsdp_file_record seal;
     fsdp_cast_tally tally;
 } fsdp_finished_file;
 size_t fsdp_convert_note_size(const convert_job *job);

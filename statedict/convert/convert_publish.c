@@ -20,7 +20,7 @@ fsdp_status fsdp_convert_publish(convert_job *job, fsdp_error *err)
 {
     fsdp_publication publication = {.staging = &job->staging,
                                     .manifest = target_manifest(job),
-                                    .seals = job->seals,
+                                    .records = job->seals,
                                     .owners = job->owners,
                                     .with_view = !job->opts->no_view,
                                     .watch = &job->watch};
@@ -42,7 +42,7 @@ static fsdp_status check_one_file(const convert_job *job, fsdp_error *err)
 
 fsdp_status fsdp_convert_publish_file(convert_job *job, fsdp_error *err)
 {
-    const fsdp_shard_seal *seal = &job->seals[0];
+    const fsdp_file_record *seal = &job->seals[0];
     fsdp_manifest manifest = target_manifest(job);
     fsdp_manifest_file file = {seal->size, seal->index_offset, seal->index_size, seal->index_hash};
     manifest.files = &file;

@@ -38,7 +38,7 @@ typedef struct save_job {
     int *owners;
     fsdp_save_plan plan;
     fsdp_shard_writer *writer;
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
     fsdp_watch watch;      /* the caller's, which also keeps the lease of a run */
@@ -271,7 +271,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save/save.c", "finish the file");
     job->writer = NULL;
-    return fsdp_shard_finish(writer, &job->seal, err);
+    return fsdp_shard_finish(writer, &job->record, err);
 }
 
 /* Sharded and local: every rank for itself. */
@@ -413,12 +413,12 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
+static fsdp_status publish(save_job *job, const fsdp_file_record *records, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
     FSDP_TRY(fsdp_meter_check(&job->meter, err));
     fsdp_publication publication = {.staging = &job->staging,
-                                    .seals = seals,
+                                    .records = records,
                                     .owners = job->owners,
                                     .with_view = !opts->no_view,
                                     .watch = &job->watch};
@@ -439,18 +439,18 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
 static fsdp_status commit(save_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
-    fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
+    fsdp_file_record *records = fsdp_alloc((size_t)job->world, sizeof *records);
     fsdp_status st =
-        fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
+        fsdp_ctl_agree(job->ctl, records ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
     job->may_be_published = st == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
     if (st == FSDP_OK)
-        st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
+        st = fsdp_ctl_allgather(job->ctl, &job->record, sizeof job->record, records, err);
     if (st == FSDP_OK) {
         if (job->rank == 0)
-            st = publish(job, seals, err);
+            st = publish(job, records, err);
         st = fsdp_ctl_agree(job->ctl, st, err);
     }
-    fsdp_free(seals);
+    fsdp_free(records);
     return st;
 }
 

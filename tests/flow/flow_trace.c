@@ -171,7 +171,7 @@ static const struct step {
     {"statedict/transfer/pipeline.c", 5, "statedict/transfer/pipeline.c"},
     {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
     {"formats/native/native_read.c", 6, "formats/native/native_write.c"},
-    {"formats/native/native_seal.c", 6, "formats/native/native_read.c"},
+    {"formats/native/native_index_write.c", 6, "formats/native/native_read.c"},
     {"base/io/io.c", 7, "base/io/io.c"},
 };
 enum { STEPS = sizeof steps / sizeof steps[0], BOTTOM = 7, TOP = 3, PLAN = 4 };

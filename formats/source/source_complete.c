@@ -255,7 +255,7 @@ static fsdp_status check_ratio(const fsdp_source *source, const fsdp_source_tens
 
 /* --- sealing ---------------------------------------------------------------------------------- */
 
-static fsdp_status seal_tensor(fsdp_source *source, size_t number, fsdp_error *err)
+static fsdp_status complete_tensor(fsdp_source *source, size_t number, fsdp_error *err)
 {
     fsdp_source_tensor *tensor = &source->tensors[number];
     chunk_order *order = &source->orders[number];
@@ -327,14 +327,14 @@ static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err)
+fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err)
 {
-    if (source->is_sealed || source->chunk_count > UINT32_MAX)
+    if (source->is_complete || source->chunk_count > UINT32_MAX)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be sealed");
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
-        FSDP_TRY(seal_tensor(source, i, err));
+        FSDP_TRY(complete_tensor(source, i, err));
     fsdp_source_sort_missing(source);
-    source->is_sealed = true;
+    source->is_complete = true;
     return FSDP_OK;
 }

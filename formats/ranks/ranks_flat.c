@@ -2,9 +2,9 @@
  * FSDP1's local state dicts: one flat tensor per unit, each rank with its range of it, and beside them what
  * FlatParamShardMetadata says: which parameters, and which of their elements, lie in that range. Where the
  * parameters begin is not said: they follow one another, with padding when addresses were aligned, and
- * every rank's ranges have to come out. See rankset.h.
+ * every rank's ranges have to come out. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +67,7 @@ static fsdp_status read_strides(const torch_archive *archive, const columns *fro
     return count == param->ndim ? FSDP_OK : bad_metadata(archive, err);
 }
 
-static fsdp_status read_param(rank_set *set, const torch_archive *archive, const columns *from,
+static fsdp_status read_param(rank_files *set, const torch_archive *archive, const columns *from,
                               size_t number, rank_flat_param *param, fsdp_error *err)
 {
     const fsdp_pickle *pickle = &archive->pickle;
@@ -92,10 +92,10 @@ static fsdp_status read_param(rank_set *set, const torch_archive *archive, const
     return is_good ? FSDP_OK : bad_metadata(archive, err);
 }
 
-fsdp_status rank_set_object(void *user, torch_archive *archive, const char *name, size_t name_size,
-                            fsdp_node node, bool *taken_out, fsdp_error *err)
+fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name,
+                              size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
 {
-    rank_set *set = user;
+    rank_files *set = user;
     columns from = {0};
     *taken_out = strcmp(torch_class_name(archive, node), "FlatParamShardMetadata") == 0;
     if (!*taken_out)
@@ -173,7 +173,7 @@ static bool split_name(const rank_flat *flat, flat_unit *unit)
     return false;
 }
 
-static size_t find_entry(const rank_set *set, const fsdp_text *name)
+static size_t find_entry(const rank_files *set, const fsdp_text *name)
 {
     const uint64_t *number = name->failed || !name->data
                                  ? NULL
@@ -192,7 +192,7 @@ static void spell(fsdp_text *out, const flat_unit *unit, const char *root, size_
 }
 
 /* Gives every unit its flat tensor below the root; false when one has none. */
-static bool try_root(const rank_set *set, flat_unit *units, size_t count, const char *root,
+static bool try_root(const rank_files *set, flat_unit *units, size_t count, const char *root,
                      size_t root_size)
 {
     fsdp_text name = {0};
@@ -208,7 +208,7 @@ static bool try_root(const rank_set *set, flat_unit *units, size_t count, const 
 }
 
 /* The shortest name below which all units have a flat tensor. */
-static bool find_root(const rank_set *set, flat_unit *units, size_t count, const char **root_out,
+static bool find_root(const rank_files *set, flat_unit *units, size_t count, const char **root_out,
                       size_t *size_out)
 {
     size_t place = units[0].place.size, unit = units[0].unit.size, best = SIZE_MAX;
@@ -389,7 +389,7 @@ static void memory_order(const rank_flat_param *param, int *order)
 }
 
 typedef struct flat_piece {
-    rank_set *set;
+    rank_files *set;
     rank_entry *entry; /* of the parameter */
     const rank_flat_param *param;
     int rank;
@@ -415,8 +415,8 @@ static fsdp_status add_box(const flat_piece *piece, const fsdp_box *box, const i
     chunk.len = len;
     chunk.strides = strides;
     chunk.offset += at * step;
-    return rank_set_add_chunk(piece->set, &piece->entry->readings[RANK_ORDERED], piece->rank,
-                              box->ndim, &chunk, err);
+    return rank_files_add_chunk(piece->set, &piece->entry->readings[RANK_ORDERED], piece->rank,
+                                box->ndim, &chunk, err);
 }
 
 static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
@@ -436,7 +436,7 @@ static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status add_pieces(rank_set *set, size_t number, const placed_param *placed,
+static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param *placed,
                               const ranged_flat *ranged, size_t count, fsdp_error *err)
 {
     for (size_t i = 0; i < count; i++)
@@ -455,14 +455,14 @@ static fsdp_status add_pieces(rank_set *set, size_t number, const placed_param *
 }
 
 /* The pieces that a rank lists under the parameter's own name. */
-static void hide_pieces(rank_set *set, const fsdp_text *name)
+static void hide_pieces(rank_files *set, const fsdp_text *name)
 {
     size_t number = find_entry(set, name);
     if (number != 0 && !set->entries[number].is_spread)
         set->entries[number].is_hidden = true;
 }
 
-static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const char *root,
+static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit, const char *root,
                                    size_t root_size, const flat_layout *layout,
                                    const ranged_flat *ranged, size_t count, fsdp_error *err)
 {
@@ -477,10 +477,10 @@ static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const c
             break;
         }
         hide_pieces(set, &name);
-        st = rank_set_new_entry(set, name.data ? name.data : "", name.size, &number, err);
+        st = rank_files_new_entry(set, name.data ? name.data : "", name.size, &number, err);
         if (st == FSDP_OK)
-            st = rank_set_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
-                                 placed->param->ndim, placed->param->shape, err);
+            st = rank_files_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
+                                   placed->param->ndim, placed->param->shape, err);
         if (st == FSDP_OK)
             st = add_pieces(set, number, placed, ranged, count, err);
     }
@@ -489,7 +489,7 @@ static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const c
     return st;
 }
 
-static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *root,
+static fsdp_status take_unit(rank_files *set, const flat_unit *unit, const char *root,
                              size_t root_size, fsdp_error *err)
 {
     const rank_entry *entry = &set->entries[unit->entry];
@@ -500,7 +500,7 @@ static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *r
     if (st == FSDP_OK)
         st = list_params(ranged, count, &layout, err);
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
-        st = rank_set_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
+        st = rank_files_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
     if (st == FSDP_OK)
         st = find_begins(entry, ranged, count, &layout, err);
     if (st == FSDP_OK)
@@ -511,7 +511,7 @@ static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *r
 }
 
 /* What lay in the root is named as if that were everything: PLACE.ROOT.x becomes PLACE.x. */
-static fsdp_status strip_root(rank_set *set, const flat_unit *unit, const char *root,
+static fsdp_status strip_root(rank_files *set, const flat_unit *unit, const char *root,
                               size_t root_size, fsdp_error *err)
 {
     size_t place = unit->place.size;
@@ -534,7 +534,7 @@ static fsdp_status strip_root(rank_set *set, const flat_unit *unit, const char *
 }
 
 /* Metadata of something that is not here is listed as an object. */
-static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t count,
+static fsdp_status list_objects(rank_files *set, const flat_unit *units, size_t count,
                                 fsdp_error *err)
 {
     static const char class[] = "torch.distributed.fsdp._flat_param.FlatParamShardMetadata";
@@ -543,8 +543,8 @@ static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t co
             fsdp_value value = {0};
             set->rank = units[i].flats[f].rank;
             FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, class, sizeof class - 1, err));
-            fsdp_status st = rank_set_value(set, NULL, 0, units[i].flats[f].name,
-                                            units[i].flats[f].name_size, &value, err);
+            fsdp_status st = rank_files_value(set, NULL, 0, units[i].flats[f].name,
+                                              units[i].flats[f].name_size, &value, err);
             fsdp_value_release(&value);
             FSDP_TRY(st);
         }
@@ -552,7 +552,7 @@ static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t co
 }
 
 /* Units of one place. */
-static fsdp_status take_units(rank_set *set, flat_unit *units, size_t count, bool are_named,
+static fsdp_status take_units(rank_files *set, flat_unit *units, size_t count, bool are_named,
                               fsdp_error *err)
 {
     const char *root = "";
@@ -573,7 +573,7 @@ static bool same_place(const flat_unit *a, const flat_unit *b)
            (a->place.size == 0 || memcmp(a->place.data, b->place.data, a->place.size) == 0);
 }
 
-fsdp_status rank_set_take_apart(rank_set *set, fsdp_error *err)
+fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err)
 {
     size_t count = 0;
     bool are_named = true;

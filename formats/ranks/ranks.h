@@ -1,24 +1,24 @@
 /*
  * Rank sets: one torch.save file per rank, put together into one catalog without the world they came from.
  *
- *   names -> rankset_name.c (which files are a set, and whose)
- *         -> rankset_read.c (the walk through one file after the other)
- *         -> rankset_mesh.c (where a rank sits)   rankset_place.c (the boxes that placements give it)
- *         -> rankset_dist.c (DTensor, ShardedTensor: boxes of the whole)
- *         -> rankset_plain.c (what every rank has: the same, or each its own)
- *         -> rankset_flat.c (FSDP1's flat parameters, taken apart)
- *         -> rankset_merge.c (replicas left out, missing ranks) -> the builder of the source
+ *   names -> rank_names.c (which files are a set, and whose)
+ *         -> ranks_read.c (the walk through one file after the other)
+ *         -> ranks_mesh.c (where a rank sits)   ranks_place.c (the boxes that placements give it)
+ *         -> ranks_dist.c (DTensor, ShardedTensor: boxes of the whole)
+ *         -> ranks_plain.c (what every rank has: the same, or each its own)
+ *         -> ranks_flat.c (FSDP1's flat parameters, taken apart)
+ *         -> ranks_merge.c (replicas left out, missing ranks) -> the builder of the source
  *
  * A pickle is let go before the next file is opened; what is kept of it are boxes and places of bytes.
  */
-#ifndef FSDP_RANKSET_H
-#define FSDP_RANKSET_H
+#ifndef FSDP_RANKS_H
+#define FSDP_RANKS_H
 
 #include "formats/source/rank_names.h"
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
 
-/* --- rankset_mesh.c --- */
+/* --- ranks_mesh.c --- */
 
 enum { RANK_MESH_DIMS = 16, RANK_MESH_LIMIT = 1 << 20 };
 
@@ -37,7 +37,7 @@ typedef struct rank_mesh {
 fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, int rank, rank_mesh *mesh_out,
                            int64_t *coordinate_out, bool *sits_out, fsdp_error *err);
 
-/* --- rankset_place.c --- */
+/* --- ranks_place.c --- */
 
 typedef struct rank_placement {
     enum { RANK_REPLICATE, RANK_SHARD, RANK_STRIDED } kind;
@@ -144,7 +144,7 @@ typedef struct rank_seat {
     size_t mesh;
 } rank_seat;
 
-typedef struct rank_set {
+typedef struct rank_files {
     fsdp_source *source;
     torch_memory *memory;
     const char *where;         /* the pattern, for messages */
@@ -169,38 +169,38 @@ typedef struct rank_set {
 
     rank_flat *flats;
     size_t flat_count, flat_room;
-} rank_set;
+} rank_files;
 
 /* FSDP_ERR_LIMIT when the files ask for more steps than any checkpoint takes. */
-fsdp_status rank_set_spend(rank_set *set, size_t steps, fsdp_error *err);
+fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err);
 /* The rank at hand is in the mesh; takes mesh->ranks. */
-fsdp_status rank_set_seat(rank_set *set, rank_mesh *mesh, bool sits, size_t *number_out, fsdp_error *err);
+fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t *number_out, fsdp_error *err);
 /* The entry of a name for the rank at hand. */
-fsdp_status rank_set_entry(rank_set *set, const char *name, size_t name_size, rank_entry **entry_out,
+fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size, rank_entry **entry_out,
                            fsdp_error *err);
 /* A fresh entry that no file's name leads to. Entries may move. */
-fsdp_status rank_set_new_entry(rank_set *set, const char *name, size_t name_size, size_t *number_out,
+fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_size, size_t *number_out,
                                fsdp_error *err);
 /* Copies the chunk into the arena. */
-fsdp_status rank_set_add_chunk(rank_set *set, rank_chunks *chunks, int rank, int ndim,
+fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank, int ndim,
                                const fsdp_source_chunk *chunk, fsdp_error *err);
 /* The first rank's word of a whole tensor's dtype and shape counts, the others must agree. */
-fsdp_status rank_set_spread(rank_set *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
+fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
                             const int64_t *shape, fsdp_error *err);
 
-/* --- rankset_dist.c, rankset_plain.c, rankset_flat.c: as torch_visitor has them, user is the set --- */
+/* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: as torch_visitor has them, user is the set --- */
 
-fsdp_status rank_set_distributed(void *user, torch_archive *archive, const char *name, size_t name_size,
+fsdp_status rank_files_distributed(void *user, torch_archive *archive, const char *name, size_t name_size,
                                  const torch_wrapper *wrapper, fsdp_error *err);
-fsdp_status rank_set_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
+fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
                             torch_tensor *tensor, fsdp_error *err);
-fsdp_status rank_set_value(void *user, const torch_archive *archive, fsdp_node node, const char *name,
+fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node node, const char *name,
                            size_t name_size, fsdp_value *value, fsdp_error *err);
-fsdp_status rank_set_object(void *user, torch_archive *archive, const char *name, size_t name_size,
+fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name, size_t name_size,
                             fsdp_node node, bool *taken_out, fsdp_error *err);
 void rank_items_release(rank_entry *entry);
 
-/* --- rankset_compare.c --- */
+/* --- ranks_compare.c --- */
 
 /* Bytes behind the tensor's first element, wherever they are kept. */
 fsdp_status rank_tensor_pread(fsdp_source *source, const torch_tensor *tensor, int64_t offset, void *data,
@@ -212,11 +212,11 @@ fsdp_status rank_same_elements(fsdp_source *source, const torch_tensor *a, const
                                bool *same_out, fsdp_error *err);
 
 /* Makes entries of the parameters in flat ones, and hides those and their pieces. */
-fsdp_status rank_set_take_apart(rank_set *set, fsdp_error *err);
+fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);
 
-/* --- rankset_merge.c --- */
+/* --- ranks_merge.c --- */
 
 /* Everything was read: adds what was found to the source. */
-fsdp_status rank_set_merge(rank_set *set, fsdp_error *err);
+fsdp_status rank_files_merge(rank_files *set, fsdp_error *err);
 
 #endif

@@ -2,9 +2,9 @@
  * From placements to boxes. PyTorch has two readings of _StridedShard, which agree where sizes divide: as the
  * order in which mesh dims cut a tensor (FSDP on top of tensor parallelism), and from left to right with
  * every rank taking rows of several pieces. Which one a program followed shows in the sizes of its pieces.
- * See rankset.h.
+ * See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /*
  * DeviceMesh: which ranks share a tensor, and where one of them sits. Since 2.10 a mesh is a layout (sizes
- * and strides) over the ranks of its root mesh, before it was a tensor of ranks. See rankset.h.
+ * and strides) over the ranks of its root mesh, before it was a tensor of ranks. See ranks.h.
  */
 #include "base/core/bytes.h"
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Are two tensors the same? Their bytes are compared in the files, a block at a time. See rankset.h. */
-#include "formats/ranks/rankset.h"
+/* Are two tensors the same? Their bytes are compared in the files, a block at a time. See ranks.h. */
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 

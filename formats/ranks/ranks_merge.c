@@ -1,8 +1,8 @@
 /*
  * All files were read: which ranks are missing and whether that matters, which reading of placements holds,
- * which boxes are replicas; then the source gets its tensors and values. See rankset.h.
+ * which boxes are replicas; then the source gets its tensors and values. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static const char *shown_name(const rank_entry *entry, char *out, size_t room)
 
 /* --- missing ranks ------------------------------------------------------------------------------ */
 
-static bool is_present(const rank_set *set, int64_t rank)
+static bool is_present(const rank_files *set, int64_t rank)
 {
     size_t lo = 0, hi = set->group->count;
     while (lo < hi) {
@@ -38,7 +38,7 @@ static bool holds(const rank_mesh *mesh, int64_t rank)
 
 /* Does another rank, all of whose meshes hold this one, stand for it? Then every tensor it had is known, and
  * has to be complete without it. */
-static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_error *err)
+static fsdp_status find_peer(rank_files *set, int64_t rank, bool *found_out, fsdp_error *err)
 {
     *found_out = false;
     for (size_t from = 0, next; from < set->seat_count && !*found_out; from = next) {
@@ -46,7 +46,7 @@ static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_
         for (next = from; next < set->seat_count && set->seats[next].rank == set->seats[from].rank;
              next++) {
             const rank_mesh *mesh = &set->meshes[set->seats[next].mesh];
-            FSDP_TRY(rank_set_spend(set, is_peer ? mesh->count : 1, err));
+            FSDP_TRY(rank_files_spend(set, is_peer ? mesh->count : 1, err));
             is_peer = is_peer && holds(mesh, rank);
         }
         *found_out = is_peer;
@@ -54,7 +54,7 @@ static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *lost,
+static fsdp_status fail_missing(const rank_files *set, int64_t rank, const char *lost,
                                 fsdp_error *err)
 {
     const char *pattern = set->group->pattern;
@@ -66,7 +66,7 @@ static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *l
 }
 
 /* The first one that no other rank stands for is an error; *missing_out is the first one of all, or -1. */
-static fsdp_status look_for_missing(rank_set *set, int64_t *missing_out, fsdp_error *err)
+static fsdp_status look_for_missing(rank_files *set, int64_t *missing_out, fsdp_error *err)
 {
     *missing_out = -1;
     for (int64_t rank = 0; rank < set->world; rank++) {
@@ -81,7 +81,7 @@ static fsdp_status look_for_missing(rank_set *set, int64_t *missing_out, fsdp_er
     return FSDP_OK;
 }
 
-static fsdp_status settle_world(rank_set *set, fsdp_error *err)
+static fsdp_status settle_world(rank_files *set, fsdp_error *err)
 {
     const rank_group *group = set->group;
     int64_t highest = group->files[group->count - 1].rank;
@@ -133,7 +133,7 @@ static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
 }
 
 /* Sizes of pieces decide between the readings. */
-static fsdp_status choose_reading(rank_set *set, rank_entry *entry, rank_chunks **chunks_out,
+static fsdp_status choose_reading(rank_files *set, rank_entry *entry, rank_chunks **chunks_out,
                                   fsdp_error *err)
 {
     bool ordered = !entry->readings[RANK_ORDERED].fails;
@@ -153,7 +153,7 @@ static fsdp_status choose_reading(rank_set *set, rank_entry *entry, rank_chunks 
     return FSDP_OK;
 }
 
-static fsdp_status check_whole(rank_set *set, const rank_entry *entry, const rank_chunks *chunks,
+static fsdp_status check_whole(rank_files *set, const rank_entry *entry, const rank_chunks *chunks,
                                int64_t missing, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
@@ -172,7 +172,7 @@ static fsdp_status check_whole(rank_set *set, const rank_entry *entry, const ran
 }
 
 /* Leaves one reading, and one chunk for each box. */
-static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
+static fsdp_status settle_boxes(rank_files *set, int64_t missing, fsdp_error *err)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
@@ -194,7 +194,7 @@ static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
 
 /* --- into the source ---------------------------------------------------------------------------- */
 
-static fsdp_status add_spread(rank_set *set, const rank_entry *entry, fsdp_error *err)
+static fsdp_status add_spread(rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
     const rank_chunks *chunks = &entry->readings[RANK_ORDERED];
     size_t number;
@@ -205,7 +205,7 @@ static fsdp_status add_spread(rank_set *set, const rank_entry *entry, fsdp_error
     return FSDP_OK;
 }
 
-static fsdp_status add_tensor(rank_set *set, const rank_entry *entry, const char *name,
+static fsdp_status add_tensor(rank_files *set, const rank_entry *entry, const char *name,
                               torch_tensor *tensor, size_t *number_out, fsdp_error *err)
 {
     torch_archive into = {.source = set->source, .memory = set->memory};
@@ -213,7 +213,7 @@ static fsdp_status add_tensor(rank_set *set, const rank_entry *entry, const char
 }
 
 /* What the item is, as a part of a value; the item's own goes over. */
-static fsdp_status take_item(rank_set *set, const rank_entry *entry, rank_item *item,
+static fsdp_status take_item(rank_files *set, const rank_entry *entry, rank_item *item,
                              fsdp_value *value, fsdp_error *err)
 {
     size_t number;
@@ -228,10 +228,10 @@ static fsdp_status take_item(rank_set *set, const rank_entry *entry, rank_item *
 }
 
 /* {"per_rank": [...]}: the first item is everyone's that has the same. */
-static fsdp_status add_differing(rank_set *set, rank_entry *entry, fsdp_value *value,
+static fsdp_status add_differing(rank_files *set, rank_entry *entry, fsdp_value *value,
                                  fsdp_error *err)
 {
-    FSDP_TRY(rank_set_spend(set, (size_t)set->world, err));
+    FSDP_TRY(rank_files_spend(set, (size_t)set->world, err));
     FSDP_TRY(fsdp_value_set_per_rank(value, (size_t)set->world, err));
     fsdp_value *list = fsdp_value_per_rank(value)->as.list.items;
     const fsdp_value *first = &list[entry->items[0].rank];
@@ -243,7 +243,7 @@ static fsdp_status add_differing(rank_set *set, rank_entry *entry, fsdp_value *v
     return FSDP_OK;
 }
 
-static fsdp_status add_plain(rank_set *set, rank_entry *entry, fsdp_error *err)
+static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err)
 {
     bool differs = false;
     fsdp_value value = {0};
@@ -261,13 +261,13 @@ static fsdp_status add_plain(rank_set *set, rank_entry *entry, fsdp_error *err)
     return st;
 }
 
-fsdp_status rank_set_merge(rank_set *set, fsdp_error *err)
+fsdp_status rank_files_merge(rank_files *set, fsdp_error *err)
 {
     int64_t missing;
     FSDP_TRY(settle_world(set, err));
     FSDP_TRY(look_for_missing(set, &missing, err));
     FSDP_TRY(settle_boxes(set, missing, err));
-    FSDP_TRY(rank_set_take_apart(set, err));
+    FSDP_TRY(rank_files_take_apart(set, err));
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
         if (entry->is_hidden)

@@ -27,8 +27,8 @@
  * the elements: 'b' u8, 'i' i64, 'u' u64, 'f' f64, 'z' 2 x f64, 's' text.
  * path, name, text: u32 size and the bytes. Numbers are as the processor has them.
  */
-#ifndef FSDP_HDF5_WIRE_H
-#define FSDP_HDF5_WIRE_H
+#ifndef FSDP_HDF5_PROTOCOL_H
+#define FSDP_HDF5_PROTOCOL_H
 
 #include <fsdp/box.h>
 #include <fsdp/status.h>
@@ -37,17 +37,17 @@
 
 enum {
     FSDP_H5_FILE_ROOM = 1 << 20,         /* of the shared memory, for bytes of the file */
-    FSDP_H5_SAID_ROOM = 4 << 20,         /* for what the child says */
-    FSDP_H5_SHARED = FSDP_H5_FILE_ROOM + FSDP_H5_SAID_ROOM
+    FSDP_H5_REPLY_ROOM = 4 << 20,         /* for what the child says */
+    FSDP_H5_SHARED = FSDP_H5_FILE_ROOM + FSDP_H5_REPLY_ROOM
 };
 
-typedef enum fsdp_h5_word {
+typedef enum fsdp_h5_message_kind {
     FSDP_H5_LIST = 1, FSDP_H5_READ, FSDP_H5_BYTES, FSDP_H5_GO_ON,
     FSDP_H5_READY, FSDP_H5_NEED, FSDP_H5_PART, FSDP_H5_DONE, FSDP_H5_FAILED
-} fsdp_h5_word;
+} fsdp_h5_message_kind;
 
 typedef struct fsdp_h5_message {
-    uint32_t word;
+    uint32_t kind;
     uint32_t status;           /* FAILED: an fsdp_status */
     int64_t number;            /* READ: the dataset; NEED: the offset in the file */
     int64_t size;              /* NEED, BYTES, PART, DONE, FAILED: bytes in shared memory; READ: to keep */
