@@ -1,4 +1,4 @@
-/* The true names of what a format could not spell, read back. */
+/* Reads the true names of escaped ones. See escaped_names.h. */
 #include "formats/source/escaped_names.h"
 
 #include "base/data/json.h"

@@ -1,4 +1,4 @@
-/* The foreign formats by name, each defined in its own file; detect.c holds the table. */
+/* The table entries of the foreign formats, each defined in its own file; detect.c lists them. */
 #ifndef FSDP_FOREIGN_H
 #define FSDP_FOREIGN_H
 
