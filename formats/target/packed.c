@@ -1,6 +1,6 @@
 /*
- * What all formats that are written have in common: names are unique, every element is written exactly
- * once, checksums of pieces in any order become one, and nothing stays behind when something fails.
+ * The parts that all packed formats share: unique names, every element written exactly once,
+ * checksums of pieces in any order combined into one, and no files left behind after a failure.
  */
 #include "formats/target/packed_internal.h"
 #include "kernels/kernels.h"
@@ -61,7 +61,7 @@ static void release(fsdp_packed *target)
     fsdp_free(target);
 }
 
-/* Copies a name that must be new. */
+/* Copies a name, which must be new. */
 static fsdp_status take_name(fsdp_packed *target, const char **name, size_t size, fsdp_error *err)
 {
     char shown[200];
@@ -151,7 +151,8 @@ fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_e
 
 /* --- names that the format cannot spell ------------------------------------------------------- */
 
-/* '%' and NUL escaped, then the first character, and at last a hash of the name. */
+/* Escapes '%' and NUL; when the format still refuses the name, its first character; at last
+ * appends a hash of the name. */
 static void escape(const fsdp_packed_format *format, const char *name, size_t size, fsdp_text *out)
 {
     for (size_t i = 0; i < size; i++) {
@@ -270,7 +271,7 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
 
 /* --- what was written ------------------------------------------------------------------------- */
 
-/* The second part of a range joins the first one. */
+/* Joins range `second` to the adjacent one before it. */
 static void join(const target_tensor *tensor, target_range *first, const target_range *second)
 {
     int64_t size = second->count * (int64_t)fsdp_dtype_size(tensor->what.dtype);
@@ -278,7 +279,7 @@ static void join(const target_tensor *tensor, target_range *first, const target_
     first->count += second->count;
 }
 
-/* Puts a range where it belongs, joined with its neighbours. */
+/* Inserts a range in order and joins it with its neighbours. */
 static fsdp_status insert_range(target_tensor *tensor, target_range range, fsdp_error *err)
 {
     size_t low = 0, high = tensor->range_count;
