@@ -1,6 +1,7 @@
 /*
- * NumPy's arrays as a source: one .npy file, or the members of an .npz. Numeric arrays are tensors, in
- * whatever order and byte order they lie; all others are values that say of what they are arrays.
+ * NumPy arrays as a source: one .npy file, or the members of an .npz. Numeric arrays become
+ * tensors, in any element order and byte order; all others become values that describe their
+ * type.
  */
 #include "base/core/bytes.h"
 #include "formats/source/source_formats.h"
@@ -36,7 +37,7 @@ static fsdp_status read_at(const array_place *place, void *data, size_t size, in
 
 /* --- one array -------------------------------------------------------------------------------- */
 
-/* Reads and parses the header; *data_out is where the elements begin. */
+/* Reads and parses the header; *data_out is the offset of the elements. */
 static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t *data_out,
                                fsdp_error *err)
 {
@@ -60,7 +61,7 @@ static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t 
     return status;
 }
 
-/* The elements must be all that follows the header. */
+/* The elements must fill the rest of the array exactly. */
 static fsdp_status check_size(const array_place *place, const fsdp_npy *npy, int64_t data,
                               fsdp_error *err)
 {
@@ -106,7 +107,7 @@ static fsdp_status add_array(const array_place *place, const fsdp_npy *npy, int6
 static fsdp_status add_opaque(const array_place *place, const char *text, fsdp_error *err)
 {
     fsdp_value value = {.kind = FSDP_VALUE_NULL};
-    char shown[200]; /* what stands in a header need not be UTF-8 */
+    char shown[200]; /* the text of a header need not be UTF-8 */
     fsdp_printable(text, strlen(text), shown, sizeof shown);
     FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, shown, strlen(shown), err));
     fsdp_status status =
@@ -191,7 +192,7 @@ static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entr
     return add_one(&place, err);
 }
 
-/* The array of the true names of others. */
+/* Reads the array that holds the true names of escaped members. */
 static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_zip_entry *entry,
                                       fsdp_escaped_names *escaped, fsdp_error *err)
 {
@@ -277,7 +278,7 @@ static fsdp_status open_npy(const fsdp_probe *probe, fsdp_source **source_out, f
     return finish(source, status, source_out, err);
 }
 
-/* A zip whose first member is called like an array; or one without members. */
+/* A bid for a zip whose first member is named like an array, or that has no members. */
 static int bid_npz(const fsdp_probe *probe)
 {
     enum { LOCAL_HEADER = 30, EMPTY_ZIP = 22 };

@@ -1,7 +1,7 @@
 /*
- * NumPy's arrays as a target: members of an .npz, stored and with their data at multiples of 64 bytes, or
- * one .npy. A zip keeps the CRC of each member twice: in front of it, where it is put in the end, and in the
- * directory behind all members. The mirror of npz_read.c.
+ * NumPy arrays as a target: members of an .npz, stored and with their data at multiples of 64
+ * bytes, or one .npy. A zip stores the CRC of each member twice: in front of it, where finish
+ * writes it, and in the directory behind all members. The mirror of npz_read.c.
  */
 #include "formats/target/packed_internal.h"
 #include "formats/zip/zip.h"
@@ -15,7 +15,7 @@
 enum {
     ALIGNMENT = 64,
     PREFIX = 10,        /* magic, version, length */
-    GROWTH_DIGITS = 21, /* NumPy leaves room for a longer first dim */
+    GROWTH_DIGITS = 21, /* NumPy leaves room to lengthen the first dim */
     LONGEST_NAME = 65535,
     SUFFIX = 4 /* ".npy" */
 };
@@ -28,7 +28,7 @@ static bool holds_dtype(fsdp_dtype dtype)
 
 static const char names_array[] = "%names";
 
-/* Python ends a member's name at a NUL. */
+/* Python cuts a member's name at a NUL. */
 static bool holds_name(const char *name, size_t size)
 {
     bool is_ours = size == strlen(names_array) && memcmp(name, names_array, size) == 0;
@@ -69,7 +69,8 @@ static void add_header(fsdp_text *out, const fsdp_packed_tensor *what)
 
 /* --- the archive ------------------------------------------------------------------------------ */
 
-/* What stands before the data of a tensor whose local header is at `header`: that, and the array's own. */
+/* The bytes in front of a tensor's data, for a local header at `header`: the local header and
+ * the array's. */
 static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor, int64_t header,
                              uint32_t crc, fsdp_text *head, fsdp_zip_member *member,
                              fsdp_error *err)
@@ -97,7 +98,7 @@ static fsdp_status make_head(const fsdp_packed *target, const target_tensor *ten
     return status;
 }
 
-/* Only where everything comes to lie, and how large what stands behind it is. */
+/* Computes the offsets of all members and the size of the directory; writes nothing. */
 static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_error *err)
 {
     fsdp_text head = {0}, directory = {0};
@@ -125,7 +126,7 @@ static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_er
     return status;
 }
 
-/* The true names are an array of the archive like the others. */
+/* Adds the true names as one more array of the archive. */
 static fsdp_status add_names(fsdp_packed *target, size_t *number_out, fsdp_error *err)
 {
     int64_t size = (int64_t)target->escaped_names.size;
@@ -151,7 +152,7 @@ static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
                      : FSDP_OK;
 }
 
-/* Writes what stands before each tensor, and what stands behind them all. */
+/* Writes the headers of all members and the directory. */
 static fsdp_status put_members(fsdp_packed *target, fsdp_text *head, fsdp_text *directory,
                                fsdp_error *err)
 {
