@@ -1,6 +1,7 @@
 /*
- * The child: libhdf5 behind walls. It is forked with libhdf5 ready and its lock held by the thread that
- * forked, which here is the only one; it serves one request at a time until its parent is gone.
+ * The child process that runs libhdf5, inside a sandbox. It is forked with libhdf5 initialised
+ * and its lock held by the forking thread, which is its only thread. It serves one request at a
+ * time until the parent closes the channel.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -109,7 +110,7 @@ static herr_t take_reason(unsigned depth, const H5E_error2_t *entry, void *user)
     return 0;
 }
 
-/* Of the library that runs, which need not be the one we were built with. */
+/* The version of the running library, which may differ from that of the build. */
 static const char *library_version(void)
 {
     static char text[32];
@@ -140,7 +141,7 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-/* A dataset that is opened by its address has the chunk cache that the file was opened with. */
+/* A dataset that is opened by its address gets the chunk cache with which the file was opened. */
 static fsdp_status open_file(fsdp_h5_child *child, size_t cache, fsdp_error *err)
 {
     enum { SLOTS = 4093, UNUSED = 0 };
@@ -167,8 +168,8 @@ static void close_file(fsdp_h5_child *child)
 
 /* --- reading a box ---------------------------------------------------------------------------- */
 
-/* What libhdf5 should keep of a dataset: a row of chunks, so that boxes which cut through them do not have
- * them unpacked again and again; at least one chunk, at most `most` bytes. */
+/* The cache for a dataset: a row of chunks, so that boxes that cut through chunks do not decode
+ * them again and again; at least one chunk, at most `most` bytes. */
 static size_t wanted_cache(hid_t dataset, int64_t most)
 {
     hsize_t chunk[H5S_MAX_RANK], dims[H5S_MAX_RANK];
@@ -226,7 +227,7 @@ static void swap_elements(unsigned char *data, size_t size, size_t element_size)
     }
 }
 
-/* A filter that is unknown is named by its number; libhdf5 says only that one is missing. */
+/* Names an unknown filter by its number; libhdf5 reports only that one is missing. */
 static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
 {
     hid_t creation = H5Dget_create_plist(dataset);
@@ -248,7 +249,7 @@ static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
     return fsdp_h5_child_fail(err, "cannot read it");
 }
 
-/* The bits as they are: the type in memory is the type in the file. */
+/* Reads the bits without conversion: the memory type is the file type. */
 static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes,
                                  hid_t type, hid_t space, fsdp_error *err)
 {
@@ -258,7 +259,7 @@ static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size
         len[d] = (hsize_t)box->len[d];
     }
     hid_t memory = H5Screate_simple(box->ndim, len, NULL);
-    /* what has no fill value is not touched by libhdf5 */
+    /* libhdf5 leaves elements without fill value untouched */
     memset(child->reply, 0, bytes);
     bool ok =
         memory >= 0 &&
@@ -313,7 +314,7 @@ static void serve(fsdp_h5_child *child, const fsdp_h5_message *request)
         say_failure(child, status, &err);
 }
 
-/* Plugins are code that a file would choose. */
+/* Disables plugins: a file could choose their code. */
 static fsdp_status prepare(fsdp_h5_child *child, fsdp_error *err)
 {
     FSDP_TRY(fsdp_hdf5_sandbox_enter(&child->channel, err));

@@ -1,6 +1,4 @@
-/*
- * What the child tells of one object: a dataset's type, shape and place, or its text; and attributes.
- */
+/* The listing of one object: type, shape and offset of a dataset, or its text; and attributes. */
 #include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
@@ -54,7 +52,7 @@ static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
         fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
 }
 
-/* Text of fixed size ends at a zero byte, or at its last byte that is none. */
+/* Text of fixed size ends at a zero byte, or at its last byte other than padding. */
 static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count, size_t size,
                             H5T_str_t padding)
 {
@@ -68,7 +66,7 @@ static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count
 
 /* --- text datasets ---------------------------------------------------------------------------- */
 
-/* Text of varying length as memory has it: pointers. */
+/* The memory type of text of variable length: pointers. */
 static hid_t text_in_memory(hid_t type)
 {
     hid_t memory = H5Tcopy(H5T_C_S1);
@@ -137,7 +135,8 @@ static hid_t complex_in_memory(void)
     return type;
 }
 
-/* How an attribute's elements are told, and the type they have in memory; kind 0: not at all. */
+/* The kind under which an attribute's elements are listed, and their memory type; kind 0: not
+ * listed. */
 static hid_t told_as(hid_t type, const fsdp_h5_type_info *info, char *kind_out)
 {
     enum { LARGEST_NUMBER = 8 };
@@ -178,7 +177,8 @@ static void put_elements(fsdp_h5_child *child, const fsdp_h5_type_info *info, hi
     }
 }
 
-/* An attribute that cannot be read is told as such: the tensors beside it are worth more. */
+/* An attribute that cannot be read is listed as unreadable, so that the tensors beside it remain
+ * usable. */
 static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t type, hid_t space)
 {
     enum { MOST_BYTES = 64 << 20 };
@@ -247,7 +247,7 @@ fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *p
     return FSDP_OK;
 }
 
-/* --- what a dataset must not be --------------------------------------------------------------- */
+/* --- unsupported storage ---------------------------------------------------------------------- */
 
 static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
 {
@@ -268,7 +268,7 @@ static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A filter without which nothing can be read, and which is not known. */
+/* Refuses a dataset with a mandatory filter that is unknown. */
 static fsdp_status check_filters(hid_t creation, fsdp_error *err)
 {
     int count = H5Pget_nfilters(creation);
@@ -302,7 +302,8 @@ static fsdp_status check_storage(hid_t creation, fsdp_error *err)
 
 /* --- datasets --------------------------------------------------------------------------------- */
 
-/* The dtype that an attribute names, where HDF5 has no type for it: bytes of ours, 16 bits of Keras. */
+/* The dtype that an attribute names for a type outside HDF5: bytes in native files, 16 bits in
+ * Keras files. */
 static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_info *info)
 {
     enum { LONGEST = 32 };
@@ -333,7 +334,7 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_inf
     return fsdp_dtype_size(dtype) == 1 ? dtype : FSDP_DTYPE_NONE;
 }
 
-/* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
+/* The offset of plain bytes in the file, -1 when libhdf5 must read them. */
 static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
                             size_t element_size)
 {

@@ -1,6 +1,6 @@
 /*
- * What an HDF5 type means to us: the dtype with the same bits, text, or something that stays opaque.
- * The mirror is hdf5_types.c.
+ * Classifies an HDF5 type: the dtype with the same bits, text, or an opaque type. The mirror is
+ * hdf5_types.c.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -9,7 +9,7 @@
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
-/* Every bit counts, in one of the two byte orders. */
+/* True when every bit is used, in one of the two byte orders. */
 static bool is_plain(hid_t type, fsdp_h5_type_info *out)
 {
     size_t size = H5Tget_size(type);
@@ -45,8 +45,9 @@ static void understand_integer(hid_t type, fsdp_h5_type_info *out)
              out->is_signed ? 'i' : 'u', size);
 }
 
-/* Floats as HDF5 describes them: the sign on top, then the exponent, then the mantissa. An HDF5 type does
- * not say which values are infinities, so e4m3 with bias 7 is the usual one without. */
+/* HDF5 floats: the sign on top, then the exponent, then the mantissa. An HDF5 type does not
+ * state which values are infinities, so e4m3 with bias 7 is taken for the usual one, which has
+ * none. */
 static const struct float_layout {
     fsdp_dtype dtype;
     size_t size, exponent_bits, bias;

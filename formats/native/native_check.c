@@ -238,7 +238,7 @@ static fsdp_status judge(const structure *with, fsdp_status status, const fsdp_e
     bool is_fault = status == FSDP_ERR_DAMAGED || status == FSDP_ERR_REFUSED;
     if (status == FSDP_OK)
         return FSDP_OK;
-    if (!is_fault || strstr(found->text, FSDP_HDF5_NO_WALLS)) {
+    if (!is_fault || strstr(found->text, FSDP_HDF5_NO_SANDBOX)) {
         if (err)
             *err = *found;
         return status;
