@@ -64,7 +64,8 @@ void fsdp_h5_discard(fsdp_h5_file *file);
 
 /*
  * --- the view: virtual datasets over the shard files ---
- * Written without libhdf5 (hdf5_emit.h), so it takes no lock. fsdp_h5_view_close finds duplicate links and aliases without a target.
+ * Written without libhdf5 (hdf5_emit.h), so it takes no lock. fsdp_h5_view_close finds duplicate links
+ * and aliases without a target.
  */
 
 /* A part of a virtual dataset: a box, which shows a box of the same size of a dataset in another file. */
