@@ -1,6 +1,6 @@
 /*
- * The index of a shard file: its segment, its place, its hash. What it looks like is in
- * native_index.h; its mirror is the first half of native_read.c.
+ * Writes the index of a shard file: makes the segment, puts it into its place and hashes it.
+ * native_index.h has the layout; the mirror is the first half of native_read.c.
  */
 #include "formats/native/native_write.h"
 
@@ -127,7 +127,8 @@ fsdp_status fsdp_shard_segment(fsdp_shard_writer *w, fsdp_text *text, fsdp_error
     return text->failed ? fsdp_fail_memory(err, "a shard index") : FSDP_OK;
 }
 
-/* An encoded file gets its index dataset now that the size is known, and libhdf5 is done with it. */
+/* Adds the index dataset of an encoded file, whose size is known only now, and closes libhdf5's
+ * file. */
 static fsdp_status close_layout(fsdp_shard_writer *w, int64_t index_size, fsdp_error *err)
 {
     fsdp_h5_file *h5 = w->h5;
@@ -163,7 +164,7 @@ static fsdp_status put_local_index(fsdp_shard_writer *w, fsdp_error *err)
     return st;
 }
 
-/* A large file takes long to reach the disk: part after part, so that others see it go on. */
+/* Syncs a large file part after part, which takes long, so that peers see progress. */
 static fsdp_status sync_in_parts(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
 {
     const int64_t part = 16 << 20;

@@ -1,7 +1,7 @@
 /*
- * Reading a shard file without libhdf5: the index says where every block lies. The mirror is
- * native_write.c. Nothing of the index is believed before it was checked against the file's bounds,
- * although its hash came from the manifest: a hostile manifest is consistent with itself.
+ * Reads a shard file without libhdf5: the index has the place of every block. The mirror is
+ * native_write.c. Every number of the index is checked against the file's bounds although its
+ * hash came from the manifest, because a hostile manifest is consistent with itself.
  */
 #include "formats/native/native_index.h"
 
@@ -12,15 +12,15 @@
 
 typedef struct segment {
     uint32_t rank;
-    size_t first, count; /* its boxes in the reader's array */
+    size_t first, count; /* range of its boxes in the reader's array */
 } segment;
 
 struct fsdp_shard_reader {
     fsdp_file *file;
     char *path;
     int64_t size;
-    int64_t unclaimed; /* while the index is checked: bytes that no box has yet */
-    char *index;       /* the index's bytes, referred to by the boxes */
+    int64_t unclaimed; /* while the index is checked: bytes that no box claims yet */
+    char *index;       /* bytes of the index; boxes point into it */
     fsdp_stored_box *boxes;
     size_t box_count;
     segment *segments;
@@ -29,7 +29,7 @@ struct fsdp_shard_reader {
 
 /* --- checking the index ----------------------------------------------------------------------- */
 
-/* Where the arrays of a segment lie in memory, and how long they are. */
+/* The arrays of a segment in memory, and their lengths. */
 typedef struct segment_view {
     const index_head *head;
     const index_record *records;
@@ -88,7 +88,7 @@ static bool range_inside(uint64_t first, uint64_t count, uint64_t total)
     return first <= total && count <= total - first;
 }
 
-/* The bytes of a raw box: [offset, last byte] inside the file, and no byte in two elements. */
+/* True when the bytes of a raw box lie inside the file and no byte belongs to two elements. */
 static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
 {
     if (box->offset < 0 || box->offset > file_size)
@@ -104,7 +104,7 @@ static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
     return reach <= room;
 }
 
-/* Packed boxes are one run, whatever their strides say elsewhere. */
+/* A packed box must be one run: its strides are the row-major ones. */
 static bool strides_are_packed(const fsdp_stored_box *box)
 {
     int64_t step = (int64_t)box->element_size;
@@ -138,8 +138,8 @@ static bool chunks_are_sound(const fsdp_stored_box *box, int64_t file_size)
     return true;
 }
 
-/* Boxes lie beside each other, so together they cannot take more than the file has. A box or frame
- * that many boxes share would let a small file hold a large tensor. */
+/* Claims the bytes of a box. Boxes do not overlap, so together they cannot claim more bytes than
+ * the file has. Boxes or frames that share bytes would let a small file hold a large tensor. */
 static bool take_file_bytes(fsdp_shard_reader *reader, const fsdp_stored_box *box)
 {
     if (!box->encoded)
@@ -231,7 +231,7 @@ static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_h
     return FSDP_OK;
 }
 
-/* Two walks over the segments: the first counts, the second fills. */
+/* Walks the segments twice: the first walk counts, the second fills. */
 static fsdp_status walk_segments(fsdp_shard_reader *reader, uint64_t size, const fsdp_shard_id *id,
                                  bool fill, fsdp_error *err)
 {
@@ -284,7 +284,7 @@ static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_file_re
     reader->path = fsdp_strndup(path, strlen(path));
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
-    /* A checkpoint holds files; a link could lead out of it. */
+    /* a checkpoint holds plain files; a link could lead out of it */
     unsigned flags = record->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
     FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
