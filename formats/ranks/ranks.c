@@ -1,9 +1,10 @@
-/* What the files of rank sets share: entries by name, boxes, and who sits where. See ranks.h. */
+/* The state shared by the files of this room: entries by name, boxes, and the meshes that ranks
+ * belong to. See ranks.h. */
 #include "formats/ranks/ranks.h"
 
 #include <string.h>
 
-#define MOST_WORK ((int64_t)1 << 31) /* steps: seconds */
+#define MOST_WORK ((int64_t)1 << 31) /* steps: a few seconds */
 
 fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err)
 {
@@ -21,7 +22,7 @@ fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_
                                  size_t *number_out, fsdp_error *err)
 {
     if (set->entry_count == 0)
-        set->entry_count = 1; /* number 0 stands for none */
+        set->entry_count = 1; /* number 0 means "no entry" */
     char *copy = fsdp_arena_strndup(&set->arena, name, name_size);
     if (!copy ||
         !fsdp_grow(&set->entries, &set->entry_room, set->entry_count + 1, sizeof *set->entries))
@@ -32,7 +33,7 @@ fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_
     return FSDP_OK;
 }
 
-/* A file may have a name twice: then the second is the same as the second of the other files. */
+/* A file may hold a name twice: its second entry then matches the second one of the other files. */
 fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size,
                              rank_entry **entry_out, fsdp_error *err)
 {
@@ -117,7 +118,7 @@ fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank,
     return FSDP_OK;
 }
 
-/* --- seats -------------------------------------------------------------------------------------- */
+/* --- mesh membership ---------------------------------------------------------------------------- */
 
 static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
 {

@@ -1,6 +1,6 @@
 /*
- * DTensor and ShardedTensor in the file of one rank: which boxes of the whole its pieces are, held against
- * everything the pickle says about them. See ranks.h.
+ * DTensor and ShardedTensor in the file of one rank: computes the boxes of its pieces and
+ * compares them with everything else that the pickle states about them. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
 
@@ -24,7 +24,7 @@ static fsdp_status bad_piece(const torch_archive *archive, const char *name, siz
                      fsdp_printable(name, name_size, shown, sizeof shown), why);
 }
 
-/* A piece with its elements in a file. */
+/* Reads a piece whose elements are in a file. */
 static fsdp_status read_piece(const torch_archive *archive, fsdp_node node, const char *name,
                               size_t name_size, torch_tensor *piece, fsdp_error *err)
 {
@@ -45,7 +45,7 @@ static bool is_empty(int ndim, const int64_t *len)
     return false;
 }
 
-/* Empty pieces come in several shapes. */
+/* True for equal shapes; empty pieces may have any empty shape. */
 static bool fits(const torch_tensor *piece, int ndim, const int64_t *len)
 {
     if (is_empty(ndim, len))
@@ -85,7 +85,7 @@ static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsd
     return FSDP_OK;
 }
 
-/* A pickle holds each mesh once, tensors refer to it. */
+/* A pickle holds each mesh once, and tensors refer to it. */
 static fsdp_status find_mesh(rank_files *set, const torch_archive *archive, fsdp_node node,
                              const struct seen_mesh **seen_out, fsdp_error *err)
 {
@@ -137,7 +137,8 @@ static fsdp_status read_placement(const torch_archive *archive, fsdp_node node, 
     return FSDP_OK;
 }
 
-/* ShardOrderEntry(tensor_dim, mesh_dims): the order in which mesh dims cut, where it is told. */
+/* ShardOrderEntry(tensor_dim, mesh_dims): the order in which mesh dims cut, where the pickle
+ * states it. */
 static fsdp_status read_entry(const torch_archive *archive, fsdp_node entry, rank_layout *layout,
                               bool *used, fsdp_error *err)
 {
@@ -217,7 +218,7 @@ static fsdp_status add_ordered(const dtensor *at, fsdp_error *err)
     return rank_files_add_chunk(at->set, chunks, at->set->rank, box.ndim, &chunk, err);
 }
 
-/* Does the other reading give the same rows? */
+/* True when the other interpretation gives the same rows. */
 static bool same_as_ordered(const dtensor *at, const rank_runs *runs)
 {
     fsdp_box box;
@@ -229,7 +230,7 @@ static bool same_as_ordered(const dtensor *at, const rank_runs *runs)
     return true;
 }
 
-/* One chunk for every combination of runs. */
+/* Adds one chunk for every combination of runs. */
 static fsdp_status add_runs(const dtensor *at, const rank_runs *runs, fsdp_error *err)
 {
     int ndim = at->entry->ndim;
@@ -344,7 +345,7 @@ static fsdp_status sit_among_all(rank_files *set, int64_t world, fsdp_error *err
     return rank_files_seat(set, &all, true, &number, err);
 }
 
-/* The state: (local shards, metadata, group, spec, init_rrefs). */
+/* The state of the pickle: (local shards, metadata, group, spec, init_rrefs). */
 static fsdp_status check_group(rank_files *set, const torch_archive *archive, fsdp_node state,
                                fsdp_error *err)
 {
@@ -396,7 +397,7 @@ static fsdp_status compare_listed(rank_files *set, const torch_archive *archive,
     return FSDP_OK;
 }
 
-/* A local shard must be one of those that every rank lists, mostly in the order of ranks. */
+/* A local shard must be in the list that every rank has, mostly in the order of ranks. */
 static fsdp_status check_listed(rank_files *set, const torch_archive *archive, fsdp_node list,
                                 const shard_box *box, bool *listed_out, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * All files were read: which ranks are missing and whether that matters, which reading of placements holds,
- * which boxes are replicas; then the source gets its tensors and values. See ranks.h.
+ * Merges the files after all were read: checks for missing ranks, chooses the interpretation of
+ * placements, drops replicas, and fills the source with tensors and values. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
 
@@ -36,8 +36,8 @@ static bool holds(const rank_mesh *mesh, int64_t rank)
     return false;
 }
 
-/* Does another rank, all of whose meshes hold this one, stand for it? Then every tensor it had is known, and
- * has to be complete without it. */
+/* Finds a rank that replaces a missing one: it is in all meshes of the missing rank. Every
+ * tensor of the missing rank is then known, and must be complete without it. */
 static fsdp_status find_peer(rank_files *set, int64_t rank, bool *found_out, fsdp_error *err)
 {
     *found_out = false;
@@ -65,7 +65,8 @@ static fsdp_status fail_missing(const rank_files *set, int64_t rank, const char 
         (long long)rank, pattern + set->group->stem + 3, lost);
 }
 
-/* The first one that no other rank stands for is an error; *missing_out is the first one of all, or -1. */
+/* The first missing rank without a replacement is an error; *missing_out is the first missing
+ * one, or -1. */
 static fsdp_status look_for_missing(rank_files *set, int64_t *missing_out, fsdp_error *err)
 {
     *missing_out = -1;
@@ -116,7 +117,7 @@ static bool same_box(const rank_entry *entry, const rank_chunk *a, const rank_ch
                           memcmp(a->chunk.len, b->chunk.len, bytes) == 0);
 }
 
-/* One of each box, the lowest rank's. */
+/* Keeps one chunk of each box, that of the lowest rank. */
 static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
 {
     size_t kept = 0;
@@ -132,7 +133,7 @@ static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
     chunks->count = kept;
 }
 
-/* Sizes of pieces decide between the readings. */
+/* Chooses the interpretation that matches the sizes of the pieces. */
 static fsdp_status choose_reading(rank_files *set, rank_entry *entry, rank_chunks **chunks_out,
                                   fsdp_error *err)
 {
@@ -161,7 +162,7 @@ static fsdp_status check_whole(rank_files *set, const rank_entry *entry, const r
     for (size_t i = 0; i < chunks->count; i++) {
         fsdp_box box = fsdp_box_whole(entry->ndim, chunks->items[i].chunk.len);
         if (fsdp_add_overflow(count, fsdp_box_count(&box), &count))
-            return FSDP_OK; /* sealing tells */
+            return FSDP_OK; /* fsdp_source_complete reports it */
     }
     if (count >= fsdp_box_count(&whole))
         return FSDP_OK;
@@ -171,7 +172,7 @@ static fsdp_status check_whole(rank_files *set, const rank_entry *entry, const r
     return fail_missing(set, missing, lost, err);
 }
 
-/* Leaves one reading, and one chunk for each box. */
+/* Chooses one interpretation, and keeps one chunk for each box. */
 static fsdp_status settle_boxes(rank_files *set, int64_t missing, fsdp_error *err)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
@@ -186,7 +187,7 @@ static fsdp_status settle_boxes(rank_files *set, int64_t missing, fsdp_error *er
             *chunks = other;
         }
         drop_replicas(entry, &entry->readings[RANK_ORDERED]);
-        if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* sealing tells */
+        if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* reported later */
             FSDP_TRY(check_whole(set, entry, &entry->readings[RANK_ORDERED], missing, err));
     }
     return FSDP_OK;
@@ -212,7 +213,7 @@ static fsdp_status add_tensor(rank_files *set, const rank_entry *entry, const ch
     return torch_tensor_add(&into, name, entry->name_size, tensor, number_out, err);
 }
 
-/* What the item is, as a part of a value; the item's own goes over. */
+/* The item as part of a value; ownership of its data moves there. */
 static fsdp_status take_item(rank_files *set, const rank_entry *entry, rank_item *item,
                              fsdp_value *value, fsdp_error *err)
 {
@@ -227,7 +228,7 @@ static fsdp_status take_item(rank_files *set, const rank_entry *entry, rank_item
     return FSDP_OK;
 }
 
-/* {"per_rank": [...]}: the first item is everyone's that has the same. */
+/* {"per_rank": [...]}: ranks with equal data share the first item. */
 static fsdp_status add_differing(rank_files *set, rank_entry *entry, fsdp_value *value,
                                  fsdp_error *err)
 {

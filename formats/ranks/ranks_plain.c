@@ -1,6 +1,6 @@
 /*
- * Tensors and values that are not spread over ranks: what all ranks have alike is kept once, what differs is
- * kept for each of them. See ranks.h.
+ * Tensors and values that are not distributed: data equal on all ranks is kept once, other data
+ * per rank. See ranks.h.
  */
 #include "formats/ranks/ranks.h"
 
@@ -38,7 +38,7 @@ static fsdp_status named(const rank_entry *entry, fsdp_status status, fsdp_error
     return status;
 }
 
-/* Views of one storage could make much to compare of little. */
+/* Limits comparisons: many views of one small storage would cost much. */
 static fsdp_status check_work(rank_files *set, const torch_tensor *tensor, fsdp_error *err)
 {
     const int64_t views = 16, small = (int64_t)1 << 30;
@@ -77,7 +77,8 @@ fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *na
     return FSDP_OK;
 }
 
-/* An object that is not gone into is compared by its bytes, as far as they can be told. */
+/* An object that is not visited item by item is compared by its pickled bytes, where they can be
+ * reproduced. */
 static fsdp_status hash_stored(const torch_archive *archive, fsdp_node node,
                                const fsdp_value *value, fsdp_hash *stored, fsdp_error *err)
 {
@@ -105,7 +106,7 @@ fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node
     rank_entry *entry;
     rank_item *item;
     if (name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
-        return FSDP_OK; /* a rank that has nothing */
+        return FSDP_OK; /* a rank without the entry */
     FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];

@@ -1,6 +1,6 @@
 /*
- * Rank sets as a source: a directory that holds one, or a pattern of its files. See ranks.h for the way
- * through the files.
+ * Rank files as a source: a directory of them, or a pattern. See ranks.h for the order of the
+ * files.
  */
 #include "formats/source/source_formats.h"
 #include "formats/ranks/ranks.h"
@@ -21,14 +21,15 @@ bool fsdp_source_is_pattern(const char *path)
     return strstr(last_part(path), "{r}") != NULL;
 }
 
-/* --- is it one? --------------------------------------------------------------------------------- */
+/* --- recognition -------------------------------------------------------------------------------- */
 
 static bool holds_word(const char *data, size_t size, const char *word)
 {
     return memmem(data, size, word, strlen(word)) != NULL;
 }
 
-/* Files of torch.save; when names do not speak of ranks, the pickle must speak of distributed tensors. */
+/* True for a torch.save file whose name states a rank, or whose pickle mentions distributed
+ * tensors. */
 static bool is_rank_file(fsdp_io *io, const char *path, bool says_rank)
 {
     fsdp_file *file = NULL;
@@ -46,12 +47,12 @@ static bool is_rank_file(fsdp_io *io, const char *path, bool says_rank)
                               holds_word(head, read, "ShardedTensor"));
     }
     if (file)
-        (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+        (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
     fsdp_free(head);
     return is_ours;
 }
 
-/* DeepSpeed's shards count ranks, too, and are something else. */
+/* DeepSpeed numbers its shards by rank, too; they have another format. */
 static bool is_deepspeed(const rank_group *group)
 {
     return strstr(group->pattern, "mp_rank_") || strstr(group->pattern, "zero_pp_rank_");
@@ -67,7 +68,7 @@ static bool is_set(const fsdp_probe *probe, const rank_group *group)
     return is_ours;
 }
 
-/* Leaves the groups that are sets of rank files. */
+/* Keeps the groups that are rank files. */
 static void keep_sets(const fsdp_probe *probe, rank_names *names)
 {
     size_t kept = 0;
@@ -93,7 +94,7 @@ static int bid(const fsdp_probe *probe)
     return is_ours ? BITS_OF_SET : 0;
 }
 
-/* --- which one is it? --------------------------------------------------------------------------- */
+/* --- choosing a group --------------------------------------------------------------------------- */
 
 static fsdp_status fail_several(const fsdp_probe *probe, const char *directory,
                                 const rank_names *names, fsdp_error *err)
