@@ -1,6 +1,7 @@
 /*
- * str(key) as Python gives it: keys of dicts that are not strings become elements of names. Inside a tuple
- * a key stands as its repr(). Keys that Python prints by rules of their own class are named after it.
+ * Computes Python's str(key): keys of dicts that are not strings become elements of names.
+ * Inside a tuple a key is written as its repr(). A key whose class formats it by its own rules
+ * gets the name of the class.
  */
 #include "formats/torch/torch_internal.h"
 
@@ -14,7 +15,7 @@ enum { DEEPEST = 16, LONGEST = 4096, DAY = 86400 };
 typedef struct key_repr {
     const torch_archive *archive;
     fsdp_text *text;
-    size_t start; /* of the key in the text */
+    size_t start; /* begin of the key in the text */
 } key_repr;
 
 static void add_repr(const key_repr *at, fsdp_node key, int depth);
@@ -40,7 +41,8 @@ static void add_global_name(const key_repr *at, fsdp_node key)
 
 /* --- numbers ------------------------------------------------------------------------------------ */
 
-/* The digits mean this number again, in a float of so many bytes; of two, within half a step. */
+/* True when the digits read back as this number, in a float of so many bytes; for two bytes,
+ * within half a step. */
 static bool comes_back(const char *digits, double value, size_t width)
 {
     if (width == 4)
@@ -54,7 +56,8 @@ static bool comes_back(const char *digits, double value, size_t width)
     return fabs(read - value) < ldexp(1, exponent - (is_step_halved ? 12 : 11));
 }
 
-/* The shortest digits that come back, plain in a middle range. end: what whole numbers end in. */
+/* Adds the shortest digits that read back, without exponent in a middle range. end: the suffix
+ * of whole numbers. */
 static void add_float(const key_repr *at, double value, size_t width, const char *end)
 {
     char digits[40];
@@ -68,7 +71,7 @@ static void add_float(const key_repr *at, double value, size_t width, const char
     } while (!comes_back(digits, value, width) && ++precision < 17);
     int exponent = atoi(strchr(digits, 'e') + 1);
     bool is_plain = exponent >= -4 && exponent < 16;
-    if (width < 8) /* as NumPy has it since 2.3 */
+    if (width < 8) /* the form of NumPy 2.3 and newer */
         is_plain = value == 0 || (fabs(value) >= 1e-4 && fabs(value) < (width == 4 ? 1e6 : 1e3));
     if (!is_plain) {
         fsdp_text_addf(at->text, "%s", digits);
@@ -152,7 +155,8 @@ static bool add_numpy_scalar(const key_repr *at, fsdp_node key, bool is_inside)
 
 /* --- text --------------------------------------------------------------------------------------- */
 
-/* What Python does not print as it is: controls, formats, spaces but the usual one, surrogates, private. */
+/* False for characters that Python escapes: controls, formats, spaces other than ' ',
+ * surrogates, private use. */
 static bool is_printable(uint32_t code)
 {
     static const struct {
@@ -173,7 +177,7 @@ static bool is_printable(uint32_t code)
     return true;
 }
 
-/* One character of valid UTF-8; how many bytes it has. */
+/* Decodes one character of valid UTF-8 and returns its length. */
 static size_t decode(const char *data, size_t size, uint32_t *code_out)
 {
     uint8_t lead = (uint8_t)data[0];
@@ -226,7 +230,7 @@ static bool add_bytes(const key_repr *at, fsdp_node key)
     return true;
 }
 
-/* Text as it is, or as "name('text')". */
+/* Adds text as it is, or as "name('text')". */
 static bool add_wrapped(const key_repr *at, const char *name, fsdp_node node, bool is_inside)
 {
     const fsdp_pickle_node *text = node_at(at, node);
@@ -280,7 +284,7 @@ static bool add_frozenset(const key_repr *at, fsdp_node items, int depth)
     return true;
 }
 
-/* A step of 1 is not said. */
+/* A step of 1 is omitted. */
 static bool add_range(const key_repr *at, fsdp_node key)
 {
     fsdp_node args = node_at(at, key)->as.call->args;
@@ -324,7 +328,8 @@ static void add_delta_repr(const key_repr *at, const int64_t parts[3])
     fsdp_text_addf(at->text, "%s)", between[0] ? "" : "0");
 }
 
-/* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than any is. */
+/* Adds "+02:00" for timezone(timedelta); false for other zones, and for offsets beyond Python's
+ * limit. */
 static bool add_zone(const key_repr *at, fsdp_node zone)
 {
     if (zone == 0)
@@ -348,8 +353,8 @@ static bool add_zone(const key_repr *at, fsdp_node zone)
     return true;
 }
 
-/* The bytes that Python packs a date (4), a time (6) or both (10) into; the first bit of a time and of a
- * month is the fold. */
+/* Decodes the bytes of a pickled date (4), time (6) or both (10); the first bit of a time and of
+ * a month is the fold. */
 static bool add_packed_time(const key_repr *at, const uint8_t *bytes, size_t size, fsdp_node zone)
 {
     if (size == 4 || size == 10)
@@ -526,7 +531,7 @@ static bool add_call(const key_repr *at, fsdp_node key, int depth)
     }
 }
 
-/* --- all ---------------------------------------------------------------------------------------- */
+/* --- all keys ----------------------------------------------------------------------------------- */
 
 static void add_global(const key_repr *at, fsdp_node key)
 {

@@ -1,8 +1,8 @@
 /*
- * Parts of pickles, written anew: see torch_resave.h. Every node is told as it was read, so that Python makes
- * the same objects of it; shared ones stay shared. The opcodes are those of protocol 4, which Python
- * reads in a pickle of any protocol; the protocol stays the one of the file, since it decides how names of
- * Python 2 are understood.
+ * Encodes parts of pickles again: see torch_resave.h. Every node is written as it was read, so
+ * that Python makes the same objects; shared nodes stay shared. The opcodes are those of
+ * protocol 4, which Python accepts in any pickle. The protocol number stays that of the file,
+ * because it decides how names of Python 2 are interpreted.
  */
 #include "formats/torch/torch_resave.h"
 
@@ -31,10 +31,10 @@ enum {
 typedef struct resaving {
     const torch_archive *archive;
     fsdp_pickler pickler;
-    uint32_t *memo; /* per node: its number and 1; 0: not told yet */
-    bool *is_open;  /* per node: being told */
+    uint32_t *memo; /* per node: its memo number plus 1; 0: not written yet */
+    bool *is_open;  /* per node: being written */
     fsdp_name_table keys;
-    const torch_storage **storages; /* of the archive's links, by number */
+    const torch_storage **storages; /* the archive's links, by number */
     size_t count, room;
     int64_t bytes; /* of all storages */
     bool is_impossible, no_memory;
@@ -52,7 +52,7 @@ static void add_op(resaving *work, int op)
     fsdp_text_add(&work->pickler.text, &(char){(char)op}, 1);
 }
 
-/* An opcode, a little-endian count and so many bytes. */
+/* Adds an opcode, a little-endian count and so many bytes. */
 static void add_counted(resaving *work, int op, size_t count_bytes, const char *data, size_t size)
 {
     add_op(work, op);
@@ -117,7 +117,7 @@ static const torch_storage *find_storage(const torch_archive *archive, fsdp_node
                : NULL;
 }
 
-/* The number of a storage here: the same key is the same storage. */
+/* The number of a storage in the new archive: equal keys are one storage. */
 static size_t number_storage(resaving *work, const torch_storage_id *id,
                              const torch_storage *storage)
 {
@@ -170,7 +170,7 @@ static void emit_items(resaving *work, fsdp_node node, int closing, int depth)
     add_op(work, closing);
 }
 
-/* They exist before what is in them, which may hold them again. */
+/* Writes a container before its items, which may contain it again. */
 static void emit_container(resaving *work, fsdp_node node, int opening, int closing, int depth)
 {
     add_op(work, opening);
@@ -178,7 +178,7 @@ static void emit_container(resaving *work, fsdp_node node, int opening, int clos
     emit_items(work, node, closing, depth);
 }
 
-/* They exist only behind what is in them; one that holds itself cannot be told so. */
+/* Writes a tuple or frozenset behind its items; one that contains itself cannot be written. */
 static void emit_closed(resaving *work, fsdp_node node, int closing, int depth)
 {
     const fsdp_pickle_node *at = node_at(work, node);
@@ -218,7 +218,7 @@ static void emit_call(resaving *work, fsdp_node node, int depth)
                  : at->flags & FSDP_NODE_OBJECT ? FSDP_OP_NEWOBJ
                                                 : FSDP_OP_REDUCE);
     put(work, node);
-    work->is_open[node] = false; /* what follows may hold it */
+    work->is_open[node] = false; /* the rest may contain it */
     emit_part(work, fsdp_pickle_list_items(pickle, at), FSDP_OP_APPENDS, depth);
     emit_part(work, fsdp_pickle_dict_items(pickle, at), FSDP_OP_SETITEMS, depth);
     emit_part(work, fsdp_pickle_element(pickle, at->as.call->more, MORE_SET), OP_ADDITEMS, depth);
@@ -339,7 +339,7 @@ static fsdp_status add_archive(resaving *work, size_t most, fsdp_text *out, fsdp
     return st;
 }
 
-/* Python 2 knows other names of its classes, and only protocols below 3 mean those. */
+/* Python 2 has other names for its classes, which only protocols below 3 use. */
 static void begin_pickle(resaving *work)
 {
     const char *data = work->archive->data;

@@ -1,7 +1,7 @@
 /*
- * Values of ours that hold tensors, as torch.save files: see torch_resave.h. What differs from rank to rank
- * is such a value: no file has it as it is. An object of a class is told by its name alone, as the value
- * does.
+ * Encodes fsdp_values with tensors as torch.save files: see torch_resave.h. Values that differ
+ * from rank to rank are of this kind, because no file holds them in this form. An object is
+ * encoded by its class name only, as the value holds it.
  */
 #include "base/core/mem.h"
 #include "formats/torch/torch_resave.h"
@@ -84,7 +84,7 @@ static fsdp_status emit_value(value_resave *work, const fsdp_value *value, int d
     return FSDP_OK;
 }
 
-/* --- the archive ------------------------------------------------------------------------------ */
+/* --- reading it back -------------------------------------------------------------------------- */
 
 static fsdp_status add_tensor(const value_resave *work, size_t i, fsdp_zip_record *record,
                               fsdp_text *out, fsdp_error *err)
