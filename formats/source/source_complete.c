@@ -333,7 +333,7 @@ static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
 fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err)
 {
     if (source->is_complete || source->chunk_count > UINT32_MAX)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be sealed");
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be completed");
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
         FSDP_TRY(complete_tensor(source, i, err));
