@@ -3,7 +3,7 @@
  *
  *   end of the range -> end record (and its zip64 form) -> central directory -> one local header per entry
  *
- * Everything that two readers could understand differently refuses the archive.
+ * An archive that two readers could understand differently is refused.
  */
 #include "formats/zip/zip.h"
 
