@@ -209,8 +209,8 @@ static bool forget_one(void *user, const char *path)
     return work->status == FSDP_OK;
 }
 
-/* Removes DIR.old-UUID, which an overwrite left when it was killed after its second rename. With two
- * checkpoints set aside, the newer one could not be identified. */
+/* Removes DIR.old-UUID, which an overwrite left when it was killed after its second rename. With
+ * two checkpoints set aside, the newer one could not be identified. */
 static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
 {
     forgetting work = {staging, FSDP_OK, err};
@@ -290,7 +290,8 @@ static void exchange_back(fsdp_staging *staging)
     staging->path = NULL;
 }
 
-/* Exchanges staging and DIR, so that DIR exists at every moment. The old one gets the staging's name. */
+/* Exchanges staging and DIR, so that DIR exists at every moment. The old one gets the staging's
+ * name. */
 static fsdp_status exchange(fsdp_staging *staging, fsdp_error *err)
 {
     fsdp_io *io = staging->io;

@@ -52,10 +52,10 @@ typedef struct fsdp_staging {
 } fsdp_staging;
 
 /*
- * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not.
- * A DIR with the name of a step makes its parent a run: begin takes the lease of the run, release gives it
- * back. watch (may be NULL) reports progress during a wait for another job's lease. hash: of a conversion's
- * plan; begin reuses the staging directory that a dead conversion with that plan left. NULL: always a new one.
+ * FSDP_ERR_EXISTS when DIR exists (unless overwrite); FSDP_ERR_NOT_FOUND when the parent does not. A DIR with
+ * the name of a step makes its parent a run: begin takes the lease of the run, release gives it back. watch
+ * (may be NULL) reports progress during a wait for another job's lease. hash: of a conversion's plan; begin
+ * reuses the staging directory that a dead conversion with that plan left. NULL: always a new one.
  */
 fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite, const char *hash,
                                const fsdp_watch *watch, fsdp_staging *staging_out, fsdp_error *err);

@@ -1,11 +1,11 @@
 /*
- * The marker of a directory that is being made: a small file in it that its process keeps locked. When
- * another process can lock it, the first one is dead and its directory may be removed.
+ * The marker of a directory that is being made: a small file in it that its process keeps locked.
+ * When another process can lock it, the first one is dead and its directory may be removed.
  *
- * This holds only where a lock of a living process is visible. Some mounts do not share locks between
- * hosts, so the text names the host and the boot id, and markers of other machines are left alone. The
- * text is written after the lock is taken; an empty marker (no locks here, or killed in between) is
- * left alone as well.
+ * This holds only where a lock of a living process is visible. Some mounts do not share locks
+ * between hosts, so the text names the host and the boot id, and markers of other machines are left
+ * alone. The text is written after the lock is taken; an empty marker (no locks here, or killed in
+ * between) is left alone as well.
  */
 #include "statedict/commit/commit_internal.h"
 

@@ -1,11 +1,11 @@
 /*
- * Publishing and deleting where a directory cannot be renamed safely: overlays across layers, object
- * stores behind FUSE, file systems without a rename that refuses to replace. The files move one by
- * one and the manifest alone commits: no reader accepts a directory without one.
+ * Publishing and deleting where a directory cannot be renamed safely: overlays across layers,
+ * object stores behind FUSE, file systems without a rename that refuses to replace. The files move
+ * one by one and the manifest alone commits: no reader accepts a directory without one.
  *
- * A crash leaves a directory without a manifest. It is removed only when a directory beside it proves
- * where it comes from, since the data of a checkpoint that lost its manifest in another way may still
- * be needed. The proof is, for
+ * A crash leaves a directory without a manifest. It is removed only when a directory beside it
+ * proves where it comes from, since the data of a checkpoint that lost its manifest in another way
+ * may still be needed. The proof is, for
  *   publish: the staging directory with the file ".publishing", locked while the publish is at work
  *   delete:  a directory DIR.deleting-UUID
  */

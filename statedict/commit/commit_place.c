@@ -1,6 +1,6 @@
 /*
- * Checks the target of a save before its first byte: remains of earlier saves, and whether the name is
- * free. Only fsdp_place_recover writes.
+ * Checks the target of a save before its first byte: remains of earlier saves, and whether the name
+ * is free. Only fsdp_place_recover writes.
  */
 #include "statedict/commit/commit_internal.h"
 

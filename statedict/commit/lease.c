@@ -1,10 +1,10 @@
 /*
- * The lease of a run: RUN/.lock, so that two jobs never save into one run. A small JSON text with the
- * holder and the time of expiry; it appears whole, by a rename that does not replace.
+ * The lease of a run: RUN/.lock, so that two jobs never save into one run. A small JSON text with
+ * the holder and the time of expiry; it appears whole, by a rename that does not replace.
  *
- * Every change of an existing lease (take over, refresh, release) first locks the file that was read
- * and then compares the text at the path again. Two processes that take over the same lease lock the
- * same file one after the other, and the second one finds another text.
+ * Every change of an existing lease (take over, refresh, release) first locks the file that was
+ * read and then compares the text at the path again. Two processes that take over the same lease
+ * lock the same file one after the other, and the second one finds another text.
  */
 #include "statedict/commit/lease_internal.h"
 
@@ -53,8 +53,8 @@ struct fsdp_lease {
 };
 
 /*
- * The leases that this process holds. A file that a failing disk kept from being removed still names
- * this living process; the list shows that the lease was released.
+ * The leases that this process holds. A file that a failing disk kept from being removed still
+ * names this living process; the list shows that the lease was released.
  */
 static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
 static fsdp_lease *held_leases;
@@ -186,9 +186,9 @@ static int64_t age_of_file(fsdp_io *io, const char *path)
 }
 
 /*
- * True for a lease text that a crash during a write in place or a power cut truncated: empty, zeros,
- * or a beginning. Any other text that is no lease belongs to another program or a later version of
- * fsdp, and stays.
+ * True for a lease text that a crash during a write in place or a power cut truncated: empty,
+ * zeros, or a beginning. Any other text that is no lease belongs to another program or a later
+ * version of fsdp, and stays.
  */
 static bool is_torn(const char *text, size_t size)
 {
@@ -291,8 +291,8 @@ static fsdp_status write_text(const fsdp_lease *lease, fsdp_file *file, const ch
     return status;
 }
 
-/* For file systems without a rename that refuses to replace: creates the file empty, then writes it. A
- * reader in between finds no lease and waits. */
+/* For file systems without a rename that refuses to replace: creates the file empty, then writes
+ * it. A reader in between finds no lease and waits. */
 static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *text, bool *done_out,
                                    fsdp_error *err)
 {
@@ -323,7 +323,8 @@ static fsdp_status rename_temporary(const fsdp_lease *lease, const char *tempora
     return fsdp_fail_errno(err, -result, "cannot create '%s'", lease->path);
 }
 
-/* Writes this lease at the path. *done_out is false when another lease exists (never with replace). */
+/* Writes this lease at the path. *done_out is false when another lease exists (never with
+ * replace). */
 static fsdp_status place(fsdp_lease *lease, bool replace, bool *done_out, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -499,7 +500,8 @@ static fsdp_status take(fsdp_lease *lease, fsdp_error *err)
                      lease->path);
 }
 
-/* Calls progress at intervals, which may stop the wait, and sends a notice once the wait gets long. */
+/* Calls progress at intervals, which may stop the wait, and sends a notice once the wait gets
+ * long. */
 static fsdp_status report_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
                                   const fsdp_error *held, fsdp_error *err)
 {

@@ -1,4 +1,5 @@
-/* Identifies the process that holds a lease across hosts and restarts, and finds out whether it is alive. */
+/* Identifies the process that holds a lease across hosts and restarts, and finds out whether it
+ * is alive. */
 #include "statedict/commit/lease_internal.h"
 
 #include "base/io/io.h"
@@ -31,7 +32,8 @@ int64_t fsdp_lease_now(void)
     return (int64_t)now.tv_sec + clock_offset_seconds;
 }
 
-/* Reads a file of /proc, whose size is unknown before. It is on the local system, so no fsdp_io is used. */
+/* Reads a file of /proc, whose size is unknown before. It is on the local system, so no fsdp_io
+ * is used. */
 static bool read_system_file(const char *path, char *text_out, size_t room)
 {
     fsdp_file *file;

@@ -22,8 +22,8 @@ static bool finish_delete(void *user, const char *path)
 }
 
 /*
- * True when an overwrite was killed after the exchange: the old checkpoint has the staging's name. A
- * staging keeps its marker until it becomes DIR, so a manifest without a marker identifies it.
+ * True when an overwrite was killed after the exchange: the old checkpoint has the staging's name.
+ * A staging keeps its marker until it becomes DIR, so a manifest without a marker identifies it.
  */
 static bool is_exchanged(const clearing *work, const char *path)
 {
@@ -39,7 +39,8 @@ static bool is_to_be_kept(const clearing *work, const char *path)
     return work->hash && !work->kept && fsdp_resume_matches(work->io, path, work->hash);
 }
 
-/* --- killed at the very beginning --------------------------------------------------------------- */
+/* --- killed at the very beginning
+ * --------------------------------------------------------------- */
 
 enum { YOUNG_SECONDS = 600 };
 
@@ -51,8 +52,8 @@ static bool is_old(fsdp_io *io, const char *path)
 }
 
 /*
- * Removes a staging directory whose process was killed before it wrote the marker: only an empty one. A
- * slow process that loses its directory this way makes another one (fsdp_staging_make).
+ * Removes a staging directory whose process was killed before it wrote the marker: only an empty
+ * one. A slow process that loses its directory this way makes another one (fsdp_staging_make).
  */
 static void clear_stillborn(fsdp_io *io, const char *path)
 {
@@ -60,10 +61,11 @@ static void clear_stillborn(fsdp_io *io, const char *path)
         (void)io->ops->rmdir(io, path);
 }
 
-/* --- killed at work ----------------------------------------------------------------------------- */
+/* --- killed at work
+ * ----------------------------------------------------------------------------- */
 
-/* Removes the staging of a dead process. Renames it to .deleting-UUID first, so that a half that stays
- * is recognised without a marker. */
+/* Removes the staging of a dead process. Renames it to .deleting-UUID first, so that a half that
+ * stays is recognised without a marker. */
 static bool clear_abandoned(void *user, const char *path)
 {
     clearing *work = user;
@@ -117,7 +119,8 @@ void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target
     fsdp_free(aside);
 }
 
-/* Another process may remove the directory while it is still empty (clear_stillborn): retries then. */
+/* Another process may remove the directory while it is still empty (clear_stillborn): retries
+ * then. */
 fsdp_status fsdp_staging_make(fsdp_io *io, const char *target, char **path_out,
                               fsdp_file **marker_out, fsdp_error *err)
 {

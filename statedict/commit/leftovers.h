@@ -14,8 +14,9 @@
 void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, const char *hash,
                           char **kept_out, fsdp_file **marker_out);
 
-/* Closes the marker and removes a staging directory after a failure. It is renamed first, so that a half of it
- * is never taken for a staging. err holds the failure; a path that cannot be removed is appended to it. */
+/* Closes the marker and removes a staging directory after a failure. It is renamed first, so that a half
+ * of it is never taken for a staging. err holds the failure; a path that cannot be removed is appended to
+ * it. */
 void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target, fsdp_file **marker,
                             fsdp_error *err);
 

@@ -93,7 +93,7 @@ void fsdp_resume_end(fsdp_resume *resume)
 
 /* --- notices ---------------------------------------------------------------------------------- */
 
-void fsdp_resume_tell(const fsdp_watch *watch, const char *staging)
+void fsdp_resume_notify(const fsdp_watch *watch, const char *staging)
 {
     if (staging)
         fsdp_notice(watch, "going on with '%s'", staging);
@@ -101,7 +101,7 @@ void fsdp_resume_tell(const fsdp_watch *watch, const char *staging)
         fsdp_notice(watch, "there is nothing of this plan to go on with: starting anew");
 }
 
-void fsdp_resume_tell_kept(const fsdp_watch *watch, int64_t bytes)
+void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
 {
     fsdp_notice(watch, "%" PRId64 " bytes were there already and were not written again", bytes);
 }

@@ -31,9 +31,10 @@ bool fsdp_resume_get(const fsdp_resume *resume, int64_t number, void *record, si
 void fsdp_resume_put(const fsdp_resume *resume, int64_t number, const void *record, size_t size);
 void fsdp_resume_end(fsdp_resume *resume);
 
-/* Notices: the staging directory that is continued (NULL: the conversion starts anew), and the bytes reused. */
-void fsdp_resume_tell(const fsdp_watch *watch, const char *staging);
-void fsdp_resume_tell_kept(const fsdp_watch *watch, int64_t bytes);
+/* Notices: the staging directory that is continued (NULL: the conversion starts anew), and the bytes
+ * reused. */
+void fsdp_resume_notify(const fsdp_watch *watch, const char *staging);
+void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes);
 
 /* Bytes that the matching staging directories of dead processes beside `to` hold, .resume not counted: space
  * that the conversion need not find again. */

@@ -11,6 +11,7 @@ typedef struct fsdp_volume {
     int world;
     bool compress, with_view;
     int64_t more;              /* bytes needed beside it; negative: bytes that exist already */
+    bool is_exact;             /* the room asked for has no tenth to spare */
 } fsdp_volume;
 
 /* The bytes that will be written, about. Compressed data counts as 0, since its size is unknown. */

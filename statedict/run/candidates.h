@@ -1,4 +1,5 @@
-/* The checkpoints that a load of a path tries in turn: the steps of a run, newest first, or one checkpoint. */
+/* The checkpoints that a load of a path tries in turn: the steps of a run, newest first, or one
+ * checkpoint. */
 #ifndef FSDP_CANDIDATES_H
 #define FSDP_CANDIDATES_H
 

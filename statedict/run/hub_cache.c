@@ -1,7 +1,7 @@
 /*
- * A model in the cache of Hugging Face: models--ORG--NAME holds blobs/HASH, snapshots/REVISION/NAME (links to
- * blobs) and refs/BRANCH, a file with a revision. The path models--ORG--NAME stands for the snapshot of main.
- * Called by resolve.c.
+ * A model in the cache of Hugging Face: models--ORG--NAME holds blobs/HASH, snapshots/REVISION/NAME
+ * (links to blobs) and refs/BRANCH, a file with a revision. The path models--ORG--NAME stands for
+ * the snapshot of main. Called by resolve.c.
  */
 #include "statedict/run/hub_cache.h"
 

@@ -1,7 +1,7 @@
 /*
- * Retention: removes the steps of a run that no rule keeps. Rules count only steps that verify; a step
- * that does not verify is neither counted nor removed. Also removes what killed saves and deletes
- * left. The last part of a save, under the lease of the run.
+ * Retention: removes the steps of a run that no rule keeps. Rules count only steps that verify; a
+ * step that does not verify is neither counted nor removed. Also removes what killed saves and
+ * deletes left. The last part of a save, under the lease of the run.
  */
 #include "statedict/run/run_internal.h"
 
@@ -91,7 +91,8 @@ static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, cha
     return true;
 }
 
-/* Finds a checkpoint of a later format version, which may be the best one: not counted, not removed. */
+/* Finds a checkpoint of a later format version, which may be the best one: not counted, not
+ * removed. */
 static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step, bool *newer_out,
                               fsdp_error *err)
 {
@@ -178,8 +179,8 @@ static fsdp_status read_counted(retention *retain, size_t i, fsdp_error *err)
 }
 
 /*
- * Before a good step is removed, the steps that replace it are read whole, each once per process. Checks of
- * sizes and indexes alone could keep nothing but damaged steps.
+ * Before a good step is removed, the steps that replace it are read whole, each once per process.
+ * Checks of sizes and indexes alone could keep nothing but damaged steps.
  */
 static fsdp_status read_all_counted(retention *retain, size_t end, fsdp_error *err)
 {
@@ -346,8 +347,9 @@ static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, c
 }
 
 /*
- * Every staging of a step is made under the lease of the run, which this process holds now. A process
- * whose marker is unlocked, or on another machine, has lost the lease: it is dead or will not publish.
+ * Every staging of a step is made under the lease of the run, which this process holds now. A
+ * process whose marker is unlocked, or on another machine, has lost the lease: it is dead or will
+ * not publish.
  */
 static void decide_staging(const retention *retain, const fsdp_run_step *step, bool *remove_out,
                            char *reason)
@@ -509,8 +511,8 @@ static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
 }
 
 /*
- * Verifies the steps before the lease is taken, so that a job that saves does not wait for reads. A failure is
- * ignored here: the pass under the lease meets it again and reports it.
+ * Verifies the steps before the lease is taken, so that a job that saves does not wait for reads. A
+ * failure is ignored here: the pass under the lease meets it again and reports it.
  */
 static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
                               const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)

@@ -40,8 +40,8 @@ bool fsdp_run_is_fault(fsdp_status status);
 fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
                                 fsdp_error *err);
 
-/* True when the disk or a permission prevented the check. The checkpoint may be good, so an older one does not
- * replace it; the same holds for one of a newer format version. */
+/* True when the disk or a permission prevented the check. The checkpoint may be good, so an older one does
+ * not replace it; the same holds for one of a newer format version. */
 bool fsdp_run_is_out_of_reach(fsdp_status status, const fsdp_error *err);
 /* True for a fault after which a load may take an older checkpoint. */
 bool fsdp_run_may_skip(fsdp_status status, const fsdp_error *err);

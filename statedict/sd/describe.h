@@ -18,7 +18,8 @@ fsdp_status fsdp_describe_hash(const fsdp_sd *sd, bool with_values, fsdp_hash *h
 fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl, fsdp_status mine,
                                 fsdp_error *err);
 
-/* Local. Checks that the group is large enough for every layout and that all boxes of this rank have memory. */
+/* Local. Checks that the group is large enough for every layout and that all boxes of this rank have
+ * memory. */
 fsdp_status fsdp_check_memory(const fsdp_sd *sd, const fsdp_ctl *ctl, fsdp_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Checks that the explicit boxes of a layout tile the tensor. They come from manifests and callers, up
- * to 65,536 per tensor, so the check must be exact and must not take quadratic time.
+ * Checks that the explicit boxes of a layout tile the tensor. They come from manifests and callers,
+ * up to 65,536 per tensor, so the check must be exact and must not take quadratic time.
  *
  * Equal boxes of different ranks (replicas) are counted once. The others are checked by splitting
  * the tensor in two along a face of some box, again and again. Boxes tile a region when they are

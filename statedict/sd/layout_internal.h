@@ -39,6 +39,9 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,
                                      fsdp_error *err);
 
+/* The number of the tensor that an alias names; any other entry returns its number. */
+size_t fsdp_sd_tensor_of(const fsdp_sd *sd, size_t entry);
+
 /* Reserves room for about `count` more entries. A lack of memory is ignored: adding them reports it. */
 void fsdp_sd_expect(fsdp_sd *sd, size_t count);
 

@@ -1,6 +1,6 @@
 /*
- * Meshes: the coordinates of every world rank. A dense mesh (0, 1, 2, ...) stores no ranks, so a mesh
- * of any size costs nothing; others keep a table sorted by rank to find coordinates.
+ * Meshes: the coordinates of every world rank. A dense mesh (0, 1, 2, ...) stores no ranks, so a
+ * mesh of any size costs nothing; others keep a table sorted by rank to find coordinates.
  */
 #include "statedict/sd/layout_internal.h"
 

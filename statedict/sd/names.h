@@ -15,7 +15,8 @@ bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size);
 void fsdp_names_release(fsdp_name_list *names);
 /* Moves the items to the caller and leaves an empty list. */
 void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out);
-/* Appends "; 2 missing: 'a', 'b'", for an empty list nothing. False when the list was too long and was cut. */
+/* Appends "; 2 missing: 'a', 'b'", for an empty list nothing. False when the list was too long and was
+ * cut. */
 bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text *text);
 
 /* "[3, 4]" */

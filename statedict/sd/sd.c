@@ -92,6 +92,12 @@ static void enter_all_names(fsdp_sd *sd)
         enter_name(sd, sd->flats[i].name, sd->flats[i].name_size, flat_number(i));
 }
 
+size_t fsdp_sd_tensor_of(const fsdp_sd *sd, size_t entry)
+{
+    const fsdp_entry *at = fsdp_sd_at(sd, entry);
+    return at->kind == FSDP_ENTRY_ALIAS ? at->target : entry;
+}
+
 void fsdp_sd_expect(fsdp_sd *sd, size_t count)
 {
     (void)fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + count);

@@ -604,7 +604,7 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
     selection->kept--;
 }
 
-void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan)
+void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan)
 {
     plan->renamed = selection->renamed;
     plan->left_out = selection->left_out;

@@ -38,6 +38,6 @@ const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t e
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 
 /* Fills in what a plan tells of it. */
-void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan);
+void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan);
 
 #endif
