@@ -32,7 +32,7 @@ typedef struct verify_job {
     fsdp_meter meter;
 } verify_job;
 
-static void report(verify_job *job, const fsdp_finding *finding, int errnum)
+static void emit(verify_job *job, const fsdp_finding *finding, int errnum)
 {
     atomic_fetch_add(&job->findings, 1);
     while (atomic_flag_test_and_set(&job->reporting))
@@ -49,7 +49,7 @@ static void report(verify_job *job, const fsdp_finding *finding, int errnum)
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    report(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
+    emit(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
 /* A disk or a permission that fails says nothing about the bytes behind it. */
@@ -62,7 +62,7 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
                             .block = block,
                             .text = found->text,
                             .unreadable = unreadable};
-    report(job, &finding, found->errnum);
+    emit(job, &finding, found->errnum);
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */

@@ -1,6 +1,6 @@
 """Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
-going down, too. That unit tests lie in the folder and the room of what they test, and that no two sources have
-one file name.
+going down, too. That unit tests lie in the folder and the room of what they test, and that no two sources
+have one file name.
 
 usage: homes.py REPOSITORY
 """
