@@ -1,6 +1,4 @@
-/*
- * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps: root_step.c.
- */
+/* Roots are created and freed: the structure is frozen, and gets its memory. See root.h. */
 #include "runtime/step/step_internal.h"
 
 #include <stdlib.h>
@@ -10,7 +8,7 @@
 
 /* --- memory of parameters --------------------------------------------------------------------- */
 
-/* Of a buffer, or a parameter that units ignored. */
+/* A buffer, or a parameter that units ignore, is whole on every rank. */
 static size_t whole_bytes(const fsdp_param *param)
 {
     const fsdp_box box = fsdp_box_whole(param->ndim, param->shape);
@@ -141,7 +139,7 @@ static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
     return fsdp_root_size_inputs(root, root->context, err);
 }
 
-/* No rank meets the others to connect before all know what to connect. */
+/* Ranks agree after each phase: no rank waits in a collective of the next one for a rank that failed. */
 static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
@@ -151,7 +149,7 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     return fsdp_root_check_structure(root, err);
 }
 
-/* The model is as it was, so that the caller may try again with other options. */
+/* Leaves the model as it was, so that the caller may try again with other options. */
 static void give_up(fsdp_root *root)
 {
     fsdp_model *model = root->model;
@@ -169,7 +167,7 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     if (model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the model has a root already");
     fsdp_root *root = fsdp_alloc(1, sizeof *root);
-    if (!root) /* the others wait to hear whether all can */
+    if (!root) /* the other ranks wait in the first agreement */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
     root->model = model;
     root->world = model->world;
@@ -194,7 +192,7 @@ static void give(fsdp_root *root, fsdp_block *block)
         fsdp_memory_give(&root->context->memory, block, compute->device->ops->record(compute));
 }
 
-/* Other roots may go on with the context: nothing in it may point to this one. */
+/* Other roots may keep the context: nothing in it may point to this one. */
 static void leave_step(fsdp_root *root)
 {
     fsdp_root_wait_reductions(root);
@@ -203,7 +201,7 @@ static void leave_step(fsdp_root *root)
         root->context->finalizing = NULL;
 }
 
-/* Buffers and ignored parameters; groups forget theirs. */
+/* For buffers and ignored parameters; groups release their own. */
 static void forget_wholes(fsdp_model *model)
 {
     for (size_t i = 0; i < model->count; i++)
@@ -219,7 +217,7 @@ void fsdp_root_free(fsdp_root *root)
         give(root, root->buffers);
     }
     if (root->context) {
-        fsdp_context_drain(root->context); /* work reads what groups hold */
+        fsdp_context_drain(root->context); /* queued work reads memory of groups */
         fsdp_memory_return_external(&root->context->memory);
     }
     for (size_t i = 0; i < root->unit_count; i++) {

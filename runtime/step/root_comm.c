@@ -1,7 +1,7 @@
 /* The communicator of all ranks of a root, for collectives of the host. */
 #include "runtime/step/step_internal.h"
 
-/* The largest mesh of the root: it holds the others. */
+/* The largest mesh of the root contains the others. */
 static const fsdp_mesh *widest_mesh(const fsdp_root *root)
 {
     const fsdp_group *widest = NULL;

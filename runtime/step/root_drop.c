@@ -1,4 +1,4 @@
-/* The gathers, reductions and order of a root's step are waited for and given back. */
+/* Waits for the reductions of a root's step, and gives back all that the step has made. */
 #include "runtime/step/step_internal.h"
 
 static void move_place(fsdp_group *group, size_t from, size_t to)
@@ -8,8 +8,8 @@ static void move_place(fsdp_group *group, size_t from, size_t to)
             group->order[i] = to;
 }
 
-/* The forwards of this root are over; another root's on the same context move up, as roots that take turns
- * may never all be between steps. */
+/* Removes the forwards of this root from the context's order. Those of other roots move up: several roots on
+ * one context may take turns, so that a forward of some root is always pending. */
 static void clear_order(fsdp_root *root)
 {
     fsdp_context *context = root->context;

@@ -1,9 +1,9 @@
-/* Roots: a step begins, ends, or is given up. See root.h, and docs/flow_step.md for the whole way. */
+/* A step begins, ends, or is reset. See root.h; docs/flow_step.md has the whole step. */
 #include "runtime/step/step_internal.h"
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Gathers wait for the optimizer's step, or for all that the compute stream has so far. */
+/* Gathers wait for the event after the optimizer's step, or for all that the compute stream has so far. */
 static void begin_streams(fsdp_root *root)
 {
     fsdp_context *context = root->context;
