@@ -112,6 +112,20 @@ static fsdp_status list_units(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status list_groups(fsdp_root *root, fsdp_error *err)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < root->unit_count; i++)
+        count += root->units[i]->group_count;
+    root->groups = fsdp_alloc(count, sizeof(fsdp_group *));
+    if (!root->groups)
+        return fsdp_fail_memory(err, "the groups of a root");
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            root->groups[root->group_count++] = &root->units[i]->groups[g];
+    return FSDP_OK;
+}
+
 static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(create_root_unit(root, opts, err));
@@ -119,22 +133,20 @@ static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error 
     FSDP_TRY(list_units(root, err));
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_plan_groups(root->units[i], err));
-    return FSDP_OK;
+    return list_groups(root, err);
 }
 
 static fsdp_status connect(fsdp_root *root, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            FSDP_TRY(fsdp_group_connect(&root->units[i]->groups[g], err));
+    for (size_t i = 0; i < root->group_count; i++)
+        FSDP_TRY(fsdp_group_connect(root->groups[i], err));
     return FSDP_OK;
 }
 
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            FSDP_TRY(fsdp_group_allocate(&root->units[i]->groups[g], err));
+    for (size_t i = 0; i < root->group_count; i++)
+        FSDP_TRY(fsdp_group_allocate(root->groups[i], err));
     FSDP_TRY(allocate_wholes(root, err));
     return fsdp_root_size_inputs(root, root->context, err);
 }
@@ -220,17 +232,17 @@ void fsdp_root_free(fsdp_root *root)
         fsdp_context_drain(root->context); /* queued work reads memory of groups */
         fsdp_memory_return_external(&root->context->memory);
     }
+    for (size_t i = 0; i < root->group_count; i++)
+        give(root, root->groups[i]->shards);
     for (size_t i = 0; i < root->unit_count; i++) {
-        fsdp_unit *unit = root->units[i];
-        for (size_t g = 0; g < unit->group_count; g++)
-            give(root, unit->groups[g].shards);
-        fsdp_unit_release_groups(unit);
-        unit->root = NULL;
+        fsdp_unit_release_groups(root->units[i]);
+        root->units[i]->root = NULL;
     }
     fsdp_root_leave_context(root);
     forget_wholes(root->model);
     root->model->root = NULL;
     fsdp_text_release(&root->events);
+    fsdp_free(root->groups);
     fsdp_free(root->units);
     fsdp_free(root);
 }

@@ -5,12 +5,11 @@
 static const fsdp_mesh *widest_mesh(const fsdp_root *root)
 {
     const fsdp_group *widest = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            const fsdp_group *group = &root->units[i]->groups[g];
-            if (!widest || fsdp_mesh_size(group->roles.mesh) > fsdp_mesh_size(widest->roles.mesh))
-                widest = group;
-        }
+    for (size_t i = 0; i < root->group_count; i++) {
+        const fsdp_group *group = root->groups[i];
+        if (!widest || fsdp_mesh_size(group->roles.mesh) > fsdp_mesh_size(widest->roles.mesh))
+            widest = group;
+    }
     return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 
