@@ -16,8 +16,8 @@
 #ifndef FSDP_SOURCE_H
 #define FSDP_SOURCE_H
 
-#include "base/io.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "base/core/mem.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
 #include <fsdp/text.h>

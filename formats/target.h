@@ -12,7 +12,7 @@
 #ifndef FSDP_TARGET_H
 #define FSDP_TARGET_H
 
-#include "base/io.h"
+#include "base/io/io.h"
 #include <fsdp/box.h>
 #include <fsdp/dtype.h>
 #include <fsdp/value.h>

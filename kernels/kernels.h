@@ -53,7 +53,7 @@ typedef struct fsdp_kernels {
     void (*shuffle)(void *to, const void *from, size_t size, size_t element_size);
     void (*unshuffle)(void *to, const void *from, size_t size, size_t element_size);
     fsdp_hash (*hash)(const void *data, size_t size);
-    const struct fsdp_loops *f32, *f64;        /* what kernels/tensor.h is made of: kernels/loops.h */
+    const struct fsdp_loops *f32, *f64;        /* what kernels/train/tensor.h is made of: kernels/loops.h */
 } fsdp_kernels;
 
 /* The best table for this processor. FSDP_KERNELS=c in the environment forces the plain one. */

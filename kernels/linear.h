@@ -1,5 +1,5 @@
 /*
- * The mathematics of a linear layer, y = x W^T + b, forward and backward, in f32; kernels/linear.c.
+ * The mathematics of a linear layer, y = x W^T + b, forward and backward, in f32; kernels/train/linear.c.
  *
  * Matrices are row-major and dense: x is rows x in, the weight out x in, y rows x out. Every element of a
  * product is one chain of fused multiply-adds in the order of the inner dimension, begun with zero: its bits

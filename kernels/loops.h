@@ -1,10 +1,10 @@
 /*
- * The inner loops of kernels/tensor.h, over arrays of one type, f32 or f64. kernels/real_loops.h has them;
- * it is compiled once per type and processor, and dispatch.c chooses. The callers, kernels/tensor_*.c, cut
- * tensors into blocks and bring other types to these two and back: here pointers are aligned and counts
- * short; an array that is written may be one that is read, but overlaps none otherwise. NaN results are
- * always the positive quiet NaN without payload: which of two NaNs an addition keeps would depend on the
- * compiler.
+ * The inner loops of kernels/train/tensor.h, over arrays of one type, f32 or f64. kernels/train/real_loops.h
+ * has them; it is compiled once per type and processor, and dispatch.c chooses. The callers,
+ * kernels/tensor_*.c, cut tensors into blocks and bring other types to these two and back: here pointers are
+ * aligned and counts short; an array that is written may be one that is read, but overlaps none otherwise.
+ * NaN results are always the positive quiet NaN without payload: which of two NaNs an addition keeps would
+ * depend on the compiler.
  */
 #ifndef FSDP_KERNELS_LOOPS_H
 #define FSDP_KERNELS_LOOPS_H

@@ -1,7 +1,7 @@
 /*
- * Products of f32 matrices, C = A B, in blocks that stay in the caches; kernels/matrix.c. What a tile of C
- * is made with depends on the processor (kernels/matrix_tile.c, kernels/x86/matrix_avx2.c), its bits do not:
- * every element is one chain of fused multiply-adds in the order of the inner dimension.
+ * Products of f32 matrices, C = A B, in blocks that stay in the caches; kernels/train/matrix.c. What a tile
+ * of C is made with depends on the processor (kernels/train/matrix_tile.c, kernels/x86/matrix_avx2.c), its
+ * bits do not: every element is one chain of fused multiply-adds in the order of the inner dimension.
  */
 #ifndef FSDP_MATRIX_H
 #define FSDP_MATRIX_H

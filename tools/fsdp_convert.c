@@ -2,7 +2,7 @@
  * fsdp-convert: the same state in another format, kind, world size, mesh or sharding, offline. The work is
  * fsdp_checkpoint_convert's; this plans, runs and tells. See convert.h.
  */
-#include "tools/convert.h"
+#include "tools/convert/convert_tool.h"
 
 #include <string.h>
 #include <unistd.h>

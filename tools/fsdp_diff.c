@@ -1,5 +1,5 @@
 /* fsdp-diff: are two checkpoints the same state, and where not? Largest differences first. */
-#include "tools/ls.h"
+#include "tools/ls/ls.h"
 
 #include <fsdp/diff.h>
 

@@ -1,5 +1,5 @@
 /* fsdp-gc: which checkpoints of a run stay, and finishing what a killed save or delete left behind. */
-#include "tools/cli.h"
+#include "tools/cli/cli.h"
 
 #include <errno.h>
 #include <inttypes.h>

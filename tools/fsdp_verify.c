@@ -2,7 +2,7 @@
  * fsdp-verify: are checkpoints whole and undamaged? Of a run directory every step is looked at;
  * --latest finds the newest that is good.
  */
-#include "tools/cli.h"
+#include "tools/cli/cli.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* XXH3-128 once more, compiled for AVX2: the same functions as kernels/hash.c. */
+/* XXH3-128 once more, compiled for AVX2: the same functions as kernels/bytes/hash.c. */
 #include "kernels/variants.h"
 
 #define XXH_INLINE_ALL

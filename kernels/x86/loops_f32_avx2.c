@@ -3,7 +3,7 @@
  * two of them lie in each 32 bits, and both halves become f32 without moving.
  */
 typedef float real;
-#include "kernels/bf16_loops.h"
+#include "kernels/train/bf16_loops.h"
 
 #include <immintrin.h>
 

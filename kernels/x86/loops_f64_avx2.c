@@ -1,6 +1,6 @@
 /* The loops of a training step over f64, compiled for AVX2. */
 typedef double real;
-#include "kernels/real_loops.h"
+#include "kernels/train/real_loops.h"
 
 const fsdp_loops fsdp_loops_f64_avx2 = {
     .sum = sum,

@@ -1,7 +1,7 @@
 /*
- * What a cast did to values, with AVX2: the same numbers as kernels/measure.c. Nearly all values stay finite,
- * keep their sign and move by no more than another one did before; for eight at a time that is a product and
- * comparisons. Where it is not so, the plain C version looks at the eight.
+ * What a cast did to values, with AVX2: the same numbers as kernels/cast/measure.c. Nearly all values stay
+ * finite, keep their sign and move by no more than another one did before; for eight at a time that is a
+ * product and comparisons. Where it is not so, the plain C version looks at the eight.
  *
  * A quotient above the largest so far is never missed: |new - old| / |old| > m means |new - old| >=
  * m * |old| with the product rounded, too, since rounding keeps order and the left side is exact.

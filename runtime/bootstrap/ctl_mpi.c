@@ -11,9 +11,9 @@
 #include <mpi.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/mpi_process.h"
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { TAG = 0x6673 };
 

@@ -11,8 +11,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "base/mem.h"
-#include "statedict/ctl_backend.h"
+#include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { KEPT = 64 << 10, LAST_READS = 64 };
 

@@ -16,7 +16,7 @@ typedef struct fsdp_rank_address {
     int32_t port;
 } fsdp_rank_address;
 
-/* All of it becomes the control plane's, also when creating fails; the arrays are from base/mem.h. */
+/* All of it becomes the control plane's, also when creating fails; the arrays are from base/core/mem.h. */
 typedef struct fsdp_tcp_parts {
     int rank, size;
     uint8_t job[FSDP_SHA256_SIZE];

@@ -6,8 +6,8 @@
 #include <sched.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 
 enum { SPINS = 200, YIELDS = 2000, NAP_US = 50, LONGEST_NAP_US = 1000 };
 

@@ -24,7 +24,8 @@ void fsdp_mpi_mark_broken(void);
  * must live as long as the process when it fails with *pending_out: MPI may write it yet. */
 fsdp_status fsdp_mpi_duplicate(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out, fsdp_error *err);
 
-/* Memory from base/mem.h that n requests are still at: freed, and they too, when they are done, some time. */
+/* Memory from base/core/mem.h that n requests are still at: freed, and they too, when they are done, some
+ * time. */
 typedef struct fsdp_mpi_deferred {
     struct fsdp_mpi_deferred *next;
     MPI_Request *requests;

@@ -7,8 +7,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/mem.h"
-#include "statedict/lease_internal.h"
+#include "base/core/mem.h"
+#include "statedict/commit/lease_internal.h"
 
 fsdp_status fsdp_process_watch_open(int pid, int rank, fsdp_process_watch *watch, fsdp_error *err)
 {

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 
 enum {

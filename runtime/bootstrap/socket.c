@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { BACKLOG = 1024, SOCKET_FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
 

@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 

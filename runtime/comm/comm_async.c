@@ -5,7 +5,7 @@
  */
 #include "runtime/comm/comm_backend.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/device/device.h"
 
 /* result and done: the thread writes the one before it reaches the other. */

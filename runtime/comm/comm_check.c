@@ -3,8 +3,8 @@
 
 #include <inttypes.h>
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 /* What one buffer of a call takes. */
 typedef struct extent {

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/fnv.h"
+#include "base/core/fnv.h"
 
 enum { DESCRIPTION = 200 };
 

@@ -4,8 +4,8 @@
  */
 #include "runtime/comm/comm_backend.h"
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 /* The call as the caller made it, and the one that the back end gets. */
 typedef struct scaled_call {

@@ -1,7 +1,7 @@
 /* The transport of one rank alone: comm.c does all its collectives. */
 #include "runtime/comm/comm_backend.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static fsdp_status create_comm(fsdp_transport *transport, const int *ranks, int size,
                                fsdp_comm **comm_out, fsdp_error *err)

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 
 enum { STAGING = 16 << 20, LEAST_PIECE = 4096, HALVES = 2 };
 

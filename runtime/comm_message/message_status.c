@@ -4,7 +4,7 @@
  * member calls the roll: those who wait themselves answer, and who does not is the one that all
  * wait for. See comm_message.h.
  */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/comm_message/comm_message.h"
 
 #include <stdio.h>

@@ -5,7 +5,7 @@
  */
 #include "runtime/comm_message/comm_message.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 enum { PLACES = 4 }; /* per member: two halves each way */
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/mpi_process.h"
 
 enum { STATUS_TAG = 0, LEAST_CHANNELS = 32767 };

@@ -9,8 +9,8 @@
 #include <sched.h>
 #include <string.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/socket.h"
 
 enum { YIELDS = 20, REST_MS = 2, FLUSH_MS = 1000 };

@@ -7,8 +7,8 @@
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 
 enum { BATCH = 64 }; /* listen() may be content with 128 */

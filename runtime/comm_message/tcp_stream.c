@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/socket.h"
 
 static void finish(tcp_transfer *transfer)

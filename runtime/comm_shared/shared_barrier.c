@@ -3,7 +3,7 @@
  * block's futex in short slices; after each it looks whether somebody failed, left or died, and at
  * the deadline, which counts from the last sign of life. See comm_shared.h.
  */
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/comm_shared/comm_shared.h"
 
 #include <errno.h>

@@ -7,8 +7,8 @@
 
 #include <string.h>
 
-#include "base/mem.h"
-#include "base/pool.h"
+#include "base/core/mem.h"
+#include "base/core/pool.h"
 
 enum { SPINS = 2000 };
 

@@ -4,7 +4,7 @@
  */
 #include "runtime/comm_shared/comm_shared.h"
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 
 enum {
     HEARTBEAT_BYTES = 32 << 20,   /* bytes between two */

@@ -17,8 +17,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 
 enum { TOKEN = 16, LOOK_MS = 20, SPARE_PENDING = 16, ACCEPTS_AT_ONCE = 8 };
 

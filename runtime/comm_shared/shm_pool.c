@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 enum { GIVEN_BACK = 1 << 20 };
 

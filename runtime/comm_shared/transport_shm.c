@@ -8,7 +8,7 @@
 
 #include <stdio.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 enum { LEAST_HALF = 512 << 10, MOST_HALF = 2 << 20, HALF_PER_RANK = 32 << 10 };
 

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 enum { MAX_RANKS = 1024, WINDOW_HALF = 512 << 10 };
 

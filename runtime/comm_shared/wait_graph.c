@@ -7,8 +7,8 @@
 
 #include <stdio.h>
 
-#include "statedict/ctl_backend.h"
-#include "statedict/ctl_frame.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/ctl/ctl_frame.h"
 
 enum { MOST_FRESH_MS = 2000, STATE_TEXT = 96 };
 

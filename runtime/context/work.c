@@ -1,7 +1,7 @@
 /* Work for streams. See work.h. */
 #include "runtime/context/work.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static const fsdp_device_ops *ops_of(const fsdp_stream *stream)
 {

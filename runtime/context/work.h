@@ -6,7 +6,7 @@
 #ifndef FSDP_WORK_H
 #define FSDP_WORK_H
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 #include "runtime/launch/world_internal.h"
 #include <fsdp/settings.h>
 

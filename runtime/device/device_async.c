@@ -6,7 +6,7 @@
  * an event is a value of `issued`. The host waits while the ring is full. A worker waits for events of other
  * streams only, and those wait for what the host issued earlier: there is no circle.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/device/device.h"
 
 #include <pthread.h>

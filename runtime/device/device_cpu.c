@@ -2,7 +2,7 @@
  * Device "cpu": everything is done at once, in the caller. A stream is only its error; an event is always
  * reached. See device.h.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/device/device.h"
 
 typedef struct cpu_stream {

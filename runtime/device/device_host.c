@@ -1,7 +1,7 @@
 /* Devices whose memory is the host's: entries of their tables. See device.h. */
 #include "runtime/device/device.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 fsdp_status fsdp_device_create_host(const fsdp_device_ops *ops, fsdp_device **device_out,
                                     fsdp_error *err)

@@ -7,7 +7,7 @@
  * A stream's ticket counts the work and the waits that it was given; `reached` says, for every stream, up to
  * which ticket its work comes before what this stream does next.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/device/device.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 fsdp_v1_opts fsdp_v1_opts_default(void)
 {

@@ -4,8 +4,8 @@
  */
 #include "runtime/fsdp1/fsdp1_internal.h"
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 /* --- registering ------------------------------------------------------------------------------ */
 

@@ -4,7 +4,7 @@
  */
 #include "runtime/fsdp1/fsdp1_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- runs ------------------------------------------------------------------------------------- */
 

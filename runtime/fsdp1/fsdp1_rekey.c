@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static const char state_prefix[] = "state.";
 static const char groups_name[] = "param_groups";

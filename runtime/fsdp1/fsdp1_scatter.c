@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- sending ---------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- which combinations ----------------------------------------------------------------------- */
 

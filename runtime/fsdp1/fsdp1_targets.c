@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- what the optimizer was given ------------------------------------------------------------- */
 

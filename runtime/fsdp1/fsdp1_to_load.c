@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- the result ------------------------------------------------------------------------------- */
 

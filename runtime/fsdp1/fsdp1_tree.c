@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/param/nearest_name.h"
 
 enum { NONE = 0, MOST_DEPTH = 256, MIN_ELEMENTS = 100000000 };

@@ -17,7 +17,7 @@
  */
 #include "runtime/group/group_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- which streams, which ranks --------------------------------------------------------------- */
 

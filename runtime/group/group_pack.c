@@ -4,7 +4,7 @@
  */
 #include "runtime/group/group_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- dtypes ----------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
  */
 #include "runtime/group/group_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static bool covers(const fsdp_reduced *reduced, const fsdp_reduced *other)
 {

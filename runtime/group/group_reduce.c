@@ -13,7 +13,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* --- reduce-scatter --------------------------------------------------------------------------- */
 

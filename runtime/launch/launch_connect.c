@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/bootstrap/rendezvous.h"
 #include "runtime/bootstrap/torchrun_store.h"
 

@@ -36,7 +36,7 @@ typedef struct fsdp_launch_options {
     const char *host;          /* FSDP_HOST_ID: ranks that say the same are on one host; NULL: found out */
     const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
     int argc;                  /* what is left for the program */
-    char **argv;               /* ends with NULL; from base/mem.h, the strings are the caller's */
+    char **argv;               /* ends with NULL; from base/core/mem.h, the strings are the caller's */
 } fsdp_launch_options;
 
 /* Of the environment, so that tests bring their own. NULL: not set. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 enum { DEADLINE_MS = 30000, LONGEST_DEADLINE_S = 1000000 };
 

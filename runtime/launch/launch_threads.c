@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
-#include "base/mem.h"
+#include "base/core/clock.h"
+#include "base/core/mem.h"
 #include "runtime/comm_shared/shared_transports.h"
 
 enum { STACK_SIZE = 8 << 20, LATE_MS = 3000, FLUSH_MS = 1000 };

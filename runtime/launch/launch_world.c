@@ -6,13 +6,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/launch/mpi_library.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include "runtime/comm_message/message_transport.h"
 #include "runtime/comm_shared/shared_transports.h"
-#include "statedict/ctl_backend.h"
-#include "statedict/lease_internal.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/commit/lease_internal.h"
 
 enum { HOST_ID = 384 };
 

@@ -5,8 +5,8 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/io.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "base/core/mem.h"
 
 struct fsdp_trace {
     fsdp_file *file; /* NULL: none */

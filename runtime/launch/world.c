@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/fnv.h"
-#include "base/mem.h"
+#include "base/core/fnv.h"
+#include "base/core/mem.h"
 
 /* --- making one ------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 fsdp_adamw_opts fsdp_adamw_opts_default(void)
 {

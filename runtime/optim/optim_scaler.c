@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 struct fsdp_scaler {
     fsdp_scaler_opts opts;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include <fsdp/sd.h>
 
 /* --- models ----------------------------------------------------------------------------------- */

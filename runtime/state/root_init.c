@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/fnv.h"
-#include "base/mem.h"
+#include "base/core/fnv.h"
+#include "base/core/mem.h"
 
 /* --- the sequence ----------------------------------------------------------------------------- */
 

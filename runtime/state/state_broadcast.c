@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-#include "statedict/large_value.h"
-#include "statedict/manifest.h"
+#include "statedict/manifest/large_value.h"
+#include "statedict/manifest/manifest.h"
 
 /* --- telling: rank 0 -------------------------------------------------------------------------- */
 

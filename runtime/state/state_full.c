@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "statedict/describe.h"
+#include "statedict/sd/describe.h"
 
 /* --- asking for the same ---------------------------------------------------------------------- */
 

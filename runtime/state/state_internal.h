@@ -11,9 +11,9 @@
 #ifndef FSDP_STATE_INTERNAL_H
 #define FSDP_STATE_INTERNAL_H
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/optim/optim_internal.h"
-#include "statedict/names.h"
+#include "statedict/sd/names.h"
 #include <fsdp/root_init.h>
 #include <fsdp/state.h>
 

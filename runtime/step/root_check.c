@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "kernels/kernels.h"
 
 /* --- what is compared ------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "statedict/names.h"
+#include "statedict/sd/names.h"
 
 fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
 {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/param/nearest_name.h"
 #include <fsdp/text.h>
 

@@ -1,7 +1,7 @@
 /* The groups of a unit: one for each mesh that its parameters lie on. See group.h. */
 #include "runtime/step/step_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static fsdp_dim_names names_of(const fsdp_unit *unit)
 {

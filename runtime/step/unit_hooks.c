@@ -4,7 +4,7 @@
  */
 #include "runtime/step/step_internal.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 static fsdp_context *context_of(const fsdp_unit *unit)
 {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 /* Is `inner` the unit `outer`, or of a module below it? */
 static bool is_within(const fsdp_unit *inner, const fsdp_unit *outer)

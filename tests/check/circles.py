@@ -1,29 +1,21 @@
-"""Checks that no files of the product use each other in a circle, but for those listed here.
-
-A file uses another one when its object has an undefined symbol that the other one's object defines. Circles
-are the strongly connected components of that graph.
+"""Checks that no files of the product use each other (uses.py) in a circle, but for those listed here.
+Circles are the strongly connected components.
 
 usage: circles.py REPOSITORY BUILD
 """
 
-import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
-ROOT, BUILD = Path(sys.argv[1]), Path(sys.argv[2])
-FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
+from uses import uses
 
 # Files of a circle by name, and why it is there. A circle that is gone must leave the list.
 ALLOWED = {
-    # a registry with its members, which use what all of them share
-    "dcp_metadata.c dcp_read.c detect.c rankset_read.c safetensors_read.c torch_read.c":
-        "detect.c lists the formats, whose probes use fsdp_probe_has of it",
-    "dcp_metadata_write.c dcp_write.c targets.c":
-        "targets.c lists the targets; dcp_write.c uses fsdp_target_box_at of it",
     # a pair, or more, that is one object
     "hdf5_child.c hdf5_child_list.c hdf5_child_object.c hdf5_child_vfd.c":
         "one process that reads HDF5: its loop, its answers, its file driver",
+    "dcp_metadata.c dcp_read.c": "a DCP directory: what there is, and bytes",
+    "dcp_metadata_write.c dcp_write.c": "a DCP directory that is written: the mirror",
     "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
     "native_encode.c native_seal.c native_write.c": "one shard writer",
     "pickle.c pickle_arguments.c pickle_nodes.c pickle_policy.c pickle_text.c": "one pickle machine",
@@ -44,39 +36,6 @@ ALLOWED = {
 }
 
 
-def objects():
-    """Pairs of an object and its source; objects of sources that are gone do not count."""
-    for top in [BUILD / "CMakeFiles", *(BUILD / folder for folder in FOLDERS)]:
-        for path in top.rglob("*.c.o"):
-            before, _, after = path.relative_to(BUILD).as_posix().partition("CMakeFiles/")
-            source = before + after.partition("/")[2].removesuffix(".o")
-            if source.partition("/")[0] in FOLDERS and (ROOT / source).is_file():
-                yield str(path), source
-
-
-def symbols():
-    """The names that each source defines, and those that it needs from others."""
-    defined, needed, sources = defaultdict(set), defaultdict(set), dict(objects())
-    listed = subprocess.run(["nm", "-A", "--format=posix", "--extern-only", *sources], stdout=subprocess.PIPE,
-                            text=True, check=True)
-    for line in listed.stdout.splitlines():
-        path, name, kind = line.split()[:3]
-        (needed if kind in "Uvw" else defined)[sources[path.removesuffix(":")]].add(name)
-    return defined, needed
-
-
-def uses():
-    """For each source the sources that it uses, with the names."""
-    defined, needed = symbols()
-    homes = {name: source for source, names in defined.items() for name in names if name != "main"}
-    graph = {source: defaultdict(set) for source in sorted(defined)}
-    for source, names in needed.items():
-        for name in names:
-            if homes.get(name, source) != source:
-                graph[source][homes[name]].add(name)
-    return graph
-
-
 def reachable(graph, start):
     seen, left = set(), [start]
     while left:
@@ -94,7 +53,7 @@ def circles(graph):
 
 
 def main():
-    graph = uses()
+    graph = uses(Path(sys.argv[1]), Path(sys.argv[2]))
     found = circles(graph)
     names = {circle: " ".join(sorted(Path(source).name for source in circle)) for circle in found}
     problems = []

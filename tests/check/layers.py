@@ -1,4 +1,4 @@
-"""Checks that includes only go down the layers and that third-party headers stay with their owners.
+"""Checks that includes only go down the layers and rooms; third-party headers stay with their owners.
 
 usage: layers.py REPOSITORY
 """
@@ -6,6 +6,8 @@ usage: layers.py REPOSITORY
 import re
 import sys
 from pathlib import Path
+
+from rooms import ROOMS, room
 
 ROOT = Path(sys.argv[1])
 MAY_INCLUDE = {
@@ -17,30 +19,27 @@ MAY_INCLUDE = {
     "tools": {"tools"},
 }
 # All that a folder may see of another one, where that is less than everything.
-ONLY = {("statedict", "formats"): {"formats/format.h", "formats/source.h",
-                                   "formats/target.h"}}
-
-# The rooms of runtime, from the ground up: each may include those before it, and itself.
-ROOMS = ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param", "context",
-         "group", "step", "optim", "state", "fsdp1"]
+ONLY = {("statedict", "formats"): {"formats/shard.h", "formats/source.h", "formats/target.h"}}
 
 THIRD_PARTY = {
-    "hdf5.h": r"formats/hdf5_internal\.h|formats/hdf5_\w+\.c|tests/.*",
-    "H5FDdevelop.h": r"formats/hdf5_(child_)?vfd\.c",
-    "H5PLextern.h": r"formats/hdf5_plugin\.c",
+    "hdf5.h": r"formats/hdf5(_child)?/hdf5_\w+\.[ch]|tests/.*",
+    "H5FDdevelop.h": r"formats/hdf5(_child)?/hdf5_(child_)?vfd\.c",
+    "H5PLextern.h": r"formats/hdf5/hdf5_plugin\.c",
     "mpi.h": r"runtime/(bootstrap/(ctl_mpi|mpi_process)|comm_message/p2p_mpi)\.[ch]|tests/mpi/.*",
-    "zlib.h": r"formats/(source_stream|zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
-    "zstd.h": r"kernels/codec\.c|formats/(hdf5_zstd|source_stream)\.c|tests/unit/test_source\.c",
-    "zstd_errors.h": r"kernels/codec\.c",
-    "xxhash.h": r"kernels/hash\.c|kernels/x86/hash_avx2\.c",
+    "zlib.h": r"formats/(source/source_stream|zip/zip_read)\.c|tests/unit/test_(source|kernels_crc32)\.c",
+    "zstd.h": r"kernels/bytes/codec\.c|formats/(hdf5/hdf5_zstd|source/source_stream)\.c|"
+    r"tests/unit/test_source\.c",
+    "zstd_errors.h": r"kernels/bytes/codec\.c",
+    "xxhash.h": r"kernels/bytes/hash\.c|kernels/x86/hash_avx2\.c",
     "netdb.h": r"runtime/bootstrap/socket\.c",
     "netinet/in.h": r"runtime/bootstrap/socket\.c",
     "netinet/tcp.h": r"runtime/bootstrap/socket\.c",
     "immintrin.h": r"kernels/x86/.*",
     "cpuid.h": r"kernels/dispatch\.c",
-    "pthread.h": r"base/(pool|json)\.c|base/io_sim_disk\.h|kernels/crc32\.c|"
-    r"formats/hdf5_(library|session)\.c|"
-    r"formats/((source|packed)_internal\.h|dcp_read\.c)|statedict/(ctl_threads|lease|verified)\.c|"
+    "pthread.h": r"base/(core/pool|data/json)\.c|kernels/bytes/crc32\.c|"
+    r"formats/hdf5(_child)?/hdf5_(library|session)\.c|"
+    r"formats/(source/source_internal\.h|target/packed_internal\.h|dcp/dcp_read\.c)|"
+    r"statedict/(ctl/ctl_threads|commit/lease|run/verified)\.c|"
     r"runtime/(launch/launch_threads|device/device_async|comm_shared/shm_pool|bootstrap/mpi_process)\.c|"
     r"runtime/comm_message/(comm_message|p2p_tcp_internal)\.h|tests/.*",
     "criterion/criterion.h": r"tests/unit/.*",
@@ -73,15 +72,16 @@ def layer_problem(path, target):
         return f"{here} must not know {there} ({target})"
     if target not in ONLY.get((here, there), {target}):
         return f"{here} may see only {sorted(ONLY[here, there])} of {there}, not {target}"
-    return room_problem(path, target) if here == there == "runtime" else None
+    return room_problem(here, room(path), room(target)) if here == there else None
 
 
-def room_problem(path, target):
-    here, there = path.split("/")[1], target.split("/")[1]
-    if here not in ROOMS:
-        return f"runtime/{here} is not a room listed in layers.py"
-    if ROOMS.index(here) < ROOMS.index(there):
-        return f"runtime/{here} is below runtime/{there} ({target})"
+def room_problem(folder, here, there):
+    rooms = ROOMS[folder]
+    for name in (here, there):
+        if name not in rooms:
+            return f"{folder}/{name} is not a room listed in layers.py"
+    if rooms.index(here) < rooms.index(there):
+        return f"{folder}/{here} is below {folder}/{there}"
     return None
 
 

@@ -4,9 +4,9 @@
  * with a message that names a path and leaves the old state untouched and nothing half-written. A
  * write, sync or close of a staged file that failed is never reported as saved.
  */
-#include "base/io_fault.h"
-#include "base/io_sim.h"
-#include "statedict/lease_internal.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
+#include "statedict/commit/lease_internal.h"
 #include "tests/fault/scenario.h"
 
 #include <errno.h>

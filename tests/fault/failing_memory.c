@@ -3,7 +3,7 @@
  * once and from then on, for every n. Each ends in success or in a clean error; the old state stays;
  * under AddressSanitizer nothing leaks.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/fault/scenario.h"
 
 #include <inttypes.h>

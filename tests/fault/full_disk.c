@@ -5,8 +5,8 @@
  * It works, or says what is missing, leaves nothing behind and the old state untouched, and works
  * once there is room. Also: a read-only file system, and a limit on the size of files.
  */
-#include "base/io_fault.h"
-#include "base/io_sim.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
 #include "tests/fault/scenario.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * second time in the middle of a write. Afterwards another process finds the old state or the new
  * one bit for bit, and its next save works, the dead one's lease and leftovers notwithstanding.
  */
-#include "base/io_fault.h"
+#include "tests/support/disk/io_fault.h"
 #include "tests/fault/scenario.h"
 
 #include <inttypes.h>

@@ -4,9 +4,9 @@
  * old state or the new one bit for bit, and the next save works. After "saved" was reported only the
  * new one will do. From some of them the recovery itself is cut again.
  */
-#include "base/io_fault.h"
-#include "base/io_sim.h"
-#include "statedict/lease_internal.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
+#include "statedict/commit/lease_internal.h"
 #include "tests/fault/scenario.h"
 
 #include <inttypes.h>

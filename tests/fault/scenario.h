@@ -11,7 +11,7 @@
 #ifndef TEST_SCENARIO_H
 #define TEST_SCENARIO_H
 
-#include "base/io.h"
+#include "base/io/io.h"
 #include "tests/support/state.h"
 
 #include <fsdp/fsdp.h>

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/support/mlp.h"
 
 enum { LAYERS = 2, SHORT_MS = 600, MOST_AWAY_MS = 30000 };

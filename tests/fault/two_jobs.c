@@ -7,8 +7,8 @@
  * One job stops before its n-th storage call, for every n, until the other one has ended; and both
  * run with random pauses.
  */
-#include "base/io_fault.h"
-#include "statedict/lease_internal.h"
+#include "tests/support/disk/io_fault.h"
+#include "statedict/commit/lease_internal.h"
 #include "tests/fault/scenario.h"
 
 #include <inttypes.h>

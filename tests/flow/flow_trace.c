@@ -6,8 +6,8 @@
  *
  * usage: flow_trace REPOSITORY [--update]     (--update writes the blocks anew)
  */
-#include "base/flow.h"
-#include "statedict/ctl_backend.h"
+#include "base/data/flow.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <fsdp/fsdp.h>
 
@@ -162,17 +162,17 @@ static const struct step {
     int level;
     const char *mirror;
 } steps[] = {
-    {"statedict/save.c", 3, "statedict/load.c"},
-    {"statedict/load.c", 3, "statedict/save.c"},
-    {"statedict/ctl.c", 3, "statedict/ctl.c"},
-    {"statedict/view.c", 3, NULL},
-    {"statedict/commit.c", 3, NULL},
-    {"statedict/plan.c", 4, "statedict/plan.c"},
-    {"statedict/pipeline.c", 5, "statedict/pipeline.c"},
-    {"formats/native_write.c", 6, "formats/native_read.c"},
-    {"formats/native_read.c", 6, "formats/native_write.c"},
-    {"formats/native_seal.c", 6, "formats/native_read.c"},
-    {"base/io.c", 7, "base/io.c"},
+    {"statedict/save/save.c", 3, "statedict/save/load.c"},
+    {"statedict/save/load.c", 3, "statedict/save/save.c"},
+    {"statedict/ctl/ctl.c", 3, "statedict/ctl/ctl.c"},
+    {"statedict/checkpoint/view.c", 3, NULL},
+    {"statedict/commit/commit.c", 3, NULL},
+    {"statedict/transfer/box_plan.c", 4, "statedict/transfer/box_plan.c"},
+    {"statedict/transfer/pipeline.c", 5, "statedict/transfer/pipeline.c"},
+    {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
+    {"formats/native/native_read.c", 6, "formats/native/native_write.c"},
+    {"formats/native/native_seal.c", 6, "formats/native/native_read.c"},
+    {"base/io/io.c", 7, "base/io/io.c"},
 };
 enum { STEPS = sizeof steps / sizeof steps[0], BOTTOM = 7, TOP = 3, PLAN = 4 };
 
@@ -307,9 +307,9 @@ static void write_trace(int rank, const char *from, fsdp_text *out)
     for (int i = find_line(lines, count, from); i < count; i++) {
         bool library = step_of(lines[i])->level == BOTTOM && is_library_write(lines, i);
         if (!library)
-            fsdp_text_addf(out, "%-22s %s\n", lines[i]->step, lines[i]->text);
+            fsdp_text_addf(out, "%-34s %s\n", lines[i]->step, lines[i]->text);
         else if (step_of(lines[i - 1])->level != BOTTOM)
-            fsdp_text_addf(out, "%-22s %s\n", lines[i]->step, "(writes of libhdf5)");
+            fsdp_text_addf(out, "%-34s %s\n", lines[i]->step, "(writes of libhdf5)");
     }
 }
 

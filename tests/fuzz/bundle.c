@@ -1,7 +1,7 @@
 /* Fuzz inputs that are a folder of files. See bundle.h. */
 #include "tests/fuzz/bundle.h"
 
-#include "formats/bytes.h"
+#include "base/core/bytes.h"
 
 #include <stdlib.h>
 #include <string.h>

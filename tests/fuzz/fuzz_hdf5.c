@@ -3,9 +3,9 @@
  * byte of an input says what the rest is: a listing, or messages of that process with the bytes that it
  * leaves in the shared memory.
  */
-#include "base/mem.h"
-#include "formats/hdf5_listing.h"
-#include "formats/hdf5_session.h"
+#include "base/core/mem.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_session.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
  * that the manifest would hold are taken from the input, so that what lies behind them is reached. All
  * boxes are walked, and some blocks of each are read, decoded and checked.
  */
-#include "formats/native_index.h"
-#include "statedict/pipeline.h"
+#include "formats/native/native_index.h"
+#include "statedict/transfer/pipeline.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -4,9 +4,9 @@
  * again, and that text must mean the same and be written the same. Both are also read from a directory
  * of which every other file has FILE_SIZE bytes.
  */
-#include "statedict/manifest.h"
+#include "statedict/manifest/manifest.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/fuzz/closing.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -3,8 +3,8 @@
  * changed input, so it is read once as it is and once with the right ending. What is accepted is compared
  * with what would be done: the source, where the plan knows it, is a small safetensors file.
  */
-#include "base/mem.h"
-#include "statedict/plan_file.h"
+#include "base/core/mem.h"
+#include "statedict/convert/plan_file.h"
 #include "tests/fuzz/closing.h"
 #include "tests/fuzz/memory_file.h"
 

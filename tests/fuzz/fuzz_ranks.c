@@ -1,6 +1,6 @@
 /* Fuzz target: rank sets. The input is the size of the first rank's pickle (two bytes, little-endian), that
  * pickle and the second rank's; around each a zip archive with three storages is put. */
-#include "formats/bytes.h"
+#include "base/core/bytes.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/tiny_zip.h"
 

@@ -1,6 +1,6 @@
 /* Fuzz target: the directory of a zip archive, and the bytes of its records. */
-#include "base/mem.h"
-#include "formats/zip.h"
+#include "base/core/mem.h"
+#include "formats/zip/zip.h"
 
 #include <stdlib.h>
 #include <string.h>

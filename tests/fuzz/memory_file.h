@@ -2,7 +2,7 @@
 #ifndef FSDP_FUZZ_MEMORY_FILE_H
 #define FSDP_FUZZ_MEMORY_FILE_H
 
-#include "base/io.h"
+#include "base/io/io.h"
 
 #include <stddef.h>
 

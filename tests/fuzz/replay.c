@@ -4,8 +4,8 @@
  *
  * usage: fuzz_TARGET PATH...
  */
-#include "base/io.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "base/core/mem.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The archive that torch.save would put around a pickle. See torch_file.h. */
 #include "tests/fuzz/torch_file.h"
 
-#include "formats/torch_internal.h"
+#include "formats/torch/torch_internal.h"
 #include "tests/fuzz/tiny_zip.h"
 
 #include <stdio.h>

@@ -5,9 +5,9 @@
  *   compressed.h5   chunks with shuffle + zstd
  *   view/           three shard files and index.h5 over them, one source missing
  */
-#include "base/mem.h"
-#include "formats/hdf5_file.h"
-#include "formats/native_name.h"
+#include "base/core/mem.h"
+#include "formats/hdf5/hdf5_file.h"
+#include "formats/hdf5/hdf5_link_name.h"
 #include "kernels/kernels.h"
 
 #include <stdio.h>

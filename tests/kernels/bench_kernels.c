@@ -2,7 +2,7 @@
  * Speed of the kernels beside memcpy on the same bytes, in GB/s of input. Not a test: it asserts
  * nothing and prints the best of a few runs. usage: bench_kernels [MIB] [REPEATS]
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "kernels/kernels.h"
 #include "tests/kernels/bench_linear.h"
 #include "tests/kernels/bench_tensor.h"

@@ -4,7 +4,7 @@
  */
 #include "tests/kernels/bench_linear.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include <fsdp/linear.h>
 
 #include <stdio.h>

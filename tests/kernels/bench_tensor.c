@@ -1,11 +1,12 @@
 /*
- * Speed of kernels/tensor.h: every job beside memcpy over as many bytes, read and written, both in turns so
- * that other load meets both; the ratio is of the best runs. The parameters are those of a block of GPT-2.
+ * Speed of kernels/train/tensor.h: every job beside memcpy over as many bytes, read and written, both in
+ * turns so that other load meets both; the ratio is of the best runs. The parameters are those of a block of
+ * GPT-2.
  */
 #include "tests/kernels/bench_tensor.h"
 
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 #include <math.h>
 #include <stdint.h>

@@ -20,7 +20,7 @@
 
 #include <fsdp/ctl_mpi.h>
 
-#include "base/io_fault.h"
+#include "tests/support/disk/io_fault.h"
 #include "tests/support/state.h"
 
 enum { LOSS_DEADLINE_MS = 2000, FORMS = 6, PATH_ROOM = 600 };

@@ -5,8 +5,8 @@
  * usage: optimizer_steps adamw f32|f64 COUNT STEPS LR BETA1 BETA2 EPS DECAY MAXIMIZE
  *        optimizer_steps sgd f32|f64 COUNT STEPS LR MOMENTUM DAMPENING DECAY NESTEROV MAXIMIZE
  */
-#include "base/mem.h"
-#include "kernels/tensor.h"
+#include "base/core/mem.h"
+#include "kernels/train/tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@
 
 #include <fsdp/fsdp.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/launch/world_internal.h"
 #include "tests/support/comm_rounds.h"
 

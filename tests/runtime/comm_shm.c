@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_processes.h"
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 
 enum { GUARD = 64, GUARD_BYTE = 0xa5 };
 

@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl/ctl_backend.h"
 
 bool make_ctl_pairs(int n, int *ends_out)
 {

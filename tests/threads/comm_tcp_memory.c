@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/comm_message/message_transport.h"
 #include "runtime/comm_message/p2p_tcp.h"
 #include "tests/support/comm_rounds.h"

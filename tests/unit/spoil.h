@@ -5,8 +5,8 @@
 #ifndef SPOIL_H
 #define SPOIL_H
 
-#include "formats/native_index.h"
-#include "statedict/checkpoint_internal.h"
+#include "formats/native/native_index.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
 
 #include <criterion/criterion.h>
 #include <fsdp/fsdp.h>

@@ -8,10 +8,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/comm_shared/transport_shm.h"
 #include "runtime/comm_shared/shared_transports.h"
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "tests/support/comm_rounds.h"
 #include "tests/support/rank_threads.h"
 

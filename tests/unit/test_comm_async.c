@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/support/rank_threads.h"
 
 enum { LONG_MS = 60000, CALLS = 5 };

@@ -1,9 +1,9 @@
 /* The commit: a checkpoint is there whole or not at all, whatever happens at whatever call. */
 #include "tests/unit/tiny_checkpoint.h"
 
-#include "base/mem.h"
-#include "statedict/commit_internal.h"
-#include "statedict/lease_internal.h"
+#include "base/core/mem.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/commit/lease_internal.h"
 
 #include <fsdp/run.h>
 

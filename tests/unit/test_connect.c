@@ -9,11 +9,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/comm_shared/transport_shm.h"
 #include "runtime/comm_message/p2p_tcp_internal.h"
 #include "runtime/bootstrap/socket.h"
-#include "statedict/ctl_backend.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "tests/support/rank_sockets.h"
 
 enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000, STRANGERS = 2 };

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/mem.h"
-#include "statedict/ctl_backend.h"
+#include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 enum { MAX_RANKS = 16, SHORT_MS = 400, SLACK_MS = 6000 };
 

@@ -7,10 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 #include "runtime/bootstrap/rendezvous.h"
-#include "statedict/ctl_frame.h"
+#include "statedict/ctl/ctl_frame.h"
 #include "tests/support/rank_sockets.h"
 
 enum { SHORT_MS = 200 };

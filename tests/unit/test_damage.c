@@ -5,7 +5,7 @@
  */
 #include "tests/unit/spoil.h"
 
-#include "base/io_fault.h"
+#include "tests/support/disk/io_fault.h"
 #include "tests/support/state.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #include <criterion/criterion.h>
 
 #include "kernels/kernels.h"
-#include "statedict/diff_internal.h"
+#include "statedict/diff/diff_internal.h"
 
 #include <inttypes.h>
 #include <math.h>

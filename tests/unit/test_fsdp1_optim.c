@@ -2,7 +2,7 @@
  * The FSDP1 face: state of optimizers, from one world size and strategy to another, in memory; names and
  * positions; groups; and what happens without memory.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/optim/optim_internal.h"
 #include "tests/unit/v1_state_cases.h"
 

@@ -2,10 +2,10 @@
  * HDF5 files of ours: what libhdf5 reads back, that the same calls give the same bytes, and what is
  * left when a call to the disk fails. tests/h5py reads them as users do.
  */
-#include "base/io_fault.h"
-#include "base/mem.h"
-#include "formats/hdf5_emit.h"
-#include "formats/hdf5_internal.h"
+#include "tests/support/disk/io_fault.h"
+#include "base/core/mem.h"
+#include "formats/hdf5/hdf5_emit.h"
+#include "formats/hdf5/hdf5_internal.h"
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

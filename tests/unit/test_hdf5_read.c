@@ -3,11 +3,11 @@
  * else is opened, and that the child neither outlives its source nor harms it. tests/golden has files of
  * h5py and Keras.
  */
-#include "base/mem.h"
-#include "formats/hdf5_file.h"
-#include "formats/hdf5_internal.h"
-#include "formats/hdf5_sandbox.h"
-#include "formats/hdf5_wire.h"
+#include "base/core/mem.h"
+#include "formats/hdf5/hdf5_file.h"
+#include "formats/hdf5/hdf5_internal.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+#include "formats/hdf5_child/hdf5_wire.h"
 #include "formats/source.h"
 
 #include <criterion/criterion.h>

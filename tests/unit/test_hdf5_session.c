@@ -2,10 +2,10 @@
  * Our end of the talk with the process that reads HDF5, when that process has been taken over: a fake one
  * says what it likes, over the channel or in the listing.
  */
-#include "base/mem.h"
-#include "formats/hdf5_listing.h"
-#include "formats/hdf5_lzf.h"
-#include "formats/hdf5_session.h"
+#include "base/core/mem.h"
+#include "formats/hdf5_child/hdf5_listing.h"
+#include "formats/hdf5_child/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_session.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Files as bytes: the posix back end and the helpers with their messages. */
-#include "base/io.h"
-#include "base/io_fault.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "tests/support/disk/io_fault.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

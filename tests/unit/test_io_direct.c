@@ -1,8 +1,8 @@
 /* Reading past the page cache: over a disk that takes only whole blocks, short reads, refusals. */
-#include "base/io_direct.h"
-#include "base/io_fault.h"
-#include "base/io_pass.h"
-#include "base/io_sim.h"
+#include "base/io/io_direct.h"
+#include "tests/support/disk/io_fault.h"
+#include "base/io/io_pass.h"
+#include "tests/support/disk/io_sim.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* The fault-injecting back end: what is counted, what each action does, plans as text. */
-#include "base/io_fault.h"
-#include "base/io_sim.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

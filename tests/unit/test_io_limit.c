@@ -1,6 +1,6 @@
 /* Reading and writing at a rate, with a clock that only sleeping moves on. */
-#include "base/io_limit.h"
-#include "base/io_sim.h"
+#include "base/io/io_limit.h"
+#include "tests/support/disk/io_sim.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

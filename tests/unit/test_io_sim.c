@@ -2,10 +2,10 @@
  * The simulated disk: a file system like any other until the power is cut; then what was synced is
  * there, whole, and every weaker protocol than write, sync, rename, sync_dir loses something.
  */
-#include "base/io_sim.h"
+#include "tests/support/disk/io_sim.h"
 
-#include "base/io_fault.h"
-#include "base/mem.h"
+#include "tests/support/disk/io_fault.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

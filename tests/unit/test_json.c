@@ -1,6 +1,6 @@
 /* The JSON reader: strict grammar, exact numbers, bounded depth, errors with line and column. */
-#include "base/json.h"
-#include "base/mem.h"
+#include "base/data/json.h"
+#include "base/core/mem.h"
 
 #include <fsdp/text.h>
 #include <criterion/criterion.h>

@@ -1,5 +1,5 @@
 /* The codec: everything comes back, frames are plain zstd, and damaged or hostile frames are told. */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/launch/launch_supervise.h"
 #include "runtime/bootstrap/process_watch.h"
 

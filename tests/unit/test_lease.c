@@ -1,9 +1,9 @@
 /* The lease: one holder at a time, whoever dies, whatever the clock does. */
-#include "statedict/lease_internal.h"
+#include "statedict/commit/lease_internal.h"
 
-#include "base/io_fault.h"
-#include "base/io_sim.h"
-#include "base/mem.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* The manifest: what goes in comes out bit for bit, and what was changed on the way is refused. */
-#include "statedict/manifest.h"
+#include "statedict/manifest/manifest.h"
 
-#include "base/io_sim.h"
-#include "base/mem.h"
+#include "tests/support/disk/io_sim.h"
+#include "base/core/mem.h"
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

@@ -1,5 +1,5 @@
 /* Checked memory: overflow is refused, the arena keeps its blocks, the n-th allocation can fail. */
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

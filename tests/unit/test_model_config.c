@@ -1,9 +1,9 @@
 /* config.json: what it says, and the edits that leave all other bytes alone. */
-#include "base/json.h"
-#include "base/mem.h"
-#include "statedict/copied.h"
-#include "statedict/model_config.h"
-#include "statedict/ties.h"
+#include "base/data/json.h"
+#include "base/core/mem.h"
+#include "statedict/convert/copied.h"
+#include "statedict/convert/model_config.h"
+#include "statedict/convert/ties.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

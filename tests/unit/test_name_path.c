@@ -1,6 +1,6 @@
 /* Paths of names: what fits, what is usual, and what renaming leaves of them. */
-#include "base/name_path.h"
-#include "formats/nesting.h"
+#include "base/data/name_path.h"
+#include "formats/target/nesting.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

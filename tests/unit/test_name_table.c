@@ -1,5 +1,5 @@
 /* Names and their numbers: room that was made beforehand changes nothing but when the table grows. */
-#include "formats/name_table.h"
+#include "base/data/name_table.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Tensor names as link names: what the format promises, and that nothing collides. */
-#include "formats/native_name.h"
+#include "formats/hdf5/hdf5_link_name.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -2,9 +2,9 @@
  * Shard files without the layers above: boxes written in any pieces come back bit for bit, raw and
  * encoded, packed and strided, and a file's bytes depend on nothing but what is in it.
  */
-#include "formats/native_index.h"
+#include "formats/native/native_index.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -3,9 +3,9 @@
  * with them takes memory and time by their bytes. Whatever goes by a square here does not come to an end
  * before the suite's timeout.
  */
-#include "formats/dcp_fold.h"
-#include "formats/nesting.h"
-#include "formats/torch_tree.h"
+#include "formats/dcp/dcp_fold.h"
+#include "formats/target/nesting.h"
+#include "formats/torch/torch_tree.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * Names are bytes with a length: what is allowed comes back bit for bit from every kind, through
  * conversions and listings; what is not is refused, each in its own words.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <fsdp/fsdp.h>
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/io.h"
+#include "base/io/io.h"
 
 static char folder[64];
 static char long_name[10000], longest_name[FSDP_MAX_NAME];

@@ -1,9 +1,9 @@
 /* A target of another format: elements in any order and from several threads, each exactly once, and
  * nothing left behind by what fails. */
 #include "formats/source.h"
-#include "formats/packed.h"
+#include "formats/target/packed.h"
 
-#include "base/pool.h"
+#include "base/core/pool.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

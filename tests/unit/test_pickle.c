@@ -1,6 +1,6 @@
 /* The pickle machine: what it understands, what it refuses, and that it calls nothing. */
-#include "base/mem.h"
-#include "formats/pickle.h"
+#include "base/core/mem.h"
+#include "formats/pickle/pickle.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Pickles that we write come back from our own reader; Python reads them in tests/formats. */
-#include "base/mem.h"
-#include "formats/pickle.h"
-#include "formats/pickle_write.h"
+#include "base/core/mem.h"
+#include "formats/pickle/pickle.h"
+#include "formats/pickle/pickle_write.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * Plans as pure functions: every element is stored exactly once, readers find what writers decided,
  * bytes are balanced, slabs follow the order of the tensor and of every box in it.
  */
-#include "statedict/plan.h"
+#include "statedict/transfer/box_plan.h"
 #include <criterion/criterion.h>
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Plans as files: what was written comes back, nothing of a file is believed, and what changed is named. */
-#include "base/io_fault.h"
-#include "statedict/plan_file.h"
+#include "tests/support/disk/io_fault.h"
+#include "statedict/convert/plan_file.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

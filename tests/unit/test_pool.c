@@ -1,7 +1,7 @@
 /* The worker pool: everything runs, the queue is bounded, the first error is kept. */
-#include "base/pool.h"
+#include "base/core/pool.h"
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>

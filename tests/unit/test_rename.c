@@ -1,5 +1,5 @@
 /* Renaming: what sed users expect, and what is refused. */
-#include "statedict/rename.h"
+#include "statedict/select/rename.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -1,9 +1,9 @@
 /* Conversions that are killed and gone on with: the bytes are those of an undisturbed one, what was written
  * is not written again, and what the dead left is removed. Every target. */
-#include "base/io_fault.h"
-#include "base/mem.h"
-#include "statedict/commit_internal.h"
-#include "statedict/resume.h"
+#include "tests/support/disk/io_fault.h"
+#include "base/core/mem.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/commit/resume.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

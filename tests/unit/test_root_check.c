@@ -1,6 +1,6 @@
 /* With --check, ranks that declare or do different things are told so, all of them, with both sides named. A
  * rank that has no memory to begin with is told of, too. */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/support/worlds.h"
 #include <fsdp/fsdp1.h>
 

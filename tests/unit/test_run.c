@@ -1,10 +1,10 @@
 /* Runs: the newest good checkpoint is found, and retention never takes one too many. */
 #include "tests/unit/tiny_checkpoint.h"
 
-#include "base/mem.h"
-#include "statedict/lease_internal.h"
-#include "statedict/run_internal.h"
-#include "statedict/verified.h"
+#include "base/core/mem.h"
+#include "statedict/commit/lease_internal.h"
+#include "statedict/run/run_internal.h"
+#include "statedict/run/verified.h"
 
 #include "tests/support/state.h"
 

@@ -1,9 +1,9 @@
 /* Saving into runs and onto disks: what is refused before anything is written, and what is told. */
-#include "base/io_fault.h"
-#include "base/io_sim.h"
-#include "base/pool.h"
-#include "statedict/commit.h"
-#include "statedict/space.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
+#include "base/core/pool.h"
+#include "statedict/commit/commit.h"
+#include "statedict/commit/space.h"
 #include "tests/support/state.h"
 
 #include <criterion/criterion.h>

@@ -1,6 +1,6 @@
 /* State dicts: what is taken, what is refused by name, and that everything but tensor memory is a copy. */
-#include "base/mem.h"
-#include "statedict/layout_internal.h"
+#include "base/core/mem.h"
+#include "statedict/sd/layout_internal.h"
 #include <fsdp/sd.h>
 
 #include <criterion/criterion.h>

@@ -2,7 +2,7 @@
  * State dicts that ranks make together: whole ones on every rank, those that only rank 0 has, and checkpoints
  * that another number of ranks loads; what comes of ranks that differ, and of memory that is not there.
  */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/unit/expect_toy.h"
 #include <fsdp/convert.h>
 #include <fsdp/root_init.h>

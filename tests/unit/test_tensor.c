@@ -1,10 +1,10 @@
 /*
- * kernels/tensor.h against models that take one element at a time, in the order that the header gives; they
- * must agree bit for bit. Registered twice, the second time with FSDP_KERNELS=c, so that all variants agree.
- * Models cast single elements with the plain cast, which test_kernels_cast.c proves.
+ * kernels/train/tensor.h against models that take one element at a time, in the order that the header gives;
+ * they must agree bit for bit. Registered twice, the second time with FSDP_KERNELS=c, so that all variants
+ * agree. Models cast single elements with the plain cast, which test_kernels_cast.c proves.
  */
 #include "kernels/kernels.h"
-#include "kernels/tensor.h"
+#include "kernels/train/tensor.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,9 +1,9 @@
 /* Text: JSON spelling, doubles that read back, base64, UTF-8, names safe for a terminal. */
 #include <fsdp/text.h>
 
-#include "base/io.h"
-#include "base/json.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "base/data/json.h"
+#include "base/core/mem.h"
 
 #include <criterion/criterion.h>
 #include <float.h>

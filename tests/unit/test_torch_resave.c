@@ -1,6 +1,6 @@
 /* Values that only Python understands are looked for in their file once more: it must be the same one. */
 #include "formats/source.h"
-#include "formats/torch_emit.h"
+#include "formats/torch/torch_emit.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

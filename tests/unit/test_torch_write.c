@@ -2,12 +2,12 @@
  * Torch.save files and DCP directories as targets: pieces in any order by several threads give one file,
  * of the size that was announced; what cannot be written is refused before the first byte.
  */
-#include "base/mem.h"
-#include "base/pool.h"
+#include "base/core/mem.h"
+#include "base/core/pool.h"
 #include "formats/source.h"
 #include "formats/target.h"
-#include "formats/zip.h"
-#include "formats/zip_write.h"
+#include "formats/zip/zip.h"
+#include "formats/zip/zip_write.h"
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/clock.h"
+#include "base/core/clock.h"
 #include "runtime/bootstrap/socket.h"
 #include "runtime/bootstrap/torchrun_store.h"
 

@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "runtime/launch/trace.h"
 
 static char folder[] = "/tmp/fsdp-trace-XXXXXX";

@@ -1,5 +1,5 @@
 /* Values: copies are deep and equal, failures leave nothing behind. */
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include <fsdp/value.h>
 
 #include <criterion/criterion.h>

@@ -1,8 +1,8 @@
 /* A view is compared with the one that belongs to its checkpoint without ever being held in memory. */
-#include "base/io.h"
-#include "base/mem.h"
-#include "statedict/plan.h"
-#include "statedict/view.h"
+#include "base/io/io.h"
+#include "base/core/mem.h"
+#include "statedict/transfer/box_plan.h"
+#include "statedict/checkpoint/view.h"
 
 #include <criterion/criterion.h>
 #include <fcntl.h>

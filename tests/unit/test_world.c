@@ -3,7 +3,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "base/mem.h"
+#include "base/core/mem.h"
 #include "tests/support/worlds.h"
 
 static void expect_worlds(int n, world_body body, void *user)

@@ -1,6 +1,6 @@
 /* Zip directories: what is read, and that an archive is refused as soon as two readers could differ. */
-#include "base/mem.h"
-#include "formats/zip.h"
+#include "base/core/mem.h"
+#include "formats/zip/zip.h"
 #include "kernels/kernels.h"
 #include "tests/fuzz/tiny_zip.h"
 

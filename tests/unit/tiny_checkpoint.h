@@ -5,11 +5,11 @@
 #ifndef TINY_CHECKPOINT_H
 #define TINY_CHECKPOINT_H
 
-#include "base/io_fault.h"
-#include "base/io_sim.h"
-#include "formats/native_index.h"
-#include "statedict/commit_internal.h"
-#include "statedict/manifest.h"
+#include "tests/support/disk/io_fault.h"
+#include "tests/support/disk/io_sim.h"
+#include "formats/native/native_index.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/manifest/manifest.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

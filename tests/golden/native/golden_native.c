@@ -5,8 +5,8 @@
  *
  * usage: golden_native make DIR | golden_native check DIR SCRATCH
  */
-#include "base/io.h"
-#include "base/mem.h"
+#include "base/io/io.h"
+#include "base/core/mem.h"
 
 #include <fsdp/fsdp.h>
 #include <stdio.h>

@@ -1,0 +1,309 @@
+/* A growing string, JSON spelling, and names made safe for a terminal. See text.h. */
+#include <fsdp/text.h>
+
+#include "base/core/mem.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char HEX_DIGITS[] = "0123456789abcdef";
+
+void fsdp_text_release(fsdp_text *text)
+{
+    fsdp_free(text->data);
+    *text = (fsdp_text){0};
+}
+
+/* Room for `more` bytes and the zero behind them. */
+static char *make_room(fsdp_text *text, size_t more)
+{
+    size_t need;
+    if (text->failed || __builtin_add_overflow(text->size, more, &need) || need == SIZE_MAX ||
+        !fsdp_grow(&text->data, &text->capacity, need + 1, 1)) {
+        text->failed = true;
+        return NULL;
+    }
+    return text->data + text->size;
+}
+
+void fsdp_text_add(fsdp_text *text, const char *data, size_t size)
+{
+    char *room = make_room(text, size);
+    if (!room)
+        return;
+    if (size > 0)
+        memcpy(room, data, size);
+    room[size] = '\0';
+    text->size += size;
+}
+
+void fsdp_text_addf(fsdp_text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    char *room = length < 0 ? NULL : make_room(text, (size_t)length);
+    if (!room) {
+        text->failed = true;
+        return;
+    }
+    va_start(args, format);
+    vsnprintf(room, (size_t)length + 1, format, args);
+    va_end(args);
+    text->size += (size_t)length;
+}
+
+/* Payload bits of a continuation byte, -1 when it is none. */
+static int continuation(unsigned char c)
+{
+    return (c & 0xC0) == 0x80 ? c & 0x3F : -1;
+}
+
+/* Bytes of the well-formed character at p, 0 when there is none. */
+static size_t utf8_length(const unsigned char *p, size_t left, uint32_t *character_out)
+{
+    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (p[0] < 0x80) {
+        *character_out = p[0];
+        return 1;
+    }
+    size_t length = p[0] >= 0xF0 ? 4 : p[0] >= 0xE0 ? 3 : 2;
+    if (p[0] < 0xC2 || p[0] > 0xF4 || left < length)
+        return 0;
+    uint32_t character = p[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        int bits = continuation(p[i]);
+        if (bits < 0)
+            return 0;
+        character = character << 6 | (uint32_t)bits;
+    }
+    bool surrogate = character >= 0xD800 && character <= 0xDFFF;
+    if (character < smallest[length] || character > 0x10FFFF || surrogate)
+        return 0;
+    *character_out = character;
+    return length;
+}
+
+static bool eight_ascii(const unsigned char *p)
+{
+    uint64_t word;
+    memcpy(&word, p, sizeof word);
+    return (word & 0x8080808080808080u) == 0;
+}
+
+bool fsdp_utf8_valid(const char *data, size_t size)
+{
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t at = 0; at < size;) {
+        if (size - at >= 8 && eight_ascii(p + at)) {
+            at += 8;
+            continue;
+        }
+        uint32_t character;
+        size_t length = utf8_length(p + at, size - at, &character);
+        if (length == 0)
+            return false;
+        at += length;
+    }
+    return true;
+}
+
+static void add_json_escape(fsdp_text *text, unsigned char c)
+{
+    static const char letters[] = "btn\0fr"; /* of 8, 9, 10, 12, 13 */
+    char escape[6] = {'\\', (char)c};
+    size_t length = 2;
+    if (c == '"' || c == '\\') {
+        /* stands for itself */
+    } else if (c >= 8 && c <= 13 && c != 11) {
+        escape[1] = letters[c - 8];
+    } else {
+        memcpy(escape + 1, "u00", 3);
+        escape[4] = HEX_DIGITS[c >> 4];
+        escape[5] = HEX_DIGITS[c & 15];
+        length = 6;
+    }
+    fsdp_text_add(text, escape, length);
+}
+
+void fsdp_text_add_json_string(fsdp_text *text, const char *data, size_t size)
+{
+    const unsigned char *p = (const unsigned char *)data;
+    fsdp_text_add(text, "\"", 1);
+    size_t plain = 0; /* start of the run that needs no change */
+    for (size_t at = 0; at < size;) {
+        uint32_t character = 0;
+        size_t length = utf8_length(p + at, size - at, &character);
+        bool escape = length == 1 && (character < 0x20 || character == '"' || character == '\\');
+        if (length > 0 && !escape) {
+            at += length;
+            continue;
+        }
+        fsdp_text_add(text, data + plain, at - plain);
+        if (escape)
+            add_json_escape(text, p[at]);
+        else
+            fsdp_text_add(text, "\xEF\xBF\xBD", 3);
+        plain = ++at;
+    }
+    fsdp_text_add(text, data + plain, size - plain);
+    fsdp_text_add(text, "\"", 1);
+}
+
+/* printf writes the decimal point of the process's locale, which may be several bytes. */
+static void restore_point(char *number)
+{
+    char *to = number;
+    bool pointed = false;
+    for (const char *from = number; *from; from++) {
+        if (strchr("0123456789+-e", *from)) {
+            *to++ = *from;
+        } else if (!pointed) {
+            *to++ = '.';
+            pointed = true;
+        }
+    }
+    *to = '\0';
+}
+
+void fsdp_text_add_f64(fsdp_text *text, double value)
+{
+    char number[64];
+    /* fifteen digits tell all normal numbers with at most fifteen apart; subnormals need fewer */
+    int digits = fabs(value) < DBL_MIN ? 1 : DBL_DIG;
+    do {
+        snprintf(number, sizeof number, "%.*g", digits, value);
+    } while (strtod(number, NULL) != value && ++digits <= DBL_DECIMAL_DIG);
+    restore_point(number);
+    fsdp_text_add(text, number, strlen(number));
+    if (!strpbrk(number, ".e"))
+        fsdp_text_add(text, ".0", 2);
+}
+
+void fsdp_text_add_base64(fsdp_text *text, const void *data, size_t size)
+{
+    static const char alphabet[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const unsigned char *from = data;
+    size_t length = size > SIZE_MAX / 2 ? SIZE_MAX : (size + 2) / 3 * 4;
+    char *to = make_room(text, length);
+    if (!to)
+        return;
+    for (size_t at = 0; at < size; at += 3, to += 4) {
+        size_t left = size - at;
+        uint32_t group = (uint32_t)from[at] << 16;
+        group |= left > 1 ? (uint32_t)from[at + 1] << 8 : 0;
+        group |= left > 2 ? from[at + 2] : 0;
+        to[0] = alphabet[group >> 18];
+        to[1] = alphabet[group >> 12 & 63];
+        to[2] = left > 1 ? alphabet[group >> 6 & 63] : '=';
+        to[3] = left > 2 ? alphabet[group & 63] : '=';
+    }
+    *to = '\0';
+    text->size += length;
+}
+
+void fsdp_text_add_hex(fsdp_text *text, const void *data, size_t size)
+{
+    const unsigned char *from = data;
+    char *to = make_room(text, size > SIZE_MAX / 2 ? SIZE_MAX : size * 2);
+    if (!to)
+        return;
+    for (size_t i = 0; i < size; i++) {
+        *to++ = HEX_DIGITS[from[i] >> 4];
+        *to++ = HEX_DIGITS[from[i] & 15];
+    }
+    *to = '\0';
+    text->size += size * 2;
+}
+
+/* Control characters, and the ones that reorder or hide the text around them. */
+static bool misleads_terminal(uint32_t c)
+{
+    return c < 0x20 || (c >= 0x7F && c <= 0x9F) || (c >= 0x200B && c <= 0x200F) ||
+           (c >= 0x2028 && c <= 0x202E) || (c >= 0x2060 && c <= 0x2069) || c == 0xFEFF;
+}
+
+enum { PIECE_BYTES = 16 }; /* four bytes as \xHH */
+
+/* Spells the character (or the bad byte) at p; returns the bytes written to piece. */
+static size_t spell_piece(const unsigned char *p, size_t left, bool is_name, char *piece,
+                          size_t *taken_out)
+{
+    uint32_t character = 0;
+    size_t length = utf8_length(p, left, &character);
+    *taken_out = length > 0 ? length : 1;
+    if (is_name && length == 1 && character == '\\') {
+        memcpy(piece, "\\\\", 2);
+        return 2;
+    }
+    if (length > 0 && !misleads_terminal(character)) {
+        memcpy(piece, p, length);
+        return length;
+    }
+    char *to = piece;
+    for (size_t i = 0; i < *taken_out; i++) {
+        *to++ = '\\';
+        *to++ = 'x';
+        *to++ = HEX_DIGITS[p[i] >> 4];
+        *to++ = HEX_DIGITS[p[i] & 15];
+    }
+    return (size_t)(to - piece);
+}
+
+static size_t spelled_size(const unsigned char *p, size_t size, bool is_name)
+{
+    char piece[PIECE_BYTES];
+    size_t total = 0;
+    for (size_t at = 0, taken; at < size; at += taken)
+        total += spell_piece(p + at, size - at, is_name, piece, &taken);
+    return total;
+}
+
+static const char *spell(const char *data, size_t size, bool is_name, char *out, size_t out_size)
+{
+    static const char dots[] = "...";
+    const unsigned char *p = (const unsigned char *)data;
+    if (out_size < sizeof dots) {
+        if (out_size > 0)
+            out[0] = '\0';
+        return out_size > 0 ? out : "";
+    }
+    size_t total = spelled_size(p, size, is_name);
+    bool fits = total < out_size;
+    size_t room = out_size - sizeof dots;
+    size_t head = fits ? total : (room + 1) / 2;
+    size_t tail_start = fits ? total : total - (room - head);
+    bool dotted = fits;
+    size_t used = 0;
+    for (size_t at = 0, position = 0, taken; at < size; at += taken) {
+        char piece[PIECE_BYTES];
+        size_t length = spell_piece(p + at, size - at, is_name, piece, &taken);
+        if (position + length <= head || position >= tail_start) {
+            memcpy(out + used, piece, length);
+            used += length;
+        } else if (!dotted) {
+            memcpy(out + used, dots, sizeof dots - 1);
+            used += sizeof dots - 1;
+            dotted = true;
+        }
+        position += length;
+    }
+    out[used] = '\0';
+    return out;
+}
+
+const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size)
+{
+    return spell(data, size, true, out, out_size);
+}
+
+const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size)
+{
+    return spell(data, size, false, out, out_size);
+}

@@ -1,0 +1,28 @@
+/*
+ * The flow trace: every step of the straight line can tell a watcher what it does, so that
+ * tests/flow holds docs/flow_save.md and docs/flow_load.md against what really happens.
+ *
+ * Without a watcher a call is one load and one branch; nothing is formatted. Steps tell about files,
+ * boxes and blocks, never about elements. For tests only: nothing of the product watches.
+ */
+#ifndef FSDP_FLOW_H
+#define FSDP_FLOW_H
+
+#include <fsdp/box.h>
+
+typedef struct fsdp_flow_watcher {
+    /* step is the source file, as in "statedict/save/save.c". Called on the thread that does the step. */
+    void (*tell)(void *user, const char *step, const char *text);
+    void *user;
+} fsdp_flow_watcher;
+
+/* One watcher for the process, borrowed; NULL ends it. Not while an operation is under way. */
+void fsdp_flow_watch(const fsdp_flow_watcher *watcher);
+
+void fsdp_flow(const char *step, const char *format, ...) FSDP_PRINTF(2, 3);
+
+/* "verb 'name' [lo:end,...]" */
+void fsdp_flow_box(const char *step, const char *verb, const char *name, size_t name_size,
+                   const fsdp_box *box);
+
+#endif

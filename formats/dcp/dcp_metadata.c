@@ -1,0 +1,643 @@
+/*
+ * `.metadata` of a DCP directory: names, boxes and the ranges of files where they are. See dcp_read.c.
+ *
+ *   Metadata.storage_data         (name, offsets of a box) -> range of a file
+ *   Metadata.state_dict_metadata  name -> dtype, shape, boxes; or that it is a pickled value
+ *
+ * Without collectives every rank has a metadata file of its own; then they are put together here.
+ */
+#include "base/data/name_path.h"
+#include "base/core/bytes.h"
+#include "formats/dcp/dcp.h"
+#include "formats/dcp/dcp_ranges.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A file that items lie in. */
+typedef struct item_file {
+    int number;
+    bool is_known, is_lost;
+    fsdp_safetensors *header; /* NULL: a row of zip archives */
+} item_file;
+
+/* A name: what is stored of it, then what it is. */
+typedef struct listed {
+    dcp_range_list ranges;
+    bool was_met;            /* by the list of names */
+    bool is_tensor, is_lost; /* lost: a file of it */
+    fsdp_node name;          /* in the file at hand; 0: not known, or another node */
+    fsdp_node path;          /* of its name, in planner_data; 0: none */
+    fsdp_dtype dtype;
+    int ndim;
+    size_t tensor;
+    int64_t bytes, stored; /* for the check of what they are to each other */
+} listed;
+
+typedef struct metadata {
+    dcp_state *state;
+    fsdp_source *source;
+    bool has_several; /* metadata files */
+    fsdp_arena arena;
+    fsdp_name_table files; /* relative path -> number in item_files */
+    item_file *item_files;
+    size_t file_count, file_room;
+    dcp_ranges ranges;
+    fsdp_name_table names; /* -> number in entries */
+    listed *entries;
+    size_t entry_count, entry_room;
+    size_t last;   /* the entry that was asked for */
+    int32_t *path; /* scratch: see name_path.h */
+    size_t path_room;
+    uint64_t box_count;    /* of the file at hand, shared ones each time */
+    torch_archive archive; /* of which only the pickle is used, and where */
+} metadata;
+
+/* --- nodes -------------------------------------------------------------------------------------- */
+
+static const fsdp_pickle_node *node_at(const metadata *meta, fsdp_node node)
+{
+    return fsdp_pickle_at(&meta->archive.pickle, node);
+}
+
+/* Inline, as is what it calls: every item and every box is asked for several. */
+static inline fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
+{
+    const fsdp_pickle_node *at = node_at(meta, object);
+    fsdp_node state = at->kind == FSDP_NODE_CALL ? at->as.call->state : 0;
+    return node_at(meta, state)->kind == FSDP_NODE_DICT
+               ? fsdp_pickle_lookup(&meta->archive.pickle, state, name)
+               : torch_attribute(&meta->archive, object, name);
+}
+
+static bool is_object(const metadata *meta, fsdp_node node, fsdp_known known)
+{
+    const fsdp_pickle_node *at = node_at(meta, node);
+    return at->kind == FSDP_NODE_CALL && at->known == known;
+}
+
+static fsdp_status damaged(const metadata *meta, const char *why, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: %s", meta->archive.where, why);
+}
+
+static fsdp_status damaged_entry(const metadata *meta, const fsdp_pickle_node *name,
+                                 const char *why, fsdp_error *err)
+{
+    char shown[200];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: '%s' %s", meta->archive.where,
+                     fsdp_printable(name->as.text, name->count, shown, sizeof shown), why);
+}
+
+/* --- storage_data ------------------------------------------------------------------------------- */
+
+/* The number of the name's entry, which is made when it is new. Of one file, the pickle lives as long as the
+ * names. */
+static fsdp_status look_up_entry(metadata *meta, const fsdp_pickle_node *name, size_t *number_out,
+                                 fsdp_error *err)
+{
+    const char *text = name->as.text;
+    const uint64_t *known = NULL;
+    size_t count = meta->entry_count;
+    if (meta->has_several) {
+        known = fsdp_name_table_find(&meta->names, text, name->count);
+        text = known ? text : fsdp_arena_strndup(&meta->arena, text, name->count);
+    }
+    if (!known && text && count < DCP_NO_RANGE - 1 &&
+        fsdp_grow(&meta->entries, &meta->entry_room, count + 1, sizeof *meta->entries))
+        known = fsdp_name_table_enter(&meta->names, text, name->count, count);
+    if (!known)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
+    *number_out = (size_t)*known;
+    if (*number_out == count)
+        meta->entries[meta->entry_count++] = (listed){.ranges = DCP_NO_RANGES};
+    return FSDP_OK;
+}
+
+/* Is it the entry that was asked for last, or one of the next? The lists of names have them mostly in one
+ * order, of which a rank leaves some out, and one node for each name in all of them. */
+static bool find_expected(metadata *meta, fsdp_node name)
+{
+    enum { AHEAD = 8 };
+    for (size_t number = meta->last; number <= meta->last + AHEAD; number++)
+        if (number < meta->entry_count && meta->entries[number].name == name) {
+            meta->last = number;
+            return true;
+        }
+    return false;
+}
+
+static fsdp_status find_entry(metadata *meta, fsdp_node node, size_t *number_out, fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, node);
+    *number_out = 0;
+    if (name->kind != FSDP_NODE_STR)
+        return damaged(meta, "a name is no text", err);
+    if (!find_expected(meta, node)) {
+        FSDP_TRY(look_up_entry(meta, name, &meta->last, err));
+        meta->entries[meta->last].name = node;
+    }
+    *number_out = meta->last;
+    return FSDP_OK;
+}
+
+static const item_file *file_of(const metadata *meta, const dcp_range *range)
+{
+    return &meta->item_files[range->file];
+}
+
+static dcp_item item_of(const metadata *meta, const dcp_range *range)
+{
+    const item_file *file = file_of(meta, range);
+    return (dcp_item){.file = file->number,
+                      .offset = range->offset,
+                      .length = range->length,
+                      .is_packed = range->is_packed,
+                      .header = file->header};
+}
+
+/* Safetensors begin with the size of their header and '{'. */
+static fsdp_status look_at_file(metadata *meta, item_file *file, fsdp_error *err)
+{
+    uint8_t head[9];
+    int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
+    if (size < (int64_t)sizeof head)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_source_pread(meta->source, file->number, head, sizeof head, 0, err));
+    if (head[8] != '{' || memcmp(head, "PK\3\4", 4) == 0 || fsdp_load_u64(head) > (uint64_t)size)
+        return FSDP_OK;
+    file->header = fsdp_alloc(1, sizeof *file->header);
+    if (!file->header)
+        return fsdp_fail_memory(err, "a safetensors header");
+    return fsdp_safetensors_read(meta->source, file->number, file->header, err);
+}
+
+static fsdp_status open_item_file(metadata *meta, item_file *file, const char *name,
+                                  fsdp_error *err)
+{
+    char *path = fsdp_path_join(fsdp_source_path(meta->source), name);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_status st = fsdp_source_add_file(meta->source, path, true, &file->number, err);
+    file->is_lost = st == FSDP_ERR_NOT_FOUND && fsdp_source_tolerates(meta->source);
+    if (st == FSDP_ERR_NOT_FOUND && !file->is_lost)
+        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                       "'%s' is not there, and %s says that it belongs to the "
+                       "checkpoint" FSDP_MISSING_HINT,
+                       path, meta->archive.where);
+    fsdp_free(path);
+    return file->is_lost ? FSDP_OK : st == FSDP_OK ? look_at_file(meta, file, err) : st;
+}
+
+static fsdp_status find_file(metadata *meta, fsdp_node node, uint32_t *file_out, fsdp_error *err)
+{
+    const fsdp_pickle_node *name = node_at(meta, node);
+    if (name->kind != FSDP_NODE_STR || memchr(name->as.text, '\0', name->count))
+        return damaged(meta, "an item has no file", err);
+    const uint64_t *known = fsdp_name_table_find(&meta->files, name->as.text, name->count);
+    *file_out = (uint32_t)(known ? *known : meta->file_count);
+    if (known)
+        return FSDP_OK;
+    char *copy = fsdp_arena_strndup(&meta->arena, name->as.text, name->count);
+    if (!copy || meta->file_count >= DCP_NO_RANGE ||
+        !fsdp_grow(&meta->item_files, &meta->file_room, meta->file_count + 1,
+                   sizeof *meta->item_files) ||
+        !fsdp_name_table_put(&meta->files, copy, name->count, meta->file_count))
+        return fsdp_fail_memory(err, "the files of a checkpoint");
+    item_file *file = &meta->item_files[meta->file_count++];
+    *file = (item_file){0};
+    return open_item_file(meta, file, copy, err);
+}
+
+/* ["stream.zstd/1"]: what the bytes went through, the last first. */
+static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_range *range,
+                                   fsdp_error *err)
+{
+    const fsdp_pickle_node *list = node_at(meta, node);
+    if (list->kind == FSDP_NODE_ABSENT || list->kind == FSDP_NODE_NONE ||
+        (list->kind == FSDP_NODE_LIST && list->count == 0))
+        return FSDP_OK;
+    const fsdp_pickle_node *only =
+        node_at(meta, fsdp_pickle_element(&meta->archive.pickle, node, 0));
+    static const char zstd[] = "stream.zstd";
+    size_t size = sizeof zstd - 1;
+    if (list->count != 1 || only->kind != FSDP_NODE_STR || only->count < size ||
+        memcmp(only->as.text, zstd, size) != 0 ||
+        (only->count > size && only->as.text[size] != '/'))
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "%s: items are packed in a way that is not known",
+                         meta->archive.where);
+    range->is_packed = true;
+    return FSDP_OK;
+}
+
+static fsdp_status read_range(metadata *meta, fsdp_node info, dcp_range *range, fsdp_error *err)
+{
+    const fsdp_pickle *pickle = &meta->archive.pickle;
+    FSDP_TRY(find_file(meta, attribute(meta, info, "relative_path"), &range->file, err));
+    const item_file *file = file_of(meta, range);
+    range->is_packed = false;
+    if (file->is_lost)
+        return FSDP_OK;
+    FSDP_TRY(read_transforms(meta, attribute(meta, info, "transform_descriptors"), range, err));
+    int64_t size = fsdp_source_file_size(meta->source, (size_t)file->number);
+    if (!fsdp_pickle_int(pickle, attribute(meta, info, "offset"), &range->offset) ||
+        !fsdp_pickle_int(pickle, attribute(meta, info, "length"), &range->length) ||
+        range->offset < 0 || range->length < 0)
+        return damaged(meta, "an item has no range of bytes", err);
+    if (!file->header && (range->offset > size || range->length > size - range->offset))
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' has %lld bytes, and an item should end at byte %lld",
+                         fsdp_source_file_path(meta->source, (size_t)file->number), (long long)size,
+                         (long long)range->offset + (long long)range->length);
+    return FSDP_OK;
+}
+
+static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, fsdp_error *err)
+{
+    if (!is_object(meta, index, FSDP_KNOWN_DCP_INDEX) ||
+        !is_object(meta, info, FSDP_KNOWN_DCP_STORAGE))
+        return damaged(meta, "storage_data holds something else than items", err);
+    size_t number;
+    FSDP_TRY(find_entry(meta, attribute(meta, index, "fqn"), &number, err));
+    fsdp_node place = attribute(meta, index, "offset");
+    uint8_t kind = node_at(meta, place)->kind;
+    dcp_range range = {0};
+    int ndim = DCP_NO_BOX;
+    int64_t lo[FSDP_MAX_DIMS];
+    if (kind != FSDP_NODE_ABSENT && kind != FSDP_NODE_NONE)
+        FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &ndim, lo, err));
+    range.ndim = (int8_t)ndim;
+    if (meta->has_several) { /* a replica, which another rank has stored, too */
+        uint32_t known;
+        FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, ndim, lo,
+                                 &known, err));
+        if (known != DCP_NO_RANGE && !file_of(meta, &meta->ranges.all[known])->is_lost)
+            return FSDP_OK;
+        if (known != DCP_NO_RANGE) {
+            meta->ranges.all[known].was_used = false;
+            return read_range(meta, info, &meta->ranges.all[known], err);
+        }
+    }
+    FSDP_TRY(read_range(meta, info, &range, err));
+    return dcp_ranges_put(&meta->ranges, &meta->entries[number].ranges, number, &range, lo, err);
+}
+
+static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    if (dict->kind != FSDP_NODE_DICT)
+        return damaged(meta, "there is no storage_data", err);
+    for (uint32_t i = 0; i + 1 < dict->count; i += 2)
+        FSDP_TRY(read_place(meta, dict->as.items[i], dict->as.items[i + 1], err));
+    return FSDP_OK;
+}
+
+/* --- planner_data ------------------------------------------------------------------------------- */
+
+/* NULL: nothing is stored under that name. */
+static listed *known_entry(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *name = node_at(meta, node);
+    if (find_expected(meta, node))
+        return &meta->entries[meta->last];
+    const uint64_t *known = name->kind == FSDP_NODE_STR
+                                ? fsdp_name_table_find(&meta->names, name->as.text, name->count)
+                                : NULL;
+    if (!known)
+        return NULL;
+    meta->last = (size_t)*known;
+    return &meta->entries[meta->last];
+}
+
+/* What is no dict of names is another planner's own. */
+static void read_paths(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    meta->last = 0;
+    for (uint32_t i = 0; dict->kind == FSDP_NODE_DICT && i + 1 < dict->count; i += 2) {
+        listed *entry = known_entry(meta, dict->as.items[i]);
+        if (entry)
+            entry->path = dict->as.items[i + 1];
+    }
+}
+
+/* The entry's path in scratch memory; 0 when it has none, which is never wrong. */
+static size_t spell_path(metadata *meta, fsdp_node node)
+{
+    const fsdp_pickle_node *tuple = node_at(meta, node);
+    if (node == 0 || tuple->kind != FSDP_NODE_TUPLE || tuple->count > FSDP_PATH_MOST ||
+        !fsdp_grow(&meta->path, &meta->path_room, tuple->count, sizeof *meta->path))
+        return 0;
+    for (uint32_t i = 0; i < tuple->count; i++) {
+        const fsdp_pickle_node *element = node_at(meta, tuple->as.items[i]);
+        if (element->kind == FSDP_NODE_STR && element->count <= INT32_MAX)
+            meta->path[i] = (int32_t)element->count;
+        else if (element->kind == FSDP_NODE_INT && element->as.i64 >= 0)
+            meta->path[i] = -snprintf(NULL, 0, "%lld", (long long)element->as.i64);
+        else
+            return 0;
+    }
+    return tuple->count;
+}
+
+/* --- state_dict_metadata ------------------------------------------------------------------------ */
+
+/* The properties are a tuple whose first member is the dtype; what follows differs between versions. */
+static fsdp_dtype read_dtype(const metadata *meta, fsdp_node properties)
+{
+    const fsdp_pickle_node *object = node_at(meta, properties);
+    fsdp_node state = object->kind == FSDP_NODE_CALL ? object->as.call->state : 0;
+    fsdp_node dtype = node_at(meta, state)->kind == FSDP_NODE_DICT
+                          ? attribute(meta, properties, "dtype")
+                          : fsdp_pickle_element(&meta->archive.pickle, state, 0);
+    const fsdp_pickle_node *global = node_at(meta, dtype);
+    bool is_dtype = global->kind == FSDP_NODE_GLOBAL && global->known == FSDP_KNOWN_TORCH_DTYPE;
+    return is_dtype ? (fsdp_dtype)global->count : FSDP_DTYPE_NONE;
+}
+
+static fsdp_status read_box(metadata *meta, fsdp_node chunk, const fsdp_pickle_node *name, int ndim,
+                            dcp_piece *piece, fsdp_error *err)
+{
+    int lengths;
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, chunk, "offsets"), "offsets",
+                              &piece->ndim, piece->lo, err));
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, chunk, "sizes"), "sizes", &lengths,
+                              piece->len, err));
+    if (piece->ndim != ndim || lengths != ndim)
+        return damaged_entry(meta, name, "has a box of another number of dimensions", err);
+    return FSDP_OK;
+}
+
+static bool is_empty(const dcp_piece *piece)
+{
+    for (int dim = 0; dim < piece->ndim; dim++)
+        if (piece->len[dim] == 0)
+            return true;
+    return false;
+}
+
+static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_t number,
+                             fsdp_node chunk, fsdp_error *err)
+{
+    dcp_piece piece;
+    listed *entry = &meta->entries[number];
+    FSDP_TRY(read_box(meta, chunk, name, entry->ndim, &piece, err));
+    if (is_empty(&piece))
+        return FSDP_OK;
+    uint32_t at;
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, piece.ndim,
+                             piece.lo, &at, err));
+    if (at == DCP_NO_RANGE)
+        return damaged_entry(meta, name, "has a box that is in no file", err);
+    dcp_range *range = &meta->ranges.all[at];
+    if (range->was_used)
+        return FSDP_OK; /* listed by several ranks */
+    range->was_used = true;
+    bool is_lost = file_of(meta, range)->is_lost;
+    entry->is_lost |= is_lost;
+    if (is_lost)
+        return FSDP_OK; /* sealing tells */
+    piece.item = item_of(meta, range);
+    entry->stored += piece.item.length;
+    dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
+    return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
+}
+
+/* Every box is written once: a list that many tensors share is no checkpoint's. */
+static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsdp_error *err)
+{
+    meta->box_count += list->count;
+    if (meta->box_count <= (uint64_t)meta->archive.pickle.count + FSDP_PICKLE_WORK)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: tensors share too many boxes", meta->archive.where);
+}
+
+/* A value that tells what kind of tensor it would be. */
+static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+{
+    static const char text[] = "torch.Tensor";
+    fsdp_value value = {0};
+    FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, sizeof text - 1, err));
+    return fsdp_source_add_value(meta->source, name->as.text, name->count, &value, NULL, err);
+}
+
+static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsdp_node node,
+                               bool is_new, size_t number, fsdp_error *err)
+{
+    listed *entry = &meta->entries[number];
+    int64_t shape[FSDP_MAX_DIMS];
+    int ndim;
+    fsdp_dtype dtype = read_dtype(meta, attribute(meta, node, "properties"));
+    if (dtype == FSDP_DTYPE_NONE)
+        return is_new ? add_strange(meta, name, err) : FSDP_OK;
+    FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, node, "size"), "sizes", &ndim, shape,
+                              err));
+    if (is_new) {
+        FSDP_TRY(torch_check_shape(&meta->archive, ndim, shape, dtype, err));
+        entry->is_tensor = true;
+        entry->dtype = dtype;
+        entry->ndim = ndim;
+        entry->bytes = fsdp_shape_count(ndim, shape) * (int64_t)fsdp_dtype_size(dtype);
+        FSDP_TRY(fsdp_source_add_tensor(meta->source, name->as.text, name->count, dtype, ndim,
+                                        shape, &entry->tensor, err));
+    }
+    const fsdp_source_tensor *tensor =
+        entry->is_tensor ? fsdp_source_tensor_at(meta->source, entry->tensor) : NULL;
+    if (!tensor || tensor->dtype != dtype || tensor->ndim != ndim ||
+        memcmp(tensor->shape, shape, (size_t)ndim * sizeof *shape) != 0)
+        return damaged_entry(meta, name, "is another tensor to another rank", err);
+    fsdp_node chunks = attribute(meta, node, "chunks");
+    const fsdp_pickle_node *list = node_at(meta, chunks);
+    if (list->kind != FSDP_NODE_LIST && list->kind != FSDP_NODE_TUPLE)
+        return damaged_entry(meta, name, "has no list of boxes", err);
+    FSDP_TRY(count_boxes(meta, list, err));
+    for (uint32_t i = 0; i < list->count; i++)
+        FSDP_TRY(add_chunk(meta, name, number, list->as.items[i], err));
+    return FSDP_OK;
+}
+
+static fsdp_status read_value(metadata *meta, const fsdp_pickle_node *name, size_t number,
+                              fsdp_error *err)
+{
+    uint32_t at;
+    FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, DCP_NO_BOX, NULL,
+                             &at, err));
+    if (at == DCP_NO_RANGE)
+        return damaged_entry(meta, name, "is in no file", err);
+    if (file_of(meta, &meta->ranges.all[at])->is_lost)
+        return fsdp_source_add_missing(meta->source, name->as.text, name->count, NULL, err);
+    dcp_item item = item_of(meta, &meta->ranges.all[at]);
+    fsdp_status st = dcp_add_value(meta->state, name->as.text, name->count, &item, err);
+    if (st != FSDP_OK) {
+        char shown[200];
+        fsdp_error_prefix(err, "value '%s'",
+                          fsdp_printable(name->as.text, name->count, shown, sizeof shown));
+    }
+    return st;
+}
+
+static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsdp_error *err)
+{
+    size_t number;
+    FSDP_TRY(find_entry(meta, key, &number, err));
+    const fsdp_pickle_node *name = node_at(meta, key);
+    bool is_new = !meta->entries[number].was_met;
+    meta->entries[number].was_met = true;
+    fsdp_source_nest(meta->source, meta->path, 0);
+    if (is_new) {
+        size_t count = spell_path(meta, meta->entries[number].path);
+        fsdp_source_nest(meta->source, meta->path, count);
+    }
+    if (is_object(meta, node, FSDP_KNOWN_DCP_TENSOR))
+        return read_tensor(meta, name, node, is_new, number, err);
+    if (is_object(meta, node, FSDP_KNOWN_DCP_BYTES))
+        return is_new ? read_value(meta, name, number, err) : FSDP_OK;
+    return damaged_entry(meta, name, "is neither a tensor nor a value", err);
+}
+
+static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
+{
+    const fsdp_pickle_node *dict = node_at(meta, node);
+    meta->last = 0;
+    if (dict->kind != FSDP_NODE_DICT)
+        return damaged(meta, "there is no state_dict_metadata", err);
+    for (uint32_t i = 0; i + 1 < dict->count; i += 2)
+        FSDP_TRY(read_entry(meta, dict->as.items[i], dict->as.items[i + 1], err));
+    return FSDP_OK;
+}
+
+/* --- files -------------------------------------------------------------------------------------- */
+
+/* Room for what there is, so that long lists need not grow again and again. Names are nodes, which keeps
+ * a dict that repeats one of them from asking for more than the file could fill. */
+static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
+{
+    const fsdp_pickle_node *ranges = node_at(meta, places), *names = node_at(meta, entries);
+    size_t most = meta->archive.pickle.count;
+    size_t range_count = ranges->kind == FSDP_NODE_DICT ? ranges->count / 2 : 0;
+    size_t name_count = names->kind == FSDP_NODE_DICT ? names->count / 2 : 0;
+    range_count = range_count < most ? range_count : most;
+    name_count = name_count < most ? name_count : most;
+    dcp_ranges_expect(&meta->ranges, range_count);
+    (void)fsdp_grow(&meta->entries, &meta->entry_room, meta->entry_count + name_count + 1,
+                    sizeof *meta->entries);
+    (void)fsdp_name_table_expect(&meta->names, meta->entry_count + name_count);
+    fsdp_source_expect(meta->source, name_count, range_count);
+    dcp_expect(meta->state, range_count);
+}
+
+/* Those of another rank's file. */
+static void forget_nodes(metadata *meta)
+{
+    meta->last = 0;
+    for (size_t i = 0; i < meta->entry_count; i++)
+        meta->entries[i].name = meta->entries[i].path = 0;
+}
+
+static fsdp_status read_root(metadata *meta, size_t size, fsdp_error *err)
+{
+    fsdp_pickle_options options = {.where = meta->archive.where, .is_metadata = true};
+    FSDP_TRY(
+        fsdp_pickle_parse(&options, meta->archive.data, size, &meta->archive.pickle, NULL, err));
+    fsdp_node root = meta->archive.pickle.root;
+    meta->box_count = 0;
+    if (!is_object(meta, root, FSDP_KNOWN_DCP_METADATA))
+        return damaged(meta, "it holds no metadata of a checkpoint", err);
+    fsdp_node places = attribute(meta, root, "storage_data");
+    fsdp_node entries = attribute(meta, root, "state_dict_metadata");
+    expect_all(meta, places, entries);
+    forget_nodes(meta);
+    FSDP_TRY(read_places(meta, places, err));
+    read_paths(meta, attribute(meta, root, "planner_data"));
+    return read_entries(meta, entries, err);
+}
+
+static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char *name,
+                             fsdp_error *err)
+{
+    char *path = fsdp_path_join(probe->path, name);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t size;
+    meta->archive = (torch_archive){.source = meta->source, .where = path};
+    fsdp_status st = dcp_read_bytes(probe->io, path, &meta->archive.data, &size, err);
+    if (st == FSDP_OK)
+        st = read_root(meta, size, err);
+    torch_archive_release(&meta->archive);
+    fsdp_free(path);
+    return st;
+}
+
+/* A few bytes that stand for gigabytes: the source cannot know, since items are opened later. */
+static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
+{
+    static const int64_t large = INT64_C(4) << 30;
+    for (size_t i = 0; i < meta->entry_count; i++) {
+        const listed *entry = &meta->entries[i];
+        if (entry->bytes > large && !entry->is_lost && entry->bytes / 1000 > entry->stored) {
+            const fsdp_source_tensor *tensor = fsdp_source_tensor_at(meta->source, entry->tensor);
+            char shown[200];
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "'%s': tensor '%s' has %lld bytes, of which only %lld are stored",
+                             fsdp_source_path(meta->source),
+                             fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown),
+                             (long long)entry->bytes, (long long)entry->stored);
+        }
+    }
+    return FSDP_OK;
+}
+
+static void release(metadata *meta)
+{
+    for (size_t i = 0; i < meta->file_count; i++)
+        if (meta->item_files[i].header) {
+            fsdp_safetensors_release(meta->item_files[i].header);
+            fsdp_free(meta->item_files[i].header);
+        }
+    fsdp_free(meta->item_files);
+    dcp_ranges_release(&meta->ranges);
+    fsdp_free(meta->path);
+    fsdp_free(meta->entries);
+    fsdp_name_table_release(&meta->files);
+    fsdp_name_table_release(&meta->names);
+    fsdp_arena_release(&meta->arena);
+}
+
+static int compare_ranks(const void *a, const void *b)
+{
+    const char *x = *(const char *const *)a, *y = *(const char *const *)b;
+    unsigned long long left = strtoull(x + 2, NULL, 10), right = strtoull(y + 2, NULL, 10);
+    return (left > right) - (left < right);
+}
+
+static fsdp_status read_ranks(metadata *meta, const fsdp_probe *probe, fsdp_error *err)
+{
+    const char **names = fsdp_alloc(probe->name_count, sizeof *names);
+    size_t count = 0;
+    if (!names)
+        return fsdp_fail_memory(err, "the metadata of ranks");
+    for (size_t i = 0; i < probe->name_count; i++)
+        if (dcp_is_rank_metadata(probe->names[i]))
+            names[count++] = probe->names[i];
+    qsort(names, count, sizeof *names, compare_ranks);
+    fsdp_status st = FSDP_OK;
+    meta->has_several = count > 1;
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        st = read_file(meta, probe, names[i], err);
+    fsdp_free(names);
+    return st;
+}
+
+fsdp_status dcp_read_metadata(const fsdp_probe *probe, dcp_state *state, fsdp_source *source,
+                              fsdp_error *err)
+{
+    metadata meta = {.state = state, .source = source};
+    fsdp_status st = fsdp_probe_has(probe, ".metadata") ? read_file(&meta, probe, ".metadata", err)
+                                                        : read_ranks(&meta, probe, err);
+    if (st == FSDP_OK)
+        st = check_sizes(&meta, err);
+    fsdp_source_nest(source, NULL, 0);
+    release(&meta);
+    return st;
+}

@@ -1,0 +1,405 @@
+/*
+ * Directories of torch.distributed.checkpoint: a pickled `.metadata` (or one `__R.metadata` per rank) says
+ * which boxes of which tensors are which ranges of the files beside it. Every range ("item") is a whole
+ * torch.save zip.
+ *
+ *   .metadata -> dcp_metadata.c (names, boxes, items) -> here: tensors whose chunks are items, and values
+ *
+ * There may be hundreds of thousands of items, so an item of a tensor is looked into when it is first read.
+ */
+#include "formats/dcp/dcp.h"
+#include "formats/source/source_formats.h"
+#include "formats/zip/zip.h"
+#include "kernels/kernels.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 50 };
+
+/* Where the elements of an item lie. */
+typedef struct placed_item {
+    int64_t offset;
+    unsigned fix;
+    torch_storage storage;
+    int64_t strides[FSDP_MAX_DIMS];
+} placed_item;
+
+typedef struct tensor_item {
+    int64_t offset, length;
+    const int64_t *shape; /* several may share it */
+    placed_item *placed;  /* NULL until it is first needed */
+    int file;
+    uint8_t ndim, dtype;
+} tensor_item;
+_Static_assert(FSDP_MAX_DIMS <= UINT8_MAX && FSDP_DTYPE_COUNT <= UINT8_MAX, "they fit in an item");
+
+typedef struct dcp_state {
+    fsdp_source *source;
+    fsdp_arena arena;
+    tensor_item *items;
+    size_t count, room;
+    pthread_mutex_t lock; /* of items' places */
+} dcp_state;
+
+/* --- items of tensors, when they are read ------------------------------------------------------- */
+
+static fsdp_status read_place(const dcp_state *state, const tensor_item *item,
+                              const torch_opening *opening, placed_item *place, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    (void)state;
+    FSDP_TRY(torch_zip_open(opening, item->offset, item->length, false, &archive, err));
+    fsdp_status st =
+        torch_tensor_read(&archive, archive.pickle.root, &kind, &tensor, &wrapper, err);
+    if (st == FSDP_OK &&
+        (kind != TORCH_KIND_TENSOR || tensor.data || tensor.dtype != item->dtype ||
+         tensor.ndim != item->ndim ||
+         memcmp(tensor.shape, item->shape, (size_t)item->ndim * sizeof(int64_t)) != 0))
+        st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                       "%s: the item at byte %lld is not the tensor that the metadata speaks of",
+                       opening->where, (long long)item->offset);
+    torch_archive_release(&archive);
+    if (st != FSDP_OK)
+        return st;
+    place->offset = tensor.offset;
+    place->fix = tensor.fix;
+    place->storage = tensor.storage;
+    memcpy(place->strides, tensor.strides, sizeof place->strides);
+    return FSDP_OK;
+}
+
+/* Two threads may find out the same place: the first one's is kept. */
+static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_item **place_out,
+                              fsdp_error *err)
+{
+    pthread_mutex_lock(&state->lock);
+    *place_out = item->placed;
+    pthread_mutex_unlock(&state->lock);
+    if (*place_out)
+        return FSDP_OK;
+    torch_opening opening = {.source = state->source,
+                             .file = item->file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = fsdp_source_file_path(state->source, (size_t)item->file)};
+    placed_item place;
+    FSDP_TRY(read_place(state, item, &opening, &place, err));
+    size_t size = offsetof(placed_item, strides) + (size_t)item->ndim * sizeof(int64_t);
+    pthread_mutex_lock(&state->lock);
+    if (!item->placed) {
+        item->placed = fsdp_arena_alloc(&state->arena, 1, size);
+        if (item->placed)
+            memcpy(item->placed, &place, size);
+    }
+    *place_out = item->placed;
+    pthread_mutex_unlock(&state->lock);
+    return *place_out ? FSDP_OK : fsdp_fail_memory(err, "the place of an item");
+}
+
+static fsdp_status place_chunk(void *user, size_t tensor, fsdp_source_chunk *chunk,
+                               int64_t *strides, fsdp_error *err)
+{
+    dcp_state *state = user;
+    tensor_item *item = &state->items[chunk->offset];
+    const placed_item *place;
+    (void)tensor;
+    FSDP_TRY(find_place(state, item, &place, err));
+    memcpy(strides, place->strides, (size_t)item->ndim * sizeof *strides);
+    chunk->strides = strides;
+    chunk->offset = place->offset;
+    chunk->file = place->storage.file;
+    chunk->stream = place->storage.stream;
+    chunk->fix = place->fix;
+    return FSDP_OK;
+}
+
+static size_t count_checks(void *user)
+{
+    return ((const dcp_state *)user)->count;
+}
+
+/* The checksum of one item's storage. */
+static fsdp_status check_item(void *user, size_t number, fsdp_source_reader *reader,
+                              fsdp_error *err)
+{
+    enum { PIECE = 256 << 10 };
+    dcp_state *state = user;
+    const placed_item *place;
+    FSDP_TRY(find_place(state, &state->items[number], &place, err));
+    const torch_storage *storage = &place->storage;
+    if (storage->crc == 0)
+        return FSDP_OK;
+    uint8_t *data = fsdp_realloc(NULL, PIECE, 1);
+    uint32_t crc = 0;
+    fsdp_status st = data ? FSDP_OK : fsdp_fail_memory(err, "checking an item");
+    for (int64_t at = 0; st == FSDP_OK && at < storage->size; at += PIECE) {
+        size_t piece = storage->size - at < PIECE ? (size_t)(storage->size - at) : PIECE;
+        st =
+            fsdp_source_pread(state->source, storage->file, data, piece, storage->offset + at, err);
+        if (st == FSDP_OK)
+            crc = fsdp_crc32(crc, data, piece);
+        reader->bytes_read += (int64_t)piece;
+    }
+    fsdp_free(data);
+    if (st == FSDP_OK && crc != storage->crc)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': bytes %lld to %lld do not have the checksum of their item",
+                         fsdp_source_file_path(state->source, (size_t)storage->file),
+                         (long long)storage->offset, (long long)(storage->offset + storage->size));
+    return st;
+}
+
+static void close_state(void *user)
+{
+    dcp_state *state = user;
+    fsdp_arena_release(&state->arena);
+    fsdp_free(state->items);
+    pthread_mutex_destroy(&state->lock);
+    fsdp_free(state);
+}
+
+static const fsdp_source_ops dcp_ops = {
+    .place = place_chunk, .check_count = count_checks, .check = check_item, .close = close_state};
+
+/* --- tensors ------------------------------------------------------------------------------------ */
+
+void dcp_expect(dcp_state *state, size_t pieces)
+{
+    (void)fsdp_grow(&state->items, &state->room, state->count + pieces, sizeof *state->items);
+}
+
+/* A copy of the shape, or that of the item before: what is cut alike mostly comes in a row. */
+static const int64_t *keep_shape(dcp_state *state, const dcp_piece *piece)
+{
+    size_t bytes = (size_t)piece->ndim * sizeof *piece->len;
+    const tensor_item *before = state->count > 0 ? &state->items[state->count - 1] : NULL;
+    if (before && before->ndim == piece->ndim && memcmp(before->shape, piece->len, bytes) == 0)
+        return before->shape;
+    int64_t *shape = fsdp_arena_alloc(&state->arena, bytes, 1);
+    if (shape)
+        memcpy(shape, piece->len, bytes);
+    return shape;
+}
+
+static fsdp_status add_item(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
+                            fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    const int64_t *shape = keep_shape(state, piece);
+    if (!shape || !fsdp_grow(&state->items, &state->room, state->count + 1, sizeof *state->items))
+        return fsdp_fail_memory(err, "the items of a checkpoint");
+    chunk->offset = (int64_t)state->count;
+    state->items[state->count++] = (tensor_item){.file = piece->item.file,
+                                                 .ndim = (uint8_t)piece->ndim,
+                                                 .dtype = (uint8_t)dtype,
+                                                 .offset = piece->item.offset,
+                                                 .length = piece->item.length,
+                                                 .shape = shape};
+    return FSDP_OK;
+}
+
+/* A packed item is looked into at once: its stream must be known before the source is read. */
+static fsdp_status add_packed(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
+                              size_t number, fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    fsdp_source_stream stream = {.file = piece->item.file,
+                                 .packing = FSDP_PACKING_ZSTD,
+                                 .offset = piece->item.offset,
+                                 .stored = piece->item.length,
+                                 .size = -1};
+    torch_opening opening = {.source = state->source,
+                             .file = piece->item.file,
+                             .where =
+                                 fsdp_source_file_path(state->source, (size_t)piece->item.file)};
+    FSDP_TRY(fsdp_source_add_stream(state->source, &stream, &opening.stream, err));
+    tensor_item item = {.file = piece->item.file,
+                        .ndim = (uint8_t)piece->ndim,
+                        .dtype = (uint8_t)dtype,
+                        .length = fsdp_source_stream_size(state->source, opening.stream),
+                        .shape = piece->len};
+    placed_item place;
+    FSDP_TRY(read_place(state, &item, &opening, &place, err));
+    chunk->strides = place.strides;
+    chunk->offset = place.offset;
+    chunk->file = place.storage.file;
+    chunk->stream = place.storage.stream;
+    chunk->fix = place.fix;
+    return fsdp_source_add_chunk(state->source, number, chunk, err);
+}
+
+static fsdp_status add_from_safetensors(dcp_state *state, const dcp_tensor *tensor,
+                                        const dcp_piece *piece, size_t number,
+                                        fsdp_source_chunk *chunk, fsdp_error *err)
+{
+    const fsdp_safetensors *header = piece->item.header;
+    const uint64_t *found = fsdp_name_table_find(&header->names, tensor->name, tensor->name_size);
+    const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
+    if (!entry || entry->dtype != tensor->dtype || entry->ndim != piece->ndim ||
+        memcmp(entry->shape, piece->len, (size_t)piece->ndim * sizeof *piece->len) != 0) {
+        char shown[200];
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' does not hold tensor '%s' as the metadata says",
+                         fsdp_source_file_path(state->source, (size_t)piece->item.file),
+                         fsdp_printable(tensor->name, tensor->name_size, shown, sizeof shown));
+    }
+    chunk->file = piece->item.file;
+    chunk->offset = entry->begin;
+    return fsdp_source_add_chunk(state->source, number, chunk, err);
+}
+
+fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t number,
+                          const dcp_piece *piece, fsdp_error *err)
+{
+    fsdp_source_chunk chunk = {.lo = piece->lo,
+                               .len = piece->len,
+                               .file = -1,
+                               .origin = piece->item.file,
+                               .stream = FSDP_NO_STREAM};
+    if (piece->item.header)
+        return add_from_safetensors(state, tensor, piece, number, &chunk, err);
+    if (piece->item.is_packed)
+        return add_packed(state, piece, tensor->dtype, number, &chunk, err);
+    FSDP_TRY(add_item(state, piece, tensor->dtype, &chunk, err));
+    return fsdp_source_add_chunk(state->source, number, &chunk, err);
+}
+
+/* --- values ------------------------------------------------------------------------------------- */
+
+fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size,
+                          const dcp_item *item, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_opening opening = {.source = state->source,
+                             .file = item->file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = fsdp_source_file_path(state->source, (size_t)item->file)};
+    int64_t offset = item->offset, length = item->length;
+    if (item->is_packed) {
+        fsdp_source_stream stream = {.file = item->file,
+                                     .packing = FSDP_PACKING_ZSTD,
+                                     .offset = offset,
+                                     .stored = length,
+                                     .size = -1};
+        FSDP_TRY(fsdp_source_add_stream(state->source, &stream, &opening.stream, err));
+        offset = 0;
+        length = fsdp_source_stream_size(state->source, opening.stream);
+    }
+    FSDP_TRY(torch_zip_open(&opening, offset, length, true, &archive, err));
+    fsdp_value value = {0};
+    fsdp_source_blob blob = {item->file, item->offset, item->length};
+    fsdp_status st = torch_value_read(&archive, archive.pickle.root, &value, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_add_value(state->source, name, name_size, &value,
+                                   item->is_packed ? NULL : &blob, err);
+    fsdp_value_release(&value);
+    torch_archive_release(&archive);
+    return st;
+}
+
+/* --- metadata ----------------------------------------------------------------------------------- */
+
+fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out,
+                           fsdp_error *err)
+{
+    enum { METADATA_LIMIT = 2000 << 20 };
+    fsdp_file *file = NULL;
+    int64_t size = 0;
+    *size_out = 0;
+    FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
+    fsdp_status st = FSDP_OK;
+    int result = file->ops->size(file, &size);
+    if (result < 0)
+        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+    else if (size > METADATA_LIMIT)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than metadata can be", path);
+    else if (!(*data_out = fsdp_realloc(NULL, (size_t)size + 1, 1)))
+        st = fsdp_fail_memory(err, path);
+    else
+        st = fsdp_io_read(file, path, *data_out, (size_t)size, 0, err);
+    *size_out = (size_t)size;
+    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    return st;
+}
+
+/* --- the format --------------------------------------------------------------------------------- */
+
+/* "__12.metadata" */
+bool dcp_is_rank_metadata(const char *name)
+{
+    size_t digits = strncmp(name, "__", 2) == 0 ? strspn(name + 2, "0123456789") : 0;
+    return digits > 0 && strcmp(name + 2 + digits, ".metadata") == 0;
+}
+
+/* .metadata is written last, under another name first. */
+static bool is_without_metadata(const fsdp_probe *probe)
+{
+    static const char suffix[] = ".distcp";
+    if (fsdp_probe_has(probe, ".metadata.tmp"))
+        return true;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        size_t size = strlen(probe->names[i]);
+        if (size >= sizeof suffix &&
+            strcmp(probe->names[i] + size - sizeof suffix + 1, suffix) == 0)
+            return true;
+    }
+    return false;
+}
+
+static int bid(const fsdp_probe *probe)
+{
+    if (!probe->is_directory)
+        return 0;
+    if (fsdp_probe_has(probe, ".metadata"))
+        return BITS_OF_METADATA;
+    for (size_t i = 0; i < probe->name_count; i++)
+        if (dcp_is_rank_metadata(probe->names[i]))
+            return BITS_OF_RANKS;
+    return is_without_metadata(probe) ? BITS_OF_REMAINS : 0;
+}
+
+static fsdp_status create(const fsdp_probe *probe, dcp_state **state_out, fsdp_source **source_out,
+                          fsdp_error *err)
+{
+    *state_out = fsdp_alloc(1, sizeof **state_out);
+    if (!*state_out)
+        return fsdp_fail_memory(err, probe->path);
+    pthread_mutex_init(&(*state_out)->lock, NULL);
+    fsdp_status st = fsdp_source_create(probe->io, probe->path, "dcp", source_out, err);
+    if (st != FSDP_OK) {
+        close_state(*state_out);
+        return st;
+    }
+    (*state_out)->source = *source_out;
+    fsdp_source_tolerate(*source_out, probe->opts);
+    fsdp_source_set_ops(*source_out, &dcp_ops, *state_out);
+    return FSDP_OK;
+}
+
+static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+{
+    dcp_state *state;
+    *source_out = NULL;
+    if (bid(probe) == BITS_OF_REMAINS)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' holds files of DCP and no .metadata, which is written last: was the "
+                         "save finished, and was everything copied?",
+                         probe->path);
+    if (bid(probe) == 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' holds no .metadata, which every checkpoint of DCP has", probe->path);
+    FSDP_TRY(create(probe, &state, source_out, err));
+    fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_seal(*source_out, err);
+    if (st != FSDP_OK) {
+        fsdp_source_close(*source_out);
+        *source_out = NULL;
+    }
+    return st;
+}
+
+const fsdp_foreign_format fsdp_format_dcp = {.name = "dcp", .bid = bid, .open = open_dcp};

@@ -1,0 +1,518 @@
+/*
+ * Writing a directory of torch.distributed.checkpoint: see target.h; read back by dcp_read.c.
+ *
+ *   __R_0.distcp per rank: values (rank 0), then the boxes of the rank; each item is a torch.save archive
+ *   .metadata: where everything is (dcp_metadata_write.c), written last
+ *
+ * The archive of a box follows from its dtype and shape alone, so it is made anew when its first and its
+ * last piece are written, and nothing but its checksum is kept.
+ */
+#include "formats/dcp/dcp_write.h"
+
+#include "base/core/mem.h"
+#include "formats/dcp/dcp.h"
+#include "formats/target/target_formats.h"
+#include "formats/torch/torch_internal.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Files that stay open; in a larger world every piece opens its own. */
+enum { OPEN_MOST = 128, VALUES_TOGETHER = 1 << 20 };
+
+struct fsdp_target {
+    fsdp_target_opts opts;
+    dcp_plan plan;
+    char *path;
+    fsdp_file **files; /* per rank, NULL: not open */
+};
+
+/* --- archives of boxes ------------------------------------------------------------------------ */
+
+/* One storage, and everything around it. */
+typedef struct box_archive {
+    fsdp_pickler pickler;
+    fsdp_zip_record records[TORCH_FIXED + 1];
+    int64_t size;
+} box_archive;
+
+static fsdp_status make_archive(box_archive *archive, fsdp_dtype dtype, const fsdp_box *box,
+                                fsdp_error *err)
+{
+    fsdp_pickler *pickler = &archive->pickler;
+    fsdp_pickler_begin(pickler);
+    FSDP_TRY(torch_emit_tensor(pickler, dtype, box->ndim, box->len, 0, err));
+    fsdp_pickler_op(pickler, FSDP_OP_STOP);
+    if (pickler->text.failed)
+        return fsdp_fail_memory(err, "an item");
+    archive->records[TORCH_LEADING].size = torch_bytes_of(dtype, box->ndim, box->len);
+    return torch_place_archive(archive->records, 1, &pickler->text, &archive->size, err);
+}
+
+static void add_before(fsdp_text *text, const box_archive *archive)
+{
+    torch_emit_leading(text, archive->records, &archive->pickler.text);
+    fsdp_zip_add_header(text, &archive->records[TORCH_LEADING]);
+}
+
+static void add_behind(fsdp_text *text, box_archive *archive, uint32_t crc)
+{
+    archive->records[TORCH_LEADING].crc = crc;
+    fsdp_zip_add_trailer(text, &archive->records[TORCH_LEADING]);
+    torch_emit_closing(text, archive->records, 1);
+}
+
+/* --- planning --------------------------------------------------------------------------------- */
+
+static bool has_elements(const fsdp_target_entry *entry)
+{
+    return torch_bytes_of(entry->dtype, entry->ndim, entry->shape) > 0;
+}
+
+fsdp_box dcp_item_box(const fsdp_target_entry *entry, size_t number)
+{
+    return has_elements(entry) ? fsdp_target_box_at(entry, number)
+                               : fsdp_box_whole(entry->ndim, entry->shape);
+}
+
+static size_t count_items(const fsdp_target_entry *entry)
+{
+    return entry->value || !has_elements(entry) ? 1 : entry->box_count;
+}
+
+static fsdp_status place_item(dcp_plan *plan, dcp_written *item, int rank, int64_t size,
+                              fsdp_error *err)
+{
+    item->rank = rank;
+    item->size = size;
+    item->offset = plan->rank_sizes[rank];
+    if (fsdp_add_overflow(item->offset, size, &plan->rank_sizes[rank]))
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "the file of rank %d is too large", rank);
+    return FSDP_OK;
+}
+
+/* A blob is an item as it is, so it must be what an item can be. */
+static fsdp_status place_blob(dcp_plan *plan, size_t i, const fsdp_value *value, fsdp_error *err)
+{
+    const char *data = value->as.bytes.data;
+    size_t size = value->as.bytes.size;
+    bool is_zip = size > 4 && memcmp(data, "PK\3\4", 4) == 0;
+    if (!is_zip && !torch_legacy_begins((const uint8_t *)data, size))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "an opaque value that is no torch.save file cannot be in a DCP directory: "
+                         "leave it out with --drop opaque");
+    return place_item(plan, &plan->items[plan->first[i]], 0, (int64_t)size, err);
+}
+
+static fsdp_status place_value(dcp_plan *plan, size_t i, fsdp_pickler *pickler, fsdp_text *text,
+                               fsdp_error *err)
+{
+    const fsdp_value *value = plan->entries[i].value;
+    text->size = 0;
+    if (value->kind == FSDP_VALUE_OPAQUE)
+        return place_blob(plan, i, value, err);
+    FSDP_TRY(torch_emit_value(text, pickler, value, err));
+    return place_item(plan, &plan->items[plan->first[i]], 0, (int64_t)text->size, err);
+}
+
+static fsdp_status check_boxes(const dcp_plan *plan, const fsdp_target_entry *entry,
+                               fsdp_error *err)
+{
+    fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+    int64_t count = 0;
+    for (size_t b = 0; b < entry->box_count; b++) {
+        int rank = entry->boxes[b].rank;
+        fsdp_box box = fsdp_target_box_at(entry, b);
+        if (rank < 0 || rank >= plan->world || !fsdp_box_contains(&whole, &box))
+            return fsdp_fail(err, FSDP_ERR_INTERNAL, "box %zu lies outside the tensor or world", b);
+        count += fsdp_box_count(&box);
+    }
+    if (count != fsdp_box_count(&whole))
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "its boxes do not cover it");
+    return FSDP_OK;
+}
+
+static fsdp_status place_boxes(dcp_plan *plan, size_t i, box_archive *archive, fsdp_error *err)
+{
+    const fsdp_target_entry *entry = &plan->entries[i];
+    FSDP_TRY(check_boxes(plan, entry, err));
+    bool stored = !has_elements(entry); /* as a whole, though it has no elements */
+    for (size_t item = plan->first[i]; item < plan->first[i + 1]; item++) {
+        size_t number = item - plan->first[i];
+        fsdp_box box = dcp_item_box(entry, number);
+        int rank = number < entry->box_count ? entry->boxes[number].rank : 0;
+        if (fsdp_box_count(&box) == 0 && !stored) {
+            FSDP_TRY(place_item(plan, &plan->items[item], rank, 0, err));
+            continue;
+        }
+        FSDP_TRY(make_archive(archive, entry->dtype, &box, err));
+        FSDP_TRY(place_item(plan, &plan->items[item], rank, archive->size, err));
+        atomic_store(&plan->items[item].part.left, archive->records[TORCH_LEADING].size);
+    }
+    return FSDP_OK;
+}
+
+/* Values first, as PyTorch does. */
+static fsdp_status place_items(dcp_plan *plan, fsdp_error *err)
+{
+    box_archive archive = {0};
+    fsdp_text text = {0};
+    fsdp_status st = FSDP_OK;
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < plan->entry_count && st == FSDP_OK; i++) {
+            const fsdp_target_entry *entry = &plan->entries[i];
+            if (pass == 0 && entry->value)
+                st = place_value(plan, i, &archive.pickler, &text, err);
+            else if (pass == 1 && !entry->value)
+                st = place_boxes(plan, i, &archive, err);
+            st = torch_blame_entry(entry, st, err);
+        }
+    fsdp_text_release(&text);
+    fsdp_pickler_release(&archive.pickler);
+    return st;
+}
+
+static void release_plan(dcp_plan *plan)
+{
+    dcp_fold_release(&plan->fold);
+    fsdp_pickler_release(&plan->metadata);
+    fsdp_free(plan->first);
+    fsdp_free(plan->items);
+    fsdp_free(plan->rank_sizes);
+}
+
+static fsdp_status fill_plan(dcp_plan *plan, const fsdp_target_opts *opts, fsdp_error *err)
+{
+    FSDP_TRY(dcp_fold_lists(opts->entries, opts->entry_count, &plan->fold, err));
+    plan->entries = plan->fold.entries;
+    plan->entry_count = plan->fold.count;
+    plan->first = fsdp_alloc(plan->entry_count + 1, sizeof *plan->first);
+    plan->rank_sizes = fsdp_alloc((size_t)plan->world, sizeof *plan->rank_sizes);
+    if (!plan->first || !plan->rank_sizes)
+        return fsdp_fail_memory(err, "a checkpoint");
+    for (size_t i = 0; i < plan->entry_count; i++)
+        plan->first[i + 1] = plan->first[i] + count_items(&plan->entries[i]);
+    plan->items = fsdp_alloc(plan->first[plan->entry_count], sizeof *plan->items);
+    if (!plan->items)
+        return fsdp_fail_memory(err, "a checkpoint");
+    FSDP_TRY(place_items(plan, err));
+    return dcp_emit_metadata(plan, err);
+}
+
+static fsdp_status make_plan(const fsdp_target_opts *opts, dcp_plan *plan, fsdp_error *err)
+{
+    *plan = (dcp_plan){.world = opts->world > 0 ? opts->world : 1};
+    fsdp_status st = fill_plan(plan, opts, err);
+    if (st != FSDP_OK)
+        release_plan(plan);
+    return st;
+}
+
+static fsdp_status measure(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                           fsdp_error *err)
+{
+    dcp_plan plan;
+    FSDP_TRY(make_plan(opts, &plan, err));
+    *files_out = plan.world + 1;
+    *bytes_out = (int64_t)plan.metadata.text.size;
+    fsdp_status st = FSDP_OK;
+    for (int rank = 0; rank < plan.world; rank++)
+        if (fsdp_add_overflow(*bytes_out, plan.rank_sizes[rank], bytes_out))
+            st = fsdp_fail(err, FSDP_ERR_LIMIT, "the checkpoint is too large");
+    release_plan(&plan);
+    return st;
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+static void name_file(char *out, size_t room, int rank)
+{
+    snprintf(out, room, "__%d_0.distcp", rank);
+}
+
+static fsdp_status rank_path(const fsdp_target *target, int rank, char **path_out, fsdp_error *err)
+{
+    char name[32];
+    name_file(name, sizeof name, rank);
+    *path_out = fsdp_path_join(target->path, name);
+    return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+typedef struct rank_file {
+    fsdp_file *file;
+    char *path;
+    bool is_own;
+} rank_file;
+
+static fsdp_status borrow_file(const fsdp_target *target, int rank, rank_file *out, fsdp_error *err)
+{
+    *out = (rank_file){.file = target->files[rank], .is_own = !target->files[rank]};
+    FSDP_TRY(rank_path(target, rank, &out->path, err));
+    fsdp_status st = FSDP_OK;
+    if (out->is_own)
+        st = fsdp_io_open(target->opts.io, out->path, FSDP_IO_WRITE, &out->file, err);
+    if (st != FSDP_OK)
+        fsdp_free(out->path);
+    return st;
+}
+
+static fsdp_status return_file(rank_file *file, fsdp_status status, fsdp_error *err)
+{
+    if (file->is_own) {
+        fsdp_status closed = fsdp_io_close(&file->file, file->path, status == FSDP_OK ? err : NULL);
+        status = status == FSDP_OK ? closed : status;
+    }
+    fsdp_free(file->path);
+    return status;
+}
+
+static fsdp_status create_file(fsdp_target *target, int rank, fsdp_error *err)
+{
+    char *path;
+    fsdp_file *file = NULL;
+    int64_t size = target->plan.rank_sizes[rank];
+    FSDP_TRY(rank_path(target, rank, &path, err));
+    fsdp_status st = fsdp_io_open(target->opts.io, path, FSDP_IO_CREATE, &file, err);
+    if (st == FSDP_OK && size > 0)
+        st = fsdp_io_reserve(file, path, size, err);
+    if (st == FSDP_OK && target->plan.world <= OPEN_MOST) {
+        target->files[rank] = file;
+        file = NULL;
+    }
+    fsdp_status closed = fsdp_io_close(&file, path, st == FSDP_OK ? err : NULL);
+    fsdp_free(path);
+    return st == FSDP_OK ? closed : st;
+}
+
+/* --- create ----------------------------------------------------------------------------------- */
+
+static fsdp_status add_value(const fsdp_value *value, fsdp_pickler *pickler, fsdp_text *text,
+                             fsdp_error *err)
+{
+    if (value->kind != FSDP_VALUE_OPAQUE)
+        return torch_emit_value(text, pickler, value, err);
+    fsdp_text_add(text, value->as.bytes.data, value->as.bytes.size);
+    return text->failed ? fsdp_fail_memory(err, "a value") : FSDP_OK;
+}
+
+/* They lie in a row at the beginning of rank 0's file. */
+static fsdp_status write_values(const fsdp_target *target, rank_file *file, fsdp_error *err)
+{
+    fsdp_pickler pickler = {0};
+    fsdp_text text = {0};
+    int64_t place = 0;
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i <= target->plan.entry_count && st == FSDP_OK; i++) {
+        bool is_end = i == target->plan.entry_count;
+        if (!is_end && target->plan.entries[i].value)
+            st = add_value(target->plan.entries[i].value, &pickler, &text, err);
+        if (st == FSDP_OK && text.size > 0 && (is_end || text.size >= VALUES_TOGETHER)) {
+            st = fsdp_io_write(file->file, file->path, text.data, text.size, place, err);
+            place += (int64_t)text.size;
+            text.size = 0;
+        }
+    }
+    fsdp_text_release(&text);
+    fsdp_pickler_release(&pickler);
+    return st;
+}
+
+static fsdp_status create_files(fsdp_target *target, fsdp_error *err)
+{
+    target->files = fsdp_alloc((size_t)target->plan.world, sizeof(fsdp_file *));
+    target->path = fsdp_strndup(target->opts.path, strlen(target->opts.path));
+    if (!target->files || !target->path)
+        return fsdp_fail_memory(err, "a checkpoint");
+    for (int rank = 0; rank < target->plan.world; rank++)
+        FSDP_TRY(create_file(target, rank, err));
+    rank_file file;
+    FSDP_TRY(borrow_file(target, 0, &file, err));
+    return return_file(&file, write_values(target, &file, err), err);
+}
+
+static void discard(fsdp_target *target)
+{
+    for (int rank = 0; target->files && rank < target->plan.world; rank++)
+        (void)fsdp_io_close(&target->files[rank], target->path, NULL);
+    release_plan(&target->plan);
+    fsdp_free(target->files);
+    fsdp_free(target->path);
+    fsdp_free(target);
+}
+
+static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target = fsdp_alloc(1, sizeof *target);
+    if (!target)
+        return fsdp_fail_memory(err, "a checkpoint");
+    target->opts = *opts;
+    fsdp_status st = make_plan(opts, &target->plan, err);
+    if (st == FSDP_OK)
+        st = create_files(target, err);
+    if (st == FSDP_OK)
+        *target_out = target;
+    else
+        discard(target);
+    return st;
+}
+
+/* --- write ------------------------------------------------------------------------------------ */
+
+/* The bytes of a piece, with the archive around them where it begins and ends. */
+typedef struct item_piece {
+    const void *data;
+    size_t size;
+    int64_t first; /* byte of the storage */
+} item_piece;
+
+static fsdp_status write_in(const fsdp_target *target, dcp_written *item, box_archive *archive,
+                            const item_piece *from, fsdp_error *err)
+{
+    const fsdp_zip_record *storage = &archive->records[TORCH_LEADING];
+    int64_t place = item->offset + storage->data;
+    torch_piece piece = {.data = from->data,
+                         .size = from->size,
+                         .offset = place + from->first,
+                         .end = place + storage->size};
+    rank_file file;
+    FSDP_TRY(borrow_file(target, item->rank, &file, err));
+    if (from->first == 0)
+        add_before(&piece.before, archive);
+    if (torch_part_take(&item->part, from->data, from->size,
+                        storage->size - from->first - (int64_t)from->size))
+        add_behind(&piece.behind, archive, atomic_load(&item->part.crc));
+    fsdp_status st = torch_write_piece(file.file, file.path, &piece, target->opts.sync, err);
+    return return_file(&file, st, err);
+}
+
+static fsdp_status write_piece(const fsdp_target *target, size_t entry, size_t box,
+                               const item_piece *piece, fsdp_error *err)
+{
+    const fsdp_target_entry *declared = &target->plan.entries[entry];
+    fsdp_box whole = dcp_item_box(declared, box);
+    box_archive archive = {0};
+    fsdp_status st = make_archive(&archive, declared->dtype, &whole, err);
+    if (st == FSDP_OK)
+        st = write_in(target, &target->plan.items[target->plan.first[entry] + box], &archive, piece,
+                      err);
+    fsdp_pickler_release(&archive.pickler);
+    return st;
+}
+
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    entry = target->plan.fold.number[entry];
+    const fsdp_target_entry *declared = &target->plan.entries[entry];
+    const dcp_written *item = &target->plan.items[target->plan.first[entry] + box];
+    fsdp_box whole = dcp_item_box(declared, box);
+    box_archive archive = {0};
+    *place_out = (fsdp_target_place){.offset = item->offset};
+    name_file(place_out->file, sizeof place_out->file, item->rank);
+    if (item->size == 0)
+        return FSDP_OK;
+    fsdp_status st = make_archive(&archive, declared->dtype, &whole, err);
+    place_out->offset += archive.records[TORCH_LEADING].data;
+    fsdp_pickler_release(&archive.pickler);
+    return st;
+}
+
+static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t first,
+                         int64_t count, const void *data, fsdp_error *err)
+{
+    entry = target->plan.fold.number[entry];
+    size_t size = fsdp_dtype_size(target->plan.entries[entry].dtype);
+    item_piece piece = {data, (size_t)count * size, first * (int64_t)size};
+    return count > 0 ? write_piece(target, entry, box, &piece, err) : FSDP_OK;
+}
+
+/* --- finish ----------------------------------------------------------------------------------- */
+
+static fsdp_status complete_items(const fsdp_target *target, fsdp_error *err)
+{
+    const item_piece nothing = {"", 0, 0};
+    for (size_t i = 0; i < target->plan.entry_count; i++) {
+        const fsdp_target_entry *entry = &target->plan.entries[i];
+        for (size_t item = target->plan.first[i]; item < target->plan.first[i + 1]; item++)
+            if (atomic_load(&target->plan.items[item].part.left) != 0)
+                return torch_blame_entry(
+                    entry, fsdp_fail(err, FSDP_ERR_INTERNAL, "an item is not complete"), err);
+        if (!entry->value && !has_elements(entry))
+            FSDP_TRY(write_piece(target, i, 0, &nothing, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status close_file(fsdp_target *target, int rank, fsdp_error *err)
+{
+    rank_file file;
+    if (!target->files[rank] && !target->opts.sync)
+        return FSDP_OK;
+    FSDP_TRY(borrow_file(target, rank, &file, err));
+    file.is_own = true; /* closed here */
+    target->files[rank] = NULL;
+    fsdp_status st = target->opts.sync ? fsdp_io_sync(file.file, file.path, err) : FSDP_OK;
+    return return_file(&file, st, err);
+}
+
+static fsdp_status write_metadata(const fsdp_target *target, fsdp_error *err)
+{
+    const fsdp_text *text = &target->plan.metadata.text;
+    char *path = fsdp_path_join(target->path, ".metadata");
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_file *file = NULL;
+    fsdp_status st = fsdp_io_open(target->opts.io, path, FSDP_IO_CREATE, &file, err);
+    if (st == FSDP_OK)
+        st = fsdp_io_write(file, path, text->data, text->size, 0, err);
+    if (st == FSDP_OK && target->opts.sync)
+        st = fsdp_io_sync(file, path, err);
+    fsdp_status closed = fsdp_io_close(&file, path, st == FSDP_OK ? err : NULL);
+    fsdp_free(path);
+    return st == FSDP_OK ? closed : st;
+}
+
+static fsdp_status finish(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_status st = complete_items(target, err);
+    for (int rank = 0; rank < target->plan.world && st == FSDP_OK; rank++)
+        st = close_file(target, rank, err);
+    if (st == FSDP_OK)
+        st = write_metadata(target, err);
+    discard(target);
+    return st;
+}
+
+/* --- the format ------------------------------------------------------------------------------- */
+
+/* ".metadata", or that of every rank ("__R.metadata"), and "__R_N.distcp". */
+static bool owns(const char *name)
+{
+    if (strcmp(name, ".metadata") == 0 || dcp_is_rank_metadata(name))
+        return true;
+    if (strncmp(name, "__", 2) != 0 || !isdigit((unsigned char)name[2]))
+        return false;
+    name += 2;
+    while (isdigit((unsigned char)*name))
+        name++;
+    if (name[0] != '_' || !isdigit((unsigned char)name[1]))
+        return false;
+    name++;
+    while (isdigit((unsigned char)*name))
+        name++;
+    return strcmp(name, ".distcp") == 0;
+}
+
+static const fsdp_target_ops ops = {measure, create, write, finish, discard, place};
+
+const fsdp_target_format fsdp_dcp_target = {
+    .limits = {.format = "dcp",
+               .is_directory = true,
+               .values = true,
+               .opaque = true,
+               .sharded = true,
+               .holds_dtype = torch_holds_dtype},
+    .owns = owns,
+    .ops = &ops,
+};

@@ -1,0 +1,270 @@
+/*
+ * Which format is it? The path is looked at once, every format bids on what was seen, and the highest bid
+ * opens it. A new format is one more line in the table.
+ */
+#include "base/io/io_note.h"
+#include "formats/source/source_formats.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+#include "formats/source/source_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const fsdp_foreign_format *const formats[] = {
+    &fsdp_format_hdf5,  &fsdp_format_safetensors, &fsdp_format_torch, &fsdp_format_dcp,
+    &fsdp_format_ranks, &fsdp_format_npy,         &fsdp_format_npz,
+};
+
+enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
+
+/* --- looking ---------------------------------------------------------------------------------- */
+
+typedef struct seen_path {
+    fsdp_probe probe;
+    fsdp_arena arena;
+    const char **names;
+    size_t name_count, name_room;
+    bool is_full; /* no memory for a name */
+    uint8_t head[FSDP_PROBE_BYTES];
+} seen_path;
+
+static int keep_name(void *user, const char *name)
+{
+    seen_path *seen = user;
+    const char *copy = fsdp_arena_strndup(&seen->arena, name, strlen(name));
+    if (!copy ||
+        !fsdp_grow(&seen->names, &seen->name_room, seen->name_count + 1, sizeof *seen->names)) {
+        seen->is_full = true;
+        return 1;
+    }
+    seen->names[seen->name_count++] = copy;
+    return 0;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
+static fsdp_status look_into(seen_path *seen, const char *directory, fsdp_error *err)
+{
+    fsdp_io *io = seen->probe.io;
+    int result = io->ops->list(io, directory, keep_name, seen);
+    if (seen->is_full)
+        return fsdp_fail_memory(err, seen->probe.path);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot list '%s'", directory);
+    if (seen->name_count > 0)
+        qsort(seen->names, seen->name_count, sizeof *seen->names, compare_names);
+    seen->probe.names = seen->names;
+    seen->probe.name_count = seen->name_count;
+    return FSDP_OK;
+}
+
+static fsdp_status look_at_head(seen_path *seen, fsdp_error *err)
+{
+    fsdp_probe *probe = &seen->probe;
+    fsdp_file *file = NULL;
+    FSDP_TRY(fsdp_io_open(probe->io, probe->path, FSDP_IO_READ, &file, err));
+    int result = file->ops->size(file, &probe->size);
+    fsdp_status status = FSDP_OK;
+    if (result < 0)
+        status = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", probe->path);
+    probe->head = seen->head;
+    probe->head_size = probe->size < FSDP_PROBE_BYTES ? (size_t)probe->size : FSDP_PROBE_BYTES;
+    if (status == FSDP_OK)
+        status = fsdp_io_read(file, probe->path, seen->head, probe->head_size, 0, err);
+    (void)fsdp_io_close(&file, probe->path, NULL); /* only read: nothing can be lost */
+    return status;
+}
+
+static fsdp_status look_beside(seen_path *seen, fsdp_error *err)
+{
+    const char *path = seen->probe.path, *slash = strrchr(path, '/');
+    char *directory = slash ? fsdp_strndup(path, (size_t)(slash - path) + 1) : fsdp_strndup(".", 1);
+    if (!directory)
+        return fsdp_fail_memory(err, path);
+    fsdp_status status = look_into(seen, directory, err);
+    fsdp_free(directory);
+    return status;
+}
+
+static fsdp_status look(seen_path *seen, fsdp_error *err)
+{
+    fsdp_file_info info;
+    int result = seen->probe.io->ops->info(seen->probe.io, seen->probe.path, &info);
+    seen->probe.is_pattern = result == -ENOENT && fsdp_source_is_pattern(seen->probe.path);
+    if (seen->probe.is_pattern)
+        return look_beside(seen, err);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot open '%s'", seen->probe.path);
+    seen->probe.is_directory = info.kind == FSDP_FILE_DIRECTORY;
+    return seen->probe.is_directory ? look_into(seen, seen->probe.path, err)
+                                    : look_at_head(seen, err);
+}
+
+/* --- telling ---------------------------------------------------------------------------------- */
+
+static void describe_directory(const fsdp_probe *probe, fsdp_text *text)
+{
+    if (probe->name_count == 0) {
+        fsdp_text_addf(text, "it is an empty directory");
+        return;
+    }
+    fsdp_text_addf(text, "the directory holds");
+    for (size_t i = 0; i < probe->name_count && i < NAMES_SHOWN; i++) {
+        char shown[80];
+        fsdp_text_addf(
+            text, "%s '%s'", i > 0 ? "," : "",
+            fsdp_printable(probe->names[i], strlen(probe->names[i]), shown, sizeof shown));
+    }
+    if (probe->name_count > NAMES_SHOWN)
+        fsdp_text_addf(text, " and %zu more", probe->name_count - NAMES_SHOWN);
+}
+
+static void describe_head(const fsdp_probe *probe, fsdp_text *text)
+{
+    if (probe->size == 0) {
+        fsdp_text_addf(text, "the file is empty");
+        return;
+    }
+    fsdp_text_addf(text, "the file of %" PRId64 " bytes begins with", probe->size);
+    for (size_t i = 0; i < probe->head_size && i < BYTES_SHOWN; i++)
+        fsdp_text_addf(text, " %02x", probe->head[i]);
+}
+
+static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    if (probe->is_directory)
+        describe_directory(probe, &text);
+    else
+        describe_head(probe, &text);
+    fsdp_text_addf(&text, "; looked for fsdp (a directory with manifest.json)");
+    for (size_t i = 0; i < FORMATS; i++)
+        fsdp_text_addf(&text, ", %s", formats[i]->name);
+    fsdp_status status =
+        text.failed ? fsdp_fail_memory(err, probe->path)
+                    : fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is in no format that is known: %s",
+                                probe->path, text.data);
+    fsdp_text_release(&text);
+    return status;
+}
+
+/* --- choosing --------------------------------------------------------------------------------- */
+
+static const fsdp_foreign_format *choose(const fsdp_probe *probe)
+{
+    const fsdp_foreign_format *best = NULL;
+    int best_bid = 0;
+    if (probe->is_pattern)
+        return &fsdp_format_ranks;
+    for (size_t i = 0; i < FORMATS; i++) {
+        int bid = formats[i]->bid(probe);
+        if (bid > best_bid) {
+            best = formats[i];
+            best_bid = bid;
+        }
+    }
+    return best;
+}
+
+/* --- being told ------------------------------------------------------------------------------- */
+
+/* Formats by the names that users have for them, and what such a path is. */
+static const struct named_format {
+    const char *name;
+    const fsdp_foreign_format *format;
+    bool is_file, is_directory;
+} named[] = {
+    {"dcp", &fsdp_format_dcp, false, true},
+    {"torch", &fsdp_format_torch, true, true},
+    {"ranks", &fsdp_format_ranks, false, true},
+    {"safetensors", &fsdp_format_safetensors, true, true},
+    {"hf", &fsdp_format_safetensors, false, true},
+    {"hdf5", &fsdp_format_hdf5, true, false},
+    {"npz", &fsdp_format_npz, true, false},
+    {"npy", &fsdp_format_npy, true, false},
+};
+
+enum { NAMED = sizeof named / sizeof *named };
+
+const char *fsdp_source_format_name(size_t i)
+{
+    return i < NAMED ? named[i].name : NULL;
+}
+
+static fsdp_status find_named(const fsdp_probe *probe, const char *name,
+                              const fsdp_foreign_format **format_out, fsdp_error *err)
+{
+    size_t i = 0;
+    while (i < NAMED && strcmp(named[i].name, name) != 0)
+        i++;
+    if (i == NAMED)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no format '%.40s' to read", name);
+    *format_out = named[i].format;
+    if (probe->is_pattern && named[i].format != &fsdp_format_ranks)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' is not there; as a pattern it would be of format ranks, not %s",
+                         probe->path, name);
+    if (probe->is_directory ? named[i].is_directory : probe->is_pattern || named[i].is_file)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a %s, and format %s is a %s", probe->path,
+                     probe->is_directory ? "directory" : "file", name,
+                     probe->is_directory ? "file" : "directory");
+}
+
+/* Whatever the format reads to understand the checkpoint becomes a file of the source, also what it reads
+ * by itself: an index, metadata. */
+static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format *format,
+                              fsdp_source **source_out, fsdp_error *err)
+{
+    fsdp_io_note note;
+    fsdp_probe noted = *probe;
+    fsdp_io_note_begin(&note, probe->io);
+    noted.io = &note.io;
+    fsdp_status status = format->open(&noted, source_out, err);
+    fsdp_source *source = status == FSDP_OK ? *source_out : NULL;
+    if (source)
+        status = fsdp_source_take_notes(source, &note, err);
+    if (status != FSDP_OK) {
+        fsdp_source_close(source);
+        *source_out = NULL;
+    }
+    fsdp_io_note_release(&note);
+    return status;
+}
+
+void fsdp_source_limit_only(void)
+{
+    fsdp_hdf5_set_sandbox(FSDP_HDF5_RLIMIT);
+}
+
+fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
+                             fsdp_source **source_out, fsdp_error *err)
+{
+    *source_out = NULL;
+    seen_path *seen = fsdp_alloc(1, sizeof *seen);
+    if (!seen)
+        return fsdp_fail_memory(err, path);
+    seen->probe.io = io ? io : fsdp_io_posix();
+    seen->probe.path = path;
+    seen->probe.opts = opts;
+    const fsdp_foreign_format *format = NULL;
+    fsdp_status status = look(seen, err);
+    if (status == FSDP_OK && opts && opts->format)
+        status = find_named(&seen->probe, opts->format, &format, err);
+    else if (status == FSDP_OK)
+        format = choose(&seen->probe);
+    if (status == FSDP_OK && format)
+        status = open_noted(&seen->probe, format, source_out, err);
+    else if (status == FSDP_OK)
+        status = fail_unknown(&seen->probe, err);
+    fsdp_free(seen->names);
+    fsdp_arena_release(&seen->arena);
+    fsdp_free(seen);
+    return status;
+}

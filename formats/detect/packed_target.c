@@ -1,0 +1,231 @@
+/* Targets of packed tensors (packed.h) behind the face that all formats have (target.h). */
+#include "formats/target/target_formats.h"
+
+#include "base/io/io_dry.h"
+#include "base/core/mem.h"
+#include "formats/target/packed.h"
+
+#include <stdio.h>
+#include <string.h>
+
+struct fsdp_target {
+    fsdp_packed *packed;
+    size_t *numbers; /* per entry: its tensor */
+};
+
+static void release(fsdp_target *target)
+{
+    fsdp_free(target->numbers);
+    fsdp_free(target);
+}
+
+static fsdp_status add_entry(fsdp_target *target, const fsdp_target_entry *entry,
+                             size_t *number_out, fsdp_error *err)
+{
+    if (entry->value)
+        return fsdp_packed_add_value(target->packed, entry->name, entry->name_size, entry->value,
+                                     err);
+    fsdp_packed_tensor tensor = {entry->name, entry->name_size, entry->dtype, entry->ndim,
+                                 entry->shape};
+    return fsdp_packed_add_tensor(target->packed, &tensor, number_out, err);
+}
+
+static fsdp_status declare(fsdp_target *target, const fsdp_packed_format *format,
+                           const fsdp_target_opts *opts, fsdp_error *err)
+{
+    fsdp_packed_opts packed = {opts->io, opts->max_file_bytes, opts->sync};
+    target->numbers = fsdp_alloc(opts->entry_count, sizeof *target->numbers);
+    if (!target->numbers)
+        return fsdp_fail_memory(err, "a conversion");
+    FSDP_TRY(
+        fsdp_packed_create(format, &packed, opts->path ? opts->path : "", &target->packed, err));
+    for (size_t i = 0; i < opts->entry_count; i++)
+        FSDP_TRY(add_entry(target, &opts->entries[i], &target->numbers[i], err));
+    for (size_t i = 0; i < opts->tie_count; i++)
+        FSDP_TRY(fsdp_packed_add_tie(target->packed, opts->ties[i].name, opts->ties[i].name_size,
+                                     target->numbers[opts->ties[i].entry], err));
+    return opts->copied ? fsdp_packed_set_copied(target->packed, opts->copied, err) : FSDP_OK;
+}
+
+static fsdp_status create_declared(const fsdp_packed_format *format, const fsdp_target_opts *opts,
+                                   fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target = fsdp_alloc(1, sizeof *target);
+    if (!target)
+        return fsdp_fail_memory(err, "a conversion");
+    fsdp_status st = declare(target, format, opts, err);
+    if (st != FSDP_OK) {
+        fsdp_packed_discard(target->packed);
+        release(target);
+        return st;
+    }
+    *target_out = target;
+    return FSDP_OK;
+}
+
+static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_opts *opts,
+                          fsdp_target **target_out, fsdp_error *err)
+{
+    fsdp_target *target = NULL;
+    FSDP_TRY(create_declared(format, opts, &target, err));
+    fsdp_status st = fsdp_packed_lay_out(target->packed, err);
+    if (st != FSDP_OK) {
+        fsdp_packed_discard(target->packed);
+        release(target);
+        return st;
+    }
+    *target_out = target;
+    return FSDP_OK;
+}
+
+/* As it is laid out, where nothing is written. */
+static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_opts *opts,
+                           int64_t *files_out, int64_t *bytes_out, fsdp_error *err)
+{
+    fsdp_target_opts dry = *opts;
+    fsdp_target *target = NULL;
+    dry.io = fsdp_io_dry();
+    dry.sync = false;
+    FSDP_TRY(create(format, &dry, &target, err));
+    fsdp_packed_total(target->packed, files_out, bytes_out);
+    fsdp_packed_discard(target->packed);
+    release(target);
+    return FSDP_OK;
+}
+
+static fsdp_status write_elements(fsdp_target *target, size_t entry, size_t box, int64_t first,
+                                  int64_t count, const void *data, fsdp_error *err)
+{
+    (void)box; /* the whole tensor */
+    return fsdp_packed_write(target->packed, target->numbers[entry], first, count, data, err);
+}
+
+static fsdp_status finish(fsdp_target *target, fsdp_error *err)
+{
+    fsdp_status st = fsdp_packed_finish(target->packed, err);
+    release(target);
+    return st;
+}
+
+static void discard(fsdp_target *target)
+{
+    fsdp_packed_discard(target->packed);
+    release(target);
+}
+
+static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
+                         fsdp_target_place *place_out, fsdp_error *err)
+{
+    fsdp_packed_place lies = fsdp_packed_place_of(target->packed, target->numbers[entry]);
+    const char *name = fsdp_packed_is_directory(target->packed) ? strrchr(lies.path, '/') + 1 : "";
+    (void)box; /* the whole tensor */
+    if ((size_t)snprintf(place_out->file, sizeof place_out->file, "%s", name) >=
+        sizeof place_out->file)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is too long a name", lies.path);
+    place_out->offset = lies.offset;
+    return FSDP_OK;
+}
+
+/* --- one table for each ----------------------------------------------------------------------- */
+
+static fsdp_status measure_safetensors(const fsdp_target_opts *opts, int64_t *files_out,
+                                       int64_t *bytes_out, fsdp_error *err)
+{
+    return measure(&fsdp_packed_safetensors, opts, files_out, bytes_out, err);
+}
+
+static fsdp_status create_safetensors(const fsdp_target_opts *opts, fsdp_target **target_out,
+                                      fsdp_error *err)
+{
+    return create(&fsdp_packed_safetensors, opts, target_out, err);
+}
+
+static fsdp_status measure_hf(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                              fsdp_error *err)
+{
+    return measure(&fsdp_packed_hf, opts, files_out, bytes_out, err);
+}
+
+static fsdp_status create_hf(const fsdp_target_opts *opts, fsdp_target **target_out,
+                             fsdp_error *err)
+{
+    return create(&fsdp_packed_hf, opts, target_out, err);
+}
+
+static fsdp_status measure_npz(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                               fsdp_error *err)
+{
+    return measure(&fsdp_packed_npz, opts, files_out, bytes_out, err);
+}
+
+static fsdp_status create_npz(const fsdp_target_opts *opts, fsdp_target **target_out,
+                              fsdp_error *err)
+{
+    return create(&fsdp_packed_npz, opts, target_out, err);
+}
+
+static fsdp_status measure_npy(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
+                               fsdp_error *err)
+{
+    return measure(&fsdp_packed_npy, opts, files_out, bytes_out, err);
+}
+
+static fsdp_status create_npy(const fsdp_target_opts *opts, fsdp_target **target_out,
+                              fsdp_error *err)
+{
+    return create(&fsdp_packed_npy, opts, target_out, err);
+}
+
+static bool hf_owns(const char *name)
+{
+    int number, count;
+    char same[80];
+    if (strcmp(name, "model.safetensors") == 0 || strcmp(name, "model.safetensors.index.json") == 0)
+        return true;
+    if (sscanf(name, "model-%9d-of-%9d", &number, &count) != 2)
+        return false;
+    snprintf(same, sizeof same, "model-%05d-of-%05d.safetensors", number, count);
+    return strcmp(name, same) == 0;
+}
+
+static const fsdp_target_ops safetensors_ops = {
+    measure_safetensors, create_safetensors, write_elements, finish, discard, place};
+static const fsdp_target_ops hf_ops = {measure_hf, create_hf, write_elements,
+                                       finish,     discard,   place};
+static const fsdp_target_ops npz_ops = {measure_npz, create_npz, write_elements,
+                                        finish,      discard,    place};
+static const fsdp_target_ops npy_ops = {measure_npy, create_npy, write_elements,
+                                        finish,      discard,    place};
+
+static bool safetensors_holds(fsdp_dtype dtype)
+{
+    return fsdp_packed_holds_dtype(&fsdp_packed_safetensors, dtype);
+}
+
+static bool safetensors_notes(const char *dropped, size_t dropped_size, const char *kept,
+                              size_t kept_size)
+{
+    return fsdp_packed_notes_tie(&fsdp_packed_safetensors, dropped, dropped_size, kept, kept_size);
+}
+
+static bool npz_holds(fsdp_dtype dtype)
+{
+    return fsdp_packed_holds_dtype(&fsdp_packed_npz, dtype);
+}
+
+const fsdp_target_format fsdp_safetensors_target = {.limits = {.format = "safetensors",
+                                                               .model_only = true,
+                                                               .holds_dtype = safetensors_holds,
+                                                               .notes_tie = safetensors_notes},
+                                                    .ops = &safetensors_ops};
+const fsdp_target_format fsdp_hf_target = {.limits = {.format = "hf",
+                                                      .is_directory = true,
+                                                      .model_only = true,
+                                                      .holds_dtype = safetensors_holds,
+                                                      .notes_tie = safetensors_notes},
+                                           .owns = hf_owns,
+                                           .ops = &hf_ops};
+const fsdp_target_format fsdp_npz_target = {.limits = {.format = "npz", .holds_dtype = npz_holds},
+                                            .ops = &npz_ops};
+const fsdp_target_format fsdp_npy_target = {
+    .limits = {.format = "npy", .nameless = true, .holds_dtype = npz_holds}, .ops = &npy_ops};

@@ -1,0 +1,33 @@
+/* The formats that can be written: see target.h. */
+#include "formats/target/target_formats.h"
+
+#include <string.h>
+
+static bool holds_every_dtype(fsdp_dtype dtype)
+{
+    (void)dtype;
+    return true;
+}
+
+/* A native full checkpoint in one file: statedict/convert/convert.c writes it, so it has no operations here.
+ * */
+static const fsdp_target_format hdf5_target = {
+    .limits = {.format = "hdf5", .values = true, .opaque = true, .holds_dtype = holds_every_dtype}};
+
+static const fsdp_target_format *const formats[] = {
+    &fsdp_hf_target, &fsdp_safetensors_target, &fsdp_dcp_target, &fsdp_torch_target,
+    &hdf5_target,    &fsdp_npz_target,         &fsdp_npy_target,
+};
+
+const fsdp_target_format *fsdp_target_at(size_t i)
+{
+    return i < sizeof formats / sizeof *formats ? formats[i] : NULL;
+}
+
+const fsdp_target_format *fsdp_target_find(const char *name)
+{
+    for (size_t i = 0; fsdp_target_at(i); i++)
+        if (strcmp(formats[i]->limits.format, name) == 0)
+            return formats[i];
+    return NULL;
+}

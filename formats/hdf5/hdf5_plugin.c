@@ -1,0 +1,17 @@
+/*
+ * The two functions by which other programs' libhdf5 finds the zstd filter: with hdf5_zstd.c the
+ * whole of build/plugin/libfsdp_h5zstd.so, which HDF5_PLUGIN_PATH points to.
+ */
+#include "formats/hdf5/hdf5_internal.h"
+
+#include <H5PLextern.h>
+
+H5PL_type_t H5PLget_plugin_type(void)
+{
+    return H5PL_TYPE_FILTER;
+}
+
+const void *H5PLget_plugin_info(void)
+{
+    return &fsdp_h5_zstd_filter;
+}

@@ -1,0 +1,346 @@
+/*
+ * The child: libhdf5 behind walls. It is forked with libhdf5 ready and its lock held by the thread that
+ * forked, which here is the only one; it serves one request at a time until its parent is gone.
+ */
+#include "formats/hdf5_child/hdf5_child.h"
+
+#include "base/core/mem.h"
+#include "formats/hdf5_child/hdf5_lzf.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+/* --- the channel ------------------------------------------------------------------------------ */
+
+static void send_message(const fsdp_h5_child *child, const fsdp_h5_message *message)
+{
+    ssize_t n;
+    do {
+        n = send(child->channel, message, sizeof *message, MSG_NOSIGNAL);
+    } while (n < 0 && errno == EINTR);
+    if (n != (ssize_t)sizeof *message)
+        fsdp_hdf5_sandbox_end();
+}
+
+void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size)
+{
+    fsdp_h5_message message = {.word = word, .number = number, .size = size};
+    send_message(child, &message);
+}
+
+void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out)
+{
+    ssize_t n;
+    do {
+        n = recv(child->channel, message_out, sizeof *message_out, 0);
+    } while (n < 0 && errno == EINTR);
+    if (n != (ssize_t)sizeof *message_out)
+        fsdp_hdf5_sandbox_end();
+}
+
+static void say_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err)
+{
+    size_t size = strnlen(err->text, sizeof err->text);
+    memcpy(child->said, err->text, size);
+    fsdp_h5_message message = {
+        .word = FSDP_H5_FAILED, .status = (uint32_t)status, .size = (int64_t)size};
+    send_message(child, &message);
+}
+
+/* --- the listing ------------------------------------------------------------------------------ */
+
+void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size)
+{
+    const char *from = data;
+    while (size > 0) {
+        size_t n = FSDP_H5_SAID_ROOM - child->said_size;
+        if (n > size)
+            n = size;
+        memcpy(child->said + child->said_size, from, n);
+        child->said_size += n;
+        from += n;
+        size -= n;
+        if (child->said_size < FSDP_H5_SAID_ROOM)
+            continue;
+        fsdp_h5_message answer;
+        fsdp_h5_say(child, FSDP_H5_PART, 0, FSDP_H5_SAID_ROOM);
+        fsdp_h5_hear(child, &answer);
+        child->said_size = 0;
+    }
+}
+
+void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value)
+{
+    unsigned char byte = (unsigned char)value;
+    fsdp_h5_child_put(child, &byte, 1);
+}
+
+void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value)
+{
+    fsdp_h5_child_put(child, &value, sizeof value);
+}
+
+void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size)
+{
+    uint32_t shown = size > UINT32_MAX ? UINT32_MAX : (uint32_t)size;
+    fsdp_h5_child_put(child, &shown, sizeof shown);
+    fsdp_h5_child_put(child, data, shown);
+}
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+typedef struct reason {
+    char text[200];
+    bool is_memory;
+} reason;
+
+static herr_t take_reason(unsigned depth, const H5E_error2_t *entry, void *user)
+{
+    reason *why = user;
+    if (depth == 0 && entry->desc)
+        snprintf(why->text, sizeof why->text, "%s", entry->desc);
+    if (entry->maj_num == H5E_RESOURCE)
+        why->is_memory = true;
+    return 0;
+}
+
+/* Of the library that runs, which need not be the one we were built with. */
+static const char *library_version(void)
+{
+    static char text[32];
+    unsigned major = 0, minor = 0, release = 0;
+    H5get_libversion(&major, &minor, &release);
+    snprintf(text, sizeof text, "%u.%u.%u", major, minor, release);
+    return text;
+}
+
+fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
+{
+    reason why = {.text = "no reason given"};
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_reason, &why);
+    char text[400];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    if (why.is_memory)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: libhdf5 has not enough memory (%s)", text,
+                         why.text);
+    if (strstr(why.text, "version"))
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "%s: it is damaged or needs a newer HDF5 than our libhdf5 %s (%s)", text,
+                         library_version(), why.text);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: libhdf5: %s", text, why.text);
+}
+
+/* --- the file --------------------------------------------------------------------------------- */
+
+/* A dataset that is opened by its address has the chunk cache that the file was opened with. */
+static fsdp_status open_file(fsdp_h5_child *child, size_t cache, fsdp_error *err)
+{
+    enum { SLOTS = 4093, UNUSED = 0 };
+    hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    bool ok = access >= 0 && H5Pset_fclose_degree(access, H5F_CLOSE_STRONG) >= 0 &&
+              H5Pset_cache(access, UNUSED, SLOTS, cache, 1.0) >= 0 &&
+              fsdp_h5_child_use(access, child) >= 0;
+    child->file = ok ? H5Fopen("the file", H5F_ACC_RDONLY, access) : H5I_INVALID_HID;
+    child->cache = cache;
+    fsdp_status status = FSDP_OK;
+    if (child->file < 0)
+        status = fsdp_h5_child_fail(err, "cannot open it as HDF5");
+    H5Pclose(access);
+    return status;
+}
+
+static void close_file(fsdp_h5_child *child)
+{
+    if (child->open >= 0)
+        H5Dclose(child->open);
+    child->open = H5I_INVALID_HID;
+    H5Fclose(child->file);
+}
+
+/* --- reading a box ---------------------------------------------------------------------------- */
+
+/* What libhdf5 should keep of a dataset: a row of chunks, so that boxes which cut through them do not have
+ * them unpacked again and again; at least one chunk, at most `most` bytes. */
+static size_t wanted_cache(hid_t dataset, int64_t most)
+{
+    hsize_t chunk[H5S_MAX_RANK], dims[H5S_MAX_RANK];
+    hid_t creation = H5Dget_create_plist(dataset), type = H5Dget_type(dataset);
+    hid_t space = H5Dget_space(dataset);
+    size_t one = H5Tget_size(type);
+    int ndim = 0;
+    if (H5Pget_layout(creation) == H5D_CHUNKED &&
+        H5Sget_simple_extent_dims(space, dims, NULL) == H5Pget_chunk(creation, H5S_MAX_RANK, chunk))
+        ndim = H5Pget_chunk(creation, H5S_MAX_RANK, chunk);
+    for (int d = 0; d < ndim; d++)
+        if (chunk[d] == 0 || __builtin_mul_overflow(one, chunk[d], &one))
+            one = SIZE_MAX / 2;
+    size_t row = one;
+    for (int d = 1; d < ndim; d++)
+        if (__builtin_mul_overflow(row, (dims[d] + chunk[d] - 1) / chunk[d], &row))
+            row = SIZE_MAX / 2;
+    H5Sclose(space);
+    H5Tclose(type);
+    H5Pclose(creation);
+    if (most >= 0 && row > (size_t)most)
+        row = (size_t)most;
+    return row > one ? row : one;
+}
+
+static fsdp_status open_dataset(fsdp_h5_child *child, size_t number, int64_t most_kept,
+                                fsdp_error *err)
+{
+    for (int round = 0; round < 2; round++) {
+        if (child->open >= 0 && child->open_number == number)
+            return FSDP_OK;
+        if (child->open >= 0)
+            H5Dclose(child->open);
+        child->open = H5Oopen_by_addr(child->file, child->datasets[number]);
+        child->open_number = number;
+        if (child->open < 0)
+            return fsdp_h5_child_fail(err, "cannot open the dataset");
+        size_t cache = wanted_cache(child->open, most_kept);
+        if (cache <= child->cache)
+            return FSDP_OK;
+        close_file(child);
+        FSDP_TRY(open_file(child, cache, err));
+    }
+    return FSDP_OK;
+}
+
+static void swap_elements(unsigned char *data, size_t size, size_t element_size)
+{
+    for (size_t at = 0; at + element_size <= size; at += element_size) {
+        for (size_t i = 0; i < element_size / 2; i++) {
+            unsigned char byte = data[at + i];
+            data[at + i] = data[at + element_size - 1 - i];
+            data[at + element_size - 1 - i] = byte;
+        }
+    }
+}
+
+/* A filter that is unknown is named by its number; libhdf5 says only that one is missing. */
+static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
+{
+    hid_t creation = H5Dget_create_plist(dataset);
+    int count = H5Pget_nfilters(creation);
+    H5Z_filter_t missing = 0;
+    for (int i = 0; i < count && missing == 0; i++) {
+        unsigned flags;
+        size_t values = 0;
+        H5Z_filter_t filter =
+            H5Pget_filter2(creation, (unsigned)i, &flags, &values, NULL, 0, NULL, NULL);
+        if (filter > 0 && H5Zfilter_avail(filter) <= 0)
+            missing = filter;
+    }
+    H5Pclose(creation);
+    if (missing > 0)
+        return fsdp_fail(err, FSDP_ERR_REFUSED,
+                         "filter %d is not known, and no plugin is loaded to read files of others",
+                         (int)missing);
+    return fsdp_h5_child_fail(err, "cannot read it");
+}
+
+/* The bits as they are: the type in memory is the type in the file. */
+static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes,
+                                 hid_t type, hid_t space, fsdp_error *err)
+{
+    hsize_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
+    for (int d = 0; d < box->ndim; d++) {
+        lo[d] = (hsize_t)box->lo[d];
+        len[d] = (hsize_t)box->len[d];
+    }
+    hid_t memory = H5Screate_simple(box->ndim, len, NULL);
+    /* what has no fill value is not touched by libhdf5 */
+    memset(child->said, 0, bytes);
+    bool ok =
+        memory >= 0 &&
+        (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
+        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
+    fsdp_status status = ok ? FSDP_OK : fail_read(child->open, err);
+    H5Sclose(memory);
+    return status;
+}
+
+static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request, size_t *size_out,
+                            fsdp_error *err)
+{
+    if (request->number < 0 || (size_t)request->number >= child->count)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "no such dataset");
+    FSDP_TRY(open_dataset(child, (size_t)request->number, request->size, err));
+    hid_t type = H5Dget_type(child->open), space = H5Dget_space(child->open);
+    fsdp_h5_meaning meaning;
+    fsdp_h5_understand(type, &meaning);
+    size_t element = H5Tget_size(type);
+    int64_t count = fsdp_box_count(&request->box);
+    fsdp_status status = FSDP_OK;
+    if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_SAID_ROOM / element ||
+        H5Sget_simple_extent_ndims(space) != request->box.ndim)
+        status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a request that does not fit the dataset");
+    *size_out = (size_t)count * element;
+    if (status == FSDP_OK)
+        status = read_selected(child, &request->box, *size_out, type, space, err);
+    if (status == FSDP_OK && meaning.is_swapped)
+        swap_elements(child->said, *size_out,
+                      meaning.kind == FSDP_H5_COMPLEX ? element / 2 : element);
+    H5Sclose(space);
+    H5Tclose(type);
+    return status;
+}
+
+/* --- requests --------------------------------------------------------------------------------- */
+
+static void serve(fsdp_h5_child *child, const fsdp_h5_message *request)
+{
+    fsdp_error err = {0};
+    fsdp_status status = FSDP_ERR_INTERNAL;
+    H5Eclear2(H5E_DEFAULT);
+    child->said_size = 0;
+    if (request->word == FSDP_H5_LIST)
+        status = fsdp_h5_child_list(child, &err);
+    else if (request->word == FSDP_H5_READ)
+        status = read_box(child, request, &child->said_size, &err);
+    if (status == FSDP_OK)
+        fsdp_h5_say(child, FSDP_H5_DONE, 0, (int64_t)child->said_size);
+    else
+        say_failure(child, status, &err);
+}
+
+/* Plugins are code that a file would choose. */
+static fsdp_status prepare(fsdp_h5_child *child, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_hdf5_sandbox_enter(&child->channel, err));
+    if (H5PLset_loading_state(0) < 0 || H5Zregister(&fsdp_h5_lzf_filter) < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "cannot prepare libhdf5");
+    return FSDP_OK;
+}
+
+void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
+{
+    enum { CACHE = 16 << 20 };
+    fsdp_h5_child child = {.channel = channel,
+                           .file_room = shared,
+                           .said = shared + FSDP_H5_FILE_ROOM,
+                           .file_size = file_size,
+                           .file = H5I_INVALID_HID,
+                           .open = H5I_INVALID_HID};
+    fsdp_error err = {0};
+    fsdp_status status = prepare(&child, &err);
+    if (status == FSDP_OK)
+        status = open_file(&child, CACHE, &err);
+    if (status == FSDP_OK)
+        fsdp_h5_say(&child, FSDP_H5_READY, 0, 0);
+    else
+        say_failure(&child, status, &err);
+    for (;;) {
+        fsdp_h5_message request;
+        fsdp_h5_hear(&child, &request);
+        serve(&child, &request);
+    }
+}

@@ -1,0 +1,88 @@
+/*
+ * What the files of the child share: hdf5_child.c (requests), hdf5_child_vfd.c (the file as libhdf5 sees
+ * it), hdf5_child_list.c (groups and links), hdf5_child_object.c (datasets and attributes).
+ */
+#ifndef FSDP_HDF5_CHILD_H
+#define FSDP_HDF5_CHILD_H
+
+#include "formats/hdf5/hdf5_internal.h"
+#include "formats/hdf5_child/hdf5_wire.h"
+#include <fsdp/text.h>
+
+enum { FSDP_H5_PAGE = 64 << 10, FSDP_H5_PAGES = 32 };
+
+typedef struct fsdp_h5_page {
+    int64_t offset;            /* -1: nothing is in it */
+    unsigned char *data;
+} fsdp_h5_page;
+
+typedef struct fsdp_h5_child {
+    int channel;
+    unsigned char *file_room;  /* shared: bytes of the file */
+    unsigned char *said;       /* shared: what we say */
+    size_t said_size;
+    int64_t file_size;
+    fsdp_h5_page pages[FSDP_H5_PAGES];
+    hid_t file;
+    size_t cache;              /* bytes of chunks that libhdf5 keeps of one dataset */
+    haddr_t *datasets;         /* where the object headers of the listed tensors are */
+    size_t count, room;
+    hid_t open;                /* dataset `open_number`, or negative */
+    size_t open_number;
+} fsdp_h5_child;
+
+/* --- hdf5_child.c --- */
+
+void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size);
+/* Ends the process when the parent is gone. */
+void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out);
+
+/* The listing goes to the parent in parts. */
+void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);
+void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value);
+void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value);
+void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size);
+
+/* "WHAT: libhdf5: ..." with the innermost reason that libhdf5 gives. */
+fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...) FSDP_PRINTF(2, 3);
+
+/* --- hdf5_child_vfd.c --- */
+
+/* Makes `access` open the one file there is, whatever the name; no other can be opened. */
+herr_t fsdp_h5_child_use(hid_t access, fsdp_h5_child *child);
+
+/* --- hdf5_child_list.c --- */
+
+fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err);
+
+/* --- hdf5_child_object.c --- */
+
+typedef struct fsdp_h5_path { const char *data; size_t size; } fsdp_h5_path;
+
+/* Tells of a dataset; FSDP_ERR_REFUSED when its bytes are elsewhere. */
+fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                                  haddr_t address, fsdp_error *err);
+/* Tells of all attributes of an object. */
+fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
+                                     fsdp_error *err);
+
+/* --- hdf5_child_type.c --- */
+
+typedef enum fsdp_h5_kind {
+    FSDP_H5_OTHER, FSDP_H5_INTEGER, FSDP_H5_FLOAT, FSDP_H5_BOOLEAN, FSDP_H5_ENUM, FSDP_H5_COMPLEX,
+    FSDP_H5_TEXT,              /* of variable length */
+    FSDP_H5_FIXED_TEXT
+} fsdp_h5_kind;
+
+typedef struct fsdp_h5_meaning {
+    fsdp_h5_kind kind;
+    fsdp_dtype dtype;          /* FSDP_DTYPE_NONE when its bits are none of ours */
+    bool is_signed;
+    bool is_swapped;           /* stored in the other byte order */
+    char text[64];             /* for those that stay opaque */
+    char numpy[16];            /* NumPy's name of the type, roughly */
+} fsdp_h5_meaning;
+
+void fsdp_h5_understand(hid_t type, fsdp_h5_meaning *out);
+
+#endif

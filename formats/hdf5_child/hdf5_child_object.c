@@ -1,0 +1,427 @@
+/*
+ * What the child tells of one object: a dataset's type, shape and place, or its text; and attributes.
+ */
+#include "formats/hdf5_child/hdf5_child.h"
+
+#include "base/core/mem.h"
+
+#include <string.h>
+
+enum { NAME_SHOWN = 200 };
+
+static const char *shown(const fsdp_h5_path *path, char out[NAME_SHOWN])
+{
+    return fsdp_printable(path->data, path->size, out, NAME_SHOWN);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static void put_class(fsdp_h5_child *child, char kind, const char *text)
+{
+    fsdp_h5_child_put_u8(child, (unsigned char)kind);
+    fsdp_h5_child_put_string(child, text, strlen(text));
+}
+
+static void put_shape(fsdp_h5_child *child, char kind, const fsdp_box *whole)
+{
+    fsdp_h5_child_put_u8(child, (unsigned char)kind);
+    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
+    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
+}
+
+/* The extent as a box; false for a null dataspace. */
+static fsdp_status take_shape(hid_t space, fsdp_box *whole_out, bool *is_null_out, fsdp_error *err)
+{
+    hsize_t dims[H5S_MAX_RANK];
+    *whole_out = (fsdp_box){.ndim = H5Sget_simple_extent_dims(space, dims, NULL)};
+    *is_null_out = H5Sget_simple_extent_type(space) == H5S_NULL;
+    if (whole_out->ndim < 0 || whole_out->ndim > FSDP_MAX_DIMS)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "it has %d dims", whole_out->ndim);
+    for (int d = 0; d < whole_out->ndim; d++) {
+        if (dims[d] > INT64_MAX)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "a dim of it is %llu",
+                             (unsigned long long)dims[d]);
+        whole_out->len[d] = (int64_t)dims[d];
+    }
+    return fsdp_shape_check(whole_out->ndim, whole_out->len, 1, err) == FSDP_OK
+               ? FSDP_OK
+               : fsdp_fail(err, FSDP_ERR_DAMAGED, "the product of its dims is too large");
+}
+
+static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
+}
+
+/* Text of fixed size ends at a zero byte, or at its last byte that is none. */
+static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count, size_t size,
+                            H5T_str_t padding)
+{
+    for (size_t i = 0; i < count; i++, data += size) {
+        size_t n = padding == H5T_STR_NULLTERM ? strnlen(data, size) : size;
+        while (n > 0 && data[n - 1] == '\0')
+            n--;
+        fsdp_h5_child_put_string(child, data, n);
+    }
+}
+
+/* --- text datasets ---------------------------------------------------------------------------- */
+
+/* Text of varying length as memory has it: pointers. */
+static hid_t text_in_memory(hid_t type)
+{
+    hid_t memory = H5Tcopy(H5T_C_S1);
+    if (memory >= 0 && H5Tset_size(memory, H5T_VARIABLE) >= 0 &&
+        H5Tset_cset(memory, H5Tget_cset(type)) >= 0)
+        return memory;
+    H5Tclose(memory);
+    return H5I_INVALID_HID;
+}
+
+static fsdp_status put_piece(fsdp_h5_child *child, hid_t dataset, hid_t type, hid_t space,
+                             const fsdp_box *piece, char **texts, fsdp_error *err)
+{
+    hsize_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
+    for (int d = 0; d < piece->ndim; d++) {
+        lo[d] = (hsize_t)piece->lo[d];
+        len[d] = (hsize_t)piece->len[d];
+    }
+    size_t count = (size_t)fsdp_box_count(piece);
+    memset(texts, 0, count * sizeof *texts);
+    hid_t memory = H5Screate_simple(piece->ndim, len, NULL);
+    bool ok = memory >= 0 &&
+              (piece->ndim == 0 ||
+               H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
+              H5Dread(dataset, type, memory, space, H5P_DEFAULT, texts) >= 0;
+    fsdp_status status = ok ? FSDP_OK : fsdp_h5_child_fail(err, "cannot read it");
+    if (ok) {
+        put_texts(child, texts, count);
+        H5Dvlen_reclaim(type, memory, H5P_DEFAULT, texts);
+    }
+    H5Sclose(memory);
+    return status;
+}
+
+static fsdp_status put_text_dataset(fsdp_h5_child *child, hid_t dataset, hid_t type, hid_t space,
+                                    const fsdp_box *whole, fsdp_error *err)
+{
+    enum { AT_ONCE = 1024, ALWAYS = 65536 };
+    int64_t count = fsdp_box_count(whole);
+    if (count > child->file_size + ALWAYS)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "it is %lld strings in a file of %lld bytes",
+                         (long long)count, (long long)child->file_size);
+    put_shape(child, 's', whole);
+    char **texts = fsdp_alloc(AT_ONCE, sizeof *texts);
+    hid_t memory = text_in_memory(type);
+    fsdp_status status = texts && memory >= 0 ? FSDP_OK : fsdp_fail_memory(err, "text");
+    for (int64_t first = 0; status == FSDP_OK && first < count; first += AT_ONCE) {
+        fsdp_box pieces[FSDP_BOX_PIECES];
+        int64_t n = count - first < AT_ONCE ? count - first : AT_ONCE;
+        int piece_count = fsdp_box_cut(whole, first, n, pieces);
+        for (int i = 0; status == FSDP_OK && i < piece_count; i++)
+            status = put_piece(child, dataset, memory, space, &pieces[i], texts, err);
+    }
+    H5Tclose(memory);
+    fsdp_free(texts);
+    return status;
+}
+
+/* --- attributes ------------------------------------------------------------------------------- */
+
+static hid_t complex_in_memory(void)
+{
+    hid_t type = H5Tcreate(H5T_COMPOUND, 2 * sizeof(double));
+    H5Tinsert(type, "r", 0, H5T_NATIVE_DOUBLE);
+    H5Tinsert(type, "i", sizeof(double), H5T_NATIVE_DOUBLE);
+    return type;
+}
+
+/* How an attribute's elements are told, and the type they have in memory; kind 0: not at all. */
+static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
+{
+    enum { LARGEST_NUMBER = 8 };
+    bool is_number = H5Tget_size(type) <= LARGEST_NUMBER;
+    *kind_out = '\0';
+    switch (meaning->kind) {
+    case FSDP_H5_INTEGER:
+    case FSDP_H5_ENUM:
+        if (!is_number)
+            break;
+        *kind_out = meaning->is_signed ? 'i' : 'u';
+        return H5Tcopy(meaning->is_signed ? H5T_NATIVE_INT64 : H5T_NATIVE_UINT64);
+    case FSDP_H5_FLOAT:
+        if (!is_number)
+            break;
+        *kind_out = 'f';
+        return H5Tcopy(H5T_NATIVE_DOUBLE);
+    case FSDP_H5_BOOLEAN: *kind_out = 'b'; return H5Tcopy(type);
+    case FSDP_H5_COMPLEX: *kind_out = 'z'; return complex_in_memory();
+    case FSDP_H5_TEXT: *kind_out = 's'; return text_in_memory(type);
+    case FSDP_H5_FIXED_TEXT: *kind_out = 's'; return H5Tcopy(type);
+    case FSDP_H5_OTHER: break;
+    }
+    return H5I_INVALID_HID;
+}
+
+static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory,
+                         hid_t space, void *data, size_t count)
+{
+    size_t size = H5Tget_size(memory);
+    if (meaning->kind == FSDP_H5_TEXT) {
+        put_texts(child, data, count);
+        H5Dvlen_reclaim(memory, space, H5P_DEFAULT, data);
+    } else if (meaning->kind == FSDP_H5_FIXED_TEXT) {
+        put_fixed_texts(child, data, count, size, H5Tget_strpad(memory));
+    } else {
+        fsdp_h5_child_put(child, data, count * size);
+    }
+}
+
+/* An attribute that cannot be read is told as such: the tensors beside it are worth more. */
+static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t type, hid_t space)
+{
+    enum { MOST_BYTES = 64 << 20 };
+    fsdp_h5_meaning meaning;
+    fsdp_h5_understand(type, &meaning);
+    fsdp_box whole;
+    bool is_null;
+    if (take_shape(space, &whole, &is_null, NULL) != FSDP_OK) {
+        put_class(child, 'c', "an attribute of an odd shape");
+        return;
+    }
+    if (is_null) {
+        put_class(child, 'e', meaning.numpy);
+        return;
+    }
+    char kind;
+    hid_t memory = told_as(type, &meaning, &kind);
+    int64_t count = fsdp_box_count(&whole), bytes;
+    size_t size = memory >= 0 ? H5Tget_size(memory) : 0;
+    void *data = NULL;
+    if (size > 0 && !fsdp_mul_overflow(count, (int64_t)size, &bytes) && bytes <= MOST_BYTES)
+        data = fsdp_alloc((size_t)bytes, 1);
+    if (data && H5Aread(attribute, memory, data) >= 0) {
+        put_shape(child, kind, &whole);
+        put_elements(child, &meaning, memory, space, data, (size_t)count);
+    } else {
+        put_class(child, 'c', meaning.text[0] ? meaning.text : "text");
+    }
+    fsdp_free(data);
+    H5Tclose(memory);
+}
+
+typedef struct attribute_walk {
+    fsdp_h5_child *child;
+    const fsdp_h5_path *path;
+} attribute_walk;
+
+static herr_t put_attribute(hid_t object, const char *name, const H5A_info_t *info, void *user)
+{
+    (void)info;
+    const attribute_walk *walk = user;
+    hid_t attribute = H5Aopen(object, name, H5P_DEFAULT);
+    if (attribute < 0)
+        return -1;
+    hid_t type = H5Aget_type(attribute), space = H5Aget_space(attribute);
+    if (type >= 0 && space >= 0) {
+        fsdp_h5_child_put_u8(walk->child, 'A');
+        fsdp_h5_child_put_string(walk->child, walk->path->data, walk->path->size);
+        fsdp_h5_child_put_string(walk->child, name, strlen(name));
+        put_attribute_value(walk->child, attribute, type, space);
+    }
+    H5Sclose(space);
+    H5Tclose(type);
+    H5Aclose(attribute);
+    return type >= 0 && space >= 0 ? 0 : -1;
+}
+
+fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
+                                     fsdp_error *err)
+{
+    attribute_walk walk = {child, path};
+    hsize_t at = 0;
+    char name[NAME_SHOWN];
+    if (H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_INC, &at, put_attribute, &walk) < 0)
+        return fsdp_h5_child_fail(err, "the attributes of '%s'", shown(path, name));
+    return FSDP_OK;
+}
+
+/* --- what a dataset must not be --------------------------------------------------------------- */
+
+static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
+{
+    size_t count = 0;
+    if (H5Pget_virtual_count(creation, &count) < 0)
+        return fsdp_h5_child_fail(err, "its virtual sources");
+    for (size_t i = 0; i < count; i++) {
+        char file[FSDP_H5_PAGE / 64] = "";
+        if (H5Pget_virtual_filename(creation, i, file, sizeof file) < 0)
+            return fsdp_h5_child_fail(err, "its virtual sources");
+        if (strcmp(file, ".") != 0) {
+            char name[NAME_SHOWN];
+            return fsdp_fail(err, FSDP_ERR_REFUSED,
+                             "it is virtual, and its source is another file, '%s'",
+                             fsdp_printable(file, strlen(file), name, sizeof name));
+        }
+    }
+    return FSDP_OK;
+}
+
+/* A filter without which nothing can be read, and which is not known. */
+static fsdp_status check_filters(hid_t creation, fsdp_error *err)
+{
+    int count = H5Pget_nfilters(creation);
+    for (int i = 0; i < count; i++) {
+        unsigned flags = 0;
+        size_t values = 0;
+        char name[NAME_SHOWN] = "";
+        H5Z_filter_t filter = H5Pget_filter2(creation, (unsigned)i, &flags, &values, NULL,
+                                             sizeof name - 1, name, NULL);
+        if (filter >= 0 && !(flags & H5Z_FLAG_OPTIONAL) && H5Zfilter_avail(filter) <= 0)
+            return fsdp_fail(
+                err, FSDP_ERR_REFUSED,
+                "it needs filter %d (%s), which is not known; no plugin is loaded to read "
+                "files of other programs",
+                (int)filter, name[0] ? name : "without a name");
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_storage(hid_t creation, fsdp_error *err)
+{
+    int external = H5Pget_external_count(creation);
+    if (external < 0)
+        return fsdp_h5_child_fail(err, "how it is stored");
+    if (external > 0)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "its data is in another file (external storage)");
+    if (H5Pget_layout(creation) == H5D_VIRTUAL)
+        FSDP_TRY(check_virtual(creation, err));
+    return check_filters(creation, err);
+}
+
+/* --- datasets --------------------------------------------------------------------------------- */
+
+/* The dtype that an attribute names, where HDF5 has no type for it: bytes of ours, 16 bits of Keras. */
+static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning *meaning)
+{
+    enum { LONGEST = 32 };
+    bool is_short = meaning->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE &&
+                    H5Tget_size(type) == 2;
+    if (meaning->dtype != FSDP_U8 && !is_short)
+        return FSDP_DTYPE_NONE;
+    if (H5Aexists(dataset, "dtype") <= 0)
+        return FSDP_DTYPE_NONE;
+    char text[LONGEST + 1] = "", *varying = NULL;
+    hid_t attribute = H5Aopen(dataset, "dtype", H5P_DEFAULT);
+    hid_t stored = H5Aget_type(attribute), space = H5Aget_space(attribute);
+    if (H5Tget_class(stored) == H5T_STRING && H5Sget_simple_extent_type(space) == H5S_SCALAR) {
+        hid_t memory = text_in_memory(stored);
+        if (H5Tis_variable_str(stored) > 0 && H5Aread(attribute, memory, &varying) >= 0 && varying)
+            memcpy(text, varying, strnlen(varying, LONGEST));
+        else if (H5Tis_variable_str(stored) == 0 && H5Tget_size(stored) <= LONGEST)
+            (void)H5Aread(attribute, stored, text);
+        H5free_memory(varying);
+        H5Tclose(memory);
+    }
+    H5Sclose(space);
+    H5Tclose(stored);
+    H5Aclose(attribute);
+    if (is_short)
+        return strcmp(text, "bfloat16") == 0 ? FSDP_BF16 : FSDP_DTYPE_NONE;
+    fsdp_dtype dtype = fsdp_dtype_from_name(text, strlen(text));
+    return fsdp_dtype_size(dtype) == 1 ? dtype : FSDP_DTYPE_NONE;
+}
+
+/* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
+static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
+                            size_t element_size)
+{
+    int64_t bytes;
+    haddr_t offset = H5Dget_offset(dataset);
+    if (H5Pget_layout(creation) != H5D_CONTIGUOUS || offset == HADDR_UNDEF || offset > INT64_MAX ||
+        fsdp_mul_overflow(fsdp_box_count(whole), (int64_t)element_size, &bytes) ||
+        H5Dget_storage_size(dataset) != (hsize_t)bytes)
+        return -1;
+    return (int64_t)offset;
+}
+
+static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const fsdp_box *whole,
+                      size_t element_size)
+{
+    H5D_layout_t layout = H5Pget_layout(creation);
+    hsize_t stored =
+        layout == H5D_VIRTUAL ? (hsize_t)child->file_size : H5Dget_storage_size(dataset);
+    hsize_t chunk[H5S_MAX_RANK];
+    fsdp_h5_child_put_i64(child, plain_offset(dataset, creation, whole, element_size));
+    fsdp_h5_child_put_i64(child, stored > INT64_MAX ? INT64_MAX : (int64_t)stored);
+    bool is_chunked =
+        layout == H5D_CHUNKED && H5Pget_chunk(creation, H5S_MAX_RANK, chunk) == whole->ndim;
+    fsdp_h5_child_put_u8(child, is_chunked);
+    for (int d = 0; is_chunked && d < whole->ndim; d++)
+        fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);
+}
+
+static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                              hid_t creation, const fsdp_h5_meaning *meaning, fsdp_dtype mark,
+                              const fsdp_box *whole, haddr_t address, fsdp_error *err)
+{
+    if (!fsdp_grow(&child->datasets, &child->room, child->count + 1, sizeof *child->datasets))
+        return fsdp_fail_memory(err, "a list of datasets");
+    child->datasets[child->count++] = address;
+    fsdp_dtype stored = meaning->dtype != FSDP_DTYPE_NONE ? meaning->dtype : mark;
+    fsdp_h5_child_put_u8(child, 'D');
+    fsdp_h5_child_put_string(child, path->data, path->size);
+    fsdp_h5_child_put_u8(child, meaning->dtype);
+    fsdp_h5_child_put_u8(child, mark);
+    fsdp_h5_child_put_u8(child, meaning->is_swapped);
+    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
+    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
+    put_place(child, dataset, creation, whole, fsdp_dtype_size(stored));
+    return FSDP_OK;
+}
+
+static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                        hid_t creation, hid_t type, hid_t space, haddr_t address, fsdp_error *err)
+{
+    fsdp_h5_meaning meaning;
+    fsdp_h5_understand(type, &meaning);
+    fsdp_box whole;
+    bool is_null;
+    FSDP_TRY(take_shape(space, &whole, &is_null, err));
+    fsdp_dtype mark = marked_dtype(dataset, type, &meaning);
+    if (!is_null && (meaning.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
+        return put_tensor(child, path, dataset, creation, &meaning, mark, &whole, address, err);
+    fsdp_h5_child_put_u8(child, 'V');
+    fsdp_h5_child_put_string(child, path->data, path->size);
+    if (!is_null && meaning.kind == FSDP_H5_TEXT)
+        return put_text_dataset(child, dataset, type, space, &whole, err);
+    put_class(child, 'c', is_null ? "null dataspace" : meaning.text);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                                  haddr_t address, fsdp_error *err)
+{
+    hid_t creation = H5Dget_create_plist(dataset), type = H5I_INVALID_HID, space = H5I_INVALID_HID;
+    fsdp_status status = FSDP_OK;
+    if (creation < 0)
+        status = fsdp_h5_child_fail(err, "how it is stored");
+    else
+        status = check_storage(creation, err);
+    if (status == FSDP_OK) {
+        type = H5Dget_type(dataset);
+        space = H5Dget_space(dataset);
+        if (type < 0 || space < 0)
+            status = fsdp_h5_child_fail(err, "its type or shape");
+        else
+            status = tell(child, path, dataset, creation, type, space, address, err);
+    }
+    char name[NAME_SHOWN];
+    if (status != FSDP_OK)
+        fsdp_error_prefix(err, "dataset '%s'", shown(path, name));
+    H5Sclose(space);
+    H5Tclose(type);
+    H5Pclose(creation);
+    return status;
+}

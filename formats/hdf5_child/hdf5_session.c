@@ -1,0 +1,366 @@
+/*
+ * The parent's side of reading HDF5 files of other programs: starts the child, talks to it, and does not
+ * believe it. See hdf5_wire.h for what is said.
+ */
+#include "formats/hdf5_child/hdf5_session.h"
+
+#include "base/core/clock.h"
+#include "base/core/mem.h"
+#include "formats/hdf5/hdf5_internal.h"
+#include "formats/hdf5_child/hdf5_sandbox.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/pidfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { USUAL_DEADLINE_MS = 30000, FILE_BYTES_PER_MS = 4096 };
+
+struct fsdp_h5_session {
+    fsdp_h5_file_view view;
+    int channel;
+    unsigned char *shared;
+    pid_t child;  /* 0 when adopted */
+    int handle;   /* of the process, -1 where there is none */
+    bool is_over; /* it failed once: nothing more is said */
+    int64_t deadline_ms;
+    int64_t granted; /* memory beyond the usual */
+    pthread_mutex_t lock;
+};
+
+/* --- one message ------------------------------------------------------------------------------ */
+
+static fsdp_status fail_child(fsdp_h5_session *session, const char *why, fsdp_error *err)
+{
+    session->is_over = true;
+    return fsdp_fail(err, FSDP_ERR_REFUSED,
+                     "'%s': the HDF5 library failed on this file: its process %s",
+                     session->view.path, why);
+}
+
+/* How the child ended: it is about to, when its channel is closed. */
+static const char *death(fsdp_h5_session *session)
+{
+    enum { SOON_MS = 2000 };
+    siginfo_t info = {0};
+    struct pollfd wait = {.fd = session->handle, .events = POLLIN};
+    if (session->handle < 0 || poll(&wait, 1, SOON_MS) <= 0 ||
+        waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED | WNOWAIT | WNOHANG) < 0 ||
+        info.si_pid == 0 || info.si_code == CLD_EXITED)
+        return "ended";
+    switch (info.si_status) {
+    case SIGSYS: return "tried what it must not";
+    case SIGXCPU: return "took too much time";
+    case SIGSEGV:
+    case SIGBUS:
+    case SIGABRT: return "crashed";
+    default: return "was killed";
+    }
+}
+
+static fsdp_status send_message(fsdp_h5_session *session, const fsdp_h5_message *message,
+                                fsdp_error *err)
+{
+    ssize_t n;
+    do {
+        n = send(session->channel, message, sizeof *message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } while (n < 0 && errno == EINTR);
+    if (n == (ssize_t)sizeof *message)
+        return FSDP_OK;
+    return fail_child(session, n < 0 && errno == EPIPE ? death(session) : "does not listen", err);
+}
+
+/* Waits for a message as long as *left_ms lasts. */
+static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_message *message_out,
+                         fsdp_error *err)
+{
+    int64_t begin = fsdp_now_ms(), end = begin + *left_ms;
+    for (;;) {
+        struct pollfd wait = {.fd = session->channel, .events = POLLIN};
+        int64_t left = end - fsdp_now_ms();
+        int ready = left <= 0 ? 0 : poll(&wait, 1, left > 1000 ? 1000 : (int)left);
+        if (ready > 0)
+            break;
+        if (ready < 0 && errno != EINTR)
+            return fail_child(session, "cannot be heard", err);
+        if (left <= 0)
+            return fail_child(session, "took too much time", err);
+    }
+    *left_ms -= fsdp_now_ms() - begin;
+    ssize_t n = recv(session->channel, message_out, sizeof *message_out, MSG_DONTWAIT | MSG_TRUNC);
+    if (n == 0 || (n < 0 && errno == ECONNRESET))
+        return fail_child(session, death(session), err);
+    if (n != (ssize_t)sizeof *message_out)
+        return fail_child(session, "speaks nonsense", err);
+    return FSDP_OK;
+}
+
+/* --- what the child may say ------------------------------------------------------------------- */
+
+/* Brings bytes of the file. The child is not told of an I/O error, whose report is ours. */
+static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *need,
+                               fsdp_error *err)
+{
+    int64_t offset = need->number, size = need->size;
+    if (size <= 0 || size > FSDP_H5_FILE_ROOM || offset < 0 || offset > session->view.size ||
+        size > session->view.size - offset)
+        return fail_child(session, "asks for bytes that the file does not have", err);
+    fsdp_status status =
+        session->view.pread(session->view.user, session->shared, (size_t)size, offset, err);
+    if (status != FSDP_OK) {
+        session->is_over = true;
+        return status;
+    }
+    const fsdp_h5_message answer = {.word = FSDP_H5_BYTES, .size = size};
+    return send_message(session, &answer, err);
+}
+
+/* Its reason, in its own words made safe; the classes of errors it may choose are few. */
+static fsdp_status take_failure(fsdp_h5_session *session, const fsdp_h5_message *failed,
+                                fsdp_error *err)
+{
+    enum { LONGEST = 700 };
+    char said[LONGEST], text[LONGEST];
+    size_t size = failed->size >= 0 && failed->size <= LONGEST ? (size_t)failed->size : LONGEST;
+    memcpy(said, session->shared + FSDP_H5_FILE_ROOM, size);
+    fsdp_status status = FSDP_ERR_REFUSED;
+    if (failed->status == FSDP_ERR_DAMAGED || failed->status == FSDP_ERR_LIMIT)
+        status = (fsdp_status)failed->status;
+    return fsdp_fail(err, status, "'%s': %s", session->view.path,
+                     fsdp_printable_message(said, size, text, sizeof text));
+}
+
+/*
+ * One step of an answer: serves NEED, appends a PART, forwards FAILED. True in *is_done_out when it was
+ * DONE; *size_out is then its size, at most FSDP_H5_SAID_ROOM.
+ */
+static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message *message,
+                                fsdp_h5_word last, size_t *size_out, bool *is_part_out,
+                                bool *is_done_out, fsdp_error *err)
+{
+    *is_done_out = *is_part_out = false;
+    if (message->word == FSDP_H5_NEED)
+        return bring_bytes(session, message, err);
+    if (message->size < 0 || message->size > FSDP_H5_SAID_ROOM)
+        return fail_child(session, "speaks nonsense", err);
+    *size_out = (size_t)message->size;
+    if (message->word == FSDP_H5_FAILED)
+        return take_failure(session, message, err);
+    *is_done_out = message->word == (uint32_t)last;
+    *is_part_out = message->word == FSDP_H5_PART;
+    if (!*is_done_out && !*is_part_out)
+        return fail_child(session, "speaks nonsense", err);
+    return FSDP_OK;
+}
+
+typedef struct part_taker {
+    fsdp_text *listing; /* NULL: parts are not expected */
+    size_t most;
+} part_taker;
+
+static fsdp_status take_part(fsdp_h5_session *session, const part_taker *taker, size_t size,
+                             fsdp_error *err)
+{
+    if (!taker->listing)
+        return fail_child(session, "speaks nonsense", err);
+    if (size > taker->most || taker->listing->size > taker->most - size) {
+        session->is_over = true;
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': the listing takes more than %zu bytes",
+                         session->view.path, taker->most);
+    }
+    fsdp_text_add(taker->listing, (const char *)session->shared + FSDP_H5_FILE_ROOM, size);
+    return taker->listing->failed ? fsdp_fail_memory(err, "a listing") : FSDP_OK;
+}
+
+/* Goes on until the word `last` comes. */
+static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const part_taker *taker,
+                            size_t *size_out, fsdp_error *err)
+{
+    int64_t left_ms = session->deadline_ms;
+    for (;;) {
+        fsdp_h5_message message;
+        bool is_part, is_done;
+        FSDP_TRY(await(session, &left_ms, &message, err));
+        FSDP_TRY(take_message(session, &message, last, size_out, &is_part, &is_done, err));
+        if (is_part || (is_done && taker->listing))
+            FSDP_TRY(take_part(session, taker, *size_out, err));
+        if (is_done)
+            return FSDP_OK;
+        const fsdp_h5_message go_on = {.word = FSDP_H5_GO_ON};
+        if (is_part)
+            FSDP_TRY(send_message(session, &go_on, err));
+    }
+}
+
+/* --- requests --------------------------------------------------------------------------------- */
+
+/* libhdf5 needs a chunk as it is stored, as it is unpacked, and room in between. */
+static void grant(fsdp_h5_session *session, int64_t chunk)
+{
+    enum { COPIES = 4 };
+    int64_t more = chunk > FSDP_HDF5_MEMORY / (2 * COPIES) ? COPIES * chunk - session->granted : 0;
+    if (session->child > 0)
+        fsdp_hdf5_sandbox_extend(session->child, more > 0 ? more : 0);
+    if (more > 0)
+        session->granted += more;
+}
+
+static fsdp_status request(fsdp_h5_session *session, const fsdp_h5_message *message, int64_t chunk,
+                           const part_taker *taker, size_t *size_out, fsdp_error *err)
+{
+    if (session->is_over)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s': the HDF5 library failed on this file before",
+                         session->view.path);
+    grant(session, chunk);
+    FSDP_TRY(send_message(session, message, err));
+    return converse(session, FSDP_H5_DONE, taker, size_out, err);
+}
+
+fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_text *listing,
+                                 fsdp_error *err)
+{
+    const fsdp_h5_message message = {.word = FSDP_H5_LIST};
+    const part_taker taker = {listing, most};
+    size_t size;
+    pthread_mutex_lock(&session->lock);
+    fsdp_status status = request(session, &message, 0, &taker, &size, err);
+    pthread_mutex_unlock(&session->lock);
+    return status;
+}
+
+fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted,
+                                 void *data, fsdp_error *err)
+{
+    const fsdp_h5_message message = {.word = FSDP_H5_READ,
+                                     .number = wanted->dataset,
+                                     .size = wanted->cache,
+                                     .box = *wanted->box};
+    const part_taker nothing = {NULL, 0};
+    size_t brought = 0;
+    pthread_mutex_lock(&session->lock);
+    fsdp_status status = request(session, &message, wanted->chunk, &nothing, &brought, err);
+    if (status == FSDP_OK && brought != wanted->size)
+        status = fail_child(session, "brought another number of bytes", err);
+    if (status == FSDP_OK)
+        memcpy(data, session->shared + FSDP_H5_FILE_ROOM, wanted->size);
+    pthread_mutex_unlock(&session->lock);
+    return status;
+}
+
+/* --- beginning and end ------------------------------------------------------------------------ */
+
+fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, unsigned char *shared,
+                                  int64_t deadline_ms, fsdp_h5_session **session_out,
+                                  fsdp_error *err)
+{
+    *session_out = NULL;
+    fsdp_h5_session *session = fsdp_alloc(1, sizeof *session);
+    if (!session)
+        return fsdp_fail_memory(err, "an HDF5 file");
+    session->view = *view;
+    session->channel = channel;
+    session->shared = shared;
+    session->handle = -1;
+    session->deadline_ms = deadline_ms;
+    pthread_mutex_init(&session->lock, NULL);
+    *session_out = session;
+    return FSDP_OK;
+}
+
+/* By its handle where there is one: a program that collects all its children may have done so with ours,
+ * and its number may be another's by now. */
+static void end_child(fsdp_h5_session *session)
+{
+    siginfo_t info;
+    if (session->handle >= 0) {
+        (void)pidfd_send_signal(session->handle, SIGKILL, NULL, 0);
+        while (waitid(P_PIDFD, (id_t)session->handle, &info, WEXITED) < 0 && errno == EINTR)
+            continue;
+        close(session->handle);
+        return;
+    }
+    kill(session->child, SIGKILL);
+    while (waitpid(session->child, NULL, 0) < 0 && errno == EINTR)
+        continue;
+}
+
+void fsdp_h5_session_stop(fsdp_h5_session *session)
+{
+    if (!session)
+        return;
+    if (session->child > 0) {
+        close(session->channel);
+        end_child(session);
+        munmap(session->shared, FSDP_H5_SHARED);
+    }
+    pthread_mutex_destroy(&session->lock);
+    fsdp_free(session);
+}
+
+/* libhdf5's lock is held while we fork, so that the child finds it in order. */
+static fsdp_status fork_child(fsdp_h5_session *session, int child_channel, fsdp_error *err)
+{
+    fsdp_h5_call call;
+    FSDP_TRY(fsdp_h5_enter(&call, err));
+    pid_t child = fork();
+    if (child == 0)
+        fsdp_h5_child_run(child_channel, session->shared, session->view.size);
+    int reason = errno;
+    fsdp_h5_leave(&call);
+    if (child < 0)
+        return fsdp_fail_errno(err, reason, "cannot start a process that reads '%s'",
+                               session->view.path);
+    session->child = child;
+    session->handle = pidfd_open(child, 0);
+    return FSDP_OK;
+}
+
+static fsdp_status greet(fsdp_h5_session *session, fsdp_error *err)
+{
+    const part_taker nothing = {NULL, 0};
+    size_t size;
+    return converse(session, FSDP_H5_READY, &nothing, &size, err);
+}
+
+/* The shared memory has no descriptor, so the child cannot shorten it under us. */
+fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session **session_out,
+                                  fsdp_error *err)
+{
+    int channels[2];
+    *session_out = NULL;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, channels) < 0)
+        return fsdp_fail_errno(err, errno, "cannot start a process that reads '%s'", view->path);
+    void *shared =
+        mmap(NULL, FSDP_H5_SHARED, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fsdp_h5_session *session = NULL;
+    fsdp_status status = FSDP_OK;
+    if (shared == MAP_FAILED)
+        status = fsdp_fail_memory(err, "an HDF5 file");
+    else
+        status = fsdp_h5_session_adopt(view, channels[0], shared,
+                                       USUAL_DEADLINE_MS + view->size / FILE_BYTES_PER_MS, &session,
+                                       err);
+    if (status == FSDP_OK)
+        status = fork_child(session, channels[1], err);
+    close(channels[1]);
+    if (status != FSDP_OK) {
+        close(channels[0]);
+        if (shared != MAP_FAILED)
+            munmap(shared, FSDP_H5_SHARED);
+        fsdp_h5_session_stop(session);
+        return status;
+    }
+    status = greet(session, err);
+    if (status != FSDP_OK) {
+        fsdp_h5_session_stop(session);
+        return status;
+    }
+    *session_out = session;
+    return FSDP_OK;
+}

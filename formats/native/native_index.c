@@ -1,0 +1,146 @@
+/* How stored boxes are cut into blocks; used by native_write.c and native_read.c alike. */
+#include "formats/native/native_index.h"
+
+#include <string.h>
+
+enum { SMALLEST_ENCODED = 4096 };
+
+bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size)
+{
+    int64_t bytes = (int64_t)element_size;
+    for (int d = 0; d < ndim; d++)
+        bytes *= len[d];
+    return ndim > 0 && ndim <= FSDP_DATASET_DIMS && bytes >= SMALLEST_ENCODED;
+}
+
+void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
+                       int64_t *chunk_out)
+{
+    int64_t room = chunk_bytes / (int64_t)element_size;
+    int64_t inner = 1;
+    int d = ndim - 1;
+    for (; d >= 0 && inner * len[d] <= room; d--) {
+        chunk_out[d] = len[d];
+        inner *= len[d];
+    }
+    if (d >= 0) {
+        chunk_out[d] = room / inner > 0 ? room / inner : 1;
+        d--;
+    }
+    for (; d >= 0; d--)
+        chunk_out[d] = 1;
+}
+
+/*
+ * A chunk covers whole trailing dims, a range of one dim and single indexes of the leading dims, so
+ * it is a range of the packed order: `outer` times `per_outer` chunks of up to `step` rows of `row`
+ * elements, with `rows` rows in each outer index.
+ */
+typedef struct chunking {
+    int64_t rows, step, row, per_outer, outer;
+} chunking;
+
+static chunking describe_chunks(int ndim, const int64_t *len, const int64_t *chunk)
+{
+    chunking c = {1, 1, 1, 1, 1};
+    int d = ndim - 1;
+    for (; d >= 0 && chunk[d] == len[d]; d--)
+        c.row *= len[d];
+    if (d >= 0) {
+        c.rows = len[d];
+        c.step = chunk[d];
+        d--;
+    }
+    c.per_outer = (c.rows + c.step - 1) / c.step;
+    for (; d >= 0; d--)
+        c.outer *= len[d];
+    return c;
+}
+
+static int64_t count_elements(int ndim, const int64_t *len)
+{
+    int64_t count = 1;
+    for (int d = 0; d < ndim; d++)
+        count *= len[d];
+    return count;
+}
+
+int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size)
+{
+    if (chunk) {
+        chunking c = describe_chunks(ndim, len, chunk);
+        return c.outer * c.per_outer;
+    }
+    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)element_size;
+    return (count_elements(ndim, len) + per_block - 1) / per_block;
+}
+
+void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk,
+                             size_t element_size, int64_t block, int64_t *first, int64_t *count)
+{
+    if (chunk) {
+        chunking c = describe_chunks(ndim, len, chunk);
+        int64_t outer = block / c.per_outer, row = block % c.per_outer * c.step;
+        int64_t rows = c.rows - row < c.step ? c.rows - row : c.step;
+        *first = (outer * c.rows + row) * c.row;
+        *count = rows * c.row;
+        return;
+    }
+    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)element_size;
+    int64_t total = count_elements(ndim, len);
+    *first = block * per_block;
+    *count = total - *first < per_block ? total - *first : per_block;
+}
+
+int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
+                             size_t element_size, int64_t element)
+{
+    if (chunk) {
+        chunking c = describe_chunks(ndim, len, chunk);
+        int64_t row = element / c.row;
+        return row / c.rows * c.per_outer + row % c.rows / c.step;
+    }
+    return element / (FSDP_BLOCK_BYTES / (int64_t)element_size);
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len,
+                          const int64_t *strides, int64_t offset, size_t element_size,
+                          int64_t first, int64_t count)
+{
+    int64_t run = 1;
+    int outer = ndim;
+    while (outer > 0 &&
+           (len[outer - 1] == 1 || strides[outer - 1] == run * (int64_t)element_size)) {
+        outer--;
+        run *= len[outer];
+    }
+    *runs = (fsdp_file_runs){.outer = outer,
+                             .len = len,
+                             .stride = strides,
+                             .base = offset,
+                             .run = run,
+                             .at = first,
+                             .end = first + count,
+                             .element_size = (int64_t)element_size};
+}
+
+bool fsdp_file_runs_next(fsdp_file_runs *runs, int64_t *offset_out, int64_t *size_out)
+{
+    if (runs->at >= runs->end)
+        return false;
+    int64_t within = runs->at % runs->run, index = runs->at / runs->run;
+    int64_t offset = runs->base + within * runs->element_size;
+    for (int d = runs->outer - 1; d >= 0; d--) {
+        offset += index % runs->len[d] * runs->stride[d];
+        index /= runs->len[d];
+    }
+    int64_t count = runs->run - within;
+    if (count > runs->end - runs->at)
+        count = runs->end - runs->at;
+    runs->at += count;
+    *offset_out = offset;
+    *size_out = count * runs->element_size;
+    return true;
+}

@@ -1,0 +1,84 @@
+/*
+ * The shard index: bytes of one segment, shared by the writer and the reader.
+ *
+ * A segment is what one rank wrote into a file; a sharded or local file has one, a full file one per
+ * rank. All numbers are little-endian; the parts follow each other and are 8-byte aligned.
+ *
+ *   head     96 bytes       struct index_head
+ *   records  80 x boxes     struct index_record, sorted by (tensor, part)
+ *   dims      8 x n         per box: lo[ndim], len[ndim], then file strides in bytes (raw) or the
+ *                           chunk shape (encoded)
+ *   hashes   16 x blocks    XXH3-128 of each block's packed bytes
+ *   frames   16 x m         offset and size of each frame, for the encoded boxes in order
+ *   names     n bytes       the true names, padded with zeros to a multiple of 8
+ */
+#ifndef FSDP_NATIVE_INDEX_H
+#define FSDP_NATIVE_INDEX_H
+
+#include "formats/shard.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "fsdp reads its indexes in place and needs a little-endian processor"
+#endif
+
+#define FSDP_INDEX_MAGIC "FSDPIDX1"
+enum { FSDP_INDEX_ENCODED = 1, FSDP_INDEX_PACKED = 2 };
+
+typedef struct index_head {
+    char magic[8];
+    uint32_t version, rank, world, zero;
+    uint8_t run[16];
+    int64_t step;
+    uint64_t size;             /* of the whole segment */
+    uint64_t boxes, dims, blocks, frames, name_bytes;
+} index_head;
+
+typedef struct index_record {
+    uint32_t tensor, part;
+    uint16_t dtype, ndim;
+    uint32_t flags;
+    int64_t offset;            /* raw: of the first element in the file */
+    uint64_t dims;             /* where its numbers begin in each of the arrays */
+    uint64_t hashes;
+    uint64_t frames;
+    uint64_t block_count;
+    uint64_t name;
+    uint64_t name_size;
+    uint64_t zero;
+} index_record;
+
+_Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80,
+               "the index is read in place");
+
+/* How a box of this shape is cut into chunks of at most chunk_bytes: whole rows where they fit. */
+void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
+                       int64_t *chunk_out);
+
+/* Boxes too small to gain from encoding, scalars, and what has more dims than a dataset are stored raw. */
+bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size);
+
+/* Number of blocks of a box; chunk NULL for a raw one. */
+int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size);
+
+/* The same for one block: its range in the packed order, and the block of an element. */
+void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
+                             int64_t block, int64_t *first, int64_t *count);
+int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
+                             int64_t element);
+
+/* --- runs: elements [first, first + count) of a box's packed order as runs of bytes in the file  */
+
+typedef struct fsdp_file_runs {
+    int outer;                 /* dims before the dense tail */
+    const int64_t *len;
+    const int64_t *stride;
+    int64_t base, run, at, end;
+    int64_t element_size;
+} fsdp_file_runs;
+
+/* Borrows len and strides. */
+void fsdp_file_runs_begin(fsdp_file_runs *runs, int ndim, const int64_t *len, const int64_t *strides,
+                          int64_t offset, size_t element_size, int64_t first, int64_t count);
+bool fsdp_file_runs_next(fsdp_file_runs *runs, int64_t *offset_out, int64_t *size_out);
+
+#endif

@@ -1,0 +1,499 @@
+/*
+ * Writing a shard file: libhdf5 lays out the datasets (hdf5_file.c), then our own workers hash and
+ * write their bytes. The mirror is native_read.c; what the index looks like is in native_index.h.
+ *
+ * Raw boxes: HDF5 is closed right after the layout and the bytes go to the dataset offsets with
+ * pwrite, hashed piece by piece while they are in the cache. Encoded boxes go through
+ * native_encode.c; the index is native_seal.c.
+ */
+#include "formats/hdf5/hdf5_link_name.h"
+#include "formats/native/native_write.h"
+
+#include "base/data/flow.h"
+#include "base/core/pool.h"
+
+#include <string.h>
+
+fsdp_box fsdp_shard_box_box(const fsdp_shard_box *box)
+{
+    fsdp_box whole = {.ndim = box->ndim};
+    size_t size = (size_t)box->ndim * sizeof(int64_t);
+    if (size > 0) {
+        memcpy(whole.lo, box->lo, size);
+        memcpy(whole.len, box->len, size);
+    }
+    return whole;
+}
+
+/* --- set-up ----------------------------------------------------------------------------------- */
+
+const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box)
+{
+    return &w->datasets[w->boxes[box].dataset];
+}
+
+static fsdp_status init_state(fsdp_shard_writer *w, size_t i, fsdp_error *err)
+{
+    const fsdp_shard_box *box = &w->boxes[i];
+    box_state *state = &w->states[i];
+    state->element_size = fsdp_dtype_size(fsdp_writer_dataset(w, i)->dtype);
+    fsdp_box whole = fsdp_shard_box_box(box);
+    state->count = fsdp_box_count(&whole);
+    state->encode = w->encode && fsdp_native_encodes(box->ndim, box->len, state->element_size);
+    if (state->encode) {
+        state->chunk = fsdp_arena_alloc(&w->arena, (size_t)box->ndim, sizeof *state->chunk);
+        if (!state->chunk)
+            return fsdp_fail_memory(err, "a chunk shape");
+        fsdp_native_chunk(box->ndim, box->len, state->element_size, w->chunk_bytes, state->chunk);
+    }
+    state->block_count = fsdp_native_blocks(box->ndim, box->len, state->chunk, state->element_size);
+    state->hashes = fsdp_arena_alloc(&w->arena, (size_t)state->block_count, sizeof *state->hashes);
+    if (state->encode)
+        state->frames =
+            fsdp_arena_alloc(&w->arena, (size_t)state->block_count, sizeof *state->frames);
+    if (!state->hashes || (state->encode && !state->frames))
+        return fsdp_fail_memory(err, "block hashes");
+    return FSDP_OK;
+}
+
+void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
+{
+    if (w->alive)
+        w->alive(w->alive_user, long_wait);
+}
+
+int64_t fsdp_shard_writer_room(size_t box_count)
+{
+    enum { FILE_BYTES = 4096 }; /* the writer itself, its path, hash state and file */
+    size_t box_bytes = sizeof(box_state) + 2 * sizeof(fsdp_hash);
+    return FILE_BYTES + (int64_t)(box_count * box_bytes);
+}
+
+static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_dataset *datasets,
+                              const fsdp_shard_box *boxes, size_t box_count,
+                              fsdp_shard_writer **writer_out, fsdp_error *err)
+{
+    fsdp_shard_writer *w = fsdp_alloc(1, sizeof *w);
+    if (!w)
+        return fsdp_fail_memory(err, "a shard writer");
+    *writer_out = w;
+    w->io = opts->io;
+    w->id = opts->id;
+    w->encode = opts->encode;
+    w->level = opts->level;
+    w->sync = opts->sync;
+    w->alive = opts->alive;
+    w->alive_user = opts->alive_user;
+    w->encoder = opts->encoder;
+    w->threads = opts->threads > 0 ? opts->threads : 1;
+    w->chunk_bytes = opts->chunk_bytes > 0 ? opts->chunk_bytes : FSDP_CHUNK_BYTES;
+    w->datasets = datasets;
+    w->boxes = boxes;
+    w->box_count = box_count;
+    w->path = fsdp_strndup(opts->path, strlen(opts->path));
+    w->states = fsdp_alloc(box_count, sizeof *w->states);
+    w->index_hasher = fsdp_hasher_create();
+    if (!w->path || !w->states || !w->index_hasher)
+        return fsdp_fail_memory(err, "a shard writer");
+    for (size_t i = 0; i < box_count; i++)
+        FSDP_TRY(init_state(w, i, err));
+    return FSDP_OK;
+}
+
+/* The chunk shape of a dataset is that of its box: encoded datasets hold exactly one. */
+static void set_chunks(const fsdp_shard_writer *w, fsdp_h5_dataset *datasets)
+{
+    for (size_t i = 0; i < w->box_count; i++)
+        datasets[w->boxes[i].dataset].chunk = w->states[i].chunk;
+}
+
+/* The shape of a dataset that holds the same elements in the same order. */
+static bool fold_shape(fsdp_arena *arena, fsdp_h5_dataset *dataset)
+{
+    if (dataset->ndim <= FSDP_DATASET_DIMS)
+        return true;
+    int64_t *shape = fsdp_arena_alloc(arena, FSDP_DATASET_DIMS, sizeof *shape);
+    if (!shape)
+        return false;
+    memcpy(shape, dataset->shape, FSDP_DATASET_DIMS * sizeof *shape);
+    for (int d = FSDP_DATASET_DIMS; d < dataset->ndim; d++)
+        shape[FSDP_DATASET_DIMS - 1] *= dataset->shape[d];
+    dataset->shape = shape;
+    dataset->ndim = FSDP_DATASET_DIMS;
+    return true;
+}
+
+static fsdp_status lay_out(fsdp_shard_writer *w, fsdp_shard_dataset *datasets, size_t dataset_count,
+                           const fsdp_shard_link *links, size_t link_count, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    fsdp_arena names = {0};
+    fsdp_h5_dataset *h5 = fsdp_alloc(dataset_count, sizeof *h5);
+    if (!h5)
+        return fsdp_fail_memory(err, "a file's datasets");
+    for (size_t i = 0; i < dataset_count && st == FSDP_OK; i++) {
+        char link[FSDP_NATIVE_LINK_ROOM];
+        fsdp_native_link(datasets[i].name, datasets[i].name_size, datasets[i].part, link);
+        h5[i] = (fsdp_h5_dataset){.link = fsdp_arena_strndup(&names, link, strlen(link)),
+                                  .dtype = datasets[i].dtype,
+                                  .ndim = datasets[i].ndim,
+                                  .shape = datasets[i].shape};
+        if (!h5[i].link || !fold_shape(&names, &h5[i]))
+            st = fsdp_fail_memory(err, "a dataset's description");
+    }
+    if (w->encode)
+        set_chunks(w, h5);
+    if (st == FSDP_OK)
+        st = fsdp_h5_create(w->io, w->path, h5, dataset_count, w->index_room, w->level, &w->h5,
+                            &w->index_offset, err);
+    for (size_t i = 0; i < dataset_count && st == FSDP_OK; i++)
+        datasets[i].offset = h5[i].offset;
+    for (size_t i = 0; i < link_count && st == FSDP_OK; i++) {
+        char link[FSDP_NATIVE_LINK_ROOM];
+        fsdp_native_link(links[i].name, links[i].name_size, 0, link);
+        st = fsdp_h5_link(w->h5, link, h5[links[i].dataset].link, err);
+    }
+    fsdp_arena_release(&names);
+    fsdp_free(h5);
+    return st;
+}
+
+static fsdp_status open_raw(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_io_open(w->io, w->path, FSDP_IO_WRITE, &w->file, err));
+    if (size > 0)
+        FSDP_TRY(fsdp_io_reserve(w->file, w->path, size, err));
+    return FSDP_OK;
+}
+
+static fsdp_status create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datasets,
+                          size_t dataset_count, const fsdp_shard_link *links, size_t link_count,
+                          fsdp_shard_writer *w, fsdp_error *err)
+{
+    fsdp_flow("formats/native/native_write.c", "lay out %zu datasets", dataset_count);
+    if (!w->encode)
+        w->index_room = opts->index_room > 0
+                            ? opts->index_room
+                            : fsdp_shard_index_bytes(datasets, w->boxes, w->box_count);
+    FSDP_TRY(lay_out(w, datasets, dataset_count, links, link_count, err));
+    /* An encoded file stays open for its chunks; its raw boxes go to space that is already theirs. */
+    if (w->encode)
+        return open_raw(w, 0, err);
+    int64_t size = 0;
+    fsdp_h5_file *h5 = w->h5;
+    w->h5 = NULL;
+    FSDP_TRY(fsdp_h5_close(h5, &size, err));
+    return open_raw(w, size, err);
+}
+
+fsdp_status fsdp_shard_create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datasets,
+                              size_t dataset_count, const fsdp_shard_link *links, size_t link_count,
+                              const fsdp_shard_box *boxes, size_t box_count,
+                              fsdp_shard_writer **writer_out, fsdp_error *err)
+{
+    fsdp_shard_writer *w = NULL;
+    fsdp_status st = new_writer(opts, datasets, boxes, box_count, &w, err);
+    if (st == FSDP_OK)
+        st = create(opts, datasets, dataset_count, links, link_count, w, err);
+    if (st != FSDP_OK) {
+        fsdp_shard_discard(w);
+        return st;
+    }
+    *writer_out = w;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_shard_join(const fsdp_shard_opts *opts, const fsdp_shard_dataset *datasets,
+                            const fsdp_shard_box *boxes, size_t box_count,
+                            fsdp_shard_writer **writer_out, fsdp_error *err)
+{
+    fsdp_shard_writer *w = NULL;
+    fsdp_status st = new_writer(opts, datasets, boxes, box_count, &w, err);
+    if (st == FSDP_OK) {
+        w->joined = true;
+        st = open_raw(w, 0, err);
+    }
+    if (st != FSDP_OK) {
+        fsdp_shard_discard(w);
+        return st;
+    }
+    *writer_out = w;
+    return FSDP_OK;
+}
+
+/* --- raw boxes -------------------------------------------------------------------------------- */
+
+void fsdp_writer_strides(const fsdp_shard_writer *w, size_t i, int64_t *strides_out)
+{
+    const fsdp_shard_box *box = &w->boxes[i];
+    const fsdp_shard_dataset *dataset = fsdp_writer_dataset(w, i);
+    fsdp_box_strides(box->ndim, box->packed ? box->len : dataset->shape, strides_out);
+    for (int d = 0; d < box->ndim; d++)
+        strides_out[d] *= (int64_t)w->states[i].element_size;
+}
+
+int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t i)
+{
+    return fsdp_writer_dataset(w, i)->offset +
+           w->boxes[i].first * (int64_t)w->states[i].element_size;
+}
+
+static fsdp_status write_strided(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
+                                 const char *data, fsdp_error *err)
+{
+    size_t element_size = w->states[i].element_size;
+    fsdp_file_runs runs;
+    int64_t strides[FSDP_MAX_DIMS], offset, size;
+    fsdp_writer_strides(w, i, strides);
+    fsdp_file_runs_begin(&runs, w->boxes[i].ndim, w->boxes[i].len, strides,
+                         fsdp_writer_offset(w, i), element_size, first, count);
+    while (fsdp_file_runs_next(&runs, &offset, &size)) {
+        FSDP_TRY(fsdp_io_write(w->file, w->path, data, (size_t)size, offset, err));
+        data += size;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status write_raw(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
+                             const char *data, fsdp_error *err)
+{
+    if (!w->boxes[i].packed)
+        return write_strided(w, i, first, count, data, err);
+    size_t element_size = w->states[i].element_size;
+    return fsdp_io_write(w->file, w->path, data, (size_t)count * element_size,
+                         fsdp_writer_offset(w, i) + first * (int64_t)element_size, err);
+}
+
+/* One range inside one block: every piece is hashed and written while it is in the cache. */
+static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
+                                  const char *data, fsdp_hasher *hasher, fsdp_error *err)
+{
+    int64_t element_size = (int64_t)w->states[i].element_size;
+    int64_t step = FSDP_PIECE_BYTES / element_size;
+    for (int64_t done = 0; done < count; done += step) {
+        int64_t n = count - done < step ? count - done : step;
+        fsdp_hasher_add(hasher, data, (size_t)(n * element_size));
+        FSDP_TRY(write_raw(w, i, first + done, n, data, err));
+        fsdp_writer_alive(w, false);
+        data += n * element_size;
+    }
+    return FSDP_OK;
+}
+
+enum { BEGIN_SYNC_BYTES = 1 << 20 };
+
+/* The disk works while we do, and what fsync waits for at the end is little. */
+static void begin_sync(const fsdp_shard_writer *w, int64_t offset, int64_t size)
+{
+    if (w->sync && size >= BEGIN_SYNC_BYTES)
+        fsdp_io_begin_sync(w->file, offset, size);
+}
+
+static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, int64_t first,
+                                 int64_t count, const char *data, fsdp_error *err)
+{
+    size_t size = (size_t)count * w->states[i].element_size;
+    if (size <= FSDP_PIECE_BYTES) {
+        fsdp_writer_alive(w, false);
+        w->states[i].hashes[block] = fsdp_kernels_get()->hash(data, size);
+        return write_raw(w, i, first, count, data, err);
+    }
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    if (!hasher)
+        return fsdp_fail_memory(err, "a hash state");
+    fsdp_status st = hash_and_write(w, i, first, count, data, hasher, err);
+    w->states[i].hashes[block] = fsdp_hasher_value(hasher);
+    fsdp_hasher_free(hasher);
+    if (st == FSDP_OK && w->boxes[i].packed)
+        begin_sync(w, fsdp_writer_offset(w, i) + first * (int64_t)w->states[i].element_size,
+                   (int64_t)size);
+    return st;
+}
+
+/* Part of a block: the hash state waits in the box until the block is complete. */
+static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, bool completes,
+                                int64_t first, int64_t count, const char *data, fsdp_error *err)
+{
+    box_state *state = &w->states[i];
+    if (!state->hasher && !(state->hasher = fsdp_hasher_create()))
+        return fsdp_fail_memory(err, "a hash state");
+    FSDP_TRY(hash_and_write(w, i, first, count, data, state->hasher, err));
+    if (completes) {
+        state->hashes[block] = fsdp_hasher_value(state->hasher);
+        fsdp_hasher_free(state->hasher);
+        state->hasher = NULL;
+    }
+    return FSDP_OK;
+}
+
+/* --- pieces -> blocks ------------------------------------------------------------------------- */
+
+/* The span of a piece that begins at element `at`. */
+static block_span next_span(const fsdp_shard_writer *w, const fsdp_shard_piece *piece, int64_t at)
+{
+    const fsdp_shard_box *box = &w->boxes[piece->box];
+    const box_state *state = &w->states[piece->box];
+    int64_t first, count;
+    block_span s = {.box = piece->box, .first = at};
+    s.block = fsdp_native_block_of(box->ndim, box->len, state->chunk, state->element_size, at);
+    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s.block, &first,
+                            &count);
+    int64_t end =
+        piece->first + piece->count < first + count ? piece->first + piece->count : first + count;
+    s.count = end - at;
+    s.starts = at == first;
+    s.ends = end == first + count;
+    s.data = (const char *)piece->data + (size_t)(at - piece->first) * state->element_size;
+    return s;
+}
+
+static fsdp_status put_span(fsdp_shard_writer *w, const block_span *s, fsdp_error *err)
+{
+    fsdp_flow("formats/native/native_write.c", "block %lld, %lld elements: hash and write",
+              (long long)s->block, (long long)s->count);
+    if (s->starts && s->ends)
+        return put_raw_block(w, s->box, s->block, s->first, s->count, s->data, err);
+    return put_raw_part(w, s->box, s->block, s->ends, s->first, s->count, s->data, err);
+}
+
+static fsdp_status check_piece(fsdp_shard_writer *w, const fsdp_shard_piece *piece, fsdp_error *err)
+{
+    box_state *state = &w->states[piece->box];
+    if (piece->first != state->done || piece->count > state->count - piece->first)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': box %zu is written out of order", w->path,
+                         piece->box);
+    state->done += piece->count;
+    return FSDP_OK;
+}
+
+static fsdp_status write_piece(fsdp_shard_writer *w, encode_queue *queue,
+                               const fsdp_shard_piece *piece, fsdp_error *err)
+{
+    FSDP_TRY(check_piece(w, piece, err));
+    bool encode = w->states[piece->box].encode;
+    for (int64_t at = piece->first; at < piece->first + piece->count;) {
+        block_span s = next_span(w, piece, at);
+        FSDP_TRY(encode ? fsdp_encode_span(queue, &s, err) : put_span(w, &s, err));
+        at += s.count;
+    }
+    return FSDP_OK;
+}
+
+typedef struct raw_work {
+    fsdp_shard_writer *writer;
+    const fsdp_shard_piece *pieces;
+    size_t count;
+    size_t *first_block; /* per piece: number of its first span over all pieces */
+} raw_work;
+
+static fsdp_status write_raw_task(void *user, size_t task, fsdp_error *err)
+{
+    raw_work *work = user;
+    size_t low = 0, high = work->count;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (work->first_block[middle] <= task)
+            low = middle;
+        else
+            high = middle;
+    }
+    const fsdp_shard_piece *piece = &work->pieces[low];
+    fsdp_shard_writer *w = work->writer;
+    int64_t per_block = FSDP_BLOCK_BYTES / (int64_t)w->states[piece->box].element_size;
+    int64_t at = piece->first + (int64_t)(task - work->first_block[low]) * per_block;
+    block_span s = next_span(w, piece, at);
+    return put_span(w, &s, err);
+}
+
+/* Pieces that are whole boxes are cut into blocks that any worker may take. */
+static fsdp_status write_raw_parallel(fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
+                                      size_t count, fsdp_error *err)
+{
+    raw_work work = {w, pieces, count, fsdp_alloc(count + 1, sizeof(size_t))};
+    if (!work.first_block)
+        return fsdp_fail_memory(err, "a list of blocks");
+    fsdp_status st = FSDP_OK;
+    for (size_t p = 0; p < count && st == FSDP_OK; p++) {
+        st = check_piece(w, &pieces[p], err);
+        work.first_block[p + 1] =
+            work.first_block[p] + (size_t)w->states[pieces[p].box].block_count;
+    }
+    if (st == FSDP_OK)
+        st = fsdp_parallel(w->threads, work.first_block[count], write_raw_task, &work, err);
+    fsdp_free(work.first_block);
+    return st;
+}
+
+static bool pieces_are_whole(const fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
+                             size_t count)
+{
+    for (size_t p = 0; p < count; p++)
+        if (pieces[p].first != 0 || pieces[p].count != w->states[pieces[p].box].count)
+            return false;
+    return true;
+}
+
+static fsdp_status write_pieces(fsdp_shard_writer *writer, const fsdp_shard_piece *pieces,
+                                size_t count, fsdp_error *err)
+{
+    if (!writer->encode && writer->threads > 1 && pieces_are_whole(writer, pieces, count))
+        return write_raw_parallel(writer, pieces, count, err);
+    encode_queue queue = {0};
+    if (writer->encode)
+        FSDP_TRY(fsdp_encode_begin(writer, &queue, err));
+    fsdp_status st = FSDP_OK;
+    for (size_t p = 0; p < count && st == FSDP_OK; p++)
+        st = write_piece(writer, &queue, &pieces[p], err);
+    if (writer->encode) {
+        fsdp_status drained = fsdp_encode_drain(&queue, st == FSDP_OK ? err : NULL);
+        st = st != FSDP_OK ? st : drained;
+    }
+    return st;
+}
+
+/* Small boxes, all at once: they lie one after the other. */
+static void begin_sync_pieces(const fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
+                              size_t count)
+{
+    if (w->encode || count == 0)
+        return;
+    const fsdp_shard_piece *last = &pieces[count - 1];
+    int64_t from = fsdp_writer_offset(w, pieces[0].box), to = fsdp_writer_offset(w, last->box);
+    begin_sync(w, from, to + last->count * (int64_t)w->states[last->box].element_size - from);
+}
+
+fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *pieces,
+                             size_t count, fsdp_error *err)
+{
+    FSDP_TRY(write_pieces(writer, pieces, count, err));
+    begin_sync_pieces(writer, pieces, count);
+    return FSDP_OK;
+}
+
+/* --- the end --- */
+
+fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_shard_seal *seal_out, fsdp_error *err)
+{
+    fsdp_status st = fsdp_writer_seal(writer, seal_out, err);
+    fsdp_shard_discard(writer);
+    return st;
+}
+
+void fsdp_shard_discard(fsdp_shard_writer *w)
+{
+    if (!w)
+        return;
+    if (w->owns_encoder)
+        fsdp_encoder_free(w->encoder);
+    fsdp_h5_discard(w->h5);
+    (void)fsdp_io_close(&w->file, w->path, NULL);
+    for (size_t i = 0; w->states && i < w->box_count; i++) {
+        fsdp_hasher_free(w->states[i].hasher);
+        fsdp_free(w->states[i].partial);
+    }
+    fsdp_hasher_free(w->index_hasher);
+    fsdp_arena_release(&w->arena);
+    fsdp_free(w->states);
+    fsdp_free(w->path);
+    fsdp_free(w);
+}

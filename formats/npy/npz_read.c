@@ -1,0 +1,308 @@
+/*
+ * NumPy's arrays as a source: one .npy file, or the members of an .npz. Numeric arrays are tensors, in
+ * whatever order and byte order they lie; all others are values that say of what they are arrays.
+ */
+#include "base/core/bytes.h"
+#include "formats/source/source_formats.h"
+#include "formats/npy/npy_header.h"
+#include "formats/source/spelling.h"
+#include "formats/zip/zip.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char names_member[] = "%names.npy";
+enum { LONGEST_SPELLING = 64 << 20 };
+
+/* The bytes of one array, header included. */
+typedef struct array_place {
+    fsdp_source *source;
+    const char *name;
+    size_t name_size;
+    int file, stream;
+    int64_t offset, size; /* in the file, or in the stream */
+    bool is_member;
+} array_place;
+
+static fsdp_status read_at(const array_place *place, void *data, size_t size, int64_t offset,
+                           fsdp_error *err)
+{
+    if (place->stream >= 0)
+        return fsdp_source_stream_pread(place->source, place->stream, data, size,
+                                        place->offset + offset, err);
+    return fsdp_source_pread(place->source, place->file, data, size, place->offset + offset, err);
+}
+
+/* --- one array -------------------------------------------------------------------------------- */
+
+/* Reads and parses the header; *data_out is where the elements begin. */
+static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t *data_out,
+                               fsdp_error *err)
+{
+    const char *path = fsdp_source_file_path(place->source, (size_t)place->file);
+    uint8_t prefix[FSDP_NPY_PREFIX];
+    size_t prefix_size = place->size < FSDP_NPY_PREFIX ? (size_t)place->size : FSDP_NPY_PREFIX;
+    int64_t offset;
+    size_t size;
+    FSDP_TRY(read_at(place, prefix, prefix_size, 0, err));
+    FSDP_TRY(fsdp_npy_place(path, prefix, prefix_size, &offset, &size, err));
+    if ((int64_t)size > place->size - offset)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the header of an array is cut off", path);
+    char *text = fsdp_realloc(NULL, size + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, path);
+    fsdp_status status = read_at(place, text, size, offset, err);
+    if (status == FSDP_OK)
+        status = fsdp_npy_parse(path, text, size, npy, err);
+    fsdp_free(text);
+    *data_out = offset + (int64_t)size;
+    return status;
+}
+
+/* The elements must be all that follows the header. */
+static fsdp_status check_size(const array_place *place, const fsdp_npy *npy, int64_t data,
+                              fsdp_error *err)
+{
+    int64_t size = npy->item_size;
+    bool is_over = false, is_empty = false;
+    for (int dim = 0; dim < npy->ndim; dim++) {
+        is_empty = is_empty || npy->shape[dim] == 0;
+        is_over = fsdp_mul_overflow(size, npy->shape[dim], &size) || is_over;
+    }
+    if (is_empty)
+        size = 0;
+    if ((is_over && !is_empty) || size != place->size - data)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': its header at byte %" PRId64 " does not fit the %" PRId64
+                         " bytes that follow it",
+                         fsdp_source_file_path(place->source, (size_t)place->file), place->offset,
+                         place->size - data);
+    return FSDP_OK;
+}
+
+static fsdp_status add_array(const array_place *place, const fsdp_npy *npy, int64_t data,
+                             fsdp_error *err)
+{
+    static const int64_t origin[FSDP_MAX_DIMS];
+    size_t tensor;
+    FSDP_TRY(fsdp_source_add_tensor(place->source, place->name, place->name_size, npy->dtype,
+                                    npy->ndim, npy->shape, &tensor, err));
+    int64_t strides[FSDP_MAX_DIMS], stride = npy->item_size;
+    for (int dim = 0; dim < npy->ndim; dim++) {
+        strides[dim] = stride;
+        stride *= npy->shape[dim] > 0 ? npy->shape[dim] : 1;
+    }
+    fsdp_source_chunk chunk = {.lo = origin,
+                               .len = npy->shape,
+                               .strides = npy->is_fortran ? strides : NULL,
+                               .offset = place->offset + data,
+                               .file = place->file,
+                               .stream = place->stream,
+                               .fix = npy->is_swapped && npy->item_size > 1 ? FSDP_FIX_SWAP : 0};
+    return fsdp_source_add_chunk(place->source, tensor, &chunk, err);
+}
+
+static fsdp_status add_opaque(const array_place *place, const char *text, fsdp_error *err)
+{
+    fsdp_value value = {.kind = FSDP_VALUE_NULL};
+    char shown[200]; /* what stands in a header need not be UTF-8 */
+    fsdp_printable(text, strlen(text), shown, sizeof shown);
+    FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, shown, strlen(shown), err));
+    fsdp_status status =
+        fsdp_source_add_value(place->source, place->name, place->name_size, &value, NULL, err);
+    fsdp_value_release(&value);
+    return status;
+}
+
+static fsdp_status add_one(const array_place *place, fsdp_error *err)
+{
+    fsdp_npy npy;
+    int64_t data = 0;
+    FSDP_TRY(read_header(place, &npy, &data, err));
+    if (npy.has_objects && !place->is_member)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is an array of Python objects: a pickle",
+                         fsdp_source_path(place->source));
+    if (!npy.has_objects)
+        FSDP_TRY(check_size(place, &npy, data, err));
+    if (npy.dtype != FSDP_DTYPE_NONE && !npy.has_objects)
+        return add_array(place, &npy, data, err);
+    char text[sizeof npy.descr + 20];
+    snprintf(text, sizeof text, "numpy array of %s", npy.descr);
+    return add_opaque(place, text, err);
+}
+
+/* --- the members of an archive ---------------------------------------------------------------- */
+
+typedef struct zip_file {
+    const fsdp_source *source;
+    int file;
+} zip_file;
+
+static fsdp_status read_zip(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
+{
+    const zip_file *file = user;
+    return fsdp_source_pread(file->source, file->file, data, size, offset, err);
+}
+
+static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                                array_place *place, fsdp_error *err)
+{
+    *place = (array_place){.source = source,
+                           .name = entry->name,
+                           .name_size = entry->name_size,
+                           .file = file,
+                           .stream = FSDP_NO_STREAM,
+                           .offset = entry->offset,
+                           .size = entry->size,
+                           .is_member = true};
+    if (place->name_size >= 4 && memcmp(entry->name + place->name_size - 4, ".npy", 4) == 0)
+        place->name_size -= 4;
+    if (entry->is_deflated) {
+        fsdp_source_stream stream = {.file = file,
+                                     .packing = FSDP_PACKING_DEFLATE,
+                                     .offset = entry->offset,
+                                     .stored = entry->stored,
+                                     .size = entry->size,
+                                     .has_crc = entry->crc != 0,
+                                     .crc = entry->crc};
+        place->offset = 0;
+        return fsdp_source_add_stream(source, &stream, &place->stream, err);
+    }
+    if (entry->crc == 0)
+        return FSDP_OK;
+    char what[200], shown[150];
+    snprintf(what, sizeof what, "member '%s'",
+             fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    return fsdp_source_add_crc(source, what, file, entry->offset, entry->size, entry->crc, err);
+}
+
+static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                              const fsdp_spelling *spelling, fsdp_error *err)
+{
+    array_place place;
+    uint8_t head[6] = {0};
+    FSDP_TRY(place_member(source, file, entry, &place, err));
+    fsdp_spelling_resolve(spelling, &place.name, &place.name_size);
+    size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
+    FSDP_TRY(read_at(&place, head, size, 0, err));
+    if (!fsdp_npy_is_magic(head, size))
+        return add_opaque(&place, "member of a zip that is no array", err);
+    return add_one(&place, err);
+}
+
+/* The array of the true names of others. */
+static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                                 fsdp_spelling *spelling, fsdp_error *err)
+{
+    array_place place;
+    fsdp_npy npy;
+    int64_t data;
+    FSDP_TRY(place_member(source, file, entry, &place, err));
+    FSDP_TRY(read_header(&place, &npy, &data, err));
+    FSDP_TRY(check_size(&place, &npy, data, err));
+    size_t size = (size_t)(place.size - data);
+    if (size > LONGEST_SPELLING)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s': the list of names is too long",
+                         fsdp_source_path(source));
+    char *text = fsdp_realloc(NULL, size + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, fsdp_source_path(source));
+    fsdp_status status = read_at(&place, text, size, data, err);
+    if (status == FSDP_OK)
+        status = fsdp_spelling_parse(spelling, fsdp_source_path(source), text, size, err);
+    fsdp_free(text);
+    return status;
+}
+
+static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
+{
+    zip_file user = {.source = source, .file = file};
+    fsdp_zip_input input = {.read = read_zip,
+                            .user = &user,
+                            .path = fsdp_source_path(source),
+                            .size = fsdp_source_file_size(source, (size_t)file)};
+    fsdp_zip *zip = NULL;
+    FSDP_TRY(fsdp_zip_open(&input, FSDP_ZIP_NAMES_ARE_DATA, &zip, err));
+    fsdp_status status = FSDP_OK;
+    fsdp_spelling spelling = {0};
+    const fsdp_zip_entry *names = fsdp_zip_find(zip, names_member, strlen(names_member));
+    if (names)
+        status = read_spelling(source, file, names, &spelling, err);
+    for (size_t i = 0; i < fsdp_zip_count(zip) && status == FSDP_OK; i++) {
+        const fsdp_zip_entry *entry = fsdp_zip_at(zip, i);
+        if (entry == names)
+            continue;
+        status = add_member(source, file, entry, &spelling, err);
+        char shown[200];
+        if (status != FSDP_OK)
+            fsdp_error_prefix(err, "member '%s'",
+                              fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+    }
+    fsdp_spelling_release(&spelling);
+    fsdp_zip_close(zip);
+    return status;
+}
+
+/* --- the formats ------------------------------------------------------------------------------ */
+
+static fsdp_status finish(fsdp_source *source, fsdp_status status, fsdp_source **source_out,
+                          fsdp_error *err)
+{
+    if (status == FSDP_OK)
+        status = fsdp_source_seal(source, err);
+    if (status != FSDP_OK) {
+        fsdp_source_close(source);
+        source = NULL;
+    }
+    *source_out = source;
+    return status;
+}
+
+static int bid_npy(const fsdp_probe *probe)
+{
+    return !probe->is_directory && fsdp_npy_is_magic(probe->head, probe->head_size) ? 48 : 0;
+}
+
+static fsdp_status open_npy(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+{
+    fsdp_source *source = NULL;
+    FSDP_TRY(fsdp_source_create(probe->io, probe->path, "npy", &source, err));
+    array_place place = {.source = source, .name = "", .stream = FSDP_NO_STREAM};
+    fsdp_status status = fsdp_source_add_file(source, probe->path, false, &place.file, err);
+    if (status == FSDP_OK) {
+        place.size = fsdp_source_file_size(source, (size_t)place.file);
+        status = add_one(&place, err);
+    }
+    return finish(source, status, source_out, err);
+}
+
+/* A zip whose first member is called like an array; or one without members. */
+static int bid_npz(const fsdp_probe *probe)
+{
+    enum { LOCAL_HEADER = 30, EMPTY_ZIP = 22 };
+    if (probe->is_directory || probe->head_size < EMPTY_ZIP)
+        return 0;
+    if (memcmp(probe->head, "PK\5\6", 4) == 0)
+        return probe->size == EMPTY_ZIP ? 32 : 0;
+    if (probe->head_size < LOCAL_HEADER || memcmp(probe->head, "PK\3\4", 4) != 0)
+        return 0;
+    size_t size = fsdp_load_u16(probe->head + 26);
+    bool is_array = size >= 4 && size <= probe->head_size - LOCAL_HEADER &&
+                    memcmp(probe->head + LOCAL_HEADER + size - 4, ".npy", 4) == 0;
+    return is_array ? 64 : 0;
+}
+
+static fsdp_status open_npz(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+{
+    fsdp_source *source = NULL;
+    int file;
+    FSDP_TRY(fsdp_source_create(probe->io, probe->path, "npz", &source, err));
+    fsdp_status status = fsdp_source_add_file(source, probe->path, false, &file, err);
+    if (status == FSDP_OK)
+        status = add_members(source, file, err);
+    return finish(source, status, source_out, err);
+}
+
+const fsdp_foreign_format fsdp_format_npy = {.name = "npy", .bid = bid_npy, .open = open_npy};
+const fsdp_foreign_format fsdp_format_npz = {.name = "npz", .bid = bid_npz, .open = open_npz};

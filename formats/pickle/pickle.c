@@ -1,0 +1,658 @@
+/*
+ * The pickle machine: opcodes, stack, marks, memo and frames. See pickle.h for the way through the files.
+ *
+ * Every count is held against the bytes that remain, so memory is bounded by the size of the pickle.
+ */
+#include "formats/pickle/pickle.h"
+
+#include "base/core/bytes.h"
+#include "formats/pickle/pickle_opcodes.h"
+#include "formats/pickle/pickle_vm.h"
+
+#include <string.h>
+
+enum { MEMO_LIMIT = 1 << 24, PROTOCOL_LIMIT = 5, BYTES_PER_NODE = 4, NODES_AT_FIRST = 1 << 24 };
+
+/* --- messages ----------------------------------------------------------------------------------- */
+
+fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why)
+{
+    return fsdp_fail(vm->err, status, "%s: pickle, byte %lld: %s", vm->options->where,
+                     (long long)(vm->options->offset + (vm->opcode - vm->data)), why);
+}
+
+fsdp_status pickle_no_memory(pickle_vm *vm)
+{
+    return fsdp_fail(vm->err, FSDP_ERR_LIMIT, "%s: cannot allocate memory for a pickle",
+                     vm->options->where);
+}
+
+static fsdp_status damaged(pickle_vm *vm, const char *why)
+{
+    return pickle_fail(vm, FSDP_ERR_DAMAGED, why);
+}
+
+/* With more data it could have gone on. */
+static fsdp_status run_out(pickle_vm *vm, const char *why)
+{
+    if (vm->options->ran_out)
+        *vm->options->ran_out = true;
+    return damaged(vm, why);
+}
+
+/* --- input -------------------------------------------------------------------------------------- */
+
+static inline fsdp_status take(pickle_vm *vm, uint64_t size, const uint8_t **data_out)
+{
+    *data_out = vm->at;
+    if (size > (uint64_t)(vm->limit - vm->at))
+        return run_out(vm, "it ends inside an argument, or a frame does");
+    vm->at += size;
+    return FSDP_OK;
+}
+
+static fsdp_status take_line(pickle_vm *vm, const char **line_out, size_t *size_out)
+{
+    *line_out = (const char *)vm->at;
+    *size_out = 0;
+    const uint8_t *line_end = memchr(vm->at, '\n', (size_t)(vm->limit - vm->at));
+    if (!line_end)
+        return run_out(vm, "it ends inside a line");
+    *size_out = (size_t)(line_end - vm->at);
+    vm->at = line_end + 1;
+    return FSDP_OK;
+}
+
+/* A number of 1, 2, 4 or 8 bytes, little-endian. */
+static inline fsdp_status take_number(pickle_vm *vm, size_t width, uint64_t *number_out)
+{
+    const uint8_t *data;
+    *number_out = 0;
+    FSDP_TRY(take(vm, width, &data));
+    switch (width) {
+    case 1: *number_out = data[0]; break;
+    case 2: *number_out = fsdp_load_u16(data); break;
+    case 4: *number_out = fsdp_load_u32(data); break;
+    default: *number_out = fsdp_load_u64(data); break;
+    }
+    return FSDP_OK;
+}
+
+/* Text or bytes behind their size, a number of `width` bytes. */
+static fsdp_status push_sized(pickle_vm *vm, fsdp_node_kind kind, size_t width)
+{
+    uint64_t size;
+    const uint8_t *data;
+    FSDP_TRY(take_number(vm, width, &size));
+    FSDP_TRY(take(vm, size, &data));
+    return pickle_push_text(vm, kind, (const char *)data, (size_t)size);
+}
+
+/* A str of Python 2: bytes that mostly are text. */
+static fsdp_status push_old_string(pickle_vm *vm, size_t width)
+{
+    uint64_t size;
+    const uint8_t *data;
+    FSDP_TRY(take_number(vm, width, &size));
+    if (size > INT32_MAX)
+        return damaged(vm, "a size is negative");
+    FSDP_TRY(take(vm, size, &data));
+    bool is_text = pickle_text_valid((const char *)data, (size_t)size);
+    return pickle_push_text(vm, is_text ? FSDP_NODE_STR : FSDP_NODE_BYTES, (const char *)data,
+                            (size_t)size);
+}
+
+/* --- stack -------------------------------------------------------------------------------------- */
+
+static fsdp_status need(pickle_vm *vm, size_t count)
+{
+    return vm->height - vm->floor >= count ? FSDP_OK : damaged(vm, "the stack is empty");
+}
+
+static fsdp_status put_mark(pickle_vm *vm)
+{
+    if (!fsdp_grow(&vm->marks, &vm->mark_capacity, vm->mark_count + 1, sizeof *vm->marks))
+        return pickle_no_memory(vm);
+    vm->marks[vm->mark_count++] = vm->height;
+    vm->floor = vm->height;
+    return FSDP_OK;
+}
+
+/* Removes the last mark; from_out is the height at which it stood. */
+static fsdp_status take_mark(pickle_vm *vm, size_t *from_out)
+{
+    *from_out = vm->height;
+    if (vm->mark_count == 0)
+        return damaged(vm, "there is no mark");
+    *from_out = vm->marks[--vm->mark_count];
+    vm->floor = vm->mark_count > 0 ? vm->marks[vm->mark_count - 1] : 0;
+    return FSDP_OK;
+}
+
+static fsdp_status push_marked(pickle_vm *vm, fsdp_node_kind kind)
+{
+    size_t from;
+    FSDP_TRY(take_mark(vm, &from));
+    return pickle_push_items(vm, kind, from);
+}
+
+static inline fsdp_status push_tuple(pickle_vm *vm, size_t count)
+{
+    FSDP_TRY(need(vm, count));
+    return pickle_push_items(vm, FSDP_NODE_TUPLE, vm->height - count);
+}
+
+static inline fsdp_status push_empty(pickle_vm *vm, fsdp_node_kind kind)
+{
+    return pickle_push_node(vm, (fsdp_pickle_node){.kind = (uint8_t)kind});
+}
+
+/* Gives what lies above `from` to the container below it. */
+static fsdp_status append_from(pickle_vm *vm, fsdp_node_kind kind, size_t from)
+{
+    if (from <= vm->floor)
+        return damaged(vm, "the stack is empty");
+    FSDP_TRY(pickle_append(vm, vm->stack[from - 1], kind, from));
+    vm->height = from;
+    return FSDP_OK;
+}
+
+static fsdp_status append_marked(pickle_vm *vm, fsdp_node_kind kind)
+{
+    size_t from;
+    FSDP_TRY(take_mark(vm, &from));
+    return append_from(vm, kind, from);
+}
+
+static fsdp_status append_last(pickle_vm *vm, fsdp_node_kind kind, size_t count)
+{
+    FSDP_TRY(need(vm, count));
+    return append_from(vm, kind, vm->height - count);
+}
+
+static fsdp_status pop(pickle_vm *vm)
+{
+    size_t from;
+    if (vm->height > vm->floor) {
+        vm->height--;
+        return FSDP_OK;
+    }
+    return vm->mark_count > 0 ? take_mark(vm, &from) : damaged(vm, "the stack is empty");
+}
+
+static fsdp_status pop_mark(pickle_vm *vm)
+{
+    size_t from;
+    FSDP_TRY(take_mark(vm, &from));
+    vm->height = from;
+    return FSDP_OK;
+}
+
+static fsdp_status push_again(pickle_vm *vm)
+{
+    FSDP_TRY(need(vm, 1));
+    return pickle_push(vm, vm->stack[vm->height - 1]);
+}
+
+/* --- memo --------------------------------------------------------------------------------------- */
+
+/* Makes room for the number and some more: most pickles count up. Nothing was put there yet. */
+static fsdp_status extend_memo(pickle_vm *vm, uint64_t number)
+{
+    enum { AT_ONCE = 1024 };
+    size_t count = ((size_t)number / AT_ONCE + 1) * AT_ONCE;
+    if (number >= MEMO_LIMIT)
+        return pickle_fail(vm, FSDP_ERR_LIMIT, "a memo index is beyond 2^24");
+    if (!fsdp_grow(&vm->memo, &vm->memo_capacity, count, sizeof *vm->memo))
+        return pickle_no_memory(vm);
+    memset(vm->memo + vm->memo_count, 0, (count - vm->memo_count) * sizeof *vm->memo);
+    vm->memo_count = count;
+    return FSDP_OK;
+}
+
+static fsdp_status memo_put(pickle_vm *vm, uint64_t number)
+{
+    FSDP_TRY(need(vm, 1));
+    if (number >= vm->memo_count)
+        FSDP_TRY(extend_memo(vm, number));
+    vm->memo_used += vm->memo[number] == 0;
+    vm->memo[number] = vm->stack[vm->height - 1];
+    return FSDP_OK;
+}
+
+/* At the number that follows: as many as there are. */
+static inline fsdp_status memo_put_next(pickle_vm *vm)
+{
+    size_t number = vm->memo_used;
+    if (vm->height == vm->floor || number >= vm->memo_count || vm->memo[number] != 0)
+        return memo_put(vm, number);
+    vm->memo[number] = vm->stack[vm->height - 1];
+    vm->memo_used = number + 1;
+    return FSDP_OK;
+}
+
+static inline fsdp_status memo_get(pickle_vm *vm, uint64_t number)
+{
+    if (number >= vm->memo_count || vm->memo[number] == 0)
+        return damaged(vm, "it fetches from the memo what was never put there");
+    return pickle_push(vm, vm->memo[number]);
+}
+
+static fsdp_status take_index(pickle_vm *vm, uint64_t *number_out)
+{
+    const char *line;
+    size_t size;
+    *number_out = 0;
+    FSDP_TRY(take_line(vm, &line, &size));
+    if (size == 0 || size > 8)
+        return damaged(vm, "a memo index is no small number");
+    for (size_t i = 0; i < size; i++) {
+        if (line[i] < '0' || line[i] > '9')
+            return damaged(vm, "a memo index is no small number");
+        *number_out = *number_out * 10 + (uint64_t)(line[i] - '0');
+    }
+    return FSDP_OK;
+}
+
+static inline fsdp_status memo_get_sized(pickle_vm *vm, size_t width)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, width, &number));
+    return memo_get(vm, number);
+}
+
+static fsdp_status memo_step(pickle_vm *vm, uint8_t opcode)
+{
+    uint64_t number;
+    switch (opcode) {
+    case OP_BINPUT: FSDP_TRY(take_number(vm, 1, &number)); return memo_put(vm, number);
+    case OP_LONG_BINPUT: FSDP_TRY(take_number(vm, 4, &number)); return memo_put(vm, number);
+    case OP_PUT: FSDP_TRY(take_index(vm, &number)); return memo_put(vm, number);
+    default: FSDP_TRY(take_index(vm, &number)); return memo_get(vm, number);
+    }
+}
+
+/* --- numbers and lines -------------------------------------------------------------------------- */
+
+static fsdp_status push_long(pickle_vm *vm, size_t width)
+{
+    uint64_t size;
+    const uint8_t *data;
+    FSDP_TRY(take_number(vm, width, &size));
+    if (size > INT32_MAX)
+        return damaged(vm, "a size is negative");
+    FSDP_TRY(take(vm, size, &data));
+    return pickle_push_bigint(vm, data, (size_t)size);
+}
+
+static fsdp_status push_float(pickle_vm *vm)
+{
+    uint64_t bits;
+    FSDP_TRY(take_number(vm, 8, &bits));
+    bits = __builtin_bswap64(bits);
+    fsdp_pickle_node node = {.kind = FSDP_NODE_FLOAT, .flags = FSDP_NODE_HASHABLE};
+    memcpy(&node.as.f64, &bits, sizeof bits);
+    return pickle_push_node(vm, node);
+}
+
+static inline fsdp_status push_byte(pickle_vm *vm)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, 1, &number));
+    fsdp_node known = vm->small_ints[number];
+    return known != 0 ? pickle_push(vm, known) : pickle_push_int(vm, (int64_t)number);
+}
+
+static inline fsdp_status push_short(pickle_vm *vm)
+{
+    uint64_t number;
+    FSDP_TRY(take_number(vm, 2, &number));
+    return pickle_push_int(vm, (int64_t)number);
+}
+
+static fsdp_status number_step(pickle_vm *vm, uint8_t opcode)
+{
+    uint64_t number;
+    switch (opcode) {
+    case OP_BININT:
+        FSDP_TRY(take_number(vm, 4, &number));
+        return pickle_push_int(vm, (int32_t)number);
+    case OP_LONG1: return push_long(vm, 1);
+    case OP_LONG4: return push_long(vm, 4);
+    default: return push_float(vm);
+    }
+}
+
+static fsdp_status line_step(pickle_vm *vm, uint8_t opcode)
+{
+    const char *line;
+    size_t size;
+    FSDP_TRY(take_line(vm, &line, &size));
+    switch (opcode) {
+    case OP_INT: return pickle_int_line(vm, line, size);
+    case OP_LONG: return pickle_long_line(vm, line, size);
+    case OP_FLOAT: return pickle_float_line(vm, line, size);
+    case OP_STRING: return pickle_string_line(vm, line, size);
+    default: return pickle_unicode_line(vm, line, size);
+    }
+}
+
+static fsdp_status text_step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_BINUNICODE: return push_sized(vm, FSDP_NODE_STR, 4);
+    case OP_SHORT_BINUNICODE: return push_sized(vm, FSDP_NODE_STR, 1);
+    case OP_BINUNICODE8: return push_sized(vm, FSDP_NODE_STR, 8);
+    case OP_BINSTRING: return push_old_string(vm, 4);
+    case OP_SHORT_BINSTRING: return push_old_string(vm, 1);
+    case OP_BINBYTES: return push_sized(vm, FSDP_NODE_BYTES, 4);
+    case OP_SHORT_BINBYTES: return push_sized(vm, FSDP_NODE_BYTES, 1);
+    case OP_BINBYTES8: return push_sized(vm, FSDP_NODE_BYTES, 8);
+    default: return push_sized(vm, FSDP_NODE_BYTEARRAY, 8);
+    }
+}
+
+/* --- globals and calls -------------------------------------------------------------------------- */
+
+static fsdp_status push_global_lines(pickle_vm *vm)
+{
+    const char *module, *name;
+    size_t module_size, name_size;
+    FSDP_TRY(take_line(vm, &module, &module_size));
+    FSDP_TRY(take_line(vm, &name, &name_size));
+    return pickle_push_global(vm, module, module_size, name, name_size);
+}
+
+static fsdp_status push_stack_global(pickle_vm *vm)
+{
+    FSDP_TRY(need(vm, 2));
+    const fsdp_pickle_node *module = &vm->nodes[vm->stack[vm->height - 2]];
+    const fsdp_pickle_node *name = &vm->nodes[vm->stack[vm->height - 1]];
+    if (module->kind != FSDP_NODE_STR || name->kind != FSDP_NODE_STR)
+        return damaged(vm, "the name of a global is no text");
+    vm->height -= 2;
+    return pickle_push_global(vm, module->as.text, module->count, name->as.text, name->count);
+}
+
+static inline fsdp_status call_step(pickle_vm *vm, pickle_how how)
+{
+    const size_t parts = how == PICKLE_NEWOBJ_EX ? 3 : 2;
+    FSDP_TRY(need(vm, parts));
+    const fsdp_node *part = vm->stack + vm->height - parts;
+    fsdp_node callable = part[0], args = part[1], kwargs = parts == 3 ? part[2] : 0;
+    vm->height -= parts;
+    return pickle_call(vm, how, callable, args, kwargs);
+}
+
+/* The class stands below the arguments, behind the mark. */
+static fsdp_status push_obj(pickle_vm *vm)
+{
+    size_t from;
+    FSDP_TRY(take_mark(vm, &from));
+    if (vm->height == from)
+        return damaged(vm, "an object has no class");
+    FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, from + 1));
+    return call_step(vm, PICKLE_REDUCE);
+}
+
+/* The class is named behind the opcode. */
+static fsdp_status push_inst(pickle_vm *vm)
+{
+    size_t from;
+    FSDP_TRY(take_mark(vm, &from));
+    FSDP_TRY(pickle_push_items(vm, FSDP_NODE_TUPLE, from));
+    fsdp_node args = vm->stack[--vm->height];
+    FSDP_TRY(push_global_lines(vm));
+    FSDP_TRY(pickle_push(vm, args));
+    return call_step(vm, PICKLE_REDUCE);
+}
+
+static fsdp_status build(pickle_vm *vm)
+{
+    FSDP_TRY(need(vm, 2));
+    fsdp_node state = vm->stack[--vm->height];
+    return pickle_build(vm, vm->stack[vm->height - 1], state);
+}
+
+static fsdp_status push_persistent(pickle_vm *vm)
+{
+    FSDP_TRY(need(vm, 1));
+    if (vm->options->is_metadata)
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "there is a persistent id in metadata");
+    fsdp_pickle_node node = {.kind = FSDP_NODE_PERSISTENT, .flags = FSDP_NODE_HASHABLE};
+    node.as.child = vm->stack[--vm->height];
+    return pickle_push_node(vm, node);
+}
+
+static fsdp_status push_persistent_line(pickle_vm *vm)
+{
+    const char *line;
+    size_t size;
+    FSDP_TRY(take_line(vm, &line, &size));
+    FSDP_TRY(pickle_push_text(vm, FSDP_NODE_STR, line, size));
+    return push_persistent(vm);
+}
+
+static fsdp_status object_step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_GLOBAL: return push_global_lines(vm);
+    case OP_STACK_GLOBAL: return push_stack_global(vm);
+    case OP_NEWOBJ_EX: return call_step(vm, PICKLE_NEWOBJ_EX);
+    case OP_OBJ: return push_obj(vm);
+    case OP_INST: return push_inst(vm);
+    case OP_PERSID: return push_persistent_line(vm);
+    default: return push_persistent(vm);
+    }
+}
+
+/* --- the loop ----------------------------------------------------------------------------------- */
+
+static fsdp_status begin_frame(pickle_vm *vm)
+{
+    uint64_t size;
+    if (vm->limit != vm->end)
+        return damaged(vm, "a frame begins inside another one");
+    FSDP_TRY(take_number(vm, 8, &size));
+    if (size > (uint64_t)(vm->end - vm->at))
+        return run_out(vm, "a frame is longer than the pickle");
+    vm->limit = vm->at + size;
+    return FSDP_OK;
+}
+
+static fsdp_status check_protocol(pickle_vm *vm)
+{
+    uint64_t protocol;
+    FSDP_TRY(take_number(vm, 1, &protocol));
+    return protocol <= PROTOCOL_LIMIT ? FSDP_OK
+                                      : pickle_fail(vm, FSDP_ERR_LIMIT, "its protocol is above 5");
+}
+
+static fsdp_status container_step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_TUPLE: return push_marked(vm, FSDP_NODE_TUPLE);
+    case OP_TUPLE3: return push_tuple(vm, 3);
+    case OP_EMPTY_LIST: return push_empty(vm, FSDP_NODE_LIST);
+    case OP_LIST: return push_marked(vm, FSDP_NODE_LIST);
+    case OP_APPEND: return append_last(vm, FSDP_NODE_LIST, 1);
+    case OP_APPENDS: return append_marked(vm, FSDP_NODE_LIST);
+    case OP_DICT: return push_marked(vm, FSDP_NODE_DICT);
+    case OP_SETITEM: return append_last(vm, FSDP_NODE_DICT, 2);
+    case OP_EMPTY_SET: return push_empty(vm, FSDP_NODE_SET);
+    case OP_ADDITEMS: return append_marked(vm, FSDP_NODE_SET);
+    default: return push_marked(vm, FSDP_NODE_FROZENSET);
+    }
+}
+
+static fsdp_status other_step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_NONE: return pickle_push(vm, NODE_OF_NONE);
+    case OP_NEWTRUE: return pickle_push(vm, NODE_OF_TRUE);
+    case OP_NEWFALSE: return pickle_push(vm, NODE_OF_FALSE);
+    case OP_POP: return pop(vm);
+    case OP_POP_MARK: return pop_mark(vm);
+    case OP_DUP: return push_again(vm);
+    case OP_PROTO: return check_protocol(vm);
+    case OP_FRAME: return begin_frame(vm);
+    case OP_INT:
+    case OP_LONG:
+    case OP_FLOAT:
+    case OP_STRING:
+    case OP_UNICODE: return line_step(vm, opcode);
+    case OP_EXT1:
+    case OP_EXT2:
+    case OP_EXT4:
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "it uses the extension registry of a program");
+    case OP_NEXT_BUFFER:
+    case OP_READONLY_BUFFER:
+        return pickle_fail(vm, FSDP_ERR_REFUSED, "it needs buffers from outside the file");
+    default: return damaged(vm, "there is no such opcode");
+    }
+}
+
+static fsdp_status rare_step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_BINPUT:
+    case OP_LONG_BINPUT:
+    case OP_PUT:
+    case OP_GET: return memo_step(vm, opcode);
+    case OP_BININT:
+    case OP_LONG1:
+    case OP_LONG4:
+    case OP_BINFLOAT: return number_step(vm, opcode);
+    case OP_BINUNICODE:
+    case OP_SHORT_BINUNICODE:
+    case OP_BINUNICODE8:
+    case OP_BINSTRING:
+    case OP_SHORT_BINSTRING:
+    case OP_BINBYTES:
+    case OP_SHORT_BINBYTES:
+    case OP_BINBYTES8:
+    case OP_BYTEARRAY8: return text_step(vm, opcode);
+    case OP_TUPLE:
+    case OP_TUPLE3:
+    case OP_EMPTY_LIST:
+    case OP_LIST:
+    case OP_APPEND:
+    case OP_APPENDS:
+    case OP_DICT:
+    case OP_SETITEM:
+    case OP_EMPTY_SET:
+    case OP_ADDITEMS:
+    case OP_FROZENSET: return container_step(vm, opcode);
+    case OP_GLOBAL:
+    case OP_STACK_GLOBAL:
+    case OP_NEWOBJ_EX:
+    case OP_OBJ:
+    case OP_INST:
+    case OP_PERSID:
+    case OP_BINPERSID: return object_step(vm, opcode);
+    default: return other_step(vm, opcode);
+    }
+}
+
+/* What most of a large pickle consists of stands by itself. */
+static inline fsdp_status step(pickle_vm *vm, uint8_t opcode)
+{
+    switch (opcode) {
+    case OP_BINGET: return memo_get_sized(vm, 1);
+    case OP_LONG_BINGET: return memo_get_sized(vm, 4);
+    case OP_MEMOIZE: return memo_put_next(vm);
+    case OP_BININT1: return push_byte(vm);
+    case OP_BININT2: return push_short(vm);
+    case OP_MARK: return put_mark(vm);
+    case OP_EMPTY_TUPLE: return pickle_push(vm, NODE_OF_EMPTY_TUPLE);
+    case OP_TUPLE1: return push_tuple(vm, 1);
+    case OP_TUPLE2: return push_tuple(vm, 2);
+    case OP_EMPTY_DICT: return push_empty(vm, FSDP_NODE_DICT);
+    case OP_SETITEMS: return append_marked(vm, FSDP_NODE_DICT);
+    case OP_REDUCE: return call_step(vm, PICKLE_REDUCE);
+    case OP_NEWOBJ: return call_step(vm, PICKLE_NEWOBJ);
+    case OP_BUILD: return build(vm);
+    default: return rare_step(vm, opcode);
+    }
+}
+
+static fsdp_status run(pickle_vm *vm)
+{
+    for (;;) {
+        vm->opcode = vm->at;
+        if (vm->at == vm->limit) {
+            if (vm->at == vm->end)
+                return run_out(vm, "it ends without STOP");
+            vm->limit = vm->end;
+        }
+        uint8_t opcode = *vm->at++;
+        if (opcode == OP_STOP)
+            break;
+        FSDP_TRY(step(vm, opcode));
+    }
+    FSDP_TRY(need(vm, 1));
+    return pickle_check_pending(vm);
+}
+
+static fsdp_status set_up(pickle_vm *vm)
+{
+    fsdp_node made;
+    fsdp_pickle_node fixed[] = {
+        {.kind = FSDP_NODE_ABSENT},
+        {.kind = FSDP_NODE_NONE, .flags = FSDP_NODE_HASHABLE},
+        {.kind = FSDP_NODE_BOOL, .flags = FSDP_NODE_HASHABLE, .as.i64 = 0},
+        {.kind = FSDP_NODE_BOOL, .flags = FSDP_NODE_HASHABLE, .as.i64 = 1},
+        {.kind = FSDP_NODE_TUPLE, .flags = FSDP_NODE_HASHABLE},
+    };
+    /* room for the nodes of most pickles, so that those of large ones need not move */
+    size_t usual = NODE_FIRST_FREE + (size_t)(vm->end - vm->data) / BYTES_PER_NODE;
+    usual = usual < NODES_AT_FIRST ? usual : NODES_AT_FIRST;
+    if (!fsdp_grow(&vm->stack, &vm->stack_capacity, 1, sizeof *vm->stack) ||
+        !fsdp_grow(&vm->nodes, &vm->node_capacity, usual, sizeof *vm->nodes))
+        return pickle_no_memory(vm);
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        FSDP_TRY(pickle_new_node(vm, fixed[i], &made));
+    return FSDP_OK;
+}
+
+static fsdp_status parse(pickle_vm *vm)
+{
+    vm->store = fsdp_alloc(1, sizeof *vm->store);
+    if (!vm->store)
+        return pickle_no_memory(vm);
+    FSDP_TRY(set_up(vm));
+    return run(vm);
+}
+
+fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
+                              fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err)
+{
+    *pickle_out = (fsdp_pickle){0};
+    pickle_vm vm = {.options = options, .data = data, .at = data, .opcode = data, .err = err};
+    vm.end = vm.limit = vm.data + size;
+    if (size > UINT32_MAX / 2)
+        return pickle_fail(&vm, FSDP_ERR_LIMIT, "it is larger than 2 GiB");
+    fsdp_status st = parse(&vm);
+    *pickle_out = (fsdp_pickle){.nodes = vm.nodes, .count = vm.node_count, .store = vm.store};
+    if (st == FSDP_OK) {
+        pickle_out->root = vm.stack[vm.height - 1];
+        if (used_out)
+            *used_out = (size_t)(vm.at - vm.data);
+    } else {
+        fsdp_pickle_release(pickle_out);
+    }
+    fsdp_free(vm.stack);
+    fsdp_free(vm.marks);
+    fsdp_free(vm.memo);
+    fsdp_free(vm.pending);
+    return st;
+}
+
+void fsdp_pickle_release(fsdp_pickle *pickle)
+{
+    if (pickle->store)
+        pickle_store_release(pickle->store);
+    fsdp_free(pickle->store);
+    fsdp_free((void *)(uintptr_t)pickle->nodes);
+    *pickle = (fsdp_pickle){0};
+}

@@ -1,0 +1,604 @@
+/*
+ * Safetensors as a source: one file; a Hugging Face directory, whose index says which files belong to it;
+ * or a directory of files that DCP's ranks wrote, in which a tensor may be cut (DCP_SHARDING_INFO).
+ */
+#include "formats/source/source_formats.h"
+#include "formats/safetensors/safetensors.h"
+
+#include "base/data/json.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+static const char file_suffix[] = ".safetensors";
+static const char index_suffix[] = ".safetensors.index.json";
+static const char usual_index[] = "model.safetensors.index.json";
+
+enum { LONGEST_INDEX = 256 << 20 };
+
+/* A tensor of which files hold parts, and those parts. */
+typedef struct cut_tensor {
+    const fsdp_safetensors_entry *first;
+    int64_t shape[FSDP_MAX_DIMS];
+    size_t first_part, last_part;
+    bool was_added;
+} cut_tensor;
+
+typedef struct cut_part {
+    const fsdp_safetensors_entry *entry;
+    int file;
+    size_t next; /* SIZE_MAX: none */
+} cut_part;
+
+/* A directory being opened. */
+/* The index: this tensor is in that file. */
+typedef struct index_entry {
+    const char *name;
+    size_t size;
+    uint64_t file; /* number in names */
+} index_entry;
+
+typedef struct model_folder {
+    fsdp_source *source;
+    fsdp_arena arena;
+    char *index_path;      /* NULL: none */
+    fsdp_name_table files; /* of the index: -> number in names */
+    const char **names;    /* of files */
+    size_t name_count, name_room;
+    index_entry *promised; /* what the index says, in its order */
+    size_t promised_count, promised_room;
+    fsdp_name_table map;       /* of the index: tensor -> number in promised */
+    fsdp_safetensors *headers; /* one per name */
+    fsdp_name_table cut;       /* name of a tensor -> number in tensors */
+    cut_tensor *tensors;
+    size_t tensor_count, tensor_room;
+    cut_part *parts;
+    size_t part_count, part_room;
+} model_folder;
+
+static bool ends_with(const char *name, const char *suffix)
+{
+    size_t size = strlen(name), end = strlen(suffix);
+    return size > end && strcmp(name + size - end, suffix) == 0;
+}
+
+static bool is_index(const char *name)
+{
+    return ends_with(name, index_suffix);
+}
+
+static bool is_part(const char *name)
+{
+    return ends_with(name, file_suffix);
+}
+
+/* --- tensors ---------------------------------------------------------------------------------- */
+
+static fsdp_status add_part(fsdp_source *source, size_t tensor, const fsdp_safetensors_entry *entry,
+                            const int64_t *lo, int file, fsdp_error *err)
+{
+    static const int64_t origin[FSDP_MAX_DIMS];
+    fsdp_source_chunk chunk = {.lo = lo ? lo : origin,
+                               .len = entry->shape,
+                               .offset = entry->begin,
+                               .file = file,
+                               .stream = FSDP_NO_STREAM};
+    return fsdp_source_add_chunk(source, tensor, &chunk, err);
+}
+
+static fsdp_status add_whole(fsdp_source *source, fsdp_safetensors_entry *entry, int file,
+                             fsdp_error *err)
+{
+    FSDP_TRY(fsdp_source_add_tensor(source, entry->true_name, entry->true_size, entry->dtype,
+                                    entry->ndim, entry->shape, &entry->tensor, err));
+    entry->is_added = true;
+    return add_part(source, entry->tensor, entry, NULL, file, err);
+}
+
+/* --- tied tensors ------------------------------------------------------------------------------- */
+
+/* The one key that says something else in files of everybody. */
+static bool is_usual_key(const char *key, size_t size)
+{
+    return size == 6 && memcmp(key, "format", 6) == 0;
+}
+
+static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header, const char *key,
+                            size_t key_size, const char *kept, size_t kept_size, fsdp_error *err)
+{
+    const uint64_t *found = fsdp_name_table_find(&header->names, kept, kept_size);
+    const fsdp_safetensors_entry *entry = found ? &header->entries[*found] : NULL;
+    if (!entry || !entry->is_added || is_usual_key(key, key_size) ||
+        fsdp_source_has(source, key, key_size))
+        return FSDP_OK;
+    return fsdp_source_add_alias(source, key, key_size, entry->tensor, err);
+}
+
+/* Who saves tied tensors leaves out all names but one, and notes the others in the metadata, each with the
+ * name that was kept. What is no name of a tensor here is about something else. */
+static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *header,
+                                fsdp_error *err)
+{
+    fsdp_json json;
+    fsdp_text key = {0};
+    if (!header->has_metadata || header->is_sharded)
+        return FSDP_OK;
+    fsdp_json_init(&json, header->metadata.data, header->metadata.size, fsdp_source_path(source));
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    for (bool more = true; st == FSDP_OK;) {
+        const char *name, *kept;
+        size_t name_size, kept_size;
+        st = fsdp_json_next_key(&json, &name, &name_size, &more, err);
+        if (st != FSDP_OK || !more)
+            break;
+        key.size = 0;
+        fsdp_text_add(&key, name, name_size);
+        st = key.failed ? fsdp_fail_memory(err, "metadata")
+                        : fsdp_json_string(&json, &kept, &kept_size, err);
+        if (st == FSDP_OK)
+            st = add_tied(source, header, key.size ? key.data : "", key.size, kept, kept_size, err);
+    }
+    fsdp_text_release(&key);
+    fsdp_json_release(&json);
+    return st;
+}
+
+/* The whole is as large as its parts reach: nobody wrote its shape down. */
+static fsdp_status widen(const model_folder *folder, cut_tensor *tensor,
+                         const fsdp_safetensors_entry *entry, int file, fsdp_error *err)
+{
+    const char *path = fsdp_source_file_path(folder->source, (size_t)file);
+    char shown[200];
+    fsdp_printable(entry->name, entry->name_size, shown, sizeof shown);
+    if (entry->dtype != tensor->first->dtype || entry->ndim != tensor->first->ndim)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s': tensor '%s' has another dtype or rank in another file", path,
+                         shown);
+    for (int dim = 0; dim < entry->ndim; dim++) {
+        int64_t end;
+        if (fsdp_add_overflow(entry->lo ? entry->lo[dim] : 0, entry->shape[dim], &end))
+            return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': the offsets of tensor '%s' overflow",
+                             path, shown);
+        if (end > tensor->shape[dim])
+            tensor->shape[dim] = end;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status keep_part(model_folder *folder, const fsdp_safetensors_entry *entry, int file,
+                             fsdp_error *err)
+{
+    const uint64_t *known = fsdp_name_table_find(&folder->cut, entry->name, entry->name_size);
+    size_t number = known ? (size_t)*known : folder->tensor_count;
+    if (!fsdp_grow(&folder->tensors, &folder->tensor_room, number + 1, sizeof *folder->tensors) ||
+        !fsdp_grow(&folder->parts, &folder->part_room, folder->part_count + 1,
+                   sizeof *folder->parts) ||
+        (!known && !fsdp_name_table_put(&folder->cut, entry->name, entry->name_size, number)))
+        return fsdp_fail_memory(err, fsdp_source_path(folder->source));
+    cut_tensor *tensor = &folder->tensors[number];
+    size_t part = folder->part_count++;
+    folder->parts[part] = (cut_part){.entry = entry, .file = file, .next = SIZE_MAX};
+    if (known) {
+        folder->parts[tensor->last_part].next = part;
+    } else {
+        *tensor = (cut_tensor){.first = entry, .first_part = part};
+        folder->tensor_count++;
+    }
+    tensor->last_part = part;
+    return widen(folder, tensor, entry, file, err);
+}
+
+static fsdp_status add_cut(model_folder *folder, cut_tensor *tensor, fsdp_error *err)
+{
+    size_t number;
+    const fsdp_safetensors_entry *first = tensor->first;
+    FSDP_TRY(fsdp_source_add_tensor(folder->source, first->true_name, first->true_size,
+                                    first->dtype, first->ndim, tensor->shape, &number, err));
+    for (size_t i = tensor->first_part; i != SIZE_MAX; i = folder->parts[i].next) {
+        const cut_part *part = &folder->parts[i];
+        FSDP_TRY(add_part(folder->source, number, part->entry, part->entry->lo, part->file, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- the index -------------------------------------------------------------------------------- */
+
+/* A file's number among the names, found or added. */
+static fsdp_status number_file(model_folder *folder, const char *name, size_t size,
+                               uint64_t *number_out, fsdp_error *err)
+{
+    const uint64_t *known = fsdp_name_table_find(&folder->files, name, size);
+    if (known) {
+        *number_out = *known;
+        return FSDP_OK;
+    }
+    char shown[200];
+    if (strlen(name) != size)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' names the file '%s'", folder->index_path,
+                         fsdp_printable(name, size, shown, sizeof shown));
+    const char *kept = fsdp_arena_strndup(&folder->arena, name, size);
+    if (!kept ||
+        !fsdp_grow(&folder->names, &folder->name_room, folder->name_count + 1,
+                   sizeof *folder->names) ||
+        !fsdp_name_table_put(&folder->files, kept, size, folder->name_count))
+        return fsdp_fail_memory(err, folder->index_path);
+    *number_out = folder->name_count;
+    folder->names[folder->name_count++] = kept;
+    return FSDP_OK;
+}
+
+static fsdp_status promise(model_folder *folder, const index_entry *entry, fsdp_error *err)
+{
+    if (!entry->name ||
+        !fsdp_grow(&folder->promised, &folder->promised_room, folder->promised_count + 1,
+                   sizeof *folder->promised) ||
+        !fsdp_name_table_put(&folder->map, entry->name, entry->size, folder->promised_count))
+        return fsdp_fail_memory(err, folder->index_path);
+    folder->promised[folder->promised_count++] = *entry;
+    return FSDP_OK;
+}
+
+static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        const char *key, *file;
+        size_t key_size, file_size;
+        bool more;
+        index_entry entry;
+        FSDP_TRY(fsdp_json_next_key(json, &key, &key_size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        if (fsdp_name_table_find(&folder->map, key, key_size))
+            return fsdp_json_fail(json, err, "the same name stands here twice");
+        entry.name = fsdp_arena_strndup(&folder->arena, key, key_size);
+        entry.size = key_size;
+        FSDP_TRY(fsdp_json_string(json, &file, &file_size, err));
+        FSDP_TRY(number_file(folder, file, file_size, &entry.file, err));
+        FSDP_TRY(promise(folder, &entry, err));
+    }
+}
+
+/* {"total_size": number, ...}: only its types are looked at, since many indexes in the world are wrong. */
+static fsdp_status read_index_metadata(fsdp_json *json, fsdp_error *err)
+{
+    static const char *const names[] = {"total_size"};
+    fsdp_json_members members = {.names = names, .count = 1};
+    double total;
+    int which;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            return FSDP_OK;
+        FSDP_TRY(fsdp_json_f64(json, &total, err));
+    }
+}
+
+static fsdp_status read_index_members(model_folder *folder, fsdp_json *json, fsdp_error *err)
+{
+    static const char *const names[] = {"weight_map", "metadata"};
+    fsdp_json_members members = {.names = names, .count = 2};
+    int which;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_member(json, &members, &which, err));
+        if (which < 0)
+            break;
+        if (which == 0)
+            FSDP_TRY(read_weight_map(folder, json, err));
+        else if (fsdp_json_peek(json) == FSDP_JSON_OBJECT)
+            FSDP_TRY(read_index_metadata(json, err));
+        else
+            FSDP_TRY(fsdp_json_null(json, err));
+    }
+    if (!(members.seen & 1))
+        return fsdp_json_fail(json, err, "there is no weight_map");
+    return fsdp_json_finish(json, err);
+}
+
+static fsdp_status parse_index(model_folder *folder, int file, fsdp_error *err)
+{
+    int64_t size = fsdp_source_file_size(folder->source, (size_t)file);
+    if (size > LONGEST_INDEX)
+        return fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' has %" PRId64 " bytes, at most %d are allowed",
+                         folder->index_path, size, LONGEST_INDEX);
+    char *text = fsdp_realloc(NULL, (size_t)size + 1, 1);
+    if (!text)
+        return fsdp_fail_memory(err, folder->index_path);
+    fsdp_status status = fsdp_source_pread(folder->source, file, text, (size_t)size, 0, err);
+    if (status == FSDP_OK) {
+        fsdp_json json;
+        fsdp_json_init(&json, text, (size_t)size, folder->index_path);
+        status = read_index_members(folder, &json, err);
+        fsdp_json_release(&json);
+    }
+    fsdp_free(text);
+    return status;
+}
+
+static fsdp_status read_index(model_folder *folder, const char *name, fsdp_error *err)
+{
+    int file;
+    folder->index_path = fsdp_path_join(fsdp_source_path(folder->source), name);
+    if (!folder->index_path)
+        return fsdp_fail_memory(err, name);
+    FSDP_TRY(fsdp_source_add_file(folder->source, folder->index_path, true, &file, err));
+    return parse_index(folder, file, err);
+}
+
+/* Of several indexes the usual one counts; nobody can tell which of others. */
+static fsdp_status choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
+{
+    *name_out = fsdp_probe_has(probe, usual_index) ? usual_index : NULL;
+    if (*name_out)
+        return FSDP_OK;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        if (!is_index(probe->names[i]))
+            continue;
+        if (*name_out)
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' holds several models ('%s', '%s'): put one into a directory of "
+                             "its own",
+                             probe->path, *name_out, probe->names[i]);
+        *name_out = probe->names[i];
+    }
+    return FSDP_OK;
+}
+
+/* --- the files of a directory ----------------------------------------------------------------- */
+
+static fsdp_status list_files(model_folder *folder, const fsdp_probe *probe, fsdp_error *err)
+{
+    for (size_t i = 0; i < probe->name_count; i++) {
+        uint64_t number;
+        if (is_part(probe->names[i]))
+            FSDP_TRY(number_file(folder, probe->names[i], strlen(probe->names[i]), &number, err));
+    }
+    return fsdp_safetensors_check_set(probe->path, folder->names, folder->name_count, err);
+}
+
+static fsdp_status open_file(model_folder *folder, const char *name, int *file_out, fsdp_error *err)
+{
+    char *path = fsdp_path_join(fsdp_source_path(folder->source), name);
+    if (!path)
+        return fsdp_fail_memory(err, name);
+    fsdp_error why = {0};
+    fsdp_status status = fsdp_source_add_file(folder->source, path, true, file_out, &why);
+    bool is_lost = status == FSDP_ERR_NOT_FOUND && folder->index_path;
+    if (is_lost && fsdp_source_tolerates(folder->source)) {
+        *file_out = -1; /* check_map tells what it held */
+        status = FSDP_OK;
+    } else if (is_lost)
+        status = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                           "'%s' names the file '%s', which is not there" FSDP_MISSING_HINT,
+                           folder->index_path, name);
+    else if (status != FSDP_OK && err)
+        *err = why;
+    fsdp_free(path);
+    return status;
+}
+
+/* The index sends each name to one file; what it does not know is taken along. */
+static bool is_elsewhere(const model_folder *folder, const fsdp_safetensors_entry *entry,
+                         size_t number)
+{
+    const uint64_t *place = fsdp_name_table_find(&folder->map, entry->name, entry->name_size);
+    return place && folder->promised[*place].file != number;
+}
+
+/* Tensors in the order of their first part. */
+static fsdp_status add_file(model_folder *folder, size_t number, const int *files, fsdp_error *err)
+{
+    const fsdp_safetensors *header = &folder->headers[number];
+    for (size_t i = 0; i < header->count; i++) {
+        fsdp_safetensors_entry *entry = &header->entries[i];
+        if (is_elsewhere(folder, entry, number))
+            continue;
+        if (!header->is_sharded) {
+            FSDP_TRY(add_whole(folder->source, entry, files[number], err));
+            continue;
+        }
+        cut_tensor *tensor =
+            &folder->tensors[*fsdp_name_table_find(&folder->cut, entry->name, entry->name_size)];
+        if (!tensor->was_added)
+            FSDP_TRY(add_cut(folder, tensor, err));
+        tensor->was_added = true;
+    }
+    return FSDP_OK;
+}
+
+/* How large a cut tensor is follows from all of its parts. */
+static fsdp_status check_cut(const model_folder *folder, size_t lost, fsdp_error *err)
+{
+    for (size_t i = 0; i < folder->name_count && lost < folder->name_count; i++)
+        if (folder->headers[i].is_sharded)
+            return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                             "'%s' names the file '%s', which is not there, and tensors are cut: "
+                             "which of them are whole cannot be told",
+                             folder->index_path, folder->names[lost]);
+    return FSDP_OK;
+}
+
+static fsdp_status read_headers(model_folder *folder, int *files, fsdp_error *err)
+{
+    size_t lost = folder->name_count;
+    for (size_t i = 0; i < folder->name_count; i++) {
+        fsdp_safetensors *header = &folder->headers[i];
+        FSDP_TRY(open_file(folder, folder->names[i], &files[i], err));
+        if (files[i] < 0) {
+            lost = i;
+            continue;
+        }
+        FSDP_TRY(fsdp_safetensors_read(folder->source, files[i], header, err));
+        for (size_t k = 0; header->is_sharded && k < header->count; k++) {
+            if (!is_elsewhere(folder, &header->entries[k], i))
+                FSDP_TRY(keep_part(folder, &header->entries[k], files[i], err));
+        }
+    }
+    return check_cut(folder, lost, err);
+}
+
+/* What the index promises must be there. */
+static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_error *err)
+{
+    for (size_t i = 0; i < folder->promised_count; i++) {
+        const index_entry *entry = &folder->promised[i];
+        if (fsdp_name_table_find(&folder->headers[entry->file].names, entry->name, entry->size))
+            continue;
+        if (files[entry->file] < 0) {
+            FSDP_TRY(fsdp_source_add_missing(folder->source, entry->name, entry->size,
+                                             folder->names[entry->file], err));
+            continue;
+        }
+        char shown[200];
+        return fsdp_fail(
+            err, FSDP_ERR_DAMAGED, "'%s' says that tensor '%s' is in '%s', where it is not",
+            folder->index_path, fsdp_printable(entry->name, entry->size, shown, sizeof shown),
+            folder->names[entry->file]);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_metadata(fsdp_source *source, const fsdp_safetensors *header,
+                                fsdp_error *err)
+{
+    return fsdp_source_add_extra(source, "metadata", header->metadata.data, header->metadata.size,
+                                 err);
+}
+
+static fsdp_status add_files(model_folder *folder, fsdp_error *err)
+{
+    int *files = fsdp_alloc(folder->name_count, sizeof *files);
+    folder->headers = fsdp_alloc(folder->name_count, sizeof *folder->headers);
+    if (!files || !folder->headers) {
+        fsdp_free(files);
+        return fsdp_fail_memory(err, fsdp_source_path(folder->source));
+    }
+    fsdp_status status = read_headers(folder, files, err);
+    if (status == FSDP_OK)
+        status = check_map(folder, files, err);
+    for (size_t i = 0; i < folder->name_count && status == FSDP_OK; i++)
+        status = add_file(folder, i, files, err);
+    for (size_t i = 0; i < folder->name_count && status == FSDP_OK; i++)
+        status = add_all_tied(folder->source, &folder->headers[i], err);
+    if (status == FSDP_OK && folder->name_count > 0 && folder->headers[0].has_metadata)
+        status = add_metadata(folder->source, &folder->headers[0], err);
+    fsdp_free(files);
+    return status;
+}
+
+static fsdp_status open_folder(model_folder *folder, const fsdp_probe *probe, fsdp_error *err)
+{
+    const char *index;
+    FSDP_TRY(choose_index(probe, &index, err));
+    FSDP_TRY(index ? read_index(folder, index, err) : list_files(folder, probe, err));
+    if (!index && folder->name_count == 0)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' holds no file NAME%s", probe->path,
+                         file_suffix);
+    return add_files(folder, err);
+}
+
+static void release_folder(model_folder *folder)
+{
+    for (size_t i = 0; folder->headers && i < folder->name_count; i++)
+        fsdp_safetensors_release(&folder->headers[i]);
+    fsdp_free(folder->headers);
+    fsdp_free(folder->names);
+    fsdp_free(folder->promised);
+    fsdp_free(folder->tensors);
+    fsdp_free(folder->parts);
+    fsdp_free(folder->index_path);
+    fsdp_name_table_release(&folder->files);
+    fsdp_name_table_release(&folder->map);
+    fsdp_name_table_release(&folder->cut);
+    fsdp_arena_release(&folder->arena);
+}
+
+/* --- one file --------------------------------------------------------------------------------- */
+
+/* A file of DCP's on its own is whole only if its tensors are. */
+static fsdp_status add_entries(fsdp_source *source, const fsdp_safetensors *header, int file,
+                               fsdp_error *err)
+{
+    model_folder single = {.source = source};
+    fsdp_status status = FSDP_OK;
+    for (size_t i = 0; i < header->count && status == FSDP_OK; i++) {
+        status = header->is_sharded ? keep_part(&single, &header->entries[i], file, err)
+                                    : add_whole(source, &header->entries[i], file, err);
+    }
+    for (size_t i = 0; i < single.tensor_count && status == FSDP_OK; i++)
+        status = add_cut(&single, &single.tensors[i], err);
+    release_folder(&single);
+    return status;
+}
+
+static fsdp_status open_single(fsdp_source *source, const char *path, fsdp_error *err)
+{
+    int file;
+    fsdp_safetensors header = {0};
+    FSDP_TRY(fsdp_source_add_file(source, path, false, &file, err));
+    fsdp_status status = fsdp_safetensors_read(source, file, &header, err);
+    if (status == FSDP_OK)
+        status = add_entries(source, &header, file, err);
+    if (status == FSDP_OK)
+        status = add_all_tied(source, &header, err);
+    if (status == FSDP_OK && header.has_metadata)
+        status = add_metadata(source, &header, err);
+    fsdp_safetensors_release(&header);
+    return status;
+}
+
+/* --- the format ------------------------------------------------------------------------------- */
+
+/* A length that fits into the file, and the brace behind it. Of a file that was cut only the upper bytes
+ * of the length can be right. */
+static int bid_for_file(const fsdp_probe *probe)
+{
+    if (probe->head_size < 9 || probe->head[8] != '{')
+        return 0;
+    uint64_t size = 0;
+    for (int i = 7; i >= 0; i--)
+        size = size << 8 | probe->head[i];
+    if (size <= (uint64_t)probe->size - 8)
+        return 8 + 40;
+    return size <= LONGEST_INDEX ? 8 + 32 : 8;
+}
+
+static int bid(const fsdp_probe *probe)
+{
+    if (!probe->is_directory)
+        return bid_for_file(probe);
+    int best = 0;
+    for (size_t i = 0; i < probe->name_count; i++) {
+        if (is_index(probe->names[i]))
+            return 100;
+        if (is_part(probe->names[i]))
+            best = 80;
+    }
+    return best;
+}
+
+static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **source_out,
+                                    fsdp_error *err)
+{
+    fsdp_source *source = NULL;
+    FSDP_TRY(fsdp_source_create(probe->io, probe->path, "safetensors", &source, err));
+    fsdp_source_tolerate(source, probe->opts);
+    model_folder folder = {.source = source};
+    fsdp_status status = probe->is_directory ? open_folder(&folder, probe, err)
+                                             : open_single(source, probe->path, err);
+    release_folder(&folder);
+    if (status == FSDP_OK)
+        status = fsdp_source_seal(source, err);
+    if (status != FSDP_OK) {
+        fsdp_source_close(source);
+        source = NULL;
+    }
+    *source_out = source;
+    return status;
+}
+
+const fsdp_foreign_format fsdp_format_safetensors = {
+    .name = "safetensors", .bid = bid, .open = open_safetensors};

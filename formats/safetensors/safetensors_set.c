@@ -1,0 +1,137 @@
+/*
+ * Sets of safetensors files without an index: MODEL-00002-of-00003.safetensors says that there are three.
+ * What a file that is missing held, nobody knows then, so a set must be complete. safetensors_read.c asks
+ * here.
+ */
+#include "formats/safetensors/safetensors.h"
+
+#include "base/core/mem.h"
+#include "formats/source.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_DIGITS = 6, MOST_FILES = 1000000 };
+static const char suffix[] = ".safetensors";
+
+/* A set by the names of its files. */
+typedef struct file_set {
+    const char *stem; /* what stands before "-00002-of-00003.safetensors", and how long that is */
+    size_t stem_size;
+    int digits, count;
+} file_set;
+
+/* Digits that end at `end`; their number. */
+static size_t digits_before(const char *name, size_t end)
+{
+    size_t size = 0;
+    while (size < end && size < MOST_DIGITS && name[end - size - 1] >= '0' &&
+           name[end - size - 1] <= '9')
+        size++;
+    return size;
+}
+
+static bool parse(const char *name, file_set *set_out, int *number_out)
+{
+    static const char of[] = "-of-";
+    size_t size = strlen(name), end = sizeof suffix - 1, of_size = sizeof of - 1;
+    if (size <= end || strcmp(name + size - end, suffix) != 0)
+        return false;
+    size_t at = size - end, total = digits_before(name, at);
+    at -= total;
+    if (total == 0 || at < of_size || memcmp(name + at - of_size, of, of_size) != 0)
+        return false;
+    size_t count = digits_before(name, at - of_size), stem = at - of_size - count;
+    if (count == 0 || stem == 0 || name[stem - 1] != '-')
+        return false;
+    *set_out = (file_set){name, stem - 1, (int)count, atoi(name + at)};
+    *number_out = atoi(name + stem);
+    return true;
+}
+
+bool fsdp_source_is_part(const char *path, int *number_out, int *count_out)
+{
+    const char *slash = strrchr(path, '/');
+    file_set set;
+    if (!parse(slash ? slash + 1 : path, &set, number_out))
+        return false;
+    *count_out = set.count;
+    return true;
+}
+
+/* The ranks of DCP write a set together: shard-00001-model-00002-of-00003.safetensors. Not all have something
+ * for each file. */
+static void without_rank(file_set *set)
+{
+    static const char shard[] = "shard-";
+    size_t size = sizeof shard - 1, digits;
+    if (set->stem_size <= size || strncmp(set->stem, shard, size) != 0)
+        return;
+    digits = strspn(set->stem + size, "0123456789");
+    if (digits > 0 && size + digits + 1 < set->stem_size && set->stem[size + digits] == '-') {
+        set->stem += size + digits + 1;
+        set->stem_size -= size + digits + 1;
+    }
+}
+
+static bool same_set(const file_set *a, const file_set *b)
+{
+    return a->count == b->count && a->stem_size == b->stem_size &&
+           memcmp(a->stem, b->stem, a->stem_size) == 0;
+}
+
+/* Marks the numbers of the set's files. They begin with 1, or with 0. */
+static void mark_files(const file_set *set, const char *const *names, size_t count, bool *is_there)
+{
+    for (size_t i = 0; i < count; i++) {
+        file_set other;
+        int number;
+        if (!parse(names[i], &other, &number))
+            continue;
+        without_rank(&other);
+        if (same_set(set, &other) && number <= set->count)
+            is_there[number] = true;
+    }
+}
+
+static fsdp_status check_set(const char *directory, const char *first, const file_set *set,
+                             const char *const *names, size_t count, fsdp_error *err)
+{
+    bool *is_there = fsdp_alloc((size_t)set->count + 1, sizeof *is_there);
+    if (!is_there)
+        return fsdp_fail_memory(err, directory);
+    mark_files(set, names, count, is_there);
+    int start = is_there[0] ? 0 : 1, missing = start;
+    while (missing < start + set->count && is_there[missing])
+        missing++;
+    fsdp_free(is_there);
+    if (missing == start + set->count)
+        return FSDP_OK;
+    file_set written;
+    int number;
+    (void)parse(first, &written, &number);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s' says that there are %d files, and '%s/%.*s-%0*d-of-%s' is not there; "
+                     "without an index nobody knows what it held: bring it, or name single files",
+                     first, set->count, directory, (int)written.stem_size, written.stem,
+                     written.digits, missing,
+                     first + written.stem_size + 1 + (size_t)written.digits + 4);
+}
+
+fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names,
+                                       size_t count, fsdp_error *err)
+{
+    file_set set, last = {0};
+    int number;
+    for (size_t i = 0; i < count; i++) {
+        if (!parse(names[i], &set, &number) || set.count < 1 || set.count > MOST_FILES)
+            continue;
+        without_rank(&set);
+        if (last.stem && same_set(&set, &last))
+            continue; /* sorted names: most files stand beside those of their set */
+        FSDP_TRY(check_set(directory, names[i], &set, names, count, err));
+        last = set;
+    }
+    return FSDP_OK;
+}

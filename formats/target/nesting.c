@@ -1,0 +1,267 @@
+/* Paths that hold together: see nesting.h. Those of DCP are read back by dcp_metadata.c. */
+#include "formats/target/nesting.h"
+
+#include "base/data/name_path.h"
+#include "formats/target/container_table.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* PyTorch fills a list up to the position, whatever comes after that. */
+enum { LONGEST_LIST = 1 << 20, ROOT = 0 };
+
+/* Rounds of settling, and the elements that all of them together may look at: seconds. */
+enum { ROUNDS_LEAST = 4, ROUNDS_MOST = 100, STEPS_MOST = 1 << 28 };
+
+typedef enum place_kind { PLACE_LEAF = 1, PLACE_DICT, PLACE_LIST } place_kind;
+
+/* What stands at the beginning of paths. */
+typedef struct place {
+    place_kind kind;
+    int64_t items, last; /* of a list: how many, and the highest position */
+    bool is_full;        /* a list that its reader goes into */
+} place;
+
+typedef struct place_map {
+    container_table table; /* of numbers of places */
+    place *places;
+    size_t count, room;
+    size_t containers;
+    nesting_reader reader;
+    size_t flattened;
+} place_map;
+
+void nesting_release(nesting *paths)
+{
+    fsdp_free(paths->paths);
+    fsdp_free(paths->counts);
+    fsdp_arena_release(&paths->arena);
+}
+
+/* --- one path --------------------------------------------------------------------------------- */
+
+static bool is_long_list(const char *name, const int32_t *path, size_t count)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (path[i] < 0 && strtol(name + at, NULL, 10) >= LONGEST_LIST)
+            return true;
+        at += fsdp_path_bytes(path[i]) + 1;
+    }
+    return false;
+}
+
+static fsdp_status set_path(nesting *paths, size_t i, const int32_t *path, size_t count,
+                            fsdp_error *err)
+{
+    int32_t *own = fsdp_arena_alloc(&paths->arena, count, sizeof *own);
+    if (!own)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
+    memcpy(own, path, count * sizeof *own);
+    if (own[0] < 0)
+        own[0] = (int32_t)fsdp_path_bytes(own[0]); /* the outermost container is a dict */
+    paths->paths[i] = own;
+    paths->counts[i] = count;
+    return FSDP_OK;
+}
+
+static fsdp_status flatten(nesting *paths, size_t i, const fsdp_target_entry *entry,
+                           fsdp_error *err)
+{
+    return set_path(paths, i, &(int32_t){(int32_t)entry->name_size}, 1, err);
+}
+
+static fsdp_status choose(nesting *paths, size_t i, const fsdp_target_entry *entry, fsdp_error *err)
+{
+    int32_t usual[FSDP_PATH_DEFAULT_MOST];
+    const char *name = entry->name;
+    if (entry->path && fsdp_path_fits(name, entry->name_size, entry->path, entry->path_count)) {
+        if (is_long_list(name, entry->path, entry->path_count))
+            return flatten(paths, i, entry, err);
+        return set_path(paths, i, entry->path, entry->path_count, err);
+    }
+    return set_path(paths, i, usual, fsdp_path_default(name, entry->name_size, usual), err);
+}
+
+/* --- all together ----------------------------------------------------------------------------- */
+
+static bool add_place(place_map *map, place_kind kind)
+{
+    if (!fsdp_grow(&map->places, &map->room, map->count + 1, sizeof *map->places))
+        return false;
+    map->places[map->count++] = (place){.kind = kind, .last = -1};
+    map->containers += kind != PLACE_LEAF;
+    return true;
+}
+
+/* The place that was looked for last. */
+static bool put_place(place_map *map, place_kind kind)
+{
+    return container_table_put(&map->table, map->count) && add_place(map, kind);
+}
+
+static void count_item(place *list, const char *position)
+{
+    int64_t number = strtol(position, NULL, 10);
+    list->items++;
+    list->last = number > list->last ? number : list->last;
+}
+
+/* Walks down a path and notes what stands there; false when something else does. */
+static bool put_path(place_map *map, const char *name, const int32_t *path, size_t count,
+                     fsdp_error *err, fsdp_status *status)
+{
+    size_t at = 0, parent = ROOT;
+    for (size_t i = 0; i < count; i++) {
+        place_kind kind = i + 1 == count ? PLACE_LEAF : path[i + 1] < 0 ? PLACE_LIST : PLACE_DICT;
+        const uint64_t *found = container_table_find(&map->table, parent, name + at, path[i]);
+        bool is_other = found && (kind == PLACE_LEAF || map->places[*found].kind != kind);
+        if (is_other || (!found && kind != PLACE_LEAF && map->containers > NESTING_MOST))
+            return false;
+        size_t here = found ? (size_t)*found : map->count;
+        if (!found && !put_place(map, kind)) {
+            *status = fsdp_fail_memory(err, "the names of a checkpoint");
+            return true;
+        }
+        if (!found && path[i] < 0)
+            count_item(&map->places[parent], name + at);
+        parent = here;
+        at += fsdp_path_bytes(path[i]) + 1;
+    }
+    return true;
+}
+
+/* Names of one element first: they cannot yield. */
+static fsdp_status put_all(place_map *map, nesting *paths, const fsdp_target_entry *entries,
+                           size_t count, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < count && st == FSDP_OK; i++) {
+            if ((paths->counts[i] > 1) != (pass == 1))
+                continue;
+            if (put_path(map, entries[i].name, paths->paths[i], paths->counts[i], err, &st) ||
+                paths->counts[i] == 1)
+                continue;
+            map->flattened++;
+            st = flatten(paths, i, &entries[i], err);
+        }
+    return st;
+}
+
+/* --- lists ------------------------------------------------------------------------------------ */
+
+/* Does the entry make its reader go into the list of which it is an item, or an item's item? */
+static bool fills(const place_map *map, const fsdp_target_entry *entry)
+{
+    bool is_dict = entry->value && entry->value->kind == FSDP_VALUE_DICT;
+    return !entry->value || (is_dict && map->reader == NESTING_TORCH);
+}
+
+/* Calls visit for every list that the path leads through, from the outermost on; until it says false. */
+static bool each_list(place_map *map, const fsdp_target_entry *entry, const int32_t *path,
+                      size_t count,
+                      bool (*visit)(place_map *map, place *list, const fsdp_target_entry *entry,
+                                    const int32_t *rest, size_t rest_count))
+{
+    size_t at = 0, parent = ROOT;
+    for (size_t i = 0; i + 1 < count; i++) {
+        const uint64_t *found =
+            container_table_find(&map->table, parent, entry->name + at, path[i]);
+        if (!found)
+            return true; /* no memory: see check_lists */
+        parent = (size_t)*found;
+        at += fsdp_path_bytes(path[i]) + 1;
+        if (path[i + 1] < 0 &&
+            !visit(map, &map->places[parent], entry, path + i + 1, count - i - 1))
+            return false;
+    }
+    return true;
+}
+
+static bool fill(place_map *map, place *list, const fsdp_target_entry *entry, const int32_t *rest,
+                 size_t rest_count)
+{
+    bool is_full = fills(map, entry);
+    for (size_t i = 1; i < rest_count; i++)
+        is_full = is_full || rest[i] >= 0; /* a dict */
+    list->is_full = list->is_full || is_full;
+    return true;
+}
+
+/* A list with a gap would be filled up, one that nobody goes into would be one value. */
+static bool holds(place_map *map, place *list, const fsdp_target_entry *entry, const int32_t *rest,
+                  size_t rest_count)
+{
+    (void)map;
+    (void)entry;
+    (void)rest;
+    return list->items == list->last + 1 && (list->is_full || rest_count > 1);
+}
+
+static fsdp_status check_lists(place_map *map, nesting *paths, const fsdp_target_entry *entries,
+                               size_t count, fsdp_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        (void)each_list(map, &entries[i], paths->paths[i], paths->counts[i], fill);
+    for (size_t i = 0; i < count; i++)
+        if (!each_list(map, &entries[i], paths->paths[i], paths->counts[i], holds)) {
+            map->flattened++;
+            FSDP_TRY(flatten(paths, i, &entries[i], err));
+        }
+    return map->table.key.failed ? fsdp_fail_memory(err, "the names of a checkpoint") : FSDP_OK;
+}
+
+/* --- rounds ----------------------------------------------------------------------------------- */
+
+static void release_map(place_map *map)
+{
+    container_table_release(&map->table);
+    fsdp_free(map->places);
+}
+
+static fsdp_status settle_once(nesting *paths, const fsdp_target_entry *entries, size_t count,
+                               nesting_reader reader, bool *is_settled, fsdp_error *err)
+{
+    place_map map = {.reader = reader};
+    fsdp_status st = add_place(&map, PLACE_DICT)
+                         ? put_all(&map, paths, entries, count, err)
+                         : fsdp_fail_memory(err, "the names of a checkpoint");
+    if (st == FSDP_OK && map.flattened == 0)
+        st = check_lists(&map, paths, entries, count, err);
+    *is_settled = map.flattened == 0;
+    release_map(&map);
+    return st;
+}
+
+/* A name that was made one element may be in the way of another, or leave a gap: again, until all fit. */
+static fsdp_status settle(nesting *paths, const fsdp_target_entry *entries, size_t count,
+                          nesting_reader reader, fsdp_error *err)
+{
+    size_t steps = 0;
+    for (size_t i = 0; i < count; i++)
+        steps += paths->counts[i];
+    size_t rounds = STEPS_MOST / (steps + 1);
+    rounds = rounds < ROUNDS_LEAST ? ROUNDS_LEAST : rounds > ROUNDS_MOST ? ROUNDS_MOST : rounds;
+    for (size_t round = 0; round < rounds; round++) {
+        bool is_settled;
+        FSDP_TRY(settle_once(paths, entries, count, reader, &is_settled, err));
+        if (is_settled)
+            return FSDP_OK;
+    }
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(flatten(paths, i, &entries[i], err));
+    return FSDP_OK;
+}
+
+fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting_reader reader,
+                         nesting *nesting_out, fsdp_error *err)
+{
+    *nesting_out = (nesting){.paths = fsdp_alloc(count, sizeof(int32_t *)),
+                             .counts = fsdp_alloc(count, sizeof(size_t))};
+    if (!nesting_out->paths || !nesting_out->counts)
+        return fsdp_fail_memory(err, "the names of a checkpoint");
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(choose(nesting_out, i, &entries[i], err));
+    return settle(nesting_out, entries, count, reader, err);
+}

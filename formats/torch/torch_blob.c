@@ -1,0 +1,114 @@
+/*
+ * A value in the form that torch.save gave it, kept as bytes by another format: how it comes out of a source,
+ * and how it is opened once more as a value and the tensors in it. See fsdp_source_save_value and
+ * fsdp_source_open_blob.
+ */
+#include "base/io/io_memory.h"
+#include "formats/source/source_internal.h"
+#include "formats/torch/torch_resave.h"
+
+typedef struct blob_state {
+    fsdp_memory_io io;
+    fsdp_source *source;
+    torch_memory *memory;
+} blob_state;
+
+static fsdp_status blob_read(void *state, size_t tensor, const fsdp_box *box, void *data,
+                             fsdp_error *err)
+{
+    const blob_state *blob = state;
+    return torch_memory_read(blob->memory, blob->source, tensor, box, data, err);
+}
+
+static void blob_close(void *state)
+{
+    blob_state *blob = state;
+    torch_memory_close(blob->memory);
+    fsdp_free(blob);
+}
+
+static fsdp_status add_value(blob_state *blob, size_t size, fsdp_error *err)
+{
+    torch_archive archive;
+    torch_opening opening = {.source = blob->source,
+                             .memory = blob->memory,
+                             .stream = FSDP_NO_STREAM,
+                             .where = "a stored value"};
+    FSDP_TRY(fsdp_source_add_file(blob->source, "value", false, &opening.file, err));
+    FSDP_TRY(torch_zip_open(&opening, 0, (int64_t)size, true, &archive, err));
+    fsdp_value value = {0};
+    fsdp_status st = torch_value_read(&archive, archive.pickle.root, &value, err);
+    if (st == FSDP_OK)
+        st = torch_restore_per_rank(&value, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_add_value(blob->source, "", 0, &value, NULL, err);
+    fsdp_value_release(&value);
+    torch_archive_release(&archive);
+    return st == FSDP_OK ? fsdp_source_seal(blob->source, err) : st;
+}
+
+fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out,
+                                  fsdp_error *err)
+{
+    static const fsdp_source_ops ops = {.read = blob_read, .close = blob_close};
+    blob_state *blob = fsdp_alloc(1, sizeof *blob);
+    if (!blob)
+        return fsdp_fail_memory(err, "a value");
+    fsdp_memory_io_borrow(&blob->io, data, size);
+    fsdp_status st = torch_memory_create(&blob->memory, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_create(&blob->io.io, "value", "torch", &blob->source, err);
+    if (st != FSDP_OK) {
+        blob_close(blob);
+        return st;
+    }
+    fsdp_source *source = blob->source;
+    fsdp_source_set_ops(source, &ops, blob);
+    st = add_value(blob, size, err);
+    if (st != FSDP_OK) {
+        fsdp_source_close(source);
+        return st;
+    }
+    *source_out = source;
+    return FSDP_OK;
+}
+
+/* --- out of a source ---------------------------------------------------------------------------- */
+
+static fsdp_status copy_blob(const fsdp_source *source, const fsdp_source_blob *blob,
+                             fsdp_text *out, fsdp_error *err)
+{
+    size_t size = (size_t)blob->size;
+    char *data = fsdp_realloc(NULL, size + 1, 1);
+    if (!data)
+        return fsdp_fail_memory(err, "a value");
+    fsdp_status st = fsdp_source_pread(source, blob->file, data, size, blob->offset, err);
+    fsdp_text_add(out, data, size);
+    fsdp_free(data);
+    return st == FSDP_OK && out->failed ? fsdp_fail_memory(err, "a value") : st;
+}
+
+/* A tensor inside it is one of the source's; a value of ours cannot lead there. */
+static bool holds_tensor(const fsdp_value *value)
+{
+    bool is_found = value->kind == FSDP_VALUE_TENSOR;
+    bool is_list = value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT;
+    for (size_t i = 0; is_list && !is_found && i < value->as.list.count; i++)
+        is_found = holds_tensor(&value->as.list.items[i]);
+    return is_found;
+}
+
+fsdp_status fsdp_source_save_value(fsdp_source *source, size_t entry, size_t most, fsdp_text *out,
+                                   fsdp_error *err)
+{
+    const fsdp_source_entry *saved = &source->entries[entry];
+    out->size = 0;
+    if (saved->blob.file >= 0)
+        return saved->blob.size <= (int64_t)most ? copy_blob(source, &saved->blob, out, err)
+                                                 : FSDP_OK;
+    if (source->ops.save_value)
+        FSDP_TRY(source->ops.save_value(source->state, entry, most, out, err));
+    if (out->size == 0 && holds_tensor(saved->value))
+        return torch_resave_value(source, saved->value, most, out, err);
+    return FSDP_OK;
+}

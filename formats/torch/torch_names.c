@@ -1,0 +1,428 @@
+/*
+ * The walk through a pickle that gives everything its name: path elements joined by dots.
+ *
+ * Dicts and namespaces are gone into, lists and tuples when something with a name of its own is in them,
+ * and objects of unknown classes, which are themselves listed as opaque. The rest are values.
+ */
+#include "formats/torch/torch_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/data/name_path.h"
+
+enum { ELEMENT_MOST = FSDP_PATH_NUMBER - 1 };
+
+typedef struct walk {
+    torch_archive *archive;
+    const torch_visitor *visitor;
+    fsdp_text name;
+    int depth;     /* path elements */
+    int32_t *path; /* see name_path.h */
+    size_t path_room;
+    size_t name_bytes; /* of all that was visited, and of their paths */
+    fsdp_error *err;
+} walk;
+
+static fsdp_status visit(walk *at, fsdp_node node);
+
+static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
+{
+    return fsdp_pickle_at(&archive->pickle, node);
+}
+
+/* --- path elements ------------------------------------------------------------------------------ */
+
+static size_t begin_element(walk *at)
+{
+    size_t before = at->name.size;
+    if (at->depth++ > 0)
+        fsdp_text_add(&at->name, ".", 1);
+    return before;
+}
+
+static void tell_path(const walk *at)
+{
+    if (at->archive->source)
+        fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
+}
+
+typedef enum element_kind { ELEMENT_KEY, ELEMENT_NUMBER, ELEMENT_POSITION } element_kind;
+
+/* The element is what was added to the name since begin_element. */
+static fsdp_status push_element(walk *at, size_t before, element_kind kind)
+{
+    size_t depth = (size_t)at->depth, start = before + (depth > 1);
+    if (at->name.failed || !fsdp_grow(&at->path, &at->path_room, depth, sizeof *at->path))
+        return fsdp_fail_memory(at->err, "a name");
+    size_t size = at->name.size - start;
+    if (size > ELEMENT_MOST)
+        size = ELEMENT_MOST; /* the name itself will be refused */
+    at->path[depth - 1] = kind == ELEMENT_POSITION ? -(int32_t)size : (int32_t)size;
+    if (kind == ELEMENT_NUMBER && fsdp_path_is_number(at->name.data + start, size))
+        at->path[depth - 1] |= FSDP_PATH_NUMBER;
+    return FSDP_OK;
+}
+
+static fsdp_status visit_element(walk *at, size_t before, element_kind kind, fsdp_node node)
+{
+    FSDP_TRY(push_element(at, before, kind));
+    tell_path(at);
+    fsdp_status st = visit(at, node);
+    at->name.size = before;
+    at->depth--;
+    tell_path(at);
+    return st;
+}
+
+static fsdp_status visit_number(walk *at, size_t number, fsdp_node node)
+{
+    size_t before = begin_element(at);
+    fsdp_text_addf(&at->name, "%zu", number);
+    return visit_element(at, before, ELEMENT_POSITION, node);
+}
+
+static fsdp_status visit_items(walk *at, fsdp_node list)
+{
+    for (uint32_t i = 0; i < node_at(at->archive, list)->count; i++)
+        FSDP_TRY(visit_number(at, i, node_at(at->archive, list)->as.items[i]));
+    return FSDP_OK;
+}
+
+static fsdp_status visit_pair(walk *at, fsdp_node key, fsdp_node value)
+{
+    size_t before = begin_element(at);
+    bool is_number = node_at(at->archive, key)->kind == FSDP_NODE_INT;
+    torch_add_key(at->archive, key, &at->name);
+    return visit_element(at, before, is_number ? ELEMENT_NUMBER : ELEMENT_KEY, value);
+}
+
+static fsdp_status visit_pairs(walk *at, fsdp_node dict)
+{
+    const fsdp_pickle_node *pairs = node_at(at->archive, dict);
+    for (uint32_t i = 0; i + 1 < pairs->count; i += 2)
+        FSDP_TRY(visit_pair(at, pairs->as.items[i], pairs->as.items[i + 1]));
+    return FSDP_OK;
+}
+
+/* --- leaves ------------------------------------------------------------------------------------- */
+
+static const char *name_of(const walk *at)
+{
+    return at->name.data ? at->name.data : "";
+}
+
+static fsdp_status add_value(walk *at, fsdp_node node, fsdp_value *value)
+{
+    const torch_visitor *visitor = at->visitor;
+    fsdp_status st = visitor ? visitor->value(visitor->user, at->archive, node, name_of(at),
+                                              at->name.size, value, at->err)
+                             : fsdp_source_add_value(at->archive->source, name_of(at),
+                                                     at->name.size, value, NULL, at->err);
+    fsdp_value_release(value);
+    return st;
+}
+
+static fsdp_status leaf(walk *at, fsdp_node node)
+{
+    fsdp_value value;
+    FSDP_TRY(torch_value_read(at->archive, node, &value, at->err));
+    return add_value(at, node, &value);
+}
+
+/* Takes the tensor. */
+static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
+{
+    const torch_visitor *visitor = at->visitor;
+    size_t number;
+    fsdp_status st = visitor ? visitor->tensor(visitor->user, at->archive, name_of(at),
+                                               at->name.size, tensor, at->err)
+                             : torch_tensor_add(at->archive, name_of(at), at->name.size, tensor,
+                                                &number, at->err);
+    torch_tensor_release(tensor);
+    return st;
+}
+
+static fsdp_status class_leaf(walk *at, fsdp_node node)
+{
+    fsdp_value value = {0};
+    char *text = fsdp_pickle_spell(&at->archive->pickle, node);
+    if (!text)
+        return fsdp_fail_memory(at->err, "a value");
+    fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, strlen(text), at->err);
+    fsdp_free(text);
+    return st == FSDP_OK ? add_value(at, 0, &value) : st;
+}
+
+static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
+{
+    fsdp_value value = {0};
+    FSDP_TRY(text ? fsdp_value_set_bytes(&value, kind, text, strlen(text), at->err)
+                  : fsdp_value_set_items(&value, kind, 0, at->err));
+    return add_value(at, 0, &value);
+}
+
+/* Says which tensor it was. */
+static fsdp_status named(walk *at, fsdp_status status)
+{
+    char shown[200];
+    if (status != FSDP_OK)
+        fsdp_error_prefix(at->err, "'%s'",
+                          fsdp_printable(name_of(at), at->name.size, shown, sizeof shown));
+    return status;
+}
+
+static fsdp_status array_leaf(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    FSDP_TRY(named(at, torch_numpy_read(at->archive, node, &tensor, at->err)));
+    return add_tensor(at, &tensor);
+}
+
+/* --- containers --------------------------------------------------------------------------------- */
+
+static bool is_namespace(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = node_at(archive, node);
+    return at->kind == FSDP_NODE_CALL && at->known == FSDP_KNOWN_NAMESPACE;
+}
+
+static bool is_list(const torch_archive *archive, fsdp_node node)
+{
+    uint8_t kind = node_at(archive, node)->kind;
+    return kind == FSDP_NODE_LIST || kind == FSDP_NODE_TUPLE;
+}
+
+static bool is_object(const torch_archive *archive, fsdp_node node)
+{
+    const fsdp_pickle_node *at = node_at(archive, node);
+    return at->kind == FSDP_NODE_CALL && at->flags & FSDP_NODE_OPAQUE;
+}
+
+static bool has_own_name(const torch_archive *archive, fsdp_node node)
+{
+    return torch_is_dict(archive, node) || is_namespace(archive, node) ||
+           is_object(archive, node) || torch_tensor_kind(archive, node) != TORCH_KIND_NONE ||
+           torch_numpy_is_numeric(archive, node);
+}
+
+/* Whether a list holds something with a name of its own, at any depth of lists; each list is looked at
+ * once, and one inside itself adds nothing. */
+static bool list_is_full(torch_archive *archive, fsdp_node node, int depth)
+{
+    uint8_t *mark = &archive->marks[node];
+    if (*mark & (TORCH_MARK_PLAIN | TORCH_MARK_FULL | TORCH_MARK_SEEN))
+        return *mark & TORCH_MARK_FULL;
+    if (depth > FSDP_PICKLE_DEPTH)
+        return true; /* going into it tells that it is too deep */
+    *mark |= TORCH_MARK_SEEN;
+    bool is_full = false;
+    const fsdp_pickle_node *list = node_at(archive, node);
+    for (uint32_t i = 0; i < list->count && !is_full; i++) {
+        fsdp_node item = list->as.items[i];
+        is_full = is_list(archive, item) ? list_is_full(archive, item, depth + 1)
+                                         : has_own_name(archive, item);
+    }
+    *mark &= (uint8_t)~TORCH_MARK_SEEN;
+    *mark |= is_full ? TORCH_MARK_FULL : TORCH_MARK_PLAIN;
+    return is_full;
+}
+
+static fsdp_status go_into_dict(walk *at, fsdp_node node)
+{
+    fsdp_node runs[2] = {0, 0};
+    if (is_namespace(at->archive, node))
+        runs[0] = node_at(at->archive, node)->as.call->state;
+    else
+        torch_dict_runs(at->archive, node, runs);
+    if (node_at(at->archive, runs[0])->kind != FSDP_NODE_DICT)
+        runs[0] = 0;
+    if (node_at(at->archive, runs[0])->count + node_at(at->archive, runs[1])->count == 0)
+        return fixed_leaf(at, FSDP_VALUE_DICT, NULL);
+    FSDP_TRY(visit_pairs(at, runs[0]));
+    return visit_pairs(at, runs[1]);
+}
+
+/* (attributes or None, slots), attributes alone, or whatever the class makes of it. */
+static fsdp_status go_into_state(walk *at, fsdp_node state)
+{
+    const fsdp_pickle_node *node = node_at(at->archive, state);
+    if (node->kind == FSDP_NODE_DICT)
+        return visit_pairs(at, state);
+    if (node->kind == FSDP_NODE_ABSENT || node->kind == FSDP_NODE_NONE)
+        return FSDP_OK;
+    fsdp_node first = fsdp_pickle_element(&at->archive->pickle, state, 0);
+    fsdp_node second = fsdp_pickle_element(&at->archive->pickle, state, 1);
+    uint8_t kind = node_at(at->archive, first)->kind;
+    if (node->kind == FSDP_NODE_TUPLE && node->count == 2 &&
+        (kind == FSDP_NODE_NONE || kind == FSDP_NODE_DICT) &&
+        node_at(at->archive, second)->kind == FSDP_NODE_DICT) {
+        if (kind == FSDP_NODE_DICT)
+            FSDP_TRY(visit_pairs(at, first));
+        return visit_pairs(at, second);
+    }
+    size_t before = begin_element(at);
+    fsdp_text_addf(&at->name, "state");
+    return visit_element(at, before, ELEMENT_KEY, state);
+}
+
+/* What an object was made with, and per item whether it is kept as an attribute, too. */
+typedef struct arguments {
+    const fsdp_pickle_node *args, *named;
+    bool *are_kept; /* of args, then of named */
+} arguments;
+
+static void mark_attributes(const torch_archive *archive, const fsdp_pickle_node *state, bool is_on)
+{
+    for (uint32_t i = 1; state->kind == FSDP_NODE_DICT && i < state->count; i += 2) {
+        uint8_t *mark = &archive->marks[state->as.items[i]];
+        *mark = (uint8_t)(is_on ? *mark | TORCH_MARK_KEPT : *mark & ~TORCH_MARK_KEPT);
+    }
+}
+
+/* All at once, by marks: both may be long. */
+static fsdp_status find_kept(const walk *at, const fsdp_pickle_node *object, arguments *found)
+{
+    torch_archive *archive = at->archive;
+    const fsdp_pickle_node *state = node_at(archive, object->as.call->state);
+    found->args = node_at(archive, object->as.call->args);
+    found->named = node_at(archive, fsdp_pickle_kwargs(&archive->pickle, object));
+    size_t args = found->args->count, named = found->named->count;
+    archive->work += (int64_t)(args + named);
+    found->are_kept = fsdp_alloc(args + named, sizeof *found->are_kept);
+    if (!found->are_kept)
+        return fsdp_fail_memory(at->err, "a walk through a pickle");
+    mark_attributes(archive, state, true);
+    for (size_t i = 0; i < args; i++)
+        found->are_kept[i] = archive->marks[found->args->as.items[i]] & TORCH_MARK_KEPT;
+    for (size_t i = 0; i < named; i++)
+        found->are_kept[args + i] = archive->marks[found->named->as.items[i]] & TORCH_MARK_KEPT;
+    mark_attributes(archive, state, false);
+    return FSDP_OK;
+}
+
+static fsdp_status visit_arguments(walk *at, const arguments *found)
+{
+    const fsdp_pickle_node *args = found->args, *named = found->named;
+    const bool *is_named_kept = found->are_kept + args->count;
+    for (uint32_t i = 0; i < args->count; i++)
+        if (!found->are_kept[i])
+            FSDP_TRY(visit_number(at, i, args->as.items[i]));
+    for (uint32_t i = 0; i + 1 < named->count; i += 2)
+        if (!is_named_kept[i + 1])
+            FSDP_TRY(visit_pair(at, named->as.items[i], named->as.items[i + 1]));
+    return FSDP_OK;
+}
+
+/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
+static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
+{
+    arguments found;
+    FSDP_TRY(find_kept(at, object, &found));
+    fsdp_status st = visit_arguments(at, &found);
+    fsdp_free(found.are_kept);
+    return st;
+}
+
+static fsdp_status go_into_object(walk *at, fsdp_node node)
+{
+    const fsdp_pickle *pickle = &at->archive->pickle;
+    const fsdp_pickle_node *object = node_at(at->archive, node);
+    bool is_taken = false;
+    if (at->visitor)
+        FSDP_TRY(at->visitor->object(at->visitor->user, at->archive, name_of(at), at->name.size,
+                                     node, &is_taken, at->err));
+    if (is_taken)
+        return FSDP_OK;
+    FSDP_TRY(class_leaf(at, node));
+    if (object->known != FSDP_KNOWN_RECONSTRUCTOR)
+        FSDP_TRY(go_into_arguments(at, object));
+    FSDP_TRY(go_into_state(at, object->as.call->state));
+    FSDP_TRY(visit_items(at, fsdp_pickle_list_items(pickle, object)));
+    return visit_pairs(at, fsdp_pickle_dict_items(pickle, object));
+}
+
+/* A subclass that has no bytes of its own: distributed tensors, or one that we do not know. */
+static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    FSDP_TRY(torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err));
+    if (wrapper.known == FSDP_KNOWN_DTENSOR || wrapper.known == FSDP_KNOWN_SHARDED_TENSOR)
+        return at->visitor
+                   ? at->visitor->distributed(at->visitor->user, at->archive, name_of(at),
+                                              at->name.size, &wrapper, at->err)
+                   : torch_dist_add(at->archive, name_of(at), at->name.size, &wrapper, at->err);
+    FSDP_TRY(class_leaf(at, wrapper.type != 0 ? wrapper.type : node));
+    return go_into_state(at, wrapper.state);
+}
+
+static fsdp_status go_into(walk *at, fsdp_node node,
+                           fsdp_status (*inside)(walk *at, fsdp_node node))
+{
+    bool is_cycle;
+    FSDP_TRY(torch_enter(at->archive, node, at->depth, &is_cycle, at->err));
+    if (is_cycle)
+        return fixed_leaf(at, FSDP_VALUE_CLASS, "cycle");
+    fsdp_status st = inside(at, node);
+    torch_leave(at->archive, node);
+    return st;
+}
+
+static fsdp_status tensor_leaf(walk *at, fsdp_node node)
+{
+    torch_tensor tensor;
+    torch_wrapper wrapper;
+    torch_kind kind;
+    FSDP_TRY(named(at, torch_tensor_read(at->archive, node, &kind, &tensor, &wrapper, at->err)));
+    return add_tensor(at, &tensor);
+}
+
+/* A source counts the names that it gets, but not those of rank files, and not those of containers. */
+static fsdp_status count_name(walk *at)
+{
+    at->name_bytes += at->name.size + (size_t)at->depth * sizeof *at->path;
+    if (at->name_bytes <= FSDP_SOURCE_NAMES)
+        return FSDP_OK;
+    return fsdp_fail(at->err, FSDP_ERR_LIMIT,
+                     "%s: its names have over %d MiB together, a long one before many others",
+                     at->archive->where, FSDP_SOURCE_NAMES >> 20);
+}
+
+static fsdp_status visit(walk *at, fsdp_node node)
+{
+    torch_archive *archive = at->archive;
+    FSDP_TRY(count_name(at));
+    if (++archive->work > FSDP_PICKLE_WORK || !archive->marks) {
+        bool is_cycle;
+        FSDP_TRY(torch_enter(archive, node, at->depth, &is_cycle, at->err));
+        torch_leave(archive, node);
+    }
+    switch (torch_tensor_kind(archive, node)) {
+    case TORCH_KIND_TENSOR: return tensor_leaf(at, node);
+    case TORCH_KIND_WRAPPER: return go_into(at, node, go_into_wrapper);
+    case TORCH_KIND_OPAQUE: return leaf(at, node);
+    case TORCH_KIND_NONE: break;
+    }
+    if (torch_numpy_is_numeric(archive, node))
+        return array_leaf(at, node);
+    if (torch_is_dict(archive, node) || is_namespace(archive, node))
+        return go_into(at, node, go_into_dict);
+    if (is_list(archive, node) && list_is_full(archive, node, 0))
+        return go_into(at, node, visit_items);
+    return is_object(archive, node) ? go_into(at, node, go_into_object) : leaf(at, node);
+}
+
+fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsdp_error *err)
+{
+    walk at = {.archive = archive, .visitor = visitor, .err = err};
+    FSDP_TRY(torch_measure(archive, archive->pickle.root, err));
+    tell_path(&at);
+    fsdp_status st = visit(&at, archive->pickle.root);
+    if (archive->source)
+        fsdp_source_nest(archive->source, NULL, 0);
+    fsdp_free(at.path);
+    fsdp_text_release(&at.name);
+    return st;
+}

@@ -1,0 +1,541 @@
+/*
+ * torch.save files as a source: one file (zip or legacy), or a Hugging Face directory of
+ * pytorch_model-0000i-of-0000N.bin with its index. See torch_internal.h for the way through the files.
+ */
+#include "base/data/json.h"
+#include "base/core/bytes.h"
+#include "formats/source/source_formats.h"
+#include "formats/torch/torch_resave.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ZIP_HEADER = 30, INDEX_LIMIT = 256 << 20, BITS_OF_INDEX = 60, TAR_MAGIC_AT = 257 };
+
+static const char index_name[] = "pytorch_model.bin.index.json";
+
+/* A value that only Python understands, and the node that it came from. */
+typedef struct opaque_value {
+    size_t entry;
+    int file;
+    fsdp_node node;
+} opaque_value;
+
+/* A file that is looked into once more: by a source of its own, since nothing can be added to the one in
+ * use. */
+typedef struct second_look {
+    fsdp_source *source;
+    torch_archive archive;
+    char *where;
+    int file; /* of the source in use */
+} second_look;
+
+typedef struct torch_state {
+    fsdp_source *source;
+    torch_memory *memory;
+    opaque_value *opaque; /* in the order of entries */
+    size_t opaque_count, opaque_room;
+    second_look look;
+} torch_state;
+
+/* --- the state of the source -------------------------------------------------------------------- */
+
+/* "'PATH'" in fresh memory. */
+static char *quote(const char *path)
+{
+    size_t room = strlen(path) + 3;
+    char *where = fsdp_alloc(room, 1);
+    if (where)
+        snprintf(where, room, "'%s'", path);
+    return where;
+}
+
+static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, void *data,
+                               fsdp_error *err)
+{
+    const torch_state *state = user;
+    return torch_memory_read(state->memory, state->source, tensor, box, data, err);
+}
+
+/* --- values that only Python understands -------------------------------------------------------- */
+
+static void close_look(second_look *look)
+{
+    if (!look->source)
+        return;
+    torch_archive_release(&look->archive);
+    fsdp_source_close(look->source);
+    fsdp_free(look->where);
+    *look = (second_look){0};
+}
+
+static fsdp_status open_look(const torch_state *state, int file, second_look *look, fsdp_error *err)
+{
+    const char *path = fsdp_source_file_path(state->source, (size_t)file);
+    torch_opening opening = {.stream = FSDP_NO_STREAM};
+    look->file = file;
+    FSDP_TRY(fsdp_source_create(fsdp_source_io(state->source), path, "torch", &look->source, err));
+    look->where = quote(path);
+    if (!look->where)
+        return fsdp_fail_memory(err, path);
+    opening.where = look->where;
+    opening.source = look->source;
+    FSDP_TRY(fsdp_source_add_file(look->source, path, false, &opening.file, err));
+    FSDP_TRY(fsdp_source_file_compare(state->source, (size_t)file,
+                                      fsdp_source_file_info(look->source, (size_t)opening.file),
+                                      err));
+    return torch_file_open(&opening, &look->archive, err);
+}
+
+static fsdp_status look_into(torch_state *state, int file, fsdp_error *err)
+{
+    if (state->look.source && state->look.file == file)
+        return FSDP_OK;
+    close_look(&state->look);
+    fsdp_status st = open_look(state, file, &state->look, err);
+    if (st != FSDP_OK)
+        close_look(&state->look);
+    return st;
+}
+
+static int compare_entries(const void *key, const void *item)
+{
+    size_t entry = *(const size_t *)key, other = ((const opaque_value *)item)->entry;
+    return (entry > other) - (entry < other);
+}
+
+static fsdp_status save_value(void *user, size_t entry, size_t most, fsdp_text *out,
+                              fsdp_error *err)
+{
+    torch_state *state = user;
+    const opaque_value *found =
+        state->opaque_count == 0
+            ? NULL
+            : bsearch(&entry, state->opaque, state->opaque_count, sizeof *found, compare_entries);
+    if (!found)
+        return FSDP_OK;
+    FSDP_TRY(look_into(state, found->file, err));
+    return torch_resave_node(&state->look.archive, found->node, most, out, err);
+}
+
+/* What is inside itself has no end when it is told from there. */
+static bool is_cycle(const fsdp_value *value)
+{
+    return value->kind == FSDP_VALUE_CLASS && strcmp(value->as.bytes.data, "cycle") == 0;
+}
+
+static fsdp_status note_opaque(torch_state *state, const torch_archive *archive, fsdp_error *err)
+{
+    if (!fsdp_grow(&state->opaque, &state->opaque_room, state->opaque_count + 1,
+                   sizeof *state->opaque))
+        return fsdp_fail_memory(err, "values");
+    state->opaque[state->opaque_count++] =
+        (opaque_value){fsdp_source_entry_count(state->source), archive->file, archive->subject};
+    return FSDP_OK;
+}
+
+/* --- what the walk finds ------------------------------------------------------------------------ */
+
+typedef struct finding {
+    torch_state *state;
+    const torch_archive *archive;
+} finding;
+
+static fsdp_status take_tensor(void *user, torch_archive *archive, const char *name,
+                               size_t name_size, torch_tensor *tensor, fsdp_error *err)
+{
+    size_t number;
+    (void)user;
+    return torch_tensor_add(archive, name, name_size, tensor, &number, err);
+}
+
+static fsdp_status take_distributed(void *user, torch_archive *archive, const char *name,
+                                    size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+{
+    (void)user;
+    return torch_dist_add(archive, name, name_size, wrapper, err);
+}
+
+static fsdp_status take_object(void *user, torch_archive *archive, const char *name,
+                               size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
+{
+    (void)user;
+    (void)archive;
+    (void)name;
+    (void)name_size;
+    (void)node;
+    (void)err;
+    *taken_out = false;
+    return FSDP_OK;
+}
+
+static fsdp_status take_value(void *user, const torch_archive *archive, fsdp_node node,
+                              const char *name, size_t name_size, fsdp_value *value,
+                              fsdp_error *err)
+{
+    const finding *found = user;
+    (void)archive;
+    (void)node;
+    if (fsdp_value_is_opaque(value) && !is_cycle(value))
+        FSDP_TRY(note_opaque(found->state, found->archive, err));
+    return fsdp_source_add_value(found->state->source, name, name_size, value, NULL, err);
+}
+
+/* --- opening and closing ------------------------------------------------------------------------ */
+
+static void close_state(void *user)
+{
+    torch_state *state = user;
+    close_look(&state->look);
+    torch_memory_close(state->memory);
+    fsdp_free(state->opaque);
+    fsdp_free(state);
+}
+
+static const fsdp_source_ops torch_ops = {
+    .read = read_tensor, .save_value = save_value, .close = close_state};
+
+static fsdp_status create(const fsdp_probe *probe, fsdp_source **source_out,
+                          torch_state **state_out, fsdp_error *err)
+{
+    torch_state *state = fsdp_alloc(1, sizeof *state);
+    *source_out = NULL;
+    if (!state)
+        return fsdp_fail_memory(err, probe->path);
+    fsdp_status st = torch_memory_create(&state->memory, err);
+    if (st == FSDP_OK)
+        st = fsdp_source_create(probe->io, probe->path, "torch", source_out, err);
+    if (st != FSDP_OK) {
+        close_state(state);
+        return st;
+    }
+    state->source = *source_out;
+    fsdp_source_tolerate(*source_out, probe->opts);
+    *state_out = state;
+    fsdp_source_set_ops(*source_out, &torch_ops, state);
+    return FSDP_OK;
+}
+
+/* --- one file ----------------------------------------------------------------------------------- */
+
+fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive_out,
+                            fsdp_error *err)
+{
+    uint8_t head[32];
+    int64_t size = fsdp_source_file_size(opening->source, (size_t)opening->file);
+    size_t head_size = size < (int64_t)sizeof head ? (size_t)size : sizeof head;
+    *archive_out = (torch_archive){0};
+    FSDP_TRY(fsdp_source_pread(opening->source, opening->file, head, head_size, 0, err));
+    if (torch_legacy_begins(head, head_size))
+        return torch_legacy_open(opening, archive_out, err);
+    if (head_size >= 4 && memcmp(head, "PK\3\4", 4) == 0)
+        return torch_zip_open(opening, 0, size, true, archive_out, err);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "%s was not written by torch.save", opening->where);
+}
+
+static fsdp_status walk(torch_state *state, torch_archive *archive, fsdp_error *err)
+{
+    finding found = {state, archive};
+    const torch_visitor visitor = {.user = &found,
+                                   .tensor = take_tensor,
+                                   .distributed = take_distributed,
+                                   .object = take_object,
+                                   .value = take_value};
+    return torch_walk(archive, &visitor, err);
+}
+
+static fsdp_status add_contents(torch_state *state, int file, fsdp_error *err)
+{
+    torch_archive archive;
+    const char *path = fsdp_source_file_path(state->source, (size_t)file);
+    char *where = quote(path);
+    if (!where)
+        return fsdp_fail_memory(err, path);
+    torch_opening opening = {.source = state->source,
+                             .memory = state->memory,
+                             .file = file,
+                             .stream = FSDP_NO_STREAM,
+                             .where = where};
+    fsdp_status st = torch_file_open(&opening, &archive, err);
+    if (st == FSDP_OK)
+        st = walk(state, &archive, err);
+    torch_archive_release(&archive);
+    fsdp_free(where);
+    return st;
+}
+
+static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
+{
+    int file;
+    FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &file, err));
+    FSDP_TRY(add_contents(state, file, err));
+    return fsdp_source_seal(state->source, err);
+}
+
+/* --- a directory with an index ------------------------------------------------------------------ */
+
+typedef struct mapping {
+    const char *name, *file;
+    size_t name_size, file_size;
+} mapping;
+
+typedef struct weight_map {
+    fsdp_arena arena;
+    mapping *items; /* sorted by name once read */
+    size_t count, room;
+    bool was_read;
+} weight_map;
+
+static int compare_bytes(const char *a, size_t a_size, const char *b, size_t b_size)
+{
+    int order = memcmp(a, b, a_size < b_size ? a_size : b_size);
+    return order != 0 ? order : (a_size > b_size) - (a_size < b_size);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    const mapping *x = a, *y = b;
+    return compare_bytes(x->name, x->name_size, y->name, y->name_size);
+}
+
+static int by_file(const void *a, const void *b)
+{
+    const mapping *x = a, *y = b;
+    return compare_bytes(x->file, x->file_size, y->file, y->file_size);
+}
+
+static fsdp_status read_mapping(fsdp_json *json, weight_map *map, const char *key, size_t size,
+                                fsdp_error *err)
+{
+    if (!fsdp_grow(&map->items, &map->room, map->count + 1, sizeof *map->items))
+        return fsdp_fail_memory(err, "an index");
+    mapping *item = &map->items[map->count];
+    item->name = fsdp_arena_strndup(&map->arena, key, size);
+    item->name_size = size;
+    if (fsdp_json_peek(json) != FSDP_JSON_STRING)
+        return fsdp_json_fail(json, err, "a file name is no string");
+    const char *file;
+    FSDP_TRY(fsdp_json_string(json, &file, &item->file_size, err));
+    item->file = fsdp_arena_strndup(&map->arena, file, item->file_size);
+    if (!item->name || !item->file)
+        return fsdp_fail_memory(err, "an index");
+    map->count++;
+    return FSDP_OK;
+}
+
+static fsdp_status read_map(fsdp_json *json, weight_map *map, fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    if (map->was_read || fsdp_json_peek(json) != FSDP_JSON_OBJECT)
+        return fsdp_json_fail(json, err, "weight_map is no object, or is there twice");
+    map->was_read = true;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(read_mapping(json, map, key, size, err));
+    }
+}
+
+static fsdp_status parse_index(fsdp_json *json, weight_map *map, fsdp_error *err)
+{
+    const char *key;
+    size_t size;
+    bool more;
+    if (fsdp_json_peek(json) != FSDP_JSON_OBJECT)
+        return fsdp_json_fail(json, err, "the index is no object");
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            break;
+        bool is_map = size == 10 && memcmp(key, "weight_map", 10) == 0;
+        FSDP_TRY(is_map ? read_map(json, map, err) : fsdp_json_skip(json, err));
+    }
+    FSDP_TRY(fsdp_json_finish(json, err));
+    if (!map->was_read)
+        return fsdp_json_fail(json, err, "there is no weight_map");
+    if (map->count > 0)
+        qsort(map->items, map->count, sizeof *map->items, by_name);
+    for (size_t i = 1; i < map->count; i++)
+        if (by_name(&map->items[i - 1], &map->items[i]) == 0)
+            return fsdp_json_fail(json, err, "a name is there twice");
+    return FSDP_OK;
+}
+
+static fsdp_status read_index(const fsdp_probe *probe, weight_map *map, fsdp_error *err)
+{
+    char *path = fsdp_path_join(probe->path, index_name), *text = NULL;
+    size_t size;
+    if (!path)
+        return fsdp_fail_memory(err, "an index");
+    fsdp_file *file = NULL;
+    fsdp_status st = fsdp_io_open(probe->io, path, FSDP_IO_READ, &file, err);
+    int64_t bytes = 0;
+    if (st == FSDP_OK && file->ops->size(file, &bytes) < 0)
+        st = fsdp_fail(err, FSDP_ERR_IO, "cannot tell the size of '%s'", path);
+    if (st == FSDP_OK && bytes > INDEX_LIMIT)
+        st = fsdp_fail(err, FSDP_ERR_LIMIT, "'%s' is larger than an index can be", path);
+    size = (size_t)bytes;
+    if (st == FSDP_OK && !(text = fsdp_alloc(size + 1, 1)))
+        st = fsdp_fail_memory(err, path);
+    if (st == FSDP_OK)
+        st = fsdp_io_read(file, path, text, size, 0, err);
+    if (st == FSDP_OK) {
+        fsdp_json json;
+        fsdp_json_init(&json, text, size, path);
+        st = parse_index(&json, map, err);
+        fsdp_json_release(&json);
+    }
+    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    fsdp_free(text);
+    fsdp_free(path);
+    return st;
+}
+
+/* Every name that the index gives must be in the file it gives. */
+static fsdp_status check_names(fsdp_source *source, const weight_map *map, const mapping *file,
+                               size_t from, bool *found, fsdp_error *err)
+{
+    for (size_t i = from; i < fsdp_source_entry_count(source); i++) {
+        const fsdp_source_entry *entry = fsdp_source_entry_at(source, i);
+        mapping wanted = {.name = entry->name, .name_size = entry->name_size};
+        const mapping *item = bsearch(&wanted, map->items, map->count, sizeof wanted, by_name);
+        if (item && by_file(item, file) == 0)
+            found[item - map->items] = true;
+    }
+    for (size_t i = 0; i < map->count; i++)
+        if (by_file(&map->items[i], file) == 0 && !found[i]) {
+            char shown[200];
+            return fsdp_fail(
+                err, FSDP_ERR_DAMAGED, "'%s/%s' does not hold '%s', which the index says it does",
+                fsdp_source_path(source), file->file,
+                fsdp_printable(map->items[i].name, map->items[i].name_size, shown, sizeof shown));
+        }
+    return FSDP_OK;
+}
+
+static bool is_lost(fsdp_status *st, const char *path, const fsdp_source *source, fsdp_error *err)
+{
+    if (*st != FSDP_ERR_NOT_FOUND)
+        return false;
+    if (fsdp_source_tolerates(source))
+        return true;
+    *st = fsdp_fail(err, FSDP_ERR_DAMAGED,
+                    "'%s' is not there, and the index says that it belongs to the "
+                    "checkpoint" FSDP_MISSING_HINT,
+                    path);
+    return false;
+}
+
+static fsdp_status add_lost(fsdp_source *source, const weight_map *map, const mapping *file,
+                            fsdp_error *err)
+{
+    for (size_t i = 0; i < map->count; i++)
+        if (by_file(&map->items[i], file) == 0)
+            FSDP_TRY(fsdp_source_add_missing(source, map->items[i].name, map->items[i].name_size,
+                                             file->file, err));
+    return FSDP_OK;
+}
+
+static fsdp_status add_indexed(torch_state *state, const weight_map *map, const mapping *file,
+                               bool *found, fsdp_error *err)
+{
+    int number = -1;
+    fsdp_source *source = state->source;
+    if (strlen(file->file) != file->file_size || file->file_size == 0)
+        return fsdp_fail(err, FSDP_ERR_REFUSED, "the index of '%s' gives a file no name",
+                         fsdp_source_path(source));
+    char *path = fsdp_path_join(fsdp_source_path(source), file->file);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t from = fsdp_source_entry_count(source);
+    fsdp_status st = fsdp_source_add_file(source, path, true, &number, err);
+    bool lost = is_lost(&st, path, source, err);
+    fsdp_free(path);
+    if (lost)
+        return add_lost(source, map, file, err);
+    if (st == FSDP_OK)
+        st = add_contents(state, number, err);
+    return st == FSDP_OK ? check_names(source, map, file, from, found, err) : st;
+}
+
+static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_error *err)
+{
+    mapping *files = fsdp_alloc(map->count, sizeof *files);
+    bool *found = fsdp_alloc(map->count, sizeof *found);
+    fsdp_status st = files && found ? FSDP_OK : fsdp_fail_memory(err, "an index");
+    if (st == FSDP_OK && map->count > 0) {
+        memcpy(files, map->items, map->count * sizeof *files);
+        qsort(files, map->count, sizeof *files, by_file);
+    }
+    for (size_t i = 0; st == FSDP_OK && i < map->count; i++)
+        if (i == 0 || by_file(&files[i - 1], &files[i]) != 0)
+            st = add_indexed(state, map, &files[i], found, err);
+    fsdp_free(files);
+    fsdp_free(found);
+    return st == FSDP_OK ? fsdp_source_seal(state->source, err) : st;
+}
+
+static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
+{
+    weight_map map = {0};
+    fsdp_status st = read_index(probe, &map, err);
+    if (st == FSDP_OK)
+        st = add_files(state, &map, err);
+    fsdp_free(map.items);
+    fsdp_arena_release(&map.arena);
+    return st;
+}
+
+/* --- the format --------------------------------------------------------------------------------- */
+
+/* A zip archive whose first record lies in a folder, as all of torch's do and none of NumPy's. */
+static int bid_for_zip(const fsdp_probe *probe)
+{
+    enum { BITS_OF_ZIP = 32, BITS_OF_TORCH = 64 };
+    static const char *const endings[] = {"/data.pkl",      "/version",
+                                          "/byteorder",     "/.format_version",
+                                          "/.data/version", "/.data/serialization_id",
+                                          "/data/0"};
+    if (probe->head_size < ZIP_HEADER || memcmp(probe->head, "PK\3\4", 4) != 0)
+        return probe->head_size >= 4 && memcmp(probe->head, "PK\3\4", 4) == 0 ? 1 : 0;
+    size_t size = fsdp_load_u16(probe->head + 26), room = probe->head_size - ZIP_HEADER;
+    const char *name = (const char *)probe->head + ZIP_HEADER;
+    size = size < room ? size : room;
+    if (size >= 4 && memcmp(name + size - 4, ".npy", 4) == 0)
+        return 1;
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        size_t length = strlen(endings[i]);
+        if (size >= length && memcmp(name + size - length, endings[i], length) == 0)
+            return BITS_OF_ZIP + BITS_OF_TORCH;
+    }
+    return memchr(name, '/', size) ? BITS_OF_ZIP : BITS_OF_ZIP / 2;
+}
+
+static int bid(const fsdp_probe *probe)
+{
+    enum { BITS_OF_MAGIC = 96 };
+    if (probe->is_directory)
+        return fsdp_probe_has(probe, index_name) ? BITS_OF_INDEX : 0;
+    return torch_legacy_begins(probe->head, probe->head_size) ? BITS_OF_MAGIC : bid_for_zip(probe);
+}
+
+static fsdp_status open_torch(const fsdp_probe *probe, fsdp_source **source_out, fsdp_error *err)
+{
+    torch_state *state = NULL;
+    FSDP_TRY(create(probe, source_out, &state, err));
+    fsdp_status st =
+        probe->is_directory ? open_directory(probe, state, err) : open_file(probe, state, err);
+    if (st != FSDP_OK) {
+        fsdp_source_close(*source_out);
+        *source_out = NULL;
+    }
+    return st;
+}
+
+const fsdp_foreign_format fsdp_format_torch = {.name = "torch", .bid = bid, .open = open_torch};

@@ -1,0 +1,158 @@
+/*
+ * The bytes of entries of a zip archive: read, unpacked, and compared with their checksum. See zip.h.
+ */
+#include "formats/zip/zip.h"
+
+#include "base/core/mem.h"
+#include "kernels/kernels.h"
+#include <fsdp/text.h>
+
+#include <zlib.h>
+
+enum { CHECK_BYTES = 256 << 10 };
+
+static fsdp_status fail_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, const char *why,
+                              fsdp_error *err)
+{
+    char name[200];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s': record '%s' at byte %lld %s",
+                     fsdp_zip_input_of(zip)->path,
+                     fsdp_printable(entry->name, entry->name_size, name, sizeof name),
+                     (long long)entry->offset, why);
+}
+
+/* Decodes the deflate stream into out, piece by piece; take is called with each piece. */
+typedef struct inflation {
+    const fsdp_zip *zip;
+    const fsdp_zip_entry *entry;
+    uint8_t *input;       /* CHECK_BYTES */
+    int64_t taken, given; /* bytes read, bytes decoded */
+    z_stream stream;
+} inflation;
+
+static fsdp_status refill(inflation *state, fsdp_error *err)
+{
+    int64_t rest = state->entry->stored - state->taken;
+    size_t piece = rest < CHECK_BYTES ? (size_t)rest : CHECK_BYTES;
+    const fsdp_zip_input *input = fsdp_zip_input_of(state->zip);
+    FSDP_TRY(
+        input->read(input->user, state->input, piece, state->entry->offset + state->taken, err));
+    state->taken += (int64_t)piece;
+    state->stream.next_in = state->input;
+    state->stream.avail_in = (uInt)piece;
+    return FSDP_OK;
+}
+
+/* Fills out with exactly room bytes, fewer at the end of the stream. */
+static fsdp_status inflate_piece(inflation *state, uint8_t *out, size_t room, size_t *size_out,
+                                 bool *ended_out, fsdp_error *err)
+{
+    state->stream.next_out = out;
+    state->stream.avail_out = (uInt)room;
+    int rc = Z_OK;
+    while (state->stream.avail_out > 0 && rc != Z_STREAM_END) {
+        if (state->stream.avail_in == 0 && state->taken < state->entry->stored)
+            FSDP_TRY(refill(state, err));
+        rc = inflate(&state->stream, Z_NO_FLUSH);
+        if (rc != Z_OK && rc != Z_STREAM_END)
+            return fail_entry(state->zip, state->entry, "cannot be unpacked", err);
+    }
+    *size_out = room - state->stream.avail_out;
+    *ended_out = rc == Z_STREAM_END;
+    return FSDP_OK;
+}
+
+/* Decodes everything: into data, or when data is NULL only for its CRC. */
+static fsdp_status inflate_all(inflation *state, uint8_t *data, uint8_t *scratch, uint32_t *crc,
+                               fsdp_error *err)
+{
+    bool ended = false;
+    while (!ended) {
+        int64_t rest = state->entry->size - state->given;
+        uint8_t *out = data && rest > 0 ? data + state->given : scratch;
+        size_t room = data && rest > 0 && rest < CHECK_BYTES ? (size_t)rest : CHECK_BYTES, size = 0;
+        FSDP_TRY(inflate_piece(state, out, room, &size, &ended, err));
+        if ((int64_t)size > rest)
+            return fail_entry(state->zip, state->entry, "is longer than it says", err);
+        *crc = fsdp_crc32(*crc, out, size);
+        state->given += (int64_t)size;
+    }
+    if (state->given != state->entry->size || state->taken != state->entry->stored ||
+        state->stream.avail_in > 0)
+        return fail_entry(state->zip, state->entry, "has another size than it says", err);
+    return FSDP_OK;
+}
+
+static fsdp_status inflate_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, uint8_t *data,
+                                 uint8_t *scratch, uint32_t *crc, fsdp_error *err)
+{
+    inflation state = {.zip = zip, .entry = entry, .input = fsdp_realloc(NULL, CHECK_BYTES, 1)};
+    if (!state.input || inflateInit2(&state.stream, -MAX_WBITS) != Z_OK) {
+        fsdp_free(state.input);
+        return fsdp_fail_memory(err, "unpacking a zip record");
+    }
+    fsdp_status st = inflate_all(&state, data, scratch, crc, err);
+    inflateEnd(&state.stream);
+    fsdp_free(state.input);
+    return st;
+}
+
+static fsdp_status read_stored(const fsdp_zip *zip, const fsdp_zip_entry *entry, uint8_t *data,
+                               uint8_t *scratch, uint32_t *crc, fsdp_error *err)
+{
+    for (int64_t at = 0; at < entry->size;) {
+        size_t piece = entry->size - at < CHECK_BYTES ? (size_t)(entry->size - at) : CHECK_BYTES;
+        uint8_t *out = data ? data + at : scratch;
+        FSDP_TRY(fsdp_zip_input_of(zip)->read(fsdp_zip_input_of(zip)->user, out, piece,
+                                              entry->offset + at, err));
+        if (entry->crc != 0)
+            *crc = fsdp_crc32(*crc, out, piece);
+        at += (int64_t)piece;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status read_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, uint8_t *data,
+                              fsdp_error *err)
+{
+    uint32_t crc = 0;
+    uint8_t *scratch = fsdp_realloc(NULL, CHECK_BYTES, 1);
+    if (!scratch)
+        return fsdp_fail_memory(err, "reading a zip record");
+    fsdp_status st = entry->is_deflated ? inflate_entry(zip, entry, data, scratch, &crc, err)
+                                        : read_stored(zip, entry, data, scratch, &crc, err);
+    fsdp_free(scratch);
+    if (st == FSDP_OK && entry->crc != 0 && crc != entry->crc)
+        return fail_entry(zip, entry, "does not have the checksum that the archive gives", err);
+    return st;
+}
+
+fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size_t max_size,
+                          char **data_out, fsdp_error *err)
+{
+    *data_out = NULL;
+    if ((uint64_t)entry->size > max_size) {
+        char name[200];
+        return fsdp_fail(err, FSDP_ERR_LIMIT,
+                         "'%s': record '%s' has %lld bytes, at most %zu are read",
+                         fsdp_zip_input_of(zip)->path,
+                         fsdp_printable(entry->name, entry->name_size, name, sizeof name),
+                         (long long)entry->size, max_size);
+    }
+    char *data = fsdp_realloc(NULL, (size_t)entry->size + 1, 1);
+    if (!data)
+        return fsdp_fail_memory(err, "a zip record");
+    data[entry->size] = '\0';
+    fsdp_status st = read_entry(zip, entry, (uint8_t *)data, err);
+    if (st != FSDP_OK) {
+        fsdp_free(data);
+        return st;
+    }
+    *data_out = data;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err)
+{
+    return entry->crc == 0 ? FSDP_OK : read_entry(zip, entry, NULL, err);
+}

@@ -1,0 +1,11 @@
+/* Sums and maxima of integers over ranks, for fsdp_tensor_fold: sums wrap. */
+#ifndef FSDP_KERNELS_INTEGER_FOLD_H
+#define FSDP_KERNELS_INTEGER_FOLD_H
+
+#include "kernels/train/tensor.h"
+
+bool fsdp_integer_can_fold(fsdp_dtype dtype);
+void fsdp_integer_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
+                       fsdp_fold fold);
+
+#endif

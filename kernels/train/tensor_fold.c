@@ -1,0 +1,130 @@
+/*
+ * Sums over ranks. Every element is folded in rank order; blocks are short, so that each source is read once
+ * and the sum stays in the cache. How a tensor is cut into calls never shows in the result. See tensor.h.
+ */
+#include "kernels/train/tensor.h"
+
+#include "kernels/cast/blocks.h"
+#include "kernels/train/integer_fold.h"
+
+#include <math.h>
+
+typedef struct fold_job {
+    fsdp_dtype dtype;
+    fsdp_real real;
+    const void *const *from;
+    int n;
+    fsdp_fold fold;
+    double multiply, divide;
+    double factor; /* 1 / divide where that is exact, so that the product is the quotient; else 1 */
+} fold_job;
+
+static double exact_reciprocal(double divisor)
+{
+    int exponent;
+    bool is_power = frexp(divisor, &exponent) == 0.5 && exponent > -100 && exponent < 100;
+    return is_power ? 1 / divisor : 1;
+}
+
+static const void *read_source(const fold_job *job, int source, size_t first, size_t count,
+                               fsdp_room *room)
+{
+    const void *data = fsdp_element_const(job->from[source], job->dtype, first);
+    if (job->multiply == 1)
+        return fsdp_real_read(job->real, data, job->dtype, count, room);
+    fsdp_real_load(job->real, data, job->dtype, count, room);
+    job->real.loops->multiply(room, count, job->multiply);
+    return room;
+}
+
+/*
+ * Groups of sources are added to the sum so far. That stays aside until the last group, since what it
+ * overwrites in the end may be a source that is still to be read.
+ */
+static void sum_block(const fold_job *job, size_t first, size_t count, void *to)
+{
+    fsdp_room sum;
+    for (int source = 0; source < job->n;) {
+        fsdp_room rooms[FSDP_LOOP_SOURCES];
+        const void *numbers[FSDP_LOOP_SOURCES] = {&sum};
+        int n = source > 0 ? 1 : 0;
+        for (; n < FSDP_LOOP_SOURCES && source < job->n; n++, source++)
+            numbers[n] = read_source(job, source, first, count, &rooms[n]);
+        bool is_last = source == job->n;
+        job->real.loops->sum(is_last ? to : &sum, numbers, n, count, is_last ? job->factor : 1);
+    }
+}
+
+static void raise_block(const fold_job *job, size_t first, size_t count, void *to)
+{
+    fsdp_room largest;
+    fsdp_real_load(job->real, fsdp_element_const(job->from[0], job->dtype, first), job->dtype,
+                   count, &largest);
+    job->real.loops->multiply(&largest, count, job->multiply);
+    for (int source = 1; source < job->n; source++) {
+        fsdp_room room;
+        job->real.loops->raise(&largest, read_source(job, source, first, count, &room), count);
+    }
+    const void *numbers = &largest;
+    job->real.loops->sum(to, &numbers, 1, count, job->factor);
+}
+
+static void fold_block(const fold_job *job, size_t first, size_t count, void *to)
+{
+    fsdp_room room;
+    bool fits = fsdp_real_fits(job->real, to, job->dtype);
+    void *numbers = fits ? to : &room;
+    if (job->fold == FSDP_FOLD_MAX)
+        raise_block(job, first, count, numbers);
+    else
+        sum_block(job, first, count, numbers);
+    if (job->divide * job->factor != 1)
+        job->real.loops->divide(numbers, count, job->divide);
+    fsdp_real_store(job->real, numbers, to, job->dtype, count);
+}
+
+/* Few bf16 sources, all aligned, are one loop from end to end. */
+static bool is_short_bf16(const fold_job *job, const void *to)
+{
+    uintptr_t bits = (uintptr_t)to;
+    for (int i = 0; i < job->n; i++)
+        bits |= (uintptr_t)job->from[i];
+    return job->dtype == FSDP_BF16 && job->n <= FSDP_LOOP_SOURCES && job->fold == FSDP_FOLD_SUM &&
+           job->multiply == 1 && job->divide * job->factor == 1 && bits % sizeof(uint16_t) == 0;
+}
+
+void fsdp_tensor_fold(void *to, const void *const *from, int n, fsdp_dtype dtype, size_t count,
+                      fsdp_fold fold, double multiply, double divide)
+{
+    if (fsdp_integer_can_fold(dtype)) {
+        fsdp_integer_fold(to, from, n, dtype, count, fold);
+        return;
+    }
+    const fold_job job = {
+        .dtype = dtype,
+        .real = fsdp_real_of(dtype),
+        .from = from,
+        .n = n,
+        .fold = fold,
+        .multiply = multiply,
+        .divide = divide,
+        .factor = exact_reciprocal(divide),
+    };
+    if (is_short_bf16(&job, to)) {
+        job.real.loops->sum_bf16(to, from, n, count, job.factor);
+        return;
+    }
+    for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK)
+        fold_block(&job, first, fsdp_block_size(first, count), fsdp_element(to, dtype, first));
+}
+
+bool fsdp_tensor_can_fold(fsdp_dtype dtype)
+{
+    switch (dtype) {
+    case FSDP_F64:
+    case FSDP_F32:
+    case FSDP_F16:
+    case FSDP_BF16: return true;
+    default: return fsdp_integer_can_fold(dtype);
+    }
+}

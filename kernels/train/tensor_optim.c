@@ -1,0 +1,116 @@
+/*
+ * One step of an optimizer on a shard, as PyTorch's single-tensor formulas have it. What depends on the
+ * hyper-parameters alone is computed here in f64; the loops over elements are in real_loops.h.
+ */
+#include "kernels/train/tensor.h"
+
+#include "kernels/cast/blocks.h"
+
+#include <math.h>
+
+/* A tensor that the step changes; data NULL: the optimizer has none. */
+typedef struct operand {
+    void *data;
+    fsdp_dtype dtype;
+    fsdp_room *room;
+    void *numbers; /* of this block */
+} operand;
+
+static void begin_block(operand *tensor, fsdp_real real, size_t first, size_t n)
+{
+    if (tensor->data)
+        tensor->numbers = fsdp_real_edit(real, fsdp_element(tensor->data, tensor->dtype, first),
+                                         tensor->dtype, n, tensor->room);
+}
+
+static void end_block(const operand *tensor, fsdp_real real, size_t first, size_t n)
+{
+    if (tensor->data)
+        fsdp_real_store(real, tensor->numbers, fsdp_element(tensor->data, tensor->dtype, first),
+                        tensor->dtype, n);
+}
+
+/* The weights the step is made on: the master's, where there is one. */
+static operand weights_of(void *param, fsdp_dtype param_type, float *master, fsdp_room *room)
+{
+    return master ? (operand){.data = master, .dtype = FSDP_F32, .room = room}
+                  : (operand){.data = param, .dtype = param_type, .room = room};
+}
+
+static fsdp_adamw_factors adamw_factors(const fsdp_adamw_step *step)
+{
+    double bias1 = 1 - pow(step->beta1, (double)step->step);
+    double bias2 = 1 - pow(step->beta2, (double)step->step);
+    return (fsdp_adamw_factors){
+        .grad_scale = step->maximize ? -step->grad_scale : step->grad_scale,
+        .keep = 1 - step->lr * step->weight_decay,
+        .weight1 = 1 - step->beta1,
+        .beta2 = step->beta2,
+        .weight2 = 1 - step->beta2,
+        .step_size = step->lr / bias1,
+        .root_bias2 = sqrt(bias2),
+        .eps = step->eps,
+    };
+}
+
+void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                       fsdp_dtype grad_type, void *exp_avg, void *exp_avg_sq,
+                       fsdp_dtype moment_type, size_t count, const fsdp_adamw_step *step)
+{
+    fsdp_adamw_factors factors = adamw_factors(step);
+    fsdp_room rooms[4];
+    operand weights = weights_of(param, param_type, master, &rooms[0]);
+    operand mean = {.data = exp_avg, .dtype = moment_type, .room = &rooms[1]};
+    operand square = {.data = exp_avg_sq, .dtype = moment_type, .room = &rooms[2]};
+    fsdp_real real = fsdp_real_of(weights.dtype);
+    for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK) {
+        size_t n = fsdp_block_size(first, count);
+        const void *g = fsdp_element_const(grad, grad_type, first);
+        begin_block(&weights, real, first, n);
+        begin_block(&mean, real, first, n);
+        begin_block(&square, real, first, n);
+        real.loops->adamw(weights.numbers, fsdp_real_read(real, g, grad_type, n, &rooms[3]),
+                          mean.numbers, square.numbers, n, &factors);
+        end_block(&weights, real, first, n);
+        end_block(&mean, real, first, n);
+        end_block(&square, real, first, n);
+        if (master)
+            fsdp_real_store(real, weights.numbers, fsdp_element(param, param_type, first),
+                            param_type, n);
+    }
+}
+
+void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad,
+                     fsdp_dtype grad_type, void *momentum, fsdp_dtype moment_type, size_t count,
+                     const fsdp_sgd_step *step)
+{
+    const fsdp_sgd_factors factors = {
+        .grad_scale = step->maximize ? -step->grad_scale : step->grad_scale,
+        .weight_decay = step->weight_decay,
+        .momentum = step->momentum,
+        .weight = 1 - step->dampening,
+        .lr = step->lr,
+        .has_momentum = step->momentum != 0,
+        .is_first = step->is_first,
+        .nesterov = step->nesterov,
+    };
+    fsdp_room rooms[3];
+    operand weights = weights_of(param, param_type, master, &rooms[0]);
+    operand velocity = {.dtype = moment_type, .room = &rooms[1]};
+    if (factors.has_momentum)
+        velocity.data = momentum;
+    fsdp_real real = fsdp_real_of(weights.dtype);
+    for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK) {
+        size_t n = fsdp_block_size(first, count);
+        const void *g = fsdp_element_const(grad, grad_type, first);
+        begin_block(&weights, real, first, n);
+        begin_block(&velocity, real, first, n);
+        real.loops->sgd(weights.numbers, fsdp_real_read(real, g, grad_type, n, &rooms[2]),
+                        velocity.numbers, n, &factors);
+        end_block(&weights, real, first, n);
+        end_block(&velocity, real, first, n);
+        if (master)
+            fsdp_real_store(real, weights.numbers, fsdp_element(param, param_type, first),
+                            param_type, n);
+    }
+}

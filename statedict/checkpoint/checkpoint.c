@@ -1,0 +1,265 @@
+/*
+ * An opened checkpoint: its manifest, the owners that the writers agreed on, its shard readers, and
+ * the values that were too large for the manifest. Reading tensors is get.c.
+ */
+#include "statedict/checkpoint/checkpoint_internal.h"
+
+#include "formats/source.h"
+#include "statedict/checkpoint/foreign.h"
+#include "statedict/checkpoint/incomplete.h"
+#include "statedict/manifest/large_value.h"
+#include "statedict/checkpoint/one_file.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static void fill_info(fsdp_checkpoint *checkpoint)
+{
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    fsdp_checkpoint_info *info = &checkpoint->info;
+    *info = (fsdp_checkpoint_info){.path = checkpoint->path,
+                                   .format = "fsdp",
+                                   .format_major = FSDP_FORMAT_MAJOR,
+                                   .format_minor = manifest->minor,
+                                   .kind = manifest->kind,
+                                   .step = manifest->step,
+                                   .world = manifest->world,
+                                   .compressed = manifest->compressed,
+                                   .file_count = manifest->file_count,
+                                   .tensor_bytes = fsdp_sd_tensor_bytes(manifest->sd)};
+    memcpy(info->run, manifest->run, sizeof info->run);
+    for (int i = 0; i < manifest->file_count; i++)
+        info->file_bytes += manifest->files[i].size;
+}
+
+/* Ranks cost memory in plans. The list of files bounds their number; in a full checkpoint the index
+ * does, which has a head for every rank. */
+static fsdp_status check_world(const fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    if (manifest->kind != FSDP_FULL ||
+        manifest->world <= manifest->files[0].index_size / FSDP_SHARD_INDEX_LEAST)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s' is damaged: an index of %lld bytes does not hold what %d ranks wrote",
+                     checkpoint->path, FSDP_MANIFEST_NAME, (long long)manifest->files[0].index_size,
+                     manifest->world);
+}
+
+/* --- large values --- */
+
+/* The index, not the manifest, says how much memory the value takes. */
+static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
+                               const fsdp_stored_box **stored_out, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, value->entry);
+    fsdp_shard_reader *reader = checkpoint->readers[0];
+    const fsdp_stored_box *stored = fsdp_shard_find(reader, 0, (uint32_t)value->entry, 0);
+    char name[160];
+    if (!stored || stored->dtype != FSDP_U8 || stored->ndim != 1 || stored->len[0] != value->size)
+        return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                         "'%s' lacks the value '%s' that the manifest promises",
+                         fsdp_shard_path(reader),
+                         fsdp_printable(entry->name, entry->name_size, name, sizeof name));
+    *stored_out = stored;
+    return FSDP_OK;
+}
+
+static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_box *stored,
+                               char *bytes, fsdp_error *err)
+{
+    fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
+    fsdp_getter getter = {0};
+    fsdp_status st = FSDP_OK;
+    for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
+        st = fsdp_get_block(&getter, checkpoint->readers[0], stored, block, &want, 1, err);
+    fsdp_getter_release(&getter);
+    return st;
+}
+
+static fsdp_status load_stored_value(fsdp_checkpoint *checkpoint, const fsdp_stored_value *value,
+                                     fsdp_error *err)
+{
+    const fsdp_stored_box *stored = NULL;
+    fsdp_value unpacked = {0};
+    if (checkpoint->may_lack && !checkpoint->readers[0] && fsdp_incomplete_is_lost(checkpoint, 0))
+        return fsdp_incomplete_lose(checkpoint, value->entry, 0, err);
+    FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, 0, err));
+    FSDP_TRY(find_stored(checkpoint, value, &stored, err));
+    char *bytes = fsdp_alloc_pages((size_t)value->size);
+    if (!bytes)
+        return fsdp_fail_memory(err, "a value");
+    fsdp_status st = read_stored(checkpoint, stored, bytes, err);
+    if (st == FSDP_OK)
+        st = fsdp_value_unpack(value->kind, bytes, (size_t)value->size, checkpoint->path, &unpacked,
+                               err);
+    if (st == FSDP_OK)
+        fsdp_sd_set_value(checkpoint->manifest.sd, value->entry, &unpacked);
+    fsdp_free(bytes);
+    return st;
+}
+
+static fsdp_status load_stored_values(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    for (size_t i = 0; i < checkpoint->manifest.stored_count; i++)
+        FSDP_TRY(load_stored_value(checkpoint, &checkpoint->manifest.stored[i], err));
+    return FSDP_OK;
+}
+
+static fsdp_status read_manifest(fsdp_checkpoint *checkpoint, bool look_at_files, fsdp_error *err)
+{
+    fsdp_io *io = checkpoint->io;
+    checkpoint->is_one_file = fsdp_is_one_file(io, checkpoint->path);
+    if (checkpoint->is_one_file)
+        return fsdp_one_file_read(io, checkpoint->path, &checkpoint->manifest, err);
+    return (look_at_files ? fsdp_manifest_read : fsdp_manifest_read_alone)(
+        io, checkpoint->path, &checkpoint->manifest, err);
+}
+
+static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, bool look_at_files,
+                                 fsdp_error *err)
+{
+    checkpoint->path = fsdp_strndup(path, strlen(path));
+    if (!checkpoint->path)
+        return fsdp_fail_memory(err, "a path");
+    FSDP_TRY(read_manifest(checkpoint, look_at_files, err));
+    FSDP_TRY(check_world(checkpoint, err));
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    checkpoint->readers = fsdp_alloc((size_t)manifest->file_count, sizeof *checkpoint->readers);
+    checkpoint->owners = fsdp_alloc(fsdp_sd_count(manifest->sd), sizeof *checkpoint->owners);
+    if (!checkpoint->readers || !checkpoint->owners)
+        return fsdp_fail_memory(err, "a checkpoint");
+    if (manifest->kind != FSDP_LOCAL)
+        FSDP_TRY(fsdp_plan_owners(manifest->sd, manifest->owners, checkpoint->owners, err));
+    fill_info(checkpoint);
+    return load_stored_values(checkpoint, err);
+}
+
+static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                   bool look_at_files, fsdp_checkpoint **checkpoint_out,
+                                   fsdp_error *err)
+{
+    fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
+    if (!checkpoint)
+        return fsdp_fail_memory(err, "a checkpoint");
+    checkpoint->io = io;
+    fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
+    if (st == FSDP_OK)
+        st = open_manifest(checkpoint, path, look_at_files && !checkpoint->may_lack, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
+                                    fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    const char *format = opts ? opts->format : NULL;
+    if (format ? strcmp(format, "fsdp") != 0 : fsdp_path_is_foreign(io, path))
+        return fsdp_foreign_open(io, path, opts, checkpoint_out, err);
+    return open_checkpoint(io, path, opts, true, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path,
+                                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return fsdp_checkpoint_open_as(io, path, NULL, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path,
+                                       fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return open_checkpoint(io, path, NULL, false, checkpoint_out, err);
+}
+
+void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
+{
+    if (!checkpoint)
+        return;
+    for (int i = 0; checkpoint->readers && i < checkpoint->manifest.file_count; i++)
+        fsdp_shard_close(checkpoint->readers[i]);
+    fsdp_free(checkpoint->readers);
+    fsdp_free(checkpoint->owners);
+    fsdp_source_close(checkpoint->source);
+    fsdp_free(checkpoint->source_tensor);
+    fsdp_free(checkpoint->is_missing);
+    fsdp_filter_free(checkpoint->may_lack);
+    fsdp_free(checkpoint->source_boxes);
+    fsdp_manifest_release(&checkpoint->manifest);
+    fsdp_free(checkpoint->path);
+    fsdp_free(checkpoint);
+}
+
+static char *file_path(const fsdp_checkpoint *checkpoint, int number)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    if (checkpoint->is_one_file)
+        return fsdp_strndup(checkpoint->path, strlen(checkpoint->path));
+    fsdp_shard_name(number, checkpoint->manifest.file_count, name);
+    return fsdp_path_join(checkpoint->path, name);
+}
+
+fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
+{
+    if (checkpoint->source || checkpoint->readers[number])
+        return FSDP_OK;
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    const fsdp_manifest_file *file = &manifest->files[number];
+    char *path = file_path(checkpoint, number);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash,
+                            checkpoint->is_one_file};
+    fsdp_shard_id id = {
+        .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
+    memcpy(id.run, manifest->run, sizeof id.run);
+    fsdp_status st =
+        fsdp_shard_open(checkpoint->io, path, &seal, &id, &checkpoint->readers[number], err);
+    fsdp_free(path);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    for (int i = 0; i < checkpoint->manifest.file_count; i++)
+        FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
+    return FSDP_OK;
+}
+
+/* --- looking ---------------------------------------------------------------------------------- */
+
+const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint)
+{
+    return &checkpoint->info;
+}
+
+const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
+{
+    return checkpoint->manifest.sd;
+}
+
+void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
+                             fsdp_checkpoint_file *file_out)
+{
+    if (checkpoint->source) {
+        fsdp_foreign_file_at(checkpoint, number, file_out);
+        return;
+    }
+    *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
+    const char *slash = strrchr(checkpoint->path, '/');
+    if (checkpoint->is_one_file)
+        snprintf(file_out->name, sizeof file_out->name, "%s", slash ? slash + 1 : checkpoint->path);
+    else
+        fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
+    const fsdp_shard_reader *reader = checkpoint->readers[number];
+    if (!reader)
+        return;
+    file_out->box_count = (int64_t)fsdp_shard_box_count(reader);
+    for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
+        file_out->block_count += fsdp_shard_box_at(reader, i)->block_count;
+}

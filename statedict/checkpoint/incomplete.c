@@ -1,0 +1,151 @@
+/* Checkpoints that are not whole: see incomplete.h. */
+#include "statedict/checkpoint/incomplete.h"
+
+#include "base/core/mem.h"
+#include "formats/source.h"
+#include "statedict/commit/commit_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_opts *opts,
+                                  fsdp_error *err)
+{
+    if (!opts || !opts->allow_missing)
+        return FSDP_OK;
+    return fsdp_filter_create(opts->allow_missing, NULL, &checkpoint->may_lack, err);
+}
+
+static fsdp_status mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(checkpoint->manifest.sd);
+    if (!checkpoint->is_missing)
+        checkpoint->is_missing = fsdp_alloc(count, sizeof *checkpoint->is_missing);
+    if (!checkpoint->is_missing)
+        return fsdp_fail_memory(err, "the list of what is missing");
+    checkpoint->is_missing[entry] = true;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_source *source = checkpoint->source;
+    if (fsdp_source_missing_count(source) == 0)
+        return FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(checkpoint->manifest.sd); i++)
+        if (fsdp_sd_at(checkpoint->manifest.sd, i)->kind != FSDP_ENTRY_VALUE &&
+            fsdp_source_tensor_at(source, checkpoint->source_tensor[i])->is_missing)
+            FSDP_TRY(mark(checkpoint, i, err));
+    return FSDP_OK;
+}
+
+/* --- checkpoints of ours ---------------------------------------------------------------------- */
+
+bool fsdp_incomplete_is_lost(const fsdp_checkpoint *checkpoint, int file)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    fsdp_file_info info;
+    fsdp_shard_name(file, checkpoint->manifest.file_count, name);
+    char *path = checkpoint->is_one_file ? NULL : fsdp_path_join(checkpoint->path, name);
+    bool lost = path && checkpoint->io->ops->info(checkpoint->io, path, &info) == -ENOENT;
+    fsdp_free(path);
+    return lost;
+}
+
+fsdp_status fsdp_incomplete_lose(fsdp_checkpoint *checkpoint, size_t number, int file,
+                                 fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, number);
+    char shown[160], name[FSDP_SHARD_NAME_SIZE];
+    if (fsdp_filter_selects(checkpoint->may_lack, entry->name, entry->name_size))
+        return mark(checkpoint, number, err);
+    fsdp_shard_name(file, checkpoint->manifest.file_count, name);
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s/%s' is missing, which holds a part of '%s', and --allow-missing does not "
+                     "match its name",
+                     checkpoint->path, name,
+                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+}
+
+typedef struct lost_search {
+    const fsdp_checkpoint *checkpoint;
+    int file; /* of a part, or -1 */
+} lost_search;
+
+static fsdp_status find_lost(void *user, int rank, size_t part, const fsdp_box *box,
+                             fsdp_error *err)
+{
+    lost_search *search = user;
+    int file = fsdp_checkpoint_file_of(search->checkpoint, rank);
+    (void)part;
+    (void)box;
+    (void)err;
+    if (!search->checkpoint->readers[file])
+        search->file = file;
+    return FSDP_OK;
+}
+
+static fsdp_status mark_tensors(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    const fsdp_sd *sd = checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        lost_search search = {checkpoint, -1};
+        if (entry->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
+        FSDP_TRY(fsdp_plan_stored(entry, checkpoint->owners[i], &whole, find_lost, &search, err));
+        if (search.file >= 0)
+            FSDP_TRY(fsdp_incomplete_lose(checkpoint, i, search.file, err));
+    }
+    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_ALIAS && checkpoint->is_missing[entry->target])
+            checkpoint->is_missing[i] = true;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_incomplete_open(fsdp_checkpoint *checkpoint, fsdp_error *err)
+{
+    bool any = false;
+    for (int i = 0; i < checkpoint->manifest.file_count; i++) {
+        bool lost = fsdp_incomplete_is_lost(checkpoint, i);
+        any = any || lost;
+        if (!lost)
+            FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
+    }
+    return any ? mark_tensors(checkpoint, err) : FSDP_OK;
+}
+
+/* --- telling ---------------------------------------------------------------------------------- */
+
+size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint)
+{
+    size_t count = 0;
+    if (checkpoint->source)
+        return fsdp_source_missing_count(checkpoint->source);
+    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(checkpoint->manifest.sd); i++)
+        count += checkpoint->is_missing[i];
+    return count;
+}
+
+const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t number,
+                                       size_t *size_out)
+{
+    if (checkpoint->source)
+        return fsdp_source_missing_at(checkpoint->source, number, size_out);
+    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(checkpoint->manifest.sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, i);
+        if (checkpoint->is_missing[i] && number-- == 0) {
+            *size_out = entry->name_size;
+            return entry->name;
+        }
+    }
+    return NULL;
+}
+
+const char *fsdp_checkpoint_format_at(size_t i)
+{
+    return i == 0 ? "fsdp" : fsdp_source_format_name(i - 1);
+}

@@ -1,0 +1,341 @@
+/*
+ * The commit: a staging directory becomes a checkpoint by one rename, and a checkpoint goes away by
+ * one. Step 3 of a save, on rank 0 only. See commit.h; why it is safe: docs/commit.md.
+ */
+#include "statedict/commit/commit_internal.h"
+
+#include "base/data/flow.h"
+#include "base/core/mem.h"
+#include "statedict/commit/leftovers.h"
+#include "statedict/manifest/manifest.h"
+#include "statedict/commit/resume.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+/* --- begin ------------------------------------------------------------------------------------ */
+
+/* Renames `path` to a name that says what is to happen to it, then removes it. */
+fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
+                           fsdp_error *err)
+{
+    char *aside;
+    FSDP_TRY(fsdp_beside_name(name, FSDP_SUFFIX_DELETING, &aside, err));
+    fsdp_status status = FSDP_OK;
+    int result = io->ops->rename(io, path, aside, true);
+    if (fsdp_moves_needed(result))
+        status = fsdp_moves_delete(io, path, aside, err);
+    else if (result < 0)
+        status = fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", path, aside);
+    else if ((status = fsdp_io_sync_dir(io, parent, err)) == FSDP_OK)
+        status = fsdp_io_remove_tree(io, aside, err);
+    fsdp_free(aside);
+    return status;
+}
+
+static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsdp_error *err)
+{
+    int64_t step;
+    fsdp_lease *lease;
+    if (!fsdp_target_is_step(staging->target, &step))
+        return FSDP_OK;
+    FSDP_TRY(fsdp_lease_await(staging->io, staging->parent, watch, &lease, err));
+    fsdp_lease_keep(&staging->keeper, lease, watch);
+    return FSDP_OK;
+}
+
+/* What is written last and may be there already. The shard files stay. */
+static void remove_published(const fsdp_staging *staging)
+{
+    static const char *const names[] = {FSDP_MANIFEST_NAME, FSDP_MANIFEST_TEMPORARY, FSDP_VIEW_NAME,
+                                        FSDP_VIEW_TEMPORARY};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        fsdp_marker_remove(staging->io, staging->path, names[i]);
+}
+
+static fsdp_status prepare(fsdp_staging *staging, const char *dir, const char *hash,
+                           fsdp_error *err)
+{
+    FSDP_TRY(fsdp_place_recover(staging->io, staging->target, err));
+    FSDP_TRY(fsdp_place_check(staging->io, dir, staging->overwrite, err));
+    fsdp_leftovers_clear(staging->io, staging->target, staging->parent, hash, &staging->path,
+                         &staging->marker);
+    if (!staging->path)
+        return fsdp_staging_make(staging->io, staging->target, &staging->path, &staging->marker,
+                                 err);
+    staging->is_taken_up = true;
+    remove_published(staging);
+    return FSDP_OK;
+}
+
+static fsdp_status begin(fsdp_staging *staging, const char *dir, bool held, const char *hash,
+                         const fsdp_watch *watch, fsdp_error *err)
+{
+    fsdp_status status = fsdp_path_split(dir, &staging->target, &staging->parent, err);
+    if (status == FSDP_OK && !held)
+        status = enter_run(staging, watch, err);
+    if (status == FSDP_OK)
+        status = prepare(staging, dir, hash, err);
+    if (status != FSDP_OK)
+        fsdp_staging_release(staging);
+    return status;
+}
+
+static fsdp_staging new_staging(fsdp_io *io, bool durable, bool overwrite)
+{
+    return (fsdp_staging){
+        .io = io ? io : fsdp_io_posix(), .durable = durable, .overwrite = overwrite};
+}
+
+fsdp_status fsdp_staging_begin_held(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                                    fsdp_staging *staging_out, fsdp_error *err)
+{
+    *staging_out = new_staging(io, durable, overwrite);
+    return begin(staging_out, dir, true, NULL, NULL, err);
+}
+
+fsdp_status fsdp_staging_begin(fsdp_io *io, const char *dir, bool durable, bool overwrite,
+                               const char *hash, const fsdp_watch *watch, fsdp_staging *staging_out,
+                               fsdp_error *err)
+{
+    *staging_out = new_staging(io, durable, overwrite);
+    return begin(staging_out, dir, false, hash, watch, err);
+}
+
+/* --- at work ---------------------------------------------------------------------------------- */
+
+fsdp_watch fsdp_staging_watch(fsdp_staging *staging, const fsdp_watch *watch)
+{
+    staging->keeper.watch = *watch;
+    return fsdp_lease_keeper_watch(&staging->keeper);
+}
+
+fsdp_status fsdp_staging_judge(const fsdp_staging *staging, fsdp_status status, fsdp_error *err)
+{
+    const fsdp_error *lost = &staging->keeper.lost;
+    if (status != FSDP_ERR_CANCELLED || lost->status == FSDP_OK)
+        return status;
+    return fsdp_fail(err, FSDP_ERR_EXISTS, "lost the lease of the run while saving: %s",
+                     lost->text);
+}
+
+fsdp_lease *fsdp_staging_move_lease(fsdp_staging *staging)
+{
+    fsdp_lease *lease = staging->keeper.lease;
+    staging->keeper.lease = NULL;
+    return lease;
+}
+
+void fsdp_staging_abandon(fsdp_staging *staging, fsdp_error *err)
+{
+    if (staging->path)
+        fsdp_leftovers_discard(staging->io, staging->path, staging->target, &staging->marker, err);
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    fsdp_free(staging->path);
+    staging->path = NULL;
+}
+
+void fsdp_staging_release(fsdp_staging *staging)
+{
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_lease_release(staging->keeper.lease);
+    fsdp_free(staging->target);
+    fsdp_free(staging->parent);
+    fsdp_free(staging->path);
+    *staging = (fsdp_staging){0};
+}
+
+/* --- delete ----------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_checkpoint_delete(fsdp_io *io, const char *dir, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    fsdp_status status = fsdp_path_split(dir, &path, &parent, err);
+    if (status == FSDP_OK)
+        status = fsdp_delete_as(io ? io : fsdp_io_posix(), path, parent, path, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return status;
+}
+
+/* --- publish ---------------------------------------------------------------------------------- */
+
+static fsdp_status write_text(const fsdp_staging *staging, const char *path, const char *text,
+                              size_t size, fsdp_error *err)
+{
+    fsdp_file *file;
+    FSDP_TRY(fsdp_io_open(staging->io, path, FSDP_IO_CREATE, &file, err));
+    fsdp_status status = fsdp_io_write(file, path, text, size, 0, err);
+    if (status == FSDP_OK && staging->durable)
+        status = fsdp_io_sync(file, path, err);
+    fsdp_status closed = fsdp_io_close(&file, path, status == FSDP_OK ? err : NULL);
+    return status == FSDP_OK ? closed : status;
+}
+
+/* After this the staging directory is a whole checkpoint under another name. */
+static fsdp_status write_manifest(const fsdp_staging *staging, const char *text, size_t size,
+                                  fsdp_error *err)
+{
+    fsdp_flow("statedict/commit/commit.c", "manifest: %zu bytes", size);
+    char *temporary = fsdp_path_join(staging->path, FSDP_MANIFEST_TEMPORARY);
+    char *path = fsdp_path_join(staging->path, FSDP_MANIFEST_NAME);
+    fsdp_status status = temporary && path ? write_text(staging, temporary, text, size, err)
+                                           : fsdp_fail_memory(err, staging->path);
+    if (status == FSDP_OK)
+        status = fsdp_io_rename(staging->io, temporary, path, true, err);
+    if (status == FSDP_OK && staging->durable)
+        status = fsdp_io_sync_dir(staging->io, staging->path, err);
+    fsdp_free(temporary);
+    fsdp_free(path);
+    return status;
+}
+
+typedef struct forgetting {
+    const fsdp_staging *staging;
+    fsdp_status status;
+    fsdp_error *err;
+} forgetting;
+
+static bool forget_one(void *user, const char *path)
+{
+    forgetting *work = user;
+    const fsdp_staging *staging = work->staging;
+    /* DIR must be durable before what it replaced is gone */
+    work->status = fsdp_io_sync_dir(staging->io, staging->parent, work->err);
+    if (work->status == FSDP_OK)
+        work->status =
+            fsdp_delete_as(staging->io, path, staging->parent, staging->target, work->err);
+    return work->status == FSDP_OK;
+}
+
+/* What an overwrite that was cut after its second rename left. Were it still there when DIR is set
+ * aside, too, nobody could tell which of the two is the newer one. */
+static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
+{
+    forgetting work = {staging, FSDP_OK, err};
+    bool seen =
+        fsdp_beside_each(staging->io, staging->target, FSDP_SUFFIX_REPLACED, forget_one, &work);
+    if (work.status == FSDP_OK && !seen)
+        return fsdp_fail(err, FSDP_ERR_IO, "cannot list '%s'", staging->parent);
+    return work.status;
+}
+
+static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_flow("statedict/commit/commit.c", "publish: rename to '%s'", staging->target);
+    fsdp_io *io = staging->io;
+    int result = io->ops->rename(io, staging->path, staging->target, false);
+    if (result == 0)
+        return FSDP_OK;
+    if (fsdp_moves_needed(result))
+        return fsdp_moves_publish(io, staging->path, staging->target, staging->durable, err);
+    if (result == -EEXIST || result == -ENOTEMPTY)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists: another job made it meanwhile",
+                         staging->target);
+    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", staging->path,
+                           staging->target);
+}
+
+/* The parent could not be made durable: what is not reported as saved must not stay. */
+static void withdraw(const fsdp_staging *staging)
+{
+    fsdp_io *io = staging->io;
+    if (io->ops->rename(io, staging->target, staging->path, true) < 0)
+        (void)fsdp_checkpoint_delete(io, staging->target, NULL);
+}
+
+static fsdp_status take_place(const fsdp_staging *staging, fsdp_error *err)
+{
+    FSDP_TRY(move_into_place(staging, err));
+    fsdp_status status =
+        staging->durable ? fsdp_io_sync_dir(staging->io, staging->parent, err) : FSDP_OK;
+    if (status != FSDP_OK)
+        withdraw(staging);
+    return status;
+}
+
+/* Where the two cannot be exchanged: the old one is renamed out of the way first. */
+static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
+{
+    char *old;
+    FSDP_TRY(fsdp_beside_name(staging->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status status = fsdp_io_rename(staging->io, staging->target, old, true, err);
+    if (status == FSDP_OK)
+        *old_out = old;
+    else
+        fsdp_free(old);
+    return status;
+}
+
+static fsdp_status replace_in_turn(const fsdp_staging *staging, fsdp_error *err)
+{
+    char *old = NULL;
+    FSDP_TRY(set_aside(staging, &old, err));
+    fsdp_status status = take_place(staging, err);
+    if (status == FSDP_OK)
+        (void)fsdp_delete_as(staging->io, old, staging->parent, staging->target, NULL);
+    else
+        staging->io->ops->rename(staging->io, old, staging->target, true);
+    fsdp_free(old);
+    return status;
+}
+
+/* The exchange could not be made durable. When it cannot be undone either, both must stay. */
+static void exchange_back(fsdp_staging *staging)
+{
+    if (staging->io->ops->exchange(staging->io, staging->path, staging->target) == 0)
+        return;
+    fsdp_free(staging->path);
+    staging->path = NULL;
+}
+
+/* Afterwards the old one stands under the staging's name, and there was no moment without DIR. */
+static fsdp_status exchange(fsdp_staging *staging, fsdp_error *err)
+{
+    fsdp_io *io = staging->io;
+    int result = io->ops->exchange(io, staging->path, staging->target);
+    if (fsdp_moves_needed(result))
+        return replace_in_turn(staging, err);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot exchange '%s' and '%s'", staging->path,
+                               staging->target);
+    fsdp_status status = staging->durable ? fsdp_io_sync_dir(io, staging->parent, err) : FSDP_OK;
+    if (status == FSDP_OK)
+        (void)fsdp_delete_as(io, staging->path, staging->parent, staging->target, NULL);
+    else
+        exchange_back(staging);
+    return status;
+}
+
+static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_place_check(staging->io, staging->target, true, err)); /* it may have changed */
+    FSDP_TRY(forget_replaced(staging, err));
+    /* the old one must not be taken for a staging when it stands under such a name */
+    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
+    return exchange(staging, err);
+}
+
+/* Closed first: there are mounts where an open file that is removed stays under another name. */
+static void end_marker(fsdp_staging *staging)
+{
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);
+    fsdp_marker_remove(staging->io, staging->target, FSDP_MARKER_SAVING);
+}
+
+fsdp_status fsdp_staging_publish(fsdp_staging *staging, const char *manifest, size_t size,
+                                 fsdp_error *err)
+{
+    FSDP_TRY(write_manifest(staging, manifest, size, err));
+    if (staging->has_notes)
+        fsdp_marker_remove(staging->io, staging->path, FSDP_RESUME_NAME);
+    if (staging->keeper.lease)
+        FSDP_TRY(fsdp_lease_refresh(staging->keeper.lease, err));
+    bool replaces = staging->overwrite && fsdp_io_exists(staging->io, staging->target);
+    FSDP_TRY(replaces ? replace(staging, err) : take_place(staging, err));
+    end_marker(staging);
+    fsdp_free(staging->path);
+    staging->path = NULL;
+    return FSDP_OK;
+}

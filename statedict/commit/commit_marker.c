@@ -1,0 +1,135 @@
+/*
+ * The marker of a directory that is being made: a small file in it, locked as long as its maker
+ * works. A lock that can be taken means that the maker is dead, and what it left may be removed.
+ *
+ * That is only true where the lock of a living maker would be seen: the text names the start of the
+ * system (boot id) and the host, and only a marker of this machine is ever judged, since there are
+ * mounts that keep locks to one host. The text is written once the lock is held; an empty marker,
+ * where files cannot be locked or the maker was killed in between, is never judged.
+ */
+#include "statedict/commit/commit_internal.h"
+
+#include "statedict/commit/lease_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { LOCK_TRIES = 200, TEXT_ROOM = 400 };
+
+/* Empty when the system does not say which start of it this is. */
+static void spell_maker(char text_out[TEXT_ROOM])
+{
+    fsdp_process self;
+    fsdp_process_self(&self);
+    text_out[0] = '\0';
+    if (strcmp(self.boot, "unknown") != 0)
+        snprintf(text_out, TEXT_ROOM, "boot %s\nhost %s\n", self.boot, self.host);
+}
+
+/* The text of another start of this host counts as well: that start, and its locks, are over. */
+static bool is_of_this_machine(const char *text)
+{
+    char own[TEXT_ROOM];
+    spell_maker(own);
+    const char *line = strchr(text, '\n'), *own_line = strchr(own, '\n');
+    if (!line || !own_line || strncmp(text, "boot ", 5) != 0 || text[strlen(text) - 1] != '\n')
+        return false;
+    bool same_boot =
+        line - text == own_line - own && strncmp(text, own, (size_t)(line - text)) == 0;
+    return same_boot || strcmp(line, own_line) == 0;
+}
+
+/* Somebody who looks whether the marker's owner is dead may have the lock for a moment. */
+static int lock_patiently(fsdp_file *file)
+{
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    int result = file->ops->lock(file);
+    for (int i = 0; i < LOCK_TRIES && result == -EWOULDBLOCK; i++) {
+        nanosleep(&pause, NULL);
+        result = file->ops->lock(file);
+    }
+    return result;
+}
+
+/* A text that is cut short is not judged: no need to go on after a part. */
+static fsdp_status sign(fsdp_file *marker, const char *path, fsdp_error *err)
+{
+    char text[TEXT_ROOM];
+    spell_maker(text);
+    ssize_t n = marker->ops->pwrite(marker, text, strlen(text), 0);
+    return n >= 0 ? FSDP_OK : fsdp_fail_errno(err, (int)-n, "cannot write '%s'", path);
+}
+
+fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name,
+                               fsdp_file **marker_out, fsdp_error *err)
+{
+    *marker_out = NULL;
+    char *path = fsdp_path_join(dir, name);
+    if (!path)
+        return fsdp_fail_memory(err, dir);
+    fsdp_status status = fsdp_io_open(io, path, FSDP_IO_CREATE, marker_out, err);
+    if (status == FSDP_OK && lock_patiently(*marker_out) == 0)
+        status = sign(*marker_out, path, err);
+    fsdp_free(path);
+    return status;
+}
+
+static bool is_abandoned(fsdp_file *marker)
+{
+    char text[TEXT_ROOM];
+    if (marker->ops->lock(marker) != 0)
+        return false;
+    ssize_t n = marker->ops->pread(marker, text, sizeof text - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    return n > 0 && is_of_this_machine(text);
+}
+
+fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name)
+{
+    fsdp_file *marker = NULL;
+    char *path = fsdp_path_join(dir, name);
+    if (!path)
+        return FSDP_MARKER_UNKNOWN;
+    fsdp_marker_state state = FSDP_MARKER_UNKNOWN;
+    int result = io->ops->open(io, path, FSDP_IO_WRITE, &marker);
+    if (result == 0)
+        state = marker->ops->lock(marker) == -EWOULDBLOCK ? FSDP_MARKER_HELD : FSDP_MARKER_FREE;
+    else if (result == -ENOENT || result == -ENOTDIR)
+        state = FSDP_MARKER_MISSING;
+    (void)fsdp_io_close(&marker, path, NULL);
+    fsdp_free(path);
+    return state;
+}
+
+void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name)
+{
+    char *path = fsdp_path_join(dir, name);
+    if (path)
+        io->ops->unlink(io, path);
+    fsdp_free(path);
+}
+
+/* In a staging directory it says who is at work; a published checkpoint needs no judge. */
+bool fsdp_marker_forget(fsdp_io *io, const char *dir)
+{
+    if (fsdp_dir_is_staging(dir) ||
+        fsdp_marker_look(io, dir, FSDP_MARKER_SAVING) != FSDP_MARKER_FREE ||
+        !fsdp_has_manifest(io, dir))
+        return false;
+    fsdp_marker_remove(io, dir, FSDP_MARKER_SAVING);
+    return fsdp_marker_look(io, dir, FSDP_MARKER_SAVING) == FSDP_MARKER_MISSING;
+}
+
+bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out)
+{
+    char *path = fsdp_path_join(dir, name);
+    *marker_out = NULL;
+    bool abandoned = path && io->ops->open(io, path, FSDP_IO_WRITE, marker_out) == 0 &&
+                     is_abandoned(*marker_out);
+    if (!abandoned)
+        (void)fsdp_io_close(marker_out, dir, NULL);
+    fsdp_free(path);
+    return abandoned;
+}

@@ -1,0 +1,39 @@
+/* Keeping the lease of a run while long work is under way: see fsdp_lease_keeper in commit.h. */
+#include "base/core/clock.h"
+#include "statedict/commit/commit.h"
+
+enum { REFRESH_MS = FSDP_LEASE_SECONDS * 1000 / 3 };
+
+void fsdp_lease_keep(fsdp_lease_keeper *keeper, fsdp_lease *lease, const fsdp_watch *watch)
+{
+    *keeper = (fsdp_lease_keeper){.lease = lease, .refresh_ms = fsdp_now_ms() + REFRESH_MS};
+    if (watch)
+        keeper->watch = *watch;
+}
+
+static int keep(void *user, int64_t done, int64_t total, const char *what)
+{
+    fsdp_lease_keeper *keeper = user;
+    const fsdp_watch *watch = &keeper->watch;
+    int64_t now = fsdp_now_ms();
+    if (now >= keeper->refresh_ms) {
+        keeper->refresh_ms = now + REFRESH_MS;
+        if (fsdp_lease_refresh(keeper->lease, &keeper->lost) != FSDP_OK)
+            return 1;
+    }
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
+static void pass_notice(void *user, const char *text)
+{
+    const fsdp_lease_keeper *keeper = user;
+    if (keeper->watch.notice)
+        keeper->watch.notice(keeper->watch.user, text);
+}
+
+fsdp_watch fsdp_lease_keeper_watch(fsdp_lease_keeper *keeper)
+{
+    if (!keeper->lease)
+        return keeper->watch;
+    return (fsdp_watch){.user = keeper, .progress = keep, .notice = pass_notice};
+}

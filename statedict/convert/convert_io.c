@@ -1,0 +1,82 @@
+/* How a conversion touches files: see convert_io.h. */
+#include "statedict/convert/convert_io.h"
+
+#include "base/io/io_direct.h"
+#include "base/io/io_limit.h"
+#include "base/core/pool.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/convert/export.h"
+#include "statedict/transfer/pipeline.h"
+
+#include <inttypes.h>
+
+enum { DIRECT_MOST = 16 << 20, BUFFER_MOST = 1 << 20, BUFFER_LEAST = 64 << 10 };
+
+fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    fsdp_open_opts open = {
+        .format = opts->from_format, .allow_missing = opts->allow_missing, .io = opts->io};
+    FSDP_TRY(fsdp_checkpoint_open_with(from, &open, checkpoint_out, err));
+    bool is_empty = fsdp_sd_count((*checkpoint_out)->manifest.sd) == 0;
+    if (!is_empty || fsdp_checkpoint_missing_count(*checkpoint_out) == 0)
+        return FSDP_OK;
+    fsdp_checkpoint_close(*checkpoint_out);
+    *checkpoint_out = NULL;
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' lacks every file that holds something of it",
+                     from);
+}
+
+static int threads_of(const fsdp_convert_opts *opts)
+{
+    return opts->threads > 0 ? opts->threads : fsdp_pool_cores();
+}
+
+static int64_t direct_buffer(const fsdp_convert_opts *opts)
+{
+    int64_t buffer = DIRECT_MOST / threads_of(opts);
+    return buffer < BUFFER_LEAST ? BUFFER_LEAST : buffer > BUFFER_MOST ? BUFFER_MOST : buffer;
+}
+
+int64_t fsdp_convert_io_room(const fsdp_convert_opts *opts)
+{
+    return opts && opts->direct ? direct_buffer(opts) * threads_of(opts) : 0;
+}
+
+static fsdp_status make_io(fsdp_convert_io *how, fsdp_error *err)
+{
+    fsdp_convert_opts *opts = &how->opts;
+    if (opts->bytes_per_second > 0) {
+        fsdp_io_limit_opts limit = {.bytes_per_second = opts->bytes_per_second,
+                                    .stopped = opts->watch.stopped,
+                                    .user = opts->watch.user};
+        FSDP_TRY(fsdp_io_limit_create(opts->io, &limit, &how->limit, err));
+        opts->io = how->limit;
+    }
+    if (opts->direct) {
+        FSDP_TRY(fsdp_io_direct_create(opts->io, (size_t)direct_buffer(opts), &how->direct, err));
+        opts->io = how->direct;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts *opts,
+                                  fsdp_error *err)
+{
+    *how = (fsdp_convert_io){.opts = opts ? *opts : (fsdp_convert_opts){0}};
+    if (how->opts.bytes_per_second < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "%" PRId64 " bytes a second is no rate",
+                         how->opts.bytes_per_second);
+    if (!how->opts.io)
+        how->opts.io = fsdp_io_posix();
+    return make_io(how, err);
+}
+
+void fsdp_convert_io_end(fsdp_convert_io *how)
+{
+    if (how->direct && fsdp_io_direct_refusals(how->direct) > 0)
+        fsdp_notice(&how->opts.watch, "the file system has no reading past the page cache: files "
+                                      "there were read through it");
+    fsdp_io_direct_free(how->direct);
+    fsdp_io_limit_free(how->limit);
+}

@@ -1,0 +1,593 @@
+/* Files beside the weights: see copied.h. */
+#include "statedict/convert/copied.h"
+
+#include "base/data/json.h"
+#include "formats/source.h"
+#include "kernels/kernels.h"
+#include "statedict/commit/commit_internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE = 1 << 20, EDITED_MOST = 16 << 20, COPIED_MOST = 256 << 20, RECORD_MOST = 1 << 20 };
+
+struct fsdp_copied_file {
+    const char *name;
+    int number; /* in the source */
+    bool is_edited;
+    fsdp_text text; /* edited: what is written */
+    char change[96];
+    fsdp_hash hash; /* of what was written */
+};
+
+/* --- which files ------------------------------------------------------------------------------ */
+
+static bool begins_with(const char *name, const char *start)
+{
+    return strncmp(name, start, strlen(start)) == 0;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t size = strlen(name), n = strlen(end);
+    return size > n && strcmp(name + size - n, end) == 0;
+}
+
+static bool is_one_of(const char *name, const char *const *words,
+                      bool (*is_it)(const char *, const char *))
+{
+    for (; *words; words++)
+        if (is_it(name, *words))
+            return true;
+    return false;
+}
+
+static bool is_equal(const char *a, const char *b)
+{
+    return strcmp(a, b) == 0;
+}
+
+/* Weights and their indexes, whatever they are called before the dot. */
+static bool is_weights(const char *name)
+{
+    static const char *const ends[] = {".safetensors", ".bin",    ".pt",      ".pth", ".ckpt",
+                                       ".h5",          ".hdf5",   ".npz",     ".npy", ".gguf",
+                                       ".onnx",        ".tflite", ".msgpack", ".pkl", ".distcp",
+                                       ".index.json",  NULL};
+    return is_one_of(name, ends, ends_with);
+}
+
+bool fsdp_copied_name(const char *name, bool with_code)
+{
+    static const char *const names[] = {"config.json",
+                                        "generation_config.json",
+                                        "merges.txt",
+                                        "added_tokens.json",
+                                        "special_tokens_map.json",
+                                        "preprocessor_config.json",
+                                        "processor_config.json",
+                                        "README.md",
+                                        NULL};
+    static const char *const starts[] = {"tokenizer", "vocab.", "chat_template",
+                                         "LICENSE",   "NOTICE", NULL};
+    if (ends_with(name, ".py"))
+        return with_code && name[0] != '.';
+    if (is_weights(name))
+        return false;
+    return is_one_of(name, names, is_equal) || is_one_of(name, starts, begins_with) ||
+           ends_with(name, ".tiktoken");
+}
+
+/* Files whose members say which code goes with the model. Others are data: a vocabulary may hold any word. */
+static bool is_config(const char *name)
+{
+    static const char *const names[] = {"config.json",           "generation_config.json",
+                                        "tokenizer_config.json", "preprocessor_config.json",
+                                        "processor_config.json", NULL};
+    return is_one_of(name, names, is_equal);
+}
+
+static bool wanted(void *user, const char *name)
+{
+    return fsdp_copied_name(name, *(bool *)user);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+static fsdp_status add_file(fsdp_copies *copies, fsdp_io *io, const char *dir, const char *name,
+                            fsdp_error *err)
+{
+    fsdp_file_info info;
+    fsdp_copied_file file = {.name = fsdp_arena_strndup(&copies->arena, name, strlen(name))};
+    char *path = fsdp_path_join(dir, name);
+    fsdp_status st = path && file.name ? FSDP_OK : fsdp_fail_memory(err, "a path");
+    int result = st == FSDP_OK ? io->ops->info(io, path, &info) : 0;
+    bool is_directory = st == FSDP_OK && result == 0 && info.kind == FSDP_FILE_DIRECTORY;
+    if (st == FSDP_OK && result < 0)
+        st = fsdp_fail_errno(err, -result, "cannot open '%s'", path);
+    else if (st == FSDP_OK && info.kind == FSDP_FILE_OTHER)
+        st =
+            fsdp_fail(err, FSDP_ERR_REFUSED, "'%s' is no regular file, and cannot be copied", path);
+    else if (st == FSDP_OK && !is_directory)
+        st = fsdp_source_add_file(copies->source, path, true, &file.number, err);
+    if (st == FSDP_OK && !is_directory) {
+        int64_t most = is_config(name) ? EDITED_MOST : COPIED_MOST;
+        int64_t size = fsdp_source_file_size(copies->source, (size_t)file.number);
+        if (size > most)
+            st = fsdp_fail(err, FSDP_ERR_LIMIT,
+                           "'%s' has %" PRId64 " bytes, at most %" PRId64 " are copied", path, size,
+                           most);
+        else if (!fsdp_grow(&copies->files, &copies->room, copies->count + 1, sizeof file))
+            st = fsdp_fail_memory(err, "a list of files");
+        else
+            copies->files[copies->count++] = file;
+    }
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status add_files(fsdp_copies *copies, fsdp_io *io, const fsdp_convert_opts *opts,
+                             fsdp_error *err)
+{
+    fsdp_io_names names = {0};
+    bool with_code = opts->copy_code;
+    fsdp_status st = fsdp_io_list_names(io, opts->copy_from, wanted, &with_code, &names, err);
+    if (st == FSDP_OK && names.count > 0)
+        qsort(names.items, names.count, sizeof *names.items, compare_names);
+    for (size_t i = 0; i < names.count && st == FSDP_OK; i++)
+        st = add_file(copies, io, opts->copy_from, names.items[i], err);
+    fsdp_io_names_release(&names);
+    if (st == FSDP_OK && copies->count == 0)
+        st = fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                       "'%s' holds nothing to copy: no config.json, tokenizer, vocabulary or "
+                       "licence",
+                       opts->copy_from);
+    return st;
+}
+
+static fsdp_status read_whole(const fsdp_copies *copies, const fsdp_copied_file *file,
+                              char **data_out, size_t *size_out, fsdp_error *err)
+{
+    int64_t size = fsdp_source_file_size(copies->source, (size_t)file->number);
+    *size_out = (size_t)size;
+    *data_out = fsdp_realloc(NULL, (size_t)size + 1, 1);
+    if (!*data_out)
+        return fsdp_fail_memory(err, file->name);
+    return fsdp_source_pread(copies->source, file->number, *data_out, *size_out, 0, err);
+}
+
+static const char *path_of(const fsdp_copies *copies, const fsdp_copied_file *file)
+{
+    return fsdp_source_file_path(copies->source, (size_t)file->number);
+}
+
+static fsdp_copied_file *find_config(const fsdp_copies *copies)
+{
+    for (size_t i = 0; i < copies->count; i++)
+        if (strcmp(copies->files[i].name, "config.json") == 0)
+            return &copies->files[i];
+    return NULL;
+}
+
+static fsdp_status read_config(fsdp_copies *copies, fsdp_error *err)
+{
+    const fsdp_copied_file *file = find_config(copies);
+    char *text = NULL;
+    size_t size;
+    if (!file)
+        return FSDP_OK;
+    fsdp_status st = read_whole(copies, file, &text, &size, err);
+    if (st == FSDP_OK)
+        st = fsdp_model_config_read(text, size, path_of(copies, file), &copies->config, err);
+    fsdp_free(text);
+    return st;
+}
+
+/* The length is the same with the hashes of what is written. */
+static fsdp_status make_record(fsdp_copies *copies, fsdp_error *err)
+{
+    copies->record.size = 0;
+    for (size_t i = 0; i < copies->count; i++) {
+        const fsdp_copied_file *file = &copies->files[i];
+        fsdp_text_addf(&copies->record, i > 0 ? "," : "{");
+        fsdp_text_add_json_string(&copies->record, file->name, strlen(file->name));
+        fsdp_text_addf(&copies->record, ":\"");
+        fsdp_text_add_hex(&copies->record, file->hash.bytes, sizeof file->hash.bytes);
+        fsdp_text_addf(&copies->record, "\"");
+    }
+    fsdp_text_addf(&copies->record, "}");
+    return copies->record.failed ? fsdp_fail_memory(err, "a list of files") : FSDP_OK;
+}
+
+fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const char *to,
+                             fsdp_copies *copies, fsdp_error *err)
+{
+    const char *dir = opts->copy_from;
+    fsdp_file_info info;
+    *copies = (fsdp_copies){.config = {.vocab_size = -1, .tied = -1}};
+    if (!dir && opts->copy_code)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "code is copied from nowhere: say from which directory");
+    if (!dir)
+        return FSDP_OK;
+    if (!opts->format || strcmp(opts->format, "hf") != 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "files are copied beside format hf only, which is a directory");
+    int result = io->ops->info(io, dir, &info);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot open '%s'", dir);
+    if (info.kind != FSDP_FILE_DIRECTORY)
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' is no directory: files are copied from one of a model", dir);
+    if (fsdp_paths_are_same(io, dir, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "files cannot be copied from '%s', where the result is to be", dir);
+    FSDP_TRY(fsdp_source_create(io, dir, "files", &copies->source, err));
+    FSDP_TRY(add_files(copies, io, opts, err));
+    FSDP_TRY(read_config(copies, err));
+    return make_record(copies, err);
+}
+
+void fsdp_copies_release(fsdp_copies *copies)
+{
+    for (size_t i = 0; i < copies->count; i++)
+        fsdp_text_release(&copies->files[i].text);
+    fsdp_free(copies->files);
+    fsdp_text_release(&copies->record);
+    fsdp_arena_release(&copies->arena);
+    fsdp_source_close(copies->source);
+    *copies = (fsdp_copies){0};
+}
+
+/* --- does it fit? ----------------------------------------------------------------------------- */
+
+static const char *shown(const char *name, size_t size, char out[160])
+{
+    return fsdp_printable(name, size, out, 160);
+}
+
+static fsdp_status check_vocab(const fsdp_copies *copies, const fsdp_target_entry *entry,
+                               fsdp_error *err)
+{
+    char name[160];
+    int64_t rows = entry->ndim == 2 ? entry->shape[0] : -1, told = copies->config.vocab_size;
+    if (rows < 0 || told < 0 || rows == told ||
+        !fsdp_name_is_vocabulary(entry->name, entry->name_size))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' says vocab_size %" PRId64 ", and '%s' has %" PRId64
+                     " rows: copy from the directory of the same model",
+                     path_of(copies, find_config(copies)), told,
+                     shown(entry->name, entry->name_size, name), rows);
+}
+
+/* Of a model that is to be tied only one of the two is loaded. */
+static fsdp_status check_tied(const fsdp_copies *copies, const fsdp_convert_opts *opts,
+                              const fsdp_target_entry *embedding, const fsdp_target_entry *head,
+                              const fsdp_ties *ties, fsdp_error *err)
+{
+    char one[160], other[160];
+    if (copies->config.tied == 1 && opts->tied != FSDP_TIED_KEEP && embedding && head)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' says tie_word_embeddings true, and '%s' is not equal to '%s'; "
+                         "--tied keep writes both all the same",
+                         path_of(copies, find_config(copies)),
+                         shown(head->name, head->name_size, one),
+                         shown(embedding->name, embedding->name_size, other));
+    for (size_t i = 0; copies->config.tied == 0 && i < ties->count; i++) {
+        const fsdp_convert_tie *tie = &ties->items[i];
+        if (fsdp_name_is_head(tie->dropped, tie->dropped_size))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "'%s' says tie_word_embeddings false, and '%s' would be left out as "
+                             "another name of '%s'; --tied keep writes both",
+                             path_of(copies, find_config(copies)),
+                             shown(tie->dropped, tie->dropped_size, one),
+                             shown(tie->kept, tie->kept_size, other));
+    }
+    return FSDP_OK;
+}
+
+/* The one dtype that a config can name, or NULL. */
+static const char *common_dtype(const fsdp_target_entry *entries, const bool *is_model,
+                                size_t count)
+{
+    fsdp_dtype common = FSDP_DTYPE_NONE;
+    for (size_t i = 0; i < count; i++) {
+        const fsdp_dtype_info *info = fsdp_dtype_describe(entries[i].dtype);
+        if (entries[i].value || !is_model[i] || !info || !info->is_float)
+            continue;
+        if (common != FSDP_DTYPE_NONE && common != entries[i].dtype)
+            return NULL;
+        common = entries[i].dtype;
+    }
+    bool is_usual =
+        common == FSDP_F64 || common == FSDP_F32 || common == FSDP_F16 || common == FSDP_BF16;
+    return is_usual ? fsdp_dtype_describe(common)->torch : NULL;
+}
+
+static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const char *dtype,
+                        bool with_code, fsdp_error *err)
+{
+    char *text = NULL, was[32];
+    size_t size;
+    fsdp_config_edits edits = {.dtype = strcmp(file->name, "config.json") == 0 ? dtype : NULL,
+                               .no_code = !with_code};
+    if (!is_config(file->name) || (!edits.dtype && !edits.no_code))
+        return FSDP_OK;
+    fsdp_status st = read_whole(copies, file, &text, &size, err);
+    if (st == FSDP_OK)
+        st = fsdp_model_config_edit(text, size, path_of(copies, file), &edits, &file->text, was,
+                                    err);
+    fsdp_free(text);
+    FSDP_TRY(st);
+    file->is_edited = file->text.size > 0;
+    if (was[0])
+        snprintf(file->change, sizeof file->change, "dtype %s -> %s", was, dtype);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
+                            const fsdp_target_entry *entries, const bool *is_model, size_t count,
+                            const fsdp_ties *ties, fsdp_error *err)
+{
+    const fsdp_target_entry *embedding = NULL, *head = NULL;
+    for (size_t i = 0; copies->source && i < count; i++) {
+        const fsdp_target_entry *entry = &entries[i];
+        if (entry->value || !is_model[i])
+            continue;
+        FSDP_TRY(check_vocab(copies, entry, err));
+        if (fsdp_name_is_vocabulary(entry->name, entry->name_size))
+            embedding = entry;
+        if (fsdp_name_is_head(entry->name, entry->name_size))
+            head = entry;
+    }
+    FSDP_TRY(check_tied(copies, opts, embedding, head, ties, err));
+    const char *dtype = common_dtype(entries, is_model, count);
+    for (size_t i = 0; i < copies->count; i++)
+        FSDP_TRY(edit(copies, &copies->files[i], dtype, opts->copy_code, err));
+    return FSDP_OK;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static int64_t size_of(const fsdp_copies *copies, const fsdp_copied_file *file)
+{
+    return file->is_edited ? (int64_t)file->text.size
+                           : fsdp_source_file_size(copies->source, (size_t)file->number);
+}
+
+int64_t fsdp_copies_bytes(const fsdp_copies *copies)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < copies->count; i++)
+        bytes += size_of(copies, &copies->files[i]);
+    return bytes;
+}
+
+const char *fsdp_copies_record(const fsdp_copies *copies)
+{
+    return copies->count > 0 ? copies->record.data : NULL;
+}
+
+/* Of what lies at the path now, where no link is followed. */
+static fsdp_status hash_file(fsdp_io *io, const char *path, fsdp_hasher *hasher,
+                             fsdp_hash *hash_out, fsdp_error *err)
+{
+    fsdp_file *file = NULL;
+    int64_t size = 0;
+    FSDP_TRY(fsdp_io_open(io, path, fsdp_io_read_beneath(), &file, err));
+    char *piece = fsdp_alloc_pages(PIECE);
+    fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
+    int result = file->ops->size(file, &size);
+    if (st == FSDP_OK && result < 0)
+        st = fsdp_fail_errno(err, -result, "cannot tell the size of '%s'", path);
+    fsdp_hasher_reset(hasher);
+    for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
+        size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
+        st = fsdp_io_read(file, path, piece, n, at, err);
+        if (st == FSDP_OK)
+            fsdp_hasher_add(hasher, piece, n);
+    }
+    *hash_out = fsdp_hasher_value(hasher);
+    fsdp_free(piece);
+    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    return st;
+}
+
+static fsdp_status write_pieces(const fsdp_copies *copies, const fsdp_copied_file *file,
+                                fsdp_file *to, const char *path, fsdp_hasher *hasher,
+                                fsdp_error *err)
+{
+    int64_t size = size_of(copies, file);
+    char *piece = fsdp_alloc_pages(PIECE);
+    fsdp_status st = piece ? FSDP_OK : fsdp_fail_memory(err, path);
+    fsdp_hasher_reset(hasher);
+    for (int64_t at = 0; at < size && st == FSDP_OK; at += PIECE) {
+        size_t n = size - at < PIECE ? (size_t)(size - at) : PIECE;
+        if (file->is_edited)
+            memcpy(piece, file->text.data + at, n);
+        else
+            st = fsdp_source_pread(copies->source, file->number, piece, n, at, err);
+        if (st == FSDP_OK)
+            st = fsdp_io_write(to, path, piece, n, at, err);
+        if (st == FSDP_OK)
+            fsdp_hasher_add(hasher, piece, n);
+    }
+    fsdp_free(piece);
+    return st;
+}
+
+static fsdp_status write_file(const fsdp_copies *copies, fsdp_copied_file *file, fsdp_io *io,
+                              const char *path, bool sync, fsdp_error *err)
+{
+    fsdp_file *to = NULL;
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    if (!hasher)
+        return fsdp_fail_memory(err, path);
+    (void)io->ops->unlink(io, path); /* of a conversion that was cut off */
+    fsdp_status st = fsdp_io_open(io, path, FSDP_IO_CREATE, &to, err);
+    if (st == FSDP_OK)
+        st = write_pieces(copies, file, to, path, hasher, err);
+    if (st == FSDP_OK && sync)
+        st = fsdp_io_sync(to, path, err);
+    fsdp_status closed = fsdp_io_close(&to, path, st == FSDP_OK ? err : NULL);
+    file->hash = fsdp_hasher_value(hasher);
+    fsdp_hasher_free(hasher);
+    return st == FSDP_OK ? closed : st;
+}
+
+fsdp_status fsdp_copies_write(fsdp_copies *copies, fsdp_io *io, const char *dir, bool sync,
+                              fsdp_error *err)
+{
+    for (size_t i = 0; i < copies->count; i++) {
+        char *path = fsdp_path_join(dir, copies->files[i].name);
+        fsdp_status st = path ? write_file(copies, &copies->files[i], io, path, sync, err)
+                              : fsdp_fail_memory(err, "a path");
+        fsdp_free(path);
+        FSDP_TRY(st);
+    }
+    return copies->count > 0 ? make_record(copies, err) : FSDP_OK;
+}
+
+static fsdp_status check_file(const fsdp_copied_file *file, fsdp_io *io, const char *path,
+                              fsdp_error *err)
+{
+    fsdp_hash hash;
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    fsdp_status st = hasher ? hash_file(io, path, hasher, &hash, err) : fsdp_fail_memory(err, path);
+    fsdp_hasher_free(hasher);
+    if (st == FSDP_OK && memcmp(&hash, &file->hash, sizeof hash) != 0)
+        st = fsdp_fail(err, FSDP_ERR_IO, "what was copied to '%s' does not come back the same",
+                       path);
+    return st;
+}
+
+fsdp_status fsdp_copies_check(const fsdp_copies *copies, fsdp_io *io, const char *dir,
+                              fsdp_error *err)
+{
+    for (size_t i = 0; i < copies->count; i++) {
+        char *path = fsdp_path_join(dir, copies->files[i].name);
+        fsdp_status st =
+            path ? check_file(&copies->files[i], io, path, err) : fsdp_fail_memory(err, "a path");
+        fsdp_free(path);
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
+/* --- telling ---------------------------------------------------------------------------------- */
+
+const char *fsdp_copies_path(const fsdp_copies *copies, size_t i, fsdp_file_info *info_out)
+{
+    *info_out = *fsdp_source_file_info(copies->source, (size_t)copies->files[i].number);
+    return path_of(copies, &copies->files[i]);
+}
+
+const char *fsdp_copies_name(const fsdp_copies *copies, size_t i)
+{
+    return copies->files[i].name;
+}
+
+const char *fsdp_copies_change(const fsdp_copies *copies, size_t i)
+{
+    return copies->files[i].change;
+}
+
+/* --- what an earlier one copied --------------------------------------------------------------- */
+
+/* The text behind "fsdp.copied" in the metadata, when it is there. */
+static fsdp_status find_record(const char *metadata, const char *dir, fsdp_text *out,
+                               fsdp_error *err)
+{
+    static const char *const names[] = {"fsdp.copied"};
+    fsdp_json_members members = {.names = names, .count = 1};
+    fsdp_json json;
+    int which = 0;
+    fsdp_json_init(&json, metadata, strlen(metadata), dir);
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    while (st == FSDP_OK) {
+        const char *data;
+        size_t size;
+        st = fsdp_json_next_member(&json, &members, &which, err);
+        if (st != FSDP_OK || which < 0)
+            break;
+        st = fsdp_json_string(&json, &data, &size, err);
+        if (st == FSDP_OK && size <= RECORD_MOST)
+            fsdp_text_add(out, data, size);
+    }
+    fsdp_json_release(&json);
+    return st;
+}
+
+static bool is_still(fsdp_io *io, const char *dir, const char *name, const char *digits)
+{
+    fsdp_hash hash;
+    fsdp_text now = {0};
+    fsdp_hasher *hasher = fsdp_hasher_create();
+    char *path = fsdp_path_join(dir, name);
+    bool is_same = hasher && path && !strchr(name, '/') && fsdp_copied_name(name, true) &&
+                   hash_file(io, path, hasher, &hash, NULL) == FSDP_OK;
+    if (is_same)
+        fsdp_text_add_hex(&now, hash.bytes, sizeof hash.bytes);
+    is_same = is_same && now.data && strcmp(now.data, digits) == 0;
+    fsdp_text_release(&now);
+    fsdp_hasher_free(hasher);
+    fsdp_free(path);
+    return is_same;
+}
+
+static fsdp_status add_ours(fsdp_io *io, const char *dir, fsdp_json *json, fsdp_io_names *names,
+                            bool *more_out, fsdp_error *err)
+{
+    const char *data, *digits;
+    size_t size;
+    FSDP_TRY(fsdp_json_next_key(json, &data, &size, more_out, err));
+    if (!*more_out)
+        return FSDP_OK;
+    char *name = fsdp_arena_strndup(&names->arena, data, size);
+    FSDP_TRY(fsdp_json_string(json, &digits, &size, err));
+    if (!name || !fsdp_grow(&names->items, &names->capacity, names->count + 1, sizeof(char *)))
+        return fsdp_fail_memory(err, "a list of files");
+    names->items[names->count] = name;
+    names->count += is_still(io, dir, name, digits);
+    return FSDP_OK;
+}
+
+static fsdp_status read_record(fsdp_io *io, const char *dir, const fsdp_text *record,
+                               fsdp_io_names *names, fsdp_error *err)
+{
+    fsdp_json json;
+    bool more = true;
+    fsdp_json_init(&json, record->data, record->size, dir);
+    fsdp_status st = fsdp_json_enter_object(&json, err);
+    while (st == FSDP_OK && more)
+        st = add_ours(io, dir, &json, names, &more, err);
+    fsdp_json_release(&json);
+    return st;
+}
+
+/* What cannot be read says of nothing that it is ours. */
+void fsdp_copied_list_ours(fsdp_io *io, const char *dir, const char *format, fsdp_io_names *names)
+{
+    fsdp_source *source = NULL;
+    fsdp_source_opts opts = {.format = format};
+    fsdp_text record = {0};
+    if (fsdp_source_open(io, dir, &opts, &source, NULL) != FSDP_OK)
+        return;
+    const char *metadata = fsdp_source_extra(source, "metadata");
+    fsdp_status st = metadata ? find_record(metadata, dir, &record, NULL) : FSDP_DIFFERS;
+    if (st == FSDP_OK && record.size > 0 && !record.failed)
+        st = read_record(io, dir, &record, names, NULL);
+    if (st != FSDP_OK)
+        names->count = 0;
+    fsdp_text_release(&record);
+    fsdp_source_close(source);
+}

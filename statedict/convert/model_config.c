@@ -1,0 +1,253 @@
+/* Reading and editing config.json: see model_config.h. */
+#include "statedict/convert/model_config.h"
+
+#include "base/data/json.h"
+#include "base/core/mem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* A range of the text and what stands there instead. */
+typedef struct config_cut {
+    const char *from, *to;
+    bool is_dtype; /* the dtype, in quotes; otherwise nothing */
+} config_cut;
+
+typedef struct config_walk {
+    fsdp_json json;
+    fsdp_model_config config, inner; /* inner: of text_config */
+    const fsdp_config_edits *edits;  /* NULL: it is only read */
+    config_cut *cuts;
+    size_t cut_count, cut_room;
+    char was[32];
+} config_walk;
+
+/* Where an object stands: at the top, in a member "NAME_config" of that, or elsewhere. */
+typedef enum config_place { AT_TOP, IN_TEXT_CONFIG, IN_OTHER_CONFIG, ELSEWHERE } config_place;
+
+static bool is_key(const char *key, size_t size, const char *wanted)
+{
+    return size == strlen(wanted) && memcmp(key, wanted, size) == 0;
+}
+
+static config_place place_below(config_place place, const char *key, size_t size)
+{
+    static const char end[] = "_config";
+    size_t n = sizeof end - 1;
+    if (place != AT_TOP || size < n || memcmp(key + size - n, end, n) != 0 ||
+        is_key(key, size, "quantization_config"))
+        return ELSEWHERE;
+    return is_key(key, size, "text_config") ? IN_TEXT_CONFIG : IN_OTHER_CONFIG;
+}
+
+/* --- edits ------------------------------------------------------------------------------------ */
+
+/* Ranges come in the order of their ends; one that reaches into those before swallows them. */
+static fsdp_status add_cut(config_walk *walk, config_cut cut, fsdp_error *err)
+{
+    while (walk->cut_count > 0 && walk->cuts[walk->cut_count - 1].to > cut.from) {
+        const config_cut *last = &walk->cuts[--walk->cut_count];
+        cut.from = last->from < cut.from ? last->from : cut.from;
+    }
+    if (!fsdp_grow(&walk->cuts, &walk->cut_room, walk->cut_count + 1, sizeof *walk->cuts))
+        return fsdp_fail_memory(err, walk->json.name);
+    walk->cuts[walk->cut_count++] = cut;
+    return FSDP_OK;
+}
+
+static fsdp_status apply_cuts(const config_walk *walk, fsdp_text *out, fsdp_error *err)
+{
+    const char *at = walk->json.text;
+    for (size_t i = 0; i < walk->cut_count; i++) {
+        const config_cut *cut = &walk->cuts[i];
+        fsdp_text_add(out, at, (size_t)(cut->from - at));
+        if (cut->is_dtype)
+            fsdp_text_addf(out, "\"%s\"", walk->edits->dtype);
+        at = cut->to;
+    }
+    if (walk->cut_count > 0)
+        fsdp_text_add(out, at, (size_t)(walk->json.end - at));
+    return out->failed ? fsdp_fail_memory(err, walk->json.name) : FSDP_OK;
+}
+
+/* kept_end: behind the last member before this one that stays, or behind the brace. */
+static fsdp_status cut_member(config_walk *walk, const char *key, const char *kept_end,
+                              fsdp_error *err)
+{
+    const char *end = walk->json.at;
+    if (fsdp_json_peek(&walk->json) == FSDP_JSON_END || *walk->json.at != ',')
+        return add_cut(walk, (config_cut){.from = kept_end, .to = end}, err);
+    const char *next = walk->json.at + 1; /* only looked at: the reader takes the comma itself */
+    while (next < walk->json.end && strchr(" \t\r\n", *next))
+        next++;
+    return add_cut(walk, (config_cut){.from = key, .to = next}, err);
+}
+
+/* --- members ---------------------------------------------------------------------------------- */
+
+static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error *err);
+
+/* Python writes three numbers that JSON does not have. */
+static bool skip_word(fsdp_json *json)
+{
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    (void)fsdp_json_peek(json); /* skips white space */
+    for (int i = 0; i < 3; i++) {
+        size_t n = strlen(words[i]);
+        if ((size_t)(json->end - json->at) >= n && memcmp(json->at, words[i], n) == 0) {
+            json->at += n;
+            return true;
+        }
+    }
+    return false;
+}
+
+static fsdp_status read_dtype(config_walk *walk, fsdp_error *err)
+{
+    const char *data;
+    size_t size;
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_STRING)
+        return walk_value(walk, ELSEWHERE, err);
+    const char *from = walk->json.at;
+    FSDP_TRY(fsdp_json_string(&walk->json, &data, &size, err));
+    const char *wanted = walk->edits ? walk->edits->dtype : NULL;
+    if (!wanted || is_key(data, size, wanted))
+        return FSDP_OK;
+    if (!walk->was[0])
+        fsdp_printable(data, size, walk->was, sizeof walk->was);
+    return add_cut(walk, (config_cut){from, walk->json.at, true}, err);
+}
+
+static fsdp_status read_vocab(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
+{
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_NUMBER)
+        return walk_value(walk, ELSEWHERE, err);
+    return fsdp_json_i64(&walk->json, &config->vocab_size, err);
+}
+
+static fsdp_status read_tied(config_walk *walk, fsdp_model_config *config, fsdp_error *err)
+{
+    bool value;
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_BOOL)
+        return walk_value(walk, ELSEWHERE, err);
+    FSDP_TRY(fsdp_json_bool(&walk->json, &value, err));
+    config->tied = value;
+    return FSDP_OK;
+}
+
+/* Members that are looked at: two of one name are two answers. */
+static fsdp_status walk_member(config_walk *walk, config_place place, const char *key, size_t size,
+                               unsigned *seen, fsdp_error *err)
+{
+    static const char *const names[] = {"dtype", "torch_dtype", "vocab_size",
+                                        "tie_word_embeddings"};
+    fsdp_model_config *config = place == IN_TEXT_CONFIG ? &walk->inner : &walk->config;
+    int which = 0;
+    while (which < 4 && !is_key(key, size, names[which]))
+        which++;
+    if (which == 4 || place == ELSEWHERE || (place == IN_OTHER_CONFIG && which > 1))
+        return walk_value(walk, place_below(place, key, size), err);
+    if (*seen & 1U << which)
+        return fsdp_json_fail(&walk->json, err, "'%s' stands here twice", names[which]);
+    *seen |= 1U << which;
+    if (which < 2)
+        return read_dtype(walk, err);
+    return which == 2 ? read_vocab(walk, config, err) : read_tied(walk, config, err);
+}
+
+/* --- values ----------------------------------------------------------------------------------- */
+
+static const char *start_of_key(const char *at, const char *end)
+{
+    while (at < end && *at != '"')
+        at++;
+    return at;
+}
+
+static fsdp_status walk_object(config_walk *walk, config_place place, fsdp_error *err)
+{
+    fsdp_json *json = &walk->json;
+    unsigned seen = 0;
+    FSDP_TRY(fsdp_json_enter_object(json, err));
+    for (const char *kept_end = json->at;;) {
+        const char *key, *before = json->at;
+        size_t size;
+        bool more;
+        FSDP_TRY(fsdp_json_next_key(json, &key, &size, &more, err));
+        if (!more)
+            return FSDP_OK;
+        bool is_code = walk->edits && walk->edits->no_code && is_key(key, size, "auto_map");
+        FSDP_TRY(is_code ? walk_value(walk, ELSEWHERE, err)
+                         : walk_member(walk, place, key, size, &seen, err));
+        if (is_code)
+            FSDP_TRY(cut_member(walk, start_of_key(before, json->end), kept_end, err));
+        else
+            kept_end = json->at;
+    }
+}
+
+static fsdp_status walk_array(config_walk *walk, fsdp_error *err)
+{
+    bool more;
+    FSDP_TRY(fsdp_json_enter_array(&walk->json, err));
+    for (;;) {
+        FSDP_TRY(fsdp_json_next_item(&walk->json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        FSDP_TRY(walk_value(walk, ELSEWHERE, err));
+    }
+}
+
+static fsdp_status walk_value(config_walk *walk, config_place place, fsdp_error *err)
+{
+    switch (fsdp_json_peek(&walk->json)) {
+    case FSDP_JSON_OBJECT: return walk_object(walk, place, err);
+    case FSDP_JSON_ARRAY: return walk_array(walk, err);
+    case FSDP_JSON_NUMBER:
+        if (skip_word(&walk->json))
+            return FSDP_OK;
+        return fsdp_json_skip(&walk->json, err);
+    default: return fsdp_json_skip(&walk->json, err);
+    }
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static fsdp_status walk_text(config_walk *walk, const char *text, size_t size, const char *path,
+                             fsdp_error *err)
+{
+    walk->config = walk->inner = (fsdp_model_config){.vocab_size = -1, .tied = -1};
+    fsdp_json_init(&walk->json, text, size, path);
+    if (fsdp_json_peek(&walk->json) != FSDP_JSON_OBJECT)
+        return fsdp_json_fail(&walk->json, err, "no JSON object begins here");
+    FSDP_TRY(walk_value(walk, AT_TOP, err));
+    return fsdp_json_finish(&walk->json, err);
+}
+
+fsdp_status fsdp_model_config_read(const char *text, size_t size, const char *path,
+                                   fsdp_model_config *config_out, fsdp_error *err)
+{
+    config_walk walk = {0};
+    fsdp_status st = walk_text(&walk, text, size, path, err);
+    *config_out = walk.config;
+    if (config_out->vocab_size < 0)
+        config_out->vocab_size = walk.inner.vocab_size;
+    if (config_out->tied < 0)
+        config_out->tied = walk.inner.tied;
+    fsdp_json_release(&walk.json);
+    return st;
+}
+
+fsdp_status fsdp_model_config_edit(const char *text, size_t size, const char *path,
+                                   const fsdp_config_edits *edits, fsdp_text *out, char was_out[32],
+                                   fsdp_error *err)
+{
+    config_walk walk = {.edits = edits};
+    fsdp_status st = walk_text(&walk, text, size, path, err);
+    if (st == FSDP_OK)
+        st = apply_cuts(&walk, out, err);
+    memcpy(was_out, walk.was, sizeof walk.was);
+    fsdp_json_release(&walk.json);
+    fsdp_free(walk.cuts);
+    return st;
+}

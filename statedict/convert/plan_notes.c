@@ -1,0 +1,77 @@
+/* The lists of an fsdp_convert_plan: see plan_notes.h. */
+#include "statedict/convert/plan_notes.h"
+
+#include <string.h>
+
+struct fsdp_plan_notes {
+    fsdp_arena arena;
+};
+
+static bool note_ties(fsdp_convert_plan *plan, const fsdp_ties *ties, fsdp_arena *arena)
+{
+    fsdp_convert_tie *list = fsdp_arena_alloc(arena, ties->count, sizeof *list);
+    for (size_t i = 0; list && i < ties->count; i++) {
+        list[i] = ties->items[i];
+        list[i].dropped = fsdp_arena_strndup(arena, list[i].dropped, list[i].dropped_size);
+        list[i].kept = fsdp_arena_strndup(arena, list[i].kept, list[i].kept_size);
+        if (!list[i].dropped || !list[i].kept)
+            return false;
+    }
+    plan->tied = list;
+    plan->tied_count = list ? ties->count : 0;
+    return list != NULL;
+}
+
+static bool note_copies(fsdp_convert_plan *plan, const fsdp_copies *copies, fsdp_arena *arena)
+{
+    fsdp_convert_copy *list = fsdp_arena_alloc(arena, copies->count, sizeof *list);
+    for (size_t i = 0; list && i < copies->count; i++) {
+        const char *name = fsdp_copies_name(copies, i), *change = fsdp_copies_change(copies, i);
+        list[i] = (fsdp_convert_copy){fsdp_arena_strndup(arena, name, strlen(name)),
+                                      fsdp_arena_strndup(arena, change, strlen(change))};
+        if (!list[i].name || !list[i].change)
+            return false;
+    }
+    plan->copied = list;
+    plan->copied_count = list ? copies->count : 0;
+    return list != NULL;
+}
+
+static bool note_kept(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_arena *arena)
+{
+    bool *kept = fsdp_arena_alloc(arena, noted->count, sizeof *kept);
+    for (size_t i = 0; kept && i < noted->count; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(noted->selection, i);
+        kept[i] = selected->is_kept || (selected->is_tied && noted->notes_ties);
+    }
+    plan->kept = kept;
+    plan->kept_count = kept ? noted->count : 0;
+    return kept != NULL;
+}
+
+fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err)
+{
+    bool has_copies = noted->copies && noted->copies->count > 0;
+    fsdp_convert_plan_release(plan);
+    plan->notes = fsdp_alloc(1, sizeof *plan->notes);
+    fsdp_arena *arena = plan->notes ? &plan->notes->arena : NULL;
+    if (arena && note_kept(plan, noted, arena) &&
+        (noted->ties->count == 0 || note_ties(plan, noted->ties, arena)) &&
+        (!has_copies || note_copies(plan, noted->copies, arena)))
+        return FSDP_OK;
+    fsdp_convert_plan_release(plan);
+    return fsdp_fail_memory(err, "a plan");
+}
+
+void fsdp_convert_plan_release(fsdp_convert_plan *plan)
+{
+    if (plan->notes)
+        fsdp_arena_release(&plan->notes->arena);
+    fsdp_free(plan->notes);
+    plan->notes = NULL;
+    plan->tied = NULL;
+    plan->copied = NULL;
+    plan->kept = NULL;
+    plan->kept_count = 0;
+    plan->tied_count = plan->copied_count = 0;
+}

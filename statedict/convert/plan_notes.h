@@ -1,0 +1,21 @@
+/* The lists of an fsdp_convert_plan. */
+#ifndef FSDP_PLAN_NOTES_H
+#define FSDP_PLAN_NOTES_H
+
+#include "statedict/convert/copied.h"
+#include "statedict/select/selection.h"
+#include "statedict/convert/ties.h"
+
+/* copies may be NULL. count: entries of the selection's source. notes_ties: the target still knows tied names
+ * that are left out. */
+typedef struct fsdp_noted {
+    const fsdp_selection *selection;
+    size_t count;
+    bool notes_ties;
+    const fsdp_ties *ties;
+    const fsdp_copies *copies;
+} fsdp_noted;
+
+fsdp_status fsdp_plan_note(fsdp_convert_plan *plan, const fsdp_noted *noted, fsdp_error *err);
+
+#endif

@@ -1,0 +1,356 @@
+/* Tied weights: see ties.h. */
+#include "statedict/convert/ties.h"
+
+#include "formats/source.h"
+#include "statedict/convert/export.h"
+#include "statedict/checkpoint/foreign.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PAIRS_MOST = 16, COMPARED_BYTES = 1 << 20 };
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+/* The name, or its last elements. */
+static bool ends_in(const char *name, size_t size, const char *end)
+{
+    size_t n = strlen(end);
+    return size >= n && memcmp(name + size - n, end, n) == 0 &&
+           (size == n || name[size - n - 1] == '.');
+}
+
+static bool ends_in_one(const char *name, size_t size, const char *const *ends)
+{
+    for (; *ends; ends++)
+        if (ends_in(name, size, *ends))
+            return true;
+    return false;
+}
+
+bool fsdp_name_is_vocabulary(const char *name, size_t size)
+{
+    static const char *const ends[] = {"embed_tokens.weight",
+                                       "wte.weight",
+                                       "word_embeddings.weight",
+                                       "tok_embeddings.weight",
+                                       "embed_in.weight",
+                                       "shared.weight",
+                                       NULL};
+    return ends_in_one(name, size, ends);
+}
+
+bool fsdp_name_is_embedding(const char *name, size_t size)
+{
+    static const char *const ends[] = {"embedding.weight", "embeddings.weight", "embed.weight",
+                                       NULL};
+    return fsdp_name_is_vocabulary(name, size) || ends_in_one(name, size, ends);
+}
+
+/* Layers have outputs, too: of those names only ones at the top, or in one module, are meant. */
+bool fsdp_name_is_head(const char *name, size_t size)
+{
+    static const char *const ends[] = {"lm_head.weight", "predictions.decoder.weight", NULL};
+    static const char *const tops[] = {"output.weight", "embed_out.weight", NULL};
+    size_t dots = 0;
+    for (size_t i = 0; i < size; i++)
+        dots += name[i] == '.';
+    return ends_in_one(name, size, ends) || (dots <= 2 && ends_in_one(name, size, tops));
+}
+
+/* Smaller is better: embeddings, others, heads; then in the order of bytes. */
+static int preference(const fsdp_selected *selected)
+{
+    return fsdp_name_is_embedding(selected->name, selected->name_size) ? 0
+           : fsdp_name_is_head(selected->name, selected->name_size)    ? 2
+                                                                       : 1;
+}
+
+static bool is_better(const fsdp_selected *a, const fsdp_selected *b)
+{
+    int x = preference(a), y = preference(b);
+    if (x != y)
+        return x < y;
+    size_t size = a->name_size < b->name_size ? a->name_size : b->name_size;
+    int order = size > 0 ? memcmp(a->name, b->name, size) : 0;
+    return order != 0 ? order < 0 : a->name_size < b->name_size;
+}
+
+/* --- which are one? --------------------------------------------------------------------------- */
+
+typedef struct tie_search {
+    fsdp_checkpoint *from;
+    const fsdp_tie_rules *rules;
+    fsdp_selection *selection;
+    size_t count; /* of entries */
+    size_t *one;  /* per entry: the entry that stands for its tensor */
+} tie_search;
+
+static int compare_numbers(const int64_t *a, const int64_t *b, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (a[i] != b[i])
+            return a[i] < b[i] ? -1 : 1;
+    return 0;
+}
+
+static int compare_chunks(const fsdp_source_chunk *a, const fsdp_source_chunk *b, int ndim)
+{
+    const int64_t x[] = {a->file, a->stream, a->offset, a->fix, a->strides != NULL};
+    const int64_t y[] = {b->file, b->stream, b->offset, b->fix, b->strides != NULL};
+    int order = compare_numbers(x, y, 5);
+    order = order != 0 ? order : compare_numbers(a->lo, b->lo, ndim);
+    order = order != 0 ? order : compare_numbers(a->len, b->len, ndim);
+    return order != 0 || !a->strides ? order : compare_numbers(a->strides, b->strides, ndim);
+}
+
+/* 0: they lie in the same bytes, and are read from them in the same way. */
+static int compare_places(const fsdp_source_tensor *a, const fsdp_source_tensor *b)
+{
+    const int64_t x[] = {(int64_t)a->chunk_count, (int64_t)a->dtype, a->ndim};
+    const int64_t y[] = {(int64_t)b->chunk_count, (int64_t)b->dtype, b->ndim};
+    int order = compare_numbers(x, y, 3);
+    order = order != 0 ? order : compare_numbers(a->shape, b->shape, a->ndim);
+    for (size_t i = 0; order == 0 && i < a->chunk_count; i++)
+        order = compare_chunks(&a->chunks[i], &b->chunks[i], a->ndim);
+    return order;
+}
+
+typedef struct placed_tensor {
+    const fsdp_source_tensor *tensor;
+    size_t entry;
+} placed_tensor;
+
+static int compare_placed(const void *a, const void *b)
+{
+    const placed_tensor *x = a, *y = b;
+    int order = compare_places(x->tensor, y->tensor);
+    return order != 0 ? order : (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+/* Elements that a format brings by itself have no place that could be compared. */
+static bool has_places(const fsdp_source_tensor *tensor)
+{
+    for (size_t i = 0; i < tensor->chunk_count; i++)
+        if (tensor->chunks[i].file < 0 && tensor->chunks[i].stream < 0)
+            return false;
+    return tensor->chunk_count > 0;
+}
+
+static fsdp_status find_same_places(tie_search *search, fsdp_error *err)
+{
+    const fsdp_checkpoint *from = search->from;
+    size_t n = 0;
+    if (!from->source)
+        return FSDP_OK;
+    placed_tensor *placed = fsdp_alloc(search->count, sizeof *placed);
+    if (!placed)
+        return fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < search->count; i++) {
+        if (fsdp_sd_at(from->manifest.sd, i)->kind != FSDP_ENTRY_TENSOR)
+            continue;
+        placed[n].tensor = fsdp_source_tensor_at(from->source, from->source_tensor[i]);
+        placed[n].entry = i;
+        n += has_places(placed[n].tensor);
+    }
+    if (n > 0)
+        qsort(placed, n, sizeof *placed, compare_placed);
+    for (size_t i = 1; i < n; i++)
+        if (compare_places(placed[i - 1].tensor, placed[i].tensor) == 0)
+            search->one[placed[i].entry] = search->one[placed[i - 1].entry];
+    fsdp_free(placed);
+    return FSDP_OK;
+}
+
+static fsdp_status find_known(tie_search *search, bool by_place, fsdp_error *err)
+{
+    const fsdp_sd *sd = search->from->manifest.sd;
+    for (size_t i = 0; i < search->count; i++)
+        search->one[i] = i;
+    if (by_place)
+        FSDP_TRY(find_same_places(search, err));
+    for (size_t i = 0; i < search->count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (entry->kind == FSDP_ENTRY_ALIAS)
+            search->one[i] = search->one[entry->target];
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_ties_known(fsdp_checkpoint *from, size_t *one_out, fsdp_error *err)
+{
+    tie_search search = {.from = from, .count = fsdp_sd_count(from->manifest.sd), .one = one_out};
+    return find_known(&search, true, err);
+}
+
+/* --- equal bytes ------------------------------------------------------------------------------ */
+
+typedef struct comparison {
+    fsdp_checkpoint *checkpoint;
+    size_t a, b; /* tensors */
+    char *data;  /* room for a slab of each */
+    fsdp_getter getter;
+} comparison;
+
+static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->checkpoint->manifest.sd, work->a);
+    int64_t size = (int64_t)fsdp_dtype_size(entry->dtype);
+    char *other = work->data + COMPARED_BYTES;
+    fsdp_slabs slabs = {0};
+    fsdp_box slab;
+    *equal_out = true;
+    while (*equal_out &&
+           fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
+        fsdp_want first = {slab, entry->dtype, work->data}, second = {slab, entry->dtype, other};
+        FSDP_TRY(
+            fsdp_checkpoint_get(work->checkpoint, work->a, &first, 1, &work->getter, NULL, err));
+        FSDP_TRY(
+            fsdp_checkpoint_get(work->checkpoint, work->b, &second, 1, &work->getter, NULL, err));
+        *equal_out = memcmp(work->data, other, (size_t)(fsdp_box_count(&slab) * size)) == 0;
+    }
+    return FSDP_OK;
+}
+
+/* Opened for itself: what is read of packed bytes now must not shape how they are read later. */
+static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool *equal_out,
+                             fsdp_error *err)
+{
+    const fsdp_convert_opts *opts = search->rules->opts;
+    comparison work = {.a = a, .b = b};
+    FSDP_TRY(fsdp_convert_open(search->from->path, opts, &work.checkpoint, err));
+    work.data = fsdp_alloc_pages(2 * COMPARED_BYTES);
+    fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
+    if (st == FSDP_OK)
+        st = fsdp_foreign_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
+    if (st == FSDP_OK)
+        st = compare_bytes(&work, equal_out, err);
+    fsdp_getter_release(&work.getter);
+    fsdp_free(work.data);
+    fsdp_checkpoint_close(work.checkpoint);
+    return st;
+}
+
+static bool is_kept(const tie_search *search, size_t i, bool (*is_named)(const char *, size_t))
+{
+    const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+    return selected->is_kept && is_named(selected->name, selected->name_size) &&
+           fsdp_sd_at(search->from->manifest.sd, i)->kind != FSDP_ENTRY_VALUE;
+}
+
+static bool may_be_equal(const tie_search *search, size_t a, size_t b)
+{
+    const fsdp_entry *x = fsdp_sd_at(search->from->manifest.sd, search->one[a]);
+    const fsdp_entry *y = fsdp_sd_at(search->from->manifest.sd, search->one[b]);
+    return search->one[a] != search->one[b] && x->dtype == y->dtype && x->ndim == y->ndim &&
+           fsdp_entry_bytes(x) > 0 &&
+           memcmp(x->shape, y->shape, (size_t)x->ndim * sizeof *x->shape) == 0;
+}
+
+static void unite(tie_search *search, size_t a, size_t b)
+{
+    size_t from = search->one[b];
+    for (size_t i = 0; i < search->count; i++)
+        if (search->one[i] == from)
+            search->one[i] = search->one[a];
+}
+
+static fsdp_status find_equal(tie_search *search, fsdp_error *err)
+{
+    int pairs = 0;
+    for (size_t a = 0; a < search->count; a++) {
+        if (!is_kept(search, a, fsdp_name_is_head))
+            continue;
+        for (size_t b = 0; b < search->count; b++) {
+            bool equal = false;
+            if (!is_kept(search, b, fsdp_name_is_embedding) || !may_be_equal(search, a, b) ||
+                pairs++ >= PAIRS_MOST)
+                continue;
+            FSDP_TRY(are_equal(search, search->one[a], search->one[b], &equal, err));
+            if (equal)
+                unite(search, a, b);
+        }
+    }
+    return FSDP_OK;
+}
+
+/* --- leaving out ------------------------------------------------------------------------------ */
+
+static fsdp_status add_tie(fsdp_ties *ties, const fsdp_selected *dropped, const fsdp_selected *kept,
+                           fsdp_error *err)
+{
+    fsdp_convert_tie tie = {.dropped =
+                                fsdp_arena_strndup(&ties->arena, dropped->name, dropped->name_size),
+                            .dropped_size = dropped->name_size,
+                            .kept = fsdp_arena_strndup(&ties->arena, kept->name, kept->name_size),
+                            .kept_size = kept->name_size};
+    if (!tie.dropped || !tie.kept ||
+        !fsdp_grow(&ties->items, &ties->room, ties->count + 1, sizeof *ties->items))
+        return fsdp_fail_memory(err, "tied weights");
+    ties->items[ties->count++] = tie;
+    return FSDP_OK;
+}
+
+static bool can_be_noted(const fsdp_limits *limits, const fsdp_selected *dropped,
+                         const fsdp_selected *kept)
+{
+    return !limits || !limits->notes_tie ||
+           limits->notes_tie(dropped->name, dropped->name_size, kept->name, kept->name_size);
+}
+
+static fsdp_status leave_out(tie_search *search, fsdp_ties *ties, fsdp_error *err)
+{
+    size_t *best = fsdp_alloc(search->count, sizeof *best); /* per representative, counted from 1 */
+    fsdp_status st = best ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
+    for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        size_t *known = &best[search->one[i]];
+        if (selected->is_kept &&
+            (*known == 0 || is_better(selected, fsdp_selection_at(search->selection, *known - 1))))
+            *known = i + 1;
+    }
+    for (size_t i = 0; i < search->count && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = fsdp_selection_at(search->selection, i);
+        if (!selected->is_kept || best[search->one[i]] == i + 1)
+            continue;
+        const fsdp_selected *kept = fsdp_selection_at(search->selection, best[search->one[i]] - 1);
+        if (selected->dtype != kept->dtype || !can_be_noted(search->rules->limits, selected, kept))
+            continue;
+        st = add_tie(ties, selected, kept, err);
+        fsdp_selection_leave_out(search->selection, i);
+    }
+    fsdp_free(best);
+    return st;
+}
+
+fsdp_status fsdp_ties_drop(fsdp_checkpoint *from, const fsdp_tie_rules *rules,
+                           fsdp_selection *selection, fsdp_ties *ties, fsdp_error *err)
+{
+    fsdp_tied mode = rules->opts->tied;
+    bool notes = rules->limits && rules->limits->notes_tie;
+    bool is_left = mode == FSDP_TIED_AUTO && (!notes || rules->config == 0);
+    if (mode == FSDP_TIED_KEEP || is_left)
+        return FSDP_OK;
+    tie_search search = {.from = from,
+                         .rules = rules,
+                         .selection = selection,
+                         .count = fsdp_sd_count(from->manifest.sd)};
+    search.one = fsdp_alloc(search.count, sizeof *search.one);
+    if (!search.one)
+        return fsdp_fail_memory(err, "tied weights");
+    bool looks = mode == FSDP_TIED_DROP || rules->config == 1;
+    fsdp_status st = find_known(&search, looks, err);
+    if (st == FSDP_OK && looks)
+        st = find_equal(&search, err);
+    if (st == FSDP_OK)
+        st = leave_out(&search, ties, err);
+    fsdp_free(search.one);
+    return st;
+}
+
+void fsdp_ties_release(fsdp_ties *ties)
+{
+    fsdp_arena_release(&ties->arena);
+    fsdp_free(ties->items);
+    *ties = (fsdp_ties){0};
+}

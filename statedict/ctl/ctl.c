@@ -1,0 +1,484 @@
+/*
+ * The calls of the control plane, written once for all back ends.
+ *
+ * A collective is a star around rank 0. Every rank sends its call, and the outcome of its own work,
+ * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
+ * after a good verdict, so a mismatch never leaves half a transfer behind.
+ *
+ * A rank that works for long before its next call says so again and again, and is waited for as
+ * long as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so
+ * that one rank at work does not hide that another is gone; and tells those who are here that it
+ * waits.
+ *
+ * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
+ * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
+ * rank 0 to everybody), so that all ranks fail soon and with the same text.
+ */
+#include "statedict/ctl/ctl_message.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/data/flow.h"
+
+enum {
+    SOON_MS = 1000,
+    MISSING_SHOWN = 16,
+    LOOK_MS = 250, /* while rank 0 waits for one rank it listens to the others this often */
+    WAKE_MS = 5000 /* and does other things this often */
+};
+
+typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
+
+static void note_call(const fsdp_ctl *ctl, uint32_t call, int waits_for)
+{
+    if (ctl->observer.note)
+        ctl->observer.note(ctl->observer.user, call, waits_for);
+}
+
+/* --- rank 0 and its peers --------------------------------------------------------------------- */
+
+typedef struct missing_list {
+    int count;
+    char text[MISSING_SHOWN * 12];
+} missing_list;
+
+static void add_missing(missing_list *missing, int rank)
+{
+    if (missing->count++ >= MISSING_SHOWN)
+        return;
+    size_t used = strlen(missing->text);
+    snprintf(missing->text + used, sizeof missing->text - used, "%s%d", used ? ", " : "", rank);
+}
+
+static fsdp_status fail_missing(const missing_list *missing, fsdp_error *err)
+{
+    if (missing->count < 2)
+        return err->status;
+    size_t used = strlen(err->text);
+    int hidden = missing->count - MISSING_SHOWN;
+    if (hidden > 0)
+        snprintf(err->text + used, sizeof err->text - used, " (ranks %s and %d more missing)",
+                 missing->text, hidden);
+    else
+        snprintf(err->text + used, sizeof err->text - used, " (ranks %s missing)", missing->text);
+    return err->status;
+}
+
+/*
+ * Runs one step with every other rank. When the deadline has passed, the steps with the remaining
+ * ranks only take what is there already: that is how the message names all who are missing.
+ */
+static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp_error *err)
+{
+    missing_list missing = {0};
+    for (int peer = 1; peer < ctl->size; peer++) {
+        fsdp_error one = {0};
+        call->timed_out = false;
+        fsdp_status status = step(ctl, call, peer, &one);
+        if (status == FSDP_OK)
+            continue;
+        if (missing.count == 0)
+            *err = one;
+        if (call->timed_out)
+            add_missing(&missing, peer);
+        else if (missing.count == 0)
+            return status;
+    }
+    return missing.count ? fail_missing(&missing, err) : FSDP_OK;
+}
+
+/* Tells everybody that rank 0 is in this call and waits on. Best effort: nobody is waited for. */
+static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
+{
+    static const fsdp_error fine;
+    frame head = fsdp_ctl_report_head(call, FRAME_WAITING, &fine);
+    head.left_ms = (int32_t)((int64_t)ctl->deadline_ms * 3 / 4);
+    for (int peer = 1; peer < ctl->size; peer++) {
+        fsdp_error ignored = {0};
+        (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
+    }
+}
+
+static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const frame *head,
+                             fsdp_error *err)
+{
+    fsdp_error theirs = {0};
+    call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    FSDP_TRY(fsdp_ctl_take_rest(ctl, call, peer, head, &theirs, err));
+    if (head->kind != FRAME_CALL || !fsdp_ctl_is_same_call(head, &call->head))
+        return fsdp_ctl_fail_mismatch(ctl, &call->head, peer, head, err);
+    if (theirs.status != FSDP_OK &&
+        (call->outcome.status == FSDP_OK || peer < call->outcome.rank)) {
+        call->outcome = theirs;
+        call->outcome.rank = peer;
+    }
+    ctl->peers[peer].here = true;
+    return FSDP_OK;
+}
+
+/* Reads what a rank that is not here yet has sent, and waits for more until then. Its silence is no
+ * failure. */
+static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
+                             fsdp_error *err)
+{
+    fsdp_ctl_peer *waited = &ctl->peers[peer];
+    while (!waited->here) {
+        frame head = {0};
+        fsdp_error failed = {0};
+        if (ctl->ops->recv(ctl, peer, &head, sizeof head, until_ms, &failed) != FSDP_OK) {
+            if (failed.text[0] == '\0' && failed.status == FSDP_ERR_PEER)
+                return FSDP_OK;
+            *err = failed;
+            return fsdp_ctl_fail_wait(ctl, call, peer, err);
+        }
+        if (!fsdp_ctl_is_work(&head))
+            return take_call(ctl, call, peer, &head, err);
+        int64_t until = fsdp_now_ms() + head.left_ms;
+        if (until > waited->until_ms)
+            waited->until_ms = until;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    missing_list missing = {0};
+    int64_t now_ms = fsdp_now_ms();
+    for (int peer = 1; peer < ctl->size; peer++) {
+        if (ctl->peers[peer].here || now_ms < ctl->peers[peer].until_ms)
+            continue;
+        if (missing.count == 0) {
+            err->status = FSDP_ERR_PEER;
+            (void)fsdp_ctl_fail_wait(ctl, call, peer, err);
+        }
+        add_missing(&missing, peer);
+    }
+    return missing.count > 0 ? fail_missing(&missing, err) : FSDP_OK;
+}
+
+/* One rank lets us wait: a look at all who are not here. */
+static fsdp_status look_around(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    for (int peer = 1; peer < ctl->size; peer++)
+        FSDP_TRY(listen_to(ctl, call, peer, 0, err));
+    return check_missing(ctl, call, err);
+}
+
+/* In the quick case every rank is waited for once, in order. */
+static fsdp_status collect_calls(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    const int64_t deadline_ms = ctl->deadline_ms, look_ms = deadline_ms / 16 + 1;
+    int64_t now_ms = fsdp_now_ms(), wake_ms = now_ms + WAKE_MS;
+    int64_t announce_ms = now_ms + (deadline_ms / 4 < SOON_MS ? deadline_ms / 4 : SOON_MS);
+    for (int peer = 1; peer < ctl->size; peer++)
+        ctl->peers[peer] = (fsdp_ctl_peer){false, now_ms + deadline_ms};
+    for (int peer = 1; peer < ctl->size; peer += ctl->peers[peer].here) {
+        now_ms = fsdp_now_ms();
+        FSDP_TRY(listen_to(ctl, call, peer, now_ms + (look_ms < LOOK_MS ? look_ms : LOOK_MS), err));
+        if (ctl->peers[peer].here)
+            continue;
+        note_call(ctl, call->head.call, peer);
+        FSDP_TRY(look_around(ctl, call, err));
+        if (now_ms >= announce_ms) {
+            announce_call(ctl, call);
+            announce_ms = now_ms + deadline_ms / 4;
+        }
+        if (ctl->waiting && now_ms >= wake_ms) {
+            ctl->waiting(ctl->waiting_user);
+            wake_ms = fsdp_now_ms() + WAKE_MS;
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status put_verdict(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return fsdp_ctl_put_report(ctl, call, peer, FRAME_VERDICT, &call->outcome, err);
+}
+
+static fsdp_status lead(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    FSDP_TRY(collect_calls(ctl, call, err));
+    call->until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    return each_peer(ctl, call, put_verdict, err);
+}
+
+static void extend_wait(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
+{
+    call->until_ms = fsdp_now_ms() + head->left_ms + fsdp_ctl_grace_ms(ctl);
+}
+
+static fsdp_status follow(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    frame head = {0};
+    FSDP_TRY(fsdp_ctl_put_report(ctl, call, 0, FRAME_CALL, &call->outcome, err));
+    do {
+        call->outcome = (fsdp_error){0};
+        FSDP_TRY(fsdp_ctl_take_report(ctl, call, 0, &head, &call->outcome, err));
+        if (!fsdp_ctl_is_same_call(&head, &call->head) || head.kind == FRAME_DATA)
+            return fsdp_ctl_fail_mismatch(ctl, &call->head, 0, &head, err);
+        extend_wait(ctl, call, &head);
+    } while (head.kind != FRAME_VERDICT);
+    return FSDP_OK;
+}
+
+/* --- at work, outside calls ------------------------------------------------------------------- */
+
+void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms)
+{
+    int64_t until_ms = fsdp_now_ms() + (left_ms < INT32_MAX ? left_ms : INT32_MAX);
+    int last = ctl->rank == 0 ? ctl->size - 1 : 0;
+    if (ctl->poison.status != FSDP_OK || until_ms - ctl->announced_until_ms < ctl->deadline_ms / 8)
+        return;
+    ctl->announced_until_ms = until_ms;
+    frame head = {.magic = FRAME_MAGIC,
+                  .kind = FRAME_WORKING,
+                  .left_ms = (int32_t)(until_ms - fsdp_now_ms())};
+    for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
+        fsdp_error ignored = {0};
+        (void)ctl->ops->send(ctl, peer, &head, sizeof head, 0, &ignored);
+    }
+}
+
+/* --- failing, for good ------------------------------------------------------------------------ */
+
+/* Rank 0 tells everybody; the others tell rank 0, unless it was the one who told them. Best effort,
+ * within a short time for all. */
+static void send_leave(fsdp_ctl *ctl, ctl_call *call)
+{
+    int last = ctl->rank == 0 ? ctl->size - 1 : 0;
+    if (ctl->rank != 0 && call->peer_left)
+        return;
+    call->until_ms = fsdp_now_ms() + FSDP_CTL_LEAVE_MS;
+    for (int peer = ctl->rank == 0 ? 1 : 0; peer <= last; peer++) {
+        fsdp_error ignored = {0};
+        (void)fsdp_ctl_put_report(ctl, call, peer, FRAME_LEAVE, &ctl->poison, &ignored);
+    }
+}
+
+static fsdp_status poison_ctl(fsdp_ctl *ctl, ctl_call *call, const fsdp_error *broken,
+                              fsdp_error *err)
+{
+    ctl->poison = *broken;
+    send_leave(ctl, call);
+    if (err)
+        *err = *broken;
+    return broken->status;
+}
+
+void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why)
+{
+    ctl_call none = {.head = {.magic = FRAME_MAGIC}};
+    if (ctl->poison.status == FSDP_OK)
+        (void)poison_ctl(ctl, &none, why, NULL);
+}
+
+/* --- collectives ------------------------------------------------------------------------------ */
+
+static ctl_call begin_call(fsdp_ctl *ctl, call_kind kind, size_t size)
+{
+    ctl_call call = {.head = {.magic = FRAME_MAGIC, .call = kind, .size = size}};
+    call.until_ms = fsdp_now_ms() + ctl->deadline_ms;
+    return call;
+}
+
+static fsdp_status leave_with_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    fsdp_error *outcome = &call->outcome;
+    if (outcome->status == FSDP_OK)
+        return FSDP_OK;
+    if (outcome->rank != ctl->rank)
+        fsdp_error_prefix(outcome, "rank %d", outcome->rank);
+    if (err)
+        *err = *outcome;
+    return outcome->status;
+}
+
+static fsdp_status make_call(fsdp_ctl *ctl, ctl_call *call, fsdp_error *broken)
+{
+    call->head.calls = ++ctl->calls;
+    if (ctl->rank != 0)
+        call->until_ms += fsdp_ctl_grace_ms(ctl);
+    FSDP_TRY(ctl->rank == 0 ? lead(ctl, call, broken) : follow(ctl, call, broken));
+    if (call->transfer && call->head.size > 0 && call->outcome.status == FSDP_OK)
+        return call->transfer(ctl, call, broken);
+    return FSDP_OK;
+}
+
+/* A rank with a failure of its own reports that one even when the control plane breaks too. */
+static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    const char *name = fsdp_ctl_call_name(call->head.call);
+    fsdp_error mine = call->outcome, broken = ctl->poison;
+    fsdp_status status = broken.status;
+    fsdp_flow("statedict/ctl/ctl.c", "%s", name);
+    if (status == FSDP_OK) {
+        note_call(ctl, call->head.call, ctl->rank == 0 ? -1 : 0);
+        status = make_call(ctl, call, &broken);
+        note_call(ctl, 0, -1);
+        ctl->announced_until_ms = fsdp_now_ms() + ctl->deadline_ms;
+        if (status == FSDP_OK)
+            return leave_with_outcome(ctl, call, err);
+        (void)poison_ctl(ctl, call, &broken, NULL);
+    }
+    if (err)
+        *err = mine.status != FSDP_OK ? mine : broken;
+    return mine.status != FSDP_OK ? mine.status : status;
+}
+
+static fsdp_status take_part(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return fsdp_ctl_take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size,
+                              err);
+}
+
+static fsdp_status put_all(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    return fsdp_ctl_put_data(ctl, call, peer, call->data, err);
+}
+
+static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err)
+{
+    size_t size = (size_t)part->head.size;
+    ctl_call all = *part;
+    all.head.size *= (uint64_t)ctl->size;
+    if (ctl->rank != 0) {
+        FSDP_TRY(fsdp_ctl_put_data(ctl, part, 0, part->mine, err));
+        fsdp_status status = fsdp_ctl_take_data(ctl, &all, 0, part->data, err);
+        part->peer_left = all.peer_left;
+        return status;
+    }
+    memmove(part->data, part->mine, size);
+    FSDP_TRY(each_peer(ctl, part, take_part, err));
+    return each_peer(ctl, &all, put_all, err);
+}
+
+fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, void *all_out,
+                               fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_ALLGATHER, size);
+    call.mine = mine;
+    call.data = all_out;
+    call.transfer = transfer_parts;
+    if (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!mine || !all_out)))
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "no room given for an allgather of %zu bytes", size);
+    call.outcome.rank = ctl->rank;
+    return run_collective(ctl, &call, err);
+}
+
+/* The piece that starts at call->at goes on from rank 0 to everybody but the root. */
+static fsdp_status relay_piece(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
+{
+    if (peer == call->head.root)
+        return FSDP_OK;
+    return fsdp_ctl_put_piece(ctl, call, peer, call->head.at, call->data, err);
+}
+
+static fsdp_status transfer_root(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
+{
+    int root = call->head.root;
+    if (ctl->rank == root && root != 0)
+        return fsdp_ctl_put_data(ctl, call, 0, call->data, err);
+    if (ctl->rank != 0)
+        return fsdp_ctl_take_data(ctl, call, 0, call->data, err);
+    for (uint64_t at = 0; at < call->head.size; at += fsdp_ctl_piece_size(call, at)) {
+        if (root != 0)
+            FSDP_TRY(fsdp_ctl_take_piece(ctl, call, root, at, call->data, err));
+        call->head.at = at;
+        FSDP_TRY(each_peer(ctl, call, relay_piece, err));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_BROADCAST, size);
+    call.head.root = root;
+    call.data = data;
+    call.transfer = transfer_root;
+    if (root < 0 || root >= ctl->size)
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "there is no rank %d to broadcast from: "
+                        "%d ranks are here",
+                        root, ctl->size);
+    else if (size > 0 && !data)
+        (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
+                        "no memory given for a broadcast of %zu bytes", size);
+    call.outcome.rank = ctl->rank;
+    return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_AGREE, 0);
+    if (mine != FSDP_OK) {
+        if (err)
+            call.outcome = *err;
+        if (call.outcome.text[0] == '\0')
+            (void)fsdp_fail(&call.outcome, mine, "%s", fsdp_status_name(mine));
+        call.outcome.status = mine;
+        call.outcome.rank = ctl->rank;
+    }
+    return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_barrier(fsdp_ctl *ctl, fsdp_error *err)
+{
+    ctl_call call = begin_call(ctl, CALL_BARRIER, 0);
+    return run_collective(ctl, &call, err);
+}
+
+/* --- point to point --------------------------------------------------------------------------- */
+
+static fsdp_status check_peer(const fsdp_ctl *ctl, int peer, fsdp_error *err)
+{
+    if (ctl->poison.status != FSDP_OK) {
+        *err = ctl->poison;
+        return err->status;
+    }
+    if (peer >= 0 && peer < ctl->size && peer != ctl->rank)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "rank %d of %d cannot send to or receive from rank %d",
+                     ctl->rank, ctl->size, peer);
+}
+
+static ctl_call begin_message(fsdp_ctl *ctl, call_kind kind, size_t size)
+{
+    ctl_call call = begin_call(ctl, kind, size);
+    call.head.calls = ctl->calls;
+    return call;
+}
+
+fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size, fsdp_error *err)
+{
+    fsdp_error broken = {0};
+    ctl_call call = begin_message(ctl, CALL_SEND, size);
+    fsdp_status status = check_peer(ctl, to, &broken);
+    if (status != FSDP_OK) {
+        if (err)
+            *err = broken;
+        return status;
+    }
+    note_call(ctl, CALL_SEND, to);
+    status = fsdp_ctl_put_data(ctl, &call, to, data, &broken);
+    note_call(ctl, 0, -1);
+    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+}
+
+fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp_error *err)
+{
+    fsdp_error broken = {0};
+    ctl_call call = begin_message(ctl, CALL_RECV, size);
+    fsdp_status status = check_peer(ctl, from, &broken);
+    if (status != FSDP_OK) {
+        if (err)
+            *err = broken;
+        return status;
+    }
+    note_call(ctl, CALL_RECV, from);
+    status = fsdp_ctl_take_data(ctl, &call, from, data, &broken);
+    note_call(ctl, 0, -1);
+    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+}

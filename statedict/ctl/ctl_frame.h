@@ -1,0 +1,44 @@
+/* What goes over the control plane in front of everything else: frames, and the calls they name. */
+#ifndef FSDP_CTL_FRAME_H
+#define FSDP_CTL_FRAME_H
+
+#include "statedict/ctl/ctl_backend.h"
+
+enum { FRAME_MAGIC = 0x66734332 };
+
+typedef enum frame_kind {
+    FRAME_CALL = 1, /* to rank 0: my call, and the outcome of my own work */
+    FRAME_WAITING,  /* from rank 0: my call too, but others are late */
+    FRAME_VERDICT,  /* from rank 0: all made this call, and this is the one outcome */
+    FRAME_DATA,     /* one piece of the call's data follows */
+    FRAME_LEAVE, /* the sender's control plane is broken, and this is why */
+    FRAME_WORKING   /* the sender is not in a call, and will be later: left_ms from now on */
+} frame_kind;
+
+typedef enum call_kind {
+    CALL_ALLGATHER = 1,
+    CALL_BROADCAST,
+    CALL_AGREE,
+    CALL_BARRIER,
+    CALL_SEND,
+    CALL_RECV
+} call_kind;
+
+/* In front of everything that is sent. A status that is not FSDP_OK is followed by its text. */
+typedef struct frame {
+    uint32_t magic, kind, call;
+    int32_t root;
+    uint64_t size, at, calls;
+    int32_t status, rank, errnum;
+    int32_t left_ms; /* VERDICT and WAITING: how long rank 0 will wait from now on; WORKING */
+} frame;
+
+_Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
+
+const char *fsdp_ctl_call_name(uint32_t kind);
+/* What the ranks want by it, for people: "agree on the outcome". */
+const char *fsdp_ctl_call_purpose(uint32_t kind);
+/* "broadcast of 8 bytes from rank 0 (call 3)" */
+void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size);
+
+#endif

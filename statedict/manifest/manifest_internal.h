@@ -1,0 +1,60 @@
+/*
+ * The parts of the manifest's text between manifest.c and the files that know one kind of record:
+ * manifest_state.c and manifest_state_read.c (meshes, flat buffers, entries), manifest_value.c and
+ * manifest_path.c.
+ */
+#ifndef FSDP_MANIFEST_INTERNAL_H
+#define FSDP_MANIFEST_INTERNAL_H
+
+#include "base/data/json.h"
+#include "statedict/manifest/manifest.h"
+
+/* Bytes of one value's strings and bytes together; larger ones do not belong into a text file. */
+enum { FSDP_MANIFEST_VALUE_MAX = 16 << 20 };
+/* Explicit boxes of one tensor. */
+enum { FSDP_MANIFEST_BOXES_MAX = 65536 };
+
+/* --- values --- */
+fsdp_status fsdp_manifest_put_value(fsdp_text *text, const fsdp_value *value, fsdp_error *err);
+/* *value_out is null before and after a failure. */
+fsdp_status fsdp_manifest_take_value(fsdp_json *json, fsdp_value *value_out, fsdp_error *err);
+
+/* {"bytes": 100000}: the kind and size of a value that lies in a shard file (large_value.h). */
+void fsdp_manifest_put_stored(fsdp_text *text, fsdp_value_kind kind, size_t size);
+fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out, int64_t *size_out,
+                                      fsdp_error *err);
+
+/* --- paths (base/data/name_path.h) --- */
+
+/* ", "path": [...]", or nothing where a reader would think of the same one. */
+void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry);
+
+/* Paths wait until all entries are there: those of flat buffers come late. Zero-initialise. */
+typedef struct fsdp_path_list {
+    int32_t *path;             /* that was read last */
+    size_t path_count, path_capacity;
+    struct fsdp_listed_path *items;
+    size_t count, capacity;
+    fsdp_arena arena;
+} fsdp_path_list;
+void fsdp_path_list_release(fsdp_path_list *list);
+fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
+/* The path that was read last is that of the name. */
+fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name, size_t size,
+                               fsdp_error *err);
+fsdp_status fsdp_path_list_apply(const fsdp_path_list *list, fsdp_sd *sd, fsdp_error *err);
+
+/* --- the state dict: members "meshes", "flats", "entries", in this order --- */
+fsdp_status fsdp_manifest_put_state(fsdp_text *text, const fsdp_sd *sd, int world, fsdp_error *err);
+
+typedef struct fsdp_state_reader fsdp_state_reader;
+fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
+                                     fsdp_error *err);
+void fsdp_state_reader_free(fsdp_state_reader *reader);        /* accepts NULL */
+fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err);
+fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err);
+fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err);
+/* Hands the state dict and the list of stored values over. */
+void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out);
+
+#endif

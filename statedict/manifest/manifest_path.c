@@ -1,0 +1,110 @@
+/* The paths of names in the manifest, written and read: see base/data/name_path.h. */
+#include "statedict/manifest/manifest_internal.h"
+
+#include "base/core/mem.h"
+#include "base/data/name_path.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct fsdp_listed_path {
+    const char *name;
+    size_t name_size;
+    const int32_t *path;
+    size_t count;
+} fsdp_listed_path;
+
+/* Bytes of the element; in brackets when it is a number as a key. */
+static void put_element(fsdp_text *text, int32_t element)
+{
+    if (element >= 0 && element & FSDP_PATH_NUMBER)
+        fsdp_text_addf(text, "[%zu]", fsdp_path_bytes(element));
+    else
+        fsdp_text_addf(text, "%" PRId32, element);
+}
+
+void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry)
+{
+    if (!entry->path ||
+        fsdp_path_is_default(entry->name, entry->name_size, entry->path, entry->path_count))
+        return;
+    fsdp_text_addf(text, ", \"path\": [");
+    for (size_t i = 0; i < entry->path_count; i++) {
+        if (i > 0)
+            fsdp_text_add(text, ", ", 2);
+        put_element(text, entry->path[i]);
+    }
+    fsdp_text_add(text, "]", 1);
+}
+
+void fsdp_path_list_release(fsdp_path_list *list)
+{
+    fsdp_free(list->path);
+    fsdp_free(list->items);
+    fsdp_arena_release(&list->arena);
+    *list = (fsdp_path_list){0};
+}
+
+static fsdp_status take_element(fsdp_json *json, int32_t *element_out, fsdp_error *err)
+{
+    int64_t bytes;
+    bool is_number = fsdp_json_peek(json) == FSDP_JSON_ARRAY, more;
+    if (is_number) {
+        FSDP_TRY(fsdp_json_enter_array(json, err));
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (!more)
+            return fsdp_json_fail(json, err, "a path with an empty element");
+    }
+    FSDP_TRY(fsdp_json_i64(json, &bytes, err));
+    if (bytes < (is_number ? 1 : -FSDP_MAX_NAME) || bytes > FSDP_MAX_NAME)
+        return fsdp_json_fail(json, err, "a path with an element of %" PRId64 " bytes", bytes);
+    *element_out = (int32_t)bytes | (is_number ? FSDP_PATH_NUMBER : 0);
+    if (!is_number)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_json_next_item(json, &more, err));
+    return more ? fsdp_json_fail(json, err, "a path with an element of two numbers") : FSDP_OK;
+}
+
+fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err)
+{
+    list->path_count = 0;
+    FSDP_TRY(fsdp_json_enter_array(json, err));
+    for (;;) {
+        bool more;
+        FSDP_TRY(fsdp_json_next_item(json, &more, err));
+        if (!more)
+            return FSDP_OK;
+        if (list->path_count == FSDP_PATH_MOST)
+            return fsdp_json_fail(json, err, "a path of more than %d elements", FSDP_PATH_MOST);
+        if (!fsdp_grow(&list->path, &list->path_capacity, list->path_count + 1, sizeof *list->path))
+            return fsdp_fail_memory(err, "the manifest");
+        FSDP_TRY(take_element(json, &list->path[list->path_count], err));
+        list->path_count++;
+    }
+}
+
+fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name,
+                               size_t size, fsdp_error *err)
+{
+    if (!fsdp_path_fits(name, size, list->path, list->path_count))
+        return fsdp_json_fail(json, err, "a path that does not make up the name");
+    char *own_name = fsdp_arena_strndup(&list->arena, name, size);
+    int32_t *own = fsdp_arena_alloc(&list->arena, list->path_count, sizeof *own);
+    if (!own_name || !own ||
+        !fsdp_grow(&list->items, &list->capacity, list->count + 1, sizeof *list->items))
+        return fsdp_fail_memory(err, "the manifest");
+    memcpy(own, list->path, list->path_count * sizeof *own);
+    list->items[list->count++] = (fsdp_listed_path){own_name, size, own, list->path_count};
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_path_list_apply(const fsdp_path_list *list, fsdp_sd *sd, fsdp_error *err)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const fsdp_listed_path *item = &list->items[i];
+        int64_t found = fsdp_sd_find(sd, item->name, item->name_size);
+        if (found >= 0)
+            FSDP_TRY(fsdp_sd_set_path(sd, (size_t)found, item->path, item->count, err));
+    }
+    return FSDP_OK;
+}

@@ -1,0 +1,161 @@
+/*
+ * Which checkpoint is meant: a path may be a checkpoint, a run directory (its newest good one), a
+ * pattern of rank files, or the place of an overwrite that was cut short. Opening for everybody starts here.
+ */
+#include "statedict/checkpoint/checkpoint_internal.h"
+
+#include "formats/source.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/run/hub_cache.h"
+#include "statedict/checkpoint/incomplete.h"
+#include "statedict/run/run_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* An overwrite that was cut between its two renames left no DIR: what it set aside is still good. */
+static bool find_set_aside(const char *path, fsdp_io *io, const fsdp_watch *watch, char **path_out)
+{
+    if (!fsdp_replaced_find(io, path, path_out))
+        return false;
+    fsdp_notice(watch,
+                "'%s' was being overwritten when that was cut short: taking the one before, '%s'",
+                path, *path_out);
+    return true;
+}
+
+fsdp_status fsdp_path_is_run(const char *path, fsdp_io *io, bool *is_run_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    io = io ? io : fsdp_io_posix();
+    *is_run_out = false;
+    if (io->ops->info(io, path, &info) < 0 || info.kind != FSDP_FILE_DIRECTORY)
+        return FSDP_OK;
+    if (fsdp_path_has_manifest(path, io))
+        return FSDP_OK;
+    fsdp_run_steps steps = {0};
+    FSDP_TRY(fsdp_run_scan(path, io, &steps, err));
+    *is_run_out = steps.count > 0;
+    fsdp_run_steps_release(&steps);
+    return FSDP_OK;
+}
+
+/* The number that the name of a path ends with. */
+static int64_t wanted_step(const char *name)
+{
+    size_t size = strlen(name), at = size;
+    while (at > 0 && name[at - 1] >= '0' && name[at - 1] <= '9')
+        at--;
+    return at < size ? strtoll(name + at, NULL, 10) : INT64_MAX;
+}
+
+static uint64_t distance(int64_t a, int64_t b)
+{
+    return a > b ? (uint64_t)a - (uint64_t)b : (uint64_t)b - (uint64_t)a;
+}
+
+static const fsdp_run_step *nearest(const fsdp_run_steps *steps, int64_t wanted,
+                                    const fsdp_run_step *but)
+{
+    const fsdp_run_step *found = NULL;
+    for (size_t i = 0; i < steps->count; i++) {
+        const fsdp_run_step *step = &steps->items[i];
+        if (step->state == FSDP_STEP_GOOD && step != but &&
+            (!found || distance(step->step, wanted) < distance(found->step, wanted)))
+            found = step;
+    }
+    return found;
+}
+
+/* "; 'RUN' holds step-00000200 and step-00000300" behind what is known, where the path is beside steps. */
+static void tell_steps(const char *path, fsdp_io *io, fsdp_error *err)
+{
+    char *own = NULL, *run = NULL;
+    fsdp_run_steps steps = {0};
+    if (err && fsdp_path_split(path, &own, &run, NULL) == FSDP_OK &&
+        fsdp_run_scan(run, io, &steps, NULL) == FSDP_OK) {
+        const char *slash = strrchr(own, '/');
+        int64_t wanted = wanted_step(slash ? slash + 1 : own);
+        const fsdp_run_step *first = nearest(&steps, wanted, NULL);
+        const fsdp_run_step *second = nearest(&steps, wanted, first);
+        fsdp_error found = *err;
+        if (first)
+            fsdp_fail(err, found.status, "%s; '%s' holds %s%s%s", found.text, run, first->name,
+                      second ? " and " : "", second ? second->name : "");
+        err->errnum = found.errnum;
+    }
+    fsdp_run_steps_release(&steps);
+    fsdp_free(own);
+    fsdp_free(run);
+}
+
+/* Some of a model looks like a model. */
+static void tell_part(const char *path, const fsdp_watch *watch)
+{
+    const char *slash = strrchr(path, '/');
+    int number, count;
+    if (fsdp_source_is_part(path, &number, &count) && count > 1)
+        fsdp_notice(watch, "'%s' is one of %d files of a model: name the directory '%.*s' for all",
+                    path, count, slash ? (int)(slash - path) : 1, slash ? path : ".");
+}
+
+static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_error *err)
+{
+    fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
+    if (errnum == ENOENT)
+        tell_steps(path, io, err);
+    return st;
+}
+
+fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_watch *watch,
+                                    char **path_out, fsdp_error *err)
+{
+    fsdp_file_info info;
+    io = io ? io : fsdp_io_posix();
+    int errnum = io->ops->info(io, path, &info);
+    if (errnum == -ENOENT && find_set_aside(path, io, watch, path_out))
+        return FSDP_OK;
+    bool is_pattern = errnum == -ENOENT && fsdp_source_is_pattern(path), is_run = false;
+    if (errnum < 0 && !is_pattern)
+        return fail_to_open(path, io, -errnum, err);
+    if (!is_pattern)
+        FSDP_TRY(fsdp_path_is_run(path, io, &is_run, err));
+    if (is_run)
+        return fsdp_run_latest(path, FSDP_VERIFY_QUICK, watch, io, path_out, err);
+    if (!is_pattern)
+        FSDP_TRY(fsdp_hub_snapshot(path, io, path_out, err));
+    if (!is_pattern && *path_out)
+        return FSDP_OK;
+    if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
+        tell_part(path, watch);
+    *path_out = fsdp_strndup(path, strlen(path));
+    return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+fsdp_status fsdp_checkpoint_open(const char *path, struct fsdp_io *io,
+                                 fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return fsdp_checkpoint_open_with(path, &(fsdp_open_opts){.io = io}, checkpoint_out, err);
+}
+
+fsdp_status fsdp_checkpoint_open_with(const char *path, const fsdp_open_opts *opts,
+                                      fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    char *resolved = NULL;
+    fsdp_checkpoint *checkpoint = NULL;
+    fsdp_io *io = opts && opts->io ? opts->io : fsdp_io_posix();
+    FSDP_TRY(fsdp_checkpoint_resolve(path, io, NULL, &resolved, err));
+    fsdp_status st = fsdp_checkpoint_open_as(io, resolved, opts, &checkpoint, err);
+    fsdp_free(resolved);
+    if (st == FSDP_OK)
+        st = checkpoint->may_lack && !checkpoint->source
+                 ? fsdp_incomplete_open(checkpoint, err)
+                 : fsdp_checkpoint_need_all(checkpoint, err);
+    if (st != FSDP_OK) {
+        fsdp_checkpoint_close(checkpoint);
+        return st;
+    }
+    *checkpoint_out = checkpoint;
+    return FSDP_OK;
+}

@@ -1,0 +1,543 @@
+/*
+ * Retention: which checkpoints of a run stay. The union of all rules keeps; only what verifies
+ * counts, and what does not verify is neither counted nor deleted. Also finishes what a killed save
+ * or delete left. Last part of a save, under the run's lease.
+ */
+#include "statedict/run/run_internal.h"
+
+#include "base/core/mem.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/commit/lease_internal.h"
+#include "statedict/manifest/manifest.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LEASE_TEMPORARY ".lock" FSDP_SUFFIX_STAGING
+
+enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
+
+/* What is to become of a plain step directory. */
+typedef struct verdict {
+    bool remove;
+    bool counts;   /* among those for whose sake others go */
+    bool was_read; /* all of it, and it is good */
+    char *reason;  /* NULL: it could not be told */
+} verdict;
+
+typedef struct retention {
+    fsdp_lease *lease; /* NULL in a dry run */
+    const char *run;
+    const fsdp_retention *policy;
+    bool dry_run;
+    bool save_in_progress; /* only a dry run may meet one: otherwise the lease is ours */
+    void (*report)(void *user, const fsdp_retain_action *action);
+    void *user;
+    fsdp_io *io;
+    int threads; /* that read steps, within memory */
+    int64_t memory;
+    fsdp_lease_keeper keeper; /* while steps are read, and the caller's watch */
+    fsdp_run_steps steps;
+    verdict *verdicts; /* one per step */
+    int good;          /* counted so far */
+} retention;
+
+fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err)
+{
+    if (policy && policy->keep_last < LEAST_KEPT)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "keep_last is %d, at least %d are kept: one while the next is written, "
+                         "one in case that one is damaged",
+                         policy->keep_last, LEAST_KEPT);
+    if (policy && policy->keep_every < 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "keep_every is %" PRId64, policy->keep_every);
+    return FSDP_OK;
+}
+
+/* --- deciding --------------------------------------------------------------------------------- */
+
+static bool is_pinned(const retention *retain, const fsdp_run_step *step, bool *by_file_out)
+{
+    *by_file_out = false;
+    for (size_t i = 0; i < retain->policy->pin_count; i++) {
+        if (retain->policy->pins[i] == step->step)
+            return true;
+    }
+    char *dir = fsdp_path_join(retain->run, step->name);
+    char *path = dir ? fsdp_path_join(dir, FSDP_PIN_NAME) : NULL;
+    fsdp_file_info info;
+    /* a pin that cannot be looked at is taken for one: to keep too much is the safe mistake */
+    *by_file_out = !path || retain->io->ops->info(retain->io, path, &info) != -ENOENT;
+    fsdp_free(path);
+    fsdp_free(dir);
+    return *by_file_out;
+}
+
+/* The rule that keeps a step whether it verifies or not; false when there is none. */
+static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, char *reason)
+{
+    const fsdp_retention *policy = retain->policy;
+    bool by_file;
+    if (!policy)
+        snprintf(reason, REASON_SIZE, "no policy");
+    else if (is_pinned(retain, step, &by_file))
+        snprintf(reason, REASON_SIZE, by_file ? "pin file" : "pinned");
+    else if (policy->keep_every > 0 && step->step % policy->keep_every == 0)
+        snprintf(reason, REASON_SIZE, "every %" PRId64, policy->keep_every);
+    else
+        return false;
+    return true;
+}
+
+/* A checkpoint that this fsdp cannot read may be the best of all: neither counted nor removed. */
+static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step, bool *newer_out,
+                              fsdp_error *err)
+{
+    fsdp_error reason = {0};
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_run_refuse_newer(path, retain->io, &reason);
+    fsdp_free(path);
+    *newer_out = status == FSDP_ERR_REFUSED;
+    if (status == FSDP_OK || *newer_out || fsdp_run_is_out_of_reach(status, &reason))
+        return FSDP_OK;
+    if (err)
+        *err = reason;
+    return status;
+}
+
+/* Only what is of no use without a manifest and shard files may be there. */
+static int stop_at_value(void *user, const char *name)
+{
+    bool *has_value = user;
+    *has_value = strcmp(name, FSDP_MARKER_SAVING) != 0 && strcmp(name, FSDP_VIEW_NAME) != 0 &&
+                 strcmp(name, FSDP_MANIFEST_TEMPORARY) != 0;
+    return *has_value;
+}
+
+/* Is it a directory with nothing in it that anybody could miss? */
+static bool is_hollow(const retention *retain, const fsdp_run_step *step)
+{
+    bool has_value = false;
+    char *path = fsdp_path_join(retain->run, step->name);
+    bool listed = path && retain->io->ops->list(retain->io, path, stop_at_value, &has_value) == 0;
+    fsdp_free(path);
+    return listed && !has_value;
+}
+
+static fsdp_status tell_fault(const retention *retain, const fsdp_run_step *step,
+                              const fsdp_error *fault, bool *remove_out, char *reason)
+{
+    *remove_out = retain->policy && is_hollow(retain, step);
+    if (*remove_out)
+        snprintf(reason, REASON_SIZE, "holds neither a manifest nor a shard file");
+    else
+        snprintf(reason, REASON_SIZE, "does not verify: %s", fault->text);
+    return FSDP_OK;
+}
+
+static fsdp_status set_reason(verdict *mine, const char *reason, fsdp_error *err)
+{
+    fsdp_free(mine->reason);
+    mine->reason = fsdp_strndup(reason, strlen(reason));
+    return mine->reason ? FSDP_OK : fsdp_fail_memory(err, "the reason of a removal");
+}
+
+/* Reads all data of a step, unless this process has. */
+static fsdp_status read_whole(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    fsdp_verify_opts opts = {.threads = retain->threads,
+                             .memory = retain->memory,
+                             .watch = fsdp_lease_keeper_watch(&retain->keeper),
+                             .io = retain->io};
+    return fsdp_run_check_once(retain->run, step, &opts, err);
+}
+
+/* Reads a step that counts as a whole; one that is damaged does not count any more. */
+static fsdp_status read_counted(retention *retain, size_t i, fsdp_error *err)
+{
+    verdict *mine = &retain->verdicts[i];
+    char reason[REASON_SIZE];
+    fsdp_error fault = {0};
+    fsdp_status status = read_whole(retain, &retain->steps.items[i], &fault);
+    mine->was_read = status == FSDP_OK;
+    if (status == FSDP_OK)
+        return FSDP_OK;
+    if (!fsdp_run_is_fault(status)) {
+        if (err)
+            *err = fault;
+        return status;
+    }
+    mine->counts = false;
+    retain->good--;
+    snprintf(reason, sizeof reason, "does not verify: %s", fault.text);
+    return set_reason(mine, reason, err);
+}
+
+/*
+ * Before a good one goes, those for whose sake it goes are read whole, once in this process each. What is
+ * kept by sizes and indexes alone might be all damaged.
+ */
+static fsdp_status read_all_counted(retention *retain, size_t end, fsdp_error *err)
+{
+    for (size_t i = 0; i < end; i++) {
+        if (retain->verdicts[i].counts && !retain->verdicts[i].was_read)
+            FSDP_TRY(read_counted(retain, i, err));
+    }
+    return FSDP_OK;
+}
+
+static bool wants_newest(const retention *retain)
+{
+    return retain->policy && retain->good < retain->policy->keep_last;
+}
+
+/* A good one: is it among the newest that stay? */
+static fsdp_status count_good(retention *retain, size_t i, char *reason, fsdp_error *err)
+{
+    verdict *mine = &retain->verdicts[i];
+    if (!wants_newest(retain))
+        FSDP_TRY(read_all_counted(retain, i, err));
+    mine->counts = wants_newest(retain);
+    mine->remove = !mine->counts;
+    if (mine->counts) {
+        retain->good++;
+        snprintf(reason, REASON_SIZE, "newest %d", retain->policy->keep_last);
+    } else {
+        snprintf(reason, REASON_SIZE, "no rule keeps it");
+    }
+    return FSDP_OK;
+}
+
+/* Decides about a plain step directory. Old ones that a rule keeps are not even looked at. */
+static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error *err)
+{
+    bool newer = false;
+    const fsdp_run_step *step = &retain->steps.items[i];
+    if (!wants_newest(retain) && kept_by_rule(retain, step, reason))
+        return FSDP_OK;
+    fsdp_error fault = {0};
+    FSDP_TRY(find_newer(retain, step, &newer, err));
+    if (newer) {
+        snprintf(reason, REASON_SIZE, "of a newer format version");
+        return FSDP_OK;
+    }
+    fsdp_status status =
+        fsdp_run_check(retain->run, step, &(fsdp_verify_opts){.io = retain->io}, &fault);
+    if (status == FSDP_OK)
+        return count_good(retain, i, reason, err);
+    if (fsdp_run_is_fault(status))
+        return tell_fault(retain, step, &fault, &retain->verdicts[i].remove, reason);
+    if (err)
+        *err = fault;
+    return status;
+}
+
+/* The first failure is reported, unless a later one is that the work was stopped. */
+static fsdp_status choose_failure(fsdp_status first, fsdp_status status, const fsdp_error *fault,
+                                  fsdp_error *err)
+{
+    if (status == FSDP_OK || (first != FSDP_OK && status != FSDP_ERR_CANCELLED))
+        return first;
+    if (err)
+        *err = *fault;
+    return status;
+}
+
+/* One that cannot be judged does not keep the others from it. */
+static fsdp_status decide_all(retention *retain, fsdp_error *err)
+{
+    fsdp_status first = FSDP_OK;
+    for (size_t i = 0; i < retain->steps.count; i++) {
+        char reason[REASON_SIZE];
+        fsdp_error fault = {0};
+        if (retain->steps.items[i].state != FSDP_STEP_GOOD)
+            continue;
+        fsdp_status status = decide(retain, i, reason, &fault);
+        if (status == FSDP_OK)
+            status = set_reason(&retain->verdicts[i], reason, &fault);
+        first = choose_failure(first, status, &fault, err);
+        if (status == FSDP_ERR_CANCELLED)
+            break;
+    }
+    return first;
+}
+
+/* --- doing ------------------------------------------------------------------------------------ */
+
+static void tell(const retention *retain, const char *name, bool remove, const char *reason)
+{
+    fsdp_retain_action action = {.name = name, .remove = remove, .reason = reason};
+    if (retain->report)
+        retain->report(retain->user, &action);
+}
+
+/* The path of the step itself, whatever stands in its name now. */
+static char *whole_path(const retention *retain, const fsdp_run_step *step)
+{
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step->step, name);
+    return fsdp_path_join(retain->run, name);
+}
+
+/* Under another name first: then no publisher can rename it into place while it is emptied. */
+static fsdp_status remove_as_deleting(const retention *retain, const char *path, const char *whole,
+                                      fsdp_error *err)
+{
+    fsdp_status status = fsdp_delete_as(retain->io, path, retain->run, whole, err);
+    bool gone = status == FSDP_ERR_NOT_FOUND && !fsdp_io_exists(retain->io, path);
+    return gone ? FSDP_OK : status;
+}
+
+/* An interrupted save, overwrite or delete, and the half that may stand at the step's own name. */
+static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step *step,
+                                   const char *path, fsdp_error *err)
+{
+    char *whole = whole_path(retain, step);
+    if (!whole)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_moves_clear(retain->io, whole, err);
+    if (status == FSDP_OK)
+        status = step->state == FSDP_STEP_DELETING ? fsdp_io_remove_tree(retain->io, path, err)
+                                                   : remove_as_deleting(retain, path, whole, err);
+    fsdp_free(whole);
+    return status;
+}
+
+/* Also where nothing had to be read, so that nobody was asked yet. */
+static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
+    if (watch.progress && watch.progress(watch.user, 0, 1, step->name) != 0)
+        return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request, before '%s' was removed",
+                         step->name);
+    return FSDP_OK;
+}
+
+static fsdp_status remove_step(retention *retain, const fsdp_run_step *step, fsdp_error *err)
+{
+    if (retain->dry_run)
+        return FSDP_OK;
+    FSDP_TRY(check_stop(retain, step, err));
+    FSDP_TRY(fsdp_lease_refresh(retain->lease, err));
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = step->state == FSDP_STEP_GOOD
+                             ? fsdp_checkpoint_delete(retain->io, path, err)
+                             : remove_leftover(retain, step, path, err);
+    fsdp_free(path);
+    return status;
+}
+
+/* --- what was interrupted --------------------------------------------------------------------- */
+
+static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, const char *marker)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    fsdp_marker_state state =
+        path ? fsdp_marker_look(retain->io, path, marker) : FSDP_MARKER_UNKNOWN;
+    fsdp_free(path);
+    return state == FSDP_MARKER_HELD || state == FSDP_MARKER_UNKNOWN;
+}
+
+/*
+ * Every staging of a step is made under the run's lease. Who made one whose marker is free, or of
+ * another machine, has lost the lease to us: it is dead, or will not publish.
+ */
+static void decide_staging(const retention *retain, const fsdp_run_step *step, bool *remove_out,
+                           char *reason)
+{
+    *remove_out = !retain->save_in_progress && !may_be_at_work(retain, step, FSDP_MARKER_SAVING) &&
+                  !may_be_at_work(retain, step, FSDP_MARKER_PUBLISHING);
+    snprintf(reason, REASON_SIZE, *remove_out ? "interrupted save" : "a save in progress");
+}
+
+static fsdp_status bring_back(const retention *retain, const fsdp_run_step *step, const char *whole,
+                              fsdp_error *err)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = fsdp_io_rename(retain->io, path, whole, false, err);
+    fsdp_free(path);
+    return status == FSDP_OK ? fsdp_io_sync_dir(retain->io, retain->run, err) : status;
+}
+
+/* The one that took its place must be good, or nobody knows which of the two is of use. */
+static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step, bool *remove_out,
+                                   char *reason, fsdp_error *err)
+{
+    fsdp_error fault = {0};
+    char name[FSDP_STEP_NAME_SIZE];
+    fsdp_step_name(step->step, name);
+    fsdp_run_step whole = {.step = step->step, .name = name};
+    char *path = whole_path(retain, step);
+    if (!path)
+        return fsdp_fail_memory(err, retain->run);
+    fsdp_status status = FSDP_OK;
+    *remove_out = false;
+    if (fsdp_io_exists(retain->io, path)) {
+        status = read_whole(retain, &whole, &fault);
+        *remove_out = status == FSDP_OK;
+        status = fsdp_run_is_fault(status) ? FSDP_OK : choose_failure(FSDP_OK, status, &fault, err);
+        snprintf(reason, REASON_SIZE,
+                 *remove_out ? "overwritten by '%s'" : "set aside, but '%s' does not verify", name);
+    } else {
+        snprintf(reason, REASON_SIZE, "brought back: an overwrite was cut short");
+        status = retain->dry_run ? FSDP_OK : bring_back(retain, step, path, err);
+    }
+    fsdp_free(path);
+    return status;
+}
+
+/* The step stays, and under the lease nobody is at work in it. */
+static void forget_marker(const retention *retain, const fsdp_run_step *step)
+{
+    char *path = fsdp_path_join(retain->run, step->name);
+    if (path)
+        (void)fsdp_marker_forget(retain->io, path);
+    fsdp_free(path);
+}
+
+static fsdp_status retain_step(retention *retain, size_t i, fsdp_error *err)
+{
+    const fsdp_run_step *step = &retain->steps.items[i];
+    const verdict *mine = &retain->verdicts[i];
+    bool remove = true;
+    char reason[REASON_SIZE] = "interrupted delete";
+    if (step->state == FSDP_STEP_GOOD) {
+        if (!mine->reason)
+            return FSDP_OK;
+        remove = mine->remove;
+        snprintf(reason, sizeof reason, "%s", mine->reason);
+    } else if (step->state == FSDP_STEP_STAGING) {
+        decide_staging(retain, step, &remove, reason);
+    } else if (step->state == FSDP_STEP_REPLACED) {
+        FSDP_TRY(decide_replaced(retain, step, &remove, reason, err));
+    }
+    if (remove)
+        FSDP_TRY(remove_step(retain, step, err));
+    else if (step->state == FSDP_STEP_GOOD && !retain->dry_run)
+        forget_marker(retain, step);
+    tell(retain, step->name, remove, reason);
+    return FSDP_OK;
+}
+
+/* One that cannot be removed does not keep the others. */
+static fsdp_status do_all(retention *retain, fsdp_error *err)
+{
+    fsdp_status first = decide_all(retain, err);
+    if (first == FSDP_ERR_CANCELLED)
+        return first;
+    for (size_t i = 0; i < retain->steps.count; i++) {
+        fsdp_error fault = {0};
+        fsdp_status status = retain_step(retain, i, &fault);
+        first = choose_failure(first, status, &fault, err);
+        if (status == FSDP_ERR_CANCELLED)
+            break;
+    }
+    return first;
+}
+
+static fsdp_status retain_all(retention *retain, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_run_scan(retain->run, retain->io, &retain->steps, err));
+    retain->verdicts = fsdp_alloc(retain->steps.count + 1, sizeof *retain->verdicts);
+    fsdp_status status =
+        retain->verdicts ? do_all(retain, err) : fsdp_fail_memory(err, retain->run);
+    for (size_t i = 0; retain->verdicts && i < retain->steps.count; i++)
+        fsdp_free(retain->verdicts[i].reason);
+    fsdp_free(retain->verdicts);
+    fsdp_run_steps_release(&retain->steps);
+    if (status == FSDP_ERR_CANCELLED && retain->keeper.lost.status != FSDP_OK)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "%s", retain->keeper.lost.text);
+    return status;
+}
+
+/* Text of leases whose takers were killed. A young one may belong to a taker that is at work. */
+static int sweep_lease(void *user, const char *name)
+{
+    const retention *retain = user;
+    if (strncmp(name, LEASE_TEMPORARY, strlen(LEASE_TEMPORARY)) != 0)
+        return 0;
+    char *path = fsdp_path_join(retain->run, name);
+    fsdp_file_info info;
+    if (path && retain->io->ops->info(retain->io, path, &info) == 0 &&
+        fsdp_lease_now() - info.mtime_ns / 1000000000 > FSDP_LEASE_SECONDS)
+        retain->io->ops->unlink(retain->io, path);
+    fsdp_free(path);
+    return 0;
+}
+
+fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
+                                 void (*report)(void *user, const fsdp_retain_action *action),
+                                 void *user, const fsdp_verify_opts *reading, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_retention_check(policy, err));
+    retention retain = {.lease = lease,
+                        .run = run,
+                        .policy = policy,
+                        .report = report,
+                        .user = user,
+                        .io = reading->io ? reading->io : fsdp_io_posix(),
+                        .threads = reading->threads,
+                        .memory = reading->memory};
+    fsdp_lease_keep(&retain.keeper, lease, &reading->watch);
+    FSDP_TRY(retain_all(&retain, err));
+    (void)retain.io->ops->list(retain.io, run, sweep_lease, &retain);
+    return FSDP_OK;
+}
+
+static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
+                           void (*report)(void *user, const fsdp_retain_action *action), void *user,
+                           const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+{
+    retention retain = {.run = run,
+                        .policy = policy,
+                        .dry_run = true,
+                        .report = report,
+                        .user = user,
+                        .io = io,
+                        .save_in_progress = fsdp_lease_is_held(io, run)};
+    fsdp_lease_keep(&retain.keeper, NULL, watch);
+    return retain_all(&retain, err);
+}
+
+/*
+ * What has to be read is read before the lease is taken, which a job that saves may want at any moment. What
+ * fails here fails again, and is told then.
+ */
+static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
+                              const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)
+{
+    fsdp_error found = {0};
+    if (fsdp_lease_is_held(io, run) ||
+        run_dry(run, policy, NULL, NULL, watch, io, &found) != FSDP_ERR_CANCELLED)
+        return FSDP_OK;
+    if (err)
+        *err = found;
+    return FSDP_ERR_CANCELLED;
+}
+
+fsdp_status fsdp_run_retain(const char *run, const fsdp_retention *policy, bool dry_run,
+                            void (*report)(void *user, const fsdp_retain_action *action),
+                            void *user, const fsdp_watch *watch, struct fsdp_io *io,
+                            fsdp_error *err)
+{
+    fsdp_lease *lease;
+    fsdp_verify_opts reading = {.io = io ? io : fsdp_io_posix()};
+    if (watch)
+        reading.watch = *watch;
+    FSDP_TRY(fsdp_retention_check(policy, err));
+    if (dry_run)
+        return run_dry(run, policy, report, user, watch, reading.io, err);
+    FSDP_TRY(read_ahead(run, policy, watch, reading.io, err));
+    FSDP_TRY(fsdp_lease_take(reading.io, run, &lease, err));
+    fsdp_status status = fsdp_run_retain_held(lease, run, policy, report, user, &reading, err);
+    fsdp_lease_release(lease);
+    return status;
+}

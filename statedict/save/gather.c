@@ -1,0 +1,202 @@
+/*
+ * The full state on rank 0, streamed: every tensor in row-major slabs, each put together from the
+ * boxes of the ranks that own them. Messages go through the bounded window of the control plane, so
+ * memory is one slab on rank 0 and one piece of it on each other rank.
+ *
+ * Rank 0 takes every message even after a failure of its own, so that nobody waits in vain.
+ */
+#include "statedict/sd/describe.h"
+#include "statedict/transfer/pipeline.h"
+#include "statedict/transfer/box_plan.h"
+#include "statedict/select/relayout.h"
+
+#include <string.h>
+
+enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
+
+/* After this many bytes all ranks meet, so that one with nothing to send does not wait for the end. */
+enum { MEET_BYTES = 256 << 20 };
+
+typedef struct gather_job {
+    const fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    int *owners;
+    int64_t slab_bytes, since_meeting;
+    char *slab, *message;
+    fsdp_slab_visit visit;
+    void *user;
+    fsdp_status failed; /* rank 0: the first failure of its own */
+    fsdp_error *err;
+    /* at hand */
+    const fsdp_entry *entry;
+    fsdp_box slab_box;
+} gather_job;
+
+/* Where `box` of the tensor lies in this rank's memory: boxes are packed one after the other. */
+static const char *own_memory(const gather_job *job, size_t part)
+{
+    const char *data = job->entry->data;
+    for (size_t p = 0; p < part; p++) {
+        fsdp_box before;
+        fsdp_layout_box(&job->entry->layout, job->entry->ndim, job->entry->shape,
+                        fsdp_ctl_rank(job->ctl), p, &before);
+        data += fsdp_box_count(&before) * (int64_t)fsdp_dtype_size(job->entry->dtype);
+    }
+    return data;
+}
+
+static void copy_between(const gather_job *job, char *to, const fsdp_box *to_box, const char *from,
+                         const fsdp_box *from_box, const fsdp_box *what)
+{
+    int64_t to_strides[FSDP_MAX_DIMS], from_strides[FSDP_MAX_DIMS];
+    int64_t size = (int64_t)fsdp_dtype_size(job->entry->dtype);
+    fsdp_box_strides(to_box->ndim, to_box->len, to_strides);
+    fsdp_box_strides(from_box->ndim, from_box->len, from_strides);
+    for (int d = 0; d < what->ndim; d++) {
+        to_strides[d] *= size;
+        from_strides[d] *= size;
+        to += (what->lo[d] - to_box->lo[d]) * to_strides[d];
+        from += (what->lo[d] - from_box->lo[d]) * from_strides[d];
+    }
+    fsdp_kernels_get()->copy_box(to, to_strides, from, from_strides, what->ndim, what->len,
+                                 (size_t)size);
+}
+
+/* One owner's share of the slab: from its memory to rank 0's slab. */
+static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box,
+                               fsdp_error *err)
+{
+    gather_job *job = user;
+    fsdp_box shared;
+    int own = fsdp_ctl_rank(job->ctl);
+    if ((own != 0 && own != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
+        return FSDP_OK;
+    size_t size = (size_t)fsdp_box_count(&shared) * fsdp_dtype_size(job->entry->dtype);
+    if (own == 0 && rank == 0) {
+        copy_between(job, job->slab, &job->slab_box, own_memory(job, part), box, &shared);
+    } else if (own == rank) {
+        copy_between(job, job->message, &shared, own_memory(job, part), box, &shared);
+        return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
+    } else {
+        FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, job->message, size, err));
+        copy_between(job, job->slab, &job->slab_box, job->message, &shared, &shared);
+    }
+    return FSDP_OK;
+}
+
+static void visit_slab(gather_job *job, int64_t first, int64_t count)
+{
+    if (fsdp_ctl_rank(job->ctl) == 0 && job->failed == FSDP_OK)
+        job->failed = job->visit(job->user, job->entry, first, count, job->slab, job->err);
+}
+
+static fsdp_status meet(gather_job *job, int64_t bytes, fsdp_error *err)
+{
+    job->since_meeting += bytes;
+    if (job->since_meeting < MEET_BYTES)
+        return FSDP_OK;
+    job->since_meeting = 0;
+    return fsdp_ctl_barrier(job->ctl, err);
+}
+
+static fsdp_status gather_tensor(gather_job *job, int owner, fsdp_error *err)
+{
+    const fsdp_entry *entry = job->entry;
+    int64_t size = (int64_t)fsdp_dtype_size(entry->dtype), first = 0;
+    fsdp_slabs slabs = {0};
+    if (fsdp_entry_bytes(entry) == 0)
+        visit_slab(job, 0, 0);
+    else
+        while (fsdp_slabs_next(&slabs, entry->ndim, entry->shape, job->slab_bytes / size,
+                               &job->slab_box)) {
+            FSDP_TRY(fsdp_plan_stored(entry, owner, &job->slab_box, bring_share, job, err));
+            visit_slab(job, first, slabs.next - first);
+            FSDP_TRY(meet(job, (slabs.next - first) * size, err));
+            first = slabs.next;
+        }
+    return FSDP_OK;
+}
+
+static fsdp_status gather_all(gather_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        job->entry = fsdp_sd_at(job->sd, i);
+        if (job->entry->kind == FSDP_ENTRY_TENSOR)
+            FSDP_TRY(gather_tensor(job, job->owners[i], err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_check_budget(0, memory, err));
+    int64_t share = (memory > 0 ? memory : FSDP_MEMORY_DEFAULT) / 4;
+    job->slab_bytes = share < SLAB_LEAST ? SLAB_LEAST : share > SLAB_BYTES ? SLAB_BYTES : share;
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    job->message = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        job->slab = fsdp_alloc_pages((size_t)job->slab_bytes);
+    if (!job->owners || !job->message || (fsdp_ctl_rank(job->ctl) == 0 && !job->slab))
+        return fsdp_fail_memory(err, "gathering the full state");
+    FSDP_TRY(fsdp_plan_owners(job->sd, FSDP_OWNERS_BALANCED, job->owners, err));
+    return fsdp_check_memory(job->sd, job->ctl, err);
+}
+
+fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
+                           void *user, fsdp_error *err)
+{
+    fsdp_error local = {0};
+    gather_job job = {
+        .sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &memory, sizeof memory, err)); /* equal slabs everywhere */
+    fsdp_status st = prepare(&job, memory, job.err);
+    st = fsdp_describe_agree(sd, false, ctl, st, job.err);
+    if (st == FSDP_OK)
+        st = gather_all(&job, job.err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_agree(ctl, job.failed, job.err);
+    fsdp_free(job.owners);
+    fsdp_free(job.slab);
+    fsdp_free(job.message);
+    return st;
+}
+
+/* --- into memory ------------------------------------------------------------------------------ */
+
+static fsdp_status keep_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                             const void *data, fsdp_error *err)
+{
+    fsdp_sd *full = user;
+    size_t size = fsdp_dtype_size(entry->dtype);
+    int64_t at = fsdp_sd_find(full, entry->name, entry->name_size);
+    if (at < 0)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "tensor '%s' has no place in the full state",
+                         entry->name);
+    if (count > 0)
+        memcpy((char *)fsdp_sd_at(full, (size_t)at)->data + (size_t)first * size, data,
+               (size_t)count * size);
+    return FSDP_OK;
+}
+
+static fsdp_status make_full(const fsdp_sd *sd, fsdp_sd **full_out, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_relayout_whole(sd, NULL, full_out, err));
+    return fsdp_sd_allocate(*full_out, 0, err);
+}
+
+fsdp_status fsdp_sd_gather_full(const fsdp_sd *sd, fsdp_ctl *ctl, fsdp_sd **full_out,
+                                fsdp_error *err)
+{
+    fsdp_error local = {0};
+    err = err ? err : &local;
+    *full_out = NULL;
+    fsdp_status st = fsdp_ctl_rank(ctl) == 0 ? make_full(sd, full_out, err) : FSDP_OK;
+    st = fsdp_ctl_agree(ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_sd_gather(sd, ctl, 0, keep_slab, *full_out, err);
+    if (st != FSDP_OK) {
+        fsdp_sd_free(*full_out);
+        *full_out = NULL;
+    }
+    return st;
+}

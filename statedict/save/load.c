@@ -1,0 +1,666 @@
+/*
+ * Loading: step 3 of docs/flow_load.md. Find the checkpoint, match names, see which files are
+ * needed, let workers bring every wanted block once, agree. The mirror is save.c.
+ */
+#include "statedict/run/candidates.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/sd/describe.h"
+#include "statedict/sd/names.h"
+#include "statedict/run/run_internal.h"
+
+#include "base/data/flow.h"
+#include "base/core/pool.h"
+
+#include <fsdp/filter.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * What ranks of one process share while they fill each other's memory. It outlives the rank that
+ * made it: the last one to leave frees it.
+ */
+typedef struct lending {
+    atomic_llong next_turn;
+    atomic_int touching; /* ranks that are at another's memory right now */
+    atomic_bool closed;  /* a rank has to leave early: nobody may begin any more */
+    atomic_int holders;  /* ranks that may still look at this */
+} lending;
+
+typedef struct load_job {
+    fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    const fsdp_load_opts *opts;
+    fsdp_io *io;
+    fsdp_checkpoint *checkpoint; /* shared by ranks that share memory: rank 0 owns it */
+    bool owns_checkpoint;
+    int64_t *source; /* per entry of sd: entry of the checkpoint, -1: not loaded */
+    /* The ranks whose memory this process fills together: all threads of a group, or one rank. */
+    const fsdp_sd **group_sds;
+    int *group_ranks;
+    int group_size;
+    lending *lending;
+    fsdp_meter meter;
+    atomic_llong bytes_read;
+} load_job;
+
+/* --- matching names --------------------------------------------------------------------------- */
+
+static fsdp_status match_tensor(const load_job *job, const fsdp_entry *wanted,
+                                const fsdp_entry *stored, fsdp_error *err)
+{
+    char name[160];
+    fsdp_printable(wanted->name, wanted->name_size, name, sizeof name);
+    if (stored->kind != FSDP_ENTRY_TENSOR)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a tensor here and a value in '%s'", name,
+                         job->checkpoint->path);
+    if (wanted->ndim != stored->ndim ||
+        memcmp(wanted->shape, stored->shape, (size_t)wanted->ndim * sizeof(int64_t)) != 0) {
+        char here[200], there[200];
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has shape %s here and %s in '%s'", name,
+                         fsdp_shape_text(wanted->ndim, wanted->shape, here, sizeof here),
+                         fsdp_shape_text(stored->ndim, stored->shape, there, sizeof there),
+                         job->checkpoint->path);
+    }
+    if (wanted->dtype == stored->dtype)
+        return FSDP_OK;
+    bool castable = fsdp_dtype_describe(wanted->dtype)->is_float &&
+                    fsdp_dtype_describe(stored->dtype)->is_float;
+    if (job->opts->cast && castable)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is %s here and %s in '%s'%s", name,
+                     fsdp_dtype_name(wanted->dtype), fsdp_dtype_name(stored->dtype),
+                     job->checkpoint->path, castable ? "; ask for casting to load it" : "");
+}
+
+static fsdp_status match_entry(load_job *job, size_t i, bool *found, fsdp_error *err)
+{
+    const fsdp_sd *stored_sd = job->checkpoint->manifest.sd;
+    const fsdp_entry *wanted = fsdp_sd_at(job->sd, i);
+    int64_t at = fsdp_sd_find(stored_sd, wanted->name, wanted->name_size);
+    *found = at >= 0;
+    if (at < 0)
+        return FSDP_OK;
+    const fsdp_entry *stored = fsdp_sd_at(stored_sd, (size_t)at);
+    if (stored->kind == FSDP_ENTRY_ALIAS) {
+        at = (int64_t)stored->target;
+        stored = fsdp_sd_at(stored_sd, stored->target);
+    }
+    if (wanted->kind == FSDP_ENTRY_ALIAS)
+        return FSDP_OK;
+    job->source[i] = at;
+    if (wanted->kind == FSDP_ENTRY_TENSOR)
+        return match_tensor(job, wanted, stored, err);
+    if (stored->kind != FSDP_ENTRY_VALUE) {
+        char name[160];
+        return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' is a value here and a tensor in '%s'",
+                         fsdp_printable(wanted->name, wanted->name_size, name, sizeof name),
+                         job->checkpoint->path);
+    }
+    return FSDP_OK;
+}
+
+static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, const char *what)
+{
+    for (size_t i = 0; i < names->count; i++)
+        fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
+}
+
+/* An error has room for a screen's worth of names; who asked for a report or notices has all of them. */
+static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
+{
+    if (opts->report && opts->watch.notice)
+        fsdp_text_addf(text, "; each name is in the load's report and was a notice");
+    else if (opts->report)
+        fsdp_text_addf(text, "; each name is in the load's report");
+    else if (opts->watch.notice)
+        fsdp_text_addf(text, "; each name was a notice");
+    else
+        fsdp_text_addf(text, "; a report or a notice function would be given each name");
+}
+
+static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *missing,
+                                  const fsdp_name_list *unexpected, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "'%s' does not match the state dict", job->checkpoint->path);
+    bool all = fsdp_names_tell(missing, "missing", &text);
+    all = fsdp_names_tell(unexpected, "unexpected", &text) && all;
+    if (!all)
+        point_at_names(job->opts, &text);
+    if (!all && fsdp_ctl_rank(job->ctl) == 0) {
+        notice_names(&job->opts->watch, missing, "missing");
+        notice_names(&job->opts->watch, unexpected, "unexpected");
+    }
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a list of names")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static fsdp_status match_names(load_job *job, const fsdp_filter *filter, fsdp_name_list *missing,
+                               fsdp_name_list *unexpected, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        bool found = true;
+        job->source[i] = -1;
+        if (!fsdp_filter_selects(filter, entry->name, entry->name_size))
+            continue;
+        FSDP_TRY(match_entry(job, i, &found, err));
+        if (!found && !fsdp_names_add(missing, entry->name, entry->name_size))
+            return fsdp_fail_memory(err, "a list of names");
+    }
+    const fsdp_sd *stored = job->checkpoint->manifest.sd;
+    for (size_t i = 0; i < fsdp_sd_count(stored); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(stored, i);
+        if (fsdp_filter_selects(filter, entry->name, entry->name_size) &&
+            fsdp_sd_find(job->sd, entry->name, entry->name_size) < 0 &&
+            !fsdp_names_add(unexpected, entry->name, entry->name_size))
+            return fsdp_fail_memory(err, "a list of names");
+    }
+    return FSDP_OK;
+}
+
+/* Hands the lists to the caller's report, if it wants one. */
+static void report_names(const load_job *job, fsdp_name_list *missing, fsdp_name_list *unexpected)
+{
+    fsdp_load_report *report = job->opts->report;
+    if (report) {
+        fsdp_names_move(missing, &report->missing, &report->missing_count);
+        fsdp_names_move(unexpected, &report->unexpected, &report->unexpected_count);
+    }
+    fsdp_names_release(missing);
+    fsdp_names_release(unexpected);
+}
+
+static fsdp_status match(load_job *job, fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    fsdp_name_list missing = {0}, unexpected = {0};
+    fsdp_status st = fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err);
+    if (st == FSDP_OK)
+        st = match_names(job, filter, &missing, &unexpected, err);
+    if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
+        st = strict_failure(job, &missing, &unexpected, err);
+    report_names(job, &missing, &unexpected);
+    fsdp_filter_free(filter);
+    return st;
+}
+
+static fsdp_status fail_no_memory(const fsdp_entry *entry, int rank, fsdp_error *err)
+{
+    char name[160];
+    return fsdp_fail(err, FSDP_ERR_USAGE, "tensor '%s' has no memory on rank %d",
+                     fsdp_printable(entry->name, entry->name_size, name, sizeof name), rank);
+}
+
+/* --- planning --------------------------------------------------------------------------------- */
+
+/* What the ranks of the group want of one entry. */
+typedef struct want_list {
+    fsdp_want *items;
+    size_t count, capacity;
+} want_list;
+
+static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank, fsdp_error *err)
+{
+    char *data = entry->data;
+    size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+    if (!fsdp_grow(&wants->items, &wants->capacity, wants->count + parts, sizeof *wants->items))
+        return fsdp_fail_memory(err, "a list of boxes");
+    for (size_t part = 0; part < parts; part++) {
+        fsdp_want *want = &wants->items[wants->count];
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &want->box);
+        fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &want->box);
+        want->dtype = entry->dtype;
+        want->data = data;
+        if (!data)
+            return fail_no_memory(entry, rank, err);
+        data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        wants->count++;
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status group_wants(const load_job *job, size_t i, want_list *wants, fsdp_error *err)
+{
+    wants->count = 0;
+    for (int g = 0; g < job->group_size; g++)
+        FSDP_TRY(add_wants(wants, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
+    return FSDP_OK;
+}
+
+static bool is_loaded(const load_job *job, size_t i)
+{
+    return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
+}
+
+typedef struct file_search {
+    const fsdp_checkpoint *checkpoint;
+    bool *needed;
+} file_search;
+
+static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box,
+                             fsdp_error *err)
+{
+    file_search *search = user;
+    (void)part;
+    (void)box;
+    (void)err;
+    search->needed[fsdp_checkpoint_file_of(search->checkpoint, rank)] = true;
+    return FSDP_OK;
+}
+
+/* Marks the files that hold something one rank wants. */
+static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, file_search *search,
+                              fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        if (!is_loaded(job, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        const fsdp_entry *stored = fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i]);
+        size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+        for (size_t part = 0; part < parts; part++) {
+            fsdp_box box;
+            fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
+            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box,
+                                      need_file, search, err));
+        }
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status open_files(load_job *job, fsdp_error *err)
+{
+    if (job->checkpoint->source)
+        return FSDP_OK; /* other programs' files are opened as they are read */
+    int files = job->checkpoint->manifest.file_count;
+    file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
+    if (!search.needed)
+        return fsdp_fail_memory(err, "a load plan");
+    fsdp_status st = FSDP_OK;
+    for (int g = 0; g < job->group_size && st == FSDP_OK; g++)
+        st = find_files(job, job->group_sds[g], job->group_ranks[g], &search, err);
+    for (int f = 0; f < files && st == FSDP_OK; f++)
+        if (search.needed[f])
+            st = fsdp_checkpoint_need_file(job->checkpoint, f, err);
+    fsdp_free(search.needed);
+    return st;
+}
+
+/* --- moving ----------------------------------------------------------------------------------- */
+
+static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter,
+                                fsdp_turns *turns, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        if (!is_loaded(job, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
+        int64_t before = getter->bytes_read;
+        FSDP_TRY(group_wants(job, i, wants, err));
+        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items,
+                                     wants->count, getter, turns, err));
+        fsdp_flow("statedict/save/load.c", "got '%s'", entry->name);
+        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name,
+                                entry->name_size, err));
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
+{
+    load_job *job = user;
+    want_list wants = {0};
+    fsdp_getter getter = {.verify = job->opts->verify};
+    fsdp_turns turns;
+    (void)worker;
+    fsdp_turns_begin(&turns, &job->lending->next_turn);
+    fsdp_status st = load_entries(job, &wants, &getter, &turns, err);
+    if (st != FSDP_OK)
+        fsdp_turns_stop(&turns);
+    atomic_fetch_add(&job->bytes_read, getter.bytes_read);
+    fsdp_getter_release(&getter);
+    fsdp_free(wants.items);
+    return st;
+}
+
+static int workers_of(const load_job *job)
+{
+    int share = fsdp_pool_cores() / job->group_size;
+    int wanted = job->opts->threads > 0 ? job->opts->threads : share > 0 ? share : 1;
+    return fsdp_getters_within(wanted, job->opts->memory, job->checkpoint->manifest.compressed);
+}
+
+static fsdp_status copy_values(load_job *job, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
+        if (job->source[i] < 0 || fsdp_sd_at(job->sd, i)->kind != FSDP_ENTRY_VALUE)
+            continue;
+        fsdp_value value = {0};
+        FSDP_TRY(fsdp_value_copy(
+            &fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i])->value, &value, err));
+        fsdp_sd_set_value(job->sd, i, &value);
+    }
+    return FSDP_OK;
+}
+
+static int64_t bytes_of_rank(const load_job *job, int rank)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(job->sd); i++)
+        if (is_loaded(job, i))
+            bytes += fsdp_entry_local_bytes(fsdp_sd_at(job->sd, i), rank);
+    return bytes;
+}
+
+/* A rank of a group reads about its share of what the group wants. */
+static int64_t expected_bytes(const load_job *job)
+{
+    int64_t bytes = 0;
+    for (int g = 0; g < job->group_size; g++)
+        bytes += bytes_of_rank(job, job->group_ranks[g]);
+    return bytes / job->group_size;
+}
+
+/* --- the group -------------------------------------------------------------------------------- */
+
+typedef struct group_member {
+    const fsdp_sd *sd;
+    lending *lending;
+    fsdp_checkpoint *checkpoint;
+} group_member;
+
+/* Between these two a rank may touch the memory of the others; it waits for nobody there. */
+static fsdp_status begin_touching(load_job *job, fsdp_error *err)
+{
+    atomic_fetch_add(&job->lending->touching, 1);
+    if (!atomic_load(&job->lending->closed))
+        return FSDP_OK;
+    atomic_fetch_sub(&job->lending->touching, 1);
+    return fsdp_fail(err, FSDP_ERR_PEER, "another rank has left the load");
+}
+
+static void end_touching(load_job *job)
+{
+    atomic_fetch_sub(&job->lending->touching, 1);
+}
+
+/*
+ * After an agreement nobody touches another's memory any more. When the ranks could not agree
+ * (FSDP_ERR_PEER), this one must not take its memory away before the others have let go of it; they
+ * are threads of this process that find no more turns, so that is soon.
+ */
+static void leave_group(load_job *job, fsdp_status status)
+{
+    lending *shared = job->lending;
+    if (!shared)
+        return;
+    job->lending = NULL;
+    if (status == FSDP_ERR_PEER) {
+        atomic_store(&shared->closed, true);
+        fsdp_turns_stop(&(fsdp_turns){.next = &shared->next_turn});
+        while (atomic_load(&shared->touching) > 0)
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    if (atomic_fetch_sub(&shared->holders, 1) == 1)
+        fsdp_free(shared);
+}
+
+static fsdp_status group_alone(load_job *job)
+{
+    job->group_size = 1;
+    job->group_sds[0] = job->sd;
+    job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
+    atomic_fetch_add(&job->lending->holders, 1);
+    return FSDP_OK;
+}
+
+/* Ranks with one address space tell each other where their memory is; rank 0's checkpoint serves all. */
+static fsdp_status group_together(load_job *job, group_member *members, fsdp_error *err)
+{
+    group_member own = {job->sd, job->lending, job->checkpoint};
+    if (job->lending)
+        atomic_fetch_add(&job->lending->holders, 1);
+    FSDP_TRY(fsdp_ctl_allgather(job->ctl, &own, sizeof own, members, err));
+    if (!job->lending) {
+        job->lending = members[0].lending;
+        atomic_fetch_add(&job->lending->holders, 1);
+    }
+    job->group_size = fsdp_ctl_size(job->ctl);
+    for (int g = 0; g < job->group_size; g++) {
+        job->group_sds[g] = members[g].sd;
+        job->group_ranks[g] = g;
+    }
+    job->checkpoint = members[0].checkpoint;
+    return FSDP_OK;
+}
+
+static bool shares_memory(const load_job *job)
+{
+    return fsdp_ctl_shares_memory(job->ctl) && fsdp_ctl_size(job->ctl) > 1;
+}
+
+static fsdp_status form_group(load_job *job, fsdp_error *err)
+{
+    size_t n = (size_t)fsdp_ctl_size(job->ctl);
+    job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
+    job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
+    group_member *members = fsdp_alloc(n, sizeof *members);
+    bool lends = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
+    lending *own = lends ? fsdp_alloc(1, sizeof *own) : NULL;
+    fsdp_status st = job->group_sds && job->group_ranks && members && (own || !lends)
+                         ? FSDP_OK
+                         : fsdp_fail_memory(err, "a group of ranks");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        job->lending = own;
+    else
+        fsdp_free(own);
+    if (st == FSDP_OK)
+        st = shares_memory(job) ? group_together(job, members, err) : group_alone(job);
+    fsdp_free(members);
+    return st;
+}
+
+/* --- one checkpoint --------------------------------------------------------------------------- */
+
+static fsdp_status open_checkpoint(load_job *job, const fsdp_candidate *chosen, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    fsdp_flow("statedict/save/load.c", "open '%s'", chosen->path);
+    if (!shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0) {
+        st = fsdp_checkpoint_open_manifest(job->io, chosen->path, &job->checkpoint, err);
+        job->owns_checkpoint = true;
+        if (st == FSDP_OK)
+            st = fsdp_candidate_check_step(chosen, job->checkpoint->manifest.step, err);
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static fsdp_status match_and_open(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    fsdp_status st = match(job, err);
+    if (st == FSDP_OK && job->owns_checkpoint)
+        st = open_files(job, err);
+    end_touching(job);
+    return st;
+}
+
+static fsdp_status plan_load(load_job *job, fsdp_error *err)
+{
+    fsdp_flow("statedict/save/load.c", "match names and find files");
+    job->source = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->source);
+    fsdp_status st = job->source ? match_and_open(job, err) : fsdp_fail_memory(err, "a load plan");
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static fsdp_status fill_tensors(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    int workers = workers_of(job);
+    fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
+    if (st == FSDP_OK)
+        st = copy_values(job, err);
+    end_touching(job);
+    return st;
+}
+
+static fsdp_status move_data(load_job *job, fsdp_error *err)
+{
+    fsdp_meter_init(&job->meter, &job->opts->watch, expected_bytes(job));
+    fsdp_meter_join(&job->meter, job->ctl);
+    fsdp_status st = fill_tensors(job, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+static void release_job(load_job *job, fsdp_status status)
+{
+    leave_group(job, status);
+    if (job->owns_checkpoint)
+        fsdp_checkpoint_close(job->checkpoint);
+    job->checkpoint = NULL;
+    job->owns_checkpoint = false;
+    fsdp_free(job->source);
+    fsdp_free(job->group_sds);
+    fsdp_free(job->group_ranks);
+    job->source = NULL;
+    job->group_sds = NULL;
+    job->group_ranks = NULL;
+}
+
+static fsdp_status fill_report(load_job *job, const char *path, fsdp_error *err)
+{
+    fsdp_load_report *report = job->opts->report;
+    if (!report)
+        return FSDP_OK;
+    report->bytes_read = atomic_load(&job->bytes_read);
+    report->bytes_needed = bytes_of_rank(job, fsdp_ctl_rank(job->ctl));
+    report->path = fsdp_strndup(path, strlen(path));
+    return report->path ? FSDP_OK : fsdp_fail_memory(err, "a path");
+}
+
+static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, fsdp_error *err)
+{
+    if (job->opts->report)
+        fsdp_load_report_release(job->opts->report); /* of a checkpoint that was skipped */
+    atomic_store(&job->bytes_read, 0);
+    fsdp_status st = open_checkpoint(job, chosen, err);
+    if (st == FSDP_OK)
+        st = form_group(job, err);
+    if (st == FSDP_OK)
+        st = plan_load(job, err);
+    if (st == FSDP_OK)
+        st = move_data(job, err);
+    if (st == FSDP_OK)
+        st = fill_report(job, chosen->path, err);
+    release_job(job, st);
+    return st;
+}
+
+/* --- which checkpoint ------------------------------------------------------------------------- */
+
+/* Rank 0 chooses for all. */
+static fsdp_status choose(load_job *job, fsdp_candidates *list, fsdp_candidate *chosen,
+                          fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidates_next(list, chosen, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return fsdp_ctl_broadcast(job->ctl, 0, chosen, sizeof *chosen, err);
+}
+
+/* Collective. A step of a version to come is not passed over for an older one. */
+static fsdp_status refuse_newer(const load_job *job, const fsdp_candidates *list,
+                                const fsdp_candidate *failed, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidate_refuse_newer(list, failed, job->io, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+/* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
+static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_error *err)
+{
+    fsdp_candidate chosen = {0};
+    for (;;) {
+        FSDP_TRY(choose(job, list, &chosen, err));
+        fsdp_status st = load_checkpoint(job, &chosen, err);
+        if (!fsdp_run_may_skip(st, err))
+            return st;
+        FSDP_TRY(refuse_newer(job, list, &chosen, err));
+        if (chosen.is_last)
+            return st;
+        if (fsdp_ctl_rank(job->ctl) == 0)
+            fsdp_notice(&job->opts->watch, "skipped: %s", err->text);
+    }
+}
+
+static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
+            return true;
+    return false;
+}
+
+/* Patterns that leave nothing to load are a mistake, whatever the checkpoint holds. */
+static fsdp_status require_selection(const load_job *job, fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    size_t count = fsdp_sd_count(job->sd);
+    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
+    bool selected = selects_any(filter, job->sd);
+    fsdp_filter_free(filter);
+    if (selected || count == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "no name of the state dict matches: none of %zu is selected", count);
+}
+
+static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
+{
+    fsdp_candidates list = {0};
+    fsdp_flow("statedict/save/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
+              fsdp_ctl_size(job->ctl));
+    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (st == FSDP_OK)
+        st = require_selection(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = load_candidates(job, &list, err);
+    fsdp_candidates_release(&list);
+    return st;
+}
+
+fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
+                         fsdp_error *err)
+{
+    static const fsdp_load_opts defaults = {0};
+    fsdp_error local = {0};
+    load_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults};
+    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    if (job.opts->report)
+        *job.opts->report = (fsdp_load_report){0};
+    fsdp_status st = load(&job, path, err ? err : &local);
+    if (st == FSDP_OK && err)
+        *err = (fsdp_error){0};
+    return st;
+}
+
+void fsdp_load_report_release(fsdp_load_report *report)
+{
+    fsdp_name_list missing = {report->missing, report->missing_count, 0};
+    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
+    fsdp_names_release(&missing);
+    fsdp_names_release(&unexpected);
+    fsdp_free(report->path);
+    *report = (fsdp_load_report){0};
+}

@@ -1,0 +1,156 @@
+/*
+ * Saving into a run: one writer at a time under the run's lease, then retention and the hint. Only
+ * what is already saved is ever counted on when something older is deleted.
+ */
+#include "statedict/commit/commit.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/run/run_internal.h"
+
+#include "base/core/mem.h"
+#include "base/core/pool.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/transfer/pipeline.h"
+#include "statedict/save/save_internal.h"
+
+#include <errno.h>
+#include <string.h>
+
+typedef struct run_job {
+    fsdp_ctl *ctl;
+    const char *run;
+    fsdp_io *io;
+    fsdp_save_opts opts;
+    fsdp_lease *lease; /* rank 0, once the step is saved */
+    uintptr_t thread;  /* that may use ctl */
+    char name[FSDP_STEP_NAME_SIZE];
+    char *path;
+} run_job;
+
+/* The run directory must survive a power cut as well as the checkpoint in it, whoever made it. */
+static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
+{
+    char *path = NULL, *parent = NULL;
+    FSDP_TRY(fsdp_path_split(job->run, &path, &parent, err));
+    fsdp_status st = fsdp_io_sync_dir(job->io, parent, err);
+    fsdp_free(path);
+    fsdp_free(parent);
+    return st;
+}
+
+static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
+{
+    int errnum = job->io->ops->mkdir(job->io, job->run);
+    if (errnum < 0 && errnum != -EEXIST)
+        return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
+    return job->opts.no_sync ? FSDP_OK : sync_parent(job, err);
+}
+
+static fsdp_status prepare_run(run_job *job, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    fsdp_step_name(job->opts.step, job->name);
+    job->path = fsdp_path_join(job->run, job->name);
+    if (!job->path)
+        st = fsdp_fail_memory(err, "a path");
+    if (job->opts.step == FSDP_STEP_NONE)
+        st = fsdp_fail(err, FSDP_ERR_USAGE,
+                       "a checkpoint of a run is named after its step: set 'step' of the options");
+    else if (job->opts.step < 0)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
+    if (st == FSDP_OK)
+        st = fsdp_retention_check(job->opts.retain, err);
+    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
+        st = make_run_directory(job, err);
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
+/* For people who look into the directory; nothing of ours reads it. */
+static fsdp_status write_hint(const run_job *job, fsdp_error *err)
+{
+    char text[FSDP_STEP_NAME_SIZE + 1];
+    char *path = fsdp_path_join(job->run, "latest");
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    size_t size = strlen(job->name);
+    memcpy(text, job->name, size);
+    text[size] = '\n';
+    fsdp_status st = fsdp_io_replace_file(job->io, path, text, size + 1, err);
+    fsdp_free(path);
+    return st;
+}
+
+/* The other ranks have their checkpoint and go on to their next call, where they wait for rank
+ * 0. */
+static int tell_others(void *user, int64_t done, int64_t total, const char *what)
+{
+    const run_job *job = user;
+    const fsdp_watch *watch = &job->opts.watch;
+    if (job->thread == fsdp_thread_number())
+        fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
+/* What was just saved stays, also when its step is lower than others': somebody went back to it. */
+static fsdp_status retain_others(run_job *job, fsdp_error *err)
+{
+    const fsdp_retention *asked = job->opts.retain;
+    fsdp_verify_opts reading = {.threads = job->opts.threads,
+                                .memory = job->opts.memory,
+                                .watch = {.user = job, .progress = tell_others},
+                                .io = job->io};
+    if (!asked)
+        return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &reading, err);
+    fsdp_retention policy = *asked;
+    int64_t *pins = fsdp_alloc(asked->pin_count + 1, sizeof *pins);
+    if (!pins)
+        return fsdp_fail_memory(err, "a list of pinned steps");
+    if (asked->pin_count > 0)
+        memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
+    pins[policy.pin_count++] = job->opts.step;
+    policy.pins = pins;
+    fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &reading, err);
+    fsdp_free(pins);
+    return st;
+}
+
+static void tell_untidy(const run_job *job, const char *what, fsdp_status status,
+                        const fsdp_error *err)
+{
+    if (status != FSDP_OK)
+        fsdp_notice(&job->opts.watch, "'%s' is saved, but %s failed: %s", job->path, what,
+                    err->text);
+}
+
+/* The checkpoint is saved: what fails now is told, and does not unsay that. */
+static void tidy_run(run_job *job)
+{
+    fsdp_error err = {0};
+    tell_untidy(job, "the hint 'latest'", write_hint(job, &err), &err);
+    tell_untidy(job, "tidying the run", retain_others(job, &err), &err);
+}
+
+static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
+{
+    fsdp_status st = prepare_run(job, err);
+    if (st == FSDP_ERR_PEER)
+        fsdp_save_tell_nothing_saved(err);
+    FSDP_TRY(st);
+    FSDP_TRY(fsdp_sd_save_step(sd, job->ctl, job->path, &job->opts, &job->lease, err));
+    if (fsdp_ctl_rank(job->ctl) == 0)
+        tidy_run(job);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
+                          const fsdp_save_opts *opts, fsdp_error *err)
+{
+    run_job job = {.ctl = ctl, .run = run, .opts = opts ? *opts : fsdp_save_opts_default()};
+    job.io = job.opts.io ? job.opts.io : fsdp_io_posix();
+    job.opts.step = step;
+    job.thread = fsdp_thread_number();
+    job.opts.overwrite = false;
+    fsdp_status st = run_save(&job, sd, err);
+    fsdp_lease_release(job.lease);
+    fsdp_free(job.path);
+    return st;
+}

@@ -1,0 +1,573 @@
+/*
+ * Saving: step 3 of docs/flow_save.md. Agree on what is saved, stage, let every rank write its own
+ * file, gather what the manifest must say, publish by one rename. The mirror is load.c.
+ *
+ * A local failure never skips a collective: it is brought to the next fsdp_ctl_agree, and every
+ * rank leaves with the same status.
+ */
+#include "statedict/commit/commit.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/ctl/ctl_backend.h"
+#include "statedict/sd/describe.h"
+#include "statedict/manifest/manifest.h"
+#include "statedict/transfer/pipeline.h"
+#include "statedict/transfer/box_plan.h"
+#include "statedict/save/publish.h"
+#include "statedict/select/relayout.h"
+#include "statedict/save/save_internal.h"
+#include "statedict/commit/space.h"
+
+#include "base/data/flow.h"
+#include "base/core/pool.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PATH_ROOM = 4096, SEGMENT_PIECE = 1 << 20 };
+enum { OPTION_COUNT = 9 };
+
+typedef struct save_job {
+    const fsdp_sd *sd;
+    fsdp_ctl *ctl;
+    const fsdp_save_opts *opts;
+    fsdp_io *io;
+    int rank, world;
+    uint8_t run[16];
+    fsdp_staging staging;   /* rank 0 */
+    char staged[PATH_ROOM]; /* the staging directory, known to all */
+    int *owners;
+    fsdp_save_plan plan;
+    fsdp_shard_writer *writer;
+    fsdp_shard_seal seal;
+    fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
+    fsdp_meter meter;
+    fsdp_watch watch;      /* the caller's, which also keeps the lease of a run */
+    bool may_be_published; /* rank 0 may have begun to, as far as this rank knows */
+    bool is_published;     /* rank 0 */
+} save_job;
+
+/* --- the beginning ---------------------------------------------------------------------------- */
+
+static bool rank0_writes_all(const save_job *job)
+{
+    return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) &&
+           job->world > 1;
+}
+
+static fsdp_status check_options(const save_job *job, fsdp_error *err)
+{
+    const fsdp_save_opts *opts = job->opts;
+    if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
+    if (opts->step < FSDP_STEP_NONE)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)opts->step);
+    if (opts->level < 0 || opts->level > 19)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "compression level %d is not in 0..19", opts->level);
+    FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
+    return fsdp_check_memory(job->sd, job->ctl, err);
+}
+
+/* A run's identity when the caller gave none: what it describes. */
+static fsdp_status choose_run(save_job *job, fsdp_error *err)
+{
+    static const uint8_t none[16];
+    memcpy(job->run, job->opts->run, sizeof job->run);
+    if (memcmp(job->run, none, sizeof none) != 0)
+        return FSDP_OK;
+    fsdp_hash hash;
+    FSDP_TRY(fsdp_describe_hash(job->sd, false, &hash, err));
+    memcpy(job->run, hash.bytes, sizeof job->run);
+    return FSDP_OK;
+}
+
+static fsdp_status prepare(save_job *job, fsdp_error *err)
+{
+    FSDP_TRY(check_options(job, err));
+    FSDP_TRY(choose_run(job, err));
+    job->owners = fsdp_alloc(fsdp_sd_count(job->sd), sizeof *job->owners);
+    if (!job->owners)
+        return fsdp_fail_memory(err, "a save plan");
+    if (rank0_writes_all(job)) /* one rank, one copy: owners stay 0 */
+        return fsdp_relayout_whole(job->sd, NULL, &job->whole, err);
+    if (job->opts->kind != FSDP_LOCAL)
+        FSDP_TRY(fsdp_plan_owners(job->sd, job->opts->owners, job->owners, err));
+    return fsdp_plan_save(job->sd, job->opts->kind, job->opts->compress, job->owners, job->rank,
+                          &job->plan, err);
+}
+
+/* A full disk is known before the first byte, and so is one that forgets. */
+static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error *err)
+{
+    const fsdp_save_opts *opts = job->opts;
+    fsdp_space space;
+    fsdp_volume volume = {.kind = opts->kind,
+                          .world = job->world,
+                          .compress = opts->compress,
+                          .with_view = !opts->no_view};
+    FSDP_TRY(
+        fsdp_require_space(job->io, dir, &volume, fsdp_volume_room(job->sd, &volume), &space, err));
+    if (space.in_memory && !opts->no_sync)
+        fsdp_notice(&opts->watch,
+                    "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
+                    "when the machine restarts",
+                    dir);
+    return FSDP_OK;
+}
+
+/* Rank 0 may have to wait for the run: the other ranks are to wait for rank 0. */
+static int tell_patience(void *user, int64_t done, int64_t total, const char *what)
+{
+    const save_job *job = user;
+    const fsdp_watch *watch = &job->opts->watch;
+    fsdp_ctl_report_working(job->ctl, job->ctl->deadline_ms);
+    return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
+}
+
+static void pass_notice(void *user, const char *text)
+{
+    const save_job *job = user;
+    fsdp_notice(&job->opts->watch, "%s", text);
+}
+
+static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
+    const fsdp_save_opts *opts = job->opts;
+    fsdp_watch watch = {.user = job, .progress = tell_patience, .notice = pass_notice};
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
+                                &job->staging, err));
+    job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
+    if (strlen(job->staging.path) >= sizeof job->staged)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "the path '%.200s...' is too long", dir);
+    strcpy(job->staged, job->staging.path);
+    return check_place(job, dir, err);
+}
+
+/* --- options are equal on all ranks --- */
+
+/* What decides the bytes and the place of a checkpoint; compared as a whole, told by name. */
+typedef struct shared_options {
+    int64_t numbers[OPTION_COUNT];
+    uint8_t run[16];
+} shared_options;
+
+static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",       "compress",
+                                                       "level",   "step",         "no_sync",
+                                                       "no_view", "rank0_writes", "overwrite"};
+
+static shared_options own_options(const save_job *job)
+{
+    const fsdp_save_opts *opts = job->opts;
+    shared_options own = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
+                                      opts->step, opts->no_sync, opts->no_view, opts->rank0_writes,
+                                      opts->overwrite}};
+    memcpy(own.run, opts->run, sizeof own.run);
+    return own;
+}
+
+static fsdp_status tell_option(const shared_options *all, int rank, fsdp_error *err)
+{
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        if (all[rank].numbers[i] != all[0].numbers[i])
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "ranks save with different options: %s is %lld on rank %d and %lld on "
+                             "rank 0",
+                             option_names[i], (long long)all[rank].numbers[i], rank,
+                             (long long)all[0].numbers[i]);
+    }
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "ranks save with different options: rank %d has another run uuid than rank 0",
+                     rank);
+}
+
+static fsdp_status agree_options(const save_job *job, fsdp_error *err)
+{
+    shared_options own = own_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    fsdp_status st = all ? FSDP_OK : fsdp_fail_memory(err, "a comparison of ranks");
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
+    for (int rank = 1; st == FSDP_OK && rank < job->world; rank++)
+        if (memcmp(&all[rank], &all[0], sizeof own) != 0)
+            st = tell_option(all, rank, err);
+    fsdp_free(all);
+    return st;
+}
+
+static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
+{
+    fsdp_flow("statedict/save/save.c", "stage '%s'", dir);
+    fsdp_status st = job->rank == 0 ? begin_staging(job, dir, err) : FSDP_OK;
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static int threads_of(const save_job *job)
+{
+    if (job->opts->threads > 0)
+        return job->opts->threads;
+    int sharing = fsdp_ctl_shares_memory(job->ctl) ? job->world : 1;
+    if (rank0_writes_all(job))
+        sharing = 1;
+    int share = fsdp_pool_cores() / sharing;
+    return share > 0 ? share : 1;
+}
+
+/* Options of file `number`; the path is freed by the caller. */
+static fsdp_status file_options(save_job *job, int number, int count, fsdp_shard_opts *opts_out,
+                                char **path_out, fsdp_error *err)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    fsdp_shard_name(number, count, name);
+    *path_out = fsdp_path_join(job->staged, name);
+    if (!*path_out)
+        return fsdp_fail_memory(err, "a path");
+    *opts_out = (fsdp_shard_opts){.io = job->io,
+                                  .path = *path_out,
+                                  .encode = job->opts->compress,
+                                  .level = job->opts->level,
+                                  .threads = threads_of(job),
+                                  .sync = !job->opts->no_sync,
+                                  .alive = fsdp_meter_alive,
+                                  .alive_user = &job->meter};
+    opts_out->id = (fsdp_shard_id){.step = job->opts->step,
+                                   .rank = (uint32_t)job->rank,
+                                   .world = (uint32_t)(job->whole ? 1 : job->world)};
+    memcpy(opts_out->id.run, job->run, sizeof job->run);
+    return FSDP_OK;
+}
+
+static fsdp_status create_file(save_job *job, int number, int count, int64_t index_room,
+                               fsdp_error *err)
+{
+    fsdp_shard_opts opts;
+    char *path = NULL;
+    fsdp_flow("statedict/save/save.c", "create file %d of %d", number, count);
+    FSDP_TRY(file_options(job, number, count, &opts, &path, err));
+    opts.index_room = index_room;
+    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count,
+                                       job->plan.links, job->plan.link_count, job->plan.boxes,
+                                       job->plan.box_count, &job->writer, err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status join_file(save_job *job, fsdp_error *err)
+{
+    fsdp_shard_opts opts;
+    char *path = NULL;
+    fsdp_flow("statedict/save/save.c", "join the file of rank 0");
+    FSDP_TRY(file_options(job, 0, 1, &opts, &path, err));
+    fsdp_status st = fsdp_shard_join(&opts, job->plan.datasets, job->plan.boxes,
+                                     job->plan.box_count, &job->writer, err);
+    fsdp_free(path);
+    return st;
+}
+
+static fsdp_status finish_file(save_job *job, fsdp_error *err)
+{
+    fsdp_shard_writer *writer = job->writer;
+    fsdp_flow("statedict/save/save.c", "finish the file");
+    job->writer = NULL;
+    return fsdp_shard_finish(writer, &job->seal, err);
+}
+
+/* Sharded and local: every rank for itself. */
+static fsdp_status write_own_file(save_job *job, fsdp_error *err)
+{
+    FSDP_TRY(create_file(job, job->rank, job->world, 0, err));
+    fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
+    FSDP_TRY(fsdp_put_plan(job->writer, &job->plan, &job->meter, err));
+    return finish_file(job, err);
+}
+
+/* --- full, all ranks writing --- */
+
+static fsdp_status sum_index_room(save_job *job, int64_t *room_out, fsdp_error *err)
+{
+    int64_t own = fsdp_shard_index_bytes(job->plan.datasets, job->plan.boxes, job->plan.box_count);
+    int64_t *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    fsdp_status st =
+        fsdp_ctl_agree(job->ctl, all ? FSDP_OK : fsdp_fail_memory(err, "a save plan"), err);
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
+    *room_out = 0;
+    for (int r = 0; st == FSDP_OK && r < job->world; r++)
+        *room_out += all[r];
+    fsdp_free(all);
+    return st;
+}
+
+/* Rank 0 creates the file and tells where the datasets are. */
+static fsdp_status share_file(save_job *job, int64_t index_room, fsdp_error *err)
+{
+    size_t count = job->plan.dataset_count;
+    int64_t *offsets = fsdp_alloc(count, sizeof *offsets);
+    fsdp_status st = offsets ? FSDP_OK : fsdp_fail_memory(err, "file offsets");
+    if (st == FSDP_OK && job->rank == 0)
+        st = create_file(job, 0, 1, index_room, err);
+    st = fsdp_ctl_agree(job->ctl, st, err);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        offsets[i] = job->plan.datasets[i].offset;
+    if (st == FSDP_OK)
+        st = fsdp_ctl_broadcast(job->ctl, 0, offsets, count * sizeof *offsets, err);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        job->plan.datasets[i].offset = offsets[i];
+    fsdp_free(offsets);
+    return st;
+}
+
+static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_error *err)
+{
+    int64_t size = (int64_t)segment->size;
+    FSDP_TRY(fsdp_ctl_send(job->ctl, 0, &size, sizeof size, err));
+    for (size_t at = 0; at < segment->size; at += SEGMENT_PIECE) {
+        size_t left = segment->size - at;
+        FSDP_TRY(fsdp_ctl_send(job->ctl, 0, segment->data + at,
+                               left < SEGMENT_PIECE ? left : SEGMENT_PIECE, err));
+    }
+    return FSDP_OK;
+}
+
+/* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
+static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *own,
+                                fsdp_error *err)
+{
+    int64_t size = 0;
+    FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, &size, sizeof size, err));
+    for (int64_t at = 0; at < size; at += SEGMENT_PIECE) {
+        size_t piece = (size_t)(size - at < SEGMENT_PIECE ? size - at : SEGMENT_PIECE);
+        FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, buffer, piece, err));
+        if (*own == FSDP_OK)
+            *own = fsdp_shard_put_index(job->writer, buffer, piece, err);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status collect_segments(save_job *job, fsdp_text *segment, fsdp_error *err)
+{
+    fsdp_status own = fsdp_shard_segment(job->writer, segment, err);
+    char *buffer = own == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
+    if (own == FSDP_OK && !buffer)
+        own = fsdp_fail_memory(err, "index segments");
+    fsdp_status moved = fsdp_ctl_agree(job->ctl, own, err);
+    if (job->rank == 0 && moved == FSDP_OK)
+        own = fsdp_shard_put_index(job->writer, segment->data, segment->size, err);
+    if (job->rank != 0 && moved == FSDP_OK)
+        moved = send_segment(job, segment, err);
+    for (int r = 1; job->rank == 0 && r < job->world && moved == FSDP_OK; r++)
+        moved = take_segment(job, r, buffer, &own, err);
+    fsdp_free(buffer);
+    return moved != FSDP_OK ? moved : fsdp_ctl_agree(job->ctl, own, err);
+}
+
+static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
+{
+    int64_t index_room;
+    FSDP_TRY(sum_index_room(job, &index_room, err));
+    FSDP_TRY(share_file(job, index_room, err));
+    fsdp_status st = job->rank == 0 ? FSDP_OK : join_file(job, err);
+    fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
+    if (st == FSDP_OK)
+        st = fsdp_put_plan(job->writer, &job->plan, &job->meter, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    fsdp_text segment = {0};
+    st = collect_segments(job, &segment, err);
+    fsdp_text_release(&segment);
+    return st == FSDP_OK ? finish_file(job, err) : st;
+}
+
+/* --- full, rank 0 writing --- */
+
+static fsdp_status put_slab(void *user, const fsdp_entry *entry, int64_t first, int64_t count,
+                            const void *data, fsdp_error *err)
+{
+    save_job *job = user;
+    if (count == 0)
+        return FSDP_OK;
+    size_t number = (size_t)fsdp_sd_find(job->whole, entry->name, entry->name_size);
+    fsdp_shard_piece piece = {fsdp_save_plan_find(&job->plan, number, 0), first, count, data};
+    FSDP_TRY(fsdp_shard_write(job->writer, &piece, 1, err));
+    return fsdp_meter_add(&job->meter, count * (int64_t)fsdp_dtype_size(entry->dtype), entry->name,
+                          entry->name_size, err);
+}
+
+static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
+{
+    fsdp_status st = FSDP_OK;
+    if (job->rank == 0) {
+        st = fsdp_plan_save(job->whole, FSDP_FULL, job->opts->compress, job->owners, 0, &job->plan,
+                            err);
+        job->meter.total = job->plan.bytes;
+        if (st == FSDP_OK)
+            st = create_file(job, 0, 1, 0, err);
+        if (st == FSDP_OK)
+            st = fsdp_put_plan(job->writer, &job->plan, NULL, err);
+    }
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    FSDP_TRY(fsdp_sd_gather(job->sd, job->ctl, job->opts->memory, put_slab, job, err));
+    return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
+{
+    const fsdp_save_opts *opts = job->opts;
+    FSDP_TRY(fsdp_meter_check(&job->meter, err));
+    fsdp_publication publication = {.staging = &job->staging,
+                                    .seals = seals,
+                                    .owners = job->owners,
+                                    .with_view = !opts->no_view,
+                                    .watch = &job->watch};
+    publication.manifest =
+        (fsdp_manifest){.kind = opts->kind,
+                        .step = opts->step,
+                        .world = job->whole ? 1 : job->world,
+                        .owners = opts->owners,
+                        .compressed = opts->compress,
+                        .file_count = opts->kind == FSDP_FULL ? 1 : job->world,
+                        .sd = job->whole ? job->whole : (fsdp_sd *)(uintptr_t)job->sd};
+    memcpy(publication.manifest.run, job->run, sizeof job->run);
+    FSDP_TRY(fsdp_publish(&publication, err));
+    job->is_published = true;
+    return FSDP_OK;
+}
+
+static fsdp_status commit(save_job *job, fsdp_error *err)
+{
+    fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
+    fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
+    fsdp_status st =
+        fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
+    job->may_be_published = st == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
+    if (st == FSDP_OK)
+        st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
+    if (st == FSDP_OK) {
+        if (job->rank == 0)
+            st = publish(job, seals, err);
+        st = fsdp_ctl_agree(job->ctl, st, err);
+    }
+    fsdp_free(seals);
+    return st;
+}
+
+/* Rank 0 has written and others have not: progress is told all the same, and may say stop. */
+static void tell_waiting(void *user)
+{
+    static const char what[] = "waiting for other ranks";
+    save_job *job = user;
+    (void)fsdp_meter_add(&job->meter, 0, what, sizeof what - 1, NULL);
+}
+
+static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
+{
+    fsdp_status st;
+    fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
+    fsdp_meter_join(&job->meter, job->ctl);
+    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
+    if (rank0_writes_all(job))
+        st = write_gathered_file(job, err);
+    else if (job->opts->kind == FSDP_FULL)
+        st = write_shared_file(job, err);
+    else
+        st = write_own_file(job, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
+    return commit(job, err);
+}
+
+static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
+{
+    fsdp_flow("statedict/save/save.c", "begin: rank %d of %d", job->rank, job->world);
+    fsdp_status st = prepare(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
+    FSDP_TRY(agree_options(job, err));
+    st = stage(job, dir, err);
+    if (st == FSDP_OK)
+        st = write_and_commit(job, err);
+    fsdp_ctl_set_waiting(job->ctl, NULL, NULL);
+    fsdp_shard_discard(job->writer);
+    if (st != FSDP_OK && job->rank == 0)
+        fsdp_staging_abandon(&job->staging, err);
+    return st;
+}
+
+/* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
+static fsdp_status tell_why_cancelled(const save_job *job, fsdp_error *err)
+{
+    fsdp_error cancelled = *err;
+    fsdp_status st = fsdp_staging_judge(&job->staging, FSDP_ERR_CANCELLED, err);
+    FSDP_TRY(fsdp_ctl_agree(job->ctl, st == FSDP_ERR_EXISTS ? st : FSDP_OK, err));
+    *err = cancelled;
+    return FSDP_ERR_CANCELLED;
+}
+
+static void add_to_error(fsdp_error *err, const char *what)
+{
+    size_t used = strlen(err->text);
+    snprintf(err->text + used, sizeof err->text - used, "; %s", what);
+}
+
+void fsdp_save_tell_nothing_saved(fsdp_error *err)
+{
+    if (err)
+        add_to_error(err, "nothing was saved, and what was there before is as it was");
+}
+
+/* A rank was lost: what that means for the checkpoint, as far as this rank knows. */
+static void tell_what_is_left(const save_job *job, fsdp_error *err)
+{
+    if (job->is_published)
+        add_to_error(err, "the checkpoint is saved all the same");
+    else if (job->may_be_published)
+        add_to_error(err, "the checkpoint is saved whole or not at all, which rank 0 knows");
+    else
+        fsdp_save_tell_nothing_saved(err);
+}
+
+static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)
+{
+    if (status == FSDP_ERR_CANCELLED)
+        status = tell_why_cancelled(job, err);
+    if (status == FSDP_ERR_PEER)
+        tell_what_is_left(job, err);
+    return status;
+}
+
+fsdp_save_opts fsdp_save_opts_default(void)
+{
+    return (fsdp_save_opts){.step = FSDP_STEP_NONE};
+}
+
+fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                              const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
+{
+    fsdp_error local = {0};
+    fsdp_save_opts defaults = fsdp_save_opts_default();
+    save_job job = {.sd = sd,
+                    .ctl = ctl,
+                    .opts = opts ? opts : &defaults,
+                    .rank = fsdp_ctl_rank(ctl),
+                    .world = fsdp_ctl_size(ctl)};
+    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
+    job.watch = job.opts->watch;
+    err = err ? err : &local;
+    fsdp_status st = explain(&job, save(&job, dir, err), err);
+    *lease_out = st == FSDP_OK ? fsdp_staging_move_lease(&job.staging) : NULL;
+    fsdp_staging_release(&job.staging);
+    fsdp_save_plan_release(&job.plan);
+    fsdp_sd_free(job.whole);
+    fsdp_free(job.owners);
+    return st;
+}
+
+fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
+                         const fsdp_save_opts *opts, fsdp_error *err)
+{
+    fsdp_lease *lease;
+    fsdp_status st = fsdp_sd_save_step(sd, ctl, dir, opts, &lease, err);
+    fsdp_lease_release(lease);
+    return st;
+}

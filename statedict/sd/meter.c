@@ -1,0 +1,84 @@
+/* Progress and notices of a call: see meter.h. */
+#include "statedict/sd/meter.h"
+
+#include "base/core/clock.h"
+#include "base/core/pool.h"
+#include "statedict/ctl/ctl_backend.h"
+
+#include <fsdp/text.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { TELL_EVERY_MS = 100 };
+
+void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total)
+{
+    meter->watch = watch;
+    meter->total = total;
+    meter->ctl = NULL;
+    atomic_init(&meter->done, 0);
+    atomic_init(&meter->next_ms, 0);
+    atomic_init(&meter->cancelled, false);
+    atomic_flag_clear(&meter->telling);
+}
+
+static void tell(fsdp_meter *meter, int64_t done, const char *what, size_t what_size)
+{
+    int64_t now = fsdp_now_ms();
+    if (done < meter->total && now < atomic_load(&meter->next_ms))
+        return;
+    if (atomic_flag_test_and_set(&meter->telling))
+        return;
+    char name[160];
+    atomic_store(&meter->next_ms, now + TELL_EVERY_MS);
+    if (meter->watch->progress(meter->watch->user, done, meter->total,
+                               fsdp_printable(what, what_size, name, sizeof name)) != 0)
+        atomic_store(&meter->cancelled, true);
+    atomic_flag_clear(&meter->telling);
+}
+
+fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err)
+{
+    if (atomic_load(&meter->cancelled))
+        return fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped on request; nothing was changed");
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, size_t what_size,
+                           fsdp_error *err)
+{
+    if (!meter)
+        return FSDP_OK;
+    if (bytes > 0)
+        fsdp_meter_alive(meter, false);
+    if (!meter->watch || !meter->watch->progress)
+        return FSDP_OK;
+    tell(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
+    return fsdp_meter_check(meter, err);
+}
+
+void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
+{
+    meter->ctl = ctl;
+    meter->teller = fsdp_thread_number();
+}
+
+void fsdp_meter_alive(void *user, bool long_wait)
+{
+    const fsdp_meter *meter = user;
+    if (meter->ctl && meter->teller == fsdp_thread_number())
+        fsdp_ctl_report_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
+}
+
+void fsdp_notice(const fsdp_watch *watch, const char *format, ...)
+{
+    if (!watch || !watch->notice)
+        return;
+    char text[FSDP_ERROR_TEXT];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    watch->notice(watch->user, text);
+}

@@ -1,0 +1,557 @@
+/*
+ * The state dict: an array of entries, a hash table over their names, and the only copies of the
+ * meshes, shapes and boxes that the entries point to. Whatever enters is checked here, so that
+ * planners, writers and readers may trust an entry.
+ */
+#include <fsdp/sd.h>
+
+#include "base/core/mem.h"
+#include "base/data/name_path.h"
+#include "base/data/name_table.h"
+#include "statedict/sd/layout_internal.h"
+#include <fsdp/text.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct fsdp_sd {
+    fsdp_entry *entries;
+    size_t count, capacity;
+    fsdp_flat *flats;
+    size_t flat_count, flat_capacity;
+    fsdp_mesh **meshes;
+    size_t mesh_count, mesh_capacity;
+    fsdp_name_table names; /* of entries and flat buffers: entry_number and flat_number */
+    fsdp_arena arena;      /* names, shapes, boxes */
+    void **owned;          /* memory of tensors, from fsdp_sd_allocate */
+    size_t owned_count, owned_capacity;
+};
+
+int64_t fsdp_sd_room(const fsdp_sd *sd)
+{
+    enum { RECORD_BYTES = 160 }; /* a name, a shape and how it is cut; small values take as much */
+    return (int64_t)(sd->capacity * sizeof *sd->entries +
+                     sd->names.capacity * sizeof *sd->names.slots + sd->count * RECORD_BYTES);
+}
+
+enum { NAME_TEXT = 200 };
+
+/* Meshes are found by comparing: real models have a handful, a hostile file may have millions. */
+enum { MESHES_MOST = 4096 };
+
+fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err)
+{
+    *sd_out = fsdp_alloc(1, sizeof **sd_out);
+    return *sd_out ? FSDP_OK : fsdp_fail_memory(err, "a state dict");
+}
+
+void fsdp_sd_free(fsdp_sd *sd)
+{
+    if (!sd)
+        return;
+    for (size_t i = 0; i < sd->count; i++)
+        fsdp_value_release(&sd->entries[i].value);
+    for (size_t i = 0; i < sd->mesh_count; i++)
+        fsdp_mesh_free(sd->meshes[i]);
+    for (size_t i = 0; i < sd->owned_count; i++)
+        fsdp_free(sd->owned[i]);
+    fsdp_free(sd->owned);
+    fsdp_free(sd->entries);
+    fsdp_free(sd->flats);
+    fsdp_free(sd->meshes);
+    fsdp_name_table_release(&sd->names);
+    fsdp_arena_release(&sd->arena);
+    fsdp_free(sd);
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static uint64_t entry_number(size_t index)
+{
+    return 2 * (uint64_t)index;
+}
+
+static uint64_t flat_number(size_t index)
+{
+    return 2 * (uint64_t)index + 1;
+}
+
+/* Enters a name for which take_name has made room. */
+static void enter_name(fsdp_sd *sd, const char *name, size_t size, uint64_t number)
+{
+    (void)fsdp_name_table_put(&sd->names, name, size, number);
+}
+
+static void enter_all_names(fsdp_sd *sd)
+{
+    fsdp_name_table_clear(&sd->names);
+    for (size_t i = 0; i < sd->count; i++)
+        enter_name(sd, sd->entries[i].name, sd->entries[i].name_size, entry_number(i));
+    for (size_t i = 0; i < sd->flat_count; i++)
+        enter_name(sd, sd->flats[i].name, sd->flats[i].name_size, flat_number(i));
+}
+
+void fsdp_sd_expect(fsdp_sd *sd, size_t count)
+{
+    (void)fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + count);
+    (void)fsdp_grow(&sd->entries, &sd->capacity, sd->count + count, sizeof *sd->entries);
+}
+
+static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, fsdp_error *err)
+{
+    char text[NAME_TEXT];
+    if (!name && size > 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a name of %zu bytes at no address", size);
+    if (size > FSDP_MAX_NAME)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "name is %zu bytes long, at most 65,535 are allowed",
+                         size);
+    if (!fsdp_utf8_valid(name ? name : "", size))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "name is not UTF-8: '%s'",
+                         fsdp_printable(name, size, text, sizeof text));
+    if (fsdp_name_table_find(&sd->names, name, size))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "name '%s' is used twice",
+                         fsdp_printable(name ? name : "", size, text, sizeof text));
+    return FSDP_OK;
+}
+
+/* A checked name in memory of the state dict's own, and room for it in the table. */
+static fsdp_status take_name(fsdp_sd *sd, const char *name, size_t size, const char **own_out,
+                             fsdp_error *err)
+{
+    FSDP_TRY(check_name(sd, name, size, err));
+    *own_out = fsdp_arena_strndup(&sd->arena, name ? name : "", size);
+    if (!*own_out || !fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + 1))
+        return fsdp_fail_memory(err, "a state dict");
+    return FSDP_OK;
+}
+
+/* --- entries ---------------------------------------------------------------------------------- */
+
+/* Fills in the name; the entry exists only once it is appended, which cannot fail. */
+static fsdp_status begin_entry(fsdp_sd *sd, fsdp_entry_kind kind, const char *name, size_t size,
+                               fsdp_entry *entry, fsdp_error *err)
+{
+    *entry = (fsdp_entry){.kind = kind, .name_size = size, .flat = -1};
+    FSDP_TRY(take_name(sd, name, size, &entry->name, err));
+    if (!fsdp_grow(&sd->entries, &sd->capacity, sd->count + 1, sizeof *sd->entries))
+        return fsdp_fail_memory(err, "a state dict");
+    return FSDP_OK;
+}
+
+static void append_entry(fsdp_sd *sd, const fsdp_entry *entry)
+{
+    sd->entries[sd->count++] = *entry;
+    enter_name(sd, entry->name, entry->name_size, entry_number(sd->count - 1));
+}
+
+/* The state dict's own mesh of that value. */
+static fsdp_status own_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh **own_out,
+                            fsdp_error *err)
+{
+    for (size_t i = sd->mesh_count; i-- > 0;) {
+        if (fsdp_mesh_equal(sd->meshes[i], mesh)) {
+            *own_out = sd->meshes[i];
+            return FSDP_OK;
+        }
+    }
+    if (sd->mesh_count == MESHES_MOST)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "a state dict has more than %d different meshes",
+                         MESHES_MOST);
+    if (!fsdp_grow(&sd->meshes, &sd->mesh_capacity, sd->mesh_count + 1, sizeof *sd->meshes))
+        return fsdp_fail_memory(err, "a state dict");
+    FSDP_TRY(fsdp_mesh_copy(mesh, &sd->meshes[sd->mesh_count], err));
+    *own_out = sd->meshes[sd->mesh_count++];
+    return FSDP_OK;
+}
+
+static fsdp_status own_boxes(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *own,
+                             fsdp_error *err)
+{
+    fsdp_rank_box *boxes = fsdp_arena_alloc(&sd->arena, layout->box_count, sizeof *boxes);
+    fsdp_box_copy *copies = fsdp_arena_alloc(&sd->arena, layout->box_count, sizeof *copies);
+    if (!boxes || !copies)
+        return fsdp_fail_memory(err, "a state dict");
+    if (layout->box_count > 0)
+        memcpy(boxes, layout->boxes, layout->box_count * sizeof *boxes);
+    own->boxes = boxes;
+    own->box_count = layout->box_count;
+    own->copies = copies;
+    return fsdp_layout_count_copies(own, copies, err);
+}
+
+/* Only what the kind uses is copied, the rest is zero: equal layouts have equal members. */
+static fsdp_status own_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *own,
+                              fsdp_error *err)
+{
+    *own = (fsdp_layout){.kind = layout->kind};
+    if (layout->kind == FSDP_LAYOUT_BOXES)
+        return own_boxes(sd, layout, own, err);
+    FSDP_TRY(own_mesh(sd, layout->mesh, &own->mesh, err));
+    if (layout->kind == FSDP_LAYOUT_FLAT) {
+        own->flat_count = layout->flat_count;
+        own->flat_offset = layout->flat_offset;
+        return FSDP_OK;
+    }
+    for (int i = 0; i < fsdp_mesh_ndim(own->mesh); i++) {
+        fsdp_placement placement = layout->placement[i];
+        own->placement[i].kind = placement.kind;
+        own->placement[i].dim = placement.kind == FSDP_REPLICATE ? 0 : placement.dim;
+        own->placement[i].split = placement.kind == FSDP_STRIDED_SHARD ? placement.split : 0;
+    }
+    return FSDP_OK;
+}
+
+/* What a tensor is, without its memory. */
+typedef struct tensor_spec {
+    fsdp_dtype dtype;
+    int ndim;
+    const int64_t *shape;
+    const fsdp_layout *layout;
+} tensor_spec;
+
+static fsdp_status check_spec(const tensor_spec *spec, fsdp_error *err)
+{
+    size_t size = fsdp_dtype_size(spec->dtype);
+    if (size == 0)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "unknown dtype %d", (int)spec->dtype);
+    if (!spec->layout)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "it has no layout");
+    FSDP_TRY(fsdp_shape_check(spec->ndim, spec->shape, size, err));
+    return fsdp_layout_check(spec->layout, spec->ndim, spec->shape, err);
+}
+
+static fsdp_status own_spec(fsdp_sd *sd, const tensor_spec *spec, fsdp_entry *entry,
+                            fsdp_error *err)
+{
+    FSDP_TRY(check_spec(spec, err));
+    int64_t *shape = fsdp_arena_alloc(&sd->arena, (size_t)spec->ndim, sizeof *shape);
+    if (!shape)
+        return fsdp_fail_memory(err, "a state dict");
+    for (int i = 0; i < spec->ndim; i++)
+        shape[i] = spec->shape[i];
+    entry->dtype = spec->dtype;
+    entry->ndim = spec->ndim;
+    entry->shape = shape;
+    return own_layout(sd, spec->layout, &entry->layout, err);
+}
+
+static fsdp_status begin_tensor(fsdp_sd *sd, const char *name, size_t name_size,
+                                const tensor_spec *spec, fsdp_entry *entry, fsdp_error *err)
+{
+    FSDP_TRY(begin_entry(sd, FSDP_ENTRY_TENSOR, name, name_size, entry, err));
+    fsdp_status status = own_spec(sd, spec, entry, err);
+    if (status != FSDP_OK) {
+        char text[NAME_TEXT];
+        fsdp_error_prefix(err, "tensor '%s'",
+                          fsdp_printable(entry->name, name_size, text, sizeof text));
+    }
+    return status;
+}
+
+fsdp_status fsdp_sd_add_tensor(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
+                               int ndim, const int64_t *shape, const fsdp_layout *layout,
+                               void *data, fsdp_error *err)
+{
+    tensor_spec spec = {.dtype = dtype, .ndim = ndim, .shape = shape, .layout = layout};
+    fsdp_entry entry;
+    FSDP_TRY(begin_tensor(sd, name, name_size, &spec, &entry, err));
+    entry.data = data;
+    append_entry(sd, &entry);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_sd_add_sharded(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
+                                int ndim, const int64_t *shape, const fsdp_mesh *mesh,
+                                const fsdp_placement *placements, void *data, fsdp_error *err)
+{
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_MESH, .mesh = mesh};
+    for (int i = 0; mesh && placements && i < fsdp_mesh_ndim(mesh); i++)
+        layout.placement[i] = placements[i];
+    return fsdp_sd_add_tensor(sd, name, name_size, dtype, ndim, shape, &layout, data, err);
+}
+
+fsdp_status fsdp_sd_add_value(fsdp_sd *sd, const char *name, size_t name_size,
+                              const fsdp_value *value, fsdp_error *err)
+{
+    fsdp_entry entry;
+    FSDP_TRY(begin_entry(sd, FSDP_ENTRY_VALUE, name, name_size, &entry, err));
+    fsdp_status status = fsdp_value_copy(value, &entry.value, err);
+    if (status != FSDP_OK) {
+        char text[NAME_TEXT];
+        fsdp_error_prefix(err, "value '%s'",
+                          fsdp_printable(entry.name, name_size, text, sizeof text));
+        return status;
+    }
+    append_entry(sd, &entry);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size, const char *target,
+                              size_t target_size, fsdp_error *err)
+{
+    fsdp_entry entry;
+    FSDP_TRY(begin_entry(sd, FSDP_ENTRY_ALIAS, name, name_size, &entry, err));
+    int64_t index = fsdp_sd_find(sd, target, target_size);
+    if (index >= 0 && sd->entries[index].kind == FSDP_ENTRY_ALIAS)
+        index = (int64_t)sd->entries[index].target;
+    if (index < 0 || sd->entries[index].kind != FSDP_ENTRY_TENSOR) {
+        char name_text[NAME_TEXT], target_text[NAME_TEXT];
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE, "alias '%s' names '%s', which is %s",
+            fsdp_printable(entry.name, name_size, name_text, sizeof name_text),
+            fsdp_printable(target ? target : "", target_size, target_text, sizeof target_text),
+            index < 0 ? "not in the state dict: add that tensor first" : "no tensor");
+    }
+    entry.target = (size_t)index;
+    append_entry(sd, &entry);
+    return FSDP_OK;
+}
+
+/* --- flat buffers ----------------------------------------------------------------------------- */
+
+static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_error *err)
+{
+    fsdp_flat own = *flat;
+    FSDP_TRY(take_name(sd, flat->name, flat->name_size, &own.name, err));
+    /* As a layout, the buffer is one tensor that fills it. */
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_FLAT, .mesh = flat->mesh, .flat_count = flat->count};
+    tensor_spec spec = {.dtype = flat->dtype, .ndim = 1, .shape = &flat->count, .layout = &layout};
+    fsdp_status status = check_spec(&spec, err);
+    if (status == FSDP_OK)
+        status = own_mesh(sd, flat->mesh, &own.mesh, err);
+    if (status == FSDP_OK &&
+        !fsdp_grow(&sd->flats, &sd->flat_capacity, sd->flat_count + 1, sizeof *sd->flats))
+        status = fsdp_fail_memory(err, "a state dict");
+    if (status != FSDP_OK) {
+        char text[NAME_TEXT];
+        fsdp_error_prefix(err, "flat buffer '%s'",
+                          fsdp_printable(own.name, own.name_size, text, sizeof text));
+        return status;
+    }
+    sd->flats[sd->flat_count++] = own;
+    enter_name(sd, own.name, own.name_size, flat_number(sd->flat_count - 1));
+    return FSDP_OK;
+}
+
+static int64_t element_count(const fsdp_entry *entry)
+{
+    return fsdp_shape_count(entry->ndim, entry->shape);
+}
+
+static fsdp_status add_flat_part(fsdp_sd *sd, const fsdp_flat_part *part, int rank, fsdp_error *err)
+{
+    size_t number = sd->flat_count - 1;
+    const fsdp_flat *flat = &sd->flats[number];
+    fsdp_layout layout = {.kind = FSDP_LAYOUT_FLAT,
+                          .mesh = flat->mesh,
+                          .flat_count = flat->count,
+                          .flat_offset = part->offset};
+    tensor_spec spec = {
+        .dtype = flat->dtype, .ndim = part->ndim, .shape = part->shape, .layout = &layout};
+    fsdp_entry entry;
+    FSDP_TRY(begin_tensor(sd, part->name, part->name_size, &spec, &entry, err));
+    size_t size = fsdp_dtype_size(entry.dtype);
+    int64_t start = fsdp_layout_flat_start(&entry.layout, element_count(&entry), rank);
+    if (flat->data && start >= 0)
+        entry.data = (char *)flat->data + (size_t)start * size;
+    entry.flat = (int)number;
+    append_entry(sd, &entry);
+    return FSDP_OK;
+}
+
+/* By place in the buffer; tensors without elements come first, where they overlap nothing. */
+static int compare_places(const void *left, const void *right)
+{
+    const fsdp_entry *a = *(const fsdp_entry *const *)left;
+    const fsdp_entry *b = *(const fsdp_entry *const *)right;
+    int64_t a_place = element_count(a) > 0 ? a->layout.flat_offset : -1;
+    int64_t b_place = element_count(b) > 0 ? b->layout.flat_offset : -1;
+    return (a_place > b_place) - (a_place < b_place);
+}
+
+/* Entries first .. count - 1 lie in one flat buffer: none may reach into the next. */
+static fsdp_status check_parts_apart(const fsdp_sd *sd, size_t first, fsdp_error *err)
+{
+    size_t n = sd->count - first;
+    const fsdp_entry **sorted = fsdp_alloc(n, sizeof *sorted);
+    if (!sorted)
+        return fsdp_fail_memory(err, "a state dict");
+    for (size_t i = 0; i < n; i++)
+        sorted[i] = &sd->entries[first + i];
+    qsort(sorted, n, sizeof *sorted, compare_places);
+    fsdp_status status = FSDP_OK;
+    for (size_t i = 1; i < n && status == FSDP_OK; i++) {
+        const fsdp_entry *a = sorted[i - 1], *b = sorted[i];
+        if (element_count(a) == 0 ||
+            a->layout.flat_offset + element_count(a) <= b->layout.flat_offset)
+            continue;
+        char a_text[NAME_TEXT], b_text[NAME_TEXT];
+        status =
+            fsdp_fail(err, FSDP_ERR_USAGE, "tensors '%s' and '%s' overlap in their flat buffer",
+                      fsdp_printable(a->name, a->name_size, a_text, sizeof a_text),
+                      fsdp_printable(b->name, b->name_size, b_text, sizeof b_text));
+    }
+    fsdp_free(sorted);
+    return status;
+}
+
+fsdp_status fsdp_sd_add_flat(fsdp_sd *sd, const char *name, size_t name_size, fsdp_dtype dtype,
+                             const fsdp_mesh *mesh, int rank, int64_t count,
+                             const fsdp_flat_part *parts, size_t part_count, void *data,
+                             fsdp_error *err)
+{
+    fsdp_flat flat = {.name = name,
+                      .name_size = name_size,
+                      .dtype = dtype,
+                      .mesh = mesh,
+                      .count = count,
+                      .data = data};
+    size_t first = sd->count;
+    FSDP_TRY(add_flat_buffer(sd, &flat, err));
+    fsdp_status status = FSDP_OK;
+    for (size_t i = 0; i < part_count && status == FSDP_OK; i++)
+        status = add_flat_part(sd, &parts[i], rank, err);
+    if (status == FSDP_OK)
+        status = check_parts_apart(sd, first, err);
+    if (status != FSDP_OK) {
+        sd->count = first;
+        sd->flat_count--;
+        enter_all_names(sd);
+    }
+    return status;
+}
+
+size_t fsdp_sd_flat_count(const fsdp_sd *sd)
+{
+    return sd->flat_count;
+}
+
+const fsdp_flat *fsdp_sd_flat_at(const fsdp_sd *sd, size_t index)
+{
+    return index < sd->flat_count ? &sd->flats[index] : NULL;
+}
+
+/* --- asking and changing ---------------------------------------------------------------------- */
+
+size_t fsdp_sd_count(const fsdp_sd *sd)
+{
+    return sd->count;
+}
+
+const fsdp_entry *fsdp_sd_at(const fsdp_sd *sd, size_t index)
+{
+    return index < sd->count ? &sd->entries[index] : NULL;
+}
+
+int64_t fsdp_sd_find(const fsdp_sd *sd, const char *name, size_t name_size)
+{
+    const uint64_t *number = fsdp_name_table_find(&sd->names, name, name_size);
+    return number && *number % 2 == 0 ? (int64_t)(*number / 2) : -1;
+}
+
+void fsdp_sd_set_data(fsdp_sd *sd, size_t index, void *data)
+{
+    if (index < sd->count && sd->entries[index].kind == FSDP_ENTRY_TENSOR)
+        sd->entries[index].data = data;
+}
+
+void fsdp_sd_set_value(fsdp_sd *sd, size_t index, fsdp_value *value)
+{
+    fsdp_value taken = *value;
+    *value = (fsdp_value){0};
+    if (index < sd->count && sd->entries[index].kind == FSDP_ENTRY_VALUE) {
+        fsdp_value_release(&sd->entries[index].value);
+        sd->entries[index].value = taken;
+    } else {
+        fsdp_value_release(&taken);
+    }
+}
+
+int64_t fsdp_entry_bytes(const fsdp_entry *entry)
+{
+    if (entry->kind != FSDP_ENTRY_TENSOR)
+        return 0;
+    return element_count(entry) * (int64_t)fsdp_dtype_size(entry->dtype);
+}
+
+int64_t fsdp_sd_tensor_bytes(const fsdp_sd *sd)
+{
+    int64_t bytes = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR)
+            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
+    return bytes;
+}
+
+int64_t fsdp_entry_local_bytes(const fsdp_entry *entry, int rank)
+{
+    if (entry->kind != FSDP_ENTRY_TENSOR)
+        return 0;
+    int64_t elements = 0;
+    size_t boxes = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
+    for (size_t i = 0; i < boxes; i++) {
+        fsdp_box box;
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, i, &box);
+        elements += fsdp_box_count(&box);
+    }
+    return elements * (int64_t)fsdp_dtype_size(entry->dtype);
+}
+
+/* --- nesting ---------------------------------------------------------------------------------- */
+
+fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, size_t count,
+                             fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(sd, index);
+    char text[NAME_TEXT];
+    if (!entry || !fsdp_path_fits(entry->name, entry->name_size, path, count))
+        return fsdp_fail(err, FSDP_ERR_USAGE, "that is no path of '%s'",
+                         entry ? fsdp_printable(entry->name, entry->name_size, text, sizeof text)
+                               : "");
+    int32_t *own = fsdp_arena_alloc(&sd->arena, count, sizeof *own);
+    if (!own)
+        return fsdp_fail_memory(err, "a state dict");
+    memcpy(own, path, count * sizeof *own);
+    sd->entries[index].path = own;
+    sd->entries[index].path_count = count;
+    return FSDP_OK;
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/*
+ * Page-aligned when large. The kernel copies between a file's page and memory at a third of its
+ * speed when one lies a few bytes behind the other within their pages, as malloc's headers have it.
+ */
+enum { LARGE_BYTES = 64 << 10, LARGE_ALIGNMENT = 4096, SMALL_ALIGNMENT = 64 };
+
+static void *aligned_up(void *data, size_t alignment)
+{
+    return (void *)(((uintptr_t)data + alignment - 1) / alignment * alignment);
+}
+
+static fsdp_status allocate_entry(fsdp_sd *sd, size_t index, int rank, fsdp_error *err)
+{
+    int64_t bytes = fsdp_entry_local_bytes(&sd->entries[index], rank);
+    if (bytes == 0)
+        return FSDP_OK;
+    size_t alignment = bytes >= LARGE_BYTES ? LARGE_ALIGNMENT : SMALL_ALIGNMENT;
+    void *data = fsdp_grow(&sd->owned, &sd->owned_capacity, sd->owned_count + 1, sizeof *sd->owned)
+                     ? fsdp_alloc(1, (size_t)bytes + alignment)
+                     : NULL;
+    if (!data)
+        return fsdp_fail_memory(err, "the tensors of a state dict");
+    sd->owned[sd->owned_count++] = data;
+    sd->entries[index].data = aligned_up(data, alignment);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_sd_allocate(fsdp_sd *sd, int rank, fsdp_error *err)
+{
+    for (size_t i = 0; i < sd->count; i++) {
+        if (sd->entries[i].kind == FSDP_ENTRY_TENSOR && !sd->entries[i].data)
+            FSDP_TRY(allocate_entry(sd, i, rank, err));
+    }
+    return FSDP_OK;
+}

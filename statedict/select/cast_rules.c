@@ -1,0 +1,161 @@
+/* What --dtype and --dtype-for say: see cast_rules.h. */
+#include "statedict/select/cast_rules.h"
+
+#include "base/core/mem.h"
+#include "statedict/select/expression.h"
+
+#include <fsdp/text.h>
+#include <string.h>
+
+/* One --dtype-for. */
+typedef struct cast_rule {
+    regex_t expression;
+    fsdp_dtype dtype; /* NONE: keep */
+} cast_rule;
+
+struct fsdp_cast_rules {
+    fsdp_dtype model; /* NONE: keep */
+    cast_rule *items;
+    size_t count;
+};
+
+static bool is_castable(fsdp_dtype dtype)
+{
+    const fsdp_dtype_info *info = fsdp_dtype_describe(dtype);
+    return info && info->is_float;
+}
+
+const char *fsdp_castable(size_t i)
+{
+    for (int dtype = 1; dtype < FSDP_DTYPE_COUNT; dtype++)
+        if (is_castable((fsdp_dtype)dtype) && i-- == 0)
+            return fsdp_dtype_name((fsdp_dtype)dtype);
+    return NULL;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+static bool is_named(const fsdp_dtype_info *info, const char *text)
+{
+    char short_name[40] = "";
+    for (const char *c = info->name; *c; c++)
+        if (*c != '_')
+            strncat(short_name, c, 1);
+    return strcmp(text, info->name) == 0 || strcmp(text, short_name) == 0 ||
+           (info->torch && strcmp(text, info->torch) == 0);
+}
+
+static fsdp_status fail_dtype(const char *text, const char *option, fsdp_error *err)
+{
+    fsdp_text known = {0};
+    for (size_t i = 0; fsdp_castable(i); i++)
+        fsdp_text_addf(&known, ", %s", fsdp_castable(i));
+    fsdp_status st = fsdp_fail(err, FSDP_ERR_USAGE,
+                               "%s: '%.40s' is no dtype that can be cast to; known are keep%.*s",
+                               option, text, (int)known.size, known.data ? known.data : "");
+    fsdp_text_release(&known);
+    return st;
+}
+
+static fsdp_status parse_dtype(const char *text, const char *option, fsdp_dtype *dtype_out,
+                               fsdp_error *err)
+{
+    static const struct {
+        const char *name;
+        fsdp_dtype dtype;
+    } usual[] = {{"keep", FSDP_DTYPE_NONE},
+                 {"f8e4m3", FSDP_F8_E4M3FN},
+                 {"f8_e4m3", FSDP_F8_E4M3FN},
+                 {"f8e8m0", FSDP_F8_E8M0FNU},
+                 {"f8_e8m0", FSDP_F8_E8M0FNU}};
+    for (size_t i = 0; i < sizeof usual / sizeof *usual; i++) {
+        *dtype_out = usual[i].dtype;
+        if (strcmp(text, usual[i].name) == 0)
+            return FSDP_OK;
+    }
+    for (int dtype = 1; dtype < FSDP_DTYPE_COUNT; dtype++) {
+        *dtype_out = (fsdp_dtype)dtype;
+        if (is_castable(*dtype_out) && is_named(fsdp_dtype_describe(*dtype_out), text))
+            return FSDP_OK;
+    }
+    return fail_dtype(text, option, err);
+}
+
+/* "RE=T"; an expression may hold a '='. */
+static fsdp_status parse_rule(const char *text, cast_rule *rule, fsdp_error *err)
+{
+    const char *sign = strrchr(text, '=');
+    if (!sign)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "--dtype-for '%.80s' has no '='; a rule is REGEX=DTYPE, such as "
+                         "'norm=f32'",
+                         text);
+    FSDP_TRY(parse_dtype(sign + 1, "--dtype-for", &rule->dtype, err));
+    char *expression = fsdp_strndup(text, (size_t)(sign - text));
+    if (!expression)
+        return fsdp_fail_memory(err, "rules");
+    fsdp_status st = fsdp_expression_compile(expression, REG_NOSUB, &rule->expression, err);
+    fsdp_free(expression);
+    return st;
+}
+
+static fsdp_status parse_all(const fsdp_select_opts *opts, fsdp_cast_rules *rules, fsdp_error *err)
+{
+    rules->items = fsdp_alloc(opts->dtype_rule_count, sizeof *rules->items);
+    if (!rules->items)
+        return fsdp_fail_memory(err, "rules");
+    if (opts->dtype)
+        FSDP_TRY(parse_dtype(opts->dtype, "--dtype", &rules->model, err));
+    for (; rules->count < opts->dtype_rule_count; rules->count++)
+        FSDP_TRY(parse_rule(opts->dtype_rules[rules->count], &rules->items[rules->count], err));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_cast_rules_create(const fsdp_select_opts *opts, fsdp_cast_rules **rules_out,
+                                   fsdp_error *err)
+{
+    fsdp_cast_rules *rules = fsdp_alloc(1, sizeof *rules);
+    if (!rules)
+        return fsdp_fail_memory(err, "rules");
+    fsdp_status st = parse_all(opts, rules, err);
+    if (st == FSDP_OK)
+        *rules_out = rules;
+    else
+        fsdp_cast_rules_free(rules);
+    return st;
+}
+
+void fsdp_cast_rules_free(fsdp_cast_rules *rules)
+{
+    if (!rules)
+        return;
+    for (size_t i = 0; i < rules->count; i++)
+        regfree(&rules->items[i].expression);
+    fsdp_free(rules->items);
+    fsdp_free(rules);
+}
+
+/* --- deciding --------------------------------------------------------------------------------- */
+
+/* A float, if not one that can be cast: who casts the model means it, too. */
+static bool is_packed_float(fsdp_dtype dtype)
+{
+    return dtype == FSDP_F4_E2M1FN_X2 || dtype == FSDP_F6_E2M3 || dtype == FSDP_F6_E3M2;
+}
+
+fsdp_dtype fsdp_cast_rules_decide(const fsdp_cast_rules *rules, const char *name, size_t name_size,
+                                  fsdp_dtype dtype, bool is_optim)
+{
+    fsdp_dtype wanted = rules->model;
+    for (size_t i = 0; i < rules->count; i++) {
+        if (!fsdp_expression_matches(&rules->items[i].expression, name, name_size))
+            continue;
+        wanted = rules->items[i].dtype;
+        return wanted == FSDP_DTYPE_NONE || wanted == dtype ? dtype
+               : is_castable(dtype)                         ? wanted
+                                                            : FSDP_DTYPE_NONE;
+    }
+    if (wanted == FSDP_DTYPE_NONE || is_optim)
+        return dtype;
+    return is_castable(dtype) ? wanted : is_packed_float(dtype) ? FSDP_DTYPE_NONE : dtype;
+}

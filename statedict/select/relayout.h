@@ -1,0 +1,28 @@
+/* The same state under another layout: what a full save by rank 0 and a conversion write. */
+#ifndef FSDP_RELAYOUT_H
+#define FSDP_RELAYOUT_H
+
+#include "base/core/mem.h"
+#include "statedict/select/selection.h"
+#include <fsdp/checkpoint.h>
+
+/*
+ * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim
+ * cuts the tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but dims whose name begins
+ * with "rep" hold copies, and scalars are copied everywhere. Local: one flat buffer per dtype over
+ * all ranks of the mesh. selection NULL: everything as it is. An alias whose target is not selected
+ * becomes the tensor.
+ * source_out: per new entry the number of the old one; freed by the caller.
+ */
+fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
+                          const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
+                          fsdp_error *err);
+
+/* Tensors in what fsdp_relayout made that are cut along dim 0 since they have no dim `shard_dim`. */
+int64_t fsdp_relayout_count_short(const fsdp_sd *sd, int shard_dim);
+
+/* One rank that holds everything. */
+fsdp_status fsdp_relayout_whole(const fsdp_sd *from, const fsdp_selection *selection, fsdp_sd **sd_out,
+                                fsdp_error *err);
+
+#endif

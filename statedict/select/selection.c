@@ -1,0 +1,618 @@
+/* What goes into a target and under which names: see selection.h. */
+#include "statedict/select/selection.h"
+
+#include "base/core/mem.h"
+#include "statedict/select/cast_rules.h"
+#include "statedict/select/expression.h"
+#include "statedict/sd/names.h"
+#include "statedict/select/rename.h"
+#include <fsdp/filter.h>
+
+#include <string.h>
+
+/* One --drop. */
+typedef struct drop_rule {
+    enum { DROP_VALUES, DROP_OPAQUE, DROP_OPTIM, DROP_DTYPE, DROP_NAMES } kind;
+    fsdp_dtype dtype;
+    regex_t expression;
+} drop_rule;
+
+struct fsdp_selection {
+    fsdp_selected *entries;
+    fsdp_arena names;
+    int64_t kept, renamed, left_out, dropped;
+    char prefix[64];
+    fsdp_cast_pair casts[FSDP_CAST_PAIRS];
+    int cast_pairs;
+    int64_t optim_uncast;
+};
+
+typedef struct selecting {
+    const fsdp_sd *sd;
+    const fsdp_select_opts *opts;
+    const fsdp_limits *limits;
+    const bool *is_missing;
+    fsdp_selection *selection;
+    fsdp_filter *filter;
+    drop_rule *drops;
+    fsdp_rename **renames;
+    fsdp_cast_rules *casts;
+    fsdp_only only;
+    bool state_is_optim; /* top-level state and param_groups are both there */
+} selecting;
+
+/* --- model or optimizer? ---------------------------------------------------------------------- */
+
+static void look_for_state(selecting *work)
+{
+    work->state_is_optim = fsdp_sd_state_is_optim(work->sd);
+}
+
+static bool is_optim(const selecting *work, const fsdp_entry *entry)
+{
+    return fsdp_entry_is_optim(entry, work->state_is_optim);
+}
+
+/* --- dropping --------------------------------------------------------------------------------- */
+
+static fsdp_dtype dtype_of(const fsdp_sd *sd, const fsdp_entry *entry)
+{
+    if (entry->kind == FSDP_ENTRY_VALUE)
+        return FSDP_DTYPE_NONE;
+    return entry->kind == FSDP_ENTRY_ALIAS ? fsdp_sd_at(sd, entry->target)->dtype : entry->dtype;
+}
+
+static fsdp_status parse_drop(const char *text, drop_rule *rule, fsdp_error *err)
+{
+    static const char *const words[] = {"values", "opaque", "optim"};
+    for (int i = 0; i < 3; i++) {
+        rule->kind = i == 0 ? DROP_VALUES : i == 1 ? DROP_OPAQUE : DROP_OPTIM;
+        if (strcmp(text, words[i]) == 0)
+            return FSDP_OK;
+    }
+    if (strncmp(text, "dtype:", 6) == 0) {
+        rule->kind = DROP_DTYPE;
+        rule->dtype = fsdp_dtype_from_name(text + 6, strlen(text + 6));
+        return rule->dtype != FSDP_DTYPE_NONE
+                   ? FSDP_OK
+                   : fsdp_fail(err, FSDP_ERR_USAGE, "there is no dtype '%.40s' to drop", text + 6);
+    }
+    FSDP_TRY(fsdp_expression_compile(text, REG_NOSUB, &rule->expression, err));
+    rule->kind = DROP_NAMES;
+    return FSDP_OK;
+}
+
+static bool is_dropped(const selecting *work, const fsdp_entry *entry)
+{
+    bool is_value = entry->kind == FSDP_ENTRY_VALUE;
+    for (size_t i = 0; i < work->opts->drop_count; i++) {
+        const drop_rule *rule = &work->drops[i];
+        switch (rule->kind) {
+        case DROP_VALUES:
+            if (is_value)
+                return true;
+            break;
+        case DROP_OPAQUE:
+            if (is_value && fsdp_value_is_opaque(&entry->value))
+                return true;
+            break;
+        case DROP_OPTIM:
+            if (is_optim(work, entry))
+                return true;
+            break;
+        case DROP_DTYPE:
+            if (dtype_of(work->sd, entry) == rule->dtype)
+                return true;
+            break;
+        case DROP_NAMES:
+            if (fsdp_expression_matches(&rule->expression, entry->name, entry->name_size))
+                return true;
+            break;
+        }
+    }
+    return false;
+}
+
+static bool is_kept(selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    fsdp_selection *selection = work->selection;
+    if (!fsdp_filter_selects(work->filter, entry->name, entry->name_size))
+        return false;
+    bool optim = is_optim(work, entry);
+    selection->entries[i].is_optim = optim;
+    if ((work->only == FSDP_ONLY_MODEL && optim) || (work->only == FSDP_ONLY_OPTIM && !optim)) {
+        selection->left_out++;
+        return false;
+    }
+    if (is_dropped(work, entry)) {
+        selection->dropped++;
+        return false;
+    }
+    selection->kept++;
+    return true;
+}
+
+static bool matches_some(const fsdp_sd *sd, const regex_t *expression)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(sd, i);
+        if (fsdp_expression_matches(expression, entry->name, entry->name_size))
+            return true;
+    }
+    return false;
+}
+
+/* A pattern that no name matches, kept or not, is a slip. The words are for any source. */
+static fsdp_status check_drops(const selecting *work, fsdp_error *err)
+{
+    for (size_t r = 0; r < work->opts->drop_count; r++) {
+        const drop_rule *rule = &work->drops[r];
+        if (rule->kind == DROP_NAMES && !matches_some(work->sd, &rule->expression))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "--drop '%.200s' matches no name: fsdp-ls lists them",
+                             work->opts->drops[r]);
+    }
+    return FSDP_OK;
+}
+
+/* --- dtypes ----------------------------------------------------------------------------------- */
+
+static bool is_kept_tensor(const selecting *work, size_t i)
+{
+    return work->selection->entries[i].is_kept && fsdp_sd_at(work->sd, i)->kind != FSDP_ENTRY_VALUE;
+}
+
+/* An alias that is kept as one has no dtype of its own. */
+static fsdp_dtype decide_dtype(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    bool follows = entry->kind == FSDP_ENTRY_ALIAS && is_kept_tensor(work, entry->target);
+    const fsdp_entry *named = follows ? fsdp_sd_at(work->sd, entry->target) : entry;
+    return fsdp_cast_rules_decide(work->casts, named->name, named->name_size,
+                                  dtype_of(work->sd, entry), is_optim(work, named));
+}
+
+static fsdp_status tell_uncastable(const fsdp_name_list *names, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    fsdp_text_addf(&text, "only floats of 8 bits and more can be cast");
+    (void)fsdp_names_tell(names, names->count == 1 ? "other" : "others", &text);
+    fsdp_text_addf(&text, "; keep what is to stay as it is with --dtype-for 'RE=keep', which comes "
+                          "before other rules");
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+static bool add_uncastable(fsdp_name_list *names, const fsdp_entry *entry, fsdp_dtype dtype)
+{
+    fsdp_text text = {0};
+    fsdp_text_add(&text, entry->name, entry->name_size);
+    fsdp_text_addf(&text, " (%s)", fsdp_dtype_name(dtype));
+    bool fine = !text.failed && fsdp_names_add(names, text.data, text.size);
+    fsdp_text_release(&text);
+    return fine;
+}
+
+static fsdp_status decide_dtypes(selecting *work, fsdp_error *err)
+{
+    fsdp_name_list names = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        fsdp_selected *selected = &work->selection->entries[i];
+        if (!is_kept_tensor(work, i))
+            continue;
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        selected->dtype = decide_dtype(work, i);
+        if (selected->dtype == FSDP_DTYPE_NONE &&
+            !add_uncastable(&names, entry, dtype_of(work->sd, entry)))
+            st = fsdp_fail_memory(err, "a list of names");
+    }
+    if (st == FSDP_OK && names.count > 0)
+        st = tell_uncastable(&names, err);
+    fsdp_names_release(&names);
+    return st;
+}
+
+static void count_cast(fsdp_selection *selection, fsdp_dtype from, fsdp_dtype to)
+{
+    int at = 0;
+    while (at < selection->cast_pairs &&
+           (selection->casts[at].from != from || selection->casts[at].to != to))
+        at++;
+    if (at == selection->cast_pairs)
+        selection->casts[selection->cast_pairs++] = (fsdp_cast_pair){from, to, 0};
+    selection->casts[at].tensors++;
+}
+
+/* Where aliases are none, they are tensors that are cast, too. */
+static void count_casts(selecting *work)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        fsdp_dtype from = dtype_of(work->sd, entry), to = work->selection->entries[i].dtype;
+        bool is_tensor = entry->kind == FSDP_ENTRY_TENSOR || work->limits ||
+                         !is_kept_tensor(work, entry->target);
+        if (!is_kept_tensor(work, i) || !is_tensor)
+            continue;
+        if (from != to)
+            count_cast(work->selection, from, to);
+        else if (work->opts->dtype && is_optim(work, entry) && fsdp_dtype_describe(to)->is_float)
+            work->selection->optim_uncast++;
+    }
+}
+
+/* --- what the format cannot hold -------------------------------------------------------------- */
+
+/* A tensor inside a value has its elements in the source, where a value of ours cannot lead. */
+static bool holds_tensor(const fsdp_value *value)
+{
+    bool is_found = value->kind == FSDP_VALUE_TENSOR;
+    bool is_list = value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT;
+    for (size_t i = 0; is_list && !is_found && i < value->as.list.count; i++)
+        is_found = holds_tensor(&value->as.list.items[i]);
+    return is_found;
+}
+
+/* In the place of a --drop: it was asked for, and cannot be held. */
+#define CAST_TO "cast to "
+
+/* What must be dropped, or NULL: as --drop spells it. */
+static const char *excess_of(const selecting *work, size_t i, char dtype[40])
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const fsdp_limits *limits = work->limits;
+    if (!limits)
+        return entry->kind == FSDP_ENTRY_VALUE && holds_tensor(&entry->value) ? "opaque" : NULL;
+    if (entry->kind == FSDP_ENTRY_VALUE) {
+        if (!limits->values)
+            return "values";
+        bool is_blob = entry->value.kind == FSDP_VALUE_OPAQUE;
+        return fsdp_value_is_opaque(&entry->value) && !(limits->opaque && is_blob) ? "opaque"
+                                                                                   : NULL;
+    }
+    fsdp_dtype needed = work->selection->entries[i].dtype;
+    if (limits->holds_dtype(needed))
+        return NULL;
+    strcpy(dtype, needed == dtype_of(work->sd, entry) ? "dtype:" : CAST_TO);
+    strncat(dtype, fsdp_dtype_name(needed), 24);
+    return dtype;
+}
+
+static bool contains(const fsdp_name_list *list, const char *text)
+{
+    for (size_t i = 0; i < list->count; i++)
+        if (strcmp(list->items[i], text) == 0)
+            return true;
+    return false;
+}
+
+static void add_advice(const fsdp_name_list *drops, fsdp_text *text)
+{
+    size_t casts = 0;
+    for (size_t i = 0; i < drops->count; i++) {
+        bool is_cast = strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0;
+        if (!is_cast)
+            fsdp_text_addf(text, i == casts ? "; leave out with --drop %s" : " --drop %s",
+                           drops->items[i]);
+        casts += is_cast;
+    }
+    for (size_t i = 0; i < drops->count; i++)
+        if (strncmp(drops->items[i], CAST_TO, strlen(CAST_TO)) == 0)
+            fsdp_text_addf(text,
+                           "; it has no %s: choose another --dtype, or keep tensors as they "
+                           "are with --dtype-for 'RE=keep'",
+                           drops->items[i] + strlen(CAST_TO));
+}
+
+static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *names,
+                               const fsdp_name_list *drops, fsdp_error *err)
+{
+    fsdp_text text = {0};
+    bool only_values = drops->count == 1 && strcmp(drops->items[0], "values") == 0;
+    const char *format = work->limits ? work->limits->format : "fsdp";
+    if (only_values) {
+        fsdp_text_addf(&text, "%s holds tensors only", format);
+        (void)fsdp_names_tell(names, names->count == 1 ? "value" : "values", &text);
+    } else {
+        fsdp_text_addf(&text, "%s cannot hold everything", format);
+        (void)fsdp_names_tell(names, "that it cannot hold", &text);
+    }
+    add_advice(drops, &text);
+    fsdp_text_add(&text, "", 1);
+    fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
+                                 : fsdp_fail(err, FSDP_ERR_USAGE, "%s", text.data);
+    fsdp_text_release(&text);
+    return st;
+}
+
+/* Before all else that it cannot hold: choosing the tensor answers that, too. */
+static fsdp_status check_one(const selecting *work, fsdp_error *err)
+{
+    size_t tensors = 0;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++)
+        tensors += work->selection->entries[i].is_kept &&
+                   fsdp_sd_at(work->sd, i)->kind == FSDP_ENTRY_TENSOR;
+    if (tensors <= 1)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "%s holds one tensor, and %zu are to go over: choose one with --include, or "
+                     "write an npz",
+                     work->limits->format, tensors);
+}
+
+static fsdp_status check_limits(const selecting *work, fsdp_error *err)
+{
+    fsdp_name_list names = {0}, drops = {0};
+    fsdp_status st = FSDP_OK;
+    if (work->limits && work->limits->nameless)
+        FSDP_TRY(check_one(work, err));
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        char dtype[40];
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        const char *drop = work->selection->entries[i].is_kept ? excess_of(work, i, dtype) : NULL;
+        if (drop && (!fsdp_names_add(&names, entry->name, entry->name_size) ||
+                     (!contains(&drops, drop) && !fsdp_names_add(&drops, drop, strlen(drop)))))
+            st = fsdp_fail_memory(err, "a list of names");
+    }
+    if (st == FSDP_OK && names.count > 0)
+        st = tell_excess(work, &names, &drops, err);
+    fsdp_names_release(&names);
+    fsdp_names_release(&drops);
+    return st;
+}
+
+/* --- names ------------------------------------------------------------------------------------ */
+
+static fsdp_status rename_entry(selecting *work, size_t i, fsdp_error *err)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    fsdp_selected *selected = &work->selection->entries[i];
+    fsdp_text name = {0};
+    fsdp_status st = FSDP_OK;
+    fsdp_text_add(&name, entry->name, entry->name_size);
+    for (size_t r = 0; r < work->opts->rename_count && st == FSDP_OK; r++)
+        st = fsdp_rename_apply(work->renames[r], &name, err);
+    if (st == FSDP_OK) {
+        selected->name =
+            fsdp_arena_strndup(&work->selection->names, name.size ? name.data : "", name.size);
+        selected->name_size = name.size;
+        if (name.failed || !selected->name)
+            st = fsdp_fail_memory(err, "a name");
+        else if (name.size != entry->name_size || memcmp(name.data, entry->name, name.size) != 0)
+            work->selection->renamed++;
+    }
+    fsdp_text_release(&name);
+    return st;
+}
+
+static fsdp_status rename_all(selecting *work, fsdp_error *err)
+{
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++)
+        if (work->selection->entries[i].is_kept)
+            FSDP_TRY(rename_entry(work, i, err));
+    return FSDP_OK;
+}
+
+static bool is_renamed(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const fsdp_selected *selected = &work->selection->entries[i];
+    return selected->name_size != entry->name_size ||
+           memcmp(selected->name, entry->name, entry->name_size) != 0;
+}
+
+/* The rule that gave the entry its new name: the last one that changed it. */
+static const char *rule_of(const selecting *work, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+    const char *rule = "";
+    fsdp_text name = {0}, before = {0};
+    fsdp_text_add(&name, entry->name, entry->name_size);
+    for (size_t r = 0; r < work->opts->rename_count; r++) {
+        before.size = 0;
+        fsdp_text_add(&before, name.size ? name.data : "", name.size);
+        if (fsdp_rename_apply(work->renames[r], &name, NULL) != FSDP_OK)
+            break;
+        if (name.size != before.size || memcmp(name.data, before.data, name.size) != 0)
+            rule = work->opts->renames[r];
+    }
+    fsdp_text_release(&name);
+    fsdp_text_release(&before);
+    return rule;
+}
+
+/* Of the two one at least was renamed. */
+static fsdp_status tell_collision(const selecting *work, size_t first, size_t second,
+                                  fsdp_error *err)
+{
+    size_t culprit = is_renamed(work, second) ? second : first;
+    size_t victim = culprit == second ? first : second;
+    const fsdp_entry *from = fsdp_sd_at(work->sd, culprit), *other = fsdp_sd_at(work->sd, victim);
+    const fsdp_selected *selected = &work->selection->entries[culprit];
+    char new[160], old[160], second_old[160];
+    fsdp_printable(selected->name, selected->name_size, new, sizeof new);
+    fsdp_printable(from->name, from->name_size, old, sizeof old);
+    fsdp_printable(other->name, other->name_size, second_old, sizeof second_old);
+    if (is_renamed(work, victim))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "renaming by '%s' makes '%s' of '%s', and that is what '%s' becomes, too",
+                         rule_of(work, culprit), new, old, second_old);
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "renaming by '%s' makes '%s' of '%s', and '%s' is there already",
+                     rule_of(work, culprit), new, old, second_old);
+}
+
+/* Renaming may bring two names together; a state dict of the new names finds that. */
+static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
+{
+    fsdp_sd *names = NULL;
+    const fsdp_value nothing = {0};
+    if (work->selection->renamed == 0)
+        return FSDP_OK;
+    FSDP_TRY(fsdp_sd_create(&names, err));
+    size_t *entries = fsdp_alloc(fsdp_sd_count(work->sd), sizeof *entries);
+    fsdp_status st = entries ? FSDP_OK : fsdp_fail_memory(err, "names");
+    for (size_t i = 0; i < fsdp_sd_count(work->sd) && st == FSDP_OK; i++) {
+        const fsdp_selected *selected = &work->selection->entries[i];
+        if (!selected->is_kept)
+            continue;
+        int64_t taken = fsdp_sd_find(names, selected->name, selected->name_size);
+        if (taken >= 0) {
+            st = tell_collision(work, entries[taken], i, err);
+            break;
+        }
+        entries[fsdp_sd_count(names)] = i;
+        st = fsdp_sd_add_value(names, selected->name, selected->name_size, &nothing, err);
+        if (st == FSDP_ERR_USAGE && is_renamed(work, i))
+            fsdp_error_prefix(err, "renaming by '%s'", rule_of(work, i));
+    }
+    fsdp_free(entries);
+    fsdp_sd_free(names);
+    return st;
+}
+
+/* The first element that all kept tensors of the model share. */
+static void find_prefix(selecting *work)
+{
+    char *prefix = work->selection->prefix;
+    size_t size = 0;
+    for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
+        const fsdp_selected *selected = &work->selection->entries[i];
+        if (!selected->is_kept || entry->kind == FSDP_ENTRY_VALUE || is_optim(work, entry))
+            continue;
+        const char *dot = memchr(selected->name, '.', selected->name_size);
+        size_t own = dot ? (size_t)(dot - selected->name) + 1 : 0;
+        bool same = size == 0 || (own == size && memcmp(prefix, selected->name, size) == 0);
+        if (own == 0 || own >= sizeof work->selection->prefix || !same) {
+            prefix[0] = '\0';
+            return;
+        }
+        memcpy(prefix, selected->name, own);
+        prefix[size = own] = '\0';
+    }
+}
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+static fsdp_status take_rules(selecting *work, fsdp_error *err)
+{
+    const fsdp_select_opts *opts = work->opts;
+    work->drops = fsdp_alloc(opts->drop_count, sizeof *work->drops);
+    work->renames = fsdp_alloc(opts->rename_count, sizeof(fsdp_rename *));
+    if (!work->drops || !work->renames)
+        return fsdp_fail_memory(err, "rules");
+    FSDP_TRY(fsdp_filter_create(opts->include, opts->exclude, &work->filter, err));
+    FSDP_TRY(fsdp_cast_rules_create(opts, &work->casts, err));
+    for (size_t i = 0; i < opts->drop_count; i++)
+        FSDP_TRY(parse_drop(opts->drops[i], &work->drops[i], err));
+    for (size_t i = 0; i < opts->rename_count; i++)
+        FSDP_TRY(fsdp_rename_create(opts->renames[i], &work->renames[i], err));
+    return FSDP_OK;
+}
+
+static void release_rules(selecting *work)
+{
+    for (size_t i = 0; work->drops && i < work->opts->drop_count; i++)
+        if (work->drops[i].kind == DROP_NAMES)
+            regfree(&work->drops[i].expression);
+    for (size_t i = 0; work->renames && i < work->opts->rename_count; i++)
+        fsdp_rename_free(work->renames[i]);
+    fsdp_free(work->drops);
+    fsdp_free(work->renames);
+    fsdp_filter_free(work->filter);
+    fsdp_cast_rules_free(work->casts);
+}
+
+/* That a target takes the model only was not asked for. */
+static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
+{
+    if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
+        return fsdp_fail(err, FSDP_DIFFERS, "no name matches");
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "all that could go over is of the optimizer, and %s takes the model only "
+                     "unless it is told: --only all takes everything",
+                     work->limits->format);
+}
+
+static fsdp_status select_entries(selecting *work, fsdp_error *err)
+{
+    size_t count = fsdp_sd_count(work->sd);
+    FSDP_TRY(take_rules(work, err));
+    work->selection->entries = fsdp_alloc(count, sizeof *work->selection->entries);
+    if (!work->selection->entries)
+        return fsdp_fail_memory(err, "a selection");
+    look_for_state(work);
+    if (count > 0)
+        FSDP_TRY(check_drops(work, err));
+    for (size_t i = 0; i < count; i++)
+        work->selection->entries[i].is_kept =
+            !(work->is_missing && work->is_missing[i]) && is_kept(work, i);
+    if (work->selection->kept == 0 && count > 0)
+        return fail_empty(work, err);
+    FSDP_TRY(decide_dtypes(work, err));
+    count_casts(work);
+    FSDP_TRY(check_limits(work, err));
+    FSDP_TRY(rename_all(work, err));
+    FSDP_TRY(check_collisions(work, err));
+    find_prefix(work);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
+                                  const fsdp_limits *limits, const bool *is_missing,
+                                  fsdp_selection **selection_out, fsdp_error *err)
+{
+    selecting work = {
+        .sd = sd, .opts = opts, .limits = limits, .is_missing = is_missing, .only = opts->only};
+    work.selection = fsdp_alloc(1, sizeof *work.selection);
+    if (!work.selection)
+        return fsdp_fail_memory(err, "a selection");
+    if (work.only == FSDP_ONLY_DEFAULT)
+        work.only = limits && limits->model_only ? FSDP_ONLY_MODEL : FSDP_ONLY_ALL;
+    fsdp_status st = select_entries(&work, err);
+    release_rules(&work);
+    if (st != FSDP_OK) {
+        fsdp_selection_free(work.selection);
+        return st;
+    }
+    *selection_out = work.selection;
+    return FSDP_OK;
+}
+
+void fsdp_selection_free(fsdp_selection *selection)
+{
+    if (!selection)
+        return;
+    fsdp_arena_release(&selection->names);
+    fsdp_free(selection->entries);
+    fsdp_free(selection);
+}
+
+const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry)
+{
+    return &selection->entries[entry];
+}
+
+void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
+{
+    selection->entries[entry].is_kept = false;
+    selection->entries[entry].is_tied = true;
+    selection->kept--;
+}
+
+void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan)
+{
+    plan->renamed = selection->renamed;
+    plan->left_out = selection->left_out;
+    plan->dropped = selection->dropped;
+    memcpy(plan->prefix, selection->prefix, sizeof plan->prefix);
+    memcpy(plan->casts, selection->casts, sizeof plan->casts);
+    plan->cast_pairs = selection->cast_pairs;
+    plan->optim_uncast = selection->optim_uncast;
+    for (int i = 0; i < selection->cast_pairs; i++)
+        plan->cast_tensors += selection->casts[i].tensors;
+}

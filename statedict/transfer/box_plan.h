@@ -1,0 +1,68 @@
+/*
+ * Plans: who writes which box, and which stored boxes cover a wanted one. Pure functions of the
+ * state dict's description, so that no rank has to be asked and a reader repeats what the writer
+ * decided. Step 4 of docs/flow_save.md and docs/flow_load.md.
+ */
+#ifndef FSDP_PLAN_H
+#define FSDP_PLAN_H
+
+#include "base/core/mem.h"
+#include "formats/shard.h"
+#include <fsdp/checkpoint.h>
+#include <fsdp/sd.h>
+
+/*
+ * The copy number that stores each tensor entry's boxes (fsdp_layout_copy), one per entry. Balanced:
+ * within each group of tensors that have the same copies on the same mesh, the largest first, each
+ * to the copy with the fewest bytes so far.
+ */
+fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
+
+/* What one rank puts into a file. */
+typedef struct fsdp_save_plan {
+    fsdp_shard_dataset *datasets;
+    size_t dataset_count;
+    fsdp_shard_link *links;
+    size_t link_count;
+    fsdp_shard_box *boxes;     /* sorted by (tensor, part) */
+    size_t box_count;
+    int64_t *dims;             /* what the boxes point to: lo and len of each */
+    size_t dim_count;
+    const void **data;         /* per box: its bytes in the rank's memory, NULL in a description */
+    int64_t bytes;
+    fsdp_arena arena;
+} fsdp_save_plan;
+
+/*
+ * The plan of one rank. Sharded: a dataset per box. Local: a dataset per flat chunk and per other
+ * box; encoded, when a chunk of the file must lie in one box, a dataset per box throughout. Full: a
+ * dataset per tensor, the same list on every rank, and the own boxes inside them.
+ */
+fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
+                           fsdp_save_plan *plan_out, fsdp_error *err);
+/* About how many bytes such a plan takes, with a writer for it. */
+int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
+/* Number of a box in the plan; it must be there. */
+size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part);
+void fsdp_save_plan_release(fsdp_save_plan *plan);
+
+/*
+ * Calls visit for every stored box of an entry that shares an element with `wanted`: the rank that
+ * stored it, its part number and the box. Stops at the first failure.
+ */
+typedef fsdp_status (*fsdp_stored_visit)(void *user, int rank, size_t part, const fsdp_box *box,
+                                         fsdp_error *err);
+fsdp_status fsdp_plan_stored(const fsdp_entry *entry, int owner, const fsdp_box *wanted,
+                             fsdp_stored_visit visit, void *user, fsdp_error *err);
+
+/*
+ * Row-major slabs of a tensor that hold at most max_elements each: contiguous in the tensor's
+ * order and, cut by any box, contiguous in that box's order. Zero-initialise to begin.
+ */
+typedef struct fsdp_slabs {
+    int64_t next;              /* first element of the next slab */
+} fsdp_slabs;
+bool fsdp_slabs_next(fsdp_slabs *slabs, int ndim, const int64_t *shape, int64_t max_elements,
+                     fsdp_box *slab_out);
+
+#endif

@@ -1,0 +1,67 @@
+/*
+ * The two verbs in the middle of save and load (step 5 of docs/flow_save.md and docs/flow_load.md):
+ * put moves a rank's boxes from memory through hash and codec into its file; get moves stored blocks
+ * through check and decode into the boxes that want them.
+ */
+#ifndef FSDP_PIPELINE_H
+#define FSDP_PIPELINE_H
+
+#include "formats/shard.h"
+#include "formats/source.h"
+#include "statedict/sd/meter.h"
+#include "statedict/transfer/box_plan.h"
+#include <fsdp/checkpoint.h>
+#include <stdatomic.h>
+
+/* --- put --- */
+
+/* Writes the boxes of a plan that have data: all of a state dict with memory, the large values of a
+ * description. */
+fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan, fsdp_meter *meter,
+                          fsdp_error *err);
+
+/* --- get --- */
+
+/* A box that somebody wants, packed row-major in memory. */
+typedef struct fsdp_want {
+    fsdp_box box;
+    fsdp_dtype dtype;
+    char *data;
+} fsdp_want;
+
+/* One worker's buffers and counts. Zero-initialise. */
+typedef struct fsdp_getter {
+    fsdp_verify_mode verify;
+    fsdp_decoder decoder;
+    fsdp_hasher *hasher;
+    char *piece, *cast;
+    fsdp_source_reader foreign;    /* of a checkpoint of another program */
+    int64_t bytes_read;
+} fsdp_getter;
+
+void fsdp_getter_release(fsdp_getter *getter);
+
+/* What every operation is given: FSDP_ERR_USAGE when one is negative (0: the default). */
+fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
+
+/* How many workers with a getter each fit into `memory` (0: the default): at most `threads` (0: the
+ * cores), at least one. */
+int fsdp_getters_within(int threads, int64_t memory, bool encoded);
+/* Bytes of one getter's buffers. */
+int64_t fsdp_getter_bytes(bool encoded);
+
+/* True when some want shares an element with the block. */
+bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants, size_t count);
+
+/* Reads one block and places what is wanted of it. The caller has kept only wants that meet the box. */
+fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
+                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err);
+
+/* Hashes one block and places nothing. */
+fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,
+                             const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
+
+/* There is no memory for what each of some threads takes at a time: says how much, and what asks for less. */
+fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err);
+
+#endif

@@ -1,0 +1,22 @@
+"""The rooms of the product, for the checks of includes (layers.py) and of calls (calls.py)."""
+
+# The rooms of each folder, from the ground up: a room includes itself and those before it. "." stands for the
+# files of the folder itself: its face, the headers that other folders and programs see, which every room may
+# include (calls.py sees to it that no room calls one above it).
+ROOMS = {
+    "base": [".", "core", "data", "io"],
+    "kernels": [".", "bytes", "cast", "train", "x86"],
+    "formats": [".", "zip", "source", "target", "pickle", "npy", "hdf5", "hdf5_child", "native",
+                "safetensors", "torch", "ranks", "dcp", "detect"],
+    "statedict": [".", "ctl", "sd", "select", "manifest", "transfer", "commit", "checkpoint", "run", "save",
+                  "convert", "diff"],
+    "runtime": ["bootstrap", "device", "comm", "comm_shared", "comm_message", "launch", "param", "context",
+                "group", "step", "optim", "state", "fsdp1"],
+    "tools": ["cli", "ls", "convert", "bench", "bench_checkpoint", "bench_train", "."],
+}
+
+
+def room(path):
+    """The room of a file, by its path from the root of the tree."""
+    inside = path.split("/")[1:-1]
+    return inside[0] if inside else "."

@@ -1,0 +1,124 @@
+/* Ranks: the processes of mpirun when it started us, else threads of this one. */
+#include "tools/bench/bench.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+int bench_mpi_world(void)
+{
+    return number_in_environment("OMPI_COMM_WORLD_SIZE");
+}
+
+int bench_mpi_local_world(void)
+{
+    return number_in_environment("OMPI_COMM_WORLD_LOCAL_SIZE");
+}
+
+int bench_mpi_rank(void)
+{
+    return number_in_environment("OMPI_COMM_WORLD_RANK");
+}
+
+typedef struct rank_job {
+    const bench_options *opts;
+    fsdp_rank_body body;
+    void *user;
+} rank_job;
+
+static fsdp_status run_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    const rank_job *job = user;
+    if (job->opts->deadline_ms > 0)
+        fsdp_ctl_set_deadline(ctl, job->opts->deadline_ms);
+    return job->body(ctl, job->user, err);
+}
+
+static fsdp_status run_mpi_rank(rank_job *job, fsdp_error *err)
+{
+    fsdp_ctl *ctl = NULL;
+    FSDP_TRY(bench_mpi_begin(job->opts->deadline_ms, &ctl, err));
+    fsdp_status st = run_rank(ctl, job, err);
+    fsdp_ctl_free(ctl);
+    return st;
+}
+
+fsdp_status bench_run_ranks(const bench_options *opts, int world, fsdp_rank_body body, void *user,
+                            fsdp_error *err)
+{
+    rank_job job = {opts, body, user};
+    return bench_mpi_world() > 0 ? run_mpi_rank(&job, err)
+                                 : fsdp_ctl_run_threads(world, run_rank, &job, err);
+}
+
+static bool has_items;
+
+void bench_begin_item(fsdp_text *text, const char *list)
+{
+    if (has_items)
+        fsdp_text_addf(text, ",\n ");
+    else
+        fsdp_text_addf(text, "{\"schema\": 1, \"%s\": [\n ", list);
+    has_items = true;
+}
+
+static void end_items(fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text text = {0};
+    if (!has_items)
+        return;
+    fsdp_text_addf(&text, "]");
+    if (status != FSDP_OK) {
+        fsdp_text_addf(&text, ", ");
+        cli_add_json_error(&text, status, err);
+    }
+    fsdp_text_addf(&text, "}\n");
+    (void)cli_put_end(&text);
+}
+
+/* The other ranks fail as rank 0 does, which tells; only when ranks are lost each has its own story. */
+int bench_end_rank(int rank, fsdp_status status, const fsdp_error *err)
+{
+    if (rank == 0) {
+        end_items(status, err);
+        return cli_end(status, err);
+    }
+    if (status == FSDP_ERR_PEER)
+        return fsdp_error_report(err);
+    return cli_stopped() ? 128 + cli_stopped() : (int)status;
+}
+
+_Noreturn void bench_exit(fsdp_status status, const fsdp_error *err)
+{
+    int code = bench_end_rank(bench_mpi_rank(), status, err);
+    fflush(NULL);
+    if (bench_mpi_world() > 0 && !bench_mpi_end())
+        _exit(code);
+    exit(code);
+}
+
+static int stop_when_asked(void *user, int64_t done, int64_t total, const char *what)
+{
+    (void)user, (void)done, (void)total, (void)what;
+    return cli_stopped();
+}
+
+fsdp_watch bench_watch(const bench_options *opts, int rank)
+{
+    return rank == 0 ? cli_watch(&opts->common) : (fsdp_watch){.progress = stop_when_asked};
+}
+
+int bench_cores(void)
+{
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0)
+        return (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return CPU_COUNT(&cores);
+}

@@ -1,0 +1,243 @@
+/*
+ * fsdp-bench make: every rank makes its shards of a synthetic state and saves them, once, or several
+ * times into a run. Rank 0 decides where a run goes on, and tells what was saved.
+ */
+#include "tools/bench/bench.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct make_job {
+    const bench_options *opts;
+    const bench_model *model;
+    int world;
+} make_job;
+
+/* What one rank works with. */
+typedef struct maker {
+    const make_job *job;
+    fsdp_ctl *ctl;
+    fsdp_sd *sd;
+    int64_t step;
+} maker;
+
+static bool is_free(const fsdp_run_steps *steps, int64_t step)
+{
+    for (size_t i = 0; i < steps->count; i++) {
+        fsdp_step_state state = steps->items[i].state;
+        if (steps->items[i].step == step && (state == FSDP_STEP_GOOD || state == FSDP_STEP_BROKEN))
+            return false;
+    }
+    return true;
+}
+
+static fsdp_status refuse_newer(const fsdp_run_steps *steps, bool *has_steps_out, fsdp_error *err)
+{
+    *has_steps_out = false;
+    for (size_t i = steps->count; i-- > 0;) {
+        const fsdp_run_step *step = &steps->items[i];
+        if (step->state == FSDP_STEP_NEWER) /* what it holds, nobody here can tell */
+            return fsdp_fail(err, FSDP_ERR_REFUSED, "%s", step->reason);
+        *has_steps_out =
+            *has_steps_out || step->state == FSDP_STEP_GOOD || step->state == FSDP_STEP_BROKEN;
+    }
+    return FSDP_OK;
+}
+
+static int64_t step_of_path(const fsdp_run_steps *steps, const char *path)
+{
+    const char *name = strrchr(path, '/');
+    for (size_t i = 0; name && i < steps->count; i++)
+        if (strcmp(steps->items[i].name, name + 1) == 0)
+            return steps->items[i].step;
+    return FSDP_STEP_NONE;
+}
+
+/* Behind the newest good step, all of which is read, as by whoever loads it; what is broken stays for
+ * people to look at. */
+static fsdp_status choose_step(const bench_options *opts, const fsdp_run_steps *steps,
+                               int64_t *step_out, fsdp_error *err)
+{
+    bool has_steps;
+    char *path = NULL;
+    fsdp_error none = {0};
+    fsdp_watch watch = cli_watch(&opts->common);
+    FSDP_TRY(refuse_newer(steps, &has_steps, err));
+    fsdp_status st = has_steps
+                         ? fsdp_run_latest(opts->path, FSDP_VERIFY_DATA, &watch, NULL, &path, &none)
+                         : FSDP_ERR_NOT_FOUND;
+    if (st != FSDP_OK && st != FSDP_ERR_NOT_FOUND)
+        return fsdp_fail(err, st, "%s", none.text);
+    st = path ? bench_check_goes_on(opts, path, err) : FSDP_OK;
+    int64_t newest = path ? step_of_path(steps, path) : 0;
+    if (st == FSDP_OK && newest == FSDP_STEP_NONE)
+        st = fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' came meanwhile: another job saves into the run",
+                       path);
+    fsdp_string_free(path);
+    *step_out = newest + BENCH_STEP;
+    while (!is_free(steps, *step_out))
+        *step_out += BENCH_STEP;
+    return st;
+}
+
+static fsdp_status find_next_step(const bench_options *opts, int64_t *step_out, fsdp_error *err)
+{
+    fsdp_run_steps steps = {0};
+    fsdp_error missing = {0};
+    *step_out = BENCH_STEP;
+    fsdp_status st = fsdp_run_list(opts->path, NULL, &steps, &missing);
+    if (st == FSDP_ERR_NOT_FOUND)
+        return FSDP_OK;
+    if (st != FSDP_OK)
+        return fsdp_fail(err, st, "%s", missing.text);
+    st = choose_step(opts, &steps, step_out, err);
+    fsdp_run_steps_release(&steps);
+    return st;
+}
+
+/* Before the state is made, which can take long. */
+static fsdp_status check_path(const bench_options *opts, fsdp_error *err)
+{
+    struct stat found;
+    if (opts->saves == 0 && lstat(opts->path, &found) == 0)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", opts->path);
+    return FSDP_OK;
+}
+
+static fsdp_status agree_on_step(maker *m, fsdp_error *err)
+{
+    const bench_options *opts = m->job->opts;
+    fsdp_status st = FSDP_OK;
+    m->step = BENCH_STEP;
+    if (fsdp_ctl_rank(m->ctl) == 0)
+        st = opts->saves > 0 ? find_next_step(opts, &m->step, err) : check_path(opts, err);
+    FSDP_TRY(fsdp_ctl_agree(m->ctl, st, err));
+    return fsdp_ctl_broadcast(m->ctl, 0, &m->step, sizeof m->step, err);
+}
+
+/* All ranks of this machine together hold the whole state. */
+static fsdp_status check_memory(const bench_model *model, fsdp_error *err)
+{
+    char needed[CLI_NUMBER], present[CLI_NUMBER];
+    int64_t bytes = bench_model_bytes(model);
+    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    if (bench_mpi_world() > 0)
+        bytes = bytes / bench_mpi_world() * bench_mpi_local_world();
+    if (bytes < memory)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_LIMIT,
+                     "the state has %s, this machine has %s of memory; use --scale",
+                     cli_bytes(bytes, needed), cli_bytes(memory, present));
+}
+
+/* The values in the state dict belong to a step, so every save has a fresh one. */
+static fsdp_status make_state(maker *m, fsdp_error *err)
+{
+    const bench_options *opts = m->job->opts;
+    int rank = fsdp_ctl_rank(m->ctl);
+    bench_state_opts state = {.world = m->job->world, .seed = opts->seed, .step = m->step};
+    FSDP_TRY(bench_state_create(m->job->model, &state, &m->sd, err));
+    FSDP_TRY(fsdp_sd_allocate(m->sd, rank, err));
+    return bench_state_fill(m->sd, rank, opts->seed, m->step, err);
+}
+
+static fsdp_status save_state(maker *m, fsdp_error *err)
+{
+    static const fsdp_retention keep_three = {.keep_last = 3};
+    const bench_options *opts = m->job->opts;
+    fsdp_save_opts save = fsdp_save_opts_default();
+    save.kind = opts->kind;
+    save.compress = opts->compress;
+    save.level = opts->level;
+    save.no_sync = opts->no_sync;
+    save.threads = opts->common.jobs;
+    save.memory = opts->common.memory;
+    save.step = m->step;
+    save.retain = &keep_three;
+    save.watch = bench_watch(opts, fsdp_ctl_rank(m->ctl));
+    if (opts->saves > 0)
+        return fsdp_run_save(m->sd, m->ctl, opts->path, m->step, &save, err);
+    return fsdp_sd_save(m->sd, m->ctl, opts->path, &save, err);
+}
+
+static int64_t count_bytes(const fsdp_sd *sd, int64_t *tensors_out)
+{
+    int64_t bytes = 0;
+    *tensors_out = 0;
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_sd_at(sd, i)->kind == FSDP_ENTRY_TENSOR) {
+            bytes += fsdp_entry_bytes(fsdp_sd_at(sd, i));
+            ++*tensors_out;
+        }
+    return bytes;
+}
+
+/* Out at once: whoever reads it may count on the checkpoint. */
+static fsdp_status tell(const maker *m, double seconds)
+{
+    const bench_options *opts = m->job->opts;
+    fsdp_text text = {0};
+    char size[CLI_NUMBER], rate[CLI_NUMBER];
+    int64_t tensors, bytes = count_bytes(m->sd, &tensors);
+    if (opts->common.json) {
+        bench_begin_item(&text, "saves");
+        fsdp_text_addf(&text, "{\"path\": ");
+        fsdp_text_add_json_string(&text, opts->path, strlen(opts->path));
+        fsdp_text_addf(&text,
+                       ", \"step\": %" PRId64 ", \"world_size\": %d, \"tensors\": %" PRId64
+                       ", \"bytes\": %" PRId64 ", \"seconds\": %.3f}",
+                       m->step, m->job->world, tensors, bytes, seconds);
+    } else if (!opts->common.quiet) {
+        fsdp_text_addf(
+            &text, "saved step %" PRId64 ": %" PRId64 " tensors, %s by %d rank%s in %.2f s (%s)\n",
+            m->step, tensors, cli_bytes(bytes, size), m->job->world, m->job->world == 1 ? "" : "s",
+            seconds, cli_rate(bytes, seconds, rate));
+    }
+    cli_progress_clear();
+    fsdp_status st = cli_put_all(&text);
+    fflush(stdout);
+    return st;
+}
+
+static fsdp_status make_once(maker *m, fsdp_error *err)
+{
+    FSDP_TRY(fsdp_ctl_agree(m->ctl, make_state(m, err), err));
+    double began = cli_now();
+    FSDP_TRY(save_state(m, err));
+    fsdp_status st = FSDP_OK;
+    if (fsdp_ctl_rank(m->ctl) == 0)
+        st = tell(m, cli_now() - began);
+    return fsdp_ctl_agree(m->ctl, st, err);
+}
+
+static fsdp_status make_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
+{
+    const make_job *job = user;
+    maker m = {.job = job, .ctl = ctl};
+    int saves = job->opts->saves > 0 ? job->opts->saves : 1;
+    FSDP_TRY(agree_on_step(&m, err));
+    for (int i = 0; i < saves; i++, m.step += BENCH_STEP) {
+        fsdp_status st = make_once(&m, err);
+        fsdp_sd_free(m.sd);
+        m.sd = NULL;
+        FSDP_TRY(st);
+    }
+    return FSDP_OK;
+}
+
+fsdp_status bench_make(const bench_options *opts, fsdp_error *err)
+{
+    bench_model model;
+    int ranks = bench_mpi_world();
+    make_job job = {.opts = opts, .model = &model};
+    job.world = ranks > 0 ? ranks : opts->world > 0 ? opts->world : 1;
+    FSDP_TRY(bench_model_init(&model, opts->model, opts->scale, err));
+    fsdp_status st = check_memory(&model, err);
+    if (st == FSDP_OK)
+        st = bench_run_ranks(opts, job.world, make_rank, &job, err);
+    bench_model_release(&model);
+    return st;
+}

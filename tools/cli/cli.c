@@ -1,0 +1,678 @@
+/*
+ * Options, help, signals and exit codes of all tools. argp does the parsing; help is printed from
+ * its tables, and mistyped options are looked for before it sees them.
+ */
+#include "tools/cli/cli.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum {
+    KEY_HELP = 0x1000,
+    KEY_VERSION,
+    KEY_PROGRESS,
+    KEY_SANDBOX,
+    KEY_LINKS,
+    KEY_JSON,
+    KEY_MEM,
+    KEY_LOG
+};
+
+static const cli_tool *running;
+static volatile sig_atomic_t stop_signal;
+static bool wants_json;
+static const struct argp_state *parsing; /* at an option of the command line, or of a file */
+static const char *rules_path, *log_path;
+static struct {
+    int argc;
+    char **argv;
+} typed_line; /* as it came */
+static fsdp_status begin_log(fsdp_error *err);
+static void print_json_error(fsdp_status status, const fsdp_error *err);
+
+/* --- signals ---------------------------------------------------------------------------------- */
+
+static void note_signal(int number)
+{
+    stop_signal = number;
+}
+
+/* The first signal asks, a second one ends the program at once. A signal that whoever started us had
+ * us ignore (nohup, a job in the background) stays ignored. */
+static void set_up_signals(void)
+{
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, before;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
+        if (sigaction(asking[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(asking[i], &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
+    signal(SIGPIPE, SIG_IGN);
+}
+
+int cli_stopped(void)
+{
+    return stop_signal;
+}
+
+fsdp_status cli_check_stop(fsdp_error *err)
+{
+    return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
+}
+
+void cli_report(const fsdp_error *err)
+{
+    if (!err || err->status == FSDP_OK)
+        return;
+    fsdp_error_report(err);
+    cli_log("error", err->text[0] ? err->text : fsdp_status_name(err->status));
+}
+
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+/* --- values of options ------------------------------------------------------------------------ */
+
+_Noreturn void cli_usage_error(const char *format, ...)
+{
+    char place[FSDP_ERROR_TEXT], text[FSDP_ERROR_TEXT];
+    fsdp_error err = {0};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    cli_rules_place(parsing ? parsing->next - 1 : 0, place, sizeof place);
+    fsdp_fail(&err, FSDP_ERR_USAGE, "%s%s", place, text);
+    if (number_in_environment("OMPI_COMM_WORLD_RANK") == 0)
+        print_json_error(FSDP_ERR_USAGE, &err);
+    (void)begin_log(NULL); /* it may be an option behind --log that is wrong */
+    cli_report(&err);
+    fprintf(stderr, "       try '%s --help'\n", running->name);
+    cli_log_end(FSDP_ERR_USAGE);
+    exit(FSDP_ERR_USAGE);
+}
+
+int64_t cli_parse_integer(const char *option, const char *text, int64_t least, int64_t most)
+{
+    char *end;
+    errno = 0;
+    int64_t value = strtoll(text, &end, 10);
+    if (end == text || *end != '\0')
+        cli_usage_error("%s '%s' is not a whole number", option, text);
+    if (errno == ERANGE || value < least || value > most)
+        cli_usage_error("%s %s is out of range: %" PRId64 " to %" PRId64, option, text, least,
+                        most);
+    return value;
+}
+
+double cli_parse_real(const char *option, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end != '\0' || !isfinite(value) || value < 0)
+        cli_usage_error("%s '%s' is not a number of at least 0", option, text);
+    return value;
+}
+
+/* Powers of 1024: "4G", "4GiB" and "4GB" are the same. */
+int64_t cli_parse_size(const char *option, const char *text)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    errno = 0;
+    int64_t value = strtoll(text, &end, 10), unit = 1;
+    bool is_number = end != text && value > 0 && errno == 0;
+    const char *letter = *end & ~0x20 ? strchr(units, *end & ~0x20) : NULL;
+    if (letter) {
+        unit = (int64_t)1 << (10 * (letter - units + 1));
+        end++;
+        end += strcmp(end, "iB") == 0 ? 2 : strcmp(end, "B") == 0 ? 1 : 0;
+    }
+    if (!is_number || *end != '\0' || __builtin_mul_overflow(value, unit, &value))
+        cli_usage_error("%s '%s' is not a size such as 4G, 256M or 64K", option, text);
+    return value;
+}
+
+int cli_parse_word(const char *option, const char *text, const char *const *words)
+{
+    fsdp_text known = {0};
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(text, words[i]) == 0) {
+            fsdp_text_release(&known);
+            return i;
+        }
+        fsdp_text_addf(&known, "%s%s", i > 0 ? ", " : "", words[i]);
+    }
+    cli_usage_error("%s '%s' is none of %.*s", option, text, (int)known.size, known.data);
+}
+
+static const char *const kinds[] = {
+    [FSDP_SHARDED] = "sharded", [FSDP_FULL] = "full", [FSDP_LOCAL] = "local", NULL};
+
+const char *cli_kind(fsdp_kind kind)
+{
+    return kind >= FSDP_SHARDED && kind <= FSDP_LOCAL ? kinds[kind] : "unknown";
+}
+
+fsdp_kind cli_parse_kind(const char *text)
+{
+    return (fsdp_kind)cli_parse_word("--kind", text, kinds);
+}
+
+int cli_parse_compress(const char *text)
+{
+    if (strncmp(text, "zstd", 4) != 0 || (text[4] != '\0' && text[4] != ':'))
+        cli_usage_error("--compress '%s' is not known; there is zstd[:LEVEL]", text);
+    return text[4] == ':' ? (int)cli_parse_integer("--compress zstd:", text + 5, 0, 19) : 0;
+}
+
+/* --- help ------------------------------------------------------------------------------------- */
+
+static bool print_option(const struct argp_option *option, void *user)
+{
+    char names[80];
+    (void)user;
+    if (!option->doc)
+        return false;
+    char letter[4] = "    ";
+    if (option->key > 32 && option->key < 127)
+        memcpy(letter, (char[]){'-', (char)option->key, ',', ' '}, 4);
+    snprintf(names, sizeof names, "  %.4s--%s%s%s", letter, option->name, option->arg ? " " : "",
+             option->arg ? option->arg : "");
+    printf("%-27s %s\n", names, option->doc);
+    return false;
+}
+
+static void print_help(void)
+{
+    printf("usage: %s [OPTION]... %s\n%s\n\nexamples:\n%s\noptions:\n", running->name,
+           running->args, running->summary, running->examples);
+    cli_find_option(running->argp, print_option, NULL);
+    printf("\nexit codes are listed in %s(1)\n", running->name);
+}
+
+static void print_usage(void)
+{
+    printf("usage: %s [OPTION]... %s\n%s\n'%s --help' lists examples and options.\n", running->name,
+           running->args, running->summary, running->name);
+}
+
+static void print_version(void)
+{
+    printf("%s (fsdp) %s\n%s\n", running->name, FSDP_VERSION_TEXT, FSDP_FEATURES_TEXT);
+}
+
+static error_t parse_general(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case KEY_JSON:
+        common->json = true;
+        wants_json = true;
+        return 0;
+    case ARGP_KEY_INIT: parsing = state; return 0;
+    case KEY_LOG: return 0; /* it is open by now */
+    case 'q': common->quiet = true; return 0;
+    case 'h': print_usage(); break;
+    case KEY_HELP: print_help(); break;
+    case KEY_VERSION: print_version(); break;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+    (void)arg;
+    exit(cli_end(FSDP_OK, NULL));
+}
+
+static const struct argp_option general_options[] = {
+    {"json", KEY_JSON, NULL, 0, "print one JSON object (member \"schema\": 1), errors too", 0},
+    {"quiet", 'q', NULL, 0, "no talk, no progress", 0},
+    {"log", KEY_LOG, "FILE", 0, "append all that is said, with the time, to FILE", 0},
+    {"help", KEY_HELP, NULL, 0, "this text; -h is shorter", 0},
+    {"version", KEY_VERSION, NULL, 0, "version and build features", 0},
+    {"usage", 'h', NULL, 0, NULL, 0},
+    {0}};
+const struct argp cli_general_argp = {.options = general_options, .parser = parse_general};
+
+static const char *const progress_modes[] = {
+    [CLI_PROGRESS_AUTO] = "auto", [CLI_PROGRESS_JSON] = "json", [CLI_PROGRESS_OFF] = "off", NULL};
+
+enum { BY_SECCOMP, BY_LIMITS };
+static const char *const sandbox_modes[] = {[BY_SECCOMP] = "seccomp", [BY_LIMITS] = "rlimit", NULL};
+
+const cli_words cli_shared_words[] = {
+    {"kind", kinds}, {"progress", progress_modes}, {"sandbox", sandbox_modes}, {0}};
+
+static error_t parse_work(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case 'j': common->jobs = (int)cli_parse_integer("--jobs", arg, 1, 1024); return 0;
+    case KEY_MEM: common->memory = cli_parse_size("--mem", arg); return 0;
+    case KEY_PROGRESS:
+        common->progress = (cli_progress_mode)cli_parse_word("--progress", arg, progress_modes);
+        return 0;
+    case KEY_SANDBOX:
+        if (cli_parse_word("--sandbox", arg, sandbox_modes) == BY_LIMITS)
+            fsdp_sandbox_by_limits_only();
+        return 0;
+    case KEY_LINKS: fsdp_follow_links(); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option work_options[] = {
+    {"jobs", 'j', "N", 0, "threads (default: all cores)", 0},
+    {"mem", KEY_MEM, "SIZE", 0, "memory for buffers, such as 4G or 64M (default: 256M)", 0},
+    {"progress", KEY_PROGRESS, "MODE", 0, "auto, json (lines on standard error) or off", 0},
+    {"sandbox", KEY_SANDBOX, "MODE", 0, "for others' HDF5 files: seccomp (default) or rlimit", 0},
+    {"follow-links", KEY_LINKS, NULL, 0, "read through symbolic links, wherever they lead", 0},
+    {0}};
+const struct argp cli_work_argp = {.options = work_options, .parser = parse_work};
+
+static error_t parse_names(int key, char *arg, struct argp_state *state)
+{
+    cli_common *common = state->input;
+    switch (key) {
+    case 'I': common->include = arg; return 0;
+    case 'X': common->exclude = arg; return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp_option names_options[] = {
+    {"include", 'I', "REGEX", 0, "only names that match (extended regular expression)", 0},
+    {"exclude", 'X', "REGEX", 0, "not names that match", 0},
+    {0}};
+const struct argp cli_names_argp = {.options = names_options, .parser = parse_names};
+
+const struct argp_child cli_children[CLI_CHILDREN + 1] = {{&cli_names_argp, 0, NULL, 0},
+                                                          {&cli_work_argp, 0, NULL, 0},
+                                                          {&cli_general_argp, 0, NULL, 0},
+                                                          {0}};
+
+/* --- looking for mistyped options ------------------------------------------------------------- */
+
+const struct argp_option *cli_find_option(const struct argp *argp, cli_option_test test, void *user)
+{
+    for (const struct argp_option *option = argp->options; option && option->name; option++)
+        if (test(option, user))
+            return option;
+    for (const struct argp_child *child = argp->children; child && child->argp; child++) {
+        const struct argp_option *found = cli_find_option(child->argp, test, user);
+        if (found)
+            return found;
+    }
+    return NULL;
+}
+
+typedef struct typed_name {
+    const char *text;
+    size_t size;
+    int distance; /* of the nearest option so far */
+    const char *nearest;
+    const struct argp_option *first; /* that begins with it */
+} typed_name;
+
+static bool begins_with_typed(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return strncmp(option->name, typed->text, typed->size) == 0;
+}
+
+static bool is_typed(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return begins_with_typed(option, user) && strlen(option->name) == typed->size;
+}
+
+static bool begins_alike(const struct argp_option *option, void *user)
+{
+    const typed_name *typed = user;
+    return option != typed->first && begins_with_typed(option, user);
+}
+
+static bool has_letter(const struct argp_option *option, void *user)
+{
+    return option->key == *(const char *)user;
+}
+
+static int least(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+enum { LONGEST_OPTION = 32 };
+
+/* Letters to insert, remove, change or swap with their neighbour to get from a to b. */
+static int edit_distance(const char *a, size_t size_a, const char *b, size_t size_b)
+{
+    int rows[LONGEST_OPTION + 1][LONGEST_OPTION + 1];
+    if (size_a > LONGEST_OPTION || size_b > LONGEST_OPTION)
+        return LONGEST_OPTION;
+    for (size_t i = 0; i <= size_a; i++) {
+        for (size_t k = 0; k <= size_b; k++) {
+            if (i == 0 || k == 0) {
+                rows[i][k] = (int)(i + k);
+                continue;
+            }
+            int change = rows[i - 1][k - 1] + (a[i - 1] != b[k - 1]);
+            rows[i][k] = least(change, 1 + least(rows[i - 1][k], rows[i][k - 1]));
+            if (i > 1 && k > 1 && a[i - 1] == b[k - 2] && a[i - 2] == b[k - 1])
+                rows[i][k] = least(rows[i][k], rows[i - 2][k - 2] + 1);
+        }
+    }
+    return rows[size_a][size_b];
+}
+
+static bool keep_nearest(const struct argp_option *option, void *user)
+{
+    typed_name *typed = user;
+    if (!option->doc || (option->flags & CLI_NEVER_GUESSED))
+        return false;
+    int distance = edit_distance(typed->text, typed->size, option->name, strlen(option->name));
+    if (distance < typed->distance) {
+        typed->distance = distance;
+        typed->nearest = option->name;
+    }
+    return false;
+}
+
+const char *cli_nearest_option(const struct argp *argp, const char *text, size_t size)
+{
+    /* of a short name some letter must be left */
+    typed_name typed = {.text = text, .size = size, .distance = size < 3 ? (int)size : 3};
+    cli_find_option(argp, keep_nearest, &typed);
+    return typed.nearest;
+}
+
+static const char *checked; /* the argument at hand */
+
+/* Behind the refusal of an option that could be a path. */
+static const char *path_hint(void)
+{
+    return checked && access(checked, F_OK) == 0
+               ? "; a path that begins with '-' goes behind '--', or begins with './'"
+               : "";
+}
+
+_Noreturn static void refuse_option(const struct argp *argp, const typed_name *typed)
+{
+    char name[80];
+    const char *near = cli_nearest_option(argp, typed->text, typed->size);
+    fsdp_printable(typed->text, typed->size, name, sizeof name);
+    if (near)
+        cli_usage_error("there is no option '--%s'; did you mean '--%s'?", name, near);
+    cli_usage_error("there is no option '--%s'%s", name, path_hint());
+}
+
+/* The option that is spelled out, or the only one that begins like that. */
+static const struct argp_option *find_long(const struct argp *argp, typed_name *typed)
+{
+    const struct argp_option *option = cli_find_option(argp, is_typed, typed);
+    if (option)
+        return option;
+    typed->first = cli_find_option(argp, begins_with_typed, typed);
+    if (!typed->first || (typed->first->flags & CLI_NEVER_GUESSED))
+        refuse_option(argp, typed);
+    option = cli_find_option(argp, begins_alike, typed);
+    if (option)
+        cli_usage_error("'--%.*s' may be '--%s' or '--%s'", (int)typed->size, typed->text,
+                        typed->first->name, option->name);
+    return typed->first;
+}
+
+/* What is wanted before argp sees the options. */
+static void note_option(const struct argp_option *option, const char *value)
+{
+    if (strcmp(option->name, "log") == 0)
+        log_path = value;
+    if (strcmp(option->name, "rules") != 0)
+        return;
+    if (rules_path && rules_path != value)
+        cli_usage_error("--rules names one file: '%s' is too many", value);
+    rules_path = value;
+}
+
+/* Returns 1 when the value of the option is the next argument, which is NULL behind the last. */
+static int check_long(const struct argp *argp, const char *text, const char *next)
+{
+    typed_name typed = {.text = text, .size = strcspn(text, "=")};
+    bool has_value = text[typed.size] == '=';
+    const struct argp_option *option = find_long(argp, &typed);
+    if (option->arg && !has_value && !next)
+        cli_usage_error("--%s needs a value: --%s %s", option->name, option->name, option->arg);
+    if (!option->arg && has_value)
+        cli_usage_error("--%s takes no value", option->name);
+    note_option(option, has_value ? text + typed.size + 1 : next);
+    return option->arg && !has_value;
+}
+
+static int check_letters(const struct argp *argp, const char *letters, bool is_last)
+{
+    for (; *letters; letters++) {
+        char letter = *letters;
+        const struct argp_option *option = cli_find_option(argp, has_letter, &letter);
+        if (!option)
+            cli_usage_error("there is no option '-%c'%s",
+                            letter >= 32 && letter < 127 ? letter : '?', path_hint());
+        if (option->arg && letters[1] == '\0' && is_last)
+            cli_usage_error("-%c needs a value: -%c %s", letter, letter, option->arg);
+        if (option->arg)
+            return letters[1] == '\0';
+    }
+    return 0;
+}
+
+/* It may stand behind an argument that is wrong. */
+static bool has_json(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--json") == 0)
+            return true;
+    return false;
+}
+
+static void check_options(const struct argp *argp, int argc, char **argv)
+{
+    int i = 1;
+    for (; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        const char *next = i + 1 < argc ? argv[i + 1] : NULL;
+        checked = argv[i];
+        if (strncmp(argv[i], "--", 2) == 0)
+            i += check_long(argp, argv[i] + 2, next);
+        else if (argv[i][0] == '-' && argv[i][1] != '\0')
+            i += check_letters(argp, argv[i] + 1, !next);
+        else if (running->runs_alone)
+            cli_log_keep_out(argv[i]);
+    }
+    for (i++; i < argc && running->runs_alone; i++)
+        cli_log_keep_out(argv[i]);
+}
+
+/* A checkpoint has a file per rank, and the usual soft limit is 1024. */
+static void raise_file_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+/* Under mpirun every rank would do the same work at once, and all would race for one result. */
+static void refuse_ranks(void)
+{
+    int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
+    if (ranks <= 1 || !running->runs_alone)
+        return;
+    if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
+        exit(FSDP_ERR_USAGE); /* one tells */
+    cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
+                    "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
+                    running->name, ranks, running->name);
+}
+
+/* The options of a file are in front of those that were typed, which therefore win. */
+static void add_rules(const cli_tool *tool, int *argc, char ***argv)
+{
+    cli_rules_read(tool, rules_path, argc, argv);
+    wants_json = has_json(*argc, *argv);
+    check_options(tool->argp, *argc, *argv); /* for what they name */
+}
+
+static fsdp_status begin_log(fsdp_error *err)
+{
+    if (!log_path || cli_log_is_open())
+        return FSDP_OK;
+    return cli_log_open(log_path, FSDP_VERSION_TEXT, typed_line.argc, typed_line.argv, err);
+}
+
+void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
+{
+    fsdp_error err = {0};
+    typed_line.argc = argc;
+    typed_line.argv = argv;
+    running = tool;
+    set_up_signals();
+    raise_file_limit();
+    argp_err_exit_status = FSDP_ERR_USAGE;
+    if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
+        cli_print_completion(tool, argv[2]);
+        exit(cli_end(FSDP_OK, NULL));
+    }
+    wants_json = has_json(argc, argv);
+    check_options(tool->argp, argc, argv);
+    if (rules_path)
+        add_rules(tool, &argc, &argv);
+    if (begin_log(&err) != FSDP_OK)
+        exit(cli_end(err.status, &err));
+    error_t failed = argp_parse(tool->argp, argc, argv, ARGP_NO_HELP, NULL, input);
+    if (failed) {
+        fsdp_status status = fsdp_fail_errno(&err, failed, "cannot read the command line");
+        exit(cli_end(status, &err));
+    }
+    parsing = NULL;
+    refuse_ranks();
+}
+
+/* --- standard output and the end -------------------------------------------------------------- */
+
+enum { PUT_BYTES = 64 << 10 };
+
+static int output_errnum;
+static bool has_written;
+
+static bool write_out(const char *data, size_t size)
+{
+    has_written = has_written || size > 0;
+    if (output_errnum == 0 && size > 0 && fwrite(data, 1, size, stdout) != size)
+        output_errnum = errno ? errno : EIO;
+    return output_errnum == 0;
+}
+
+fsdp_status cli_put(fsdp_text *text)
+{
+    if (text->failed)
+        output_errnum = ENOMEM;
+    if (text->size >= PUT_BYTES && !wants_json) { /* JSON that ends half-way is none */
+        write_out(text->data, text->size);
+        text->size = 0;
+    }
+    return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
+}
+
+fsdp_status cli_put_end(fsdp_text *text)
+{
+    if (text->failed)
+        output_errnum = ENOMEM;
+    bool written = write_out(text->data, text->size);
+    fsdp_text_release(text);
+    return written ? FSDP_OK : FSDP_ERR_CANCELLED;
+}
+
+fsdp_status cli_put_all(fsdp_text *text)
+{
+    fsdp_status st = cli_put(text);
+    if (st == FSDP_OK && !write_out(text->data, text->size))
+        st = FSDP_ERR_CANCELLED;
+    fsdp_text_release(text);
+    return st;
+}
+
+void cli_drop(fsdp_text *text)
+{
+    if (wants_json)
+        text->size = 0;
+}
+
+void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
+{
+    const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
+    bool stopped = stop_signal && status == FSDP_ERR_CANCELLED;
+    fsdp_text_addf(text, "\"error\": ");
+    fsdp_text_add_json_string(text, told, strlen(told));
+    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + stop_signal : (int)status);
+}
+
+/* Programs that asked for JSON get an object, whatever happens. */
+static void print_json_error(fsdp_status status, const fsdp_error *err)
+{
+    fsdp_text text = {0};
+    if (!wants_json || has_written || output_errnum != 0)
+        return;
+    fsdp_text_addf(&text, "{\"schema\": 1, ");
+    cli_add_json_error(&text, status, err);
+    fsdp_text_addf(&text, "}\n");
+    (void)cli_put_end(&text);
+}
+
+/* A reader that has seen enough and gone needs no message, but scripts need the exit code. */
+static fsdp_status finish_output(void)
+{
+    fsdp_error err = {0};
+    if (fflush(stdout) != 0 && output_errnum == 0)
+        output_errnum = errno ? errno : EIO;
+    if (output_errnum == 0)
+        return FSDP_OK;
+    fsdp_fail_errno(&err, output_errnum, "cannot write to standard output");
+    if (output_errnum != EPIPE)
+        cli_report(&err);
+    return err.status;
+}
+
+static int tell_end(fsdp_status status, const fsdp_error *err)
+{
+    cli_progress_clear();
+    if (status != FSDP_OK)
+        print_json_error(status, err);
+    fsdp_status output = finish_output();
+    if (stop_signal && status == FSDP_ERR_CANCELLED) {
+        cli_say("stop", "by signal %d; nothing is left half-written", (int)stop_signal);
+        return 128 + stop_signal;
+    }
+    if (output != FSDP_OK)
+        return (int)output;
+    cli_report(err && status != FSDP_OK ? err : NULL);
+    if (status == FSDP_ERR_DAMAGED && cli_opened_run())
+        cli_say("next", "fsdp-verify --latest %s   names the newest checkpoint that is whole",
+                cli_opened_run());
+    return (int)status;
+}
+
+int cli_end(fsdp_status status, const fsdp_error *err)
+{
+    int code = tell_end(status, err);
+    cli_log_end(code);
+    return code;
+}

@@ -1,0 +1,86 @@
+/* What is meant by a path that is no checkpoint but belongs to one: a message that names the checkpoint. */
+#include "tools/cli/cli.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static bool ends_with(const char *text, const char *suffix)
+{
+    size_t size = strlen(text), end = strlen(suffix);
+    return size >= end && strcmp(text + size - end, suffix) == 0;
+}
+
+static bool holds(const char *directory, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat info;
+    int n = snprintf(path, sizeof path, "%s/%s", directory, name);
+    return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
+}
+
+static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",
+                     path, directory);
+}
+
+/* .metadata and __0_0.distcp of DCP. */
+static fsdp_status check_dcp(const char *path, const char *name, const char *directory,
+                             fsdp_error *err)
+{
+    bool is_metadata = strcmp(name, ".metadata") == 0;
+    if (!is_metadata && !ends_with(name, ".distcp") &&
+        !(strncmp(name, "__", 2) == 0 && ends_with(name, ".metadata")))
+        return FSDP_OK;
+    if (is_metadata || ends_with(name, ".metadata") || holds(directory, ".metadata"))
+        return fail_inside(path, directory, err);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is one file of a DCP checkpoint, and '%s/.metadata', which says what it "
+                     "holds, is not there: was the save finished?",
+                     path, directory);
+}
+
+/* What lies beside the weights of a Hugging Face model. */
+static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
+                                        fsdp_error *err)
+{
+    if (ends_with(name, ".index.json"))
+        return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                         "'%s' only says which file holds what: name the directory '%s'", path,
+                         directory);
+    if (strcmp(name, "config.json") != 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is only the configuration of a model: its weights are files of their "
+                     "own, name the directory '%s' if they are there",
+                     path, directory);
+}
+
+static fsdp_status check_latest(const char *path, const char *name, const char *directory,
+                                fsdp_error *err)
+{
+    if (strcmp(name, "latest") != 0 || !cli_is_run(directory))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is a note for people: name the run '%s', of which the newest good "
+                     "checkpoint is taken, or one of its steps",
+                     path, directory);
+}
+
+fsdp_status cli_check_not_inside(const char *path, fsdp_error *err)
+{
+    char directory[PATH_MAX];
+    struct stat info;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    int n = slash ? (int)(slash - path) : 1;
+    if (stat(path, &info) != 0 || !S_ISREG(info.st_mode) || n == 0 || n >= PATH_MAX)
+        return FSDP_OK;
+    snprintf(directory, sizeof directory, "%.*s", n, slash ? path : ".");
+    if (fsdp_path_has_manifest(directory, NULL))
+        return fail_inside(path, directory, err);
+    FSDP_TRY(check_dcp(path, name, directory, err));
+    FSDP_TRY(check_beside_weights(path, name, directory, err));
+    return check_latest(path, name, directory, err);
+}

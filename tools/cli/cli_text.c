@@ -1,0 +1,218 @@
+/* Numbers, names and paths as the tools print and take them. */
+#include "tools/cli/cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char *scaled(double value, double step, const char *const *units, char out[CLI_NUMBER])
+{
+    int unit = 0;
+    for (; value >= step && units[unit + 1]; unit++)
+        value /= step;
+    snprintf(out, CLI_NUMBER, "%.*f%s", unit > 0, value, units[unit]);
+    return out;
+}
+
+const char *cli_bytes(int64_t bytes, char out[CLI_NUMBER])
+{
+    static const char *const units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", NULL};
+    return scaled((double)bytes, 1024, units, out);
+}
+
+const char *cli_count(int64_t count, char out[CLI_NUMBER])
+{
+    static const char *const units[] = {"", " K", " M", " G", " T", NULL};
+    return scaled((double)count, 1000, units, out);
+}
+
+const char *cli_rate(int64_t bytes, double seconds, char out[CLI_NUMBER])
+{
+    double rate = seconds > 0 ? (double)bytes / seconds : 0;
+    if (rate >= 1e9)
+        snprintf(out, CLI_NUMBER, "%.2f GB/s", rate / 1e9);
+    else
+        snprintf(out, CLI_NUMBER, "%.1f MB/s", rate / 1e6);
+    return out;
+}
+
+const char *cli_plural(int64_t count, const char *noun, char out[CLI_NUMBER])
+{
+    snprintf(out, CLI_NUMBER, "%" PRId64 " %s%s", count, noun, count == 1 ? "" : "s");
+    return out;
+}
+
+double cli_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+void cli_add_shape(fsdp_text *text, int ndim, const int64_t *shape)
+{
+    fsdp_text_add(text, "[", 1);
+    for (int d = 0; d < ndim; d++)
+        fsdp_text_addf(text, "%s%" PRId64, d > 0 ? ", " : "", shape[d]);
+    fsdp_text_add(text, "]", 1);
+}
+
+void cli_add_name(fsdp_text *text, const char *name, size_t size)
+{
+    char printable[240];
+    fsdp_printable(name, size, printable, sizeof printable);
+    fsdp_text_add(text, printable, strlen(printable));
+}
+
+void cli_add_full_name(fsdp_text *text, const char *name, size_t size)
+{
+    size_t room = 4 * size + 8; /* a byte becomes at most \xHH */
+    char *printable = malloc(room);
+    if (!printable) {
+        text->failed = true;
+        return;
+    }
+    fsdp_printable(name, size, printable, room);
+    fsdp_text_add(text, printable, strlen(printable));
+    free(printable);
+}
+
+void cli_add_message(fsdp_text *text, const char *message)
+{
+    size_t size = strlen(message), room = 4 * size + 8; /* a byte becomes at most \xHH */
+    char *printable = malloc(room);
+    if (!printable) {
+        text->failed = true;
+        return;
+    }
+    fsdp_printable_message(message, size, printable, room);
+    fsdp_text_add(text, printable, strlen(printable));
+    free(printable);
+}
+
+/* With $'...', where control characters and what is not ASCII have no other harmless spelling. */
+static void add_spelled_argument(fsdp_text *text, const char *argument)
+{
+    fsdp_text_addf(text, " $'");
+    for (; *argument; argument++) {
+        unsigned char c = (unsigned char)*argument;
+        if (c < 32 || c > 126)
+            fsdp_text_addf(text, "\\x%02x", c);
+        else
+            fsdp_text_addf(text, "%s%c", c == '\'' || c == '\\' ? "\\" : "", c);
+    }
+    fsdp_text_addf(text, "'");
+}
+
+bool cli_is_harmless(const char *text)
+{
+    fsdp_text spelled = {0};
+    cli_add_message(&spelled, text);
+    bool same = spelled.data && strcmp(spelled.data, text) == 0;
+    fsdp_text_release(&spelled);
+    return same;
+}
+
+void cli_add_argument(fsdp_text *text, const char *argument)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./,=+@:%";
+    if (argument[0] && strspn(argument, plain) == strlen(argument)) {
+        fsdp_text_addf(text, " %s", argument);
+        return;
+    }
+    if (argument[0] && !cli_is_harmless(argument)) {
+        add_spelled_argument(text, argument);
+        return;
+    }
+    fsdp_text_addf(text, " '");
+    for (; *argument; argument++)
+        fsdp_text_add(text, *argument == '\'' ? "'\\''" : argument, *argument == '\'' ? 4 : 1);
+    fsdp_text_addf(text, "'");
+}
+
+void cli_add_path_argument(fsdp_text *text, const char *path)
+{
+    fsdp_text spelled = {0};
+    fsdp_text_addf(&spelled, "%s%s", path[0] == '-' ? "./" : "", path);
+    if (spelled.failed)
+        text->failed = true;
+    else
+        cli_add_argument(text, spelled.data);
+    fsdp_text_release(&spelled);
+}
+
+void cli_add_padded(fsdp_text *text, const char *data, int width)
+{
+    fsdp_text_addf(text, "%-*s", width, data);
+}
+
+void cli_end_line(fsdp_text *text)
+{
+    while (text->size > 0 && text->data[text->size - 1] == ' ')
+        text->size--;
+    fsdp_text_add(text, "\n", 1);
+}
+
+/* --- paths ------------------------------------------------------------------------------------ */
+
+bool cli_is_run(const char *path)
+{
+    bool is_run = false;
+    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+}
+
+fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
+{
+    if (cli_is_run(path))
+        return FSDP_OK;
+    if (!fsdp_path_has_manifest(path, NULL))
+        return cli_check_not_inside(path, err);
+    return fsdp_fail(err, FSDP_ERR_NOT_FOUND,
+                     "'%s' is a checkpoint, not a run: a run is a directory with checkpoints in it",
+                     path);
+}
+
+static const char *opened_run;
+
+const char *cli_opened_run(void)
+{
+    return opened_run;
+}
+
+/* level: of the search for the newest good one of a run. */
+static fsdp_status open_checkpoint(const char *path, const fsdp_open_opts *opts,
+                                   fsdp_verify_level level, const fsdp_watch *watch,
+                                   fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    FSDP_TRY(cli_check_not_inside(path, err));
+    bool is_run = cli_is_run(path);
+    if (is_run)
+        opened_run = path;
+    char *resolved = NULL;
+    FSDP_TRY(is_run ? fsdp_run_latest(path, level, watch, NULL, &resolved, err)
+                    : fsdp_checkpoint_resolve(path, NULL, watch, &resolved, err));
+    fsdp_status st = fsdp_checkpoint_open_with(resolved, opts, checkpoint_out, err);
+    fsdp_string_free(resolved);
+    return st;
+}
+
+fsdp_status cli_open_checkpoint(const char *path, const fsdp_watch *watch,
+                                fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return open_checkpoint(path, NULL, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
+}
+
+fsdp_status cli_open_with(const char *path, const fsdp_open_opts *opts, const fsdp_watch *watch,
+                          fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return open_checkpoint(path, opts, FSDP_VERIFY_QUICK, watch, checkpoint_out, err);
+}
+
+fsdp_status cli_open_verified(const char *path, const fsdp_watch *watch,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err)
+{
+    return open_checkpoint(path, NULL, FSDP_VERIFY_DATA, watch, checkpoint_out, err);
+}

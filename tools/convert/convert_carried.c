@@ -1,0 +1,127 @@
+/* What fsdp-convert tells of names and files that go over in another way: tied names that are left out, files
+ * that are copied beside the weights, what is missing. See convert.h. */
+#include "tools/convert/convert_tool.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { NAMES_SHOWN = 5 };
+
+/* What stands before name i in "a, b, c, d, e and 3 more"; false when that is the end of it. */
+static bool add_between(fsdp_text *text, size_t i, size_t count)
+{
+    if (i == NAMES_SHOWN)
+        fsdp_text_addf(text, " and %zu more", count - i);
+    else if (i > 0 && i < NAMES_SHOWN)
+        fsdp_text_addf(text, ", ");
+    return i < NAMES_SHOWN;
+}
+
+static void add_name(fsdp_text *text, const char *name, size_t size)
+{
+    char shown[160];
+    fsdp_text_addf(text, "%s", fsdp_printable(name, size, shown, sizeof shown));
+}
+
+static void add_missing(fsdp_text *text, const fsdp_checkpoint *source)
+{
+    size_t count = fsdp_checkpoint_missing_count(source), size;
+    fsdp_text_addf(text, "%zu incomplete %s left out: ", count,
+                   count == 1 ? "entry is" : "entries are");
+    for (size_t i = 0; i < count && add_between(text, i, count); i++) {
+        const char *name = fsdp_checkpoint_missing_at(source, i, &size);
+        add_name(text, name, size);
+    }
+}
+
+void convert_tell_missing(const convert_options *opts)
+{
+    fsdp_text text = {0};
+    if (fsdp_checkpoint_missing_count(opts->source) == 0 || opts->common.quiet || opts->common.json)
+        return;
+    add_missing(&text, opts->source);
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+static bool notes_ties(const convert_options *opts)
+{
+    const char *format = opts->convert.format;
+    return strcmp(format, "hf") == 0 || strcmp(format, "safetensors") == 0;
+}
+
+void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text text = {0};
+    size_t count = plan->tied_count;
+    if (count == 0 || opts->common.quiet || opts->common.json)
+        return;
+    fsdp_text_addf(&text, "%zu tied name%s left out%s: ", count, count == 1 ? " is" : "s are",
+                   notes_ties(opts) ? " and noted beside the tensor" : "");
+    for (size_t i = 0; i < count && add_between(&text, i, count); i++) {
+        add_name(&text, plan->tied[i].dropped, plan->tied[i].dropped_size);
+        fsdp_text_addf(&text, " (the same as ");
+        add_name(&text, plan->tied[i].kept, plan->tied[i].kept_size);
+        fsdp_text_addf(&text, ")");
+    }
+    if (!text.failed)
+        cli_say("note", "%s", text.data);
+    fsdp_text_release(&text);
+}
+
+void convert_add_carried(fsdp_text *text, const convert_options *opts,
+                         const fsdp_convert_plan *plan)
+{
+    for (size_t i = 0; i < plan->tied_count; i++) {
+        if (i == NAMES_SHOWN) {
+            fsdp_text_addf(text, "  and %zu more\n", plan->tied_count - i);
+            break;
+        }
+        fsdp_text_addf(text, "  drop ");
+        add_name(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
+        fsdp_text_addf(text, " (alias of ");
+        add_name(text, plan->tied[i].kept, plan->tied[i].kept_size);
+        fsdp_text_addf(text, ")\n");
+    }
+    if (plan->copied_count > 0)
+        fsdp_text_addf(text, "  copy ");
+    for (size_t i = 0; i < plan->copied_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        add_name(text, plan->copied[i].name, strlen(plan->copied[i].name));
+        if (plan->copied[i].change[0])
+            fsdp_text_addf(text, " (%s)", plan->copied[i].change);
+    }
+    if (plan->copied_count > 0)
+        fsdp_text_addf(text, "\n");
+    if (fsdp_checkpoint_missing_count(opts->source) > 0) {
+        fsdp_text_addf(text, "  ");
+        add_missing(text, opts->source);
+        fsdp_text_addf(text, "\n");
+    }
+}
+
+void convert_add_carried_json(fsdp_text *text, const convert_options *opts,
+                              const fsdp_convert_plan *plan)
+{
+    size_t count = fsdp_checkpoint_missing_count(opts->source), size;
+    fsdp_text_addf(text, "\n \"tied\": {");
+    for (size_t i = 0; i < plan->tied_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        fsdp_text_add_json_string(text, plan->tied[i].dropped, plan->tied[i].dropped_size);
+        fsdp_text_addf(text, ": ");
+        fsdp_text_add_json_string(text, plan->tied[i].kept, plan->tied[i].kept_size);
+    }
+    fsdp_text_addf(text, "}, \"copied\": [");
+    for (size_t i = 0; i < plan->copied_count; i++) {
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        fsdp_text_add_json_string(text, plan->copied[i].name, strlen(plan->copied[i].name));
+    }
+    fsdp_text_addf(text, "], \"missing\": [");
+    for (size_t i = 0; i < count; i++) {
+        const char *name = fsdp_checkpoint_missing_at(opts->source, i, &size);
+        fsdp_text_addf(text, i > 0 ? ", " : "");
+        fsdp_text_add_json_string(text, name, size);
+    }
+    fsdp_text_addf(text, "],\n ");
+}

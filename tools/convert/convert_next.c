@@ -1,0 +1,328 @@
+/*
+ * Commands that fsdp-convert gives to type: fsdp-diff after its work, and itself with what a refusal says to
+ * drop. See convert.h.
+ */
+#include "tools/convert/convert_tool.h"
+
+#include <fsdp/filter.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Patterns of fsdp-diff are no longer, and more than this many elements would not fit. */
+enum { PATTERN_MOST = 4000, TOPS_MOST = 200 };
+
+/* --- what the result lacks -------------------------------------------------------------------- */
+
+/* A first element of names that are not in the result. */
+typedef struct left_top {
+    const char *name;
+    size_t size;
+    bool is_shared; /* with names that are in the result */
+} left_top;
+
+typedef struct left_out {
+    const convert_options *opts;
+    const fsdp_sd *sd;
+    const fsdp_convert_plan *plan;
+    fsdp_filter *filter; /* what the user's patterns take */
+    fsdp_text pattern;   /* what -X gets */
+    left_top tops[TOPS_MOST];
+    size_t top_count;
+    bool failed;
+} left_out;
+
+static size_t top_size(const fsdp_entry *entry)
+{
+    const char *dot = memchr(entry->name, '.', entry->name_size);
+    return dot ? (size_t)(dot - entry->name) : entry->name_size;
+}
+
+static left_top *find_top(left_out *left, const fsdp_entry *entry)
+{
+    size_t size = top_size(entry);
+    for (size_t i = 0; i < left->top_count; i++)
+        if (left->tops[i].size == size && memcmp(left->tops[i].name, entry->name, size) == 0)
+            return &left->tops[i];
+    return NULL;
+}
+
+static bool is_selected(const left_out *left, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+    return fsdp_filter_selects(left->filter, entry->name, entry->name_size);
+}
+
+static void list_tops(left_out *left)
+{
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        bool is_note = entry->kind == FSDP_ENTRY_ALIAS; /* it says nothing of its branch */
+        if (left->plan->kept[i] || is_note || !is_selected(left, i) || find_top(left, entry))
+            continue;
+        if (left->top_count == TOPS_MOST) {
+            left->failed = true;
+            return;
+        }
+        left->tops[left->top_count++] = (left_top){.name = entry->name, .size = top_size(entry)};
+    }
+    for (size_t i = 0; left->top_count > 0 && i < left->plan->kept_count; i++) {
+        left_top *top = left->plan->kept[i] ? find_top(left, fsdp_sd_at(left->sd, i)) : NULL;
+        if (top)
+            top->is_shared = true;
+    }
+}
+
+/* --- patterns --------------------------------------------------------------------------------- */
+
+static void add_literal(left_out *left, const char *name, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        left->failed = left->failed || name[i] == '\0';
+        if (strchr(".[]()*+?{}|^$\\", name[i]))
+            fsdp_text_addf(&left->pattern, "\\");
+        fsdp_text_add(&left->pattern, name + i, 1);
+    }
+}
+
+/* "^(a|b)" grows by one; is_first begins it. */
+static void add_alternative(left_out *left, bool is_first, const char *name, size_t size)
+{
+    const char *before = is_first && left->pattern.size > 0 ? "|" : "";
+    fsdp_text_addf(&left->pattern, is_first ? "%s^(" : "%s|", before);
+    add_literal(left, name, size);
+    left->failed = left->failed || left->pattern.failed || left->pattern.size > PATTERN_MOST;
+}
+
+/* Whole branches where the result has nothing of them. */
+static void add_tops(left_out *left)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < left->top_count && !left->failed; i++) {
+        if (left->tops[i].is_shared)
+            continue;
+        add_alternative(left, is_first, left->tops[i].name, left->tops[i].size);
+        is_first = false;
+    }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
+}
+
+static bool is_in_top(left_out *left, const fsdp_entry *entry)
+{
+    const left_top *top = find_top(left, entry);
+    return top && !top->is_shared;
+}
+
+/* One by one elsewhere. */
+static void add_names(left_out *left)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (left->plan->kept[i] || !is_selected(left, i) || is_in_top(left, entry))
+            continue;
+        add_alternative(left, is_first, entry->name, entry->name_size);
+        is_first = false;
+    }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")$");
+}
+
+/* What other programs nest comes back as one name for each value in it, or the other way round. */
+static bool may_regroup(const convert_options *opts, const fsdp_entry *entry)
+{
+    const char *format = opts->convert.format;
+    fsdp_value_kind kind = entry->value.kind;
+    bool nests = strcmp(format, "torch") == 0 || strcmp(format, "dcp") == 0;
+    return nests && entry->kind == FSDP_ENTRY_VALUE &&
+           (kind == FSDP_VALUE_LIST || kind == FSDP_VALUE_DICT);
+}
+
+/* Of a list within a list its siblings come back otherwise, too: the name without the numbers at its end. */
+static size_t group_size(const fsdp_entry *entry)
+{
+    size_t size = entry->name_size, at = size;
+    while (at > 0 && entry->name[at - 1] >= '0' && entry->name[at - 1] <= '9') {
+        at--;
+        if (at > 1 && at < size && entry->name[at - 1] == '.')
+            size = --at;
+    }
+    return size;
+}
+
+static bool is_regrouped(const left_out *left, const fsdp_sd *result, size_t i)
+{
+    const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+    return left->plan->kept[i] && may_regroup(left->opts, entry) &&
+           fsdp_sd_find(result, entry->name, entry->name_size) < 0;
+}
+
+/* Values that both sides have, under other names. */
+static void add_groups(left_out *left, const fsdp_sd *result)
+{
+    bool is_first = true;
+    for (size_t i = 0; i < left->plan->kept_count && !left->failed; i++) {
+        const fsdp_entry *entry = fsdp_sd_at(left->sd, i);
+        if (!is_regrouped(left, result, i))
+            continue;
+        add_alternative(left, is_first, entry->name, group_size(entry));
+        is_first = false;
+    }
+    if (!is_first)
+        fsdp_text_addf(&left->pattern, ")(\\.|$)");
+}
+
+/* The result tells; where names change, by their number. */
+static void add_regrouped(left_out *left)
+{
+    fsdp_checkpoint *result = NULL;
+    size_t kept = 0, candidates = 0;
+    for (size_t i = 0; i < left->plan->kept_count; i++) {
+        kept += left->plan->kept[i];
+        candidates += left->plan->kept[i] && may_regroup(left->opts, fsdp_sd_at(left->sd, i));
+    }
+    if (candidates == 0 || left->failed)
+        return;
+    left->failed = fsdp_checkpoint_open(left->opts->to, NULL, &result, NULL) != FSDP_OK;
+    if (!left->failed && left->plan->renamed == 0)
+        add_groups(left, fsdp_checkpoint_sd(result));
+    else if (!left->failed)
+        left->failed = fsdp_sd_count(fsdp_checkpoint_sd(result)) != kept;
+    fsdp_checkpoint_close(result);
+}
+
+static bool is_word(const char *drop)
+{
+    return strcmp(drop, "values") == 0 || strcmp(drop, "opaque") == 0 ||
+           strcmp(drop, "optim") == 0 || strncmp(drop, "dtype:", 6) == 0;
+}
+
+/* What the user wrote stays as it was written. */
+static void add_typed(left_out *left)
+{
+    const fsdp_select_opts *select = &left->opts->convert.select;
+    if (select->exclude)
+        fsdp_text_addf(&left->pattern, "%s", select->exclude);
+    for (size_t i = 0; i < select->drop_count; i++)
+        if (!is_word(select->drops[i]))
+            fsdp_text_addf(&left->pattern, "%s%s", left->pattern.size > 0 ? "|" : "",
+                           select->drops[i]);
+    left->failed = left->pattern.failed || left->pattern.size > PATTERN_MOST;
+}
+
+static const char *pattern_of(const left_out *left)
+{
+    return left->pattern.size > 0 ? left->pattern.data : NULL;
+}
+
+/* The pattern becomes all that the result lacks. */
+static bool describe_left(left_out *left)
+{
+    add_typed(left);
+    if (left->failed || fsdp_filter_create(left->opts->convert.select.include, pattern_of(left),
+                                           &left->filter, NULL) != FSDP_OK)
+        return false;
+    list_tops(left);
+    add_tops(left);
+    add_names(left);
+    add_regrouped(left);
+    fsdp_filter_free(left->filter);
+    return !left->failed;
+}
+
+/* --- fsdp-diff -------------------------------------------------------------------------------- */
+
+/* Rules of names are lines of a file, and a line has no end of line in it. */
+static bool can_map(const fsdp_select_opts *select)
+{
+    for (size_t i = 0; i < select->rename_count; i++)
+        if (strchr(select->renames[i], '\n'))
+            return false;
+    return true;
+}
+
+/* fsdp-diff opens what its bytes tell, and all of it; and finds what did not fit to differ. An .npy has no
+ * name to compare by. */
+static bool can_compare(const convert_options *opts)
+{
+    return !opts->convert.from_format && strcmp(opts->convert.format, "npy") != 0 &&
+           opts->cast.overflows == 0 && fsdp_checkpoint_missing_count(opts->source) == 0 &&
+           can_map(&opts->convert.select);
+}
+
+static void add_diff(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                     const fsdp_convert_plan *plan, const char *exclude)
+{
+    const fsdp_select_opts *select = &opts->convert.select;
+    fsdp_text_addf(text, "next  ");
+    if (plan->renamed > 0) {
+        fsdp_text_addf(text, "printf '%%s\\n'");
+        for (size_t i = 0; i < select->rename_count; i++)
+            cli_add_argument(text, select->renames[i]);
+        fsdp_text_addf(text, " | ");
+    }
+    fsdp_text_addf(text, "fsdp-diff");
+    cli_add_path_argument(text, info->path);
+    cli_add_path_argument(text, opts->to);
+    if (plan->renamed > 0)
+        fsdp_text_addf(text, " --map /dev/stdin");
+    if (plan->cast_tensors > 0)
+        convert_add_tolerance(text, &opts->cast);
+    if (select->include) {
+        fsdp_text_addf(text, " -I");
+        cli_add_argument(text, select->include);
+    }
+    if (exclude) {
+        fsdp_text_addf(text, " -X");
+        cli_add_argument(text, exclude);
+    }
+    fsdp_text_add(text, "\n", 1);
+}
+
+void convert_add_next(fsdp_text *text, const convert_options *opts,
+                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
+{
+    left_out *left = can_compare(opts) ? calloc(1, sizeof *left) : NULL;
+    if (!left)
+        return;
+    left->opts = opts;
+    left->sd = fsdp_checkpoint_sd(opts->source);
+    left->plan = plan;
+    if (describe_left(left))
+        add_diff(text, opts, info, plan, pattern_of(left));
+    fsdp_text_release(&left->pattern);
+    free(left);
+}
+
+/* --- what to drop ----------------------------------------------------------------------------- */
+
+/* " --drop values --drop dtype:bf16" at the end of a refusal, or NULL. Names of the source stand
+ * before it. */
+static const char *find_drops(const char *message)
+{
+    static const char advice[] = "; leave out with";
+    const char *found = NULL;
+    for (const char *at = message; (at = strstr(at, advice)) != NULL; at++)
+        found = at + sizeof advice - 1;
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789_:- ";
+    return found && strspn(found, letters) == strlen(found) ? found : NULL;
+}
+
+void convert_name_drops(const convert_options *opts, fsdp_error *err)
+{
+    const char *drops = err->status == FSDP_ERR_USAGE ? find_drops(err->text) : NULL;
+    fsdp_text text = {0};
+    if (!drops || opts->apply)
+        return;
+    fsdp_text_addf(&text, "%s: fsdp-convert", err->text);
+    for (int i = 1; i < opts->argc; i++) {
+        if (strcmp(opts->argv[i], "--") == 0)
+            text.failed = true; /* what is behind it is no option */
+        cli_add_argument(&text, opts->argv[i]);
+    }
+    fsdp_text_addf(&text, "%s", drops);
+    if (!text.failed && text.size < FSDP_ERROR_TEXT)
+        memcpy(err->text, text.data, text.size + 1);
+    fsdp_text_release(&text);
+}

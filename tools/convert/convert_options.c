@@ -1,0 +1,409 @@
+/* The command line of fsdp-convert. See convert.h. */
+#include "tools/convert/convert_tool.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum {
+    KEY_TO = 0x2000,
+    KEY_FROM,
+    KEY_ALLOW_MISSING,
+    KEY_STRICT,
+    KEY_COPY_FROM,
+    KEY_COPY_CODE,
+    KEY_TIED,
+    KEY_KIND,
+    KEY_WORLD,
+    KEY_MESH,
+    KEY_DIM,
+    KEY_COMPRESS,
+    KEY_NO_VERIFY,
+    KEY_OVERWRITE,
+    KEY_NO_SYNC,
+    KEY_NO_VIEW,
+    KEY_ONLY,
+    KEY_DROP,
+    KEY_RENAME,
+    KEY_DTYPE,
+    KEY_DTYPE_FOR,
+    KEY_ON_OVERFLOW,
+    KEY_SHARD_SIZE,
+    KEY_PLAN_OUT,
+    KEY_APPLY,
+    KEY_RESUME,
+    KEY_RULES,
+    KEY_IO,
+    KEY_RATE,
+    KEY_DIGEST
+};
+
+static const struct argp_option options[] = {
+    {"to", KEY_TO, "FORMAT", 0, "fsdp, hf, safetensors, dcp, torch, hdf5, npz, npy", 0},
+    {"from", KEY_FROM, "FORMAT", 0, "format of SRC (default: its bytes tell)", 0},
+    {"only", KEY_ONLY, "PART", 0, "all, model or optim (default: all; model for hf)", 0},
+    {"drop", KEY_DROP, "WHAT", 0, "values, opaque, optim, dtype:NAME or a regex", 0},
+    {"rename", KEY_RENAME, "s/RE/NEW/", 0, "rename entries; repeatable, in order", 0},
+    {"dtype", KEY_DTYPE, "T", 0, "cast the model: keep, f32, bf16, f16, f64, f8e4m3, ...", 0},
+    {"dtype-for", KEY_DTYPE_FOR, "RE=T", 0, "the same for names; the first that matches wins", 0},
+    {"on-overflow", KEY_ON_OVERFLOW, "HOW", 0, "of a cast: fail (default), clamp or inf", 0},
+    {"max-shard-size", KEY_SHARD_SIZE, "SIZE", 0, "hf: bytes in a file (default: 50G)", 0},
+    {"copy-from", KEY_COPY_FROM, "DIR", 0, "hf: config.json, tokenizer, ... from DIR", 0},
+    {"copy-code", KEY_COPY_CODE, NULL, 0, "with it: also *.py, and auto_map stays", 0},
+    {"tied", KEY_TIED, "MODE", 0, "names of one tensor: auto, keep or drop", 0},
+    {"allow-missing", KEY_ALLOW_MISSING, "RE", 0, "leave out names that files lack", 0},
+    {"strict", KEY_STRICT, NULL, 0, "every file must be there (the default)", 0},
+    {"kind", KEY_KIND, "KIND", 0, "fsdp: sharded (default), full or local", 0},
+    {"world-size", KEY_WORLD, "N", 0, "ranks of the result (default: as SRC)", 0},
+    {"mesh", KEY_MESH, "NAME=N,...", 0, "mesh of the result, such as dp=4,tp=2", 0},
+    {"shard-dim", KEY_DIM, "D", 0, "tensor dim that is cut (default 0)", 0},
+    {"compress", KEY_COMPRESS, "zstd[:L]", 0, "byte shuffle + zstd; level 0 (default) is fastest",
+     0},
+    {"plan", 'n', NULL, 0, "say what would be done, and write nothing", 0},
+    {"plan-out", KEY_PLAN_OUT, "FILE", 0, "write the plan as JSON, then do it; -n: only that", 0},
+    {"apply", KEY_APPLY, "FILE", 0, "do exactly what such a plan says", 0},
+    {"resume", KEY_RESUME, NULL, 0, "go on where the same was cut off", 0},
+    {"overwrite", KEY_OVERWRITE, NULL, 0, "replace DST when it exists", 0},
+    {"no-verify", KEY_NO_VERIFY, NULL, 0, "do not read back what was written", 0},
+    {"no-sync", KEY_NO_SYNC, NULL, 0, "leave durability to the operating system", 0},
+    {"no-view", KEY_NO_VIEW, NULL, 0, "no index.h5 for other programs", 0},
+    {"io", KEY_IO, "MODE", 0, "how files are read: auto, pread or direct", 0},
+    {"bwlimit", KEY_RATE, "RATE", 0, "bytes read, and written, a second: 100M", 0},
+    {"digest", KEY_DIGEST, "sha256", 0, "print the SHA-256 of every file written", 0},
+    {"rules", KEY_RULES, "FILE", 0, "more options, one a line; typed ones win", 0},
+    {"verbose", 'v', NULL, 0, "show the plan, then do it", 0},
+    {0}};
+
+/* The library knows the formats and dtypes; see list_words. */
+enum { MOST_FORMATS = 32 };
+static const char *formats[MOST_FORMATS + 1], *sources[MOST_FORMATS + 1];
+static const char *const parts[] = {"all", "model", "optim", NULL};
+static const char *const ties[] = {"auto", "keep", "drop", NULL};
+static const char *const modes[] = {"auto", "pread", "direct", NULL};
+static const char *const digests[] = {"sha256", NULL};
+static const char *const policies[] = {"fail", "clamp", "inf", NULL};
+enum { MOST_DTYPES = 16 };
+static const char *dtypes[MOST_DTYPES + 1] = {"keep"};
+static const cli_words words[] = {{"to", formats},
+                                  {"from", sources},
+                                  {"tied", ties},
+                                  {"only", parts},
+                                  {"io", modes},
+                                  {"digest", digests},
+                                  {"dtype", dtypes},
+                                  {"on-overflow", policies},
+                                  {0}};
+
+static void list_words(void)
+{
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_convert_format(i); i++)
+        formats[i] = fsdp_convert_format(i);
+    for (size_t i = 0; i + 1 < MOST_DTYPES && fsdp_castable(i); i++)
+        dtypes[i + 1] = fsdp_castable(i);
+    for (size_t i = 0; i < MOST_FORMATS && fsdp_checkpoint_format_at(i); i++)
+        sources[i] = fsdp_checkpoint_format_at(i);
+}
+
+static void list_known(fsdp_text *known)
+{
+    for (size_t i = 0; fsdp_convert_format(i); i++)
+        fsdp_text_addf(known, "%s%s", i > 0 ? ", " : "", fsdp_convert_format(i));
+}
+
+_Noreturn static void refuse_format_of(const char *to, const char *suffix)
+{
+    fsdp_text known = {0};
+    list_known(&known);
+    cli_usage_error("'%s': %s files cannot be written; known formats for --to: %.*s", to, suffix,
+                    (int)known.size, known.data);
+}
+
+_Noreturn static void refuse_format(const char *text)
+{
+    fsdp_text known = {0};
+    list_known(&known);
+    cli_usage_error("--to '%s' cannot be written; known formats: %.*s", text, (int)known.size,
+                    known.data);
+}
+
+static const char *parse_format(const char *text)
+{
+    for (size_t i = 0; fsdp_convert_format(i); i++)
+        if (strcmp(text, fsdp_convert_format(i)) == 0)
+            return fsdp_convert_format(i);
+    refuse_format(text);
+}
+
+/* A name that asks for a format which is not written: a directory of that name helps nobody. */
+static void refuse_suffix(const char *to)
+{
+    static const char *const others[] = {
+        ".gguf", ".ggml", ".onnx", ".tflite", ".pkl", ".keras", ".msgpack", ".mlmodel",
+        ".json", ".zip",  ".tar",  ".gz",     ".tgz", ".bz2",   ".xz",      ".zst"};
+    const char *suffix = strrchr(to, '.');
+    for (size_t i = 0; suffix && i < sizeof others / sizeof *others; i++)
+        if (strcasecmp(suffix, others[i]) == 0)
+            refuse_format_of(to, suffix);
+}
+
+/* Without --to: the suffix of DST, else fsdp when an option of its own asks for it, else hf. */
+static void choose_format(convert_options *opts)
+{
+    fsdp_convert_opts *convert = &opts->convert;
+    bool ours = opts->kind_given || opts->dim_given || opts->mesh_text || convert->world > 0 ||
+                convert->compress || convert->no_view;
+    const char *named = fsdp_convert_format_of(opts->to);
+    if (convert->format) {
+        if (strcmp(convert->format, "npz") == 0 && strcmp(named, "npy") == 0)
+            convert->format = named; /* NumPy's, either way */
+        return;
+    }
+    convert->format = named;
+    refuse_suffix(opts->to);
+    if (ours && strcmp(convert->format, "hf") == 0)
+        convert->format = "fsdp";
+}
+
+static void check_format(const convert_options *opts)
+{
+    const fsdp_convert_opts *convert = &opts->convert;
+    const char *format = convert->format;
+    if (convert->copy_from && strcmp(format, "hf") != 0)
+        cli_usage_error("--copy-from is for --to hf, not for %s", format);
+    if (strcmp(format, "fsdp") == 0)
+        return;
+    if (opts->kind_given)
+        cli_usage_error("--kind is for --to fsdp, not for %s", format);
+    if (convert->compress && strcmp(format, "hdf5") != 0)
+        cli_usage_error("--compress is for --to fsdp or hdf5, not for %s", format);
+    if (convert->no_view)
+        cli_usage_error("--no-view is for --to fsdp, not for %s", format);
+    if (convert->max_shard_bytes > 0 && strcmp(format, "hf") != 0)
+        cli_usage_error("--max-shard-size is for --to hf, not for %s", format);
+}
+
+/* Is it past the page cache? */
+static bool parse_mode(const char *text)
+{
+    if (strcmp(text, "mmap") == 0)
+        cli_usage_error("--io mmap is not offered: a file that shrinks under a map kills its "
+                        "reader; there is auto, pread, direct");
+    return strcmp(modes[cli_parse_word("--io", text, modes)], "direct") == 0;
+}
+
+/* "dp=4,tp=2" */
+static fsdp_mesh *parse_mesh(const char *given)
+{
+    char *text = strdup(given), *rest = text;
+    const char *names[FSDP_MAX_MESH_DIMS];
+    int64_t shape[FSDP_MAX_MESH_DIMS];
+    int ndim = 0;
+    fsdp_mesh *mesh = NULL;
+    fsdp_error err = {0};
+    for (char *item; (item = strsep(&rest, ",")) != NULL; ndim++) {
+        char *sign = strchr(item, '=');
+        if (!sign || ndim == FSDP_MAX_MESH_DIMS)
+            cli_usage_error("--mesh '%s' is not one to four NAME=N, such as dp=4,tp=2", given);
+        *sign = '\0';
+        names[ndim] = item;
+        shape[ndim] = cli_parse_integer("--mesh", sign + 1, 1, 1 << 20);
+    }
+    if (fsdp_mesh_create(ndim, shape, names, NULL, &mesh, &err) != FSDP_OK)
+        cli_usage_error("--mesh '%s': %s", given, err.text);
+    free(text);
+    return mesh;
+}
+
+/* What would be ignored is a misunderstanding. */
+static void check_contradictions(const convert_options *opts)
+{
+    if (opts->convert.copy_code && !opts->convert.copy_from)
+        cli_usage_error("--copy-code has no meaning without --copy-from DIR");
+    fsdp_kind kind = opts->convert.kind;
+    if (kind == FSDP_FULL && opts->mesh_text)
+        cli_usage_error("--kind full has every tensor whole: --mesh has no meaning");
+    if (kind != FSDP_SHARDED && opts->dim_given)
+        cli_usage_error("--kind %s cuts no tensor dim: --shard-dim has no meaning", cli_kind(kind));
+    if (opts->verbose && opts->common.quiet)
+        cli_usage_error("--quiet and --verbose contradict each other");
+}
+
+/* The plan says it all; what only says how the work is done may be said anew. */
+static void check_apply(const convert_options *opts, const struct argp_state *state)
+{
+    const char *planning = opts->planning[0] ? opts->planning : NULL;
+    if (opts->common.include || opts->common.exclude)
+        planning = opts->common.include ? "--include" : "--exclude";
+    if (planning)
+        cli_usage_error("--apply does what the plan says: %s would change it", planning);
+    if (state->arg_num > 0)
+        cli_usage_error("--apply takes SRC and DST from the plan, '%s' is too many", opts->from);
+    if (opts->plan_out)
+        cli_usage_error("--apply and --plan-out contradict each other");
+    if (opts->verbose && opts->common.quiet)
+        cli_usage_error("--quiet and --verbose contradict each other");
+}
+
+static void check_memory(const convert_options *opts)
+{
+    enum { LEAST = 1 << 20 }; /* what is read and written at a time is a block of that */
+    if (opts->common.memory > 0 && opts->common.memory < LEAST)
+        cli_usage_error("--mem of %" PRId64 " bytes is too little: a thread reads and writes 1 MiB "
+                        "at a time, so that the least is 1M",
+                        opts->common.memory);
+}
+
+static void check_arguments(convert_options *opts, const struct argp_state *state)
+{
+    fsdp_convert_opts *convert = &opts->convert;
+    check_memory(opts);
+    if (opts->apply) {
+        check_apply(opts, state);
+        return;
+    }
+    if (state->arg_num < 2)
+        cli_usage_error("SRC and DST are expected");
+    choose_format(opts);
+    check_format(opts);
+    check_contradictions(opts);
+    if (opts->mesh_text) {
+        opts->mesh = parse_mesh(opts->mesh_text);
+        int64_t ranks = fsdp_mesh_size(opts->mesh);
+        if (convert->world > 0 && convert->world != ranks)
+            cli_usage_error("--mesh %s has %" PRId64 " ranks, --world-size says %d",
+                            opts->mesh_text, ranks, convert->world);
+        convert->mesh = opts->mesh;
+    }
+    convert->select.include = opts->common.include;
+    convert->select.exclude = opts->common.exclude;
+    convert->threads = opts->common.jobs;
+    convert->memory = opts->common.memory;
+}
+
+static error_t parse_argument(convert_options *opts, char *arg, const struct argp_state *state)
+{
+    if (state->arg_num > 1)
+        cli_usage_error("SRC and DST are expected, '%s' is too many", arg);
+    *(state->arg_num == 0 ? &opts->from : &opts->to) = arg;
+    return 0;
+}
+
+/* Options that are part of a plan. */
+static void note_planning(convert_options *opts, int key)
+{
+    for (const struct argp_option *option = options; option->name; option++) {
+        bool plans =
+            key >= KEY_TO && key <= KEY_SHARD_SIZE && key != KEY_NO_VERIFY && key != KEY_NO_SYNC;
+        if (option->key == key && plans)
+            snprintf(opts->planning, sizeof opts->planning, "--%s", option->name);
+    }
+}
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    convert_options *opts = state->input;
+    fsdp_convert_opts *convert = &opts->convert;
+    note_planning(opts, key);
+    switch (key) {
+    case ARGP_KEY_INIT:
+        for (int i = 0; i < CLI_CHILDREN; i++)
+            state->child_inputs[i] = &opts->common;
+        opts->drops = calloc((size_t)state->argc + 1, sizeof *opts->drops);
+        opts->renames = calloc((size_t)state->argc + 1, sizeof *opts->renames);
+        opts->dtype_rules = calloc((size_t)state->argc + 1, sizeof *opts->dtype_rules);
+        convert->select.drops = opts->drops;
+        convert->select.renames = opts->renames;
+        convert->select.dtype_rules = opts->dtype_rules;
+        return opts->drops && opts->renames && opts->dtype_rules ? 0 : ENOMEM;
+    case KEY_TO: convert->format = parse_format(arg); return 0;
+    case KEY_FROM: convert->from_format = sources[cli_parse_word("--from", arg, sources)]; return 0;
+    case KEY_ALLOW_MISSING: convert->allow_missing = arg; return 0;
+    case KEY_STRICT: convert->allow_missing = NULL; return 0;
+    case KEY_COPY_FROM: convert->copy_from = arg; return 0;
+    case KEY_COPY_CODE: convert->copy_code = true; return 0;
+    case KEY_TIED: convert->tied = (fsdp_tied)cli_parse_word("--tied", arg, ties); return 0;
+    case KEY_ONLY:
+        convert->select.only = (fsdp_only)(FSDP_ONLY_ALL + cli_parse_word("--only", arg, parts));
+        return 0;
+    case KEY_DROP: opts->drops[convert->select.drop_count++] = arg; return 0;
+    case KEY_RENAME: opts->renames[convert->select.rename_count++] = arg; return 0;
+    case KEY_DTYPE: convert->select.dtype = arg; return 0;
+    case KEY_DTYPE_FOR: opts->dtype_rules[convert->select.dtype_rule_count++] = arg; return 0;
+    case KEY_ON_OVERFLOW:
+        convert->select.on_overflow =
+            (fsdp_on_overflow)cli_parse_word("--on-overflow", arg, policies);
+        return 0;
+    case KEY_SHARD_SIZE:
+        convert->max_shard_bytes = cli_parse_size("--max-shard-size", arg);
+        return 0;
+    case KEY_KIND:
+        convert->kind = cli_parse_kind(arg);
+        opts->kind_given = true;
+        return 0;
+    case KEY_WORLD:
+        convert->world = (int)cli_parse_integer("--world-size", arg, 1, 1 << 20);
+        return 0;
+    case KEY_MESH: opts->mesh_text = arg; return 0;
+    case KEY_DIM:
+        convert->shard_dim = (int)cli_parse_integer("--shard-dim", arg, 0, FSDP_MAX_DIMS - 1);
+        opts->dim_given = true;
+        return 0;
+    case KEY_COMPRESS:
+        convert->compress = true;
+        convert->level = cli_parse_compress(arg);
+        return 0;
+    case KEY_NO_VERIFY: convert->no_verify = true; return 0;
+    case KEY_OVERWRITE: convert->overwrite = true; return 0;
+    case KEY_NO_SYNC: convert->no_sync = true; return 0;
+    case KEY_NO_VIEW: convert->no_view = true; return 0;
+    case KEY_PLAN_OUT: opts->plan_out = arg; return 0;
+    case KEY_APPLY: opts->apply = arg; return 0;
+    case KEY_RESUME: convert->resume = true; return 0;
+    case KEY_RULES: return 0; /* cli_begin has read it */
+    case KEY_IO: convert->direct = parse_mode(arg); return 0;
+    case KEY_RATE: convert->bytes_per_second = cli_parse_size("--bwlimit", arg); return 0;
+    case KEY_DIGEST:
+        (void)cli_parse_word("--digest", arg, digests);
+        opts->digest = true;
+        return 0;
+    case 'n': opts->plan = true; return 0;
+    case 'v': opts->verbose = true; return 0;
+    case ARGP_KEY_ARG: return parse_argument(opts, arg, state);
+    case ARGP_KEY_END: check_arguments(opts, state); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp argp = {.options = options, .parser = parse, .children = cli_children};
+
+static const cli_tool tool = {
+    .name = "fsdp-convert",
+    .args = "SRC DST | --apply FILE",
+    .summary =
+        "Writes a checkpoint again: in another format, for another world size, mesh or kind.",
+    .examples = "  fsdp-convert step-00001200 on-6 --world-size 6   for six ranks\n"
+                "  fsdp-convert pytorch_model.bin model.safetensors another format\n"
+                "  fsdp-convert SRC DST -n --plan-out plan.json     then: --apply plan.json\n",
+    .runs_alone = true,
+    .argp = &argp,
+    .words = words};
+
+void convert_options_read(int argc, char **argv, convert_options *opts_out)
+{
+    opts_out->argc = argc;
+    opts_out->argv = argv;
+    list_words();
+    cli_begin(&tool, argc, argv, opts_out);
+}
+
+void convert_options_release(convert_options *opts)
+{
+    fsdp_convert_order_close(opts->order);
+    fsdp_mesh_free(opts->mesh);
+    free(opts->drops);
+    free(opts->renames);
+    free(opts->dtype_rules);
+}

@@ -1,0 +1,196 @@
+/* What fsdp-convert prints: its plan, for people and as JSON, and its last two lines. See convert.h. */
+#include "tools/convert/convert_tool.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* The last line of a path is enough for people. */
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+static bool is_ours(const convert_options *opts)
+{
+    return strcmp(opts->convert.format, "fsdp") == 0;
+}
+
+/* "(fsdp sharded, world 8, zstd)", "(hf)", "(dcp, world 4)" */
+static void add_target(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    fsdp_text_addf(text, " (%s", opts->convert.format);
+    if (is_ours(opts))
+        fsdp_text_addf(text, " %s", cli_kind(opts->convert.kind));
+    if (is_ours(opts) || plan->world > 1)
+        fsdp_text_addf(text, ", world %d", plan->world);
+    fsdp_text_addf(text, opts->convert.compress ? ", zstd)\n" : ")\n");
+}
+
+static void add_source(fsdp_text *text, const fsdp_checkpoint_info *info)
+{
+    cli_add_message(text, base_name(info->path));
+    fsdp_text_addf(text, " (%s", info->format);
+    if (info->format_major > 0)
+        fsdp_text_addf(text, " %s, world %d", cli_kind(info->kind), info->world);
+    fsdp_text_addf(text, ") -> ");
+}
+
+void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    bool one = plan->short_tensors == 1;
+    fsdp_text_addf(text, "%" PRId64 " of %" PRId64 " tensors %s no dim %d and %s cut along dim 0",
+                   plan->short_tensors, plan->tensors, one ? "has" : "have",
+                   opts->convert.shard_dim, one ? "is" : "are");
+}
+
+/* What does not go over as it is. */
+static void add_changes(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    if (plan->renamed > 0)
+        fsdp_text_addf(text, "  rename %s\n", cli_plural(plan->renamed, "name", number));
+    if (plan->left_out > 0)
+        fsdp_text_addf(text, "  %" PRId64 " %s of the %s left out (--only all takes everything)\n",
+                       plan->left_out, plan->left_out == 1 ? "entry" : "entries",
+                       opts->convert.select.only == FSDP_ONLY_OPTIM ? "model" : "optimizer");
+    if (plan->dropped > 0)
+        fsdp_text_addf(text, "  %" PRId64 " dropped (--drop)\n", plan->dropped);
+    if (plan->cast_tensors > 0)
+        convert_add_casts(text, plan);
+    convert_add_carried(text, opts, plan);
+    if (plan->short_tensors > 0) {
+        fsdp_text_addf(text, "  ");
+        convert_add_short(text, opts, plan);
+        fsdp_text_addf(text, "\n");
+    }
+    if (plan->prefix[0] && !is_ours(opts)) {
+        fsdp_text_addf(text, "  all names of the model begin with '%s': --rename 's/^",
+                       plan->prefix);
+        for (const char *c = plan->prefix; *c; c++)
+            fsdp_text_addf(text, *c == '.' ? "\\%c" : "%c", *c);
+        fsdp_text_addf(text, "//' strips it\n");
+    }
+}
+
+void convert_add_plan(fsdp_text *text, const convert_options *opts,
+                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan)
+{
+    char number[CLI_NUMBER];
+    bool fits = plan->free_bytes >= plan->bytes_needed;
+    fsdp_text_addf(text, "plan  ");
+    add_source(text, info);
+    cli_add_message(text, opts->to);
+    add_target(text, opts, plan);
+    fsdp_text_addf(text, "  %s, ", cli_plural(plan->tensors, "tensor", number));
+    fsdp_text_addf(text, "%s, %" PRId64 " alias%s, ", cli_plural(plan->values, "value", number),
+                   plan->aliases, plan->aliases == 1 ? "" : "es");
+    fsdp_text_addf(text, "%s\n", cli_plural(plan->files, "file", number));
+    fsdp_text_addf(text, "  read %s", cli_bytes(plan->bytes_read, number));
+    if (plan->bytes_read < info->tensor_bytes)
+        fsdp_text_addf(text, " of %s", cli_bytes(info->tensor_bytes, number));
+    fsdp_text_addf(text, "   write %s%s", opts->convert.compress ? "at most " : "",
+                   cli_bytes(plan->bytes_written, number));
+    fsdp_text_addf(text, "   peak memory %s", cli_bytes(plan->peak_memory, number));
+    if (plan->free_bytes >= 0)
+        fsdp_text_addf(text, "   free %s: ", cli_bytes(plan->free_bytes, number));
+    if (plan->free_bytes >= 0 && fits)
+        fsdp_text_addf(text, "ok");
+    else if (plan->free_bytes >= 0)
+        fsdp_text_addf(text, "not enough for %s with all that is beside the tensors",
+                       cli_bytes(plan->bytes_needed, number));
+    fsdp_text_add(text, "\n", 1);
+    if (plan->bytes_spooled > 0)
+        fsdp_text_addf(text,
+                       "  unpack %s beside the result meanwhile (packed, read out of order)\n",
+                       cli_bytes(plan->bytes_spooled, number));
+    add_changes(text, opts, plan);
+}
+
+void convert_add_json(fsdp_text *text, const convert_options *opts,
+                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+                      double seconds, const fsdp_text *digests, const fsdp_error *failure)
+{
+    fsdp_text_addf(text, "{\"schema\": 1, \"from\": ");
+    fsdp_text_add_json_string(text, info->path, strlen(info->path));
+    fsdp_text_addf(text, ", \"to\": ");
+    fsdp_text_add_json_string(text, opts->to, strlen(opts->to));
+    fsdp_text_addf(text, ",\n \"format\": \"%s\"", opts->convert.format);
+    if (is_ours(opts))
+        fsdp_text_addf(text, ", \"kind\": \"%s\"", cli_kind(opts->convert.kind));
+    fsdp_text_addf(text, ", \"world_size\": %d, \"files\": %d", plan->world, plan->files);
+    fsdp_text_addf(text,
+                   ",\n \"tensors\": %" PRId64 ", \"values\": %" PRId64 ", \"aliases\": %" PRId64,
+                   plan->tensors, plan->values, plan->aliases);
+    fsdp_text_addf(text,
+                   ",\n \"bytes_read\": %" PRId64 ", \"bytes_written\": %" PRId64
+                   ", \"peak_memory\": %" PRId64,
+                   plan->bytes_read, plan->bytes_written, plan->peak_memory);
+    fsdp_text_addf(text,
+                   ",\n \"renamed\": %" PRId64 ", \"left_out\": %" PRId64 ", \"dropped\": %" PRId64,
+                   plan->renamed, plan->left_out + (int64_t)plan->tied_count, plan->dropped);
+    if (opts->dim_given)
+        fsdp_text_addf(text, ", \"short_tensors\": %" PRId64, plan->short_tensors);
+    fsdp_text_addf(text,
+                   ",\n \"bytes_spooled\": %" PRId64 ", \"bytes_needed\": %" PRId64
+                   ", \"free_bytes\": %" PRId64 ",",
+                   plan->bytes_spooled, plan->bytes_needed, plan->free_bytes);
+    convert_add_carried_json(text, opts, plan);
+    if (plan->cast_tensors > 0)
+        convert_add_casts_json(text, opts, plan);
+    if (opts->plan)
+        fsdp_text_addf(text, "\"written\": false");
+    else
+        fsdp_text_addf(text, "\"written\": true, \"verified\": %s, \"seconds\": %.3f",
+                       opts->convert.no_verify ? "false" : "true", seconds);
+    if (digests && digests->size > 0)
+        fsdp_text_addf(text, ",\n \"sha256\": {%.*s}", (int)digests->size, digests->data);
+    if (failure) {
+        fsdp_text_addf(text, ", ");
+        cli_add_json_error(text, failure->status, failure);
+    }
+    fsdp_text_addf(text, "}\n");
+}
+
+/* "HEX  NAME"; where a backslash or an end of line is in the name, spelled as sha256sum does. */
+static void add_sum_line(fsdp_text *text, const char *name, const uint8_t digest[32])
+{
+    bool spelled = strpbrk(name, "\\\n\r") != NULL;
+    fsdp_text_addf(text, "%s", spelled ? "\\" : "");
+    fsdp_text_add_hex(text, digest, 32);
+    fsdp_text_addf(text, "  ");
+    for (; *name; name++) {
+        if (strchr("\\\n\r", *name))
+            fsdp_text_addf(text, "\\%c", *name == '\n' ? 'n' : *name == '\r' ? 'r' : '\\');
+        else
+            fsdp_text_add(text, name, 1);
+    }
+    fsdp_text_addf(text, "\n");
+}
+
+void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32])
+{
+    if (!json) {
+        add_sum_line(text, name, digest);
+        return;
+    }
+    fsdp_text_addf(text, "%s", text->size > 0 ? ",\n  " : "");
+    fsdp_text_add_json_string(text, name, strlen(name));
+    fsdp_text_addf(text, ": \"");
+    fsdp_text_add_hex(text, digest, 32);
+    fsdp_text_addf(text, "\"");
+}
+
+void convert_add_done(fsdp_text *text, const convert_options *opts,
+                      const fsdp_checkpoint_info *info, const fsdp_convert_plan *plan,
+                      double seconds)
+{
+    char number[CLI_NUMBER];
+    fsdp_text_addf(text, "ok    %s, ", cli_plural(plan->tensors, "tensor", number));
+    fsdp_text_addf(text, "%s in %.2f s ", cli_bytes(plan->bytes_written, number), seconds);
+    fsdp_text_addf(text, "(%s), ", cli_rate(plan->bytes_written, seconds, number));
+    if (plan->cast_tensors > 0)
+        convert_add_cast_result(text, &opts->cast);
+    fsdp_text_addf(text, "%s\n", opts->convert.no_verify ? "not verified" : "verified by re-read");
+    convert_add_next(text, opts, info, plan);
+}

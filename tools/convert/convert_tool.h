@@ -1,0 +1,78 @@
+/*
+ * What the files of fsdp-convert share: convert_options.c (the command line), convert_report.c (what is
+ * printed), convert_casts.c (of casts), convert_next.c (commands to type),
+ * fsdp_convert.c (the work, which is fsdp_checkpoint_convert's).
+ */
+#ifndef FSDP_TOOLS_CONVERT_H
+#define FSDP_TOOLS_CONVERT_H
+
+#include "tools/cli/cli.h"
+
+typedef struct convert_options {
+    cli_common common;
+    fsdp_convert_opts convert;
+    const char *mesh_text;
+    fsdp_mesh *mesh;
+    bool kind_given, dim_given, plan, verbose;
+    bool digest;               /* of the files that were written */
+    const char **drops, **renames, **dtype_rules; /* as many as there are arguments at most */
+    fsdp_cast_report cast;     /* what casting did to values */
+    const char *from, *to;
+    int argc;
+    char **argv;               /* as typed */
+    const char *plan_out, *apply;
+    char planning[32];         /* an option that plans and was given, for the message */
+    fsdp_convert_order *order; /* what --apply read */
+    fsdp_checkpoint *source;   /* once it was opened */
+} convert_options;
+
+/* --- convert_options.c ------------------------------------------------------------------------ */
+
+/* Ends the program with a message when they make no sense. */
+void convert_options_read(int argc, char **argv, convert_options *opts_out);
+void convert_options_release(convert_options *opts);
+
+/* --- convert_report.c ------------------------------------------------------------------------- */
+
+void convert_add_plan(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan);
+/* failure: what stops it, or NULL; digests: from convert_add_digest, or NULL. */
+void convert_add_json(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan, double seconds, const fsdp_text *digests,
+                      const fsdp_error *failure);
+/* A line as of sha256sum, or a member of the object "sha256". */
+void convert_add_digest(fsdp_text *text, bool json, const char *name, const uint8_t digest[32]);
+/* "3 of 148 tensors have no dim 7 and are cut along dim 0" */
+void convert_add_short(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_add_done(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan, double seconds);
+
+/* --- convert_casts.c --------------------------------------------------------------------------- */
+
+/* "  cast 122 tensors: 120 f32 -> bf16, 2 f16 -> bf16" */
+void convert_add_casts(fsdp_text *text, const fsdp_convert_plan *plan);
+/* A member with a comma behind it; of a plan only what will be cast. */
+void convert_add_casts_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+/* "0 overflow, 0 NaN, max rel rounding 3.9e-03, " */
+void convert_add_cast_result(fsdp_text *text, const fsdp_cast_report *cast);
+/* " --rtol 4e-3": with that fsdp-diff finds source and result equal, unless something did not fit. */
+void convert_add_tolerance(fsdp_text *text, const fsdp_cast_report *cast);
+
+/* --- convert_next.c ----------------------------------------------------------------------------- */
+
+/* "next  fsdp-diff SRC DST ...": what finds both equal after a correct conversion; nothing where none can be
+ * spelled. */
+void convert_add_next(fsdp_text *text, const convert_options *opts, const fsdp_checkpoint_info *info,
+                      const fsdp_convert_plan *plan);
+/* A refusal that ends with what to drop gets the whole command line that does. */
+void convert_name_drops(const convert_options *opts, fsdp_error *err);
+
+/* --- convert_carried.c ------------------------------------------------------------------------ */
+
+/* Lines of the plan, members of the JSON, a note: tied names, files beside the weights, what is missing. */
+void convert_add_carried(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_add_carried_json(fsdp_text *text, const convert_options *opts, const fsdp_convert_plan *plan);
+void convert_tell_missing(const convert_options *opts);
+void convert_tell_tied(const convert_options *opts, const fsdp_convert_plan *plan);
+
+#endif

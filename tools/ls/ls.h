@@ -1,0 +1,61 @@
+/* The parts of fsdp-ls: one opened checkpoint, the entries that were selected, and ways to print them. */
+#ifndef FSDP_LS_H
+#define FSDP_LS_H
+
+#include "tools/cli/cli.h"
+
+typedef enum ls_mode {
+    LS_SUMMARY, LS_LONG, LS_SHARDS, LS_TREE, LS_CONFIG, LS_STATS, LS_HIST
+} ls_mode;
+
+typedef enum ls_sort { LS_SORT_ORDER, LS_SORT_NAME, LS_SORT_SIZE } ls_sort;
+
+typedef struct ls_options {
+    cli_common common;
+    const char *path;
+    ls_mode mode, usual;       /* what is shown, and what when no option asks */
+    ls_sort sort;
+    bool digest, sort_given;
+} ls_options;
+
+typedef struct ls_listing {
+    const ls_options *options;
+    fsdp_watch watch;
+    fsdp_checkpoint *checkpoint;
+    const fsdp_checkpoint_info *info;
+    const fsdp_sd *sd;
+    size_t *order;             /* numbers of the selected entries, as they are listed */
+    size_t count;
+    int64_t done, total;       /* bytes of tensors, for progress */
+    fsdp_error failure;        /* of a tensor inside a value */
+} ls_listing;
+
+fsdp_status ls_print_summary(ls_listing *listing, fsdp_text *text);
+fsdp_status ls_print_long(ls_listing *listing, fsdp_text *text);
+fsdp_status ls_print_shards(ls_listing *listing, fsdp_text *text);
+fsdp_status ls_print_tree(ls_listing *listing, fsdp_text *text);
+fsdp_status ls_print_config(ls_listing *listing, fsdp_text *text);
+fsdp_status ls_print_stats(ls_listing *listing, fsdp_text *text, fsdp_error *err);
+fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err);
+fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err);
+
+/* The tensor that an entry is or names; NULL for a value. */
+const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
+
+/* The logical shape: packed six-bit types count elements here, bytes in the checkpoint. */
+void ls_shape(const fsdp_entry *tensor, int64_t shape_out[FSDP_MAX_DIMS]);
+
+/* Of entries of the state dict, by their numbers: "shard dim 0 (288 per rank)", "replicated", ... */
+void ls_add_layout(fsdp_text *text, const ls_listing *listing, size_t number);
+bool ls_same_layout(const ls_listing *listing, size_t a, size_t b);
+
+/* A value as listings spell it (docs/man/fsdp-ls.1.scd). */
+void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value);
+
+/* Reads a whole tensor in slabs and reports progress. */
+fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user, fsdp_error *err);
+
+/* Where the zstd filter for other programs lies, or "" when it is not found. */
+void ls_plugin_path(char *out, size_t size);
+
+#endif
