@@ -144,7 +144,8 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
         defer_free(&link->incoming, request);
         return status;
     }
-    return fsdp_ctl_hand_over(ctl, from, link->incoming->data, (size_t)coming, data, size, err);
+    return fsdp_ctl_hand_over(ctl, from, (fsdp_ctl_bytes){link->incoming->data, (size_t)coming},
+                              data, size, err);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

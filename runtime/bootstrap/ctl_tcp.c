@@ -163,8 +163,8 @@ static fsdp_status pull(tcp_link *link, int from, bool *whole_out, fsdp_error *e
 static fsdp_status hand_over(fsdp_ctl *ctl, tcp_message *message, int from, void *data, size_t size,
                              fsdp_error *err)
 {
-    const unsigned char *came = message->data + HEAD;
-    fsdp_status status = fsdp_ctl_hand_over(ctl, from, came, message->end - HEAD, data, size, err);
+    const fsdp_ctl_bytes received = {message->data + HEAD, message->end - HEAD};
+    fsdp_status status = fsdp_ctl_hand_over(ctl, from, received, data, size, err);
     forget(message);
     return status;
 }
@@ -224,12 +224,13 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
     return send_on(link, to, data, size, until_ms, err);
 }
 
-/* For bytes of this rank, or for its call. */
+/* Returns when the link has bytes or, before it is connected, when the peer connects. */
 static void wait_for(const tcp_end *end, const tcp_link *link, int64_t until_ms)
 {
-    struct pollfd polled[1 + FSDP_LISTENER_PENDING] = {{.fd = link->fd, .events = POLLIN}};
-    int n = link->fd >= 0 ? 1 : fsdp_listener_poll(&end->listener, polled);
-    (void)poll(polled, (nfds_t)n, fsdp_poll_ms(until_ms));
+    if (link->fd >= 0)
+        (void)fsdp_socket_wait(link->fd, POLLIN, until_ms);
+    else
+        fsdp_listener_wait(&end->listener, until_ms);
 }
 
 static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64_t until_ms,

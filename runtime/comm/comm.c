@@ -14,8 +14,8 @@ enum { POISON_NONE, POISON_COMES, POISON_IS_SET };
 
 /* --- a communicator --------------------------------------------------------------------------- */
 
-fsdp_status fsdp_comm_check_ranks(const fsdp_transport *transport, const int *ranks, int size,
-                                  int *position_out, fsdp_error *err)
+static fsdp_status check_ranks(const fsdp_transport *transport, const int *ranks, int size,
+                               int *position_out, fsdp_error *err)
 {
     *position_out = -1;
     if (size < 1 || size > transport->size)
@@ -35,9 +35,14 @@ fsdp_status fsdp_comm_check_ranks(const fsdp_transport *transport, const int *ra
     return FSDP_OK;
 }
 
-fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, void *backend,
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size,
                              fsdp_comm **comm_out, fsdp_error *err)
 {
+    int position;
+    *comm_out = NULL;
+    FSDP_TRY(check_ranks(transport, ranks, size, &position, err));
+    if (position < 0)
+        return FSDP_OK;
     fsdp_comm *comm = fsdp_alloc(1, sizeof *comm);
     int *own_ranks = fsdp_alloc((size_t)size, sizeof *own_ranks);
     if (!comm || !own_ranks) {
@@ -46,12 +51,7 @@ fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int si
         return fsdp_fail_memory(err, "a communicator");
     }
     memcpy(own_ranks, ranks, (size_t)size * sizeof *ranks);
-    comm->transport = transport;
-    comm->size = size;
-    comm->ranks = own_ranks;
-    comm->backend = backend;
-    while (comm->rank < size - 1 && ranks[comm->rank] != transport->rank)
-        comm->rank++;
+    *comm = (fsdp_comm){.transport = transport, .rank = position, .size = size, .ranks = own_ranks};
     *comm_out = comm;
     return FSDP_OK;
 }

@@ -73,12 +73,10 @@ fsdp_status fsdp_transport_self(fsdp_transport **transport_out, fsdp_error *err)
 
 /* --- for back ends ---------------------------------------------------------------------------- */
 
-/* Are these ranks of the world, each once? *position_out: which one of them this rank is; -1: none. */
-fsdp_status fsdp_comm_check_ranks(const fsdp_transport *transport, const int *ranks, int size,
-                                  int *position_out, fsdp_error *err);
-/* One rank's end of a group that it is in. On failure the back end's part stays the caller's. */
-fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, void *backend,
-                             fsdp_comm **comm_out, fsdp_error *err);
+/* Local. Checks the ranks and creates this rank's end of their group, without the back end's part; NULL when
+ * this rank is not among them. */
+fsdp_status fsdp_comm_create(fsdp_transport *transport, const int *ranks, int size, fsdp_comm **comm_out,
+                             fsdp_error *err);
 void fsdp_comm_free(fsdp_comm *comm);  /* accepts NULL */
 
 /* fsdp_comm_run, but for its place behind what was started. */

@@ -3,14 +3,6 @@
 
 #include "base/core/mem.h"
 
-static fsdp_status create_comm(fsdp_transport *transport, const int *ranks, int size,
-                               fsdp_comm **comm_out, fsdp_error *err)
-{
-    if (size != 1 || ranks[0] != 0)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a group of %d ranks in a world of one", size);
-    return fsdp_comm_create(transport, ranks, size, NULL, comm_out, err);
-}
-
 static void close_self(fsdp_transport *transport)
 {
     fsdp_free(transport);
@@ -19,7 +11,7 @@ static void close_self(fsdp_transport *transport)
 static const fsdp_transport_ops self_ops = {
     .name = "self",
     .abilities = FSDP_COMM_AVG | FSDP_COMM_PREMUL_SUM | FSDP_COMM_POOL,
-    .comm_create = create_comm,
+    .comm_create = fsdp_comm_create,
     .alloc = fsdp_transport_alloc_pages,
     .dealloc = fsdp_transport_free_pages,
     .close = close_self,

@@ -34,13 +34,12 @@ static fsdp_status run_round(message_group *group, int distance, void *mine, siz
     fsdp_p2p *p2p = group->transport->p2p;
     int n = group->size, to = (group->rank + distance) % n;
     int from = (group->rank - distance + n) % n, in_place = 2 * n;
-    unsigned char *outgoing = group->pieces;
     unsigned char *incoming = group->pieces + (size_t)in_place * group->piece;
-    memcpy(outgoing, mine, size);
-    FSDP_TRY(p2p->ops->recv(p2p, group->batch, in_place, group->ranks[from], group->channel,
-                            incoming, size, err));
-    FSDP_TRY(p2p->ops->send(p2p, group->batch, 0, group->ranks[to], group->channel, outgoing, size,
-                            err));
+    const fsdp_p2p_transfer recv = {in_place, group->ranks[from], group->channel, incoming, size};
+    const fsdp_p2p_transfer send = {0, group->ranks[to], group->channel, group->pieces, size};
+    memcpy(send.data, mine, size);
+    FSDP_TRY(p2p->ops->recv(p2p, group->batch, &recv, err));
+    FSDP_TRY(p2p->ops->send(p2p, group->batch, &send, err));
     FSDP_TRY(await_round(group, from, in_place, err));
     merge(mine, incoming);
     return FSDP_OK;

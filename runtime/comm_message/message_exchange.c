@@ -74,7 +74,8 @@ static fsdp_status stage_row(progress *now, fsdp_error *err)
     message_group *group = now->group;
     fsdp_p2p *p2p = group->transport->p2p;
     int half = half_of(now->staged);
-    const unsigned char *last = NULL, *staged = NULL;
+    const unsigned char *last = NULL;
+    unsigned char *staged = NULL;
     size_t last_size = 0;
     for (int i = 1; i < group->size; i++) {
         int to = (group->rank + i) % group->size, place = out_place(group, half, to);
@@ -87,8 +88,8 @@ static fsdp_status stage_row(progress *now, fsdp_error *err)
             staged = memcpy(piece_at(group, place), from, size);
         last = from;
         last_size = size;
-        FSDP_TRY(p2p->ops->send(p2p, group->batch, place, group->ranks[to], group->channel, staged,
-                                size, err));
+        const fsdp_p2p_transfer transfer = {place, group->ranks[to], group->channel, staged, size};
+        FSDP_TRY(p2p->ops->send(p2p, group->batch, &transfer, err));
         now->out_left[half]++;
     }
     now->staged++;
@@ -109,8 +110,9 @@ static fsdp_status post_row(progress *now, fsdp_error *err)
         size_t size = piece_size(group, group->routes[from].in_size, now->posted);
         if (size == 0)
             continue;
-        FSDP_TRY(p2p->ops->recv(p2p, group->batch, place, group->ranks[from], group->channel,
-                                piece_at(group, place), size, err));
+        const fsdp_p2p_transfer transfer = {place, group->ranks[from], group->channel,
+                                            piece_at(group, place), size};
+        FSDP_TRY(p2p->ops->recv(p2p, group->batch, &transfer, err));
         group->is_arriving[half * group->size + from] = true;
         now->in_left[half]++;
     }

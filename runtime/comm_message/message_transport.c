@@ -63,28 +63,24 @@ static fsdp_status init_group(message_group *group, message_transport *transport
 
 typedef struct new_group {
     const int *ranks;
-    int size, position; /* -1: this rank is not a member */
-    message_group *group;
-    fsdp_comm *comm;
+    int size;
+    fsdp_comm *comm;      /* NULL: this rank is not a member */
+    message_group *group; /* NULL: as before, or it is the only one */
 } new_group;
 
 static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(
-        fsdp_comm_check_ranks(&transport->base, made->ranks, made->size, &made->position, err));
+    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, &made->comm, err));
     if (transport->channels == transport->p2p->ops->channels)
         return fsdp_fail(err, FSDP_ERR_LIMIT, "more than %d groups over %s", transport->channels,
                          transport->p2p->ops->name);
-    if (made->position < 0)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, NULL, &made->comm, err));
-    if (made->size == 1)
+    if (!made->comm || made->size == 1)
         return FSDP_OK;
     message_group *group = fsdp_alloc(1, sizeof *group);
     if (!group)
         return fsdp_fail_memory(err, "a group of ranks");
     fsdp_status status =
-        init_group(group, transport, made->comm->ranks, made->size, made->position, err);
+        init_group(group, transport, made->comm->ranks, made->size, made->comm->rank, err);
     if (status == FSDP_OK)
         made->comm->backend = made->group = group;
     else

@@ -28,6 +28,13 @@ typedef struct fsdp_p2p_batch {
     int places;                /* each has one transfer under way, or none */
 } fsdp_p2p_batch;
 
+typedef struct fsdp_p2p_transfer {
+    int place;                 /* a free one of the batch */
+    int peer, channel;         /* peer: a rank of the world */
+    unsigned char *data;       /* in the batch's memory; a send only reads it */
+    size_t size;               /* 1..FSDP_P2P_PIECE bytes */
+} fsdp_p2p_transfer;
+
 typedef struct fsdp_p2p_ops {
     const char *name;          /* "mpi", "tcp" */
     int channels;              /* numbers from 1 to that can be used */
@@ -36,10 +43,10 @@ typedef struct fsdp_p2p_ops {
     fsdp_status (*batch_create)(fsdp_p2p *p2p, int places, size_t size, fsdp_p2p_batch **batch_out,
                                 fsdp_error *err);
     /* Begins a transfer of 1..FSDP_P2P_PIECE bytes of the batch's memory at a free place. */
-    fsdp_status (*send)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int to, int channel,
-                        const void *data, size_t size, fsdp_error *err);
-    fsdp_status (*recv)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int from, int channel, void *data,
-                        size_t size, fsdp_error *err);
+    fsdp_status (*send)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, const fsdp_p2p_transfer *transfer,
+                        fsdp_error *err);
+    fsdp_status (*recv)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, const fsdp_p2p_transfer *transfer,
+                        fsdp_error *err);
     /* Which places have become free; `finished` has room for all. */
     fsdp_status (*test)(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int *finished, int *count_out,
                         fsdp_error *err);

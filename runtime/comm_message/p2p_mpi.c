@@ -107,28 +107,26 @@ static void close_batch(fsdp_p2p *p2p, fsdp_p2p_batch *closed)
 
 /* --- transfers -------------------------------------------------------------------------------- */
 
-static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch, int place, int to,
-                              int channel, const void *data, size_t size, fsdp_error *err)
+static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch,
+                              const fsdp_p2p_transfer *piece, fsdp_error *err)
 {
-    const mpi_p2p *mine = (const mpi_p2p *)p2p;
     mpi_batch *batch = (mpi_batch *)to_batch;
-    batch->sizes[place] = 0;
+    batch->sizes[piece->place] = 0;
     fsdp_mpi_lock();
-    int code =
-        MPI_Isend(data, (int)size, MPI_BYTE, to, channel, mine->comm, &batch->requests[place]);
+    int code = MPI_Isend(piece->data, (int)piece->size, MPI_BYTE, piece->peer, piece->channel,
+                         ((const mpi_p2p *)p2p)->comm, &batch->requests[piece->place]);
     fsdp_mpi_unlock();
     return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Isend");
 }
 
-static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch, int place, int from,
-                                 int channel, void *data, size_t size, fsdp_error *err)
+static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *to_batch,
+                                 const fsdp_p2p_transfer *piece, fsdp_error *err)
 {
-    const mpi_p2p *mine = (const mpi_p2p *)p2p;
     mpi_batch *batch = (mpi_batch *)to_batch;
-    batch->sizes[place] = (int)size;
+    batch->sizes[piece->place] = (int)piece->size;
     fsdp_mpi_lock();
-    int code =
-        MPI_Irecv(data, (int)size, MPI_BYTE, from, channel, mine->comm, &batch->requests[place]);
+    int code = MPI_Irecv(piece->data, (int)piece->size, MPI_BYTE, piece->peer, piece->channel,
+                         ((const mpi_p2p *)p2p)->comm, &batch->requests[piece->place]);
     fsdp_mpi_unlock();
     return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Irecv");
 }

@@ -94,42 +94,37 @@ static void append(tcp_transfer **list, tcp_transfer *transfer)
     *list = transfer;
 }
 
-static tcp_transfer *place_transfer(fsdp_p2p_batch *to, int place, int channel, const void *data,
-                                    size_t size)
+static tcp_transfer *place_transfer(fsdp_p2p_batch *to, const fsdp_p2p_transfer *piece)
 {
     tcp_batch *batch = (tcp_batch *)to;
-    tcp_transfer *transfer = &batch->transfers[place];
-    *transfer = (tcp_transfer){.batch = batch,
-                               .place = place,
-                               .channel = channel,
-                               .data = (unsigned char *)(uintptr_t)data,
-                               .size = size};
+    tcp_transfer *transfer = &batch->transfers[piece->place];
+    *transfer = (tcp_transfer){.batch = batch, .piece = *piece};
     return transfer;
 }
 
-static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int to, int channel,
-                              const void *data, size_t size, fsdp_error *err)
+static fsdp_status send_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, const fsdp_p2p_transfer *piece,
+                              fsdp_error *err)
 {
     tcp_p2p *mine = (tcp_p2p *)p2p;
-    tcp_stream *stream = &mine->streams[to];
+    tcp_stream *stream = &mine->streams[piece->peer];
     (void)err;
     pthread_mutex_lock(&mine->lock);
-    append(&stream->sends, place_transfer(batch, place, channel, data, size));
+    append(&stream->sends, place_transfer(batch, piece));
     fsdp_tcp_stream_write(stream);
     pthread_mutex_unlock(&mine->lock);
     return FSDP_OK;
 }
 
-static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch, int place, int from,
-                                 int channel, void *data, size_t size, fsdp_error *err)
+static fsdp_status receive_piece(fsdp_p2p *p2p, fsdp_p2p_batch *batch,
+                                 const fsdp_p2p_transfer *piece, fsdp_error *err)
 {
     tcp_p2p *mine = (tcp_p2p *)p2p;
-    tcp_stream *stream = &mine->streams[from];
-    const tcp_frame frame = {FRAME_ROOM, 0, channel};
+    tcp_stream *stream = &mine->streams[piece->peer];
+    const tcp_frame frame = {FRAME_ROOM, 0, piece->channel};
     pthread_mutex_lock(&mine->lock);
     bool fits = fsdp_tcp_stream_put_small(stream, &frame, NULL);
     if (fits) {
-        append(&stream->receives, place_transfer(batch, place, channel, data, size));
+        append(&stream->receives, place_transfer(batch, piece));
         fsdp_tcp_stream_write(stream);
     }
     pthread_mutex_unlock(&mine->lock);

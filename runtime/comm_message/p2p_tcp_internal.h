@@ -20,9 +20,7 @@ typedef struct tcp_batch tcp_batch;
 typedef struct tcp_transfer {
     struct tcp_transfer *next;
     tcp_batch *batch;          /* NULL: the place is free */
-    int place, channel;
-    unsigned char *data;
-    size_t size;
+    fsdp_p2p_transfer piece;
 } tcp_transfer;
 
 struct tcp_batch {

@@ -90,14 +90,12 @@ static int find_missing(const connector *now, int end)
 
 static fsdp_status accept_batch(connector *now, int end, fsdp_error *err)
 {
-    struct pollfd polled[1 + FSDP_LISTENER_PENDING];
     for (accept_all(now); find_missing(now, end) < end; accept_all(now)) {
         if (fsdp_now_ms() >= now->until_ms)
             return fsdp_fail(err, FSDP_ERR_PEER, "rank %d did not connect for data within %g s",
                              find_missing(now, end), now->deadline_ms / 1000.0);
         FSDP_TRY(fsdp_listener_check(&now->listener, err));
-        int n = fsdp_listener_poll(&now->listener, polled);
-        (void)poll(polled, (nfds_t)n, fsdp_poll_ms(now->until_ms));
+        fsdp_listener_wait(&now->listener, now->until_ms);
     }
     return FSDP_OK;
 }

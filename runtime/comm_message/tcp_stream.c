@@ -11,7 +11,7 @@ static void finish(tcp_transfer *transfer)
 {
     tcp_batch *batch = transfer->batch;
     transfer->batch = NULL;
-    batch->finished[batch->finished_count++] = transfer->place;
+    batch->finished[batch->finished_count++] = transfer->piece.place;
 }
 
 static tcp_transfer *take_from(tcp_transfer **list, tcp_transfer *wanted)
@@ -52,7 +52,7 @@ static bool note_room(tcp_stream *stream, int channel)
 static tcp_transfer *next_send(const tcp_stream *stream, tcp_room **room_out)
 {
     for (tcp_transfer *at = stream->sends; at; at = at->next) {
-        *room_out = find_room((tcp_stream *)stream, at->channel);
+        *room_out = find_room((tcp_stream *)stream, at->piece.channel);
         if (*room_out && (*room_out)->count > 0)
             return at;
     }
@@ -107,7 +107,7 @@ static bool begin_send(tcp_stream *stream)
         return false;
     room->count--;
     stream->sending = take_from(&stream->sends, next);
-    stream->out = (tcp_frame){FRAME_DATA, (uint32_t)next->size, next->channel};
+    stream->out = (tcp_frame){FRAME_DATA, (uint32_t)next->piece.size, next->piece.channel};
     stream->out_at = 0;
     return true;
 }
@@ -117,9 +117,10 @@ static bool write_data(tcp_stream *stream)
     tcp_transfer *now = stream->sending;
     size_t at = stream->out_at, head = sizeof stream->out;
     ssize_t n = at < head ? write_some(stream, (const unsigned char *)&stream->out + at, head - at)
-                          : write_some(stream, now->data + (at - head), now->size - (at - head));
+                          : write_some(stream, now->piece.data + (at - head),
+                                       now->piece.size - (at - head));
     stream->out_at += n > 0 ? (size_t)n : 0;
-    if (stream->out_at == head + now->size) {
+    if (stream->out_at == head + now->piece.size) {
         stream->sending = NULL;
         finish(now);
     }
@@ -144,7 +145,7 @@ void fsdp_tcp_stream_write(tcp_stream *stream)
 static tcp_transfer *find_receive(const tcp_stream *stream, int channel)
 {
     tcp_transfer *at = stream->receives;
-    while (at && at->channel != channel)
+    while (at && at->piece.channel != channel)
         at = at->next;
     return at;
 }
@@ -163,7 +164,7 @@ static bool begin_frame(tcp_stream *stream)
         return !stream->lacks_memory;
     }
     tcp_transfer *receive = find_receive(stream, frame->channel);
-    if (frame->kind != FRAME_DATA || !receive || receive->size != frame->size)
+    if (frame->kind != FRAME_DATA || !receive || receive->piece.size != frame->size)
         return false;
     stream->receiving = take_from(&stream->receives, receive);
     return true;
@@ -206,7 +207,7 @@ static bool read_frame(tcp_stream *stream, tcp_status **statuses)
         }
     } else {
         unsigned char *to =
-            stream->receiving ? stream->receiving->data : stream->receiving_status->data;
+            stream->receiving ? stream->receiving->piece.data : stream->receiving_status->data;
         goes_on =
             read_some(stream, to + (stream->in_at - head), head + stream->in.size - stream->in_at);
     }

@@ -69,9 +69,9 @@ void fsdp_shared_transport_release(shared_transport *transport)
 
 typedef struct new_group {
     const int *ranks;
-    int size, position; /* -1: this rank is not a member */
-    shared_group *group;
-    fsdp_comm *comm;
+    int size;
+    fsdp_comm *comm;        /* NULL: this rank is not a member */
+    shared_group *group;    /* NULL: as before, or it is the only one */
     uint64_t block, window; /* as published */
 } new_group;
 
@@ -89,7 +89,7 @@ static fsdp_status take_shared(shared_transport *transport, size_t size, uint64_
 static fsdp_status bring_memory(shared_transport *transport, new_group *made, fsdp_error *err)
 {
     void *data;
-    if (made->position == 0) {
+    if (made->comm->rank == 0) {
         size_t size = fsdp_shared_block_size(made->size);
         FSDP_TRY(take_shared(transport, size, &made->block, &data, err));
         memset(data, 0, size);
@@ -99,18 +99,14 @@ static fsdp_status bring_memory(shared_transport *transport, new_group *made, fs
 
 static fsdp_status prepare(shared_transport *transport, new_group *made, fsdp_error *err)
 {
-    FSDP_TRY(
-        fsdp_comm_check_ranks(&transport->base, made->ranks, made->size, &made->position, err));
-    if (made->position < 0)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, NULL, &made->comm, err));
-    if (made->size == 1)
+    FSDP_TRY(fsdp_comm_create(&transport->base, made->ranks, made->size, &made->comm, err));
+    if (!made->comm || made->size == 1)
         return FSDP_OK;
     made->group = fsdp_alloc(1, sizeof *made->group);
     if (!made->group)
         return fsdp_fail_memory(err, "a group of ranks");
     fsdp_status status =
-        fsdp_shared_group_init(made->group, transport, made->position, made->size, err);
+        fsdp_shared_group_init(made->group, transport, made->comm->rank, made->size, err);
     if (status != FSDP_OK) {
         fsdp_free(made->group);
         made->group = NULL;

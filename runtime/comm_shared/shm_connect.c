@@ -1,15 +1,13 @@
 /*
- * How ranks of one host get at each other's segments. Every rank listens on an abstract Unix
- * socket, whose name holds a random number that only this job knows, sends its descriptor to all
- * others, and takes theirs. Both sides look who is at the other end; processes of other users are
- * not talked to. Abstract names and descriptors under way go with the processes. See
- * transport_shm.h.
+ * Passes every rank's memory segment to the other ranks of the host. Every rank listens on an
+ * abstract Unix socket whose name holds a random token of the job, connects to each other rank and
+ * sends it a hello (listener.h) and the descriptor of its segment. Both ends check that the other
+ * process belongs to the same user. Abstract names and descriptors in flight disappear with the
+ * processes. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -18,27 +16,20 @@
 #include <unistd.h>
 
 #include "base/core/clock.h"
-#include "base/core/mem.h"
+#include "runtime/bootstrap/listener.h"
+#include "runtime/bootstrap/socket.h"
 
-enum { TOKEN = 16, LOOK_MS = 20, SPARE_PENDING = 16, ACCEPTS_AT_ONCE = 8 };
-
-typedef struct handshake {
-    unsigned char token[TOKEN];
-    int32_t rank;
-    int32_t has_segment;
-} handshake;
+enum { TOKEN = FSDP_SHA256_SIZE, LOOK_MS = 20 };
 
 typedef struct connector {
     fsdp_ctl *ctl;
-    int rank, size, listener;
-    /* The listener, then who has connected and not sent its letter yet, in the order of coming. */
-    struct pollfd *polled;
-    int pending, pending_room;
+    int rank, size;
+    fsdp_listener listener;
     unsigned char token[TOKEN];
     int64_t until_ms;
     const shm_segment *own;
     shm_peer *peers;
-    fsdp_status local; /* a failure here that the others need not wait for */
+    fsdp_status local; /* a failure of this rank, reported once the others have its hello */
 } connector;
 
 /* --- sockets ---------------------------------------------------------------------------------- */
@@ -60,18 +51,6 @@ static int open_socket(void)
     return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
 
-static fsdp_status listen_for_peers(connector *now, fsdp_error *err)
-{
-    struct sockaddr_un name;
-    socklen_t length = make_name(now, now->rank, &name);
-    now->listener = open_socket();
-    if (now->listener < 0 || bind(now->listener, (struct sockaddr *)&name, length) != 0 ||
-        listen(now->listener, now->size) != 0)
-        return fsdp_fail_errno(err, errno, "cannot listen for the other ranks of this host");
-    now->polled[0] = (struct pollfd){.fd = now->listener, .events = POLLIN};
-    return FSDP_OK;
-}
-
 static bool is_same_user(int fd, int *pid_out)
 {
     struct ucred about;
@@ -82,56 +61,71 @@ static bool is_same_user(int fd, int *pid_out)
     return about.uid == geteuid();
 }
 
-/* --- letters ---------------------------------------------------------------------------------- */
-
-typedef union descriptor_room {
-    struct cmsghdr head;
-    char bytes[CMSG_SPACE(sizeof(int))];
-} descriptor_room;
-
-static bool send_handshake(const connector *now, int fd)
+static bool allows(int fd)
 {
-    bool has_segment = now->local == FSDP_OK;
-    handshake mine = {.rank = now->rank, .has_segment = has_segment};
-    struct iovec data = {.iov_base = &mine, .iov_len = sizeof mine};
-    descriptor_room room = {.bytes = {0}};
-    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1};
-    memcpy(mine.token, now->token, TOKEN);
-    if (has_segment) {
-        message.msg_control = room.bytes;
-        message.msg_controllen = sizeof room.bytes;
-        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
-        head->cmsg_level = SOL_SOCKET;
-        head->cmsg_type = SCM_RIGHTS;
-        head->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(head), &now->own->fd, sizeof(int));
-    }
-    return sendmsg(fd, &message, MSG_NOSIGNAL) == (ssize_t)sizeof mine;
+    int pid;
+    return is_same_user(fd, &pid);
 }
 
-/*
- * False when it is not a letter of this job. *passed_out: -1, or the descriptor that came with it,
- * unless this process has no room for it.
- */
-static bool recv_handshake(const connector *now, int fd, handshake *theirs, int *passed_out)
+static fsdp_status listen_for_peers(connector *now, fsdp_error *err)
 {
-    struct iovec data = {.iov_base = theirs, .iov_len = sizeof *theirs};
-    descriptor_room room = {.bytes = {0}};
-    struct msghdr message = {.msg_iov = &data,
-                             .msg_iovlen = 1,
-                             .msg_control = room.bytes,
-                             .msg_controllen = sizeof room.bytes};
-    *passed_out = -1;
-    ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-    bool is_cut = got >= 0 && (message.msg_flags & MSG_CTRUNC) != 0;
-    struct cmsghdr *head = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    struct sockaddr_un name;
+    socklen_t length = make_name(now, now->rank, &name);
+    int fd = open_socket();
+    now->listener = (fsdp_listener){.fd = fd, .allows = allows};
+    if (fd < 0 || bind(fd, (struct sockaddr *)&name, length) != 0 || listen(fd, now->size) != 0)
+        return fsdp_fail_errno(err, errno, "cannot listen for the other ranks of this host");
+    return FSDP_OK;
+}
+
+/* --- descriptors ------------------------------------------------------------------------------ */
+
+/* One byte, and one descriptor beside it. */
+typedef struct descriptor_message {
+    struct msghdr head;
+    struct iovec data;
+    char byte;
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(sizeof(int))];
+    } control;
+} descriptor_message;
+
+static void init_message(descriptor_message *message)
+{
+    memset(message, 0, sizeof *message);
+    message->data = (struct iovec){.iov_base = &message->byte, .iov_len = 1};
+    message->head = (struct msghdr){.msg_iov = &message->data,
+                                    .msg_iovlen = 1,
+                                    .msg_control = message->control.bytes,
+                                    .msg_controllen = sizeof message->control.bytes};
+}
+
+static bool send_descriptor(int to, int fd)
+{
+    descriptor_message message;
+    init_message(&message);
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message.head);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(head), &fd, sizeof(int));
+    return sendmsg(to, &message.head, MSG_NOSIGNAL) == 1;
+}
+
+/* False when none was sent. *fd_out: -1 when this process has no room for it. */
+static bool recv_descriptor(int from, int *fd_out)
+{
+    descriptor_message message;
+    init_message(&message);
+    *fd_out = -1;
+    bool came = recvmsg(from, &message.head, MSG_CMSG_CLOEXEC) == 1;
+    bool is_cut = came && (message.head.msg_flags & MSG_CTRUNC) != 0;
+    struct cmsghdr *head = came ? CMSG_FIRSTHDR(&message.head) : NULL;
     if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
         head->cmsg_len == CMSG_LEN(sizeof(int)))
-        memcpy(passed_out, CMSG_DATA(head), sizeof(int));
-    return got == (ssize_t)sizeof *theirs && memcmp(theirs->token, now->token, TOKEN) == 0 &&
-           theirs->rank >= 0 && theirs->rank < now->size && theirs->rank != now->rank &&
-           !now->peers[theirs->rank].is_here &&
-           (*passed_out >= 0 || is_cut) == (theirs->has_segment != 0);
+        memcpy(fd_out, CMSG_DATA(head), sizeof(int));
+    return *fd_out >= 0 || is_cut;
 }
 
 /* --- sending ---------------------------------------------------------------------------------- */
@@ -144,7 +138,17 @@ static fsdp_status fail_connect(int rank, fsdp_error *err)
     return fsdp_fail_errno(err, errno, "cannot connect to rank %d", rank);
 }
 
-/* It may be that there is no room now: then was_sent stays false. */
+static bool send_segment(const connector *now, int fd, int rank)
+{
+    bool has_segment = now->local == FSDP_OK;
+    fsdp_hello hello = fsdp_hello_make(FSDP_HELLO_MEMORY, now->rank, now->size, rank, now->token);
+    hello.port = has_segment;
+    return send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == (ssize_t)sizeof hello &&
+           (!has_segment || send_descriptor(fd, now->own->fd));
+}
+
+/* was_sent stays false when the connection cannot take it now: a full backlog, a full buffer, or a
+ * peer that closed the connection for newer ones. The next round tries again. */
 static fsdp_status send_over(connector *now, int fd, int rank, fsdp_error *err)
 {
     struct sockaddr_un name;
@@ -157,8 +161,9 @@ static fsdp_status send_over(connector *now, int fd, int rank, fsdp_error *err)
         return fsdp_fail(err, FSDP_ERR_REFUSED, "rank %d runs as another user", rank);
     if (peer->process.fd < 0)
         FSDP_TRY(fsdp_process_watch_open(pid, rank, &peer->process, err));
-    peer->was_sent = send_handshake(now, fd);
-    if (!peer->was_sent && errno != EAGAIN && errno != ETOOMANYREFS)
+    peer->was_sent = send_segment(now, fd, rank);
+    if (!peer->was_sent && errno != EAGAIN && errno != ETOOMANYREFS && errno != EPIPE &&
+        errno != ECONNRESET)
         return fail_connect(rank, err);
     return FSDP_OK;
 }
@@ -173,107 +178,57 @@ static fsdp_status send_to(connector *now, int rank, fsdp_error *err)
     return status;
 }
 
-/* --- taking ----------------------------------------------------------------------------------- */
-
-/* A failure to map is this rank's own: it goes on, so that nobody waits for it, and tells at the
- * end. */
-static void recv_segment(connector *now, int fd, fsdp_error *err)
+static fsdp_status send_to_all(connector *now, fsdp_error *err)
 {
-    handshake theirs;
-    int passed;
-    if (!recv_handshake(now, fd, &theirs, &passed)) {
-        if (passed >= 0)
-            close(passed);
+    for (int i = 1; i < now->size; i++) {
+        int to = (now->rank + i) % now->size;
+        if (!now->peers[to].was_sent)
+            FSDP_TRY(send_to(now, to, err));
+    }
+    return FSDP_OK;
+}
+
+/* --- receiving -------------------------------------------------------------------------------- */
+
+/* A failure to map is kept in `local`: this rank goes on, so that no other waits for it, and fails
+ * at the end. */
+static void recv_segment(connector *now, const fsdp_pending *from, fsdp_error *err)
+{
+    int rank = from->hello.rank, passed = -1;
+    shm_peer *peer = &now->peers[rank];
+    if (from->hello.port == 0) {
+        peer->is_here = true;
         return;
     }
-    shm_peer *peer = &now->peers[theirs.rank];
+    if (!fsdp_socket_wait(from->fd, POLLIN, now->until_ms) || !recv_descriptor(from->fd, &passed))
+        return; /* it sends again */
     peer->is_here = true;
-    if (passed < 0 && theirs.has_segment && now->local == FSDP_OK)
+    if (now->local != FSDP_OK) {
+        fsdp_socket_close(&passed);
+        return;
+    }
+    if (passed >= 0)
+        now->local = fsdp_shm_segment_map(passed, rank, &peer->segment, err);
+    else
         now->local =
             fsdp_fail(err, FSDP_ERR_LIMIT,
-                      "no file is left for the memory of rank %d; raise `ulimit -n`", theirs.rank);
-    if (passed < 0)
-        return;
-    if (now->local == FSDP_OK)
-        now->local = fsdp_shm_segment_map(passed, theirs.rank, &peer->segment, err);
-    else
-        close(passed);
+                      "no file is left for the memory of rank %d; raise `ulimit -n`", rank);
 }
 
-static void drop_pending(connector *now, int i)
+static bool recv_from_all(connector *now, fsdp_error *err)
 {
-    struct pollfd *at = &now->polled[1 + i];
-    close(at->fd);
-    now->pending--;
-    memmove(at, at + 1, (size_t)(now->pending - i) * sizeof *at);
-}
-
-/* There is room for all ranks: where it is too little strangers are among the pending. */
-static void admit(connector *now, int fd)
-{
-    int pid;
-    if (!is_same_user(fd, &pid)) {
-        close(fd);
-        return;
-    }
-    if (now->pending == now->pending_room)
-        drop_pending(now, 0);
-    now->polled[1 + now->pending++] = (struct pollfd){.fd = fd, .events = POLLIN};
-}
-
-/*
- * Somebody waits at the door, and this process may open nothing more. Who is in keeps files open: a
- * rank says at once what it has to, so that when all are silent for a while the oldest ones are
- * strangers. Two of them go: the next one brings a file along.
- */
-static fsdp_status free_descriptors(connector *now, fsdp_error *err)
-{
-    int failed = errno;
-    if (now->pending == 0)
-        return fsdp_fail_errno(err, failed, "cannot let in the other ranks of this host");
-    if (poll(now->polled + 1, (nfds_t)now->pending, LOOK_MS) > 0)
-        return FSDP_OK;
-    for (int i = 0; i < 2 && now->pending > 0; i++)
-        drop_pending(now, 0);
-    return FSDP_OK;
-}
-
-static fsdp_status accept_new(connector *now, bool *has_new_out, fsdp_error *err)
-{
-    *has_new_out = false;
-    for (int came = 0; came < ACCEPTS_AT_ONCE; came++) {
-        int fd = accept4(now->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
-            return free_descriptors(now, err);
-        if (fd < 0)
-            return FSDP_OK;
-        *has_new_out = true;
-        admit(now, fd);
-    }
-    return FSDP_OK;
-}
-
-/* Of the pending whose letter is here, or who have gone. */
-static bool recv_handshakes(connector *now, fsdp_error *err)
-{
-    bool any = poll(now->polled + 1, (nfds_t)now->pending, 0) > 0;
-    for (int i = now->pending - 1; i >= 0 && any; i--) {
-        if (now->polled[1 + i].revents == 0)
-            continue;
-        recv_segment(now, now->polled[1 + i].fd, err);
-        drop_pending(now, i);
+    fsdp_pending from;
+    bool any = false;
+    for (; fsdp_listener_accept(&now->listener, &from); fsdp_socket_close(&from.fd)) {
+        any = true;
+        if (fsdp_hello_is_for(&from.hello, FSDP_HELLO_MEMORY, now->rank, now->size, now->token) &&
+            !now->peers[from.hello.rank].is_here)
+            recv_segment(now, &from, err);
     }
     return any;
 }
 
-static fsdp_status serve_listener(connector *now, bool *any_out, fsdp_error *err)
-{
-    FSDP_TRY(accept_new(now, any_out, err));
-    *any_out |= recv_handshakes(now, err);
-    return FSDP_OK;
-}
-
-/* --- the connector ---------------------------------------------------------------------------- */
+/* --- all ranks -------------------------------------------------------------------------------- */
 
 static bool is_complete(const connector *now)
 {
@@ -299,45 +254,18 @@ static fsdp_status check_missing(const connector *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status send_to_all(connector *now, fsdp_error *err)
-{
-    for (int i = 1; i < now->size; i++) {
-        int to = (now->rank + i) % now->size;
-        if (!now->peers[to].was_sent)
-            FSDP_TRY(send_to(now, to, err));
-    }
-    return FSDP_OK;
-}
-
 static fsdp_status connect_all(connector *now, fsdp_error *err)
 {
     while (!is_complete(now)) {
-        bool any;
         FSDP_TRY(send_to_all(now, err));
-        FSDP_TRY(serve_listener(now, &any, err));
-        /* strangers may come for ever */
+        bool any = recv_from_all(now, err);
+        FSDP_TRY(fsdp_listener_check(&now->listener, err));
         if (any && fsdp_now_ms() < now->until_ms)
             continue;
         FSDP_TRY(check_missing(now, err));
-        (void)poll(now->polled, (nfds_t)(1 + now->pending), LOOK_MS);
+        fsdp_listener_wait(&now->listener, fsdp_now_ms() + LOOK_MS);
     }
     return now->local;
-}
-
-static fsdp_status init_pending(connector *now, fsdp_error *err)
-{
-    now->pending_room = now->size + SPARE_PENDING;
-    now->polled = fsdp_alloc((size_t)now->pending_room + 1, sizeof *now->polled);
-    return now->polled ? FSDP_OK : fsdp_fail_memory(err, "the memory of other ranks");
-}
-
-static void release_pending(connector *now)
-{
-    while (now->pending > 0)
-        drop_pending(now, now->pending - 1);
-    if (now->listener >= 0)
-        close(now->listener);
-    fsdp_free(now->polled);
 }
 
 static fsdp_status share_token(connector *now, fsdp_error *err)
@@ -355,19 +283,16 @@ fsdp_status fsdp_shm_connect(fsdp_ctl *ctl, int deadline_ms, const shm_segment *
     connector now = {.ctl = ctl,
                      .rank = fsdp_ctl_rank(ctl),
                      .size = fsdp_ctl_size(ctl),
-                     .listener = -1,
+                     .listener = {.fd = -1},
                      .until_ms = fsdp_now_ms() + deadline_ms,
                      .own = own,
                      .peers = peers};
     FSDP_TRY(share_token(&now, err));
-    fsdp_status status = init_pending(&now, err);
-    if (status == FSDP_OK)
-        status = listen_for_peers(&now, err);
-    status = fsdp_ctl_agree(ctl, status, err);
+    fsdp_status status = fsdp_ctl_agree(ctl, listen_for_peers(&now, err), err);
     if (status == FSDP_OK) {
-        /* where this rank fails its door stays open for the letters of the others, who go on */
+        /* a rank that fails here keeps listening: the others still send it their segments */
         status = fsdp_ctl_agree(ctl, connect_all(&now, err), err);
     }
-    release_pending(&now);
+    fsdp_listener_release(&now.listener);
     return status;
 }

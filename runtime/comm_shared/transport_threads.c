@@ -16,7 +16,10 @@ typedef struct shared_memory {
     _Alignas(FSDP_SHARED_LINE) unsigned char data[];
 } shared_memory;
 
+/* Shared by all ranks; freed with the last reference. */
 typedef struct thread_hub {
+    int size, deadline_ms;
+    shared_block *block; /* of the world */
     _Atomic int references;
     _Atomic(shared_memory *) first;
 } thread_hub;
@@ -82,15 +85,14 @@ static const fsdp_transport_ops thread_ops = {
     .close = close_transport,
 };
 
-static fsdp_status create_transport(thread_hub *hub, shared_block *block, int rank, int size,
-                                    int deadline_ms, fsdp_transport **transport_out,
+static fsdp_status create_transport(thread_hub *hub, int rank, fsdp_transport **transport_out,
                                     fsdp_error *err)
 {
     thread_transport *mine = fsdp_alloc(1, sizeof *mine);
     if (!mine)
         return fsdp_fail_memory(err, "a transport");
     mine->shared.base = (fsdp_transport){
-        .ops = &thread_ops, .rank = rank, .size = size, .deadline_ms = deadline_ms};
+        .ops = &thread_ops, .rank = rank, .size = hub->size, .deadline_ms = hub->deadline_ms};
     mine->shared.window_half = WINDOW_HALF;
     mine->shared.alloc_shared = alloc_shared;
     mine->hub = hub;
@@ -99,26 +101,27 @@ static fsdp_status create_transport(thread_hub *hub, shared_block *block, int ra
         fsdp_free(mine);
         return status;
     }
-    mine->shared.world.block = block;
+    mine->shared.world.block = hub->block;
     atomic_fetch_add(&hub->references, 1);
     *transport_out = &mine->shared.base;
     return FSDP_OK;
 }
 
-/* The hub has a seat for the making itself, so that it is there until the end of it. */
-static fsdp_status create_hub(int n, thread_hub **hub_out, shared_block **block_out,
-                              fsdp_error *err)
+/* The caller holds a reference until all ranks have theirs. */
+static fsdp_status create_hub(int size, int deadline_ms, thread_hub **hub_out, fsdp_error *err)
 {
     thread_hub *hub = fsdp_alloc(1, sizeof *hub);
     if (!hub)
         return fsdp_fail_memory(err, "the hub of a world of threads");
+    hub->size = size;
+    hub->deadline_ms = deadline_ms;
     atomic_store(&hub->references, 1);
-    *block_out = hub_alloc(hub, fsdp_shared_block_size(n));
-    if (!*block_out) {
+    hub->block = hub_alloc(hub, fsdp_shared_block_size(size));
+    if (!hub->block) {
         release_hub(hub);
         return fsdp_fail_memory(err, "the hub of a world of threads");
     }
-    memset(*block_out, 0, fsdp_shared_block_size(n));
+    memset(hub->block, 0, fsdp_shared_block_size(size));
     *hub_out = hub;
     return FSDP_OK;
 }
@@ -127,15 +130,14 @@ fsdp_status fsdp_transport_threads(int n, int deadline_ms, fsdp_transport **tran
                                    fsdp_error *err)
 {
     thread_hub *hub = NULL;
-    shared_block *block = NULL;
     if (n < 1 || n > MAX_RANKS)
         return fsdp_fail(err, FSDP_ERR_USAGE, "cannot connect %d threads: 1 to %d are possible", n,
                          MAX_RANKS);
-    FSDP_TRY(create_hub(n, &hub, &block, err));
+    FSDP_TRY(create_hub(n, deadline_ms, &hub, err));
     fsdp_status status = FSDP_OK;
     int made = 0;
     while (made < n && status == FSDP_OK) {
-        status = create_transport(hub, block, made, n, deadline_ms, &transports_out[made], err);
+        status = create_transport(hub, made, &transports_out[made], err);
         made += status == FSDP_OK;
     }
     for (int i = 0; status != FSDP_OK && i < made; i++)

@@ -9,7 +9,7 @@
 #include <fsdp/ctl.h>
 #include <fsdp/status.h>
 
-enum { FSDP_MPI_TABLE_VERSION = 2 };
+enum { FSDP_MPI_TABLE_VERSION = 3 };
 
 /* What libfsdp_mpi exports as fsdp_mpi_table. Versions differ when libraries of two installations meet. */
 typedef struct fsdp_mpi_functions {

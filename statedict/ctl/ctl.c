@@ -444,41 +444,35 @@ static fsdp_status check_peer(const fsdp_ctl *ctl, int peer, fsdp_error *err)
                      ctl->rank, ctl->size, peer);
 }
 
-static ctl_call begin_message(fsdp_ctl *ctl, call_kind kind, size_t size)
+static fsdp_status run_message(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
-    ctl_call call = begin_call(ctl, kind, size);
-    call.head.calls = ctl->calls;
-    return call;
+    fsdp_error broken = {0};
+    call->head.calls = ctl->calls;
+    fsdp_status status = check_peer(ctl, peer, &broken);
+    if (status != FSDP_OK) {
+        if (err)
+            *err = broken;
+        return status;
+    }
+    note_call(ctl, call->head.call, peer);
+    if (call->head.call == CALL_SEND)
+        status = fsdp_ctl_put_data(ctl, call, peer, call->mine, &broken);
+    else
+        status = fsdp_ctl_take_data(ctl, call, peer, call->data, &broken);
+    note_call(ctl, 0, -1);
+    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, call, &broken, err);
 }
 
 fsdp_status fsdp_ctl_send(fsdp_ctl *ctl, int to, const void *data, size_t size, fsdp_error *err)
 {
-    fsdp_error broken = {0};
-    ctl_call call = begin_message(ctl, CALL_SEND, size);
-    fsdp_status status = check_peer(ctl, to, &broken);
-    if (status != FSDP_OK) {
-        if (err)
-            *err = broken;
-        return status;
-    }
-    note_call(ctl, CALL_SEND, to);
-    status = fsdp_ctl_put_data(ctl, &call, to, data, &broken);
-    note_call(ctl, 0, -1);
-    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+    ctl_call call = begin_call(ctl, CALL_SEND, size);
+    call.mine = data;
+    return run_message(ctl, &call, to, err);
 }
 
 fsdp_status fsdp_ctl_recv(fsdp_ctl *ctl, int from, void *data, size_t size, fsdp_error *err)
 {
-    fsdp_error broken = {0};
-    ctl_call call = begin_message(ctl, CALL_RECV, size);
-    fsdp_status status = check_peer(ctl, from, &broken);
-    if (status != FSDP_OK) {
-        if (err)
-            *err = broken;
-        return status;
-    }
-    note_call(ctl, CALL_RECV, from);
-    status = fsdp_ctl_take_data(ctl, &call, from, data, &broken);
-    note_call(ctl, 0, -1);
-    return status == FSDP_OK ? FSDP_OK : poison_ctl(ctl, &call, &broken, err);
+    ctl_call call = begin_call(ctl, CALL_RECV, size);
+    call.data = data;
+    return run_message(ctl, &call, from, err);
 }

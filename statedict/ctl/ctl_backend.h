@@ -92,8 +92,12 @@ static inline fsdp_status fsdp_ctl_fail_late(fsdp_error *err)
 
 /* For back ends, at the end of recv. A message of another size than was waited for is an error, and noted in
  * ctl: it may be the farewell of a rank that gave up. */
-FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t came_size,
-                                        void *data, size_t size, fsdp_error *err);
+typedef struct fsdp_ctl_bytes {
+    const void *data;
+    size_t size;
+} fsdp_ctl_bytes;
+FSDP_API fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, fsdp_ctl_bytes received, void *data,
+                                        size_t size, fsdp_error *err);
 
 /* Takes ownership of backend; on failure closes it. Exported for the back ends outside libfsdp. */
 FSDP_API fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *backend,

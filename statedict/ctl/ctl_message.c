@@ -124,11 +124,11 @@ static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, 
 }
 
 static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, size_t size,
-                        int64_t until_ms, fsdp_error *err)
+                        fsdp_error *err)
 {
     frame head;
     ctl->unexpected_size = 0;
-    if (ctl->ops->recv(ctl, from, data, size, until_ms, err) == FSDP_OK)
+    if (ctl->ops->recv(ctl, from, data, size, call->until_ms, err) == FSDP_OK)
         return FSDP_OK;
     if (is_unexpected_leave(ctl, &head))
         return take_leave_reason(ctl, call, from, &head, err);
@@ -192,8 +192,7 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
     report_out->rank = head->rank;
     report_out->errnum = head->errnum;
     if (head->status != FSDP_OK)
-        FSDP_TRY(
-            take(ctl, call, from, report_out->text, sizeof report_out->text, call->until_ms, err));
+        FSDP_TRY(take(ctl, call, from, report_out->text, sizeof report_out->text, err));
     report_out->text[sizeof report_out->text - 1] = '\0';
     if (head->kind != FRAME_LEAVE)
         return FSDP_OK;
@@ -204,10 +203,10 @@ fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const fr
 fsdp_status fsdp_ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
                                  fsdp_error *report_out, fsdp_error *err)
 {
-    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
+    FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, err));
     while (fsdp_ctl_is_work(head_out)) {
         note_work(ctl, call, head_out);
-        FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, call->until_ms, err));
+        FSDP_TRY(take(ctl, call, from, head_out, sizeof *head_out, err));
     }
     return fsdp_ctl_take_rest(ctl, call, from, head_out, report_out, err);
 }
@@ -250,8 +249,7 @@ fsdp_status fsdp_ctl_take_piece(fsdp_ctl *ctl, ctl_call *call, int from, uint64_
     if (head.kind != FRAME_DATA || head.at != at || !fsdp_ctl_is_same_call(&head, &expected))
         return fsdp_ctl_fail_mismatch(ctl, &call->head, from, &head, err);
     size_t size = fsdp_ctl_piece_size(call, at);
-    return size == 0 ? FSDP_OK
-                     : take(ctl, call, from, (char *)data + at, size, call->until_ms, err);
+    return size == 0 ? FSDP_OK : take(ctl, call, from, (char *)data + at, size, err);
 }
 
 fsdp_status fsdp_ctl_put_data(fsdp_ctl *ctl, ctl_call *call, int to, const void *data,

@@ -13,7 +13,7 @@ enum { FSDP_CTL_LEAVE_MS = 1000 };
 /* One call in progress on this rank. */
 typedef struct ctl_call {
     frame head;
-    const void *mine;          /* allgather: this rank's part */
+    const void *mine;          /* allgather: this rank's part; send: what is sent */
     void *data;                /* where data lies or goes */
     int64_t until_ms;
     bool timed_out;            /* how the last wait failed */

@@ -26,18 +26,18 @@ fsdp_status fsdp_ctl_create(const fsdp_ctl_ops *ops, int rank, int size, void *b
     return FSDP_OK;
 }
 
-fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, const void *came, size_t came_size,
-                               void *data, size_t size, fsdp_error *err)
+fsdp_status fsdp_ctl_hand_over(fsdp_ctl *ctl, int from, fsdp_ctl_bytes received, void *data,
+                               size_t size, fsdp_error *err)
 {
-    if (came_size == size) {
-        memcpy(data, came, size);
+    if (received.size == size) {
+        memcpy(data, received.data, size);
         return FSDP_OK;
     }
-    ctl->unexpected_size = came_size;
-    if (came_size == sizeof ctl->unexpected)
-        memcpy(ctl->unexpected, came, came_size);
+    ctl->unexpected_size = received.size;
+    if (received.size == sizeof ctl->unexpected)
+        memcpy(ctl->unexpected, received.data, received.size);
     return fsdp_fail(err, FSDP_ERR_PEER, "rank %d sent %zu bytes where %zu were expected", from,
-                     came_size, size);
+                     received.size, size);
 }
 
 void fsdp_ctl_free(fsdp_ctl *ctl)

@@ -207,7 +207,8 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     if (status != FSDP_OK)
         return status;
 
-    status = fsdp_ctl_hand_over(ctl, from, theirs->data, theirs->size, data, size, err);
+    status = fsdp_ctl_hand_over(ctl, from, (fsdp_ctl_bytes){theirs->data, theirs->size}, data, size,
+                                err);
     fsdp_free(theirs);
     return status;
 }

@@ -17,8 +17,7 @@ const char *const step_fault_names[STEP_FAULT_KINDS] = {"none",     "killed", "s
                                                         "gives up", "order",  "shape",   "swapped",
                                                         "gradient", "memory"};
 
-/* --- a transport with a fault
- * ---------------------------------------------------------------------- */
+/* --- a transport with a fault ----------------------------------------------------------------- */
 
 /* In place of the transport's table, which it begins with. */
 typedef struct faulty_transport {
@@ -143,8 +142,7 @@ static void make_faulty(faulty_transport *own, fsdp_transport *transport, const 
         transport->deadline_ms = SHORT_MS;
 }
 
-/* --- a device that counts
- * ----------------------------------------------------------------------- */
+/* --- a device that counts --------------------------------------------------------------------- */
 
 /* Memory is taken and given back by the rank's own thread. */
 static _Thread_local int64_t bytes_left;
@@ -173,8 +171,7 @@ static void count_on(fsdp_device_ops *own, fsdp_device *device)
     device->ops = own;
 }
 
-/* --- the step
- * ----------------------------------------------------------------------------------- */
+/* --- the step --------------------------------------------------------------------------------- */
 
 static mlp_plan plan_of(const step_fault *fault, int64_t ranks)
 {
@@ -272,8 +269,7 @@ static fsdp_status expect_to_stay(toy *net, const fsdp_error *first, fsdp_error 
                      again.text);
 }
 
-/* --- a rank
- * ------------------------------------------------------------------------------------- */
+/* --- a rank ----------------------------------------------------------------------------------- */
 
 static void begin_memory(const step_fault *fault, int rank)
 {
@@ -331,8 +327,7 @@ fsdp_status step_fault_body(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- what it must be
- * ---------------------------------------------------------------------------- */
+/* --- what it must be -------------------------------------------------------------------------- */
 
 static bool complain(fsdp_text *why, const char *what, const fsdp_error *err)
 {

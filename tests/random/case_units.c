@@ -23,8 +23,7 @@ static int shards_of(const training_case *c, case_cut cut)
     return cut == CUT_AS_MESH && c->replicas ? c->ranks / c->replicas : c->ranks;
 }
 
-/* --- FSDP2
- * ---------------------------------------------------------------------------------------- */
+/* --- FSDP2 ------------------------------------------------------------------------------------ */
 
 /* To groups of k ranks, where k divides. */
 static int draw_group_size(random_dice *dice, int shards)
@@ -93,8 +92,7 @@ static void draw_unit(training_case *c, case_unit *unit, random_dice *dice,
     draw_gathers(unit, dice);
 }
 
-/* --- FSDP1
- * ---------------------------------------------------------------------------------------- */
+/* --- FSDP1 ------------------------------------------------------------------------------------ */
 
 static case_cut cut_of_strategy(fsdp_v1_strategy strategy)
 {
@@ -139,8 +137,7 @@ static void draw_hook(training_case *c, random_dice *dice)
         c->hook = hooks[dice_below(dice, 2)];
 }
 
-/* --- which there are
- * ------------------------------------------------------------------------------ */
+/* --- which there are -------------------------------------------------------------------------- */
 
 static case_unit *add_unit(training_case *c, int layer, const char *suffix)
 {

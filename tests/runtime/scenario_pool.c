@@ -12,8 +12,7 @@
 
 enum { LAYERS = 3 };
 
-/* --- a transport that counts
- * ----------------------------------------------------------------------- */
+/* --- a transport that counts ------------------------------------------------------------------ */
 
 static const fsdp_transport_ops *usual;
 static int taken, given;
@@ -40,8 +39,7 @@ static void count_on(fsdp_transport *transport)
     transport->ops = &counting;
 }
 
-/* --- steps
- * -------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 static fsdp_status step_both(toy *net, fsdp_world *world, fsdp_error *err)
 {

@@ -103,7 +103,8 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     fsdp_status status =
         take_bytes(ends[from], from, came, (size_t)head, until_finished(until_ms), err);
     if (status == FSDP_OK)
-        status = fsdp_ctl_hand_over(ctl, from, came, (size_t)head, data, size, err);
+        status =
+            fsdp_ctl_hand_over(ctl, from, (fsdp_ctl_bytes){came, (size_t)head}, data, size, err);
     free(came);
     return status;
 }

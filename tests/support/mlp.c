@@ -9,8 +9,7 @@
 
 #include <fsdp/root_init.h>
 
-/* --- plans
- * -------------------------------------------------------------------------------------- */
+/* --- plans ------------------------------------------------------------------------------------ */
 
 mlp_plan mlp_plan_default(int layers, int64_t ranks)
 {
@@ -37,8 +36,7 @@ static void name_layer(const mlp_plan *plan, int layer, char out[32])
         snprintf(out, 32, "L%d", layer);
 }
 
-/* --- making it
- * ---------------------------------------------------------------------------------- */
+/* --- making it -------------------------------------------------------------------------------- */
 
 static fsdp_status place_layer(toy *net, int i, fsdp_error *err)
 {
@@ -134,8 +132,7 @@ fsdp_status mlp_add_adamw(toy *net, fsdp_error *err)
     return toy_add_adamw(net, &opts, err);
 }
 
-/* --- arithmetic
- * --------------------------------------------------------------------------------- */
+/* --- arithmetic ------------------------------------------------------------------------------- */
 
 static void layer_forward(float *y, const float *x, const float *w, const float *b, int out, int in,
                           bool has_relu)
@@ -192,8 +189,7 @@ static bool has_relu(const mlp_plan *plan, int layer)
     return !plan->is_linear && layer + 1 < plan->layers;
 }
 
-/* --- over units
- * --------------------------------------------------------------------------------- */
+/* --- over units ------------------------------------------------------------------------------- */
 
 static void add_bias(float *y, const float *x, const float *bias, int out)
 {
@@ -269,8 +265,7 @@ fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp
     return mlp_backward(net, err);
 }
 
-/* --- in plain C
- * --------------------------------------------------------------------------------- */
+/* --- in plain C ------------------------------------------------------------------------------- */
 
 void mlp_values_init(const mlp_plan *plan, mlp_values *values_out)
 {
@@ -338,8 +333,7 @@ void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *m
     }
 }
 
-/* --- replicas
- * ----------------------------------------------------------------------------------- */
+/* --- replicas --------------------------------------------------------------------------------- */
 
 static fsdp_status add_up(mlp_values *values, fsdp_world *world, const fsdp_mesh *mesh,
                           fsdp_error *err)
@@ -371,8 +365,7 @@ void mlp_replica_divide(mlp_replica *replica, int layer, double divisor)
         replica->grads.bias[layer][i] /= (float)divisor;
 }
 
-/* --- both
- * --------------------------------------------------------------------------------------- */
+/* --- both ------------------------------------------------------------------------------------- */
 
 fsdp_status mlp_gather(toy *net, mlp_values *values_out, fsdp_error *err)
 {

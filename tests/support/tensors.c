@@ -37,8 +37,7 @@ bool are_close(double a, double b, double tolerance)
     return fabs(a - b) <= tolerance * fmax(1, fabs(b));
 }
 
-/* --- rows of a rank
- * ----------------------------------------------------------------------------- */
+/* --- rows of a rank --------------------------------------------------------------------------- */
 
 bool next_element(const fsdp_box *box, int64_t *at)
 {

@@ -36,8 +36,7 @@ const transformer_param transformer_block_params[BLOCK_PARAMS] = {
     {"mlp.down.bias", 1, {WIDTH, 1}},
 };
 
-/* --- layers
- * ------------------------------------------------------------------------------------- */
+/* --- layers ----------------------------------------------------------------------------------- */
 
 /* y = x w^T + b, for every token; b may be NULL. */
 static void linear(float *y, const float *x, const float *w, const float *b, int out, int in)
@@ -117,8 +116,7 @@ static void softmax(float *row, int n)
         row[i] /= sum;
 }
 
-/* --- attention
- * ---------------------------------------------------------------------------------- */
+/* --- attention -------------------------------------------------------------------------------- */
 
 static const float *part(const float *qkv, int token, int which, int head)
 {
@@ -177,8 +175,7 @@ static void attend_backward_one(const block_state *state, const float *d_attende
     }
 }
 
-/* --- blocks
- * ------------------------------------------------------------------------------------- */
+/* --- blocks ----------------------------------------------------------------------------------- */
 
 static const float curve = 0.7978845608f, bend = 0.044715f; /* of gelu */
 
@@ -236,8 +233,7 @@ void transformer_block_backward(const float *const *w, const block_state *state,
     norm_backward(dx, g[BLOCK_NORM_1], g[BLOCK_NORM_1_BIAS], dh, w[BLOCK_NORM_1], &state->norm_1);
 }
 
-/* --- both ends
- * ---------------------------------------------------------------------------------- */
+/* --- both ends -------------------------------------------------------------------------------- */
 
 void transformer_embed(const float *const *root, const int *tokens, float *x)
 {

@@ -21,8 +21,7 @@ typedef struct transformer_net {
     struct microbatch_state *state;
 } transformer_net;
 
-/* --- making it
- * ---------------------------------------------------------------------------------- */
+/* --- making it -------------------------------------------------------------------------------- */
 
 static fsdp_status declare(transformer_net *net, const char *prefix, const transformer_param *list,
                            int count, fsdp_param **params, fsdp_error *err)
@@ -108,8 +107,7 @@ static fsdp_status build(transformer_net *net, fsdp_world *world, fsdp_error *er
     return add_optimizer(net, err);
 }
 
-/* --- a microbatch
- * ------------------------------------------------------------------------------- */
+/* --- a microbatch ----------------------------------------------------------------------------- */
 
 /* Parameters of one unit as f32, and gradients to be. */
 typedef struct unit_values {
@@ -207,8 +205,7 @@ static fsdp_status run_microbatch(transformer_net *net, int step, int number, do
     return toy_backward(&net->toy, give_layer_grads, err);
 }
 
-/* --- parameters beside a record
- * ----------------------------------------------------------------- */
+/* --- parameters beside a record --------------------------------------------------------------- */
 
 typedef fsdp_status (*look_at_param)(fsdp_param *param, float *whole, double tolerance,
                                      fsdp_error *err);
@@ -251,8 +248,7 @@ static fsdp_status note_grad(fsdp_param *param, float *whole, double tolerance, 
     return FSDP_OK;
 }
 
-/* --- one rank
- * ----------------------------------------------------------------------------------- */
+/* --- one rank --------------------------------------------------------------------------------- */
 
 typedef struct alone_run {
     const transformer_mode *mode;
@@ -312,8 +308,7 @@ fsdp_status transformer_train_alone(const transformer_mode *mode, int microbatch
     return run_world(&parts, "cpu", run_alone, &rank, err);
 }
 
-/* --- many
- * --------------------------------------------------------------------------------------- */
+/* --- many ------------------------------------------------------------------------------------- */
 
 static fsdp_status compare_step(transformer_net *net, const transformer_record *expected, int step,
                                 fsdp_error *err)

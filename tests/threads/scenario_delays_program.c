@@ -21,8 +21,7 @@ typedef struct delayed_case {
     bool replicated, narrow, offload, separate, from_comm;
 } delayed_case;
 
-/* --- a device whose streams are late
- * ------------------------------------------------------------ */
+/* --- a device whose streams are late ---------------------------------------------------------- */
 
 static fsdp_device_ops usual, late;
 static const char *_Atomic late_stream;
@@ -54,8 +53,7 @@ static fsdp_status find_device(world_rank *rank, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- whoever comes next gets the memory
- * --------------------------------------------------------- */
+/* --- whoever comes next gets the memory ------------------------------------------------------- */
 
 typedef struct scribble_args {
     void *data;
@@ -94,8 +92,7 @@ static fsdp_status overwrite_free_blocks(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- a step of both
- * ----------------------------------------------------------------------------- */
+/* --- a step of both --------------------------------------------------------------------------- */
 
 static fsdp_status forward_and_backward(toy *net, uint64_t microbatch, double *loss_out,
                                         fsdp_error *err)
@@ -185,8 +182,7 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- the cases
- * ---------------------------------------------------------------------------------- */
+/* --- the cases -------------------------------------------------------------------------------- */
 
 static bool try_case(const delayed_case *what)
 {

@@ -23,8 +23,7 @@ typedef struct parallel_case {
     mlp_values values; /* at the end */
 } parallel_case;
 
-/* --- one rank that has all
- * ---------------------------------------------------------------------- */
+/* --- one rank that has all -------------------------------------------------------------------- */
 
 static void add_scaled(mlp_values *to, const mlp_values *from, double factor)
 {
@@ -53,8 +52,7 @@ static void train_alone(parallel_case *what)
     }
 }
 
-/* --- a layer's part
- * ----------------------------------------------------------------------------- */
+/* --- a layer's part --------------------------------------------------------------------------- */
 
 typedef struct layer_part {
     int out, in; /* of this rank's part */
@@ -127,8 +125,7 @@ static fsdp_status add_layer_grads(toy *net, int i, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- steps
- * -------------------------------------------------------------------------------------- */
+/* --- steps ------------------------------------------------------------------------------------ */
 
 static fsdp_status run_step(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err)
 {
@@ -173,8 +170,7 @@ static fsdp_status run_rank(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- cases
- * -------------------------------------------------------------------------------------- */
+/* --- cases ------------------------------------------------------------------------------------ */
 
 static bool try_mesh(int ndim, const int64_t *shape, int reshard, const char *device)
 {

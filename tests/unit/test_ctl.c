@@ -53,8 +53,7 @@ static void expect_group(int n, fsdp_rank_body body, test_group *group)
 
 static const size_t sizes[] = {0, 1, 8, 1000, 65536, FSDP_CTL_PIECE, FSDP_CTL_PIECE * 2 + 17};
 
-/* --- values
- * --------------------------------------------------------------------------------------- */
+/* --- values ----------------------------------------------------------------------------------- */
 
 static fsdp_status gather_patterns(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
@@ -195,8 +194,7 @@ Test(ctl, one_rank_alone_needs_nobody)
     fsdp_ctl_free(NULL);
 }
 
-/* --- agree
- * ---------------------------------------------------------------------------------------- */
+/* --- agree ------------------------------------------------------------------------------------ */
 
 /* Ranks from group->special on fail; all must leave with the error of the first of them. */
 static fsdp_status agree_on_failure(fsdp_ctl *ctl, void *user, fsdp_error *err)
@@ -246,8 +244,7 @@ Test(ctl, a_bad_argument_on_one_rank_is_everybody_s_error_and_breaks_nothing)
     expect_group(4, bring_bad_argument, &(test_group){0});
 }
 
-/* --- failures of the control plane
- * ---------------------------------------------------------------- */
+/* --- failures of the control plane ------------------------------------------------------------ */
 
 static void expect_all_but_special(int n, const test_group *group, const char *text)
 {
@@ -639,8 +636,7 @@ Test(ctl, after_a_failure_every_call_returns_the_first_error_at_once)
     expect_group(3, use_after_failure, &(test_group){0});
 }
 
-/* --- mismatches
- * ----------------------------------------------------------------------------------- */
+/* --- mismatches ------------------------------------------------------------------------------- */
 
 typedef enum kind_of_difference {
     OTHER_CALL,
@@ -742,8 +738,7 @@ Test(ctl, a_message_of_another_size_is_an_error_on_all_ranks)
     }
 }
 
-/* --- window
- * --------------------------------------------------------------------------------------- */
+/* --- window ----------------------------------------------------------------------------------- */
 
 enum { WINDOW_MESSAGES = 24 };
 
@@ -807,8 +802,7 @@ Test(ctl, a_send_that_nobody_takes_fails_at_the_deadline)
                            "message: it is gone, stuck, or in another call");
 }
 
-/* --- resources
- * ------------------------------------------------------------------------------------ */
+/* --- resources -------------------------------------------------------------------------------- */
 
 Test(ctl, impossible_numbers_of_threads_are_refused)
 {

@@ -8,8 +8,7 @@
 #include <math.h>
 #include <string.h>
 
-/* --- gradients on several meshes
- * ---------------------------------------------------------------- */
+/* --- gradients on several meshes -------------------------------------------------------------- */
 
 enum { RANKS = 4, PARAMS = 6 };
 
@@ -226,8 +225,7 @@ Test(optim_clip, norms_that_mean_nothing_are_refused)
     cr_assert_eq(run_worlds(RANKS, "cpu", run_refusals, NULL, &err), FSDP_OK, "%s", err.text);
 }
 
-/* --- schedules
- * ---------------------------------------------------------------------------------- */
+/* --- schedules -------------------------------------------------------------------------------- */
 
 static void expect_near(double found, double wanted)
 {

@@ -38,8 +38,7 @@ typedef struct packed_unit {
     fsdp_dtype input_dtype;
 } packed_unit;
 
-/* --- the unit
- * ----------------------------------------------------------------------------------- */
+/* --- the unit --------------------------------------------------------------------------------- */
 
 static fsdp_status keep_input(void *user, fsdp_comm *comm, const fsdp_collective *call,
                               fsdp_error *err)
@@ -111,8 +110,7 @@ static fsdp_status backward(packed_unit *packed, fsdp_error *err)
     return fsdp_root_end_backward(packed->root, err);
 }
 
-/* --- the model
- * ---------------------------------------------------------------------------------- */
+/* --- the model -------------------------------------------------------------------------------- */
 
 /* One element as it is in its gradient, then in the dtype of the reduction. */
 static void cast_one(const packed_case *what, int param, int64_t element, fsdp_dtype to_type,
@@ -203,8 +201,7 @@ static void expect_case(const packed_case *what)
     expect_body(RANKS, run_case, (void *)what);
 }
 
-/* --- tests
- * -------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static packed_case mix(fsdp_dtype first, fsdp_dtype second)
 {

@@ -29,8 +29,7 @@ static void expect_on_devices(world_body body, void *user)
     expect_body(RANKS, body, user);
 }
 
-/* --- C9: a factor of the root's
- * ----------------------------------------------------------------- */
+/* --- C9: a factor of the root's --------------------------------------------------------------- */
 
 typedef struct factor_case {
     mlp_plan plan;
@@ -91,8 +90,7 @@ Test(scenarios_divide, c9_a_factor_goes_to_the_roots_own_parameters)
         }
 }
 
-/* --- C17: one rank alone
- * ------------------------------------------------------------------------ */
+/* --- C17: one rank alone ---------------------------------------------------------------------- */
 
 typedef struct alone_case {
     int mesh_ndim;
@@ -202,8 +200,7 @@ Test(scenarios_divide, c17_one_rank_divides_once)
     }
 }
 
-/* --- C22: what the trace says
- * ------------------------------------------------------------------- */
+/* --- C22: what the trace says ----------------------------------------------------------------- */
 
 typedef struct traced_case {
     mlp_plan plan;

@@ -52,8 +52,7 @@ static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, i
     return mlp_expect(net, &replica->values, 1e-6, err);
 }
 
-/* --- all members run
- * ---------------------------------------------------------------------------- */
+/* --- all members run -------------------------------------------------------------------------- */
 
 static mlp_plan transformer_like(void)
 {
@@ -92,8 +91,7 @@ Test(scenarios_groups, c16_each_group_is_gathered_before_the_one_behind_it_is_re
     expect_on_devices(train_groups);
 }
 
-/* --- a member that never runs
- * ------------------------------------------------------------------- */
+/* --- a member that never runs ----------------------------------------------------------------- */
 
 static mlp_plan with_unused(void)
 {

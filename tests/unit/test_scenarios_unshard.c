@@ -24,8 +24,7 @@ static void expect_on_devices(world_body body, void *user)
     expect_body(RANKS, body, user);
 }
 
-/* --- beside a replica
- * --------------------------------------------------------------------------- */
+/* --- beside a replica ------------------------------------------------------------------------- */
 
 static fsdp_status step_both(toy *net, mlp_replica *replica, world_rank *rank, int step,
                              fsdp_error *err)
@@ -65,8 +64,7 @@ static fsdp_status train_both(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-/* --- C18: a prefetch that comes too late
- * -------------------------------------------------------- */
+/* --- C18: a prefetch that comes too late ------------------------------------------------------ */
 
 static fsdp_status prefetch_what_is_done(toy *net, world_rank *rank, fsdp_error *err)
 {
@@ -90,8 +88,7 @@ Test(scenarios_unshard, c18_a_prefetch_of_what_is_done_changes_nothing)
     expect_on_devices(train_both, &what);
 }
 
-/* --- C19: siblings gathered ahead
- * --------------------------------------------------------------- */
+/* --- C19: siblings gathered ahead ------------------------------------------------------------- */
 
 /* The same ranks in another order: a group of its own. */
 static fsdp_status connect_backwards(toy *net, world_rank *rank, fsdp_error *err)
@@ -148,8 +145,7 @@ Test(scenarios_unshard, c19_siblings_are_gathered_beside_all_reduces)
     expect_on_devices(train_both, &what);
 }
 
-/* --- C20: nothing to gather, and before the first step
- * ------------------------------------------ */
+/* --- C20: nothing to gather, and before the first step ---------------------------------------- */
 
 static fsdp_status expect_gathered(toy *net, const mlp_values *values, fsdp_error *err)
 {

@@ -106,8 +106,7 @@ static int64_t count_of(size_t param)
     return shapes[param][0] * (shapes[param][1] > 0 ? shapes[param][1] : 1);
 }
 
-/* --- C1: gathers
- * -------------------------------------------------------------------------------- */
+/* --- C1: gathers ------------------------------------------------------------------------------ */
 
 static fsdp_status expect_sharded(wide_unit *wide, fsdp_error *err)
 {
@@ -202,8 +201,7 @@ Test(scenarios_wide, c1_every_rank_brings_1190_elements)
     expect_case("cpu", (wide_case){.reshard = FSDP_RESHARD_ALWAYS, .body = gather_and_measure});
 }
 
-/* --- C2: gathers of eight ranks
- * ----------------------------------------------------------------- */
+/* --- C2: gathers of eight ranks --------------------------------------------------------------- */
 
 static fsdp_status gather_of_neighbours(world_rank *rank, wide_unit *wide, fsdp_error *err)
 {
@@ -227,8 +225,7 @@ Test(scenarios_wide, c2_eight_neighbours_gather_what_they_kept)
     expect_case("cpu-async", what);
 }
 
-/* --- C3, C4: reductions
- * ------------------------------------------------------------------------- */
+/* --- C3, C4: reductions ----------------------------------------------------------------------- */
 
 /* In f16 the sum of all would overflow, if nothing was divided before. */
 static float grad_at(int rank, int64_t element, fsdp_dtype dtype)

@@ -83,8 +83,7 @@ static fsdp_status add_sgd(toy *of, fsdp_error *err)
     return toy_add_sgd(of, &opts, err);
 }
 
-/* --- contexts that are shared
- * ------------------------------------------------------------------- */
+/* --- contexts that are shared ----------------------------------------------------------------- */
 
 static fsdp_status train_stages(pair *two, fsdp_error *err)
 {
@@ -234,8 +233,7 @@ Test(unit_roots, a_root_goes_before_its_end_of_backward_was_waited_for)
     expect_pair(free_finalizing);
 }
 
-/* --- steps that come too early
- * ------------------------------------------------------------------ */
+/* --- steps that come too early ---------------------------------------------------------------- */
 
 static fsdp_status refuse_early(toy *of, fsdp_scaler *scaler, fsdp_error *err)
 {
@@ -285,8 +283,7 @@ Test(unit_roots, nothing_steps_while_reductions_are_under_way)
     expect_pair(run_early);
 }
 
-/* --- replicas: an all-reduce that takes long
- * ----------------------------------------------------- */
+/* --- replicas: an all-reduce that takes long -------------------------------------------------- */
 
 static fsdp_status slow_hook(void *user, void *data, fsdp_dtype dtype, int64_t count,
                              fsdp_error *err)
@@ -326,8 +323,7 @@ Test(unit_roots, an_all_reduce_is_waited_for_when_the_last_backward_has_none)
     expect_pair(leave_all_reduce);
 }
 
-/* --- roots that could not be made
- * ---------------------------------------------------------------- */
+/* --- roots that could not be made ------------------------------------------------------------- */
 
 static void along_an_uneven_dim(void *user, const fsdp_param *param, fsdp_param_place *place)
 {
@@ -360,8 +356,7 @@ Test(unit_roots, a_root_that_could_not_be_made_leaves_the_model_as_it_was)
     expect_toy_on("cpu", (toy_case){1, {RANKS}, {"dp"}, NULL, create_twice, NULL, {0}});
 }
 
-/* --- forwards without backwards
- * ------------------------------------------------------------------ */
+/* --- forwards without backwards --------------------------------------------------------------- */
 
 static fsdp_status evaluate(pair *two, fsdp_error *err)
 {
@@ -389,8 +384,7 @@ Test(unit_roots, evaluating_keeps_nothing_of_its_forwards)
     expect_pair(evaluate);
 }
 
-/* --- reductions in flight
- * ----------------------------------------------------------------------- */
+/* --- reductions in flight --------------------------------------------------------------------- */
 
 static fsdp_status expect_inputs(const pair *two, int most, fsdp_error *err)
 {
@@ -438,8 +432,7 @@ Test(unit_roots, a_shared_context_has_as_many_inputs_in_flight_as_those_who_shar
     expect_pair(share_among_three);
 }
 
-/* --- blocks that are taken again
- * ----------------------------------------------------------------- */
+/* --- blocks that are taken again -------------------------------------------------------------- */
 
 static size_t count_free(const fsdp_memory_pool *pool)
 {

@@ -297,8 +297,7 @@ Test(unit_values, other_dims_must_divide_evenly)
     cr_assert_eq(run_worlds(3, "cpu", expect_uneven_error, &what, &err), FSDP_OK, "%s", err.text);
 }
 
-/* --- reductions
- * --------------------------------------------------------------------------------- */
+/* --- reductions ------------------------------------------------------------------------------- */
 
 typedef struct divide_case {
     double factor; /* 0: none */
@@ -444,8 +443,7 @@ Test(unit_values, gradients_are_reduced_along_other_dims)
     expect_case((unit_case){1, {3}, {"dp"}, opts, declare_few, reduce, &divide});
 }
 
-/* --- partial reductions whose gradients change
- * ---------------------------------------------------- */
+/* --- partial reductions whose gradients change ------------------------------------------------ */
 
 static fsdp_status give_one(one_unit *one, int which, fsdp_error *err)
 {
@@ -517,8 +515,7 @@ Test(unit_values, partial_reductions_end_also_without_new_gradients)
         2, {2, 2}, {"rep", "dp"}, fsdp_unit_opts_default(NULL), declare_few, end_partial, NULL});
 }
 
-/* --- errors and memory
- * ---------------------------------------------------------------------------- */
+/* --- errors and memory ------------------------------------------------------------------------ */
 
 static fsdp_status ask_too_early(world_rank *rank, one_unit *one, fsdp_error *err)
 {
@@ -585,8 +582,7 @@ Test(unit_values, memory_is_counted_by_class)
         (unit_case){1, {2}, {"dp"}, fsdp_unit_opts_default(NULL), declare_few, count_memory, NULL});
 }
 
-/* --- values that anybody can compute
- * -------------------------------------------------------------- */
+/* --- values that anybody can compute ---------------------------------------------------------- */
 
 Test(unit_values, uniform_numbers_are_the_documented_ones)
 {
