@@ -67,6 +67,15 @@ struct fsdp_ctl {
 };
 
 /*
+ * Collective, in one round: fsdp_ctl_agree on `mine`, and when every rank brings FSDP_OK the allgather or the
+ * broadcast. A rank that fails takes part with any pointers; nothing is written to them then.
+ */
+fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void *part, size_t size,
+                                     void *all_out, fsdp_error *err);
+fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, void *data, size_t size,
+                                     fsdp_error *err);
+
+/*
  * Local. This rank is at work and comes to the next call later: the others wait for it `left_ms` from
  * now on at least. To be said again and again while work goes on, with a short time each, so that a
  * rank that is killed meanwhile is soon missed. Sends something only when that is news to them, and
