@@ -25,11 +25,9 @@ ALLOWED = {
     "fsdp1_scatter.c fsdp1_to_load.c": "one dict that is made for loading",
     "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
     "state_full.c state_get.c": "one dict that is got",
-    "checkpoint.c foreign.c get.c incomplete.c verify_values.c": "one open checkpoint",
     "commit.c leftovers.c": "one staging directory",
     "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",
     "cli_log.c progress.c": "messages on standard error, and the log that copies them",
-    "convert.c export.c export_cast.c export_plan.c export_slabs.c plan_write.c": "one conversion",
 }
 
 

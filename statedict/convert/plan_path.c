@@ -1,9 +1,9 @@
-/* A plan becomes a file, whole or not at all: see plan_file.h. */
-#include "statedict/convert/plan_file.h"
+/* A plan becomes a file, whole or not at all: see plan_text.h. */
+#include "statedict/convert/plan_text.h"
 
 #include "base/core/mem.h"
+#include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/commit/commit_internal.h"
-#include "statedict/checkpoint/foreign.h"
 
 #include <errno.h>
 #include <string.h>
@@ -66,18 +66,6 @@ static bool lies_in(fsdp_io *io, const char *path, const char *dir)
     return is_in;
 }
 
-/* A file of our own lies in the directory that is converted. */
-static bool is_own_source(const fsdp_checkpoint *from, const char *path)
-{
-    char *own = NULL, *parent = NULL;
-    bool is_own = !from->source && fsdp_path_split(path, &own, &parent, NULL) == FSDP_OK &&
-                  fsdp_paths_are_same(from->io, parent, from->path) &&
-                  fsdp_is_checkpoint_file(strrchr(own, '/') ? strrchr(own, '/') + 1 : own);
-    fsdp_free(own);
-    fsdp_free(parent);
-    return is_own;
-}
-
 static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, const char *path,
                                fsdp_error *err)
 {
@@ -86,8 +74,8 @@ static fsdp_status check_apart(const fsdp_checkpoint *from, const char *to, cons
                          "the plan '%s' would be where the result '%s' is to be: give it another "
                          "name",
                          path, to);
-    bool is_source = fsdp_paths_are_same(from->io, path, from->path) ||
-                     fsdp_foreign_reads(from, path) || is_own_source(from, path);
+    bool is_source =
+        fsdp_paths_are_same(from->io, path, from->path) || fsdp_checkpoint_reads(from, path);
     return is_source ? fsdp_fail(err, FSDP_ERR_USAGE,
                                  "the plan '%s' would replace what is converted: give it another "
                                  "name",
@@ -102,21 +90,4 @@ fsdp_status fsdp_plan_check_path(const fsdp_checkpoint *from, const char *to, co
         return FSDP_OK;
     FSDP_TRY(check_apart(from, to, path, err));
     return check_place(from->io, path, err);
-}
-
-/* --- the call --------------------------------------------------------------------------------- */
-
-fsdp_status fsdp_checkpoint_convert_plan_write(const char *from, const char *to,
-                                               const fsdp_convert_opts *opts, const char *path,
-                                               fsdp_error *err)
-{
-    static const fsdp_convert_opts defaults = {0};
-    fsdp_text text = {0};
-    opts = opts ? opts : &defaults;
-    fsdp_io *io = opts->io ? opts->io : fsdp_io_posix();
-    fsdp_status st = fsdp_convert_plan_text(from, to, opts, path, &text, err);
-    if (st == FSDP_OK)
-        st = fsdp_io_replace_file(io, path, text.data, text.size, err);
-    fsdp_text_release(&text);
-    return st;
 }

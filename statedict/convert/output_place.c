@@ -1,6 +1,7 @@
-/* Files and directories for other programs, whole or not at all: see export_commit.h. */
-#include "statedict/convert/export_commit.h"
+/* Files and directories for other programs, whole or not at all: see output_place.h. */
+#include "statedict/convert/output_place.h"
 
+#include "base/data/flow.h"
 #include "base/core/mem.h"
 #include "statedict/commit/commit_internal.h"
 #include "statedict/convert/copied.h"
@@ -34,7 +35,7 @@ static int find_stranger(void *user, const char *name)
     return 1;
 }
 
-static fsdp_status require_no_strangers(const fsdp_export_place *place, const char *to,
+static fsdp_status require_no_strangers(const fsdp_output_place *place, const char *to,
                                         fsdp_error *err)
 {
     stranger_search search = {.format = place->format};
@@ -56,7 +57,7 @@ static fsdp_status require_no_strangers(const fsdp_export_place *place, const ch
     return FSDP_ERR_EXISTS;
 }
 
-fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fsdp_error *err)
+static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)
 {
     fsdp_file_info info;
     bool directory = place->format->limits.is_directory;
@@ -75,12 +76,47 @@ fsdp_status fsdp_export_check(const fsdp_export_place *place, const char *to, fs
     return directory ? require_no_strangers(place, to, err) : FSDP_OK;
 }
 
+fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)
+{
+    if (!fsdp_checkpoint_takes_in(from, to))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' would lie in '%s', which is converted: convert to another place", to,
+                     from->path);
+}
+
+/* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
+fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpoint *from,
+                              const char *to, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(to, &step))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is the name of a step of a run, and format %s is none of a run's: "
+                         "give it another name",
+                         to, place->format->limits.format);
+    if (fsdp_paths_are_same(place->io, from->path, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         from->path, to);
+    FSDP_TRY(fsdp_output_check_inside(from, to, err));
+    if (fsdp_checkpoint_lies_in(from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' lies in '%s', which would be replaced: convert to another name",
+                         from->path, to);
+    if (fsdp_checkpoint_reads(from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         from->path);
+    return check_name(place, to, err);
+}
+
 /* --- begin ------------------------------------------------------------------------------------ */
 
 /* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
 #define RESULT_NAME "result"
 
-static fsdp_status make_result(fsdp_export_place *place, fsdp_error *err)
+static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
 {
     char *path = fsdp_path_join(place->staging, RESULT_NAME);
     if (!path)
@@ -91,9 +127,9 @@ static fsdp_status make_result(fsdp_export_place *place, fsdp_error *err)
                                                            : FSDP_OK;
 }
 
-fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_error *err)
+fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_export_check(place, to, err));
+    FSDP_TRY(check_name(place, to, err));
     FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
     fsdp_leftovers_clear(place->io, place->target, place->parent,
                          place->resume ? place->hash : NULL, &place->staging, &place->marker);
@@ -108,10 +144,24 @@ fsdp_status fsdp_export_begin(fsdp_export_place *place, const char *to, fsdp_err
     return make_result(place, err);
 }
 
+void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t *slab_bytes)
+{
+    if (!place->is_taken_up || place->unit == *slab_bytes)
+        return;
+    if (place->unit >= least && place->unit < *slab_bytes) {
+        *slab_bytes = place->unit;
+        return;
+    }
+    place->unit = *slab_bytes;
+    fsdp_resume_end(&place->notes);
+    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
+    fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit, false);
+}
+
 /* --- publish ---------------------------------------------------------------------------------- */
 
 /* Where a rename that refuses to replace is not known, the check and the rename are two steps. */
-static fsdp_status rename_new(const fsdp_export_place *place, fsdp_error *err)
+static fsdp_status rename_new(const fsdp_output_place *place, fsdp_error *err)
 {
     fsdp_io *io = place->io;
     int result = io->ops->rename(io, place->path, place->target, false);
@@ -123,17 +173,17 @@ static fsdp_status rename_new(const fsdp_export_place *place, fsdp_error *err)
 }
 
 /* Both at once, so that DST is never absent; false where the file system cannot. */
-static bool exchange(const fsdp_export_place *place)
+static bool exchange(const fsdp_output_place *place)
 {
     return place->io->ops->exchange &&
            place->io->ops->exchange(place->io, place->path, place->target) == 0;
 }
 
-static fsdp_status replace_directory(const fsdp_export_place *place, fsdp_error *err)
+static fsdp_status replace_directory(const fsdp_output_place *place, fsdp_error *err)
 {
     char *old;
     fsdp_io *io = place->io;
-    FSDP_TRY(fsdp_export_check(place, place->target, err)); /* it may have changed */
+    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
     if (exchange(place)) {
         fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
         if (synced != FSDP_OK)
@@ -155,8 +205,9 @@ static fsdp_status replace_directory(const fsdp_export_place *place, fsdp_error 
     return st;
 }
 
-static fsdp_status take_place(const fsdp_export_place *place, fsdp_error *err)
+static fsdp_status take_place(const fsdp_output_place *place, fsdp_error *err)
 {
+    fsdp_flow("statedict/convert/output_place.c", "publish: rename to '%s'", place->target);
     fsdp_io *io = place->io;
     bool replaces = place->overwrite && fsdp_io_exists(io, place->target);
     if (replaces && place->format->limits.is_directory)
@@ -169,13 +220,13 @@ static fsdp_status take_place(const fsdp_export_place *place, fsdp_error *err)
 }
 
 /* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */
-static void forget_notes(fsdp_export_place *place)
+static void forget_notes(fsdp_output_place *place)
 {
     fsdp_resume_end(&place->notes);
     fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
 }
 
-fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
+fsdp_status fsdp_output_publish(fsdp_output_place *place, fsdp_error *err)
 {
     forget_notes(place);
     if (place->durable && place->format->limits.is_directory)
@@ -188,7 +239,7 @@ fsdp_status fsdp_export_publish(fsdp_export_place *place, fsdp_error *err)
     return FSDP_OK;
 }
 
-void fsdp_export_end(fsdp_export_place *place, fsdp_error *err)
+void fsdp_output_end(fsdp_output_place *place, fsdp_error *err)
 {
     bool stays = place->resume && place->path && place->notes.file;
     fsdp_resume_end(&place->notes);

@@ -1,6 +1,6 @@
 /* The names of the formats that can be written, and what the suffix of a path says. See convert.h. */
 #include "formats/target.h"
-#include "statedict/convert/export.h"
+#include <fsdp/convert.h>
 
 #include <string.h>
 
