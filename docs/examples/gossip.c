@@ -14,10 +14,10 @@ enum { D = 8, ROWS = 4, STEPS = 50 };
 typedef struct gossip { int64_t round; } gossip;
 
 /* In round k rank r meets rank (k - r) mod n: the other one comes to the same result. */
-static fsdp_status meet(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_error *err)
+static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
     int n = fsdp_comm_size(comm), rank = fsdp_comm_rank(comm);
-    int partner = (int)((((gossip *)state)->round++ - rank) % n + n) % n;
+    int partner = (int)((((gossip *)context)->round++ - rank) % n + n) % n;
     float *mine = bucket->grad;
     float *theirs = malloc((size_t)bucket->count * sizeof *theirs);
     int64_t *counts = calloc((size_t)n, sizeof *counts);
@@ -58,7 +58,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
 {
     fsdp_error err = {0};
     fsdp_model *model = NULL;
-    fsdp_v1 *v1 = NULL;
+    fsdp_wrap *wrap = NULL;
     fsdp_optim *optim = NULL;
     fsdp_param *weight;
     gossip state = {0};
@@ -67,16 +67,15 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
 
     TRY(fsdp_model_create(world, &model, &err));
     TRY(fsdp_model_add_param(model, "weight", FSDP_F32, 1, (int64_t[]){D}, &weight, &err));
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
-    opts.unit.strategy = FSDP_V1_NO_SHARD;
-    TRY(fsdp_v1_create(model, &opts, &v1, &err));
-    TRY(fsdp_v1_register_comm_hook(v1, &state, meet, &err));
+    const fsdp_wrap_opts opts = {.unit.strategy = FSDP_WRAP_NO_SHARD};
+    TRY(fsdp_wrap_create(model, &opts, &wrap, &err));
+    TRY(fsdp_wrap_register_comm_hook(wrap, meet, &state, &err));
+    fsdp_root *root = fsdp_wrap_root(wrap);
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     sgd.lr = 0.2;
-    TRY(fsdp_v1_sgd_create(v1, &sgd, &optim, &err));
+    TRY(fsdp_sgd_create(root, &sgd, &optim, &err));
 
-    fsdp_root *root = fsdp_v1_root(v1);
-    fsdp_unit *unit = fsdp_v1_unit(v1, "");
+    fsdp_unit *unit = fsdp_wrap_unit(wrap, "");
     for (int step = 0; step < STEPS; step++) {
         TRY(fsdp_root_begin_forward(root, &err));
         TRY(fsdp_unit_pre_forward(unit, &err));
@@ -94,7 +93,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
         (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "nothing was learned");
 done:
     fsdp_optim_free(optim);
-    fsdp_v1_free(v1);
+    fsdp_wrap_free(wrap);
     fsdp_model_free(model);
     return fsdp_error_report(&err);
 }
