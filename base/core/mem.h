@@ -4,7 +4,7 @@
  * FSDP_API marks the functions that libfsdp_mpi uses.
  *
  * The room base/core has what every file needs: memory, errors (status.h), text, the clock, byte order and
- * worker threads. In come sizes, formats and jobs; out come memory, text and statuses. Every room may call it.
+ * worker threads. In come sizes, formats and jobs; out come memory, text and statuses. Any room may call it.
  */
 #ifndef FSDP_MEM_H
 #define FSDP_MEM_H

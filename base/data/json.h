@@ -7,8 +7,9 @@
  * pairs (a lone surrogate is an error). fsdp_json_next_member refuses duplicate keys; callers of
  * fsdp_json_next_key check for them.
  *
- * The room base/data has data types without files: boxes, dtypes, values, names and their table, JSON, the flow
- * trace. In come memory and text, out come structs that the caller owns. base/io and every layer above may call it.
+ * The room base/data has data types without files: boxes, dtypes, values, names and their table, JSON, and
+ * the flow trace. In come memory and text, out come structs that the caller owns. base/io and every layer
+ * above may call it.
  */
 #ifndef FSDP_JSON_H
 #define FSDP_JSON_H

@@ -1,6 +1,6 @@
 /*
- * The path of a name in nested dicts and lists. The name is the path's elements joined by dots, so a path only
- * says where elements end: one number per element, its bytes in the name, negative for a position in a list.
+ * The path of a name in nested dicts and lists. The name is the path's elements joined by dots, so a path
+ * only says where elements end: one number per element, its bytes in the name, negative for a list position.
  * "optim.0.lr" as ["optim", 0, "lr"] is 5, -1, 2. A dict key that is a number, as in optimizer states of
  * PyTorch, has the flag FSDP_PATH_NUMBER with its bytes.
  */
@@ -25,8 +25,8 @@ bool fsdp_path_is_number(const char *text, size_t size);
 bool fsdp_path_fits(const char *name, size_t size, const int32_t *path, size_t count);
 
 /*
- * The default path of a name: model.NAME, optim.state.NAME.KIND and optim.param_groups.NAME.KIND are nested as
- * PyTorch nests them, other names are one element. Returns the count.
+ * The default path of a name: model.NAME, optim.state.NAME.KIND and optim.param_groups.NAME.KIND are nested
+ * as PyTorch nests them, other names are one element. Returns the count.
  */
 size_t fsdp_path_default(const char *name, size_t size, int32_t path_out[FSDP_PATH_DEFAULT_MOST]);
 bool fsdp_path_is_default(const char *name, size_t size, const int32_t *path, size_t count);

@@ -1,11 +1,11 @@
 /*
  * Files as bytes: every byte that the product reads or writes passes this table, libhdf5's included.
  *
- * The room base/io takes paths and bytes and returns bytes, counts and errors that name the path. Every room
- * above may call it; nothing else in the product calls the file system. Back ends: io_posix.c (the file system),
- * and io_direct, io_dry, io_limit, io_memory, io_note, io_reuse, which wrap or replace another one; tests add
- * io_fault.c (fails, shortens or kills at the n-th call) and io_sim.c (a disk in memory that loses, tears and
- * reorders unsynced writes). Entries return 0 or a count, or a negative errno; io.c writes the message.
+ * The room base/io takes paths and bytes and returns bytes, counts and errors that name the path. Every layer
+ * above may call it. Back ends: io_posix.c (the file system), and io_direct, io_dry, io_limit, io_memory,
+ * io_note and io_reuse, which wrap or replace another one; tests add io_fault.c (fails, shortens or kills at
+ * the n-th call) and io_sim.c (a disk in memory that loses, tears and reorders unsynced writes). Entries
+ * return 0 or a count, or a negative errno; io.c writes the message.
  */
 #ifndef FSDP_IO_H
 #define FSDP_IO_H

@@ -1,6 +1,6 @@
 /*
- * One step of an optimizer on a shard, as PyTorch's single-tensor formulas have it. What depends on the
- * hyper-parameters alone is computed here in f64; the loops over elements are in real_loops.h.
+ * One step of an optimizer on a shard, by PyTorch's single-tensor formulas. Factors that depend only on
+ * hyper-parameters are computed here in f64; the loops over elements are in real_loops.h.
  */
 #include "kernels/train/tensor.h"
 
@@ -30,7 +30,7 @@ static void end_block(const operand *tensor, fsdp_real real, size_t first, size_
                         tensor->dtype, n);
 }
 
-/* The weights the step is made on: the master's, where there is one. */
+/* The weights that the step updates: the master weights, if there are any. */
 static operand weights_of(void *param, fsdp_dtype param_type, float *master, fsdp_room *room)
 {
     return master ? (operand){.data = master, .dtype = FSDP_F32, .room = room}
