@@ -8,6 +8,8 @@
  * There may be hundreds of thousands of items, so an item of a tensor is looked into when it is first read.
  */
 #include "formats/dcp/dcp.h"
+
+#include "base/data/flow.h"
 #include "formats/source/source_formats.h"
 #include "formats/zip/zip.h"
 #include "kernels/kernels.h"
@@ -89,6 +91,8 @@ static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_
                              .where = fsdp_source_file_path(state->source, (size_t)item->file)};
     placed_item place;
     FSDP_TRY(read_place(state, item, &opening, &place, err));
+    fsdp_flow("formats/dcp/dcp_read.c", "the item at byte %lld has its elements at byte %lld",
+              (long long)item->offset, (long long)place.offset);
     size_t size = offsetof(placed_item, strides) + (size_t)item->ndim * sizeof(int64_t);
     pthread_mutex_lock(&state->lock);
     if (!item->placed) {

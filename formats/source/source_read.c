@@ -4,6 +4,8 @@
  * buffer of the reading thread or straight to its place. Then byte order and signs are put right.
  */
 #include "formats/source/source_internal.h"
+
+#include "base/data/flow.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
@@ -319,6 +321,7 @@ static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *ten
                          .chunk = chunk,
                          .element_size = fsdp_dtype_size(tensor->dtype)};
     describe_part(&part, &shared, box, data);
+    fsdp_flow_box("formats/source/source_read.c", "read", tensor->name, tensor->name_size, &shared);
     fsdp_status status = read_part(&part, err);
     if (status != FSDP_OK) {
         char shown[FSDP_NAME_SHOWN];

@@ -3,6 +3,8 @@
  * once, checksums of pieces in any order become one, and nothing stays behind when something fails.
  */
 #include "formats/target/packed_internal.h"
+
+#include "base/data/flow.h"
 #include "kernels/kernels.h"
 
 #include <inttypes.h>
@@ -343,6 +345,9 @@ fsdp_status fsdp_packed_write(fsdp_packed *target, size_t number, int64_t first,
     const target_tensor *tensor = &target->tensors[number];
     int64_t element_size = (int64_t)fsdp_dtype_size(tensor->what.dtype);
     size_t size = (size_t)(count * element_size);
+    fsdp_flow("formats/target/packed.c", "%" PRId64 " elements at element %" PRId64 " of '%.*s'",
+              count, first, (int)tensor->what.name_size,
+              tensor->what.name ? tensor->what.name : "");
     FSDP_TRY(fsdp_packed_put(target, tensor->file, data, size,
                              tensor->offset + first * element_size, err));
     target_range range = {.first = first,

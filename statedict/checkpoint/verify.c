@@ -88,15 +88,16 @@ static const char *manifest_name(const verify_job *job)
 /* --- blocks ----------------------------------------------------------------------------------- */
 
 static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
-                              const fsdp_stored_box *stored, fsdp_getter *getter, fsdp_error *err)
+                              const fsdp_stored_box *stored, fsdp_block_reader *block_reader,
+                              fsdp_error *err)
 {
     char file[FSDP_SHARD_NAME_SIZE], tensor[160];
     file_name(job, job->file, file);
     fsdp_printable(stored->name, stored->name_size, tensor, sizeof tensor);
     for (int64_t block = 0; block < stored->block_count; block++) {
         fsdp_error found = {0};
-        int64_t before = getter->bytes_read;
-        fsdp_status st = fsdp_check_block(getter, reader, stored, block, &found);
+        int64_t before = block_reader->bytes_read;
+        fsdp_status st = fsdp_check_block(block_reader, reader, stored, block, &found);
         if (st != FSDP_OK && !is_fact(st)) {
             if (err)
                 *err = found;
@@ -105,7 +106,7 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
         if (st != FSDP_OK)
             report_failure(job, file, tensor, block, &found);
         atomic_fetch_add(&job->blocks, 1);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name,
+        FSDP_TRY(fsdp_meter_add(&job->meter, block_reader->bytes_read - before, stored->name,
                                 stored->name_size, err));
     }
     return FSDP_OK;
@@ -116,20 +117,20 @@ static fsdp_status verify_worker(void *user, size_t worker, fsdp_error *err)
     verify_job *job = user;
     fsdp_shard_reader *reader = job->checkpoint->readers[job->file];
     int64_t count = (int64_t)fsdp_shard_box_count(reader);
-    fsdp_getter getter = {0};
+    fsdp_block_reader block_reader = {0};
     fsdp_status st = FSDP_OK;
     (void)worker;
     for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
-        st = verify_box(job, reader, fsdp_shard_box_at(reader, (size_t)i), &getter, err);
-    atomic_fetch_add(&job->bytes, getter.bytes_read);
-    fsdp_getter_release(&getter);
+        st = verify_box(job, reader, fsdp_shard_box_at(reader, (size_t)i), &block_reader, err);
+    atomic_fetch_add(&job->bytes, block_reader.bytes_read);
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
 static fsdp_status verify_data(verify_job *job, fsdp_error *err)
 {
-    int threads = fsdp_getters_within(job->opts->threads, job->opts->memory,
-                                      job->checkpoint->manifest.compressed);
+    int threads = fsdp_block_readers_within(job->opts->threads, job->opts->memory,
+                                            job->checkpoint->manifest.compressed);
     for (job->file = 0; job->file < job->checkpoint->manifest.file_count; job->file++) {
         if (!job->checkpoint->readers[job->file])
             continue;
@@ -184,8 +185,8 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
     if (!job->checkpoint->readers[number])
         return FSDP_OK;
     cover->boxes++;
-    if (fsdp_checkpoint_stored(job->checkpoint, cover->entry, rank, part, box, &stored, &reader,
-                               &found) != FSDP_OK) {
+    fsdp_promised_box promised = {cover->entry, rank, part, box};
+    if (fsdp_checkpoint_stored(job->checkpoint, &promised, &stored, &reader, &found) != FSDP_OK) {
         file_name(job, number, file);
         report(job, file, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
                found.text);

@@ -110,7 +110,7 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
     int64_t memory = opts->memory > 0 ? opts->memory : FSDP_MEMORY_DEFAULT;
     /* half for the slabs, half for the buffers that fill them */
     int threads =
-        fsdp_getters_within(opts->threads, memory / 2 + 1, checkpoint->manifest.compressed);
+        fsdp_block_readers_within(opts->threads, memory / 2 + 1, checkpoint->manifest.compressed);
     value_scan job = {.checkpoint = checkpoint, .meter = meter, .memory = memory / 2 / threads + 1};
     job.stats = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *job.stats);
     if (!job.stats)

@@ -85,13 +85,14 @@ int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
 /* --- the file system -------------------------------------------------------------------------- */
 
 static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t wanted,
-                              int64_t files, fsdp_error *err)
+                              int64_t files, bool is_exact, fsdp_error *err)
 {
     if (wanted > space->free_bytes)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs about %lld bytes, a tenth to spare included, and its file "
-                         "system has %lld free: make room there, or save to another place",
-                         dir, (long long)wanted, (long long)space->free_bytes);
+                         "'%s' needs about %lld bytes%s, and its file system has %lld free: make "
+                         "room there, or save to another place",
+                         dir, (long long)wanted, is_exact ? "" : ", a tenth to spare included",
+                         (long long)space->free_bytes);
     if (files > space->free_files)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
                          "'%s' needs %lld files and its file system has room for %lld: remove "
@@ -111,7 +112,7 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_volume *
     fsdp_free(path);
     fsdp_free(parent);
     if (result == 0)
-        return check_room(dir, space_out, room, files + FIXED_FILES, err);
+        return check_room(dir, space_out, room, files + FIXED_FILES, volume->is_exact, err);
     *space_out = (fsdp_space){.free_bytes = -1, .free_files = -1};
     return FSDP_OK;
 }

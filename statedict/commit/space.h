@@ -11,6 +11,7 @@ typedef struct fsdp_volume {
     int world;
     bool compress, with_view;
     int64_t more;              /* bytes that are needed beside it; negative: that are there already */
+    bool is_exact;             /* the room asked for has nothing to spare */
 } fsdp_volume;
 
 /* About what will be written. Compressed data counts as nothing: only what is around it is known. */

@@ -124,8 +124,8 @@ static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *mis
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "'%s' does not match the state dict", job->checkpoint->path);
-    bool all = fsdp_names_tell(missing, "missing", &text);
-    all = fsdp_names_tell(unexpected, "unexpected", &text) && all;
+    bool all = fsdp_names_append(missing, "missing", &text);
+    all = fsdp_names_append(unexpected, "unexpected", &text) && all;
     if (!all)
         point_at_names(job->opts, &text);
     if (!all && fsdp_ctl_rank(job->ctl) == 0) {
@@ -197,37 +197,40 @@ static fsdp_status fail_no_memory(const fsdp_entry *entry, int rank, fsdp_error 
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-/* What the ranks of the group want of one entry. */
-typedef struct want_list {
-    fsdp_want *items;
+/* The read targets of all ranks of the group in one entry. */
+typedef struct target_list {
+    fsdp_read_target *items;
     size_t count, capacity;
-} want_list;
+} target_list;
 
-static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank, fsdp_error *err)
+static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, int rank,
+                               fsdp_error *err)
 {
     char *data = entry->data;
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
-    if (!fsdp_grow(&wants->items, &wants->capacity, wants->count + parts, sizeof *wants->items))
+    if (!fsdp_grow(&targets->items, &targets->capacity, targets->count + parts,
+                   sizeof *targets->items))
         return fsdp_fail_memory(err, "a list of boxes");
     for (size_t part = 0; part < parts; part++) {
-        fsdp_want *want = &wants->items[wants->count];
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &want->box);
-        fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &want->box);
-        want->dtype = entry->dtype;
-        want->data = data;
+        fsdp_read_target *target = &targets->items[targets->count];
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
+        fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
+        target->dtype = entry->dtype;
+        target->data = data;
         if (!data)
             return fail_no_memory(entry, rank, err);
-        data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
-        wants->count++;
+        data += fsdp_box_count(&target->box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        targets->count++;
     }
     return FSDP_OK;
 }
 
-static fsdp_status group_wants(const load_job *job, size_t i, want_list *wants, fsdp_error *err)
+static fsdp_status group_targets(const load_job *job, size_t i, target_list *targets,
+                                 fsdp_error *err)
 {
-    wants->count = 0;
+    targets->count = 0;
     for (int g = 0; g < job->group_size; g++)
-        FSDP_TRY(add_wants(wants, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
+        FSDP_TRY(add_targets(targets, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
     return FSDP_OK;
 }
 
@@ -236,37 +239,25 @@ static bool is_loaded(const load_job *job, size_t i)
     return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
 }
 
-typedef struct file_search {
-    const fsdp_checkpoint *checkpoint;
-    bool *needed;
-} file_search;
-
-static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box,
-                             fsdp_error *err)
+static fsdp_status need_file(void *user, int number, fsdp_error *err)
 {
-    file_search *search = user;
-    (void)part;
-    (void)box;
-    (void)err;
-    search->needed[fsdp_checkpoint_file_of(search->checkpoint, rank)] = true;
-    return FSDP_OK;
+    return fsdp_checkpoint_need_file(user, number, err);
 }
 
-/* Marks the files that hold something one rank wants. */
-static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, file_search *search,
-                              fsdp_error *err)
+/* Opens the files that hold a part of what one rank reads. */
+static fsdp_status open_files_of(const load_job *job, const fsdp_sd *sd, int rank, fsdp_error *err)
 {
+    fsdp_checkpoint *from = job->checkpoint;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         if (!is_loaded(job, i))
             continue;
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        const fsdp_entry *stored = fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i]);
         size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
             fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
-            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box,
-                                      need_file, search, err));
+            FSDP_TRY(
+                fsdp_checkpoint_locate(from, (size_t)job->source[i], &box, need_file, from, err));
         }
     }
     return FSDP_OK;
@@ -274,37 +265,29 @@ static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, 
 
 static fsdp_status open_files(load_job *job, fsdp_error *err)
 {
-    if (job->checkpoint->source)
-        return FSDP_OK; /* other programs' files are opened as they are read */
-    int files = job->checkpoint->manifest.file_count;
-    file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
-    if (!search.needed)
-        return fsdp_fail_memory(err, "a load plan");
     fsdp_status st = FSDP_OK;
     for (int g = 0; g < job->group_size && st == FSDP_OK; g++)
-        st = find_files(job, job->group_sds[g], job->group_ranks[g], &search, err);
-    for (int f = 0; f < files && st == FSDP_OK; f++)
-        if (search.needed[f])
-            st = fsdp_checkpoint_need_file(job->checkpoint, f, err);
-    fsdp_free(search.needed);
+        st = open_files_of(job, job->group_sds[g], job->group_ranks[g], err);
     return st;
 }
 
 /* --- moving ----------------------------------------------------------------------------------- */
 
-static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter,
-                                fsdp_turns *turns, fsdp_error *err)
+static fsdp_status load_entries(load_job *job, target_list *targets,
+                                fsdp_block_reader *block_reader, fsdp_work_counter *counter,
+                                fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         if (!is_loaded(job, i))
             continue;
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-        int64_t before = getter->bytes_read;
-        FSDP_TRY(group_wants(job, i, wants, err));
-        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items,
-                                     wants->count, getter, turns, err));
+        int64_t before = block_reader->bytes_read;
+        FSDP_TRY(group_targets(job, i, targets, err));
+        fsdp_read_request request = {(size_t)job->source[i], targets->items, targets->count,
+                                     block_reader, counter};
+        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, &request, err));
         fsdp_flow("statedict/save/load.c", "got '%s'", entry->name);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name,
+        FSDP_TRY(fsdp_meter_add(&job->meter, block_reader->bytes_read - before, entry->name,
                                 entry->name_size, err));
     }
     return FSDP_OK;
@@ -313,17 +296,17 @@ static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *ge
 static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
 {
     load_job *job = user;
-    want_list wants = {0};
-    fsdp_getter getter = {.verify = job->opts->verify};
-    fsdp_turns turns;
+    target_list targets = {0};
+    fsdp_block_reader block_reader = {.verify = job->opts->verify};
+    fsdp_work_counter counter;
     (void)worker;
-    fsdp_turns_begin(&turns, &job->lending->next_turn);
-    fsdp_status st = load_entries(job, &wants, &getter, &turns, err);
+    fsdp_work_counter_begin(&counter, &job->lending->next_turn);
+    fsdp_status st = load_entries(job, &targets, &block_reader, &counter, err);
     if (st != FSDP_OK)
-        fsdp_turns_stop(&turns);
-    atomic_fetch_add(&job->bytes_read, getter.bytes_read);
-    fsdp_getter_release(&getter);
-    fsdp_free(wants.items);
+        fsdp_work_counter_stop(&counter);
+    atomic_fetch_add(&job->bytes_read, block_reader.bytes_read);
+    fsdp_block_reader_release(&block_reader);
+    fsdp_free(targets.items);
     return st;
 }
 
@@ -331,7 +314,8 @@ static int workers_of(const load_job *job)
 {
     int share = fsdp_pool_cores() / job->group_size;
     int wanted = job->opts->threads > 0 ? job->opts->threads : share > 0 ? share : 1;
-    return fsdp_getters_within(wanted, job->opts->memory, job->checkpoint->manifest.compressed);
+    return fsdp_block_readers_within(wanted, job->opts->memory,
+                                     job->checkpoint->manifest.compressed);
 }
 
 static fsdp_status copy_values(load_job *job, fsdp_error *err)
@@ -356,7 +340,7 @@ static int64_t bytes_of_rank(const load_job *job, int rank)
     return bytes;
 }
 
-/* A rank of a group reads about its share of what the group wants. */
+/* A rank of a group reads about its share of what the group needs. */
 static int64_t expected_bytes(const load_job *job)
 {
     int64_t bytes = 0;
@@ -391,7 +375,7 @@ static void end_touching(load_job *job)
 /*
  * After an agreement nobody touches another's memory any more. When the ranks could not agree
  * (FSDP_ERR_PEER), this one must not take its memory away before the others have let go of it; they
- * are threads of this process that find no more turns, so that is soon.
+ * are threads of this process that draw no more blocks, so that is soon.
  */
 static void leave_group(load_job *job, fsdp_status status)
 {
@@ -401,7 +385,7 @@ static void leave_group(load_job *job, fsdp_status status)
     job->lending = NULL;
     if (status == FSDP_ERR_PEER) {
         atomic_store(&shared->closed, true);
-        fsdp_turns_stop(&(fsdp_turns){.next = &shared->next_turn});
+        fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_turn});
         while (atomic_load(&shared->touching) > 0)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }

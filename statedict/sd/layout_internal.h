@@ -25,6 +25,9 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,
                                      fsdp_error *err);
 
+/* The tensor that an entry is, or is an alias of; a value is itself. */
+size_t fsdp_sd_tensor_of(const fsdp_sd *sd, size_t entry);
+
 /* About so many entries will be added: room for them is made at once, as far as there is memory. */
 void fsdp_sd_expect(fsdp_sd *sd, size_t count);
 

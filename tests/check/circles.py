@@ -25,14 +25,12 @@ ALLOWED = {
     "fsdp1_scatter.c fsdp1_to_load.c": "one dict that is made for loading",
     "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
     "state_full.c state_get.c": "one dict that is got",
-    "checkpoint.c foreign.c get.c incomplete.c verify_values.c": "one open checkpoint",
     "commit.c leftovers.c": "one staging directory",
     "cli.c cli_complete.c cli_log.c cli_rules.c progress.c": "one command line",
     "cli_paths.c cli_text.c": "paths that a user names",
     "fsdp_ls.c ls_entries.c ls_json.c ls_stats.c ls_summary.c": "one listing",
     "bench_compress.c bench_convert.c bench_load.c bench_many.c bench_reshard.c bench_rows.c bench_save.c":
         "bench_rows.c lists the measurements, which use its helpers",
-    "convert.c export.c export_cast.c export_plan.c export_slabs.c plan_write.c": "one conversion",
 }
 
 

@@ -77,12 +77,12 @@ static void check_cut(const fsdp_stored_box *box, int64_t block)
     require((block == box->block_count - 1) == (first + count == box->count));
 }
 
-static void check_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *box,
-                        int64_t block)
+static void check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
+                        const fsdp_stored_box *box, int64_t block)
 {
     fsdp_error err = {0};
     check_cut(box, block);
-    fsdp_status st = fsdp_check_block(getter, reader, box, block, &err);
+    fsdp_status st = fsdp_check_block(block_reader, reader, box, block, &err);
     require(st == FSDP_OK || (st == FSDP_ERR_DAMAGED && err.text[0]));
 }
 
@@ -96,8 +96,8 @@ static uint32_t heads_of(const fsdp_shard_seal *seal)
     return (uint32_t)(seal->index_size / (int64_t)sizeof(index_head));
 }
 
-static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *of, size_t i,
-                         int64_t blocks)
+static int64_t check_box(fsdp_block_reader *block_reader, fsdp_shard_reader *reader, ranks *of,
+                         size_t i, int64_t blocks)
 {
     const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
     fsdp_box whole = fsdp_stored_box_box(box);
@@ -107,7 +107,7 @@ static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *
     int64_t taken = 0;
     for (int64_t block = 0; block < box->block_count && taken < BLOCKS_PER_BOX && taken < blocks;
          block++, taken++)
-        check_block(getter, reader, box, block);
+        check_block(block_reader, reader, box, block);
     check_cut(box, box->block_count - 1);
     return taken;
 }
@@ -115,12 +115,12 @@ static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *
 static void check_file(fsdp_shard_reader *reader, ranks of)
 {
     uint32_t first = of.rank;
-    fsdp_getter getter = {0};
+    fsdp_block_reader block_reader = {0};
     int64_t blocks = BLOCKS_PER_INPUT;
     for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
-        blocks -= check_box(&getter, reader, &of, i, blocks);
+        blocks -= check_box(&block_reader, reader, &of, i, blocks);
     require(fsdp_shard_find(reader, first - 1, 0, 0) == NULL);
-    fsdp_getter_release(&getter);
+    fsdp_block_reader_release(&block_reader);
 }
 
 /* What the first head says of itself, if there is one. */
