@@ -1,4 +1,9 @@
-/* The rows of docs/performance.md: which command measures what, and how a row is printed. */
+/*
+ * The rows of docs/performance.md: a table of commands with the functions that measure them, and printing.
+ *
+ * The room bench_checkpoint takes bench_options and measures saves, loads, conversions and checks with the
+ * parts of tools/bench/bench.h; out come rows on standard output. Only fsdp_bench.c calls it.
+ */
 #include "tools/bench/bench.h"
 
 #include <errno.h>
@@ -167,7 +172,7 @@ static fsdp_status measure_in(const bench_options *opts, const char *dir, fsdp_e
     return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' measures nothing", opts->command);
 }
 
-/* A directory that is gone afterwards, whatever happens. Under mpirun rank 0 names it; see bench_save.c. */
+/* Measures in a directory that is removed afterwards, also on failure. Under mpirun rank 0 names it. */
 fsdp_status bench_measure(const bench_options *opts, fsdp_error *err)
 {
     char dir[BENCH_PATH];
