@@ -17,7 +17,7 @@ fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, 
                          param->name);
     if (param->flat)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' lies in a flat parameter: freeze it before fsdp_v1_create",
+                         "'%s' lies in a flat parameter: freeze it before fsdp_wrap_create",
                          param->name);
     param->requires_grad = requires_grad;
     return FSDP_OK;
@@ -47,7 +47,7 @@ fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err)
     fsdp_root *root = param->model->root;
     if (!root)
         return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "'%s' has no memory: fsdp_root_create, or fsdp_v1_create, gives it",
+                         "'%s' has no memory: fsdp_root_create, or fsdp_wrap_create, gives it",
                          param->name);
     return fsdp_root_ready(root, err);
 }

@@ -171,7 +171,7 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     fsdp_root *root = fsdp_alloc(1, sizeof *root);
     if (!root) /* the others wait to hear whether all can */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
-    root->model = model;
+    root->model = root->declared = model;
     root->world = model->world;
     root->is_last_backward = true;
     root->handle.root = root;

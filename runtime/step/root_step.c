@@ -48,7 +48,7 @@ fsdp_status fsdp_root_begin_forward(fsdp_root *root, fsdp_error *err)
     if (root->is_summoned)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "begin_forward came while full parameters are summoned: "
-                         "fsdp_v1_summon_end comes before it");
+                         "fsdp_wrap_summon_end comes before it");
     FSDP_TRY(fsdp_root_check_values(root, NULL, "begin_forward", err));
     root->is_in_forward = true;
     fsdp_trace_step(root->world->parts.trace, root->step);

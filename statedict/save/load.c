@@ -6,7 +6,9 @@
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/describe.h"
+#include "statedict/save/load_internal.h"
 #include "statedict/sd/names.h"
+#include "statedict/select/selection.h"
 #include "statedict/run/run_internal.h"
 
 #include "base/data/flow.h"
@@ -28,7 +30,8 @@ typedef struct lending {
 } lending;
 
 typedef struct load_job {
-    fsdp_sd *sd;
+    fsdp_sd *sd; /* the caller's, or what hooks want of a checkpoint */
+    const fsdp_load_hooks *hooks;
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
     fsdp_io *io;
@@ -181,7 +184,7 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     fsdp_status st = fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err);
     if (st == FSDP_OK)
         st = match_names(job, filter, &missing, &unexpected, err);
-    if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
+    if (st == FSDP_OK && !job->opts->partial && missing.count + unexpected.count > 0)
         st = strict_failure(job, &missing, &unexpected, err);
     report_names(job, &missing, &unexpected);
     fsdp_filter_free(filter);
@@ -482,6 +485,36 @@ static fsdp_status match_and_open(load_job *job, fsdp_error *err)
     return st;
 }
 
+/* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
+static fsdp_status ask_want(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    fsdp_status st =
+        job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
+    end_touching(job);
+    return st;
+}
+
+static fsdp_status want(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = ask_want(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    job->group_sds[0] = job->sd;
+    if (job->group_size == 1)
+        return FSDP_OK;
+    return fsdp_ctl_allgather(job->ctl, &job->sd, sizeof job->sd, job->group_sds, err);
+}
+
+static fsdp_status take(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = begin_touching(job, err);
+    if (st == FSDP_OK) {
+        st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
+        end_touching(job);
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
 static fsdp_status plan_load(load_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/save/load.c", "match names and find files");
@@ -543,10 +576,14 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     fsdp_status st = open_checkpoint(job, chosen, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = want(job, err);
     if (st == FSDP_OK)
         st = plan_load(job, err);
     if (st == FSDP_OK)
         st = move_data(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = take(job, err);
     if (st == FSDP_OK)
         st = fill_report(job, chosen->path, err);
     release_job(job, st);
@@ -593,26 +630,15 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
     }
 }
 
-static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+/* What hooks want is compared when it is known. */
+static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
-            return true;
-    return false;
-}
-
-/* Patterns that leave nothing to load are a mistake, whatever the checkpoint holds. */
-static fsdp_status require_selection(const load_job *job, fsdp_error *err)
-{
-    fsdp_filter *filter = NULL;
-    size_t count = fsdp_sd_count(job->sd);
-    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
-    bool selected = selects_any(filter, job->sd);
-    fsdp_filter_free(filter);
-    if (selected || count == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name of the state dict matches: none of %zu is selected", count);
+    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (job->hooks)
+        return fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
+    return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
 }
 
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
@@ -620,10 +646,8 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_candidates list = {0};
     fsdp_flow("statedict/save/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
-    if (st == FSDP_OK)
-        st = require_selection(job, err);
-    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    FSDP_TRY(agree_to_load(job, err));
+    fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
     st = load_candidates(job, st, &list, err);
@@ -631,27 +655,30 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
-                         fsdp_error *err)
+static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *opts, fsdp_error *err)
 {
     static const fsdp_load_opts defaults = {0};
     fsdp_error local = {0};
-    load_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
-    if (job.opts->report)
-        *job.opts->report = (fsdp_load_report){0};
-    fsdp_status st = load(&job, path, err ? err : &local);
+    job->opts = opts ? opts : &defaults;
+    job->io = job->opts->io ? job->opts->io : fsdp_io_posix();
+    if (job->opts->report)
+        *job->opts->report = (fsdp_load_report){0};
+    fsdp_status st = load(job, path, err ? err : &local);
     if (st == FSDP_OK && err)
         *err = (fsdp_error){0};
     return st;
 }
 
-void fsdp_load_report_release(fsdp_load_report *report)
+fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
+                         fsdp_error *err)
 {
-    fsdp_name_list missing = {report->missing, report->missing_count, 0};
-    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
-    fsdp_names_release(&missing);
-    fsdp_names_release(&unexpected);
-    fsdp_free(report->path);
-    *report = (fsdp_load_report){0};
+    load_job job = {.sd = sd, .ctl = ctl};
+    return run(&job, path, opts, err);
+}
+
+fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,
+                             const fsdp_load_opts *opts, fsdp_error *err)
+{
+    load_job job = {.hooks = hooks, .ctl = ctl};
+    return run(&job, path, opts, err);
 }

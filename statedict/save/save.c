@@ -66,8 +66,9 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
     const fsdp_save_opts *opts = job->opts;
     if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
-    if (opts->step < FSDP_STEP_NONE)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)opts->step);
+    if (fsdp_save_step(opts) < FSDP_STEP_NONE)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative",
+                         (long long)fsdp_save_step(opts));
     if (opts->level < 0 || opts->level > 19)
         return fsdp_fail(err, FSDP_ERR_USAGE, "compression level %d is not in 0..19", opts->level);
     FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
@@ -110,10 +111,10 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
     fsdp_volume volume = {.kind = opts->kind,
                           .world = job->world,
                           .compress = opts->compress,
-                          .with_view = !opts->no_view};
+                          .with_view = !opts->skip_view};
     FSDP_TRY(
         fsdp_require_space(job->io, dir, &volume, fsdp_volume_room(job->sd, &volume), &space, err));
-    if (space.in_memory && !opts->no_sync)
+    if (space.in_memory && !opts->skip_fsync)
         fsdp_notice(&opts->watch,
                     "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
                     "when the machine restarts",
@@ -138,10 +139,10 @@ static void pass_notice(void *user, const char *text)
 
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
+    FSDP_TRY(fsdp_name_check_step(dir, fsdp_save_step(job->opts), err));
     const fsdp_save_opts *opts = job->opts;
     fsdp_watch watch = {.user = job, .progress = report_run_wait, .notice = pass_notice};
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->skip_fsync, opts->overwrite, NULL, &watch,
                                 &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
@@ -165,17 +166,18 @@ typedef struct rank_options {
     int64_t memory;
 } rank_options;
 
-static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",       "compress",
-                                                       "level",   "step",         "no_sync",
-                                                       "no_view", "rank0_writes", "overwrite"};
+static const char *const option_names[OPTION_COUNT] = {"kind",      "owners",       "compress",
+                                                       "level",     "step",         "skip_fsync",
+                                                       "skip_view", "rank0_writes", "overwrite"};
 
 static rank_options local_options(const save_job *job)
 {
     const fsdp_save_opts *opts = job->opts;
     const fsdp_save_plan *plan = &job->plan;
     rank_options local = {
-        .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level, opts->step,
-                               opts->no_sync, opts->no_view, opts->rank0_writes, opts->overwrite}},
+        .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
+                               fsdp_save_step(opts), opts->skip_fsync, opts->skip_view,
+                               opts->rank0_writes, opts->overwrite}},
         .memory = opts->memory};
     memcpy(local.shared.run, opts->run, sizeof local.shared.run);
     if (all_write_one(job))
@@ -240,10 +242,10 @@ static fsdp_status file_options(save_job *job, int number, int count, fsdp_shard
                                   .encode = job->opts->compress,
                                   .level = job->opts->level,
                                   .threads = threads_of(job),
-                                  .sync = !job->opts->no_sync,
+                                  .sync = !job->opts->skip_fsync,
                                   .alive = fsdp_meter_alive,
                                   .alive_user = &job->meter};
-    opts_out->id = (fsdp_shard_id){.step = job->opts->step,
+    opts_out->id = (fsdp_shard_id){.step = fsdp_save_step(job->opts),
                                    .rank = (uint32_t)job->rank,
                                    .world = (uint32_t)(job->whole ? 1 : job->world)};
     memcpy(opts_out->id.run, job->run, sizeof job->run);
@@ -434,11 +436,11 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
     fsdp_publication publication = {.staging = &job->staging,
                                     .seals = seals,
                                     .owners = job->owners,
-                                    .with_view = !opts->no_view,
+                                    .with_view = !opts->skip_view,
                                     .watch = &job->watch};
     publication.manifest =
         (fsdp_manifest){.kind = opts->kind,
-                        .step = opts->step,
+                        .step = fsdp_save_step(opts),
                         .world = job->whole ? 1 : job->world,
                         .owners = opts->owners,
                         .compressed = opts->compress,
@@ -550,16 +552,11 @@ static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *
     return status;
 }
 
-fsdp_save_opts fsdp_save_opts_default(void)
-{
-    return (fsdp_save_opts){.step = FSDP_STEP_NONE};
-}
-
 fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                               const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
-    fsdp_save_opts defaults = fsdp_save_opts_default();
+    static const fsdp_save_opts defaults = {0};
     save_job job = {.sd = sd,
                     .ctl = ctl,
                     .opts = opts ? opts : &defaults,

@@ -237,7 +237,7 @@ static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t 
 fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl,
                                 fsdp_status mine, fsdp_error *err)
 {
-    summary local = {.count = (int64_t)fsdp_sd_count(sd)};
+    summary local = {.count = mine == FSDP_OK ? (int64_t)fsdp_sd_count(sd) : 0};
     int n = fsdp_ctl_size(ctl);
     summary *all = fsdp_alloc((size_t)n, sizeof *all);
     if (mine == FSDP_OK)

@@ -1,4 +1,4 @@
-/* Lists of names, and shapes, for messages. */
+/* Lists of names, and shapes, for messages */
 #ifndef FSDP_NAMES_H
 #define FSDP_NAMES_H
 

@@ -40,4 +40,8 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 /* Fills in what a plan tells of it. */
 void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan);
 
+/* FSDP_ERR_USAGE when the state dict has names and the patterns (filter.h) select none: that is a mistake,
+ * whatever a checkpoint holds. */
+fsdp_status fsdp_filter_require(const fsdp_sd *sd, const char *include, const char *exclude, fsdp_error *err);
+
 #endif

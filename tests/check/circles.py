@@ -22,7 +22,6 @@ ALLOWED = {
     "source.c source_read.c source_seal.c source_stream.c": "one source",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
     "comm.c comm_async.c comm_check.c": "one communicator: its calls, its queue, its checks",
-    "fsdp1_scatter.c fsdp1_to_load.c": "one dict that is made for loading",
     "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
     "state_full.c state_get.c": "one dict that is got",
     "commit.c leftovers.c": "one staging directory",

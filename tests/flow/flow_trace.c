@@ -86,7 +86,7 @@ typedef fsdp_status (*rank_work)(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, f
 
 static fsdp_status save(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, fsdp_error *err)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.threads = 1;
     float *data = fsdp_sd_at(sd, 0)->data;
     for (int i = 0; i < ROWS * COLUMNS; i++)

@@ -35,10 +35,11 @@ static fsdp_status look_at_ours(compress_job *job, fsdp_error *err)
 
 static fsdp_status run_ours(compress_job *job, bench_times *times, fsdp_error *err)
 {
-    fsdp_save_opts save = fsdp_save_opts_default();
+    static const int64_t step = BENCH_STEP;
+    fsdp_save_opts save = {0};
     save.compress = true;
-    save.no_sync = true;
-    save.step = BENCH_STEP;
+    save.skip_fsync = true;
+    save.step = &step;
     save.threads = job->opts->common.jobs;
     save.memory = job->opts->common.memory;
     FSDP_TRY(cli_check_stop(err));

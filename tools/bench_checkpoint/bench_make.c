@@ -148,14 +148,14 @@ static fsdp_status save_state(maker *m, fsdp_error *err)
 {
     static const fsdp_retention keep_three = {.keep_last = 3};
     const bench_options *opts = m->job->opts;
-    fsdp_save_opts save = fsdp_save_opts_default();
+    fsdp_save_opts save = {0};
     save.kind = opts->kind;
     save.compress = opts->compress;
     save.level = opts->level;
-    save.no_sync = opts->no_sync;
+    save.skip_fsync = opts->no_sync;
     save.threads = opts->common.jobs;
     save.memory = opts->common.memory;
-    save.step = m->step;
+    save.step = &m->step;
     save.retain = &keep_three;
     save.watch = bench_watch(opts, fsdp_ctl_rank(m->ctl));
     if (opts->saves > 0)

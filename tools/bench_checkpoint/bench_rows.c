@@ -126,9 +126,9 @@ static fsdp_status save_model_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     const model_save *job = user;
     fsdp_sd *sd = NULL;
-    fsdp_save_opts save = fsdp_save_opts_default();
-    save.no_sync = true;
-    save.step = job->state->step;
+    fsdp_save_opts save = {0};
+    save.skip_fsync = true;
+    save.step = &job->state->step;
     fsdp_status st = bench_make_shards(job->model, job->state, fsdp_ctl_rank(ctl), &sd, err);
     st = fsdp_ctl_agree(ctl, st, err);
     if (st == FSDP_OK)

@@ -236,7 +236,7 @@ static fsdp_status train(step_run *run, fsdp_error *err)
     for (int step = 0; step < opts->steps; step++)
         FSDP_TRY(train_step(run, step, err));
     if (opts->save)
-        FSDP_TRY(fsdp_root_save(run->model.root, run->model.optim, opts->save, err));
+        FSDP_TRY(fsdp_root_save(run->model.root, opts->save, NULL, err));
     if (run->opts->against)
         FSDP_TRY(compete(run, err));
     if (is_first(run))

@@ -210,8 +210,7 @@ fsdp_status step_model_build(step_model *model, fsdp_error *err)
     if (st == FSDP_OK)
         st = make_room(model, err);
     FSDP_TRY(fsdp_ctl_agree(ctl, st, err));
-    return model->opts->load ? fsdp_root_load(model->root, model->optim, model->opts->load, err)
-                             : FSDP_OK;
+    return model->opts->load ? fsdp_root_load(model->root, model->opts->load, NULL, err) : FSDP_OK;
 }
 
 void step_model_free(step_model *model)

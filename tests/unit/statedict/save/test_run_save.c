@@ -41,7 +41,7 @@ TestSuite(run_save, .init = set_up, .fini = tear_down);
 
 static fsdp_save_opts options(fsdp_io *io)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.io = io;
     return opts;
 }

@@ -2,7 +2,7 @@
  * The FSDP1 face: names of parameters make a tree of modules, and a policy says which of them are units. The
  * way of the tree is PyTorch's: children first; what an inner unit has taken counts no longer.
  */
-#include "runtime/fsdp1/fsdp1_internal.h"
+#include "runtime/wrap/wrap_internal.h"
 
 #include <string.h>
 
@@ -22,8 +22,8 @@ typedef struct tree_node {
 typedef struct module_tree {
     tree_node *nodes;
     size_t count, room;
-    const fsdp_v1_opts *opts;
-    fsdp_v1_wishes *wishes;
+    const fsdp_wrap_opts *opts;
+    fsdp_wrap_wishes *wishes;
 } module_tree;
 
 /* --- building --------------------------------------------------------------------------------- */
@@ -79,10 +79,10 @@ static fsdp_status add_param(module_tree *tree, const fsdp_param *param, bool is
                              param->name, MOST_DEPTH);
         FSDP_TRY(find_child(tree, at, param->name, (size_t)(dot - param->name), &at, err));
         if (!is_ignored)
-            tree->nodes[at].below += fsdp_v1_count(param);
+            tree->nodes[at].below += fsdp_wrap_count(param);
     }
     if (!is_ignored)
-        tree->nodes[at].own += fsdp_v1_count(param);
+        tree->nodes[at].own += fsdp_wrap_count(param);
     return FSDP_OK;
 }
 
@@ -125,8 +125,8 @@ static bool is_list(const module_tree *tree, const tree_node *node)
 
 static const char *type_of(const module_tree *tree, const char *name)
 {
-    const fsdp_v1_policy *policy = &tree->opts->policy;
-    const char *type = policy->type_of ? policy->type_of(policy->user, name) : NULL;
+    const fsdp_wrap_policy *policy = &tree->opts->policy;
+    const char *type = policy->type_of ? policy->type_of(policy->context, name) : NULL;
     return type ? type : "";
 }
 
@@ -156,7 +156,7 @@ static bool matches(const char *name, const char *pattern)
     return *name == '\0';
 }
 
-static bool matches_any(const char *name, const fsdp_v1_policy *policy)
+static bool matches_any(const char *name, const fsdp_wrap_policy *policy)
 {
     for (size_t i = 0; i < policy->name_count; i++)
         if (matches(name, policy->names[i]))
@@ -168,7 +168,7 @@ static bool matches_any(const char *name, const fsdp_v1_policy *policy)
 
 /* Is the parameter in a module that NAMES wraps, below `outer`? */
 static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
-                                    const fsdp_v1_policy *policy, bool *is_wrapped_out,
+                                    const fsdp_wrap_policy *policy, bool *is_wrapped_out,
                                     fsdp_error *err)
 {
     char *name = fsdp_strndup(param->name, strlen(param->name));
@@ -185,8 +185,8 @@ static fsdp_status is_wrapped_below(const fsdp_param *param, const char *outer,
     return FSDP_OK;
 }
 
-static fsdp_status is_ignored(const fsdp_param *param, const fsdp_v1_opts *opts, bool *ignored_out,
-                              fsdp_error *err)
+static fsdp_status is_ignored(const fsdp_param *param, const fsdp_wrap_opts *opts,
+                              bool *ignored_out, fsdp_error *err)
 {
     *ignored_out = is_among(param->name, opts->ignored_states, opts->ignored_state_count);
     for (size_t i = 0; i < opts->ignored_module_count && !*ignored_out; i++) {
@@ -194,7 +194,7 @@ static fsdp_status is_ignored(const fsdp_param *param, const fsdp_v1_opts *opts,
         bool is_wrapped = false;
         if (!fsdp_name_is_below(param->name, module))
             continue;
-        if (opts->policy.kind == FSDP_V1_WRAP_NAMES)
+        if (opts->policy.kind == FSDP_POLICY_NAMES)
             FSDP_TRY(is_wrapped_below(param, module, &opts->policy, &is_wrapped, err));
         *ignored_out = !is_wrapped;
     }
@@ -232,8 +232,8 @@ static fsdp_status check_ignored_module(const fsdp_model *model, const char *mod
     return refuse("module to be ignored", &nearest, err);
 }
 
-fsdp_status fsdp_v1_list_ignored(const fsdp_model *model, const fsdp_v1_opts *opts,
-                                 bool *ignored_out, fsdp_error *err)
+fsdp_status fsdp_wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts,
+                                   bool *ignored_out, fsdp_error *err)
 {
     if (opts->ignored_module_count > 0 && opts->ignored_state_count > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -249,55 +249,55 @@ fsdp_status fsdp_v1_list_ignored(const fsdp_model *model, const fsdp_v1_opts *op
 
 /* --- wishes ----------------------------------------------------------------------------------- */
 
-static int64_t min_elements(const fsdp_v1_policy *policy)
+static int64_t min_elements(const fsdp_wrap_policy *policy)
 {
     return policy->min_elements > 0 ? policy->min_elements : MIN_ELEMENTS;
 }
 
 /* Are the modules inside asked about? */
-static bool is_searched(const module_tree *tree, const fsdp_v1_module *module)
+static bool is_searched(const module_tree *tree, const fsdp_wrap_module *module)
 {
-    const fsdp_v1_policy *policy = &tree->opts->policy;
+    const fsdp_wrap_policy *policy = &tree->opts->policy;
     bool is_piece = is_among(module->type, policy->names, policy->name_count);
-    if (policy->kind != FSDP_V1_WRAP_SIZE)
+    if (policy->kind != FSDP_POLICY_SIZE)
         return true;
     return module->unwrapped >= min_elements(policy) && !is_piece;
 }
 
-static bool is_full_precision(const module_tree *tree, const fsdp_v1_module *module)
+static bool is_full_precision(const module_tree *tree, const fsdp_wrap_module *module)
 {
-    const fsdp_v1_policy *policy = &tree->opts->policy;
+    const fsdp_wrap_policy *policy = &tree->opts->policy;
     return is_among(module->type, policy->full_precision_types, policy->full_precision_count);
 }
 
-static bool is_wanted(const module_tree *tree, const fsdp_v1_module *module,
-                      fsdp_v1_unit_opts *opts)
+static bool is_wanted(const module_tree *tree, const fsdp_wrap_module *module,
+                      fsdp_wrap_unit_opts *opts)
 {
-    const fsdp_v1_policy *policy = &tree->opts->policy;
+    const fsdp_wrap_policy *policy = &tree->opts->policy;
     if (is_full_precision(tree, module)) {
         opts->param_dtype = opts->reduce_dtype = FSDP_DTYPE_NONE;
         return true;
     }
     switch (policy->kind) {
-    case FSDP_V1_WRAP_ALWAYS: return !module->is_list;
-    case FSDP_V1_WRAP_NAMES: return matches_any(module->name, policy);
-    case FSDP_V1_WRAP_TYPES: return is_among(module->type, policy->names, policy->name_count);
-    case FSDP_V1_WRAP_SIZE: return module->unwrapped >= min_elements(policy) && !module->is_list;
-    case FSDP_V1_WRAP_CUSTOM: return policy->wants && policy->wants(policy->user, module, opts);
+    case FSDP_POLICY_ALWAYS: return !module->is_list;
+    case FSDP_POLICY_NAMES: return matches_any(module->name, policy);
+    case FSDP_POLICY_TYPES: return is_among(module->type, policy->names, policy->name_count);
+    case FSDP_POLICY_SIZE: return module->unwrapped >= min_elements(policy) && !module->is_list;
+    case FSDP_POLICY_CUSTOM: return policy->wants && policy->wants(policy->context, module, opts);
     default: return false;
     }
 }
 
-static fsdp_status add_wish(module_tree *tree, const char *name, const fsdp_v1_unit_opts *opts,
+static fsdp_status add_wish(module_tree *tree, const char *name, const fsdp_wrap_unit_opts *opts,
                             fsdp_error *err)
 {
-    fsdp_v1_wishes *wishes = tree->wishes;
+    fsdp_wrap_wishes *wishes = tree->wishes;
     if (!fsdp_grow(&wishes->items, &wishes->room, wishes->count + 1, sizeof *wishes->items))
         return fsdp_fail_memory(err, "the units of a model");
     char *copy = fsdp_strndup(name, strlen(name));
     if (!copy)
         return fsdp_fail_memory(err, "the units of a model");
-    wishes->items[wishes->count++] = (fsdp_v1_wish){.module = copy, .opts = *opts};
+    wishes->items[wishes->count++] = (fsdp_wrap_wish){.module = copy, .opts = *opts};
     return FSDP_OK;
 }
 
@@ -307,10 +307,10 @@ static fsdp_status wrap(module_tree *tree, size_t at, int64_t *wrapped_out, fsdp
     int64_t inside = 0;
     const tree_node node = tree->nodes[at];
     const int64_t all = node.below;
-    fsdp_v1_module module = {.name = node.name,
-                             .type = type_of(tree, node.name),
-                             .unwrapped = all,
-                             .is_list = is_list(tree, &node)};
+    fsdp_wrap_module module = {.name = node.name,
+                               .type = type_of(tree, node.name),
+                               .unwrapped = all,
+                               .is_list = is_list(tree, &node)};
     *wrapped_out = 0;
     if (all == 0 || !is_searched(tree, &module))
         return FSDP_OK;
@@ -319,7 +319,7 @@ static fsdp_status wrap(module_tree *tree, size_t at, int64_t *wrapped_out, fsdp
         FSDP_TRY(wrap(tree, child, &wrapped, err));
         inside += wrapped;
     }
-    fsdp_v1_unit_opts opts = tree->opts->unit;
+    fsdp_wrap_unit_opts opts = tree->opts->unit;
     module.unwrapped = all - inside;
     if (!is_wanted(tree, &module, &opts)) {
         *wrapped_out = inside;
@@ -369,16 +369,16 @@ static fsdp_status check_type(const module_tree *tree, const char *type, fsdp_er
  * full_precision_types) may well be those of no module: the same list serves many models. */
 static fsdp_status check_policy(const module_tree *tree, fsdp_error *err)
 {
-    const fsdp_v1_policy *policy = &tree->opts->policy;
-    for (size_t i = 0; policy->kind == FSDP_V1_WRAP_NAMES && i < policy->name_count; i++)
+    const fsdp_wrap_policy *policy = &tree->opts->policy;
+    for (size_t i = 0; policy->kind == FSDP_POLICY_NAMES && i < policy->name_count; i++)
         FSDP_TRY(check_name(tree, policy->names[i], err));
-    for (size_t i = 0; policy->kind == FSDP_V1_WRAP_TYPES && i < policy->name_count; i++)
+    for (size_t i = 0; policy->kind == FSDP_POLICY_TYPES && i < policy->name_count; i++)
         FSDP_TRY(check_type(tree, policy->names[i], err));
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_choose(const fsdp_model *model, const fsdp_v1_opts *opts, const bool *ignored,
-                           fsdp_v1_wishes *wishes_out, fsdp_error *err)
+fsdp_status fsdp_wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *opts,
+                             const bool *ignored, fsdp_wrap_wishes *wishes_out, fsdp_error *err)
 {
     module_tree tree = {.opts = opts, .wishes = wishes_out};
     fsdp_status status = build(&tree, model, ignored, err);
@@ -390,10 +390,10 @@ fsdp_status fsdp_v1_choose(const fsdp_model *model, const fsdp_v1_opts *opts, co
     return status;
 }
 
-void fsdp_v1_wishes_release(fsdp_v1_wishes *wishes)
+void fsdp_wrap_wishes_release(fsdp_wrap_wishes *wishes)
 {
     for (size_t i = 0; i < wishes->count; i++)
         fsdp_free(wishes->items[i].module);
     fsdp_free(wishes->items);
-    *wishes = (fsdp_v1_wishes){0};
+    *wishes = (fsdp_wrap_wishes){0};
 }

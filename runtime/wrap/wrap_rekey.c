@@ -2,7 +2,7 @@
  * The FSDP1 face: optimizer state by name or by position. Names hold dots, and some are numbers: a key is the
  * longest known name that an entry begins with, else its first number.
  */
-#include "runtime/fsdp1/fsdp1_internal.h"
+#include "runtime/wrap/wrap_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -24,8 +24,8 @@ typedef struct state_key {
 
 typedef struct rekey_work {
     const fsdp_sd *sd;
-    fsdp_v1_key_type type;
-    const fsdp_v1_optim_input *input;
+    fsdp_wrap_key_type type;
+    const fsdp_wrap_optim_input *input;
     fsdp_sd *out;
     fsdp_text name;
 } rekey_work;
@@ -120,7 +120,7 @@ static fsdp_status add_state(rekey_work *work, const fsdp_entry *entry, const st
         return FSDP_OK;
     FSDP_TRY(check_position(work, key->position, err));
     work->name.size = 0;
-    if (work->type == FSDP_V1_PARAM_ID)
+    if (work->type == FSDP_WRAP_PARAM_ID)
         fsdp_text_addf(&work->name, "%s%zu%s", state_prefix, key->position, key->rest);
     else
         fsdp_text_addf(&work->name, "%s%s%s", state_prefix, work->input->names[key->position],
@@ -149,7 +149,7 @@ static fsdp_status make_key(const rekey_work *work, uint64_t position, fsdp_valu
 {
     FSDP_TRY(check_position(work, position, err));
     *key_out = fsdp_value_i64((int64_t)position);
-    if (work->type == FSDP_V1_PARAM_ID)
+    if (work->type == FSDP_WRAP_PARAM_ID)
         return FSDP_OK;
     return fsdp_state_put_text(work->input->names[position], key_out, err);
 }
@@ -215,7 +215,7 @@ static bool is_groups(const fsdp_entry *entry)
 
 static fsdp_status rekey(rekey_work *work, fsdp_error *err)
 {
-    key_kind kind, wanted = work->type == FSDP_V1_PARAM_ID ? KEY_ID : KEY_NAME;
+    key_kind kind, wanted = work->type == FSDP_WRAP_PARAM_ID ? KEY_ID : KEY_NAME;
     FSDP_TRY(find_kind(work, &kind, err));
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -230,9 +230,9 @@ static fsdp_status rekey(rekey_work *work, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_rekey_optim_state_dict(const fsdp_sd *sd, fsdp_v1_key_type type,
-                                           const fsdp_v1_optim_input *input, fsdp_sd **sd_out,
-                                           fsdp_error *err)
+fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
+                                        const fsdp_wrap_optim_input *input, fsdp_sd **sd_out,
+                                        fsdp_error *err)
 {
     rekey_work work = {.sd = sd, .type = type, .input = input};
     FSDP_TRY(fsdp_sd_create(&work.out, err));

@@ -2,7 +2,7 @@
  * The FSDP1 face: communication hooks. A hook takes the place of a unit's reduce-scatter, or of its
  * all-reduce when nothing is cut, and of the division that goes with it: the engine only sums then.
  */
-#include "runtime/fsdp1/fsdp1_internal.h"
+#include "runtime/wrap/wrap_internal.h"
 
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
@@ -12,42 +12,42 @@
 static fsdp_status run_scatter(void *user, fsdp_comm *comm, const fsdp_collective *call,
                                fsdp_error *err)
 {
-    const fsdp_v1 *v1 = user;
-    const fsdp_v1_bucket bucket = {.unit = call->unit,
-                                   .dtype = call->dtype,
-                                   .grad = (void *)call->in,
-                                   .count = call->count * fsdp_comm_size(comm),
-                                   .shard = call->out};
-    return v1->hook(v1->hook_state, comm, &bucket, err);
+    const fsdp_wrap *wrap = user;
+    const fsdp_wrap_bucket bucket = {.unit = call->unit,
+                                     .dtype = call->dtype,
+                                     .grad = (void *)call->in,
+                                     .count = call->count * fsdp_comm_size(comm),
+                                     .shard = call->out};
+    return wrap->hook(wrap->hook_context, comm, &bucket, err);
 }
 
 static fsdp_status run_all_reduce(void *user, fsdp_comm *comm, const fsdp_collective *call,
                                   fsdp_error *err)
 {
-    const fsdp_v1 *v1 = user;
-    const fsdp_v1_bucket bucket = {
+    const fsdp_wrap *wrap = user;
+    const fsdp_wrap_bucket bucket = {
         .unit = call->unit, .dtype = call->dtype, .grad = call->out, .count = call->count};
-    return v1->hook(v1->hook_state, comm, &bucket, err);
+    return wrap->hook(wrap->hook_context, comm, &bucket, err);
 }
 
-static fsdp_status check_hook(fsdp_v1 *v1, fsdp_error *err)
+static fsdp_status check_hook(fsdp_wrap *wrap, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_v1_check_idle(v1, "fsdp_v1_register_comm_hook", err));
-    if (v1->hook)
+    FSDP_TRY(fsdp_wrap_check_idle(wrap, "fsdp_wrap_register_comm_hook", err));
+    if (wrap->hook)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a communication hook was registered before");
-    if (v1->root->last_seen)
+    if (wrap->root->last_seen)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "a communication hook is registered before the first forward");
-    for (size_t i = 0; i < v1->flat_count; i++)
-        if (fsdp_v1_is_hybrid(v1->flats[i].opts.strategy))
+    for (size_t i = 0; i < wrap->flat_count; i++)
+        if (fsdp_wrap_is_hybrid(wrap->flats[i].opts.strategy))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "unit %s: communication hooks do not go with hybrid strategies",
-                             fsdp_unit_name(v1->flats[i].unit));
+                             fsdp_unit_name(wrap->flats[i].unit));
     return FSDP_OK;
 }
 
 /* A plain sum is asked for, with no division around it; the hook makes the mean in its place. */
-static fsdp_status install(fsdp_v1 *v1, fsdp_unit *unit, fsdp_error *err)
+static fsdp_status install(fsdp_wrap *wrap, fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_custom_collective *scatter = fsdp_alloc(1, sizeof *scatter);
     fsdp_custom_collective *all_reduce = fsdp_alloc(1, sizeof *all_reduce);
@@ -56,8 +56,8 @@ static fsdp_status install(fsdp_v1 *v1, fsdp_unit *unit, fsdp_error *err)
         fsdp_free(all_reduce);
         return fsdp_fail_memory(err, "a communication hook");
     }
-    *scatter = (fsdp_custom_collective){.user = v1, .run = run_scatter};
-    *all_reduce = (fsdp_custom_collective){.user = v1, .run = run_all_reduce};
+    *scatter = (fsdp_custom_collective){.user = wrap, .run = run_scatter};
+    *all_reduce = (fsdp_custom_collective){.user = wrap, .run = run_all_reduce};
     fsdp_free(unit->settings.custom_reduce);
     unit->settings.custom_reduce = scatter;
     unit->settings.custom_all_reduce = all_reduce;
@@ -66,20 +66,20 @@ static fsdp_status install(fsdp_v1 *v1, fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_v1_register_comm_hook(fsdp_v1 *v1, void *state, fsdp_v1_comm_hook hook,
-                                       fsdp_error *err)
+fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook, void *context,
+                                         fsdp_error *err)
 {
-    FSDP_TRY(check_hook(v1, err));
-    v1->hook = hook;
-    v1->hook_state = state;
-    for (size_t i = 0; i < v1->flat_count; i++)
-        FSDP_TRY(install(v1, v1->flats[i].unit, err));
+    FSDP_TRY(check_hook(wrap, err));
+    wrap->hook = hook;
+    wrap->hook_context = context;
+    for (size_t i = 0; i < wrap->flat_count; i++)
+        FSDP_TRY(install(wrap, wrap->flats[i].unit, err));
     return FSDP_OK;
 }
 
 /* --- narrow numbers --------------------------------------------------------------------------- */
 
-static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_dtype dtype,
+static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_dtype dtype,
                                  void *narrow, fsdp_error *err)
 {
     int ranks = fsdp_comm_size(comm);
@@ -105,7 +105,7 @@ static fsdp_status reduce_narrow(fsdp_comm *comm, const fsdp_v1_bucket *bucket, 
     return FSDP_OK;
 }
 
-static fsdp_status compress(fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_dtype dtype,
+static fsdp_status compress(fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_dtype dtype,
                             fsdp_error *err)
 {
     void *narrow = fsdp_alloc((size_t)bucket->count, fsdp_dtype_size(dtype));
@@ -116,16 +116,16 @@ static fsdp_status compress(fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_
     return status;
 }
 
-fsdp_status fsdp_v1_fp16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
-                                       fsdp_error *err)
+fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
+                                         const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)state;
+    (void)context;
     return compress(comm, bucket, FSDP_F16, err);
 }
 
-fsdp_status fsdp_v1_bf16_compress_hook(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket,
-                                       fsdp_error *err)
+fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
+                                         const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
-    (void)state;
+    (void)context;
     return compress(comm, bucket, FSDP_BF16, err);
 }

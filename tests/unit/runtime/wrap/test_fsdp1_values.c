@@ -3,6 +3,8 @@
  * function, as rank 0 has them, by summoning, and by state dicts.
  */
 #include "tests/support/nets/training.h"
+#include <fsdp/root_init.h>
+#include <fsdp/state.h>
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -27,12 +29,12 @@ static fsdp_status run_case(world_rank *rank, fsdp_error *err)
 static void expect_everywhere(fsdp_status (*body)(toy *net, fsdp_error *err))
 {
     for (int ranks = 1; ranks <= 4; ranks++)
-        for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy += 2) {
+        for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy += 2) {
             values_case what = {.setup = net_setup_default(), .body = body};
             fsdp_error err = {0};
-            bool is_hybrid = strategy >= FSDP_V1_HYBRID_SHARD;
-            what.setup.v1.unit.strategy = (fsdp_v1_strategy)strategy;
-            what.setup.v1.use_orig_params = ranks % 2;
+            bool is_hybrid = strategy >= FSDP_WRAP_HYBRID_SHARD;
+            what.setup.wrap.unit.strategy = (fsdp_wrap_strategy)strategy;
+            what.setup.wrap.use_orig_params = ranks % 2;
             what.setup.replicas = is_hybrid ? 1 + (ranks % 2 == 0) : 0;
             cr_assert_eq(run_worlds(ranks, "cpu-async", run_case, &what, &err), FSDP_OK,
                          "%d ranks, strategy %d: %s", ranks, strategy, err.text);
@@ -95,12 +97,12 @@ static fsdp_status set_values(toy *net, fsdp_error *err)
 {
     float factor = 2;
     FSDP_TRY(gather_all(net, err));
-    FSDP_TRY(fsdp_v1_init(net->v1, number, &factor, err));
+    FSDP_TRY(fsdp_root_init(net->root, number, &factor, err));
     FSDP_TRY(expect_numbers(net, 2, err));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
     fsdp_error why = {0};
-    bool is_refused = fsdp_v1_init(net->v1, number, &factor, &why) == FSDP_ERR_USAGE;
-    FSDP_TRY(expect(is_refused && strstr(why.text, "fsdp_v1_init is for between steps"),
+    bool is_refused = fsdp_root_init(net->root, number, &factor, &why) == FSDP_ERR_USAGE;
+    FSDP_TRY(expect(is_refused && strstr(why.text, "fsdp_root_init is for between steps"),
                     "not inside a forward", err));
     return fsdp_root_end_forward(net->root, err);
 }
@@ -127,7 +129,7 @@ static fsdp_status take_from_rank0(toy *net, fsdp_error *err)
     float factor = 3;
     void *user = fsdp_world_rank(net->world) == 0 ? &factor : NULL;
     FSDP_TRY(gather_all(net, err));
-    FSDP_TRY(fsdp_v1_sync_module_states(net->v1, number_or_fail, user, err));
+    FSDP_TRY(fsdp_root_sync_from_rank0(net->root, number_or_fail, user, err));
     return expect_numbers(net, 3, err);
 }
 
@@ -141,15 +143,15 @@ Test(fsdp1_values, all_ranks_have_what_rank_0_has)
 static fsdp_status summon_over_gathered(toy *net, fsdp_error *err)
 {
     float factor = 2;
-    FSDP_TRY(fsdp_v1_init(net->v1, number, &factor, err));
+    FSDP_TRY(fsdp_root_init(net->root, number, &factor, err));
     FSDP_TRY(gather_all(net, err));
-    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
     for (int i = 0; i < NET_LAYERS; i++) {
         float *weight = fsdp_param_data(net->weight[i]);
         for (int64_t e = 0; e < elements(net->weight[i]); e++)
             weight[e] *= 2;
     }
-    FSDP_TRY(fsdp_v1_summon_end(net->v1, err));
+    FSDP_TRY(fsdp_wrap_summon_end(net->wrap, err));
     return expect_numbers(net, 4, err);
 }
 
@@ -162,15 +164,15 @@ static fsdp_status load_over_gathered(toy *net, fsdp_error *err)
 {
     float factor = 5;
     fsdp_sd *sd = NULL;
-    const fsdp_v1_state_opts copies = {.type = FSDP_V1_FULL_STATE_DICT};
-    FSDP_TRY(fsdp_v1_init(net->v1, number, &factor, err));
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &copies, &sd, err));
+    const fsdp_state_opts copies = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
+    FSDP_TRY(fsdp_root_init(net->root, number, &factor, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &copies, &sd, err));
     factor = 7;
-    fsdp_status status = fsdp_v1_init(net->v1, number, &factor, err);
+    fsdp_status status = fsdp_root_init(net->root, number, &factor, err);
     if (status == FSDP_OK)
         status = gather_all(net, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_load_state_dict(net->v1, sd, NULL, false, err);
+        status = fsdp_root_set_state(net->root, sd, &copies, NULL, err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     return expect_numbers(net, 5, err);

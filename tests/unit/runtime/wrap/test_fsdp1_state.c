@@ -2,9 +2,7 @@
  * The FSDP1 face: state dicts of the model, of every type and strategy; checkpoints, from one world size to
  * another and to units.
  */
-#include "tests/unit/runtime/fsdp1/v1_state_cases.h"
-#include <fsdp/root_init.h>
-#include <fsdp/state.h>
+#include "tests/unit/runtime/wrap/wrap_state_cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +21,7 @@ static fsdp_status look_at_full(toy *net, state_case *what, fsdp_error *err)
                                         "count"};
     (void)what;
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &sd, err));
     bool fits = fsdp_sd_count(sd) == 8;
     for (size_t i = 0; i < 8 && fits; i++)
         fits = strcmp(fsdp_sd_at(sd, i)->name, names[i]) == 0;
@@ -38,9 +36,9 @@ static fsdp_status look_at_full(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, full_dicts_are_whole_and_named_as_declared)
 {
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++)
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++)
         for (int ranks = 2; ranks <= 4; ranks *= 2) {
-            state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, look_at_full);
+            state_case what = case_of((fsdp_wrap_strategy)strategy, strategy % 2, look_at_full);
             expect_ranks(ranks, run_case, &what);
         }
 }
@@ -52,18 +50,18 @@ static bool is_in_shard(fsdp_param *param, const fsdp_entry *entry)
 
 static fsdp_status look_at_sharded(toy *net, state_case *what, fsdp_error *err)
 {
-    fsdp_v1_state_opts opts = {.type = what->type};
+    fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     fsdp_sd *live, *copy;
     int rank = fsdp_world_rank(net->world);
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &live, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &live, err));
     const fsdp_entry *entry = find(live, "layers.1.weight");
-    const fsdp_v1_place place = fsdp_v1_place_of(net->weight[1]);
+    const fsdp_wrap_place place = fsdp_wrap_place_of(net->weight[1]);
     bool is_live = is_in_shard(net->weight[1], entry) && entry->ndim == 2 &&
                    fsdp_entry_local_bytes(entry, rank) == place.own * 4;
     bool has_flat = find(live, "layers.1.weight")->flat >= 0 && fsdp_sd_flat_count(live) > 0;
-    opts.offload_to_cpu = true;
-    fsdp_status status = fsdp_v1_state_dict(net->v1, &opts, &copy, err);
-    if (status == FSDP_OK && what->type == FSDP_V1_SHARDED_STATE_DICT) {
+    opts.cpu_offload = true;
+    fsdp_status status = fsdp_root_get_state(net->root, &opts, &copy, err);
+    if (status == FSDP_OK) {
         const fsdp_entry *own = find(copy, "layers.1.weight");
         is_live = is_live &&
                   (place.own == 0 || (own->data != entry->data &&
@@ -78,38 +76,32 @@ static fsdp_status look_at_sharded(toy *net, state_case *what, fsdp_error *err)
     return FSDP_OK;
 }
 
-Test(fsdp1_state, sharded_and_local_dicts_are_live_memory)
+Test(fsdp1_state, sharded_dicts_are_live_memory)
 {
-    for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++) {
-        state_case what = case_of((fsdp_v1_strategy)strategy, strategy % 2, look_at_sharded);
-        what.type = FSDP_V1_SHARDED_STATE_DICT;
-        what.flag = strategy < FSDP_V1_NO_SHARD;
+    for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++) {
+        state_case what = case_of((fsdp_wrap_strategy)strategy, strategy % 2, look_at_sharded);
+        what.flag = strategy < FSDP_WRAP_NO_SHARD;
         expect_ranks(4, run_case, &what);
-        what.type = FSDP_V1_LOCAL_STATE_DICT;
-        if (strategy < FSDP_V1_HYBRID_SHARD)
-            expect_ranks(4, run_case, &what);
     }
 }
 
 static fsdp_status refuse_dicts(toy *net, state_case *what, fsdp_error *err)
 {
-    const fsdp_v1_state_opts sharded = {.type = FSDP_V1_SHARDED_STATE_DICT, .rank0_only = true};
-    const fsdp_v1_state_opts local = {.type = FSDP_V1_LOCAL_STATE_DICT};
+    const fsdp_root_save_opts local = {.save.kind = FSDP_LOCAL};
     fsdp_error why = {0}, other = {0};
     fsdp_sd *sd;
     (void)what;
-    EXPECT(fsdp_v1_state_dict(net->v1, &sharded, &sd, &why) == FSDP_ERR_USAGE);
-    EXPECT(fsdp_v1_state_dict(net->v1, &local, &sd, &other) == FSDP_ERR_USAGE);
-    EXPECT(strstr(why.text, "rank0_only") && strstr(other.text, "hybrid"));
+    EXPECT(fsdp_root_save(net->root, "/tmp/never", &local, &other) == FSDP_ERR_USAGE);
+    EXPECT(strstr(other.text, "hybrid"));
     FSDP_TRY(fsdp_root_begin_forward(net->root, err));
-    EXPECT(fsdp_v1_state_dict(net->v1, NULL, &sd, &why) == FSDP_ERR_USAGE);
+    EXPECT(fsdp_root_get_state(net->root, NULL, &sd, &why) == FSDP_ERR_USAGE);
     EXPECT(strstr(why.text, "between steps"));
     return FSDP_OK;
 }
 
 Test(fsdp1_state, types_that_do_not_fit_are_refused)
 {
-    state_case what = case_of(FSDP_V1_HYBRID_SHARD, false, refuse_dicts);
+    state_case what = case_of(FSDP_WRAP_HYBRID_SHARD, false, refuse_dicts);
     expect_ranks(2, run_case, &what);
 }
 
@@ -132,16 +124,15 @@ static void remove_dir(const char *path)
 
 static fsdp_status save(toy *net, state_case *what, fsdp_error *err)
 {
-    if (fsdp_root_save(fsdp_v1_root(net->v1), net->optim, what->dir, NULL) != FSDP_ERR_USAGE)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "names of flat parameters were saved");
-    FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
+    const fsdp_root_save_opts opts = {.save.kind = what->kind};
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, &opts, err));
     return leave_all(net, what, err);
 }
 
 static fsdp_status load_v1(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    FSDP_TRY(fsdp_v1_load(net->v1, net->optim, move->from->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, move->from->dir, NULL, err));
     return compare_with(net, move->from, err);
 }
 
@@ -149,17 +140,17 @@ static fsdp_status load_v1(toy *net, state_case *what, fsdp_error *err)
 static fsdp_status load_plain(toy *net, state_case *what, fsdp_error *err)
 {
     const move_case *move = (const move_case *)what;
-    FSDP_TRY(fsdp_root_load(net->root, net->optim, move->from->dir, err));
-    return fsdp_root_save(net->root, net->optim, what->dir, err);
+    FSDP_TRY(fsdp_root_load(net->root, move->from->dir, NULL, err));
+    return fsdp_root_save(net->root, what->dir, NULL, err);
 }
 
 static void load_everywhere(const state_case *from)
 {
     for (int ranks = 1; ranks <= 4; ranks++) {
         move_case move = {.from = from};
-        fsdp_v1_strategy strategy = (fsdp_v1_strategy)((ranks * 3) % 5);
-        if (strategy >= FSDP_V1_HYBRID_SHARD && ranks % 2)
-            strategy = FSDP_V1_FULL_SHARD;
+        fsdp_wrap_strategy strategy = (fsdp_wrap_strategy)((ranks * 3) % 5);
+        if (strategy >= FSDP_WRAP_HYBRID_SHARD && ranks % 2)
+            strategy = FSDP_WRAP_FULL_SHARD;
         move.state = case_of(strategy, ranks % 2, load_v1);
         expect_ranks(ranks, run_case, &move);
     }
@@ -170,7 +161,7 @@ static void load_by_units(const state_case *from, const char *dir)
     char path[96];
     snprintf(path, sizeof path, "%s/units", dir);
     move_case move = {.from = from};
-    move.state = case_of(FSDP_V1_FULL_SHARD, false, load_plain);
+    move.state = case_of(FSDP_WRAP_FULL_SHARD, false, load_plain);
     move.state.setup.is_plain = true;
     move.state.dir = path;
     expect_ranks(3, run_case, &move);
@@ -184,9 +175,10 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
     const char *dir = make_dir();
     for (int i = 0; i < 4; i++) {
         char path[96];
-        state_case from = case_of(i == 3 ? FSDP_V1_HYBRID_SHARD : FSDP_V1_FULL_SHARD, i % 2, save);
+        state_case from =
+            case_of(i == 3 ? FSDP_WRAP_HYBRID_SHARD : FSDP_WRAP_FULL_SHARD, i % 2, save);
         snprintf(path, sizeof path, "%s/%d", dir, i);
-        from.type = i == 3 ? FSDP_V1_SHARDED_STATE_DICT : (fsdp_v1_state_type)i;
+        from.kind = i == 3 ? FSDP_SHARDED : (fsdp_kind)i;
         from.dir = path;
         from.trained = 2;
         expect_ranks(4, run_case, &from);
@@ -200,6 +192,13 @@ Test(fsdp1_state, checkpoints_of_every_type_load_everywhere, .timeout = 60)
 
 /* --- what does not load ----------------------------------------------------------------------- */
 
+static fsdp_status set_model(toy *net, const fsdp_sd *sd, bool partial, fsdp_error *err)
+{
+    fsdp_state_opts opts = whole_model;
+    opts.partial = partial;
+    return fsdp_root_set_state(net->root, sd, &opts, NULL, err);
+}
+
 static fsdp_status refuse_model(toy *net, const fsdp_layout *layout, int rows, fsdp_dtype dtype,
                                 const char *reason, fsdp_error *err)
 {
@@ -211,11 +210,10 @@ static fsdp_status refuse_model(toy *net, const fsdp_layout *layout, int rows, f
         fsdp_sd_add_tensor(sd, "layers.1.weight", 15, dtype, 2, (int64_t[]){rows, NET_HIDDEN},
                            layout, (void *)values, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, true, &why), &why,
-                                reason, err);
+        status = expect_refused(set_model(net, sd, true, &why), &why, reason, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, false, &why), &why,
-                                "has no 'layers.0.weight'", err);
+        status = expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.weight'",
+                                err);
     fsdp_sd_free(sd);
     return status;
 }
@@ -226,14 +224,14 @@ static fsdp_status refuse_models(toy *net, state_case *what, fsdp_error *err)
     fsdp_layout rows = whole;
     (void)what;
     rows.placement[0] = (fsdp_placement){.kind = FSDP_SHARD};
-    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN - 1, FSDP_F32, "another shape", err));
-    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN, FSDP_BF16, "is bf16", err));
-    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is cut otherwise", err);
+    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN - 1, FSDP_F32, "has shape", err));
+    FSDP_TRY(refuse_model(net, &whole, NET_HIDDEN, FSDP_BF16, "is f32 here and bf16", err));
+    return refuse_model(net, &rows, NET_HIDDEN, FSDP_F32, "is not whole on rank", err);
 }
 
 Test(fsdp1_state, tensors_that_do_not_fit_are_named)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, false, refuse_models);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, refuse_models);
     expect_ranks(3, run_case, &what);
 }
 
@@ -251,8 +249,8 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
         fsdp_sd_add_tensor(sd, "layers.0.weight", 15, FSDP_F32, 2, fsdp_param_shape(net->weight[0]),
                            &whole, (void *)zeros, err);
     if (status == FSDP_OK)
-        status = expect_refused(fsdp_v1_load_state_dict(net->v1, sd, NULL, false, &why), &why,
-                                "the state dict has no 'layers.0.bias'", err);
+        status =
+            expect_refused(set_model(net, sd, false, &why), &why, "missing: 'layers.0.bias'", err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     EXPECT(before != 0 && (!own || *own == before));
@@ -261,7 +259,7 @@ static fsdp_status refuse_half(toy *net, state_case *what, fsdp_error *err)
 
 Test(fsdp1_state, nothing_is_set_of_a_dict_that_does_not_fit)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, false, refuse_half);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, refuse_half);
     expect_ranks(2, run_case, &what);
 }
 
@@ -269,37 +267,38 @@ Test(fsdp1_state, nothing_is_set_of_a_dict_that_does_not_fit)
 
 static fsdp_status look_at_buffer(toy *net, state_case *what, fsdp_error *err)
 {
-    fsdp_v1_state_opts opts = {.type = what->type};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .full_state_dict = what->flag};
+    const fsdp_root_save_opts save = {.state.part = FSDP_STATE_MODEL, .save.kind = what->kind};
+    const fsdp_root_load_opts load = {.state.part = FSDP_STATE_MODEL};
     uint16_t *kept = fsdp_param_data(fsdp_model_find(net->model, "count"));
     fsdp_sd *sd;
     EXPECT(fsdp_param_data_dtype(fsdp_model_find(net->model, "count")) == FSDP_BF16);
     *kept = 0x4040; /* 3 */
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &sd, err));
-    const fsdp_entry *entry = find(sd, "count");
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
+    const fsdp_entry *entry = find(sd, "model.count");
     bool fits = entry->dtype == FSDP_F32 && *(const float *)entry->data == 3;
     *kept = 0;
-    fsdp_status status = fsdp_v1_load_state_dict(net->v1, sd, NULL, true, err);
+    fsdp_status status = fsdp_root_set_state(net->root, sd, &opts, NULL, err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     EXPECT(fits && *kept == 0x4040);
-    if (what->type != FSDP_V1_SHARDED_STATE_DICT)
-        return FSDP_OK;
-    FSDP_TRY(fsdp_v1_save(net->v1, NULL, what->dir, what->type, err));
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, &save, err));
     *kept = 0;
-    FSDP_TRY(fsdp_v1_load(net->v1, NULL, what->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, what->dir, &load, err));
     EXPECT(*kept == 0x4040);
     return FSDP_OK;
 }
 
 Test(fsdp1_state, buffers_are_saved_in_their_own_dtype)
 {
-    char path[96];
     const char *dir = make_dir();
-    snprintf(path, sizeof path, "%s/buffers", dir);
-    for (int type = 0; type <= FSDP_V1_LOCAL_STATE_DICT; type++) {
-        state_case what = case_of(FSDP_V1_FULL_SHARD, false, look_at_buffer);
-        what.setup.v1.buffer_dtype = FSDP_BF16;
-        what.type = (fsdp_v1_state_type)type;
+    for (int kind = 0; kind <= FSDP_LOCAL; kind++) {
+        char path[96];
+        snprintf(path, sizeof path, "%s/buffers-%d", dir, kind);
+        state_case what = case_of(FSDP_WRAP_FULL_SHARD, false, look_at_buffer);
+        what.setup.wrap.buffer_dtype = FSDP_BF16;
+        what.kind = (fsdp_kind)kind;
+        what.flag = kind == FSDP_FULL;
         what.dir = path;
         expect_ranks(2, run_case, &what);
     }
@@ -331,18 +330,18 @@ static fsdp_status expect_gathered(toy *net, float value, fsdp_error *err)
 static fsdp_status set_by_dict(toy *net, float value, fsdp_error *err)
 {
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &sd, err));
     *(float *)find(sd, "layers.1.weight")->data = value;
-    fsdp_status status = fsdp_v1_load_state_dict(net->v1, sd, NULL, false, err);
+    fsdp_status status = set_model(net, sd, false, err);
     fsdp_sd_free(sd);
     return status;
 }
 
 static fsdp_status set_by_summoning(toy *net, float value, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_v1_summon_full_params(net->v1, NULL, NULL, err));
+    FSDP_TRY(fsdp_wrap_summon_full_params(net->wrap, NULL, NULL, err));
     *(float *)fsdp_param_data(net->weight[1]) = value;
-    return fsdp_v1_summon_end(net->v1, err);
+    return fsdp_wrap_summon_end(net->wrap, err);
 }
 
 static fsdp_status set_behind_forwards(toy *net, state_case *what, fsdp_error *err)
@@ -353,10 +352,10 @@ static fsdp_status set_behind_forwards(toy *net, state_case *what, fsdp_error *e
     FSDP_TRY(evaluate(net, err));
     FSDP_TRY(set_by_summoning(net, 7, err));
     FSDP_TRY(expect_gathered(net, 7, err));
-    FSDP_TRY(fsdp_v1_save(net->v1, net->optim, what->dir, what->type, err));
+    FSDP_TRY(fsdp_root_save(net->root, what->dir, NULL, err));
     FSDP_TRY(set_by_dict(net, 5, err));
     FSDP_TRY(evaluate(net, err));
-    FSDP_TRY(fsdp_v1_load(net->v1, net->optim, what->dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, what->dir, NULL, err));
     return expect_gathered(net, 7, err);
 }
 
@@ -364,9 +363,8 @@ Test(fsdp1_state, what_is_gathered_is_what_was_set_last)
 {
     char *dir = make_dir(), path[64];
     snprintf(path, sizeof path, "%s/it", dir);
-    state_case what = case_of(FSDP_V1_SHARD_GRAD_OP, true, set_behind_forwards);
+    state_case what = case_of(FSDP_WRAP_SHARD_GRAD_OP, true, set_behind_forwards);
     what.dir = path;
-    what.type = FSDP_V1_SHARDED_STATE_DICT;
     expect_ranks(2, run_case, &what);
     remove_dir(dir);
 }

@@ -1,10 +1,17 @@
 /*
  * Runs that leave their whole state, and others that find it: for tests of state dicts of the FSDP1 face.
  */
-#ifndef FSDP_TESTS_V1_STATE_CASES_H
-#define FSDP_TESTS_V1_STATE_CASES_H
+#ifndef FSDP_TESTS_WRAP_STATE_CASES_H
+#define FSDP_TESTS_WRAP_STATE_CASES_H
 
-#include "tests/unit/runtime/fsdp1/v1_expect.h"
+#include "tests/unit/runtime/wrap/wrap_expect.h"
+#include <fsdp/state.h>
+
+/* Whole state under the names that PyTorch gives it. */
+static const fsdp_state_opts whole_model = {
+    .part = FSDP_STATE_MODEL, .full_state_dict = true, .model_prefix = ""};
+static const fsdp_state_opts whole_optim = {
+    .part = FSDP_STATE_OPTIM, .full_state_dict = true, .nested_optim = true, .optim_prefix = ""};
 
 static inline const fsdp_entry *find(const fsdp_sd *sd, const char *name)
 {
@@ -37,7 +44,7 @@ typedef struct state_case {
     int trained;            /* steps before the body */
     fsdp_sd *model, *optim; /* rank 0 leaves them, or finds them */
     const char *dir;
-    fsdp_v1_state_type type;
+    fsdp_kind kind;
     bool flag;
     int allocations;
 } state_case;
@@ -57,22 +64,25 @@ static inline fsdp_status run_case(world_rank *rank, fsdp_error *err)
     return status;
 }
 
-static inline state_case case_of(fsdp_v1_strategy strategy, bool orig,
+static inline state_case case_of(fsdp_wrap_strategy strategy, bool orig,
                           fsdp_status (*body)(toy *, state_case *, fsdp_error *))
 {
     state_case what = {.setup = net_setup_default(), .body = body};
-    what.setup.v1.unit.strategy = strategy;
-    what.setup.v1.use_orig_params = orig;
-    what.setup.replicas = strategy >= FSDP_V1_HYBRID_SHARD ? 2 : 0;
+    what.setup.wrap.unit.strategy = strategy;
+    what.setup.wrap.use_orig_params = orig;
+    what.setup.replicas = strategy >= FSDP_WRAP_HYBRID_SHARD ? 2 : 0;
     return what;
 }
 
 static inline fsdp_status leave_all(toy *net, state_case *what, fsdp_error *err)
 {
-    const fsdp_v1_state_opts opts = {.rank0_only = true};
+    fsdp_state_opts on_rank0 = whole_model;
     fsdp_sd *model = NULL, *optim = NULL;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &model, err));
-    fsdp_status status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &optim, err);
+    on_rank0.cpu_offload = true;
+    FSDP_TRY(fsdp_root_get_state(net->root, &on_rank0, &model, err));
+    on_rank0 = whole_optim;
+    on_rank0.cpu_offload = true;
+    fsdp_status status = fsdp_root_get_state(net->root, &on_rank0, &optim, err);
     if (fsdp_world_rank(net->world) == 0 && status == FSDP_OK) {
         what->model = model;
         what->optim = optim;
@@ -89,7 +99,7 @@ static inline fsdp_status leave_all(toy *net, state_case *what, fsdp_error *err)
 /* The state after two steps of four ranks. */
 static inline state_case trained_by_four(bool orig)
 {
-    state_case what = case_of(FSDP_V1_FULL_SHARD, orig, leave_all);
+    state_case what = case_of(FSDP_WRAP_FULL_SHARD, orig, leave_all);
     what.trained = 2;
     expect_ranks(4, run_case, &what);
     return what;
@@ -105,8 +115,8 @@ static inline void free_state(state_case *what)
 static inline fsdp_status compare_with(toy *net, const state_case *expected, fsdp_error *err)
 {
     fsdp_sd *model = NULL, *optim = NULL;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, NULL, &model, err));
-    fsdp_status status = fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &optim, err);
+    FSDP_TRY(fsdp_root_get_state(net->root, &whole_model, &model, err));
+    fsdp_status status = fsdp_root_get_state(net->root, &whole_optim, &optim, err);
     bool model_fits = are_equal(model, expected->model);
     bool optim_fits = status == FSDP_OK && are_equal(optim, expected->optim);
     fsdp_sd_free(model);
@@ -120,7 +130,7 @@ static inline fsdp_status compare_with(toy *net, const state_case *expected, fsd
 typedef struct move_case {
     state_case state; /* first: the ranks' user */
     const state_case *from;
-    bool scatters, is_named;
+    bool scatters, is_named; /* only rank 0 has the state; it is named, not numbered */
 } move_case;
 
 static inline fsdp_status expect_refused(fsdp_status status, const fsdp_error *why, const char *reason,
