@@ -99,6 +99,8 @@ int cli_end(fsdp_status status, const fsdp_error *err);
 /* Reports an error that does not end the program, to standard error and the log. */
 void cli_report(const fsdp_error *err);
 
+/* Done by cli_begin. */
+void cli_catch_signals(void);
 /* SIGINT, SIGTERM or SIGHUP once one came, else 0. */
 int cli_stopped(void);
 

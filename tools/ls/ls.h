@@ -42,6 +42,9 @@ fsdp_status ls_print_stats(ls_listing *listing, fsdp_text *text, fsdp_error *err
 fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err);
 fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err);
 
+/* Sets the order: the entries that the options select, sorted. */
+fsdp_status ls_select(ls_listing *listing, fsdp_error *err);
+
 /* The tensor that an entry is or names; NULL for a value. */
 const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 
