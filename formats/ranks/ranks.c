@@ -127,8 +127,8 @@ static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
            (a->count == 0 || memcmp(a->ranks, b->ranks, a->count * sizeof *a->ranks) == 0);
 }
 
-fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t *number_out,
-                            fsdp_error *err)
+fsdp_status rank_files_join_mesh(rank_files *set, rank_mesh *mesh, bool is_member,
+                                 size_t *number_out, fsdp_error *err)
 {
     size_t number = 0;
     while (number < set->mesh_count && !same_mesh(&set->meshes[number], mesh))
@@ -143,10 +143,10 @@ fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t 
         }
         set->meshes[set->mesh_count++] = *mesh;
     }
-    if (!sits)
+    if (!is_member)
         return FSDP_OK;
-    if (!fsdp_grow(&set->seats, &set->seat_room, set->seat_count + 1, sizeof *set->seats))
+    if (!fsdp_grow(&set->members, &set->member_room, set->member_count + 1, sizeof *set->members))
         return fsdp_fail_memory(err, "device meshes");
-    set->seats[set->seat_count++] = (rank_seat){set->rank, number};
+    set->members[set->member_count++] = (rank_member){set->rank, number};
     return FSDP_OK;
 }

@@ -152,10 +152,10 @@ typedef struct rank_flat {
 } rank_flat;
 
 /* Membership of a rank in a mesh. */
-typedef struct rank_seat {
+typedef struct rank_member {
     int rank;
     size_t mesh;
-} rank_seat;
+} rank_member;
 
 typedef struct rank_files {
     fsdp_source *source;
@@ -167,7 +167,7 @@ typedef struct rank_files {
     int64_t world;             /* number of ranks that wrote, as far as known */
     int64_t work;              /* steps so far, which a hostile file could multiply */
     int64_t bytes, compared;   /* bytes of files so far; bytes of compared tensors */
-    bool is_seated;            /* the current rank is known to be one of all (ShardedTensor) */
+    bool is_placed;            /* the current rank is known to be one of all (ShardedTensor) */
 
     rank_entry *entries;       /* entries[0] is not used */
     size_t entry_count, entry_room;
@@ -175,8 +175,8 @@ typedef struct rank_files {
 
     rank_mesh *meshes;         /* without duplicates */
     size_t mesh_count, mesh_room;
-    rank_seat *seats;
-    size_t seat_count, seat_room;
+    rank_member *members;
+    size_t member_count, member_room;
     struct seen_mesh { fsdp_node node; size_t mesh; rank_position position; } *seen;
     size_t seen_count, seen_room;   /* meshes of the current file */
 
@@ -187,7 +187,8 @@ typedef struct rank_files {
 /* Counts steps. FSDP_ERR_LIMIT when the files need more of them than any checkpoint does. */
 fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err);
 /* Records that the current rank is in the mesh; takes mesh->ranks. */
-fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t *number_out, fsdp_error *err);
+fsdp_status rank_files_join_mesh(rank_files *set, rank_mesh *mesh, bool is_member, size_t *number_out,
+                                 fsdp_error *err);
 /* Finds or makes the entry of a name for the current rank. */
 fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size, rank_entry **entry_out,
                            fsdp_error *err);

@@ -78,7 +78,7 @@ static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsd
     }
     if (mesh.highest >= set->world)
         set->world = mesh.highest + 1;
-    FSDP_TRY(rank_files_seat(set, &mesh, seen.position.is_member, &seen.mesh, err));
+    FSDP_TRY(rank_files_join_mesh(set, &mesh, seen.position.is_member, &seen.mesh, err));
     if (!fsdp_grow(&set->seen, &set->seen_room, set->seen_count + 1, sizeof *set->seen))
         return fsdp_fail_memory(err, "device meshes");
     set->seen[set->seen_count++] = seen;
@@ -332,7 +332,7 @@ static fsdp_status add_dtensor(rank_files *set, torch_archive *archive, const ch
 
 /* --- ShardedTensor ------------------------------------------------------------------------------- */
 
-static fsdp_status sit_among_all(rank_files *set, int64_t world, fsdp_error *err)
+static fsdp_status join_world(rank_files *set, int64_t world, fsdp_error *err)
 {
     rank_mesh all = {.ndim = 1, .shape = {world}, .count = (size_t)world};
     size_t number;
@@ -341,8 +341,8 @@ static fsdp_status sit_among_all(rank_files *set, int64_t world, fsdp_error *err
         return fsdp_fail_memory(err, "the ranks of a tensor");
     for (size_t i = 0; i < all.count; i++)
         all.ranks[i] = (int64_t)i;
-    set->is_seated = true;
-    return rank_files_seat(set, &all, true, &number, err);
+    set->is_placed = true;
+    return rank_files_join_mesh(set, &all, true, &number, err);
 }
 
 /* The state of the pickle: (local shards, metadata, group, spec, init_rrefs). */
@@ -362,7 +362,7 @@ static fsdp_status check_group(rank_files *set, const torch_archive *archive, fs
         return FSDP_OK;
     if (world > set->world)
         set->world = world;
-    return set->is_seated || world > RANK_MESH_LIMIT ? FSDP_OK : sit_among_all(set, world, err);
+    return set->is_placed || world > RANK_MESH_LIMIT ? FSDP_OK : join_world(set, world, err);
 }
 
 static fsdp_status read_box(const torch_archive *archive, fsdp_node metadata, int ndim, int64_t *lo,

@@ -41,11 +41,12 @@ static bool holds(const rank_mesh *mesh, int64_t rank)
 static fsdp_status find_peer(rank_files *set, int64_t rank, bool *found_out, fsdp_error *err)
 {
     *found_out = false;
-    for (size_t from = 0, next; from < set->seat_count && !*found_out; from = next) {
+    for (size_t from = 0, next; from < set->member_count && !*found_out; from = next) {
         bool is_peer = true;
-        for (next = from; next < set->seat_count && set->seats[next].rank == set->seats[from].rank;
+        for (next = from;
+             next < set->member_count && set->members[next].rank == set->members[from].rank;
              next++) {
-            const rank_mesh *mesh = &set->meshes[set->seats[next].mesh];
+            const rank_mesh *mesh = &set->meshes[set->members[next].mesh];
             FSDP_TRY(rank_files_spend(set, is_peer ? mesh->count : 1, err));
             is_peer = is_peer && holds(mesh, rank);
         }

@@ -224,7 +224,7 @@ static fsdp_status read_file(rank_files *set, const char *directory, const rank_
         return fsdp_fail_memory(err, of->name);
     set->rank = of->rank;
     set->seen_count = 0;
-    set->is_seated = false;
+    set->is_placed = false;
     fsdp_status st = fsdp_source_add_file(set->source, path, beneath, &file, err);
     if (st == FSDP_OK) {
         set->bytes += fsdp_source_file_size(set->source, (size_t)file);
@@ -245,7 +245,7 @@ static void release(rank_files *set)
         fsdp_free(set->meshes[i].ranks);
     fsdp_free(set->entries);
     fsdp_free(set->meshes);
-    fsdp_free(set->seats);
+    fsdp_free(set->members);
     fsdp_free(set->seen);
     fsdp_free(set->flats);
     fsdp_name_table_release(&set->names);
