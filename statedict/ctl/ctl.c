@@ -328,6 +328,20 @@ static fsdp_status run_collective(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err
     return mine.status != FSDP_OK ? mine.status : status;
 }
 
+/* The call's outcome on this rank is `mine`, with the text of err. */
+static void bring_outcome(const fsdp_ctl *ctl, ctl_call *call, fsdp_status mine,
+                          const fsdp_error *err)
+{
+    if (mine == FSDP_OK)
+        return;
+    if (err)
+        call->outcome = *err;
+    if (call->outcome.text[0] == '\0')
+        (void)fsdp_fail(&call->outcome, mine, "%s", fsdp_status_name(mine));
+    call->outcome.status = mine;
+    call->outcome.rank = ctl->rank;
+}
+
 static fsdp_status take_part(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
     return fsdp_ctl_take_data(ctl, call, peer, (char *)call->data + (size_t)peer * call->head.size,
@@ -355,18 +369,26 @@ static fsdp_status transfer_parts(fsdp_ctl *ctl, ctl_call *part, fsdp_error *err
     return each_peer(ctl, &all, put_all, err);
 }
 
-fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, void *all_out,
-                               fsdp_error *err)
+fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void *part, size_t size,
+                                     void *all_out, fsdp_error *err)
 {
     ctl_call call = begin_call(ctl, CALL_ALLGATHER, size);
-    call.mine = mine;
+    call.mine = part;
     call.data = all_out;
     call.transfer = transfer_parts;
-    if (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!mine || !all_out)))
+    if (mine == FSDP_OK &&
+        (size > SIZE_MAX / (size_t)ctl->size || (size > 0 && (!part || !all_out))))
         (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
                         "no room given for an allgather of %zu bytes", size);
     call.outcome.rank = ctl->rank;
+    bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, void *all_out,
+                               fsdp_error *err)
+{
+    return fsdp_ctl_agree_allgather(ctl, FSDP_OK, mine, size, all_out, err);
 }
 
 /* Rank 0 relays the piece at call->at to all ranks but the root. */
@@ -393,7 +415,8 @@ static fsdp_status transfer_root(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size, fsdp_error *err)
+fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, void *data,
+                                     size_t size, fsdp_error *err)
 {
     ctl_call call = begin_call(ctl, CALL_BROADCAST, size);
     call.head.root = root;
@@ -408,20 +431,19 @@ fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size,
         (void)fsdp_fail(&call.outcome, FSDP_ERR_USAGE,
                         "no memory given for a broadcast of %zu bytes", size);
     call.outcome.rank = ctl->rank;
+    bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
+}
+
+fsdp_status fsdp_ctl_broadcast(fsdp_ctl *ctl, int root, void *data, size_t size, fsdp_error *err)
+{
+    return fsdp_ctl_agree_broadcast(ctl, FSDP_OK, root, data, size, err);
 }
 
 fsdp_status fsdp_ctl_agree(fsdp_ctl *ctl, fsdp_status mine, fsdp_error *err)
 {
     ctl_call call = begin_call(ctl, CALL_AGREE, 0);
-    if (mine != FSDP_OK) {
-        if (err)
-            call.outcome = *err;
-        if (call.outcome.text[0] == '\0')
-            (void)fsdp_fail(&call.outcome, mine, "%s", fsdp_status_name(mine));
-        call.outcome.status = mine;
-        call.outcome.rank = ctl->rank;
-    }
+    bring_outcome(ctl, &call, mine, err);
     return run_collective(ctl, &call, err);
 }
 

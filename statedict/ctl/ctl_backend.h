@@ -66,6 +66,15 @@ struct fsdp_ctl {
 };
 
 /*
+ * Collective, in one round: fsdp_ctl_agree on `mine`, and when every rank brings FSDP_OK the allgather or the
+ * broadcast. A rank that fails takes part with any pointers; nothing is written to them then.
+ */
+fsdp_status fsdp_ctl_agree_allgather(fsdp_ctl *ctl, fsdp_status mine, const void *part, size_t size,
+                                     void *all_out, fsdp_error *err);
+fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, void *data, size_t size,
+                                     fsdp_error *err);
+
+/*
  * Local. Reports that this rank is working before its next call: the others wait for it at least `left_ms`
  * from now on. Called repeatedly while the work goes on, with a short time each, so that the others soon miss
  * a rank that was killed. Sends a message only when it changes their deadline, and never waits. A collective

@@ -5,6 +5,7 @@
  *
  * Rank 0 takes every message even after a failure of its own, so that nobody waits in vain.
  */
+#include "statedict/save/save_internal.h"
 #include "statedict/sd/describe.h"
 #include "statedict/transfer/pipeline.h"
 #include "statedict/transfer/box_plan.h"
@@ -142,23 +143,31 @@ static fsdp_status prepare(gather_job *job, int64_t memory, fsdp_error *err)
     return fsdp_check_memory(job->sd, job->ctl, err);
 }
 
+fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how,
+                              fsdp_status mine, fsdp_error *err)
+{
+    gather_job job = {.sd = sd, .ctl = ctl, .visit = how->visit, .user = how->user, .err = err};
+    if (mine == FSDP_OK)
+        mine = prepare(&job, how->memory, err);
+    fsdp_status st = how->is_described ? fsdp_ctl_agree(ctl, mine, err)
+                                       : fsdp_describe_agree(sd, false, ctl, mine, err);
+    if (st == FSDP_OK)
+        st = gather_all(&job, err);
+    fsdp_free(job.owners);
+    fsdp_free(job.slab);
+    fsdp_free(job.message);
+    return st == FSDP_OK ? job.failed : st;
+}
+
 fsdp_status fsdp_sd_gather(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t memory, fsdp_slab_visit visit,
                            void *user, fsdp_error *err)
 {
     fsdp_error local = {0};
-    gather_job job = {
-        .sd = sd, .ctl = ctl, .visit = visit, .user = user, .err = err ? err : &local};
-    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &memory, sizeof memory, err)); /* equal slabs everywhere */
-    fsdp_status st = prepare(&job, memory, job.err);
-    st = fsdp_describe_agree(sd, false, ctl, st, job.err);
-    if (st == FSDP_OK)
-        st = gather_all(&job, job.err);
-    if (st == FSDP_OK)
-        st = fsdp_ctl_agree(ctl, job.failed, job.err);
-    fsdp_free(job.owners);
-    fsdp_free(job.slab);
-    fsdp_free(job.message);
-    return st;
+    fsdp_gather how = {.memory = memory, .visit = visit, .user = user};
+    err = err ? err : &local;
+    FSDP_TRY(fsdp_ctl_broadcast(ctl, 0, &how.memory, sizeof how.memory, err));
+    fsdp_status st = fsdp_gather_slabs(sd, ctl, &how, FSDP_OK, err);
+    return fsdp_ctl_agree(ctl, st, err);
 }
 
 /* --- into memory ------------------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
  */
 #include "statedict/run/candidates.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
+#include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/describe.h"
 #include "statedict/sd/names.h"
 #include "statedict/run/run_internal.h"
@@ -408,22 +409,22 @@ static void leave_group(load_job *job, fsdp_status status)
         fsdp_free(shared);
 }
 
-static fsdp_status group_alone(load_job *job)
+static void group_alone(load_job *job)
 {
     job->group_size = 1;
     job->group_sds[0] = job->sd;
     job->group_ranks[0] = fsdp_ctl_rank(job->ctl);
-    atomic_fetch_add(&job->lending->holders, 1);
-    return FSDP_OK;
 }
 
-/* Ranks with one address space tell each other where their memory is; rank 0's checkpoint serves all. */
-static fsdp_status group_together(load_job *job, group_member *members, fsdp_error *err)
+/*
+ * Ranks with one address space give each other the addresses of their memory; rank 0's checkpoint serves all.
+ * Once the ranks agree, other ranks may use rank 0's memory even when this round then fails on rank 0.
+ */
+static fsdp_status group_together(load_job *job, fsdp_status mine, group_member *members,
+                                  fsdp_error *err)
 {
     group_member own = {job->sd, job->lending, job->checkpoint};
-    if (job->lending)
-        atomic_fetch_add(&job->lending->holders, 1);
-    FSDP_TRY(fsdp_ctl_allgather(job->ctl, &own, sizeof own, members, err));
+    FSDP_TRY(fsdp_ctl_agree_allgather(job->ctl, mine, &own, sizeof own, members, err));
     if (!job->lending) {
         job->lending = members[0].lending;
         atomic_fetch_add(&job->lending->holders, 1);
@@ -442,24 +443,32 @@ static bool shares_memory(const load_job *job)
     return fsdp_ctl_shares_memory(job->ctl) && fsdp_ctl_size(job->ctl) > 1;
 }
 
-static fsdp_status form_group(load_job *job, fsdp_error *err)
+static fsdp_status allocate_group(load_job *job, group_member **members_out, fsdp_error *err)
 {
     size_t n = (size_t)fsdp_ctl_size(job->ctl);
+    bool lends = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
-    group_member *members = fsdp_alloc(n, sizeof *members);
-    bool lends = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
-    lending *own = lends ? fsdp_alloc(1, sizeof *own) : NULL;
-    fsdp_status st = job->group_sds && job->group_ranks && members && (own || !lends)
-                         ? FSDP_OK
-                         : fsdp_fail_memory(err, "a group of ranks");
-    st = fsdp_ctl_agree(job->ctl, st, err);
-    if (st == FSDP_OK)
-        job->lending = own;
-    else
-        fsdp_free(own);
-    if (st == FSDP_OK)
-        st = shares_memory(job) ? group_together(job, members, err) : group_alone(job);
+    *members_out = fsdp_alloc(n, sizeof **members_out);
+    job->lending = lends ? fsdp_alloc(1, sizeof *job->lending) : NULL;
+    if (job->lending)
+        atomic_fetch_add(&job->lending->holders, 1);
+    return job->group_sds && job->group_ranks && *members_out && (job->lending || !lends)
+               ? FSDP_OK
+               : fsdp_fail_memory(err, "a group of ranks");
+}
+
+static fsdp_status form_group(load_job *job, fsdp_error *err)
+{
+    group_member *members;
+    fsdp_status st = allocate_group(job, &members, err);
+    if (shares_memory(job)) {
+        st = group_together(job, st, members, err);
+    } else {
+        st = fsdp_ctl_agree(job->ctl, st, err);
+        if (st == FSDP_OK)
+            group_alone(job);
+    }
     fsdp_free(members);
     return st;
 }
@@ -563,14 +572,13 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
 /* --- which checkpoint ------------------------------------------------------------------------- */
 
 /* Rank 0 chooses for all. */
-static fsdp_status choose(load_job *job, fsdp_candidates *list, fsdp_candidate *chosen,
-                          fsdp_error *err)
+static fsdp_status choose(load_job *job, fsdp_status listed, fsdp_candidates *list,
+                          fsdp_candidate *chosen, fsdp_error *err)
 {
-    fsdp_status st = FSDP_OK;
-    if (fsdp_ctl_rank(job->ctl) == 0)
+    fsdp_status st = listed;
+    if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_next(list, chosen, err);
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    return fsdp_ctl_broadcast(job->ctl, 0, chosen, sizeof *chosen, err);
+    return fsdp_ctl_agree_broadcast(job->ctl, st, 0, chosen, sizeof *chosen, err);
 }
 
 /* Collective. A step of a version to come is not passed over for an older one. */
@@ -584,11 +592,12 @@ static fsdp_status refuse_newer(const load_job *job, const fsdp_candidates *list
 }
 
 /* Tries the candidates in turn; a damaged one is named and the next older one is taken. */
-static fsdp_status load_candidates(load_job *job, fsdp_candidates *list, fsdp_error *err)
+static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candidates *list,
+                                   fsdp_error *err)
 {
     fsdp_candidate chosen = {0};
     for (;;) {
-        FSDP_TRY(choose(job, list, &chosen, err));
+        FSDP_TRY(choose(job, listed, list, &chosen, err));
         fsdp_status st = load_checkpoint(job, &chosen, err);
         if (!fsdp_run_may_skip(st, err))
             return st;
@@ -633,9 +642,7 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
-    st = fsdp_ctl_agree(job->ctl, st, err);
-    if (st == FSDP_OK)
-        st = load_candidates(job, &list, err);
+    st = load_candidates(job, st, &list, err);
     fsdp_candidates_release(&list);
     return st;
 }

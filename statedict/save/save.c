@@ -35,6 +35,8 @@ typedef struct save_job {
     uint8_t run[16];
     fsdp_staging staging;   /* rank 0 */
     char staged[PATH_ROOM]; /* the staging directory, known to all */
+    int64_t index_room;     /* of a file that all ranks write */
+    int64_t memory;         /* rank 0's */
     int *owners;
     fsdp_save_plan plan;
     fsdp_shard_writer *writer;
@@ -52,6 +54,11 @@ static bool rank0_writes_all(const save_job *job)
 {
     return job->opts->kind == FSDP_FULL && (job->opts->compress || job->opts->rank0_writes) &&
            job->world > 1;
+}
+
+static bool all_write_one(const save_job *job)
+{
+    return job->opts->kind == FSDP_FULL && !rank0_writes_all(job);
 }
 
 static fsdp_status check_options(const save_job *job, fsdp_error *err)
@@ -151,58 +158,62 @@ typedef struct shared_options {
     uint8_t run[16];
 } shared_options;
 
+/* One rank's part of the round: its options, and what may differ. */
+typedef struct rank_options {
+    shared_options shared;
+    int64_t index_bytes; /* of its boxes, in a file that all ranks write */
+    int64_t memory;
+} rank_options;
+
 static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",       "compress",
                                                        "level",   "step",         "no_sync",
                                                        "no_view", "rank0_writes", "overwrite"};
 
-static shared_options own_options(const save_job *job)
+static rank_options own_options(const save_job *job)
 {
     const fsdp_save_opts *opts = job->opts;
-    shared_options own = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
-                                      opts->step, opts->no_sync, opts->no_view, opts->rank0_writes,
-                                      opts->overwrite}};
-    memcpy(own.run, opts->run, sizeof own.run);
+    const fsdp_save_plan *plan = &job->plan;
+    rank_options own = {
+        .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level, opts->step,
+                               opts->no_sync, opts->no_view, opts->rank0_writes, opts->overwrite}},
+        .memory = opts->memory};
+    memcpy(own.shared.run, opts->run, sizeof own.shared.run);
+    if (all_write_one(job))
+        own.index_bytes = fsdp_shard_index_bytes(plan->datasets, plan->boxes, plan->box_count);
     return own;
 }
 
-static fsdp_status tell_option(const shared_options *all, int rank, fsdp_error *err)
+static fsdp_status fail_options(const rank_options *all, int rank, fsdp_error *err)
 {
+    const int64_t *theirs = all[rank].shared.numbers, *first = all[0].shared.numbers;
     for (int i = 0; i < OPTION_COUNT; i++) {
-        if (all[rank].numbers[i] != all[0].numbers[i])
+        if (theirs[i] != first[i])
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "ranks save with different options: %s is %lld on rank %d and %lld on "
                              "rank 0",
-                             option_names[i], (long long)all[rank].numbers[i], rank,
-                             (long long)all[0].numbers[i]);
+                             option_names[i], (long long)theirs[i], rank, (long long)first[i]);
     }
     return fsdp_fail(err, FSDP_ERR_USAGE,
                      "ranks save with different options: rank %d has another run uuid than rank 0",
                      rank);
 }
 
-static fsdp_status agree_options(const save_job *job, fsdp_error *err)
+static fsdp_status agree_options(save_job *job, fsdp_error *err)
 {
-    shared_options own = own_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    rank_options own = own_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
     fsdp_status st = all ? FSDP_OK : fsdp_fail_memory(err, "a comparison of ranks");
-    st = fsdp_ctl_agree(job->ctl, st, err);
-    if (st == FSDP_OK)
-        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
-    for (int rank = 1; st == FSDP_OK && rank < job->world; rank++)
-        if (memcmp(&all[rank], &all[0], sizeof own) != 0)
-            st = tell_option(all, rank, err);
+    st = fsdp_ctl_agree_allgather(job->ctl, st, &own, sizeof own, all, err);
+    for (int rank = 0; st == FSDP_OK && rank < job->world; rank++) {
+        job->index_room += all[rank].index_bytes;
+        if (memcmp(&all[rank].shared, &all[0].shared, sizeof own.shared) != 0)
+            st = fail_options(all, rank, err);
+    }
+    job->memory = st == FSDP_OK ? all[0].memory : 0;
     fsdp_free(all);
     return st;
 }
 
-static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
-{
-    fsdp_flow("statedict/save/save.c", "stage '%s'", dir);
-    fsdp_status st = job->rank == 0 ? begin_staging(job, dir, err) : FSDP_OK;
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    return fsdp_ctl_broadcast(job->ctl, 0, job->staged, sizeof job->staged, err);
-}
-
-/* --- writing ---------------------------------------------------------------------------------- */
+/* --- files ------------------------------------------------------------------------------------ */
 
 static int threads_of(const save_job *job)
 {
@@ -274,6 +285,45 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     return fsdp_shard_finish(writer, &job->seal, err);
 }
 
+/* --- the place of the files --- */
+
+static fsdp_status begin_on_rank0(save_job *job, const char *dir, fsdp_error *err)
+{
+    if (job->rank != 0)
+        return FSDP_OK;
+    FSDP_TRY(begin_staging(job, dir, err));
+    return all_write_one(job) ? create_file(job, 0, 1, job->index_room, err) : FSDP_OK;
+}
+
+/* Sent by rank 0: the staging directory, and the offsets of datasets in a file that all ranks write. */
+typedef struct save_place {
+    char staged[PATH_ROOM];
+    int64_t offsets[];
+} save_place;
+
+static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
+{
+    fsdp_flow("statedict/save/save.c", "stage '%s'", dir);
+    fsdp_shard_dataset *datasets = job->plan.datasets;
+    size_t count = all_write_one(job) ? job->plan.dataset_count : 0;
+    save_place *place = fsdp_alloc(PATH_ROOM / sizeof(int64_t) + count, sizeof(int64_t));
+    fsdp_status st = place ? begin_on_rank0(job, dir, err) : fsdp_fail_memory(err, "file offsets");
+    if (st == FSDP_OK)
+        memcpy(place->staged, job->staged, PATH_ROOM);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        place->offsets[i] = datasets[i].offset;
+    st = fsdp_ctl_agree_broadcast(job->ctl, st, 0, place, sizeof *place + count * sizeof(int64_t),
+                                  err);
+    if (st == FSDP_OK)
+        memcpy(job->staged, place->staged, PATH_ROOM);
+    for (size_t i = 0; st == FSDP_OK && i < count; i++)
+        datasets[i].offset = place->offsets[i];
+    fsdp_free(place);
+    return st;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
 /* Sharded and local: every rank for itself. */
 static fsdp_status write_own_file(save_job *job, fsdp_error *err)
 {
@@ -284,40 +334,6 @@ static fsdp_status write_own_file(save_job *job, fsdp_error *err)
 }
 
 /* --- full, all ranks writing --- */
-
-static fsdp_status sum_index_room(save_job *job, int64_t *room_out, fsdp_error *err)
-{
-    int64_t own = fsdp_shard_index_bytes(job->plan.datasets, job->plan.boxes, job->plan.box_count);
-    int64_t *all = fsdp_alloc((size_t)job->world, sizeof *all);
-    fsdp_status st =
-        fsdp_ctl_agree(job->ctl, all ? FSDP_OK : fsdp_fail_memory(err, "a save plan"), err);
-    if (st == FSDP_OK)
-        st = fsdp_ctl_allgather(job->ctl, &own, sizeof own, all, err);
-    *room_out = 0;
-    for (int r = 0; st == FSDP_OK && r < job->world; r++)
-        *room_out += all[r];
-    fsdp_free(all);
-    return st;
-}
-
-/* Rank 0 creates the file and tells where the datasets are. */
-static fsdp_status share_file(save_job *job, int64_t index_room, fsdp_error *err)
-{
-    size_t count = job->plan.dataset_count;
-    int64_t *offsets = fsdp_alloc(count, sizeof *offsets);
-    fsdp_status st = offsets ? FSDP_OK : fsdp_fail_memory(err, "file offsets");
-    if (st == FSDP_OK && job->rank == 0)
-        st = create_file(job, 0, 1, index_room, err);
-    st = fsdp_ctl_agree(job->ctl, st, err);
-    for (size_t i = 0; st == FSDP_OK && i < count; i++)
-        offsets[i] = job->plan.datasets[i].offset;
-    if (st == FSDP_OK)
-        st = fsdp_ctl_broadcast(job->ctl, 0, offsets, count * sizeof *offsets, err);
-    for (size_t i = 0; st == FSDP_OK && i < count; i++)
-        job->plan.datasets[i].offset = offsets[i];
-    fsdp_free(offsets);
-    return st;
-}
 
 static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_error *err)
 {
@@ -346,9 +362,11 @@ static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_stat
     return FSDP_OK;
 }
 
-static fsdp_status collect_segments(save_job *job, fsdp_text *segment, fsdp_error *err)
+/* After the ranks agree that all boxes are written, rank 0 takes the index segments into the file. */
+static fsdp_status collect_segments(save_job *job, fsdp_status mine, fsdp_text *segment,
+                                    fsdp_error *err)
 {
-    fsdp_status own = fsdp_shard_segment(job->writer, segment, err);
+    fsdp_status own = mine == FSDP_OK ? fsdp_shard_segment(job->writer, segment, err) : mine;
     char *buffer = own == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
     if (own == FSDP_OK && !buffer)
         own = fsdp_fail_memory(err, "index segments");
@@ -360,21 +378,17 @@ static fsdp_status collect_segments(save_job *job, fsdp_text *segment, fsdp_erro
     for (int r = 1; job->rank == 0 && r < job->world && moved == FSDP_OK; r++)
         moved = take_segment(job, r, buffer, &own, err);
     fsdp_free(buffer);
-    return moved != FSDP_OK ? moved : fsdp_ctl_agree(job->ctl, own, err);
+    return moved != FSDP_OK ? moved : own;
 }
 
 static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
 {
-    int64_t index_room;
-    FSDP_TRY(sum_index_room(job, &index_room, err));
-    FSDP_TRY(share_file(job, index_room, err));
     fsdp_status st = job->rank == 0 ? FSDP_OK : join_file(job, err);
     fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
     if (st == FSDP_OK)
         st = fsdp_put_plan(job->writer, &job->plan, &job->meter, err);
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
     fsdp_text segment = {0};
-    st = collect_segments(job, &segment, err);
+    st = collect_segments(job, st, &segment, err);
     fsdp_text_release(&segment);
     return st == FSDP_OK ? finish_file(job, err) : st;
 }
@@ -406,8 +420,8 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
         if (st == FSDP_OK)
             st = fsdp_put_plan(job->writer, &job->plan, NULL, err);
     }
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    FSDP_TRY(fsdp_sd_gather(job->sd, job->ctl, job->opts->memory, put_slab, job, err));
+    fsdp_gather how = {.memory = job->memory, .is_described = true, .visit = put_slab, .user = job};
+    FSDP_TRY(fsdp_gather_slabs(job->sd, job->ctl, &how, st, err));
     return job->rank == 0 ? finish_file(job, err) : FSDP_OK;
 }
 
@@ -436,15 +450,16 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
     return FSDP_OK;
 }
 
-static fsdp_status commit(save_job *job, fsdp_error *err)
+/* Every rank brings the outcome of its writing, and what the manifest says of its file. */
+static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
     fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
+    if (mine == FSDP_OK && !seals)
+        mine = fsdp_fail_memory(err, "a manifest");
+    job->may_be_published = mine == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
     fsdp_status st =
-        fsdp_ctl_agree(job->ctl, seals ? FSDP_OK : fsdp_fail_memory(err, "a manifest"), err);
-    job->may_be_published = st == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
-    if (st == FSDP_OK)
-        st = fsdp_ctl_allgather(job->ctl, &job->seal, sizeof job->seal, seals, err);
+        fsdp_ctl_agree_allgather(job->ctl, mine, &job->seal, sizeof job->seal, seals, err);
     if (st == FSDP_OK) {
         if (job->rank == 0)
             st = publish(job, seals, err);
@@ -465,17 +480,13 @@ static void tell_waiting(void *user)
 static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
 {
     fsdp_status st;
-    fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
-    fsdp_meter_join(&job->meter, job->ctl);
-    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     if (rank0_writes_all(job))
         st = write_gathered_file(job, err);
     else if (job->opts->kind == FSDP_FULL)
         st = write_shared_file(job, err);
     else
         st = write_own_file(job, err);
-    FSDP_TRY(fsdp_ctl_agree(job->ctl, st, err));
-    return commit(job, err);
+    return commit(job, st, err);
 }
 
 static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
@@ -484,6 +495,9 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     fsdp_status st = prepare(job, err);
     FSDP_TRY(fsdp_describe_agree(job->sd, true, job->ctl, st, err));
     FSDP_TRY(agree_options(job, err));
+    fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
+    fsdp_meter_join(&job->meter, job->ctl);
+    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
     st = stage(job, dir, err);
     if (st == FSDP_OK)
         st = write_and_commit(job, err);

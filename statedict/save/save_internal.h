@@ -1,4 +1,5 @@
-/* Saving a step of a run for run_save.c, which goes on under the same lease. */
+/* Parts of a save that other files use: a step of a run (run_save.c), and the full state on rank 0
+ * (gather.c). */
 #ifndef FSDP_SAVE_INTERNAL_H
 #define FSDP_SAVE_INTERNAL_H
 
@@ -12,5 +13,19 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
 
 /* A rank was lost before anything was published: adds to the error what that means. */
 void fsdp_save_tell_nothing_saved(fsdp_error *err);
+
+typedef struct fsdp_gather {
+    int64_t memory;            /* equal on all ranks */
+    bool is_described;         /* the ranks have compared their state dicts already */
+    fsdp_slab_visit visit;     /* on rank 0 */
+    void *user;
+} fsdp_gather;
+
+/*
+ * Collective. fsdp_sd_gather with the outcome of what each rank did before it; nothing moves unless every
+ * rank brings FSDP_OK. A failure of visit is returned on rank 0 alone, which brings it to the next round.
+ */
+fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how, fsdp_status mine,
+                              fsdp_error *err);
 
 #endif

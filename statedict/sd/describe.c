@@ -5,6 +5,7 @@
 #include "statedict/sd/describe.h"
 
 #include "base/core/mem.h"
+#include "statedict/ctl/ctl_backend.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -242,10 +243,8 @@ fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *c
     if (mine == FSDP_OK)
         mine = all ? fsdp_describe_hash(sd, with_values, &own.hash, err)
                    : fsdp_fail_memory(err, "a comparison of ranks");
-    fsdp_status st = fsdp_ctl_agree(ctl, mine, err);
-    if (st == FSDP_OK && n > 1)
-        st = fsdp_ctl_allgather(ctl, &own, sizeof own, all, err);
-    if (st == FSDP_OK && n > 1 && !all_equal((const char *)all, sizeof *all, n)) {
+    fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &own, sizeof own, all, err);
+    if (st == FSDP_OK && !all_equal((const char *)all, sizeof *all, n)) {
         int64_t least = own.count;
         for (int i = 0; i < n; i++)
             least = all[i].count < least ? all[i].count : least;

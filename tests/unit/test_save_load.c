@@ -1,7 +1,10 @@
 /* Saving and loading end to end in one process: threads as ranks, real files. */
+#include "base/data/flow.h"
+
 #include <criterion/criterion.h>
 #include <fsdp/fsdp.h>
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -573,4 +576,41 @@ Test(save_load, a_thread_rank_that_is_late_never_finds_memory_gone)
     j.load.watch.progress = stall;
     fsdp_status st = fsdp_ctl_run_threads(4, load_slowly, &j, &err);
     cr_assert(st == FSDP_OK || st == FSDP_ERR_PEER, "%s", err.text);
+}
+
+/* --- rounds of the control plane --- */
+
+static void count_round(void *user, const char *step, const char *text)
+{
+    (void)text;
+    if (strcmp(step, "statedict/ctl/ctl.c") == 0)
+        ++*(atomic_int *)user;
+}
+
+static int rounds_of_save(const char *name, const fsdp_save_opts *opts)
+{
+    enum { RANKS = 3 };
+    char path[128];
+    fsdp_error err = {0};
+    atomic_int rounds = 0;
+    fsdp_flow_watcher watcher = {count_round, &rounds};
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    job j = {.path = path, .save = *opts};
+    fsdp_flow_watch(&watcher);
+    fsdp_status st = fsdp_ctl_run_threads(RANKS, save_rank, &j, &err);
+    fsdp_flow_watch(NULL);
+    cr_assert_eq(st, FSDP_OK, "%s", err.text);
+    return rounds / RANKS;
+}
+
+Test(save_load, a_save_of_any_kind_takes_at_most_six_rounds)
+{
+    fsdp_save_opts opts = fsdp_save_opts_default();
+    cr_assert_leq(rounds_of_save("sharded", &opts), 5);
+    opts.kind = FSDP_LOCAL;
+    cr_assert_leq(rounds_of_save("local", &opts), 5);
+    opts.kind = FSDP_FULL;
+    cr_assert_leq(rounds_of_save("full", &opts), 6);
+    opts.rank0_writes = true;
+    cr_assert_leq(rounds_of_save("rank0", &opts), 6);
 }
