@@ -10,7 +10,7 @@
 #include "runtime/bootstrap/socket.h"
 #include <fsdp/ctl.h>
 
-/* Where a rank listens. */
+/* The address of a rank's listener. */
 typedef struct fsdp_rank_address {
     char host[FSDP_HOST_SIZE];
     int32_t port;

@@ -4,7 +4,7 @@
  *
  * Transfers belong to a batch, which owns the memory that they read and write: after a failed call the
  * transfers in flight still use that memory, and no buffer of the caller. Messages between two ranks on one
- * channel keep their order. *News* are small messages without a receiver that waits for them.
+ * channel keep their order. A status message is small, and is received without a posted receive.
  *
  * No call waits. Any thread of the rank may call, if may_call allows it.
  */
@@ -17,15 +17,15 @@
 #include <stdint.h>
 
 enum {
-    FSDP_P2P_PIECE = 1 << 20,       /* bytes in one transfer, at most */
-    FSDP_P2P_STATUS = 1200              /* bytes of status, at most */
+    FSDP_P2P_PIECE = 1 << 20,  /* bytes in one transfer, at most */
+    FSDP_P2P_STATUS = 1200     /* bytes in a status message, at most */
 };
 
 typedef struct fsdp_p2p fsdp_p2p;
 
 typedef struct fsdp_p2p_batch {
     unsigned char *memory;     /* page-aligned */
-    int places;                /* each has one transfer under way, or none */
+    int places;                /* each has at most one transfer in flight */
 } fsdp_p2p_batch;
 
 typedef struct fsdp_p2p_transfer {

@@ -1,9 +1,9 @@
 /*
- * The files of TCP.
+ * The files of p2p over TCP.
  *
- *   p2p_tcp.c       batches, transfers, status messages
+ *   p2p_tcp.c        batches, transfers, status messages
  *   tcp_stream.c     frames on the connection with one rank
- *   tcp_connect.c    every rank connects with every other one
+ *   tcp_connect.c    connects every pair of ranks
  *
  * A posted receive sends its channel as a room frame, and a sender sends data only when it has got one: data
  * goes straight to its place, and no channel blocks another.
