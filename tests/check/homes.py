@@ -1,5 +1,5 @@
 """Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
-going down, too.
+going down, too. And that unit tests lie in the folder and the room of what they test.
 
 usage: homes.py REPOSITORY
 """
@@ -23,6 +23,14 @@ def tags():
         yield fields[0], PurePath(fields[1]), fields[-1]
 
 
+def tests_elsewhere():
+    """Test files for which the product (tests/support: tests) has no room of that name."""
+    for test in sorted((ROOT / "tests/unit").rglob("test_*.c")):
+        room = test.parent.relative_to(ROOT / "tests/unit")
+        if len(room.parts) != 2 or not any((ROOT / top / room).is_dir() for top in (".", "tests")):
+            yield f"{test.relative_to(ROOT)}: there is no room {room}"
+
+
 def main():
     declared, defined = [], {}
     for name, path, kind in tags():
@@ -30,7 +38,7 @@ def main():
             defined.setdefault(name, set()).add(path)
         elif path.suffix == ".h" and name.startswith("fsdp_"):
             declared.append((name, path))
-    problems = []
+    problems = list(tests_elsewhere())
     for name, header in declared:
         homes = defined.get(name, set())
         if not any(home.is_relative_to(header.parent) for home in homes):

@@ -12,7 +12,7 @@
 #define TEST_SCENARIO_H
 
 #include "base/io/io.h"
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 #include <fsdp/fsdp.h>
 

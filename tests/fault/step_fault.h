@@ -16,7 +16,7 @@
 #ifndef TEST_STEP_FAULT_H
 #define TEST_STEP_FAULT_H
 
-#include "tests/support/worlds.h"
+#include "tests/support/ranks/worlds.h"
 
 typedef enum step_fault_kind {
     STEP_FAULT_NONE,

@@ -4,7 +4,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 typedef struct step_run {
     const step_fault_runner *runner;

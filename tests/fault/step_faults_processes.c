@@ -5,7 +5,7 @@
  * n-th case.
  */
 #include "tests/fault/step_fault_worlds.h"
-#include "tests/support/world_processes.h"
+#include "tests/support/ranks/world_processes.h"
 
 #include <signal.h>
 

@@ -5,7 +5,7 @@
  * case. Plain program, so that ThreadSanitizer sees it.
  */
 #include "tests/fault/step_fault_worlds.h"
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 #include <stdio.h>
 #include <string.h>

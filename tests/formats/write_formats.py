@@ -3,6 +3,7 @@
 usage: write_formats.py BIN GOLDEN FORMAT GROUP...
 """
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +20,8 @@ SUFFIX, OPTIONS = {
     "fsdp": (".fsdp", RANKS),
     "hdf5": (".h5", []),
 }[FORMAT]
+# In a slow build, every file is written as one of three formats.
+PART = {"torch": 0, "dcp": 1, "hdf5": 2}.get(FORMAT) if "FSDP_TEST_FEWER" in os.environ else None
 HOLDS_ALL = FORMAT in ("hdf5", "fsdp")
 DROPS = ["--drop", "opaque", "--drop", "dtype:f6_e2m3", "--drop", "dtype:f6_e3m2"]
 
@@ -71,6 +74,8 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         cases = [data.parent for group in GROUPS for data in sorted((GOLDEN / group).glob("*/data"))]
         for number, source in enumerate(path for case in cases for path in sources(case)):
+            if PART is not None and number % 3 != PART:
+                continue
             wrong = problems(source, Path(place) / f"{number}{SUFFIX}")
             count += wrong is not None
             found += [f"{source.parent.name}/{source.name}: {line}" for line in wrong or []]

@@ -17,7 +17,7 @@
 
 #include <fsdp/ctl_mpi.h>
 
-#include "tests/support/ctl_rounds.h"
+#include "tests/support/rounds/ctl_rounds.h"
 
 enum { LOSS_DEADLINE_MS = 1000 };
 

@@ -21,7 +21,7 @@
 #include <fsdp/ctl_mpi.h>
 
 #include "tests/support/disk/io_fault.h"
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 enum { LOSS_DEADLINE_MS = 2000, FORMS = 6, PATH_ROOM = 600 };
 enum { STEP_FIRST = 10, STEP_OLD = 20, STEP_NEW = 30, STEP_GAP = 10 };

@@ -1,12 +1,13 @@
 /*
- * Steps of the FSDP1 face (the net of tests/support/training.h) and every state dict after them, then further
- * steps with optimizer state that went out and in again. fsdp1_steps.py runs it beside PyTorch's FSDP1.
+ * Steps of the FSDP1 face (the net of tests/support/nets/training.h) and every state dict after them, then
+ * further steps with optimizer state that went out and in again. fsdp1_steps.py runs it beside PyTorch's
+ * FSDP1.
  *
  * usage: fsdp1_steps FOLDER [NAME=NUMBER...]     numbers as in `options` below
  *
  * Each rank writes FOLDER/RANK, lines of four fields with tabs between them: what, name, shape, numbers.
  */
-#include "tests/support/training.h"
+#include "tests/support/nets/training.h"
 
 #include <stdio.h>
 #include <stdlib.h>

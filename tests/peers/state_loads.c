@@ -4,7 +4,7 @@
  *
  * usage: state_loads CHECKPOINT...
  */
-#include "tests/support/state_net.h"
+#include "tests/support/nets/state_net.h"
 
 static fsdp_status declare(toy *net, fsdp_error *err)
 {

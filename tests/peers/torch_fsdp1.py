@@ -1,5 +1,5 @@
-"""The net of tests/support/training.h in PyTorch, wrapped by FSDP1 over gloo: what a rank has of everything
-that fsdp1_steps.c prints. For fsdp1_steps.py."""
+"""The net of tests/support/nets/training.h in PyTorch, wrapped by FSDP1 over gloo: what a rank has of
+everything that fsdp1_steps.c prints. For fsdp1_steps.py."""
 
 import contextlib
 import math

@@ -3,7 +3,7 @@
 #define FSDP_TESTS_NET_H
 
 #include "tests/random/case.h"
-#include "tests/support/toy.h"
+#include "tests/support/nets/toy.h"
 
 enum { NET_STEP = 77 };        /* that checkpoints are said to be of */
 

@@ -6,7 +6,7 @@
  * Two models: one of many small tensors (every dtype, awkward shapes, all layouts) for all W and W'
  * in 1..16, 33 and 64; one of tensors of several hash blocks for a few.
  */
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

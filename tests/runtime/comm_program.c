@@ -20,7 +20,7 @@
 
 #include "base/core/clock.h"
 #include "runtime/launch/world_internal.h"
-#include "tests/support/comm_rounds.h"
+#include "tests/support/rounds/comm_rounds.h"
 
 enum { COUNT = 400000, BITS = 600000, LONG_ROUNDS = 30, SHORT_ROUNDS = 10, MOST = 240000 };
 enum { REPEATED = 64 << 20, LARGE_END = 16 };

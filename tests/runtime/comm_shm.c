@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "base/core/mem.h"
-#include "tests/support/comm_rounds.h"
-#include "tests/support/rank_processes.h"
+#include "tests/support/rounds/comm_rounds.h"
+#include "tests/support/ranks/rank_processes.h"
 
 enum { LONG_MS = 60000, SHORT_MS = 700, COUNT = 400000 };
 

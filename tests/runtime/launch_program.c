@@ -25,7 +25,7 @@
 
 #include <fsdp/fsdp.h>
 
-#include "tests/support/ctl_rounds.h"
+#include "tests/support/rounds/ctl_rounds.h"
 
 static volatile sig_atomic_t usr1, term;
 

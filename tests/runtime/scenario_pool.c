@@ -4,8 +4,8 @@
  * what they are, and all goes back. A custom collective brings its own memory: it may come after,
  * not before.
  */
-#include "tests/support/mlp.h"
-#include "tests/support/world_processes.h"
+#include "tests/support/nets/mlp.h"
+#include "tests/support/ranks/world_processes.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tests/support/transformer_units.h"
+#include "tests/support/nets/transformer_units.h"
 
 static const transformer_mode modes[] = {
     {.reshard = FSDP_RESHARD_ALWAYS, .root_reshard = FSDP_RESHARD_AUTO, .inputs = 1},

@@ -1,7 +1,7 @@
 /* The small transformer over ranks that are processes: the bits of one rank, in some modes of
  * each kind. */
-#include "tests/support/transformer_units.h"
-#include "tests/support/world_processes.h"
+#include "tests/support/nets/transformer_units.h"
+#include "tests/support/ranks/world_processes.h"
 
 #include <stdio.h>
 

@@ -7,8 +7,8 @@
 #include "base/core/mem.h"
 #include "runtime/comm_message/message_transport.h"
 #include "runtime/comm_message/p2p_tcp.h"
-#include "tests/support/comm_rounds.h"
-#include "tests/support/rank_sockets.h"
+#include "tests/support/rounds/comm_rounds.h"
+#include "tests/support/ranks/rank_sockets.h"
 
 enum { RANKS = 3, DEADLINE_MS = 20000, MOST = 300, LEAST = 20 };
 

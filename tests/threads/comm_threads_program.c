@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/comm_rounds.h"
-#include "tests/support/rank_threads.h"
+#include "tests/support/rounds/comm_rounds.h"
+#include "tests/support/ranks/rank_threads.h"
 
 enum { RANKS = 4, COUNT = 200000 };
 

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/ctl_rounds.h"
-#include "tests/support/rank_sockets.h"
+#include "tests/support/rounds/ctl_rounds.h"
+#include "tests/support/ranks/rank_sockets.h"
 
 enum { DEADLINE_MS = 20000 };
 

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/support/ctl_rounds.h"
+#include "tests/support/rounds/ctl_rounds.h"
 
 static int failures;
 

@@ -4,7 +4,7 @@
  * of all one after the other with plain units (hybrid strategies: of the same mesh with plain units). Plain
  * program, so that ThreadSanitizer sees it.
  */
-#include "tests/support/training.h"
+#include "tests/support/nets/training.h"
 
 #include <stdio.h>
 

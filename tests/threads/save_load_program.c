@@ -2,7 +2,7 @@
  * Saving and loading with ranks as threads and several workers each, for the thread sanitizer: every
  * kind, raw and encoded, cooperative loads, gathering, conversion and verifying.
  */
-#include "tests/support/state.h"
+#include "tests/support/sample_state.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,9 +4,9 @@
  * whoever gives a block back too early, or reads too late, has other gradients than the reference.
  * Plain program, so that ThreadSanitizer sees it.
  */
-#include "tests/support/mlp.h"
-#include "tests/support/unit_tuning.h"
-#include "tests/support/worlds.h"
+#include "tests/support/nets/mlp.h"
+#include "tests/support/nets/unit_tuning.h"
+#include "tests/support/ranks/worlds.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  * State dicts between steps, over ranks that are threads, on both devices: live, whole and from rank 0, while
  * streams still have work of the step before. Plain program, so that ThreadSanitizer sees it.
  */
-#include "tests/support/state_net.h"
+#include "tests/support/nets/state_net.h"
 
 /* One step, and the state goes round: whole to all, to rank 0 alone, and back in three ways. */
 static fsdp_status go_round(toy *net, const fsdp_sd *live, fsdp_error *err)

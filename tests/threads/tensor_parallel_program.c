@@ -4,10 +4,10 @@
  * and weights are those of one rank that has all, to 1e-5; sums have another order. Plain program,
  * so that ThreadSanitizer sees it.
  */
-#include "tests/support/mlp.h"
-#include "tests/support/state.h"
-#include "tests/support/tensors.h"
-#include "tests/support/worlds.h"
+#include "tests/support/nets/mlp.h"
+#include "tests/support/sample_state.h"
+#include "tests/support/nets/tensors.h"
+#include "tests/support/ranks/worlds.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -5,9 +5,9 @@
  * order, they are close. FSDP_TEST_SAMPLE: every n-th run. Plain program, so that ThreadSanitizer
  * sees it.
  */
-#include "tests/support/state.h"
-#include "tests/support/transformer_units.h"
-#include "tests/support/worlds.h"
+#include "tests/support/sample_state.h"
+#include "tests/support/nets/transformer_units.h"
+#include "tests/support/ranks/worlds.h"
 
 #include <stdio.h>
 

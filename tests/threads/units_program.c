@@ -3,7 +3,7 @@
  * must give the bits of one rank that runs the W microbatches one after the other. Plain program, so that
  * ThreadSanitizer sees it.
  */
-#include "tests/support/training.h"
+#include "tests/support/nets/training.h"
 
 #include <math.h>
 #include <stdio.h>

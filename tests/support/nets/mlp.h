@@ -1,0 +1,86 @@
+/*
+ * What the layers of a toy compute when they are a small MLP, in two ways: over units, and in plain C by one
+ * rank that has all. Layers are y = relu(x W^T + b), the last without relu; the loss is the mean of
+ * (y - t)^2. Both do the same arithmetic in the same order.
+ */
+#ifndef FSDP_TESTS_MLP_H
+#define FSDP_TESTS_MLP_H
+
+#include "tests/support/nets/toy.h"
+
+enum { MLP_LAYERS = TOY_LAYERS, MLP_WIDTH = TOY_WIDTH, MLP_ROWS = TOY_ROWS, MLP_ROOT = -1 };
+
+typedef struct mlp_plan {
+    int layers, widths[MLP_LAYERS + 1];
+    const char *names[MLP_LAYERS];     /* NULL: "L0", "L1", ... */
+    int groups[MLP_LAYERS];            /* neighbours with the same number are members of one unit;
+                                        * MLP_ROOT: the root's own */
+    bool is_skipped[MLP_LAYERS];       /* a layer that takes no part; as wide as its input */
+    bool is_linear;                    /* no relu */
+    bool has_root_bias;                /* added to the last layer's result: "bias", of the root's own unit */
+    int mesh_ndim;
+    int64_t mesh_shape[3];
+    const char *mesh_names[3];
+    fsdp_dtype dtype;                  /* as stored; NONE: f32 */
+    const char *tensor_dim;            /* NULL; or the mesh dim over which even layers are cut by columns,
+                                        * odd ones by rows */
+    fsdp_unit_opts opts;               /* without mesh */
+    int root_reshard;
+} mlp_plan;
+
+/* Units "L0", "L1", ... over `ranks` ranks ("dp"), the root without parameters, default options. */
+mlp_plan mlp_plan_default(int layers, int64_t ranks);
+
+/* The plan is borrowed. Values are those of mlp_values_init. After a failure toy_free was called. */
+fsdp_status mlp_create(toy *net, fsdp_world *world, const mlp_plan *plan, fsdp_error *err);
+fsdp_status mlp_add_adamw(toy *net, fsdp_error *err);
+/* Within mlp_create: the parameters of net->plan, in a net that has a model. */
+fsdp_status mlp_declare(toy *net, fsdp_error *err);
+
+/* The rows of a microbatch, forward and backward. */
+fsdp_status mlp_forward(toy *net, uint64_t microbatch, fsdp_error *err);
+void mlp_fill_rows(const mlp_plan *plan, uint64_t microbatch, float *x_out);
+/* net->dy becomes its gradient. */
+double mlp_loss(toy *net, uint64_t microbatch);
+fsdp_status mlp_backward_layer(toy *net, int layer, fsdp_error *err);
+fsdp_status mlp_backward(toy *net, fsdp_error *err);
+/* All of it. */
+fsdp_status mlp_microbatch(toy *net, uint64_t microbatch, double *loss_out, fsdp_error *err);
+
+/* --- in plain C --------------------------------------------------------------------------------- */
+
+typedef struct mlp_values {
+    float weight[MLP_LAYERS][MLP_WIDTH * MLP_WIDTH], bias[MLP_LAYERS][MLP_WIDTH];
+} mlp_values;
+
+void mlp_values_init(const mlp_plan *plan, mlp_values *values_out);
+/* To what a dtype can hold. */
+void mlp_values_round(mlp_values *values, fsdp_dtype dtype);
+double mlp_plain_microbatch(const mlp_plan *plan, const mlp_values *values, uint64_t microbatch,
+                            mlp_values *grads_out);
+
+/* AdamW with the default options, in f64 but for what is kept. */
+typedef struct mlp_moments { mlp_values first, second; int step; } mlp_moments;
+void mlp_plain_adamw(mlp_values *values, const mlp_values *grads, mlp_moments *moments);
+
+/* A rank that has all, and adds up gradients with the others, over the last dim of the mesh first, as
+ * shards do. */
+typedef struct mlp_replica {
+    mlp_values values, grads;
+    mlp_moments moments;
+    double loss;
+} mlp_replica;
+/* gathered: values to compute with, in place of its own; NULL: none. Gradients are rounded to the dtype of
+ * the net's, and added up in f32. */
+fsdp_status mlp_replica_backward(mlp_replica *replica, fsdp_world *world, const toy *net, uint64_t microbatch,
+                                 const mlp_values *gathered, fsdp_error *err);
+/* The mean: divided by that, per layer. */
+void mlp_replica_divide(mlp_replica *replica, int layer, double divisor);
+
+/* All values as units gather them. */
+fsdp_status mlp_gather(toy *net, mlp_values *values_out, fsdp_error *err);
+
+fsdp_status mlp_expect(toy *net, const mlp_values *values, double tolerance, fsdp_error *err);
+fsdp_status mlp_expect_grads(toy *net, const mlp_values *grads, double tolerance, fsdp_error *err);
+
+#endif

@@ -1,0 +1,36 @@
+/* Worlds of ranks that are processes of this host, over shared memory, for tests of the runtime. */
+#ifndef FSDP_TESTS_WORLD_PROCESSES_H
+#define FSDP_TESTS_WORLD_PROCESSES_H
+
+#include "tests/support/ranks/forked_ranks.h"
+#include "tests/support/ranks/worlds.h"
+
+enum { WORLD_PROCESSES_MOST = FORKED_RANKS_MOST };
+
+/* What a rank left behind. */
+typedef struct world_outcome {
+    fsdp_status status;        /* of its body, or of what came before it */
+    bool is_done;              /* it ended by itself */
+    int signal;                /* or by this one; SIGALRM: it hung */
+    int fds_left;              /* more open files at the end than at the start */
+    fsdp_error err;
+} world_outcome;
+
+typedef struct world_processes {
+    int size, deadline_ms;
+    unsigned hangs_after_s;    /* 0: 100; a rank that takes longer ends by SIGALRM */
+    const char *device;
+    bool ends_at_once;         /* without handlers of exit, as inside Criterion; leaks are not looked for */
+    world_body body;
+    void *user;                /* what ranks shall write to lies in share_memory */
+    pid_t pids[WORLD_PROCESSES_MOST];
+    world_outcome *outcomes;
+} world_processes;
+
+/* Start forks; finish waits, gives outcomes out and frees them. They end the program when they cannot. */
+void start_world_processes(world_processes *worlds);
+void finish_world_processes(world_processes *worlds, world_outcome *outcomes_out);
+/* Both; the failure of the lowest failing rank, which may be that it ended by a signal. */
+fsdp_status run_world_processes(world_processes *worlds, fsdp_error *err);
+
+#endif

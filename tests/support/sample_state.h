@@ -1,0 +1,54 @@
+/*
+ * States for tests: tensors of every dtype, awkward shape and layout, with values, aliases and flat
+ * buffers. What an element holds is a function of seed, entry and position in the whole tensor, so
+ * any rank of any layout can fill its boxes and tell how many bytes of them are wrong. Uses public
+ * headers only.
+ */
+#ifndef TEST_STATE_H
+#define TEST_STATE_H
+
+#include <fsdp/fsdp.h>
+
+typedef enum state_model {
+    STATE_SMALL,               /* a handful of tensors, 2 KiB: crash tests */
+    STATE_EVERYTHING,          /* every dtype, shape, odd name and kind of value */
+    STATE_BLOCKS,              /* tensors of several hash blocks: 17 MiB */
+    STATE_MEGABYTE             /* 1 MiB, for disks that are nearly full */
+} state_model;
+
+enum { STATE_VARIANTS = 18 };  /* of the layouts that the tensors of a state have */
+
+typedef struct test_state {
+    fsdp_sd *sd;
+    int rank;
+    void **memory;             /* ours, one per tensor entry or flat buffer */
+    size_t count, capacity;
+} test_state;
+
+/* The part of `rank` in a state on `world` ranks. filled: with the contents of `seed`; otherwise
+ * memory and values hold what no seed gives. */
+fsdp_status test_state_create(state_model model, int world, int rank, int variant, bool filled,
+                              uint64_t seed, test_state *state_out, fsdp_error *err);
+void test_state_release(test_state *state);
+
+/* Bytes of this rank's boxes, and of values, that are not those of the seed. */
+int64_t test_state_differing(const test_state *state, uint64_t seed);
+
+/* The same for any state dict of that model: a full state, say. */
+int64_t test_sd_differing(const fsdp_sd *sd, int rank, uint64_t seed);
+
+/* --- sampling ------------------------------------------------------------------------------------ */
+
+/* A test with many cases runs every n-th: n is `usual`, FSDP_TEST_FEWER times as much where that is set
+ * (slow builds), or FSDP_TEST_SAMPLE when that is 1 (all) or more than both. */
+int64_t test_sample(int64_t usual);
+/* That of a test that usually runs all, and never fewer than every `most`-th. */
+int64_t test_sample_at_most(int64_t most);
+
+/* Cases are taken by number, spread so that every loop around them is sampled. */
+typedef struct test_sampler {
+    int64_t every, seen, taken;
+} test_sampler;
+bool test_sampler_takes(test_sampler *sampler);
+
+#endif

@@ -1,0 +1,88 @@
+/* f32 masters of narrow parameters follow whatever sets these, and keep what they know beyond them. */
+#include "runtime/optim/optim_internal.h"
+#include "tests/unit/runtime/expect_toy.h"
+
+#include <stdlib.h>
+
+enum { ROWS = 300, COLUMNS = 3, MOST = ROWS * COLUMNS };
+
+static fsdp_status declare(toy *net, fsdp_error *err)
+{
+    const fsdp_adamw_opts adamw = fsdp_adamw_opts_default();
+    FSDP_TRY(fsdp_model_add_param(net->model, "w", FSDP_BF16, 2, (int64_t[]){ROWS, COLUMNS},
+                                  &net->own, err));
+    FSDP_TRY(fsdp_root_create(net->model, &net->opts, &net->root, err));
+    return toy_add_adamw(net, &adamw, err);
+}
+
+static fsdp_status fill_with(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
+                             fsdp_error *err)
+{
+    const float *value = user;
+    (void)err;
+    for (int64_t i = 0; i < fsdp_box_count(box); i++)
+        fsdp_cast((char *)data + 2 * i, fsdp_param_dtype(param), value, FSDP_F32, 1);
+    return FSDP_OK;
+}
+
+static fsdp_status expect_all(const toy *net, float value, fsdp_error *err)
+{
+    for (int64_t i = 0; i < fsdp_param_own_count(net->own); i++)
+        EXPECT(net->optim->states[0].master[i] == value);
+    return FSDP_OK;
+}
+
+static fsdp_status set_every_way(toy *net, fsdp_error *err)
+{
+    const char *dir = net->user;
+    static float values[] = {2, 3, 4};
+    fsdp_sd *sd = NULL;
+    FSDP_TRY(fsdp_root_init(net->root, fill_with, &values[0], err));
+    FSDP_TRY(expect_all(net, 2, err));
+    FSDP_TRY(fsdp_root_save(net->root, NULL, dir, err));
+    FSDP_TRY(fsdp_root_sync_from_rank0(net->root, fill_with, &values[1], err));
+    FSDP_TRY(expect_all(net, 3, err));
+    FSDP_TRY(fsdp_root_load(net->root, NULL, dir, err));
+    FSDP_TRY(expect_all(net, 2, err));
+    const fsdp_state_opts copied = {.cpu_offload = true};
+    FSDP_TRY(fsdp_root_get_state(net->root, NULL, 0, &copied, &sd, err));
+    fsdp_status status = fsdp_root_init(net->root, fill_with, &values[2], err);
+    if (status == FSDP_OK)
+        status = fsdp_root_set_state(net->root, NULL, 0, NULL, sd, NULL, err);
+    fsdp_sd_free(sd);
+    FSDP_TRY(status);
+    return expect_all(net, 2, err);
+}
+
+Test(masters, follow_what_is_set_without_the_optimizer)
+{
+    char dir[] = "/tmp/fsdp-masters-XXXXXX", path[64], command[80];
+    cr_assert_not_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/saved", dir);
+    expect_toy_on("cpu-async", (toy_case){1, {2}, {"dp"}, declare, set_every_way, path, {0}});
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+/* A third of an ulp is more than a parameter can say. */
+static fsdp_status change_by_hand(toy *net, fsdp_error *err)
+{
+    static float one = 1, two = 2;
+    const float known = 1 + 1.0f / 512;
+    float *master = net->optim->states[0].master;
+    int64_t count = fsdp_param_own_count(net->own);
+    FSDP_TRY(fsdp_root_init(net->root, fill_with, &one, err));
+    for (int64_t i = 0; i < count; i++)
+        master[i] = known;
+    fsdp_cast((char *)net->own->shard + 2 * (count - 1), FSDP_BF16, &two, FSDP_F32, 1);
+    fsdp_optim_refresh_masters(net->optim);
+    for (int64_t i = 0; i + 1 < count; i++)
+        EXPECT(master[i] == known);
+    EXPECT(master[count - 1] == 2);
+    return FSDP_OK;
+}
+
+Test(masters, keep_what_they_know_of_parameters_that_did_not_change)
+{
+    expect_toy_on("cpu", (toy_case){1, {2}, {"dp"}, declare, change_by_hand, NULL, {0}});
+}

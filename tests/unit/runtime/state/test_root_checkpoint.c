@@ -1,0 +1,341 @@
+/*
+ * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
+ * names that are missing, dtypes that differ, and options that mean nothing there.
+ */
+#include "tests/unit/runtime/expect_toy.h"
+#include <fsdp/root_init.h>
+#include <fsdp/run.h>
+
+#include <stdlib.h>
+
+/* --- where ------------------------------------------------------------------------------------ */
+
+static char dir[] = "/tmp/fsdp-root-XXXXXX";
+
+static void make_dir(void)
+{
+    cr_assert(mkdtemp(dir));
+}
+
+static void remove_dir(void)
+{
+    char command[80];
+    snprintf(command, sizeof command, "rm -r %s", dir);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(root_checkpoint, .init = make_dir, .fini = remove_dir);
+
+static fsdp_status save_as(toy *net, const char *path, const fsdp_root_save_opts *opts,
+                           fsdp_error *err)
+{
+    return fsdp_root_save_with(net->root, &net->optim, 1, path, opts, err);
+}
+
+static fsdp_status load_from(toy *net, const char *path, const fsdp_root_load_opts *opts,
+                             fsdp_error *err)
+{
+    return fsdp_root_load_with(net->root, &net->optim, 1, path, opts, err);
+}
+
+/* tensor_number's values are back, after net_spoil. */
+static fsdp_status expect_numbers(toy *net, const char *name, fsdp_error *err)
+{
+    fsdp_box box;
+    const float *data = fsdp_param_shard(fsdp_model_find(net->model, name), &box);
+    for (int64_t i = 0; i < fsdp_box_count(&box); i++)
+        EXPECT(data[i] == (float)(fsdp_box_position(box.ndim, (int64_t[]){9, 4}, box.lo) + i + 1));
+    return FSDP_OK;
+}
+
+/* --- own entries, steps of a run ---------------------------------------------------------------- */
+
+/* No other number in a checkpoint is like it. */
+static int64_t draw(int64_t step)
+{
+    return step * 0x00123456789abcde;
+}
+
+/* An epoch, and what each rank has drawn: one row of a tensor. */
+static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd **own_out,
+                            fsdp_error *err)
+{
+    const fsdp_placement rows = {FSDP_SHARD, 0, 0};
+    const int64_t shape[] = {fsdp_world_size(net->rank->world), 2};
+    const fsdp_value value = fsdp_value_i64(epoch);
+    FSDP_TRY(fsdp_sd_create(own_out, err));
+    FSDP_TRY(fsdp_sd_add_value(*own_out, FSDP_NAME("data.epoch"), &value, err));
+    FSDP_TRY(fsdp_sd_add_sharded(*own_out, FSDP_NAME("data.drawn"), FSDP_I64, 2, shape, net->mesh,
+                                 &rows, drawn, err));
+    return fsdp_sd_add_alias(*own_out, FSDP_NAME("data.same"), FSDP_NAME("data.drawn"), err);
+}
+
+static fsdp_status save_step(toy *net, int64_t step, fsdp_error *err)
+{
+    fsdp_root_save_opts opts = fsdp_root_save_opts_default();
+    int64_t drawn[] = {draw(step), fsdp_world_rank(net->rank->world)};
+    fsdp_sd *own = NULL;
+    FSDP_TRY(make_own(net, 2 * step, drawn, &own, err));
+    opts.into_run = true;
+    opts.save.step = step;
+    opts.own = own;
+    fsdp_status status = save_as(net, dir, &opts, err);
+    fsdp_sd_free(own);
+    return status;
+}
+
+static fsdp_status expect_own(toy *net, fsdp_sd *own, int64_t step, fsdp_error *err)
+{
+    const int64_t *drawn = net_entry(own, "data.drawn")->data;
+    EXPECT(net_entry(own, "data.epoch")->value.as.i64 == 2 * step);
+    EXPECT(drawn[0] == draw(step) && drawn[1] == fsdp_world_rank(net->rank->world));
+    return FSDP_OK;
+}
+
+static fsdp_status go_on_from_run(toy *net, fsdp_error *err)
+{
+    int64_t step = 0, drawn[2];
+    fsdp_sd *own = NULL, *empty = NULL;
+    FSDP_TRY(save_step(net, 10, err));
+    FSDP_TRY(save_step(net, 20, err));
+    EXPECT_REFUSAL(save_step(net, 20, why), "step-00000020");
+    FSDP_TRY(net_spoil(net, err));
+    FSDP_TRY(make_own(net, 0, drawn, &own, err));
+    FSDP_TRY(load_from(net, dir, &(fsdp_root_load_opts){.own = own, .step = &step}, err));
+    EXPECT(step == 20);
+    FSDP_TRY(expect_own(net, own, 20, err));
+    FSDP_TRY(expect_numbers(net, "embed.weight", err));
+    char path[60];
+    snprintf(path, sizeof path, "%s/step-00000010", dir);
+    FSDP_TRY(make_own(net, 0, NULL, &empty, err));
+    FSDP_TRY(load_from(net, path, &(fsdp_root_load_opts){.own = empty, .step = &step}, err));
+    EXPECT(step == 10);
+    FSDP_TRY(expect_own(net, empty, 10, err));
+    /* nobody asks for them: no name of the model */
+    FSDP_TRY(fsdp_root_load(net->root, net->optim, path, err));
+    fsdp_sd_free(own);
+    fsdp_sd_free(empty);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, a_run_goes_on_with_step_and_own_entries)
+{
+    expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_net, go_on_from_run, NULL, {0}});
+}
+
+/* What rank 0 has drawn at that step is another number. */
+static fsdp_status damage_step(toy *net, int64_t step, fsdp_error *err)
+{
+    const int64_t drawn[] = {draw(step), 0};
+    char path[90], bytes[1 << 16];
+    if (fsdp_world_rank(net->rank->world) == 0) {
+        snprintf(path, sizeof path, "%s/step-%08d/shard-00000-of-00002.h5", dir, (int)step);
+        FILE *file = fopen(path, "r+b");
+        EXPECT(file);
+        size_t size = fread(bytes, 1, sizeof bytes, file);
+        const char *at = memmem(bytes, size, drawn, sizeof drawn);
+        bool is_done = at && fseek(file, at - bytes, SEEK_SET) == 0 && fputc(99, file) == 99;
+        EXPECT(fclose(file) == 0 && is_done);
+    }
+    return fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err);
+}
+
+static fsdp_status pass_over_damage(toy *net, fsdp_error *err)
+{
+    int64_t step = 0, drawn[2];
+    fsdp_load_report report;
+    fsdp_sd *own = NULL;
+    FSDP_TRY(save_step(net, 10, err));
+    FSDP_TRY(save_step(net, 20, err));
+    FSDP_TRY(damage_step(net, 20, err));
+    FSDP_TRY(net_spoil(net, err));
+    FSDP_TRY(make_own(net, 0, drawn, &own, err));
+    fsdp_root_load_opts opts = {.own = own, .step = &step, .load.report = &report};
+    FSDP_TRY(load_from(net, dir, &opts, err));
+    EXPECT(step == 10 && strstr(report.path, "step-00000010"));
+    FSDP_TRY(expect_own(net, own, 10, err));
+    FSDP_TRY(expect_numbers(net, "embed.weight", err));
+    fsdp_load_report_release(&report);
+    fsdp_sd_free(own);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, a_damaged_newest_step_is_passed_over_with_its_own_entries)
+{
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, pass_over_damage, NULL, {0}});
+}
+
+static fsdp_status save_unprefixed(toy *net, fsdp_error *err)
+{
+    fsdp_root_save_opts save = fsdp_root_save_opts_default();
+    fsdp_root_load_opts load = {.state = {.model_prefix = ""}};
+    int64_t drawn[2] = {draw(7), fsdp_world_rank(net->rank->world)};
+    fsdp_sd *own = NULL;
+    char path[60];
+    snprintf(path, sizeof path, "%s/bare", dir);
+    save.state.model_prefix = "";
+    FSDP_TRY(make_own(net, 14, drawn, &own, err));
+    save.own = load.own = own;
+    FSDP_TRY(save_as(net, path, &save, err));
+    drawn[0] = 0;
+    FSDP_TRY(load_from(net, path, &load, err));
+    FSDP_TRY(expect_own(net, own, 7, err));
+    load.own = NULL;
+    EXPECT_REFUSAL(load_from(net, path, &load, why), "'data.epoch'");
+    fsdp_sd_free(own);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
+{
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
+}
+
+/* --- how it is stored --------------------------------------------------------------------------- */
+
+static fsdp_status store_whole(toy *net, fsdp_error *err)
+{
+    fsdp_root_save_opts opts = fsdp_root_save_opts_default();
+    fsdp_checkpoint *checkpoint;
+    char path[60];
+    snprintf(path, sizeof path, "%s/whole", dir);
+    FSDP_TRY(net_spoil(net, err));
+    FSDP_TRY(save_as(net, path, NULL, err));
+    FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
+    opts.save.kind = FSDP_FULL;
+    opts.save.compress = true;
+    opts.save.step = 5;
+    EXPECT_REFUSAL(save_as(net, path, &opts, why), "exists");
+    opts.save.overwrite = true;
+    FSDP_TRY(save_as(net, path, &opts, err));
+    FSDP_TRY(fsdp_checkpoint_open(path, NULL, &checkpoint, err));
+    const fsdp_checkpoint_info info = *fsdp_checkpoint_describe(checkpoint);
+    fsdp_checkpoint_close(checkpoint);
+    EXPECT(info.kind == FSDP_FULL && info.compressed && info.step == 5 && info.file_count == 1);
+    FSDP_TRY(net_spoil(net, err));
+    FSDP_TRY(load_from(net, path, NULL, err));
+    return expect_numbers(net, "embed.weight", err);
+}
+
+Test(root_checkpoint, kind_compression_and_overwriting_are_the_callers)
+{
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, store_whole, NULL, {0}});
+}
+
+/* --- what is missing ----------------------------------------------------------------------------- */
+
+static bool has_name(char *const *names, size_t n, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+/* Saved without optimizer and own entries, loaded with both. */
+static fsdp_status load_in_part(toy *net, fsdp_error *err)
+{
+    fsdp_root_save_opts save = fsdp_root_save_opts_default();
+    fsdp_load_report report;
+    fsdp_root_load_opts load = {.load.report = &report};
+    int64_t drawn[2] = {1, 2};
+    char path[60];
+    fsdp_sd *own = NULL;
+    snprintf(path, sizeof path, "%s/part", dir);
+    save.state.no_optim = true;
+    FSDP_TRY(save_as(net, path, &save, err));
+    FSDP_TRY(make_own(net, 3, drawn, &own, err));
+    FSDP_TRY(net_spoil(net, err));
+    load.own = own;
+    for (int strict = 1; strict >= 0; strict--) {
+        load.load.not_strict = !strict;
+        if (strict)
+            EXPECT_REFUSAL(load_from(net, path, &load, why), "missing");
+        else
+            FSDP_TRY(load_from(net, path, &load, err));
+        EXPECT(has_name(report.missing, report.missing_count, "data.epoch"));
+        EXPECT(has_name(report.missing, report.missing_count, "optim.state.embed.weight.exp_avg"));
+        EXPECT(!has_name(report.missing, report.missing_count, "model.embed.weight"));
+        EXPECT(strict ? !report.path : strcmp(report.path, path) == 0 && report.bytes_needed > 0);
+        fsdp_load_report_release(&report);
+    }
+    EXPECT(net_entry(own, "data.epoch")->value.as.i64 == 3 && drawn[0] == 1);
+    FSDP_TRY(expect_numbers(net, "embed.weight", err));
+    fsdp_sd_free(own);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, a_report_names_what_is_missing_and_not_strict_goes_on)
+{
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_in_part, NULL, {0}});
+}
+
+/* --- dtypes -------------------------------------------------------------------------------------- */
+
+static fsdp_status declare_typed(toy *net, fsdp_error *err)
+{
+    return fsdp_model_add_param(net->model, "w", *(const fsdp_dtype *)net->user, 1, (int64_t[]){5},
+                                NULL, err);
+}
+
+static fsdp_status save_bare(toy *net, fsdp_error *err)
+{
+    char path[60];
+    snprintf(path, sizeof path, "%s/typed", dir);
+    return fsdp_root_save(net->root, NULL, path, err);
+}
+
+static fsdp_status load_cast(toy *net, fsdp_error *err)
+{
+    fsdp_root_load_opts opts = {.load.cast = false};
+    fsdp_box box;
+    char path[60];
+    snprintf(path, sizeof path, "%s/typed", dir);
+    EXPECT_REFUSAL(fsdp_root_load_with(net->root, NULL, 0, path, &opts, why),
+                   "'model.w' is f64 here and f32");
+    opts.load.cast = true;
+    FSDP_TRY(fsdp_root_load_with(net->root, NULL, 0, path, &opts, err));
+    const double *data = fsdp_param_shard(fsdp_model_at(net->model, 0), &box);
+    for (int64_t i = 0; i < fsdp_box_count(&box); i++)
+        EXPECT(data[i] == (double)(box.lo[0] + i + 1));
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, floating_dtypes_that_differ_are_cast_when_asked)
+{
+    const fsdp_dtype stored = FSDP_F32, wanted = FSDP_F64;
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_typed, save_bare, &stored, {0}});
+    expect_net_on("cpu", (toy_case){1, {3}, {"dp"}, declare_typed, load_cast, &wanted, {0}});
+}
+
+/* --- what means nothing here ---------------------------------------------------------------------- */
+
+static fsdp_status misuse(toy *net, fsdp_error *err)
+{
+    const fsdp_root_save_opts plain = fsdp_root_save_opts_default();
+    fsdp_root_save_opts save = plain;
+    fsdp_sd *own = NULL;
+    const fsdp_value value = fsdp_value_i64(1);
+    save.state.full_state_dict = true;
+    EXPECT_REFUSAL(save_as(net, dir, &save, why), "full_state_dict is for state in memory");
+    save = plain;
+    save.into_run = true;
+    EXPECT_REFUSAL(save_as(net, dir, &save, why), "a checkpoint of a run is named after its step");
+    save = plain;
+    FSDP_TRY(fsdp_sd_create(&own, err));
+    FSDP_TRY(fsdp_sd_add_value(own, FSDP_NAME("model.embed.weight"), &value, err));
+    save.own = own;
+    EXPECT_REFUSAL(save_as(net, dir, &save, why), "'model.embed.weight'");
+    EXPECT_REFUSAL(load_from(net, dir, &(fsdp_root_load_opts){.load.include = "embed"}, why),
+                   "state.submodules");
+    EXPECT_REFUSAL(
+        load_from(net, dir, &(fsdp_root_load_opts){.state.broadcast_from_rank0 = true}, why),
+        "broadcast_from_rank0 is for state in memory");
+    fsdp_sd_free(own);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, options_that_mean_nothing_are_refused)
+{
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, misuse, NULL, {0}});
+}
