@@ -209,8 +209,8 @@ static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
     if (opts->not_strict || (match->missing.count == 0 && match->model_unexpected == 0))
         return FSDP_OK;
     fsdp_text text = {0};
-    bool is_all = fsdp_names_tell(&match->missing, "missing", &text);
-    is_all = fsdp_names_tell(&match->unexpected, "unexpected", &text) && is_all;
+    bool is_all = fsdp_names_append(&match->missing, "missing", &text);
+    is_all = fsdp_names_append(&match->unexpected, "unexpected", &text) && is_all;
     fsdp_status status =
         fsdp_fail(err, FSDP_ERR_USAGE, "the state dict does not fit%s%s",
                   text.data ? text.data : "", is_all ? "" : "; a report is given each name");

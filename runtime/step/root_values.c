@@ -32,7 +32,7 @@ void fsdp_root_note_values(const fsdp_root *root)
 static fsdp_status report(const char *call, const fsdp_name_list *names, fsdp_error *err)
 {
     fsdp_text text = {0};
-    (void)fsdp_names_tell(names, "missing", &text);
+    (void)fsdp_names_append(names, "missing", &text);
     fsdp_status status = fsdp_fail(err, FSDP_ERR_USAGE,
                                    "%s came before all parameters had values%s; fsdp_root_init, "
                                    "fsdp_root_set_state and fsdp_root_load bring them",

@@ -31,14 +31,14 @@ static void spell_maker(char text_out[TEXT_ROOM])
 /* The text of another start of this host counts as well: that start, and its locks, are over. */
 static bool is_of_this_machine(const char *text)
 {
-    char own[TEXT_ROOM];
-    spell_maker(own);
-    const char *line = strchr(text, '\n'), *own_line = strchr(own, '\n');
-    if (!line || !own_line || strncmp(text, "boot ", 5) != 0 || text[strlen(text) - 1] != '\n')
+    char local[TEXT_ROOM];
+    spell_maker(local);
+    const char *line = strchr(text, '\n'), *local_line = strchr(local, '\n');
+    if (!line || !local_line || strncmp(text, "boot ", 5) != 0 || text[strlen(text) - 1] != '\n')
         return false;
     bool same_boot =
-        line - text == own_line - own && strncmp(text, own, (size_t)(line - text)) == 0;
-    return same_boot || strcmp(line, own_line) == 0;
+        line - text == local_line - local && strncmp(text, local, (size_t)(line - text)) == 0;
+    return same_boot || strcmp(line, local_line) == 0;
 }
 
 /* Somebody who looks whether the marker's owner is dead may have the lock for a moment. */

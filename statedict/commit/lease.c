@@ -56,26 +56,26 @@ struct fsdp_lease {
  * The leases of this process. One whose file could not be removed, because the disk failed at that
  * moment, names a process that lives: ours. It is over all the same.
  */
-static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
-static fsdp_lease *own_leases;
+static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
+static fsdp_lease *held_leases;
 
 static void enrol(fsdp_lease *lease)
 {
-    pthread_mutex_lock(&own_lock);
-    lease->next = own_leases;
-    own_leases = lease;
-    pthread_mutex_unlock(&own_lock);
+    pthread_mutex_lock(&held_lock);
+    lease->next = held_leases;
+    held_leases = lease;
+    pthread_mutex_unlock(&held_lock);
 }
 
 static void strike_off(const fsdp_lease *lease)
 {
-    pthread_mutex_lock(&own_lock);
-    fsdp_lease **at = &own_leases;
+    pthread_mutex_lock(&held_lock);
+    fsdp_lease **at = &held_leases;
     while (*at && *at != lease)
         at = &(*at)->next;
     if (*at)
         *at = lease->next;
-    pthread_mutex_unlock(&own_lock);
+    pthread_mutex_unlock(&held_lock);
 }
 
 /* True when this process took that lease and has given it back since. */
@@ -89,10 +89,10 @@ static bool was_ours(const lease_text *holder)
         strcmp(holder->process.pid_space, self.pid_space) != 0)
         return false;
     bool held = false;
-    pthread_mutex_lock(&own_lock);
-    for (const fsdp_lease *lease = own_leases; lease && !held; lease = lease->next)
+    pthread_mutex_lock(&held_lock);
+    for (const fsdp_lease *lease = held_leases; lease && !held; lease = lease->next)
         held = strcmp(lease->mine.job, holder->job) == 0;
-    pthread_mutex_unlock(&own_lock);
+    pthread_mutex_unlock(&held_lock);
     return !held;
 }
 
@@ -500,8 +500,8 @@ static fsdp_status take(fsdp_lease *lease, fsdp_error *err)
 }
 
 /* Progress is told now and then, and may say stop; that a holder is waited for only when it takes long. */
-static fsdp_status tell_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
-                                const fsdp_error *held, fsdp_error *err)
+static fsdp_status report_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
+                                  const fsdp_error *held, fsdp_error *err)
 {
     if (watch && tries == NOTICE_TRIES)
         fsdp_notice(watch, "waiting up to %d s for the run: %s", patience_ms / 1000, held->text);
@@ -530,7 +530,7 @@ static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_wat
                 *err = held;
             return status;
         }
-        FSDP_TRY(tell_waiting(lease, watch, tries, &held, err));
+        FSDP_TRY(report_waiting(lease, watch, tries, &held, err));
         wait_a_little();
         if (!fsdp_lease_is_held(lease->io, lease->run)) /* a look costs less than a try */
             status = take(lease, &held);

@@ -94,7 +94,7 @@ void fsdp_leftovers_clear(fsdp_io *io, const char *target, const char *parent, c
     *marker_out = work.marker;
 }
 
-static void tell_what_stays(const fsdp_error *why, fsdp_error *err)
+static void report_leftovers(const fsdp_error *why, fsdp_error *err)
 {
     if (!err || err->status == FSDP_OK)
         return;
@@ -113,7 +113,7 @@ void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target
     /* there are mounts where an open file that is removed stays under another name */
     (void)fsdp_io_close(marker, FSDP_MARKER_SAVING, NULL);
     if (fsdp_io_remove_tree(io, moved ? aside : staging, &why) != FSDP_OK)
-        tell_what_stays(&why, err);
+        report_leftovers(&why, err);
     fsdp_free(aside);
 }
 

@@ -88,13 +88,13 @@ fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, cons
 {
     if (!fsdp_path_fits(name, size, list->path, list->path_count))
         return fsdp_json_fail(json, err, "a path that does not make up the name");
-    char *own_name = fsdp_arena_strndup(&list->arena, name, size);
-    int32_t *own = fsdp_arena_alloc(&list->arena, list->path_count, sizeof *own);
-    if (!own_name || !own ||
+    char *name_copy = fsdp_arena_strndup(&list->arena, name, size);
+    int32_t *path_copy = fsdp_arena_alloc(&list->arena, list->path_count, sizeof *path_copy);
+    if (!name_copy || !path_copy ||
         !fsdp_grow(&list->items, &list->capacity, list->count + 1, sizeof *list->items))
         return fsdp_fail_memory(err, "the manifest");
-    memcpy(own, list->path, list->path_count * sizeof *own);
-    list->items[list->count++] = (fsdp_listed_path){own_name, size, own, list->path_count};
+    memcpy(path_copy, list->path, list->path_count * sizeof *path_copy);
+    list->items[list->count++] = (fsdp_listed_path){name_copy, size, path_copy, list->path_count};
     return FSDP_OK;
 }
 

@@ -128,8 +128,8 @@ static bool is_hollow(const retention *retain, const fsdp_run_step *step)
     return listed && !has_value;
 }
 
-static fsdp_status tell_fault(const retention *retain, const fsdp_run_step *step,
-                              const fsdp_error *fault, bool *remove_out, char *reason)
+static fsdp_status report_fault(const retention *retain, const fsdp_run_step *step,
+                                const fsdp_error *fault, bool *remove_out, char *reason)
 {
     *remove_out = retain->policy && is_hollow(retain, step);
     if (*remove_out)
@@ -230,7 +230,7 @@ static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error 
     if (status == FSDP_OK)
         return count_good(retain, i, reason, err);
     if (fsdp_run_is_fault(status))
-        return tell_fault(retain, step, &fault, &retain->verdicts[i].remove, reason);
+        return report_fault(retain, step, &fault, &retain->verdicts[i].remove, reason);
     if (err)
         *err = fault;
     return status;
@@ -268,7 +268,8 @@ static fsdp_status decide_all(retention *retain, fsdp_error *err)
 
 /* --- doing ------------------------------------------------------------------------------------ */
 
-static void tell(const retention *retain, const char *name, bool remove, const char *reason)
+static void report_verdict(const retention *retain, const char *name, bool remove,
+                           const char *reason)
 {
     fsdp_retain_action action = {.name = name, .remove = remove, .reason = reason};
     if (retain->report)
@@ -423,7 +424,7 @@ static fsdp_status retain_step(retention *retain, size_t i, fsdp_error *err)
         FSDP_TRY(remove_step(retain, step, err));
     else if (step->state == FSDP_STEP_GOOD && !retain->dry_run)
         forget_marker(retain, step);
-    tell(retain, step->name, remove, reason);
+    report_verdict(retain, step->name, remove, reason);
     return FSDP_OK;
 }
 

@@ -318,8 +318,8 @@ fsdp_status fsdp_run_list(const char *run, struct fsdp_io *io, fsdp_run_steps *s
 
 /* --- the newest good one ---------------------------------------------------------------------- */
 
-static void tell_skipped(const fsdp_watch *watch, const char *run, const char *name,
-                         const char *reason)
+static void notify_skipped(const fsdp_watch *watch, const char *run, const char *name,
+                           const char *reason)
 {
     char text[FSDP_ERROR_TEXT + 300];
     if (!watch || !watch->notice)
@@ -329,15 +329,16 @@ static void tell_skipped(const fsdp_watch *watch, const char *run, const char *n
 }
 
 /* A step that is missing for an overwrite that was cut short is not passed over in silence. */
-static void tell_set_aside(const fsdp_watch *watch, const char *run, const fsdp_run_step *step,
-                           fsdp_io *io)
+static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsdp_run_step *step,
+                             fsdp_io *io)
 {
     char name[FSDP_STEP_NAME_SIZE];
     fsdp_step_name(step->step, name);
     char *path = step->state == FSDP_STEP_REPLACED ? fsdp_path_join(run, name) : NULL;
     if (path && !fsdp_io_exists(io, path))
-        tell_skipped(watch, run, step->name,
-                     "set aside by an overwrite that was cut short; fsdp-gc --yes brings it back");
+        notify_skipped(
+            watch, run, step->name,
+            "set aside by an overwrite that was cut short; fsdp-gc --yes brings it back");
     fsdp_free(path);
 }
 
@@ -350,7 +351,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
         opts.watch = *watch;
     for (size_t i = 0; i < steps->count; i++) {
         const fsdp_run_step *step = &steps->items[i];
-        tell_set_aside(watch, run, step, io);
+        notify_set_aside(watch, run, step, io);
         if (step->state != FSDP_STEP_GOOD)
             continue;
         fsdp_error reason = {0};
@@ -365,7 +366,7 @@ static fsdp_status newest_of(const char *run, const fsdp_run_steps *steps, fsdp_
             return status;
         }
         FSDP_TRY(refuse_newer_step(run, step, io, err));
-        tell_skipped(watch, run, step->name, reason.text);
+        notify_skipped(watch, run, step->name, reason.text);
         skipped++;
     }
     if (skipped == 0)

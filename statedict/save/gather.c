@@ -34,7 +34,7 @@ typedef struct gather_job {
 } gather_job;
 
 /* Where `box` of the tensor lies in this rank's memory: boxes are packed one after the other. */
-static const char *own_memory(const gather_job *job, size_t part)
+static const char *local_memory(const gather_job *job, size_t part)
 {
     const char *data = job->entry->data;
     for (size_t p = 0; p < part; p++) {
@@ -74,9 +74,9 @@ static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box
         return FSDP_OK;
     size_t size = (size_t)fsdp_box_count(&shared) * fsdp_dtype_size(job->entry->dtype);
     if (own == 0 && rank == 0) {
-        copy_between(job, job->slab, &job->slab_box, own_memory(job, part), box, &shared);
+        copy_between(job, job->slab, &job->slab_box, local_memory(job, part), box, &shared);
     } else if (own == rank) {
-        copy_between(job, job->message, &shared, own_memory(job, part), box, &shared);
+        copy_between(job, job->message, &shared, local_memory(job, part), box, &shared);
         return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
     } else {
         FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, job->message, size, err));

@@ -124,8 +124,8 @@ static fsdp_status strict_failure(const load_job *job, const fsdp_name_list *mis
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "'%s' does not match the state dict", job->checkpoint->path);
-    bool all = fsdp_names_tell(missing, "missing", &text);
-    all = fsdp_names_tell(unexpected, "unexpected", &text) && all;
+    bool all = fsdp_names_append(missing, "missing", &text);
+    all = fsdp_names_append(unexpected, "unexpected", &text) && all;
     if (!all)
         point_at_names(job->opts, &text);
     if (!all && fsdp_ctl_rank(job->ctl) == 0) {

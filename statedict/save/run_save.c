@@ -81,7 +81,7 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
 
 /* The other ranks have their checkpoint and go on to their next call, where they wait for rank
  * 0. */
-static int tell_others(void *user, int64_t done, int64_t total, const char *what)
+static int report_to_ranks(void *user, int64_t done, int64_t total, const char *what)
 {
     const run_job *job = user;
     const fsdp_watch *watch = &job->opts.watch;
@@ -96,7 +96,7 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
     const fsdp_retention *asked = job->opts.retain;
     fsdp_verify_opts reading = {.threads = job->opts.threads,
                                 .memory = job->opts.memory,
-                                .watch = {.user = job, .progress = tell_others},
+                                .watch = {.user = job, .progress = report_to_ranks},
                                 .io = job->io};
     if (!asked)
         return fsdp_run_retain_held(job->lease, job->run, NULL, NULL, NULL, &reading, err);
@@ -113,8 +113,8 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
     return st;
 }
 
-static void tell_untidy(const run_job *job, const char *what, fsdp_status status,
-                        const fsdp_error *err)
+static void notify_untidy(const run_job *job, const char *what, fsdp_status status,
+                          const fsdp_error *err)
 {
     if (status != FSDP_OK)
         fsdp_notice(&job->opts.watch, "'%s' is saved, but %s failed: %s", job->path, what,
@@ -125,15 +125,15 @@ static void tell_untidy(const run_job *job, const char *what, fsdp_status status
 static void tidy_run(run_job *job)
 {
     fsdp_error err = {0};
-    tell_untidy(job, "the hint 'latest'", write_hint(job, &err), &err);
-    tell_untidy(job, "tidying the run", retain_others(job, &err), &err);
+    notify_untidy(job, "the hint 'latest'", write_hint(job, &err), &err);
+    notify_untidy(job, "tidying the run", retain_others(job, &err), &err);
 }
 
 static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_status st = prepare_run(job, err);
     if (st == FSDP_ERR_PEER)
-        fsdp_save_tell_nothing_saved(err);
+        fsdp_save_report_unchanged(err);
     FSDP_TRY(st);
     FSDP_TRY(fsdp_sd_save_step(sd, job->ctl, job->path, &job->opts, &job->lease, err));
     if (fsdp_ctl_rank(job->ctl) == 0)

@@ -122,7 +122,7 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
 }
 
 /* Rank 0 may have to wait for the run: the other ranks are to wait for rank 0. */
-static int tell_patience(void *user, int64_t done, int64_t total, const char *what)
+static int report_run_wait(void *user, int64_t done, int64_t total, const char *what)
 {
     const save_job *job = user;
     const fsdp_watch *watch = &job->opts->watch;
@@ -140,7 +140,7 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 {
     FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
     const fsdp_save_opts *opts = job->opts;
-    fsdp_watch watch = {.user = job, .progress = tell_patience, .notice = pass_notice};
+    fsdp_watch watch = {.user = job, .progress = report_run_wait, .notice = pass_notice};
     FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
                                 &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
@@ -169,18 +169,18 @@ static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",     
                                                        "level",   "step",         "no_sync",
                                                        "no_view", "rank0_writes", "overwrite"};
 
-static rank_options own_options(const save_job *job)
+static rank_options local_options(const save_job *job)
 {
     const fsdp_save_opts *opts = job->opts;
     const fsdp_save_plan *plan = &job->plan;
-    rank_options own = {
+    rank_options local = {
         .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level, opts->step,
                                opts->no_sync, opts->no_view, opts->rank0_writes, opts->overwrite}},
         .memory = opts->memory};
-    memcpy(own.shared.run, opts->run, sizeof own.shared.run);
+    memcpy(local.shared.run, opts->run, sizeof local.shared.run);
     if (all_write_one(job))
-        own.index_bytes = fsdp_shard_index_bytes(plan->datasets, plan->boxes, plan->box_count);
-    return own;
+        local.index_bytes = fsdp_shard_index_bytes(plan->datasets, plan->boxes, plan->box_count);
+    return local;
 }
 
 static fsdp_status fail_options(const rank_options *all, int rank, fsdp_error *err)
@@ -200,12 +200,12 @@ static fsdp_status fail_options(const rank_options *all, int rank, fsdp_error *e
 
 static fsdp_status agree_options(save_job *job, fsdp_error *err)
 {
-    rank_options own = own_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
+    rank_options local = local_options(job), *all = fsdp_alloc((size_t)job->world, sizeof *all);
     fsdp_status st = all ? FSDP_OK : fsdp_fail_memory(err, "a comparison of ranks");
-    st = fsdp_ctl_agree_allgather(job->ctl, st, &own, sizeof own, all, err);
+    st = fsdp_ctl_agree_allgather(job->ctl, st, &local, sizeof local, all, err);
     for (int rank = 0; st == FSDP_OK && rank < job->world; rank++) {
         job->index_room += all[rank].index_bytes;
-        if (memcmp(&all[rank].shared, &all[0].shared, sizeof own.shared) != 0)
+        if (memcmp(&all[rank].shared, &all[0].shared, sizeof local.shared) != 0)
             st = fail_options(all, rank, err);
     }
     job->memory = st == FSDP_OK ? all[0].memory : 0;
@@ -325,7 +325,7 @@ static fsdp_status stage(save_job *job, const char *dir, fsdp_error *err)
 /* --- writing ---------------------------------------------------------------------------------- */
 
 /* Sharded and local: every rank for itself. */
-static fsdp_status write_own_file(save_job *job, fsdp_error *err)
+static fsdp_status write_rank_file(save_job *job, fsdp_error *err)
 {
     FSDP_TRY(create_file(job, job->rank, job->world, 0, err));
     fsdp_flow("statedict/save/save.c", "put %zu boxes", job->plan.box_count);
@@ -348,7 +348,7 @@ static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_er
 }
 
 /* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
-static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *own,
+static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *local,
                                 fsdp_error *err)
 {
     int64_t size = 0;
@@ -356,8 +356,8 @@ static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_stat
     for (int64_t at = 0; at < size; at += SEGMENT_PIECE) {
         size_t piece = (size_t)(size - at < SEGMENT_PIECE ? size - at : SEGMENT_PIECE);
         FSDP_TRY(fsdp_ctl_recv(job->ctl, rank, buffer, piece, err));
-        if (*own == FSDP_OK)
-            *own = fsdp_shard_put_index(job->writer, buffer, piece, err);
+        if (*local == FSDP_OK)
+            *local = fsdp_shard_put_index(job->writer, buffer, piece, err);
     }
     return FSDP_OK;
 }
@@ -366,19 +366,19 @@ static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_stat
 static fsdp_status collect_segments(save_job *job, fsdp_status mine, fsdp_text *segment,
                                     fsdp_error *err)
 {
-    fsdp_status own = mine == FSDP_OK ? fsdp_shard_segment(job->writer, segment, err) : mine;
-    char *buffer = own == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
-    if (own == FSDP_OK && !buffer)
-        own = fsdp_fail_memory(err, "index segments");
-    fsdp_status moved = fsdp_ctl_agree(job->ctl, own, err);
+    fsdp_status local = mine == FSDP_OK ? fsdp_shard_segment(job->writer, segment, err) : mine;
+    char *buffer = local == FSDP_OK ? fsdp_alloc_pages(SEGMENT_PIECE) : NULL;
+    if (local == FSDP_OK && !buffer)
+        local = fsdp_fail_memory(err, "index segments");
+    fsdp_status moved = fsdp_ctl_agree(job->ctl, local, err);
     if (job->rank == 0 && moved == FSDP_OK)
-        own = fsdp_shard_put_index(job->writer, segment->data, segment->size, err);
+        local = fsdp_shard_put_index(job->writer, segment->data, segment->size, err);
     if (job->rank != 0 && moved == FSDP_OK)
         moved = send_segment(job, segment, err);
     for (int r = 1; job->rank == 0 && r < job->world && moved == FSDP_OK; r++)
-        moved = take_segment(job, r, buffer, &own, err);
+        moved = take_segment(job, r, buffer, &local, err);
     fsdp_free(buffer);
-    return moved != FSDP_OK ? moved : own;
+    return moved != FSDP_OK ? moved : local;
 }
 
 static fsdp_status write_shared_file(save_job *job, fsdp_error *err)
@@ -470,7 +470,7 @@ static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 }
 
 /* Rank 0 has written and others have not: progress is told all the same, and may say stop. */
-static void tell_waiting(void *user)
+static void report_rank_wait(void *user)
 {
     static const char what[] = "waiting for other ranks";
     save_job *job = user;
@@ -485,7 +485,7 @@ static fsdp_status write_and_commit(save_job *job, fsdp_error *err)
     else if (job->opts->kind == FSDP_FULL)
         st = write_shared_file(job, err);
     else
-        st = write_own_file(job, err);
+        st = write_rank_file(job, err);
     return commit(job, st, err);
 }
 
@@ -497,7 +497,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     FSDP_TRY(agree_options(job, err));
     fsdp_meter_init(&job->meter, &job->watch, job->plan.bytes);
     fsdp_meter_join(&job->meter, job->ctl);
-    fsdp_ctl_set_waiting(job->ctl, tell_waiting, job);
+    fsdp_ctl_set_waiting(job->ctl, report_rank_wait, job);
     st = stage(job, dir, err);
     if (st == FSDP_OK)
         st = write_and_commit(job, err);
@@ -509,7 +509,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
 }
 
 /* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
-static fsdp_status tell_why_cancelled(const save_job *job, fsdp_error *err)
+static fsdp_status explain_cancelled(const save_job *job, fsdp_error *err)
 {
     fsdp_error cancelled = *err;
     fsdp_status st = fsdp_staging_judge(&job->staging, FSDP_ERR_CANCELLED, err);
@@ -524,29 +524,29 @@ static void add_to_error(fsdp_error *err, const char *what)
     snprintf(err->text + used, sizeof err->text - used, "; %s", what);
 }
 
-void fsdp_save_tell_nothing_saved(fsdp_error *err)
+void fsdp_save_report_unchanged(fsdp_error *err)
 {
     if (err)
         add_to_error(err, "nothing was saved, and what was there before is as it was");
 }
 
 /* A rank was lost: what that means for the checkpoint, as far as this rank knows. */
-static void tell_what_is_left(const save_job *job, fsdp_error *err)
+static void explain_lost_rank(const save_job *job, fsdp_error *err)
 {
     if (job->is_published)
         add_to_error(err, "the checkpoint is saved all the same");
     else if (job->may_be_published)
         add_to_error(err, "the checkpoint is saved whole or not at all, which rank 0 knows");
     else
-        fsdp_save_tell_nothing_saved(err);
+        fsdp_save_report_unchanged(err);
 }
 
 static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *err)
 {
     if (status == FSDP_ERR_CANCELLED)
-        status = tell_why_cancelled(job, err);
+        status = explain_cancelled(job, err);
     if (status == FSDP_ERR_PEER)
-        tell_what_is_left(job, err);
+        explain_lost_rank(job, err);
     return status;
 }
 

@@ -12,7 +12,7 @@ fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                               const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err);
 
 /* A rank was lost before anything was published: adds to the error what that means. */
-void fsdp_save_tell_nothing_saved(fsdp_error *err);
+void fsdp_save_report_unchanged(fsdp_error *err);
 
 typedef struct fsdp_gather {
     int64_t memory;            /* equal on all ranks */

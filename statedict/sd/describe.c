@@ -188,8 +188,8 @@ static void list_ranks(const shown_entry *shown, int n, char *text, size_t room)
     }
 }
 
-static fsdp_status tell_difference(const fsdp_sd *sd, const fsdp_hash *hashes, int64_t at,
-                                   fsdp_ctl *ctl, shown_entry *all, fsdp_error *err)
+static fsdp_status report_difference(const fsdp_sd *sd, const fsdp_hash *hashes, int64_t at,
+                                     fsdp_ctl *ctl, shown_entry *all, fsdp_error *err)
 {
     shown_entry mine = {{{0}}, "no further entry"};
     int n = fsdp_ctl_size(ctl), other = 1;
@@ -228,7 +228,7 @@ static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t 
     if (st == FSDP_OK)
         st = count_shared(hashes, least, ctl, all, &shared, err);
     if (st == FSDP_OK)
-        st = tell_difference(sd, hashes, shared, ctl, all, err);
+        st = report_difference(sd, hashes, shared, ctl, all, err);
     fsdp_free(all);
     fsdp_free(hashes);
     return st;
@@ -237,15 +237,15 @@ static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t 
 fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl,
                                 fsdp_status mine, fsdp_error *err)
 {
-    summary own = {.count = (int64_t)fsdp_sd_count(sd)};
+    summary local = {.count = (int64_t)fsdp_sd_count(sd)};
     int n = fsdp_ctl_size(ctl);
     summary *all = fsdp_alloc((size_t)n, sizeof *all);
     if (mine == FSDP_OK)
-        mine = all ? fsdp_describe_hash(sd, with_values, &own.hash, err)
+        mine = all ? fsdp_describe_hash(sd, with_values, &local.hash, err)
                    : fsdp_fail_memory(err, "a comparison of ranks");
-    fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &own, sizeof own, all, err);
+    fsdp_status st = fsdp_ctl_agree_allgather(ctl, mine, &local, sizeof local, all, err);
     if (st == FSDP_OK && !all_equal((const char *)all, sizeof *all, n)) {
-        int64_t least = own.count;
+        int64_t least = local.count;
         for (int i = 0; i < n; i++)
             least = all[i].count < least ? all[i].count : least;
         st = find_difference(sd, with_values, least, ctl, err);

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TELL_EVERY_MS = 100 };
+enum { REPORT_EVERY_MS = 100 };
 
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total)
 {
@@ -20,22 +20,22 @@ void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total)
     atomic_init(&meter->done, 0);
     atomic_init(&meter->next_ms, 0);
     atomic_init(&meter->cancelled, false);
-    atomic_flag_clear(&meter->telling);
+    atomic_flag_clear(&meter->reporting);
 }
 
-static void tell(fsdp_meter *meter, int64_t done, const char *what, size_t what_size)
+static void report_progress(fsdp_meter *meter, int64_t done, const char *what, size_t what_size)
 {
     int64_t now = fsdp_now_ms();
     if (done < meter->total && now < atomic_load(&meter->next_ms))
         return;
-    if (atomic_flag_test_and_set(&meter->telling))
+    if (atomic_flag_test_and_set(&meter->reporting))
         return;
     char name[160];
-    atomic_store(&meter->next_ms, now + TELL_EVERY_MS);
+    atomic_store(&meter->next_ms, now + REPORT_EVERY_MS);
     if (meter->watch->progress(meter->watch->user, done, meter->total,
                                fsdp_printable(what, what_size, name, sizeof name)) != 0)
         atomic_store(&meter->cancelled, true);
-    atomic_flag_clear(&meter->telling);
+    atomic_flag_clear(&meter->reporting);
 }
 
 fsdp_status fsdp_meter_check(fsdp_meter *meter, fsdp_error *err)
@@ -54,20 +54,20 @@ fsdp_status fsdp_meter_add(fsdp_meter *meter, int64_t bytes, const char *what, s
         fsdp_meter_alive(meter, false);
     if (!meter->watch || !meter->watch->progress)
         return FSDP_OK;
-    tell(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
+    report_progress(meter, atomic_fetch_add(&meter->done, bytes) + bytes, what, what_size);
     return fsdp_meter_check(meter, err);
 }
 
 void fsdp_meter_join(fsdp_meter *meter, fsdp_ctl *ctl)
 {
     meter->ctl = ctl;
-    meter->teller = fsdp_thread_number();
+    meter->ctl_thread = fsdp_thread_number();
 }
 
 void fsdp_meter_alive(void *user, bool long_wait)
 {
     const fsdp_meter *meter = user;
-    if (meter->ctl && meter->teller == fsdp_thread_number())
+    if (meter->ctl && meter->ctl_thread == fsdp_thread_number())
         fsdp_ctl_report_working(meter->ctl, meter->ctl->deadline_ms / (long_wait ? 1 : 2));
 }
 

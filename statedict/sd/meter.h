@@ -14,9 +14,9 @@ typedef struct fsdp_meter {
     atomic_llong done;
     atomic_llong next_ms;      /* when to tell again */
     atomic_bool cancelled;
-    atomic_flag telling;
+    atomic_flag reporting;
     fsdp_ctl *ctl;             /* the other ranks are told that this one is at work; may be NULL */
-    uintptr_t teller;          /* the one thread that may use ctl */
+    uintptr_t ctl_thread;      /* the one thread that may use ctl */
 } fsdp_meter;
 
 void fsdp_meter_init(fsdp_meter *meter, const fsdp_watch *watch, int64_t total);

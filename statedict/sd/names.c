@@ -30,15 +30,15 @@ void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out
     *names = (fsdp_name_list){0};
 }
 
-bool fsdp_names_tell(const fsdp_name_list *names, const char *what, fsdp_text *text)
+bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text *text)
 {
-    enum { TOLD_BYTES = 300 };
+    enum { SHOWN_BYTES = 300 };
     if (names->count == 0)
         return true;
     fsdp_text_addf(text, "; %zu %s:", names->count, what);
     size_t start = text->size;
     for (size_t i = 0; i < names->count; i++) {
-        if (text->size - start > TOLD_BYTES) {
+        if (text->size - start > SHOWN_BYTES) {
             fsdp_text_addf(text, " and %zu more", names->count - i);
             return false;
         }

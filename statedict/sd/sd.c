@@ -116,12 +116,12 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
 }
 
 /* A checked name in memory of the state dict's own, and room for it in the table. */
-static fsdp_status take_name(fsdp_sd *sd, const char *name, size_t size, const char **own_out,
+static fsdp_status copy_name(fsdp_sd *sd, const char *name, size_t size, const char **copy_out,
                              fsdp_error *err)
 {
     FSDP_TRY(check_name(sd, name, size, err));
-    *own_out = fsdp_arena_strndup(&sd->arena, name ? name : "", size);
-    if (!*own_out || !fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + 1))
+    *copy_out = fsdp_arena_strndup(&sd->arena, name ? name : "", size);
+    if (!*copy_out || !fsdp_name_table_expect(&sd->names, sd->count + sd->flat_count + 1))
         return fsdp_fail_memory(err, "a state dict");
     return FSDP_OK;
 }
@@ -133,7 +133,7 @@ static fsdp_status begin_entry(fsdp_sd *sd, fsdp_entry_kind kind, const char *na
                                fsdp_entry *entry, fsdp_error *err)
 {
     *entry = (fsdp_entry){.kind = kind, .name_size = size, .flat = -1};
-    FSDP_TRY(take_name(sd, name, size, &entry->name, err));
+    FSDP_TRY(copy_name(sd, name, size, &entry->name, err));
     if (!fsdp_grow(&sd->entries, &sd->capacity, sd->count + 1, sizeof *sd->entries))
         return fsdp_fail_memory(err, "a state dict");
     return FSDP_OK;
@@ -146,12 +146,12 @@ static void append_entry(fsdp_sd *sd, const fsdp_entry *entry)
 }
 
 /* The state dict's own mesh of that value. */
-static fsdp_status own_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh **own_out,
-                            fsdp_error *err)
+static fsdp_status intern_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh **copy_out,
+                               fsdp_error *err)
 {
     for (size_t i = sd->mesh_count; i-- > 0;) {
         if (fsdp_mesh_equal(sd->meshes[i], mesh)) {
-            *own_out = sd->meshes[i];
+            *copy_out = sd->meshes[i];
             return FSDP_OK;
         }
     }
@@ -161,12 +161,12 @@ static fsdp_status own_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh 
     if (!fsdp_grow(&sd->meshes, &sd->mesh_capacity, sd->mesh_count + 1, sizeof *sd->meshes))
         return fsdp_fail_memory(err, "a state dict");
     FSDP_TRY(fsdp_mesh_copy(mesh, &sd->meshes[sd->mesh_count], err));
-    *own_out = sd->meshes[sd->mesh_count++];
+    *copy_out = sd->meshes[sd->mesh_count++];
     return FSDP_OK;
 }
 
-static fsdp_status own_boxes(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *own,
-                             fsdp_error *err)
+static fsdp_status copy_boxes(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *copy,
+                              fsdp_error *err)
 {
     fsdp_rank_box *boxes = fsdp_arena_alloc(&sd->arena, layout->box_count, sizeof *boxes);
     fsdp_box_copy *copies = fsdp_arena_alloc(&sd->arena, layout->box_count, sizeof *copies);
@@ -174,30 +174,30 @@ static fsdp_status own_boxes(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout
         return fsdp_fail_memory(err, "a state dict");
     if (layout->box_count > 0)
         memcpy(boxes, layout->boxes, layout->box_count * sizeof *boxes);
-    own->boxes = boxes;
-    own->box_count = layout->box_count;
-    own->copies = copies;
-    return fsdp_layout_count_copies(own, copies, err);
+    copy->boxes = boxes;
+    copy->box_count = layout->box_count;
+    copy->copies = copies;
+    return fsdp_layout_count_copies(copy, copies, err);
 }
 
 /* Only what the kind uses is copied, the rest is zero: equal layouts have equal members. */
-static fsdp_status own_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *own,
-                              fsdp_error *err)
+static fsdp_status copy_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layout *copy,
+                               fsdp_error *err)
 {
-    *own = (fsdp_layout){.kind = layout->kind};
+    *copy = (fsdp_layout){.kind = layout->kind};
     if (layout->kind == FSDP_LAYOUT_BOXES)
-        return own_boxes(sd, layout, own, err);
-    FSDP_TRY(own_mesh(sd, layout->mesh, &own->mesh, err));
+        return copy_boxes(sd, layout, copy, err);
+    FSDP_TRY(intern_mesh(sd, layout->mesh, &copy->mesh, err));
     if (layout->kind == FSDP_LAYOUT_FLAT) {
-        own->flat_count = layout->flat_count;
-        own->flat_offset = layout->flat_offset;
+        copy->flat_count = layout->flat_count;
+        copy->flat_offset = layout->flat_offset;
         return FSDP_OK;
     }
-    for (int i = 0; i < fsdp_mesh_ndim(own->mesh); i++) {
+    for (int i = 0; i < fsdp_mesh_ndim(copy->mesh); i++) {
         fsdp_placement placement = layout->placement[i];
-        own->placement[i].kind = placement.kind;
-        own->placement[i].dim = placement.kind == FSDP_REPLICATE ? 0 : placement.dim;
-        own->placement[i].split = placement.kind == FSDP_STRIDED_SHARD ? placement.split : 0;
+        copy->placement[i].kind = placement.kind;
+        copy->placement[i].dim = placement.kind == FSDP_REPLICATE ? 0 : placement.dim;
+        copy->placement[i].split = placement.kind == FSDP_STRIDED_SHARD ? placement.split : 0;
     }
     return FSDP_OK;
 }
@@ -221,8 +221,8 @@ static fsdp_status check_spec(const tensor_spec *spec, fsdp_error *err)
     return fsdp_layout_check(spec->layout, spec->ndim, spec->shape, err);
 }
 
-static fsdp_status own_spec(fsdp_sd *sd, const tensor_spec *spec, fsdp_entry *entry,
-                            fsdp_error *err)
+static fsdp_status copy_spec(fsdp_sd *sd, const tensor_spec *spec, fsdp_entry *entry,
+                             fsdp_error *err)
 {
     FSDP_TRY(check_spec(spec, err));
     int64_t *shape = fsdp_arena_alloc(&sd->arena, (size_t)spec->ndim, sizeof *shape);
@@ -233,14 +233,14 @@ static fsdp_status own_spec(fsdp_sd *sd, const tensor_spec *spec, fsdp_entry *en
     entry->dtype = spec->dtype;
     entry->ndim = spec->ndim;
     entry->shape = shape;
-    return own_layout(sd, spec->layout, &entry->layout, err);
+    return copy_layout(sd, spec->layout, &entry->layout, err);
 }
 
 static fsdp_status begin_tensor(fsdp_sd *sd, const char *name, size_t name_size,
                                 const tensor_spec *spec, fsdp_entry *entry, fsdp_error *err)
 {
     FSDP_TRY(begin_entry(sd, FSDP_ENTRY_TENSOR, name, name_size, entry, err));
-    fsdp_status status = own_spec(sd, spec, entry, err);
+    fsdp_status status = copy_spec(sd, spec, entry, err);
     if (status != FSDP_OK) {
         char text[NAME_TEXT];
         fsdp_error_prefix(err, "tensor '%s'",
@@ -312,25 +312,25 @@ fsdp_status fsdp_sd_add_alias(fsdp_sd *sd, const char *name, size_t name_size, c
 
 static fsdp_status add_flat_buffer(fsdp_sd *sd, const fsdp_flat *flat, fsdp_error *err)
 {
-    fsdp_flat own = *flat;
-    FSDP_TRY(take_name(sd, flat->name, flat->name_size, &own.name, err));
+    fsdp_flat copy = *flat;
+    FSDP_TRY(copy_name(sd, flat->name, flat->name_size, &copy.name, err));
     /* As a layout, the buffer is one tensor that fills it. */
     fsdp_layout layout = {.kind = FSDP_LAYOUT_FLAT, .mesh = flat->mesh, .flat_count = flat->count};
     tensor_spec spec = {.dtype = flat->dtype, .ndim = 1, .shape = &flat->count, .layout = &layout};
     fsdp_status status = check_spec(&spec, err);
     if (status == FSDP_OK)
-        status = own_mesh(sd, flat->mesh, &own.mesh, err);
+        status = intern_mesh(sd, flat->mesh, &copy.mesh, err);
     if (status == FSDP_OK &&
         !fsdp_grow(&sd->flats, &sd->flat_capacity, sd->flat_count + 1, sizeof *sd->flats))
         status = fsdp_fail_memory(err, "a state dict");
     if (status != FSDP_OK) {
         char text[NAME_TEXT];
         fsdp_error_prefix(err, "flat buffer '%s'",
-                          fsdp_printable(own.name, own.name_size, text, sizeof text));
+                          fsdp_printable(copy.name, copy.name_size, text, sizeof text));
         return status;
     }
-    sd->flats[sd->flat_count++] = own;
-    enter_name(sd, own.name, own.name_size, flat_number(sd->flat_count - 1));
+    sd->flats[sd->flat_count++] = copy;
+    enter_name(sd, copy.name, copy.name_size, flat_number(sd->flat_count - 1));
     return FSDP_OK;
 }
 
@@ -509,11 +509,11 @@ fsdp_status fsdp_sd_set_path(fsdp_sd *sd, size_t index, const int32_t *path, siz
         return fsdp_fail(err, FSDP_ERR_USAGE, "that is no path of '%s'",
                          entry ? fsdp_printable(entry->name, entry->name_size, text, sizeof text)
                                : "");
-    int32_t *own = fsdp_arena_alloc(&sd->arena, count, sizeof *own);
-    if (!own)
+    int32_t *copy = fsdp_arena_alloc(&sd->arena, count, sizeof *copy);
+    if (!copy)
         return fsdp_fail_memory(err, "a state dict");
-    memcpy(own, path, count * sizeof *own);
-    sd->entries[index].path = own;
+    memcpy(copy, path, count * sizeof *copy);
+    sd->entries[index].path = copy;
     sd->entries[index].path_count = count;
     return FSDP_OK;
 }

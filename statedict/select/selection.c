@@ -173,11 +173,11 @@ static fsdp_dtype decide_dtype(const selecting *work, size_t i)
                                   dtype_of(work->sd, entry), is_optim(work, named));
 }
 
-static fsdp_status tell_uncastable(const fsdp_name_list *names, fsdp_error *err)
+static fsdp_status fail_uncastable(const fsdp_name_list *names, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_text_addf(&text, "only floats of 8 bits and more can be cast");
-    (void)fsdp_names_tell(names, names->count == 1 ? "other" : "others", &text);
+    (void)fsdp_names_append(names, names->count == 1 ? "other" : "others", &text);
     fsdp_text_addf(&text, "; keep what is to stay as it is with --dtype-for 'RE=keep', which comes "
                           "before other rules");
     fsdp_status st = text.failed ? fsdp_fail_memory(err, "a message")
@@ -211,7 +211,7 @@ static fsdp_status decide_dtypes(selecting *work, fsdp_error *err)
             st = fsdp_fail_memory(err, "a list of names");
     }
     if (st == FSDP_OK && names.count > 0)
-        st = tell_uncastable(&names, err);
+        st = fail_uncastable(&names, err);
     fsdp_names_release(&names);
     return st;
 }
@@ -307,7 +307,7 @@ static void add_advice(const fsdp_name_list *drops, fsdp_text *text)
                            drops->items[i] + strlen(CAST_TO));
 }
 
-static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *names,
+static fsdp_status fail_excess(const selecting *work, const fsdp_name_list *names,
                                const fsdp_name_list *drops, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -315,10 +315,10 @@ static fsdp_status tell_excess(const selecting *work, const fsdp_name_list *name
     const char *format = work->limits ? work->limits->format : "fsdp";
     if (only_values) {
         fsdp_text_addf(&text, "%s holds tensors only", format);
-        (void)fsdp_names_tell(names, names->count == 1 ? "value" : "values", &text);
+        (void)fsdp_names_append(names, names->count == 1 ? "value" : "values", &text);
     } else {
         fsdp_text_addf(&text, "%s cannot hold everything", format);
-        (void)fsdp_names_tell(names, "that it cannot hold", &text);
+        (void)fsdp_names_append(names, "that it cannot hold", &text);
     }
     add_advice(drops, &text);
     fsdp_text_add(&text, "", 1);
@@ -358,7 +358,7 @@ static fsdp_status check_limits(const selecting *work, fsdp_error *err)
             st = fsdp_fail_memory(err, "a list of names");
     }
     if (st == FSDP_OK && names.count > 0)
-        st = tell_excess(work, &names, &drops, err);
+        st = fail_excess(work, &names, &drops, err);
     fsdp_names_release(&names);
     fsdp_names_release(&drops);
     return st;
@@ -425,7 +425,7 @@ static const char *rule_of(const selecting *work, size_t i)
 }
 
 /* Of the two one at least was renamed. */
-static fsdp_status tell_collision(const selecting *work, size_t first, size_t second,
+static fsdp_status fail_collision(const selecting *work, size_t first, size_t second,
                                   fsdp_error *err)
 {
     size_t culprit = is_renamed(work, second) ? second : first;
@@ -461,7 +461,7 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
             continue;
         int64_t taken = fsdp_sd_find(names, selected->name, selected->name_size);
         if (taken >= 0) {
-            st = tell_collision(work, entries[taken], i, err);
+            st = fail_collision(work, entries[taken], i, err);
             break;
         }
         entries[fsdp_sd_count(names)] = i;
@@ -485,14 +485,14 @@ static void find_prefix(selecting *work)
         if (!selected->is_kept || entry->kind == FSDP_ENTRY_VALUE || is_optim(work, entry))
             continue;
         const char *dot = memchr(selected->name, '.', selected->name_size);
-        size_t own = dot ? (size_t)(dot - selected->name) + 1 : 0;
-        bool same = size == 0 || (own == size && memcmp(prefix, selected->name, size) == 0);
-        if (own == 0 || own >= sizeof work->selection->prefix || !same) {
+        size_t length = dot ? (size_t)(dot - selected->name) + 1 : 0;
+        bool same = size == 0 || (length == size && memcmp(prefix, selected->name, size) == 0);
+        if (length == 0 || length >= sizeof work->selection->prefix || !same) {
             prefix[0] = '\0';
             return;
         }
-        memcpy(prefix, selected->name, own);
-        prefix[size = own] = '\0';
+        memcpy(prefix, selected->name, length);
+        prefix[size = length] = '\0';
     }
 }
 

@@ -194,7 +194,7 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
 }
 
 /* A box that has a dataset of its own. */
-static void plan_own_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
+static void plan_box_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
                              size_t part, const fsdp_box *box, const char *data)
 {
     fsdp_shard_box *stored = add_box(plan, entry, tensor, part, box, data);
@@ -258,7 +258,7 @@ static void plan_entry(fsdp_save_plan *plan, const fsdp_entry *entry, size_t ten
             else if (kind == FSDP_FULL)
                 plan_inside_tensor(plan, entry, tensor, part, &box, data, dataset);
             else
-                plan_own_dataset(plan, entry, tensor, part, &box, data);
+                plan_box_dataset(plan, entry, tensor, part, &box, data);
         }
         flat_first += count;
         data = data ? data + (size_t)count * element_size : NULL;
