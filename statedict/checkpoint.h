@@ -61,27 +61,24 @@ typedef struct fsdp_save_opts {
     fsdp_owner_policy owners;
     bool compress;             /* byte shuffle + zstd */
     int level;                 /* 0: entropy coding only (fastest, best on floats); else zstd's */
-    bool no_sync;              /* leave durability to the operating system */
-    bool no_view;              /* no index.h5 */
+    bool skip_fsync;           /* leave durability to the operating system */
+    bool skip_view;            /* no index.h5 */
     bool rank0_writes;         /* full: rank 0 alone touches the file, the others send their boxes */
     bool overwrite;            /* replace an existing checkpoint (outside runs) */
     int threads;               /* workers of this rank; 0: the cores, shared by ranks of one process */
     int64_t memory;            /* bytes of buffers; 0: FSDP_MEMORY_DEFAULT */
-    int64_t step;              /* FSDP_STEP_NONE, or kept in the manifest; fsdp_run_save sets it */
+    const int64_t *step;       /* kept in the manifest; NULL: none. fsdp_run_save takes its own */
     uint8_t run[16];           /* run uuid; all zero: derived from the state dict's description */
     const fsdp_retention *retain;  /* fsdp_run_save: NULL keeps everything */
     fsdp_watch watch;
     struct fsdp_io *io;        /* NULL: the file system */
 } fsdp_save_opts;
 
-/* Everything zero but step = FSDP_STEP_NONE. */
-FSDP_API fsdp_save_opts fsdp_save_opts_default(void);
-
 /*
  * Collective, with equal options on every rank (threads, memory and watch may differ). Saves sd as
  * the checkpoint `dir`, which must not exist (FSDP_ERR_EXISTS). Returns the same status on every
  * rank. On failure nothing of the new checkpoint stays and what was there before is untouched; only
- * after FSDP_ERR_PEER, when a rank was lost, it may be there, whole. opts NULL: defaults.
+ * after FSDP_ERR_PEER, when a rank was lost, it may be there, whole. opts NULL: all zero.
  */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_sd_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                                                const fsdp_save_opts *opts, fsdp_error *err);
@@ -112,7 +109,7 @@ FSDP_API void fsdp_load_report_release(fsdp_load_report *report);
 
 typedef struct fsdp_load_opts {
     fsdp_verify_mode verify;
-    bool not_strict;           /* names may be missing or unexpected; otherwise that is an error, whose
+    bool partial;              /* names may be missing or unexpected; otherwise that is an error, whose
                                   text has their numbers and the first names. Where that is not all of
                                   them, rank 0's watch.notice gets each one; the report has them all */
     bool cast;                 /* floating dtypes may differ; otherwise a difference is an error */

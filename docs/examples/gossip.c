@@ -9,21 +9,15 @@
 #include <stdlib.h>
 
 enum { D = 8, ROWS = 4, STEPS = 50 };
-#define TRY(call)              \
-    do {                       \
-        if ((call) != FSDP_OK) \
-            goto done;         \
-    } while (0)
+#define TRY(call) do { if ((call) != FSDP_OK) goto done; } while (0)
 
-typedef struct gossip {
-    int64_t round;
-} gossip;
+typedef struct gossip { int64_t round; } gossip;
 
 /* In round k rank r meets rank (k - r) mod n: the other one comes to the same result. */
-static fsdp_status meet(void *state, fsdp_comm *comm, const fsdp_v1_bucket *bucket, fsdp_error *err)
+static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
 {
     int n = fsdp_comm_size(comm), rank = fsdp_comm_rank(comm);
-    int partner = (int)((((gossip *)state)->round++ - rank) % n + n) % n;
+    int partner = (int)((((gossip *)context)->round++ - rank) % n + n) % n;
     float *mine = bucket->grad;
     float *theirs = malloc((size_t)bucket->count * sizeof *theirs);
     int64_t *counts = calloc((size_t)n, sizeof *counts);
@@ -33,15 +27,9 @@ static fsdp_status meet(void *state, fsdp_comm *comm, const fsdp_v1_bucket *buck
     if (status == FSDP_OK && partner != rank)
         counts[partner] = bucket->count;
     if (status == FSDP_OK)
-        status = fsdp_comm_run(comm,
-                               &(fsdp_collective){.kind = FSDP_ALL_TO_ALL,
-                                                  .dtype = bucket->dtype,
-                                                  .in = mine,
-                                                  .out = theirs,
-                                                  .counts = counts,
-                                                  .out_counts = counts,
-                                                  .unit = bucket->unit},
-                               err);
+        status = fsdp_comm_run(comm, &(fsdp_collective){.kind = FSDP_ALL_TO_ALL, .dtype = bucket->dtype,
+                                                        .in = mine, .out = theirs, .counts = counts,
+                                                        .out_counts = counts, .unit = bucket->unit}, err);
     for (int64_t i = 0; status == FSDP_OK && partner != rank && i < bucket->count; i++)
         mine[i] = (mine[i] + theirs[i]) / 2;
     free(theirs);
@@ -56,8 +44,7 @@ static double learn(const float *weight, float *grad, int step, int rank)
     for (int row = 0; row < ROWS; row++) {
         float x[D], error = 0;
         for (int i = 0; i < D; i++) {
-            x[i] =
-                (float)fsdp_uniform(1, "x", (uint64_t)(((step * 64 + rank) * ROWS + row) * D + i));
+            x[i] = (float)fsdp_uniform(1, "x", (uint64_t)(((step * 64 + rank) * ROWS + row) * D + i));
             error += (weight[i] - 0.1f * (float)(i + 1)) * x[i];
         }
         loss += error * error / ROWS;
@@ -71,35 +58,31 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
 {
     fsdp_error err = {0};
     fsdp_model *model = NULL;
-    fsdp_v1 *v1 = NULL;
+    fsdp_wrap *wrap = NULL;
     fsdp_optim *optim = NULL;
     fsdp_param *weight;
     gossip state = {0};
     double loss = 0;
-    (void)argc;
-    (void)argv;
-    (void)user;
+    (void)argc; (void)argv; (void)user;
 
     TRY(fsdp_model_create(world, &model, &err));
     TRY(fsdp_model_add_param(model, "weight", FSDP_F32, 1, (int64_t[]){D}, &weight, &err));
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
-    opts.unit.strategy = FSDP_V1_NO_SHARD;
-    TRY(fsdp_v1_create(model, &opts, &v1, &err));
-    TRY(fsdp_v1_register_comm_hook(v1, &state, meet, &err));
+    const fsdp_wrap_opts opts = {.unit.strategy = FSDP_WRAP_NO_SHARD};
+    TRY(fsdp_wrap_create(model, &opts, &wrap, &err));
+    TRY(fsdp_wrap_register_comm_hook(wrap, meet, &state, &err));
+    fsdp_root *root = fsdp_wrap_root(wrap);
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     sgd.lr = 0.2;
-    TRY(fsdp_v1_sgd_create(v1, &sgd, &optim, &err));
+    TRY(fsdp_sgd_create(root, &sgd, &optim, &err));
 
-    fsdp_root *root = fsdp_v1_root(v1);
-    fsdp_unit *unit = fsdp_v1_unit(v1, "");
+    fsdp_unit *unit = fsdp_wrap_unit(wrap, "");
     for (int step = 0; step < STEPS; step++) {
         TRY(fsdp_root_begin_forward(root, &err));
         TRY(fsdp_unit_pre_forward(unit, &err));
         TRY(fsdp_unit_post_forward(unit, &err));
         TRY(fsdp_root_end_forward(root, &err));
         TRY(fsdp_unit_pre_backward(unit, &err));
-        loss =
-            learn(fsdp_param_data(weight), fsdp_param_grad(weight), step, fsdp_world_rank(world));
+        loss = learn(fsdp_param_data(weight), fsdp_param_grad(weight), step, fsdp_world_rank(world));
         TRY(fsdp_root_end_backward(root, &err));
         TRY(fsdp_optim_step(optim, &err));
     }
@@ -110,12 +93,9 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
         (void)fsdp_fail(&err, FSDP_ERR_INTERNAL, "nothing was learned");
 done:
     fsdp_optim_free(optim);
-    fsdp_v1_free(v1);
+    fsdp_wrap_free(wrap);
     fsdp_model_free(model);
     return fsdp_error_report(&err);
 }
 
-int main(int argc, char **argv)
-{
-    return fsdp_launch(argc, argv, train, NULL);
-}
+int main(int argc, char **argv) { return fsdp_launch(argc, argv, train, NULL); }

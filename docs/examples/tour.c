@@ -74,7 +74,7 @@ static void tell(void *user, const char *text)
 static fsdp_status save_step(const fsdp_sd *sd, fsdp_ctl *ctl, int64_t step, fsdp_error *err)
 {
     fsdp_retention retention = {.keep_last = 3, .keep_every = 1000};
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.compress = true;
     opts.retain = &retention;
     opts.watch.notice = tell;

@@ -68,7 +68,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
         TRY(fsdp_world_mean(world, &loss, &err));
         if (fsdp_world_rank(world) == 0) printf("step %d loss %.9g\n", step, loss);
     }
-    TRY(fsdp_root_save(root, optim, "example-ckpt", &err));
+    TRY(fsdp_root_save(root, "example-ckpt", NULL, &err));
 done:
     fsdp_optim_free(optim); fsdp_root_free(root); fsdp_model_free(model); fsdp_mesh_free(mesh);
     return fsdp_error_report(&err);                        /* prints it, returns the exit code */

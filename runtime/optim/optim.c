@@ -125,6 +125,51 @@ bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_
     return false;
 }
 
+static size_t count_views(const fsdp_model *declared, const fsdp_param *flat)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < declared->count; i++)
+        n += declared->params[i]->flat == flat;
+    return n;
+}
+
+/* One run per declared parameter that is stepped, in the order of the flat one. Runs that this rank holds
+ * nothing of are empty, so that all ranks count steps alike. */
+static fsdp_status add_flat_state(fsdp_optim *optim, fsdp_param *flat,
+                                  const fsdp_optim_group *groups, size_t n, fsdp_error *err)
+{
+    const fsdp_model *declared = optim->root->declared;
+    FSDP_TRY(add_state(optim, flat, 0, err));
+    fsdp_optim_state *state = &optim->states[optim->count - 1];
+    state->runs = fsdp_alloc(count_views(declared, flat), sizeof *state->runs);
+    if (!state->runs)
+        return fsdp_fail_memory(err, flat->name);
+    for (size_t i = 0; i < declared->count; i++) {
+        const fsdp_param *param = declared->params[i];
+        fsdp_optim_run *run = &state->runs[state->run_count];
+        if (param->flat != flat || !param->requires_grad ||
+            !fsdp_optim_find_group(groups, n, param, &run->group))
+            continue;
+        const fsdp_flat_run place = fsdp_param_flat_run(param);
+        run->view = param;
+        run->first = place.at;
+        run->count = place.count;
+        state->run_count++;
+    }
+    return FSDP_OK;
+}
+
+bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param, size_t *group_out)
+{
+    *group_out = state->group;
+    for (size_t i = 0; i < state->run_count; i++)
+        if (state->runs[i].view == param) {
+            *group_out = state->runs[i].group;
+            return true;
+        }
+    return !state->runs;
+}
+
 static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_t n,
                         fsdp_error *err)
 {
@@ -138,8 +183,12 @@ static fsdp_status fill(fsdp_optim *optim, const fsdp_optim_group *groups, size_
         optim->groups[i] = (fsdp_optim_params){groups[i].lr, groups[i].weight_decay};
     for (size_t i = 0; i < model->count; i++) {
         fsdp_param *param = model->params[i];
-        size_t group;
-        if (param->group && param->requires_grad && fsdp_optim_find_group(groups, n, param, &group))
+        size_t group = 0;
+        if (!param->group || !param->requires_grad)
+            continue;
+        if (optim->root->steps_runs)
+            FSDP_TRY(add_flat_state(optim, param, groups, n, err));
+        else if (fsdp_optim_find_group(groups, n, param, &group))
             FSDP_TRY(add_state(optim, param, group, err));
     }
     return FSDP_OK;
@@ -278,12 +327,28 @@ static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
     return data ? (unsigned char *)data + offset : NULL;
 }
 
+static fsdp_optim_tensors tensors_of(const step_work *work)
+{
+    fsdp_optim_state *state = work->state;
+    fsdp_param *param = state->param;
+    return (fsdp_optim_tensors){
+        .param = behind(work, param->shard, param->dtype),
+        .param_type = param->dtype,
+        .master = behind(work, state->master, FSDP_F32),
+        .grad = behind(work, work->grad, param->dtype),
+        .grad_type = param->dtype,
+        .moments = {behind(work, state->moments[0], state->moment_dtype),
+                    behind(work, state->moments[1], state->moment_dtype)},
+        .moment_type = state->moment_dtype,
+        .count = (size_t)work->count,
+    };
+}
+
 static fsdp_status step_adamw(void *args, fsdp_error *err)
 {
     const step_work *work = args;
     const fsdp_adamw_opts *opts = &work->optim->adamw;
     fsdp_optim_state *state = work->state;
-    fsdp_param *param = state->param;
     (void)err;
     state->step += work->is_first_run;
     const fsdp_adamw_step step = {.lr = work->lr,
@@ -294,11 +359,8 @@ static fsdp_status step_adamw(void *args, fsdp_error *err)
                                   .step = (int64_t)state->step,
                                   .grad_scale = 1,
                                   .maximize = opts->maximize};
-    fsdp_tensor_adamw(behind(work, param->shard, param->dtype), param->dtype,
-                      behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
-                      param->dtype, behind(work, state->moments[0], state->moment_dtype),
-                      behind(work, state->moments[1], state->moment_dtype), state->moment_dtype,
-                      (size_t)work->count, &step);
+    fsdp_optim_tensors tensors = tensors_of(work);
+    fsdp_tensor_adamw(&tensors, &step);
     return FSDP_OK;
 }
 
@@ -307,7 +369,6 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
     const step_work *work = args;
     const fsdp_sgd_opts *opts = &work->optim->sgd;
     fsdp_optim_state *state = work->state;
-    fsdp_param *param = state->param;
     (void)err;
     state->step += work->is_first_run;
     const fsdp_sgd_step step = {.lr = work->lr,
@@ -318,10 +379,8 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
                                 .is_first = state->step == 1,
                                 .maximize = opts->maximize,
                                 .grad_scale = 1};
-    fsdp_tensor_sgd(behind(work, param->shard, param->dtype), param->dtype,
-                    behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
-                    param->dtype, behind(work, state->moments[0], state->moment_dtype),
-                    state->moment_dtype, (size_t)work->count, &step);
+    fsdp_optim_tensors tensors = tensors_of(work);
+    fsdp_tensor_sgd(&tensors, &step);
     return FSDP_OK;
 }
 
@@ -370,10 +429,9 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
     for (size_t i = 0; i < optim->count; i++)
         if (is_due(&optim->states[i]))
             optim->states[i].param->shard_grad = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (!fsdp_root_awaits_step(root, &root->units[i]->groups[g]))
-                fsdp_group_drop_grads(&root->units[i]->groups[g]);
+    for (size_t i = 0; i < root->group_count; i++)
+        if (!fsdp_root_awaits_step(root, root->groups[i]))
+            fsdp_group_drop_grads(root->groups[i]);
 }
 
 /* What is gathered is the parameter of before the step: it goes, so that the next forward gathers anew. */

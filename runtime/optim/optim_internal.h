@@ -51,6 +51,9 @@ struct fsdp_optim {
 /* The first of the groups that matches; false: none does. */
 bool fsdp_optim_find_group(const fsdp_optim_group *groups, size_t n, const fsdp_param *param,
                            size_t *group_out);
+/* The group that steps a declared parameter, which the state is of or which lies in its flat parameter;
+ * false: none does. */
+bool fsdp_optim_group_of(const fsdp_optim_state *state, const fsdp_param *param, size_t *group_out);
 /* The name of a moment: "exp_avg", ...; NULL when the optimizer has no such. */
 const char *fsdp_optim_moment_name(const fsdp_optim *optim, int moment);
 /* A master follows its parameter, which was changed by loading or by hand, element by element. */

@@ -63,7 +63,7 @@ struct fsdp_param {
     void *shard_grad;                  /* in a block of the group */
     bool is_reduced;                   /* shard_grad is new: the hook was not called for it yet */
 
-    /* A parameter that another one holds (fsdp1.h): which, and from which element on. */
+    /* A parameter that another one holds (wrap.h): which, and from which element on. */
     fsdp_param *flat;
     int64_t flat_at;
     void *summoned, *summoned_grad;    /* of one that holds others: whole, in the stored dtype; or NULL */

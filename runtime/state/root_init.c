@@ -43,16 +43,44 @@ static fsdp_status settle(fsdp_root *root, const char *what, fsdp_error *err)
     return fsdp_state_settle(root, err);
 }
 
-fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *user, fsdp_error *err)
+/* What fill is asked about: the declared parameter, unless it is kept in another dtype. */
+static fsdp_param *filled(fsdp_param *param)
 {
-    const fsdp_model *model = root->model;
+    return fsdp_state_is_cast(param) ? param->flat : param;
+}
+
+/* This rank's run of one that lies in a flat parameter, as boxes: they lie one behind the other. */
+static fsdp_status fill_run(const fsdp_param *param, fsdp_param_fill fill, void *context,
+                            fsdp_error *err)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_flat_run run = fsdp_param_flat_run(param);
+    size_t size = fsdp_dtype_size(param->dtype);
+    char *to = (char *)param->flat->shard + (size_t)run.at * size;
+    fsdp_box pieces[FSDP_BOX_PIECES];
+    int n = fsdp_box_cut(&whole, run.first, run.count, pieces);
+    for (int i = 0; i < n; i++) {
+        FSDP_TRY(fill(context, param, &pieces[i], to, err));
+        to += (size_t)fsdp_box_count(&pieces[i]) * size;
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_root_init(fsdp_root *root, fsdp_param_fill fill, void *context, fsdp_error *err)
+{
+    const fsdp_model *model = root->declared;
     FSDP_TRY(settle(root, "fsdp_root_init", err));
     for (size_t i = 0; i < model->count; i++) {
-        fsdp_param *param = model->params[i];
+        fsdp_param *param = filled(model->params[i]);
         fsdp_box box;
+        if (param->is_buffer)
+            continue;
+        if (param->flat && param->flat->group) {
+            FSDP_TRY(fill_run(param, fill, context, err));
+            continue;
+        }
         void *shard = fsdp_param_shard(param, &box);
-        if (!param->is_buffer)
-            FSDP_TRY(fill(user, param, &box, shard, err));
+        FSDP_TRY(fill(context, param, &box, shard, err));
     }
     fsdp_root_refresh_masters(root, NULL);
     return FSDP_OK;
@@ -82,11 +110,11 @@ static bool next_row(row_walk *walk)
     return false;
 }
 
-fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box,
-                                    void *data, fsdp_error *err)
+static fsdp_status fill_uniform(void *context, const fsdp_param *param, const fsdp_box *box,
+                                void *data, fsdp_error *err)
 {
     enum { PIECE = 256 };
-    uint64_t begin = begin_of(*(const uint64_t *)user, param->name);
+    uint64_t begin = begin_of(*(const uint64_t *)context, param->name);
     double scale = sqrt((double)param->shape[param->ndim - 1]);
     size_t size = fsdp_dtype_size(param->dtype);
     unsigned char *to = data;
@@ -114,7 +142,7 @@ fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const f
 
 fsdp_status fsdp_root_init_uniform(fsdp_root *root, uint64_t seed, fsdp_error *err)
 {
-    return fsdp_root_init(root, fsdp_param_fill_uniform, &seed, err);
+    return fsdp_root_init(root, fill_uniform, &seed, err);
 }
 
 /* --- as rank 0 has it ------------------------------------------------------------------------- */
@@ -125,16 +153,34 @@ typedef struct sync_work {
     fsdp_root *root;
     fsdp_ordered_comm *ordered; /* of all ranks; NULL: this one is alone */
     fsdp_param_fill fill;
-    void *user;
+    void *context;
     void *slab;
 } sync_work;
+
+/* The part of a slab that this rank holds of a parameter in a flat one: boxes of its run. */
+static void take_run(const fsdp_param *param, const fsdp_state_range *slab)
+{
+    const fsdp_box whole = fsdp_box_whole(param->ndim, param->shape);
+    const fsdp_flat_run run = fsdp_param_flat_run(param);
+    size_t size = fsdp_dtype_size(param->dtype);
+    char *to = (char *)param->flat->shard + (size_t)run.at * size;
+    fsdp_box pieces[FSDP_BOX_PIECES];
+    int n = fsdp_box_cut(&whole, run.first, run.count, pieces);
+    for (int i = 0; i < n; i++) {
+        fsdp_state_copy_range(slab, &pieces[i], to, size);
+        to += (size_t)fsdp_box_count(&pieces[i]) * size;
+    }
+}
 
 /* The part of a slab that this rank holds goes to its place. */
 static void take_part(const fsdp_param *param, const fsdp_box *slab, const void *data)
 {
     const fsdp_box own = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
-    fsdp_state_copy_range(slab, 0, fsdp_box_count(slab), data, &own, param->shard,
-                          fsdp_dtype_size(param->dtype));
+    const fsdp_state_range all = {*slab, 0, fsdp_box_count(slab), data};
+    if (param->flat && param->flat->group)
+        take_run(param, &all);
+    else
+        fsdp_state_copy_range(&all, &own, param->shard, fsdp_dtype_size(param->dtype));
 }
 
 static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsdp_box *slab,
@@ -143,7 +189,7 @@ static fsdp_status sync_slab(sync_work *work, const fsdp_param *param, const fsd
     const fsdp_world *world = work->root->world;
     fsdp_status status = FSDP_OK;
     if (world->rank == 0)
-        status = work->fill(work->user, param, slab, work->slab, err);
+        status = work->fill(work->context, param, slab, work->slab, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     const fsdp_collective call = {
         .kind = FSDP_BROADCAST,
@@ -178,21 +224,21 @@ static fsdp_status sync_param(sync_work *work, const fsdp_param *param, fsdp_err
 static fsdp_status sync_all(sync_work *work, fsdp_error *err)
 {
     const fsdp_world *world = work->root->world;
-    const fsdp_model *model = work->root->model;
+    const fsdp_model *model = work->root->declared;
     work->slab = fsdp_alloc_pages(SLAB_BYTES);
     fsdp_status status = work->slab ? FSDP_OK : fsdp_fail_memory(err, "a slab of a parameter");
     if (status == FSDP_OK)
         status = fsdp_root_world_comm(work->root, "sync_from_rank0", &work->ordered, err);
     FSDP_TRY(fsdp_ctl_agree(world->parts.ctl, status, err));
     for (size_t i = 0; i < model->count; i++)
-        FSDP_TRY(sync_param(work, model->params[i], err));
+        FSDP_TRY(sync_param(work, filled(model->params[i]), err));
     return FSDP_OK;
 }
 
-fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *user,
+fsdp_status fsdp_root_sync_from_rank0(fsdp_root *root, fsdp_param_fill fill, void *context,
                                       fsdp_error *err)
 {
-    sync_work work = {.root = root, .fill = fill, .user = user};
+    sync_work work = {.root = root, .fill = fill, .context = context};
     FSDP_TRY(settle(root, "fsdp_root_sync_from_rank0", err));
     fsdp_status status = sync_all(&work, err);
     fsdp_free(work.slab);

@@ -1,21 +1,13 @@
 /*
  * Checkpoints of a root and its optimizer: the live dict (state_get.c) saved; a checkpoint matched as any
- * other dict (state_set.c), and loaded into the memory that is there. See state.h.
+ * other dict (state_set.c), and loaded into the memory that is there (statedict/load_internal.h). See
+ * state.h.
  */
 #include "runtime/state/state_internal.h"
 
-#include <string.h>
+#include "statedict/save/load_internal.h"
 
 #include <fsdp/run.h>
-
-/* Names of flat parameters would be saved, which nobody finds again. */
-static fsdp_status check_face(const fsdp_root *root, const char *call, fsdp_error *err)
-{
-    if (!root->is_flat)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "the parameters of this root lie in flat ones: fsdp_v1_%s does that", call);
-}
 
 /* Those that say how state gets from rank to rank in memory. */
 static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err)
@@ -34,40 +26,48 @@ static fsdp_status check_state_opts(const fsdp_state_opts *opts, fsdp_error *err
 
 /* --- saving ----------------------------------------------------------------------------------- */
 
-fsdp_root_save_opts fsdp_root_save_opts_default(void)
+/* Kind LOCAL stores flat buffers as they are, and replicas of them make none. */
+static fsdp_status check_local(const fsdp_root *root, fsdp_error *err)
 {
-    return (fsdp_root_save_opts){.save = fsdp_save_opts_default()};
+    for (size_t i = 0; root->declared != root->model && i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++) {
+            const fsdp_group *group = &root->units[i]->groups[g];
+            if (group->roles.shard_dim >= 0 && group->roles.replicate_dim >= 0)
+                return fsdp_fail(err, FSDP_ERR_USAGE,
+                                 "unit %s: local checkpoints do not go with hybrid strategies, "
+                                 "sharded ones do",
+                                 root->units[i]->name);
+        }
+    return FSDP_OK;
 }
 
-static fsdp_status make_saved(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                              const fsdp_root_save_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
+static fsdp_status make_saved(fsdp_root *root, const fsdp_root_save_opts *opts, fsdp_sd **sd_out,
+                              fsdp_error *err)
 {
     FSDP_TRY(check_state_opts(&opts->state, err));
-    if (!opts->state.no_model)
+    if (opts->save.kind == FSDP_LOCAL)
+        FSDP_TRY(check_local(root, err));
+    if (opts->state.part != FSDP_STATE_OPTIM)
         FSDP_TRY(fsdp_root_check_values(root, NULL, "saving", err));
-    FSDP_TRY(fsdp_root_get_state(root, optims, n, &opts->state, sd_out, err));
+    FSDP_TRY(fsdp_root_get_state(root, &opts->state, sd_out, err));
     return fsdp_state_save_own(opts->own, *sd_out, err);
 }
 
-fsdp_status fsdp_root_save_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const char *dir, const fsdp_root_save_opts *opts, fsdp_error *err)
+fsdp_status fsdp_root_save(fsdp_root *root, const char *dir, const fsdp_root_save_opts *opts,
+                           fsdp_error *err)
 {
-    const fsdp_root_save_opts given = opts ? *opts : fsdp_root_save_opts_default();
+    static const fsdp_root_save_opts none = {0};
+    const fsdp_root_save_opts *given = opts ? opts : &none;
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
+    int64_t step = given->save.step ? *given->save.step : FSDP_STEP_NONE;
     fsdp_sd *sd = NULL;
-    FSDP_TRY(check_face(root, "save", err));
-    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, optims, n, &given, &sd, err), err);
-    if (status == FSDP_OK && given.into_run)
-        status = fsdp_run_save(sd, ctl, dir, given.save.step, &given.save, err);
+    fsdp_status status = fsdp_ctl_agree(ctl, make_saved(root, given, &sd, err), err);
+    if (status == FSDP_OK && given->into_run)
+        status = fsdp_run_save(sd, ctl, dir, step, &given->save, err);
     else if (status == FSDP_OK)
-        status = fsdp_sd_save(sd, ctl, dir, &given.save, err);
+        status = fsdp_sd_save(sd, ctl, dir, &given->save, err);
     fsdp_sd_free(sd);
     return status;
-}
-
-fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir, fsdp_error *err)
-{
-    return fsdp_root_save_with(root, &optim, optim ? 1 : 0, dir, NULL, err);
 }
 
 /* --- loading ---------------------------------------------------------------------------------- */
@@ -77,28 +77,8 @@ typedef struct load_job {
     fsdp_root_load_opts opts;
     fsdp_state_scope scope;
     fsdp_sd *live, *wanted;
-    fsdp_checkpoint *checkpoint;
-    fsdp_state_match match;
+    fsdp_state_match match; /* of the checkpoint that was tried last */
 } load_job;
-
-static void close_checkpoint(load_job *job)
-{
-    fsdp_state_match_release(&job->match, NULL);
-    fsdp_checkpoint_close(job->checkpoint);
-    job->checkpoint = NULL;
-}
-
-static fsdp_status match_checkpoint(load_job *job, const char *path, fsdp_error *err)
-{
-    FSDP_TRY(fsdp_checkpoint_open(path, job->opts.load.io, &job->checkpoint, err));
-    job->match = (fsdp_state_match){.scope = &job->scope,
-                                    .live = job->live,
-                                    .sd = fsdp_checkpoint_sd(job->checkpoint),
-                                    .is_description = true,
-                                    .casts = job->opts.load.cast,
-                                    .own = job->opts.own};
-    return fsdp_state_match_all(&job->match, err);
-}
 
 /* Numbers have memory of their own until it is known what they are. */
 static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
@@ -114,8 +94,9 @@ static fsdp_status want_entry(load_job *job, size_t i, fsdp_error *err)
                               &live->layout, is_number ? NULL : live->data, err);
 }
 
-static fsdp_status want_all(load_job *job, int rank, fsdp_error *err)
+static fsdp_status want_all(load_job *job, fsdp_error *err)
 {
+    int rank = job->scope.root->world->rank;
     FSDP_TRY(fsdp_sd_create(&job->wanted, err));
     for (size_t i = 0; i < fsdp_sd_count(job->live); i++)
         if (job->match.source[i] >= 0)
@@ -124,25 +105,27 @@ static fsdp_status want_all(load_job *job, int rank, fsdp_error *err)
     return fsdp_sd_allocate(job->wanted, rank, err);
 }
 
-static fsdp_status check_load_opts(const fsdp_root_load_opts *opts, fsdp_error *err)
+static void forget_checkpoint(load_job *job)
 {
-    if (opts->load.include || opts->load.exclude)
-        return fsdp_fail(err, FSDP_ERR_USAGE,
-                         "include and exclude do not select state of a root: state.submodules, "
-                         "state.no_model and state.no_optim do");
-    return check_state_opts(&opts->state, err);
+    fsdp_state_match_release(&job->match, NULL);
+    fsdp_sd_free(job->wanted);
+    job->wanted = NULL;
 }
 
-static fsdp_status prepare(load_job *job, fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                           const char *path, fsdp_error *err)
+static fsdp_status want(void *context, const fsdp_sd *stored, fsdp_sd **sd_out, fsdp_error *err)
 {
-    job->opts.state.not_strict |= job->opts.load.not_strict;
-    FSDP_TRY(check_load_opts(&job->opts, err));
-    FSDP_TRY(fsdp_state_settle_to_set(root, err));
-    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, optims, n, &job->opts.state, err));
-    FSDP_TRY(fsdp_state_build(&job->scope, &job->live, err));
-    FSDP_TRY(match_checkpoint(job, path, err));
-    return want_all(job, root->world->rank, err);
+    load_job *job = context;
+    forget_checkpoint(job);
+    job->match = (fsdp_state_match){.scope = &job->scope,
+                                    .live = job->live,
+                                    .sd = stored,
+                                    .is_description = true,
+                                    .casts = job->opts.load.cast,
+                                    .own = job->opts.own};
+    FSDP_TRY(fsdp_state_match_all(&job->match, err));
+    FSDP_TRY(want_all(job, err));
+    *sd_out = job->wanted;
+    return FSDP_OK;
 }
 
 static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
@@ -159,22 +142,37 @@ static fsdp_status take_numbers(const load_job *job, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Of a run, the newest checkpoint may have turned out damaged: then an older one was loaded. */
-static fsdp_status finish(load_job *job, const char *loaded, fsdp_error *err)
+static fsdp_status take(void *context, const fsdp_checkpoint_info *info, fsdp_error *err)
 {
-    if (strcmp(loaded, fsdp_checkpoint_describe(job->checkpoint)->path) != 0) {
-        close_checkpoint(job);
-        FSDP_TRY(match_checkpoint(job, loaded, err));
-    }
+    load_job *job = context;
+    FSDP_TRY(fsdp_state_check_steps(&job->match, job->wanted, err));
     FSDP_TRY(take_numbers(job, err));
     FSDP_TRY(fsdp_state_take_own(job->opts.own, job->wanted, err));
     if (job->opts.step)
-        *job->opts.step = fsdp_checkpoint_describe(job->checkpoint)->step;
+        *job->opts.step = info->step;
     return fsdp_state_finish(&job->match, err);
 }
 
-/* Names are those of the match; what was read, the load knows. */
-static void tell(load_job *job, fsdp_load_report *loaded)
+static fsdp_status check_load_opts(const fsdp_root_load_opts *opts, fsdp_error *err)
+{
+    if (opts->load.include || opts->load.exclude)
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "include and exclude do not select state of a root: state.submodules and "
+                         "state.part do");
+    return check_state_opts(&opts->state, err);
+}
+
+static fsdp_status prepare(load_job *job, fsdp_root *root, fsdp_error *err)
+{
+    job->opts.state.partial |= job->opts.load.partial;
+    FSDP_TRY(check_load_opts(&job->opts, err));
+    FSDP_TRY(fsdp_state_settle_to_set(root, err));
+    FSDP_TRY(fsdp_state_scope_init(&job->scope, root, &job->opts.state, err));
+    return fsdp_state_build(&job->scope, false, &job->live, err);
+}
+
+/* Names are those of the match; the load knows the path and what was read. */
+static void report_load(load_job *job, fsdp_load_report *loaded)
 {
     fsdp_load_report *report = job->opts.load.report;
     if (!report)
@@ -189,23 +187,15 @@ static void tell(load_job *job, fsdp_load_report *loaded)
 static fsdp_status load(load_job *job, fsdp_ctl *ctl, const char *path, fsdp_load_report *loaded,
                         fsdp_error *err)
 {
+    const fsdp_load_hooks hooks = {.context = job, .want = want, .take = take};
     fsdp_load_opts opts = job->opts.load;
-    opts.not_strict = true; /* what is wanted was matched */
+    opts.partial = true; /* what is wanted was matched */
     opts.report = loaded;
-    FSDP_TRY(fsdp_ctl_agree(ctl, fsdp_sd_load(job->wanted, ctl, path, &opts, err), err));
-    return fsdp_ctl_agree(ctl, finish(job, loaded->path, err), err);
+    return fsdp_ctl_agree(ctl, fsdp_load_hooked(&hooks, ctl, path, &opts, err), err);
 }
 
-static void release(load_job *job)
-{
-    close_checkpoint(job);
-    fsdp_sd_free(job->wanted);
-    fsdp_sd_free(job->live);
-    fsdp_state_scope_release(&job->scope);
-}
-
-fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const char *path, const fsdp_root_load_opts *opts, fsdp_error *err)
+fsdp_status fsdp_root_load(fsdp_root *root, const char *path, const fsdp_root_load_opts *opts,
+                           fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
     fsdp_load_report loaded = {0};
@@ -214,17 +204,13 @@ fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size
         job.opts = *opts;
     if (job.opts.load.report)
         *job.opts.load.report = (fsdp_load_report){0};
-    FSDP_TRY(check_face(root, "load", err));
-    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, optims, n, path, err), err);
+    fsdp_status status = fsdp_ctl_agree(ctl, prepare(&job, root, err), err);
     if (status == FSDP_OK)
         status = load(&job, ctl, path, &loaded, err);
-    tell(&job, &loaded);
+    report_load(&job, &loaded);
     fsdp_load_report_release(&loaded);
-    release(&job);
+    forget_checkpoint(&job);
+    fsdp_sd_free(job.live);
+    fsdp_state_scope_release(&job.scope);
     return status;
-}
-
-fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path, fsdp_error *err)
-{
-    return fsdp_root_load_with(root, &optim, optim ? 1 : 0, path, NULL, err);
 }

@@ -1,6 +1,7 @@
 /*
- * State dicts of a root and its optimizers: what get_state_dict and set_state_dict are in PyTorch. Names do
- * not depend on how the model is sharded, so that what one world gets another one sets.
+ * State dicts of a root and its optimizers, whichever face made it: what get_state_dict and set_state_dict
+ * are in PyTorch. Names do not depend on how the model is sharded, so that what one world gets another one
+ * sets.
  *
  *   model.<name>                       parameters, their further names as aliases, persistent buffers
  *   optim.state.<name>.<kind>          step (a 0-d f32 tensor), exp_avg, exp_avg_sq, momentum_buffer, master
@@ -20,9 +21,20 @@
 extern "C" {
 #endif
 
+/* Which state. */
+typedef enum fsdp_state_part {
+    FSDP_STATE_ALL = 0,
+    FSDP_STATE_MODEL,          /* optimizers are left alone [get_model_state_dict] */
+    FSDP_STATE_OPTIM           /* the model is left alone [get_optimizer_state_dict] */
+} fsdp_state_part;
+
 /* All zero: everything, sharded, strict. In brackets: PyTorch's StateDictOptions. */
 typedef struct fsdp_state_opts {
-    bool no_model, no_optim;           /* leave them alone: get_optimizer_state_dict, get_model_state_dict */
+    fsdp_state_part part;
+    /* Whose state; NULL: all optimizers of the root, in the order in which they were made. Several are
+     * merged, and have no parameter in common. */
+    fsdp_optim *const *optims;
+    size_t optim_count;
     bool ignore_frozen;                /* parameters that need no gradient are neither in what is got, nor
                                         * missing, nor touched [ignore_frozen_params] */
     bool full_state_dict;              /* whole tensors, see below */
@@ -30,7 +42,8 @@ typedef struct fsdp_state_opts {
                                         * data, the others an empty dict. set: nothing more to do here */
     bool broadcast_from_rank0;         /* set, with full_state_dict: rank 0 has the dict, the others any or
                                         * NULL */
-    bool not_strict;                   /* set: names may be missing, and model names unexpected [strict] */
+    bool partial;                      /* set: names may be missing, and model names unexpected [not strict]
+                                        * */
     bool nested_optim;                 /* get: hyper-parameters as one list [not flatten_optimizer_state_dict]
                                         * set takes both forms */
     const char *model_prefix, *optim_prefix;   /* NULL: "model.", "optim."; "" for none */
@@ -41,33 +54,30 @@ typedef struct fsdp_state_opts {
     bool drop_submodule_prefixes;      /* their prefixes are no part of names [not keep_submodule_prefixes] */
 
     /* The name of a parameter or buffer in state dicts; NULL: as it is. Read before the next call. */
-    const char *(*rename)(void *user, const char *name);
-    void *user;
+    const char *(*rename)(void *context, const char *name);
+    void *context;
 } fsdp_state_opts;
 
-/* --- get -------------------------------------------------------------------------------------- */
+/* --- in memory -------------------------------------------------------------------------------- */
 
 /*
- * Between steps; what is gathered is resharded. opts NULL: all zero. Optimizers may be none, and are merged.
+ * The state dict of this rank, between steps; what is gathered is resharded. opts NULL: all zero. The dict is
+ * the caller's (fsdp_sd_free); on failure *sd_out is NULL.
  *
  * Sharded: local, no copy. The dict borrows the memory of shards, moments and buffers: free it before root
- * and optimizers, and do not use it inside a step.
+ * and optimizers, and do not use it inside a step. Parameters in flat ones (wrap.h) are runs of their
+ * elements; buffers that are kept in another dtype than they were declared in are copies.
  * full_state_dict: collective over the world. Tensors are gathered one by one through one bounded buffer into
  * memory of the dict; ranks whose dicts differ are told the first name that does.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                                      const fsdp_state_opts *opts, fsdp_sd **sd_out,
-                                                      fsdp_error *err);
-/* The same with one optimizer, or NULL. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *optim,
-                                                  const fsdp_state_opts *opts, fsdp_sd **sd_out,
-                                                  fsdp_error *err);
-
-/* --- set -------------------------------------------------------------------------------------- */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts,
+                                                      fsdp_sd **sd_out, fsdp_error *err);
 
 /*
- * Outside a step: before backward, or after the optimizer's. Everything is copied into the memory that is
- * there; shapes and dtypes must be the same. When it fails before the copying began, nothing was changed.
+ * Copies a dict into the memory that is there, outside a step: before backward, or after the optimizer's.
+ * Shapes and dtypes must be the same. When it fails before the copying began, nothing was changed. Tensors
+ * that fsdp_sd_load has brought into a dict of fsdp_root_get_state are there already: hyper-parameters and
+ * masters follow.
  *
  * Sharded: local. Each tensor must lie as the parameter does, a whole one is refused.
  * full_state_dict: local. Each tensor is whole on every rank, with the same values, and each rank takes its
@@ -77,80 +87,63 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *o
  * A parameter of several names may come under any of them; when its tensors differ, that of its own name
  * counts. State of optimizers may be named by any name of its parameter, or by its number in the optimizer,
  * as in Optimizer.state_dict(); `step` may be a number or a 0-d tensor; without `master` that follows the
- * parameter. Hyper-parameters come in either form. Names outside both prefixes are the caller's own.
+ * parameter. Hyper-parameters come in either form. A flat parameter (wrap.h) has one step: those of its
+ * parameters must not differ. Names outside both prefixes are the caller's own.
  *
  * report (may be NULL; freed by fsdp_load_report_release) lists names, also when they are why it failed:
- * missing ones, an error unless not_strict, and unexpected ones, an error below model_prefix unless
- * not_strict.
+ * missing ones, an error unless partial, and unexpected ones, an error below model_prefix unless partial.
  */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                                      const fsdp_state_opts *opts, const fsdp_sd *sd,
-                                                      fsdp_load_report *report, fsdp_error *err);
-/* The same with one optimizer, or NULL. What fsdp_sd_load has brought into a sharded dict is there already:
- * hyper-parameters and masters follow. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_optim *optim,
-                                                       const fsdp_state_opts *opts, const fsdp_sd *sd,
-                                                       fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd,
+                                                      const fsdp_state_opts *opts, fsdp_load_report *report,
+                                                      fsdp_error *err);
 
 /* --- checkpoints ------------------------------------------------------------------------------ */
 
 /*
- * Collective over the world; optim may be NULL: then the checkpoint has, or may have, no optimizer. Saving
- * is fsdp_sd_save of the sharded dict. Loading takes what fsdp_root_set_state takes, strictly, from a
- * checkpoint of any mesh and any format that is read (PyTorch's, saved under "model" and "optim"): each rank
- * reads its part. Of a run it takes the newest good one.
- */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, fsdp_optim *optim, const char *dir,
-                                                 fsdp_error *err);
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load(fsdp_root *root, fsdp_optim *optim, const char *path,
-                                                 fsdp_error *err);
-
-/*
- * The same with everything that checkpoint.h can do, optimizers as for fsdp_root_get_state, and entries of
- * the caller's own: where the data stood, say. They are a state dict of its own, under names that the
- * model's and the optimizers' have not.
+ * Everything that checkpoint.h can do, and entries of the caller's own: where the data stood, say. They are a
+ * state dict of its own, under names that the model's and the optimizers' have not.
  *
- *   fsdp_root_save_opts opts = fsdp_root_save_opts_default();
- *   opts.save.step = step;
- *   opts.into_run = true;
- *   opts.own = own;                       with "data.epoch", a value
- *   FSDP_TRY(fsdp_root_save_with(root, &optim, 1, "run", &opts, err));
+ *   fsdp_root_save_opts opts = {.save.step = &step, .into_run = true, .own = own};   own has "data.epoch"
+ *   FSDP_TRY(fsdp_root_save(root, "run", &opts, err));
  *   ...
  *   fsdp_root_load_opts opts = {.own = own, .step = &step};
- *   FSDP_TRY(fsdp_root_load_with(root, &optim, 1, "run", &opts, err));
+ *   FSDP_TRY(fsdp_root_load(root, "run", &opts, err));
  */
 typedef struct fsdp_root_save_opts {
     fsdp_state_opts state;     /* which state, under which names. Not full_state_dict, cpu_offload and
                                 * broadcast_from_rank0, which are FSDP_ERR_USAGE: save.kind says how it is
-                                * stored */
+                                * stored. FSDP_LOCAL stores flat parameters (wrap.h) as they are, and does not
+                                * go with hybrid strategies */
     fsdp_save_opts save;       /* kind, step, compress, overwrite, retain, ... */
     bool into_run;             /* dir is a run: the checkpoint is RUN/step-N, by fsdp_run_save. Needs
                                 * save.step; nothing is overwritten */
     const fsdp_sd *own;        /* saved, too: values, and tensors, whose memory is borrowed. May be NULL */
 } fsdp_root_save_opts;
-/* All zero, and fsdp_save_opts_default. */
-FSDP_API fsdp_root_save_opts fsdp_root_save_opts_default(void);
 
-/* Zero-initialised: as fsdp_root_load. */
+/* Collective over the world. fsdp_sd_save of the sharded dict: on failure no checkpoint appears, and what was
+ * there stays. opts NULL: all zero, which saves the model and all optimizers of the root. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save(fsdp_root *root, const char *dir,
+                                                 const fsdp_root_save_opts *opts, fsdp_error *err);
+
 typedef struct fsdp_root_load_opts {
     fsdp_state_opts state;     /* as above */
-    fsdp_load_opts load;       /* cast, verify, watch, ... not_strict is that of state. The report has names
+    fsdp_load_opts load;       /* cast, verify, watch, ... partial is that of state. The report has names
                                 * as fsdp_root_set_state does, also when they are why it failed; and the path.
                                 * include and exclude are FSDP_ERR_USAGE: state has submodules */
     fsdp_sd *own;              /* loaded, too: tensors into their memory (where there is none, the state
-                                * dict's own), values replaced. What the checkpoint lacks is missing; with
-                                * not_strict it stays as it is. May be NULL */
+                                * dict's own), values replaced. What the checkpoint lacks is missing; if
+                                * partial it stays as it is. May be NULL */
     int64_t *step;             /* gets the checkpoint's step, FSDP_STEP_NONE if it has none. May be NULL */
 } fsdp_root_load_opts;
 
-/* opts NULL: the default. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_save_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                                      const char *dir, const fsdp_root_save_opts *opts,
-                                                      fsdp_error *err);
-/* Nothing is changed when names, shapes or dtypes do not fit; after a failed read, contents are undefined. */
-FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load_with(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                                      const char *path, const fsdp_root_load_opts *opts,
-                                                      fsdp_error *err);
+/*
+ * Collective over the world. Takes what fsdp_root_set_state takes from a checkpoint of any mesh, either face
+ * and any format that is read (PyTorch's, saved under "model" and "optim"): each rank reads its part. Of a
+ * run it takes the newest good one. opts NULL: all zero. Nothing is changed when names, shapes or dtypes do
+ * not fit; after a failed read, contents are undefined.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_root_load(fsdp_root *root, const char *path,
+                                                 const fsdp_root_load_opts *opts, fsdp_error *err);
 
 #ifdef __cplusplus
 }

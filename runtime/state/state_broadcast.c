@@ -164,17 +164,13 @@ static fsdp_status bring(const fsdp_state_match *match, fsdp_state_mover *mover,
     const fsdp_entry *live = fsdp_sd_at(match->live, i);
     const fsdp_entry *told = fsdp_state_source(match, match->sd, i);
     const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
-    int rank = mover->root->world->rank;
-    fsdp_box own = {.ndim = live->ndim};
+    bool has_data = mover->root->world->rank == 0;
     if (live->ndim == 0) {
         (void)fsdp_state_set_number(live, told);
         return FSDP_OK;
     }
-    if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, rank) > 0)
-        fsdp_layout_box(&live->layout, live->ndim, live->shape, rank, 0, &own);
-    return fsdp_state_move(mover, live, 0, &whole,
-                           rank == 0 ? fsdp_state_source(match, data, i)->data : NULL, &own,
-                           live->data, err);
+    return fsdp_state_move(mover, 0, &whole,
+                           has_data ? fsdp_state_source(match, data, i)->data : NULL, live, err);
 }
 
 static fsdp_status bring_all(const fsdp_state_match *match, fsdp_state_mover *mover,

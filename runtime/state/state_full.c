@@ -47,34 +47,42 @@ fsdp_status fsdp_state_agree(const fsdp_state_scope *scope, const fsdp_sd *live,
 /* --- every rank ------------------------------------------------------------------------------- */
 
 /* The same names, with memory for whole tensors. */
-static fsdp_status make_whole(const fsdp_sd *live, int rank, fsdp_sd *full, fsdp_error *err)
+static fsdp_status make_whole(const fsdp_root *root, const fsdp_sd *live, fsdp_sd *full,
+                              fsdp_error *err)
 {
+    const fsdp_mesh *mesh = root->unit->opts.mesh;
     for (size_t i = 0; i < fsdp_sd_count(live); i++) {
         const fsdp_entry *entry = fsdp_sd_at(live, i);
-        const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH, .mesh = entry->layout.mesh};
+        const fsdp_layout whole = {.kind = FSDP_LAYOUT_MESH,
+                                   .mesh = entry->layout.mesh ? entry->layout.mesh : mesh};
         FSDP_TRY(fsdp_state_add_entry(live, entry, &whole, NULL, full, err));
         if (entry->path)
             FSDP_TRY(fsdp_sd_set_path(full, i, entry->path, entry->path_count, err));
     }
-    return fsdp_sd_allocate(full, rank, err);
+    return fsdp_sd_allocate(full, root->world->rank, err);
 }
 
 static bool is_whole_everywhere(const fsdp_entry *entry, int rank)
 {
-    return fsdp_layout_copies(&entry->layout, rank, 0) == fsdp_mesh_size(entry->layout.mesh);
+    return entry->layout.kind == FSDP_LAYOUT_MESH &&
+           fsdp_layout_copies(&entry->layout, rank, 0) == fsdp_mesh_size(entry->layout.mesh);
 }
 
 /* What this owner alone, or before others, holds of a tensor. */
 static fsdp_status gather_part(fsdp_state_mover *mover, const fsdp_entry *live,
                                const fsdp_entry *full, int owner, fsdp_error *err)
 {
-    const fsdp_box whole = fsdp_box_whole(live->ndim, live->shape);
-    fsdp_box box;
-    if (fsdp_layout_box_count(&live->layout, live->ndim, live->shape, owner) == 0 ||
-        fsdp_layout_copy(&live->layout, owner, 0) != 0)
-        return FSDP_OK;
-    fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, 0, &box);
-    return fsdp_state_move(mover, live, owner, &box, live->data, &whole, full->data, err);
+    size_t n = fsdp_layout_box_count(&live->layout, live->ndim, live->shape, owner);
+    const char *data = live->data;
+    for (size_t i = 0; i < n; i++) {
+        fsdp_box box;
+        fsdp_layout_box(&live->layout, live->ndim, live->shape, owner, i, &box);
+        if (fsdp_layout_copy(&live->layout, owner, i) == 0)
+            FSDP_TRY(fsdp_state_move(mover, owner, &box, data, full, err));
+        if (owner == mover->root->world->rank)
+            data += (size_t)fsdp_box_count(&box) * fsdp_dtype_size(live->dtype);
+    }
+    return FSDP_OK;
 }
 
 /* All that one rank owns, then the next: so small tensors share a broadcast. */
@@ -110,7 +118,7 @@ static fsdp_status gather_everywhere(const fsdp_state_scope *scope, const fsdp_s
 {
     fsdp_root *root = scope->root;
     fsdp_state_mover mover = {0};
-    fsdp_status status = make_whole(live, root->world->rank, full, err);
+    fsdp_status status = make_whole(root, live, full, err);
     status = fsdp_state_mover_init(&mover, root, fsdp_sd_tensor_bytes(live), status, err);
     if (status == FSDP_OK)
         status = fsdp_root_done(root, gather_tensors(&mover, live, full, err), err);

@@ -14,20 +14,17 @@
 typedef struct state_build {
     const fsdp_state_scope *scope;
     fsdp_sd *sd;
+    bool copies;   /* no tensor has memory yet */
+    bool has_cast; /* some have to be filled from what is kept in another dtype */
     fsdp_text name;
 } state_build;
 
-/* Prefix, name and, unless it is NULL, what: the name of the entry that comes next. */
-static fsdp_status spell(state_build *build, const char *prefix, const char *more, const char *name,
-                         const char *what, fsdp_error *err)
+bool fsdp_state_is_cast(const fsdp_param *param)
 {
-    build->name.size = 0;
-    fsdp_text_addf(&build->name, "%s%s%s%s%s", prefix, more, name, what ? "." : "",
-                   what ? what : "");
-    return build->name.failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+    return param->flat && !param->flat->group && param->flat->dtype != param->dtype;
 }
 
-/* Whole on every rank: buffers, and what units ignored. */
+/* Whole on every rank: buffers, and parameters that units ignored. */
 static fsdp_layout layout_of(const fsdp_state_scope *scope, const fsdp_param *param)
 {
     if (param->mesh)
@@ -35,27 +32,41 @@ static fsdp_layout layout_of(const fsdp_state_scope *scope, const fsdp_param *pa
     return (fsdp_layout){.kind = FSDP_LAYOUT_MESH, .mesh = scope->root->unit->opts.mesh};
 }
 
-/* Under the name that was spelled. */
-static fsdp_status add_tensor(state_build *build, const fsdp_optim_tensor *tensor, fsdp_error *err)
+/* tensor: of the parameter, or of the flat one that it lies in; what of the naming is set here. */
+static fsdp_status add_tensor(state_build *build, const fsdp_state_param *param,
+                              const fsdp_state_naming *naming, const fsdp_optim_tensor *tensor,
+                              fsdp_error *err)
 {
-    int rank = build->scope->root->world->rank;
+    const fsdp_state_scope *scope = build->scope;
+    void *data = build->copies ? NULL : tensor->data;
+    if (param->param->flat && tensor->ndim > 0) {
+        const fsdp_state_view view = {.scope = scope,
+                                      .param = param,
+                                      .mesh = scope->root->unit->opts.mesh,
+                                      .naming = *naming,
+                                      .is_optim = naming->what != NULL,
+                                      .dtype = tensor->dtype,
+                                      .data = data};
+        return fsdp_state_add_view(&view, &build->name, build->sd, err);
+    }
+    int rank = scope->root->world->rank;
     bool has_part = fsdp_layout_box_count(&tensor->layout, tensor->ndim, tensor->shape, rank) > 0;
+    FSDP_TRY(fsdp_state_spell(&build->name, naming, param->names[0], err));
     return fsdp_sd_add_tensor(build->sd, build->name.data, build->name.size, tensor->dtype,
-                              tensor->ndim, tensor->shape, &tensor->layout,
-                              has_part ? tensor->data : NULL, err);
+                              tensor->ndim, tensor->shape, &tensor->layout, has_part ? data : NULL,
+                              err);
 }
 
 /* --- the model -------------------------------------------------------------------------------- */
 
-static fsdp_status add_aliases(state_build *build, const fsdp_state_param *param, fsdp_error *err)
+static fsdp_status add_aliases(state_build *build, const fsdp_state_param *param,
+                               const fsdp_state_naming *naming, fsdp_error *err)
 {
-    const char *prefix = build->scope->opts.model_prefix;
     for (size_t i = 1; i < param->count; i++) {
         fsdp_text target = {0};
-        fsdp_text_addf(&target, "%s%s", prefix, param->names[0]);
-        fsdp_status status = spell(build, prefix, "", param->names[i], NULL, err);
-        if (status == FSDP_OK && target.failed)
-            status = fsdp_fail_memory(err, param->names[i]);
+        fsdp_status status = fsdp_state_spell(&target, naming, param->names[0], err);
+        if (status == FSDP_OK)
+            status = fsdp_state_spell(&build->name, naming, param->names[i], err);
         if (status == FSDP_OK)
             status = fsdp_sd_add_alias(build->sd, build->name.data, build->name.size, target.data,
                                        target.size, err);
@@ -68,15 +79,19 @@ static fsdp_status add_aliases(state_build *build, const fsdp_state_param *param
 static fsdp_status add_param(state_build *build, const fsdp_state_param *param, fsdp_error *err)
 {
     const fsdp_state_scope *scope = build->scope;
+    const fsdp_state_naming naming = {.prefix = scope->opts.model_prefix, .more = ""};
     const fsdp_param *of = param->param;
+    bool is_cast = fsdp_state_is_cast(of);
     const fsdp_optim_tensor tensor = {.dtype = of->dtype,
                                       .ndim = of->ndim,
                                       .shape = of->shape,
                                       .layout = layout_of(scope, of),
-                                      .data = of->shard};
-    FSDP_TRY(spell(build, scope->opts.model_prefix, "", param->names[0], NULL, err));
-    FSDP_TRY(add_tensor(build, &tensor, err));
-    return add_aliases(build, param, err);
+                                      .data = is_cast    ? NULL
+                                              : of->flat ? of->flat->shard
+                                                         : of->shard};
+    build->has_cast |= is_cast;
+    FSDP_TRY(add_tensor(build, param, &naming, &tensor, err));
+    return add_aliases(build, param, &naming, err);
 }
 
 static fsdp_status add_model(state_build *build, bool buffers, fsdp_error *err)
@@ -89,6 +104,24 @@ static fsdp_status add_model(state_build *build, bool buffers, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* Parameters that are kept in another dtype, in their own. */
+static fsdp_status fill_cast(state_build *build, fsdp_error *err)
+{
+    const fsdp_state_scope *scope = build->scope;
+    const fsdp_state_naming naming = {.prefix = scope->opts.model_prefix, .more = ""};
+    FSDP_TRY(fsdp_sd_allocate(build->sd, scope->root->world->rank, err));
+    for (size_t i = 0; i < scope->count; i++) {
+        const fsdp_param *param = scope->params[i].param;
+        if (!fsdp_state_has(scope, &scope->params[i]) || !fsdp_state_is_cast(param))
+            continue;
+        FSDP_TRY(fsdp_state_spell(&build->name, &naming, scope->params[i].names[0], err));
+        int64_t at = fsdp_sd_find(build->sd, build->name.data, build->name.size);
+        fsdp_cast(fsdp_sd_at(build->sd, (size_t)at)->data, param->dtype, param->flat->shard,
+                  param->flat->dtype, (size_t)fsdp_shape_count(param->ndim, param->shape));
+    }
+    return FSDP_OK;
+}
+
 /* --- optimizers ------------------------------------------------------------------------------- */
 
 static fsdp_status add_state(state_build *build, const fsdp_state_param *param, fsdp_error *err)
@@ -96,9 +129,9 @@ static fsdp_status add_state(state_build *build, const fsdp_state_param *param, 
     fsdp_optim_tensor tensors[FSDP_OPTIM_TENSORS];
     size_t n = fsdp_optim_state_tensors(param->optim, param->state, tensors);
     for (size_t i = 0; i < n; i++) {
-        FSDP_TRY(spell(build, build->scope->opts.optim_prefix, "state.", param->names[0],
-                       tensors[i].name, err));
-        FSDP_TRY(add_tensor(build, &tensors[i], err));
+        const fsdp_state_naming naming = {build->scope->opts.optim_prefix, "state.",
+                                          tensors[i].name};
+        FSDP_TRY(add_tensor(build, param, &naming, &tensors[i], err));
     }
     return FSDP_OK;
 }
@@ -136,16 +169,21 @@ fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry,
 static fsdp_status add_all(state_build *build, fsdp_error *err)
 {
     const fsdp_state_opts *opts = &build->scope->opts;
-    if (!opts->no_model) {
+    if (opts->part != FSDP_STATE_OPTIM) {
         FSDP_TRY(add_model(build, false, err));
         FSDP_TRY(add_model(build, true, err));
     }
-    return build->scope->optim_count > 0 && !opts->no_optim ? add_optims(build, err) : FSDP_OK;
+    if (build->scope->optim_count > 0 && opts->part != FSDP_STATE_MODEL)
+        FSDP_TRY(add_optims(build, err));
+    if (build->copies)
+        return fsdp_sd_allocate(build->sd, build->scope->root->world->rank, err);
+    return build->has_cast ? fill_cast(build, err) : FSDP_OK;
 }
 
-fsdp_status fsdp_state_build(const fsdp_state_scope *scope, fsdp_sd **sd_out, fsdp_error *err)
+fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd **sd_out,
+                             fsdp_error *err)
 {
-    state_build build = {.scope = scope};
+    state_build build = {.scope = scope, .copies = copies};
     *sd_out = NULL;
     FSDP_TRY(fsdp_sd_create(&build.sd, err));
     fsdp_status status = add_all(&build, err);
@@ -162,12 +200,11 @@ fsdp_status fsdp_state_build(const fsdp_state_scope *scope, fsdp_sd **sd_out, fs
 static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
 {
     fsdp_context_flush_gather(root->context);
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_group_cancel_gather(group);
-            FSDP_TRY(fsdp_group_reshard(group, err));
-        }
+    for (size_t i = 0; i < root->group_count; i++) {
+        fsdp_group *group = root->groups[i];
+        fsdp_group_cancel_gather(group);
+        FSDP_TRY(fsdp_group_reshard(group, err));
+    }
     return FSDP_OK;
 }
 
@@ -176,37 +213,28 @@ fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the state of a root is got and set between steps");
+    if (root->is_summoned)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "full parameters are summoned: fsdp_wrap_summon_end comes before the state "
+            "of a root is got or set");
     FSDP_TRY(reshard_all(root, err));
     return fsdp_context_sync(root->context, err);
 }
 
-/* The same names, with this rank's parts in memory of the dict's own. */
-static fsdp_status copy_parts(const fsdp_sd *live, int rank, fsdp_sd *sd, fsdp_error *err)
-{
-    for (size_t i = 0; i < fsdp_sd_count(live); i++)
-        fsdp_sd_set_data(sd, i, NULL);
-    FSDP_TRY(fsdp_sd_allocate(sd, rank, err));
-    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(live, i);
-        if (entry->kind == FSDP_ENTRY_TENSOR && entry->data)
-            memcpy(fsdp_sd_at(sd, i)->data, entry->data,
-                   (size_t)fsdp_entry_local_bytes(entry, rank));
-    }
-    return FSDP_OK;
-}
-
+/* The same entries, with this rank's parts in memory of the dict. */
 static fsdp_status get_copies(const fsdp_state_scope *scope, const fsdp_sd *live, fsdp_sd **sd_out,
                               fsdp_error *err)
 {
-    fsdp_sd *sd = NULL;
-    fsdp_status status = fsdp_state_build(scope, &sd, err);
-    if (status == FSDP_OK)
-        status = copy_parts(live, scope->root->world->rank, sd, err);
-    if (status == FSDP_OK)
-        *sd_out = sd;
-    else
-        fsdp_sd_free(sd);
-    return status;
+    int rank = scope->root->world->rank;
+    FSDP_TRY(fsdp_state_build(scope, true, sd_out, err));
+    for (size_t i = 0; i < fsdp_sd_count(live); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(live, i);
+        if (entry->kind == FSDP_ENTRY_TENSOR && entry->data)
+            memcpy(fsdp_sd_at(*sd_out, i)->data, entry->data,
+                   (size_t)fsdp_entry_local_bytes(entry, rank));
+    }
+    return FSDP_OK;
 }
 
 static bool has_model(const fsdp_state_scope *scope)
@@ -217,32 +245,32 @@ static bool has_model(const fsdp_state_scope *scope)
     return false;
 }
 
-static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim *const *optims,
-                            size_t n, const fsdp_state_opts *opts, fsdp_sd **live_out,
-                            fsdp_error *err)
+static fsdp_status get_live(fsdp_state_scope *scope, fsdp_root *root, const fsdp_state_opts *opts,
+                            fsdp_sd **live_out, fsdp_error *err)
 {
     scope->root = root;
     FSDP_TRY(fsdp_state_settle(root, err));
-    FSDP_TRY(fsdp_state_scope_init(scope, root, optims, n, opts, err));
+    FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
+    bool has_part = scope->opts.part != FSDP_STATE_OPTIM;
     if (scope->opts.broadcast_from_rank0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "broadcast_from_rank0 is for setting state");
-    if (!scope->opts.no_model && (scope->opts.full_state_dict || scope->opts.cpu_offload))
+    if (has_part && (scope->opts.full_state_dict || scope->opts.cpu_offload))
         FSDP_TRY(fsdp_root_check_values(root, NULL, "a copy of the state", err));
-    if (!scope->opts.no_model && !scope->opts.not_strict && !has_model(scope))
+    if (has_part && !scope->opts.partial && !has_model(scope))
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "state of the model was asked for, and the model is empty");
-    return fsdp_state_build(scope, live_out, err);
+    return fsdp_state_build(scope, false, live_out, err);
 }
 
-fsdp_status fsdp_root_get_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const fsdp_state_opts *opts, fsdp_sd **sd_out, fsdp_error *err)
+fsdp_status fsdp_root_get_state(fsdp_root *root, const fsdp_state_opts *opts, fsdp_sd **sd_out,
+                                fsdp_error *err)
 {
     fsdp_state_scope scope = {0};
     fsdp_error local = {0};
     fsdp_sd *live = NULL;
     err = err ? err : &local;
     *sd_out = NULL;
-    fsdp_status status = get_live(&scope, root, optims, n, opts, &live, err);
+    fsdp_status status = get_live(&scope, root, opts, &live, err);
     if (opts && opts->full_state_dict)
         status = fsdp_state_gather(&scope, live, status, sd_out, err);
     else if (status == FSDP_OK && opts && opts->cpu_offload)
@@ -254,10 +282,4 @@ fsdp_status fsdp_root_get_state(fsdp_root *root, fsdp_optim *const *optims, size
     fsdp_sd_free(live);
     fsdp_state_scope_release(&scope);
     return status;
-}
-
-fsdp_status fsdp_root_state(fsdp_root *root, fsdp_optim *optim, const fsdp_state_opts *opts,
-                            fsdp_sd **sd_out, fsdp_error *err)
-{
-    return fsdp_root_get_state(root, &optim, optim ? 1 : 0, opts, sd_out, err);
 }

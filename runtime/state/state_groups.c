@@ -35,8 +35,7 @@ size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
 
 /* --- putting: values -------------------------------------------------------------------------- */
 
-fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out,
-                                   fsdp_error *err)
+static fsdp_status hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err)
 {
     *value_out = (fsdp_value){0};
     if (from->flag)
@@ -57,26 +56,27 @@ fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_er
 
 /* --- putting: per parameter ------------------------------------------------------------------- */
 
-fsdp_status fsdp_state_hyper_spell(fsdp_text *text, const char *prefix, const char *name,
-                                   const fsdp_state_hyper *hyper, fsdp_error *err)
+static fsdp_status put_hyper(const fsdp_state_naming *naming, const char *name,
+                             const fsdp_state_hyper *hyper, fsdp_text *text, fsdp_sd *sd,
+                             fsdp_error *err)
 {
-    text->size = 0;
-    fsdp_text_addf(text, "%sparam_groups.%s.%s", prefix, name, hyper->name);
-    return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+    fsdp_value value;
+    FSDP_TRY(fsdp_state_spell(text, naming, name, err));
+    FSDP_TRY(hyper_value(hyper, &value, err));
+    fsdp_status status = fsdp_sd_add_value(sd, text->data, text->size, &value, err);
+    fsdp_value_release(&value);
+    return status;
 }
 
-fsdp_status fsdp_state_put_hypers(fsdp_optim *optim, size_t group, const char *prefix,
-                                  const char *name, fsdp_text *text, fsdp_sd *sd, fsdp_error *err)
+static fsdp_status put_hypers(const fsdp_state_scope *scope, const fsdp_state_param *param,
+                              fsdp_text *text, fsdp_sd *sd, fsdp_error *err)
 {
     fsdp_state_hyper hypers[FSDP_STATE_HYPERS];
-    size_t n = fsdp_state_list_hypers(optim, group, hypers);
+    size_t n = fsdp_state_list_hypers(param->optim, param->group, hypers);
     for (size_t i = 0; i < n; i++) {
-        fsdp_value value;
-        FSDP_TRY(fsdp_state_hyper_spell(text, prefix, name, &hypers[i], err));
-        FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &value, err));
-        fsdp_status status = fsdp_sd_add_value(sd, text->data, text->size, &value, err);
-        fsdp_value_release(&value);
-        FSDP_TRY(status);
+        const fsdp_state_naming naming = {scope->opts.optim_prefix, "param_groups.",
+                                          hypers[i].name};
+        FSDP_TRY(put_hyper(&naming, param->names[0], &hypers[i], text, sd, err));
     }
     return FSDP_OK;
 }
@@ -88,9 +88,7 @@ static fsdp_status put_flattened(const fsdp_state_scope *scope, fsdp_sd *sd, fsd
     for (size_t i = 0; i < scope->count && status == FSDP_OK; i++) {
         const fsdp_state_param *param = &scope->params[i];
         if (param->state && fsdp_state_has(scope, param))
-            status =
-                fsdp_state_put_hypers(param->optim, param->state->group, scope->opts.optim_prefix,
-                                      param->names[0], &name, sd, err);
+            status = put_hypers(scope, param, &name, sd, err);
     }
     fsdp_text_release(&name);
     return status;
@@ -101,7 +99,7 @@ static fsdp_status put_flattened(const fsdp_state_scope *scope, fsdp_sd *sd, fsd
 static bool is_member(const fsdp_state_scope *scope, const fsdp_state_param *param,
                       const fsdp_optim *optim, size_t group)
 {
-    return param->optim == optim && param->state->group == group && fsdp_state_has(scope, param);
+    return param->optim == optim && param->group == group && fsdp_state_has(scope, param);
 }
 
 static fsdp_status put_members(const fsdp_state_scope *scope, const fsdp_optim *optim, size_t group,
@@ -127,7 +125,7 @@ static fsdp_status put_group(const fsdp_state_scope *scope, fsdp_optim *optim, s
     fsdp_value *items = dict->as.list.items;
     for (size_t i = 0; i < n; i++) {
         FSDP_TRY(fsdp_state_put_text(hypers[i].name, &items[2 * i], err));
-        FSDP_TRY(fsdp_state_hyper_value(&hypers[i], &items[2 * i + 1], err));
+        FSDP_TRY(hyper_value(&hypers[i], &items[2 * i + 1], err));
     }
     FSDP_TRY(fsdp_state_put_text("params", &items[2 * n], err));
     return put_members(scope, optim, group, &items[2 * n + 1], err);

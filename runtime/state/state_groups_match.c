@@ -19,7 +19,7 @@ fsdp_status fsdp_state_order_params(fsdp_state_groups *groups, fsdp_error *err)
         return fsdp_fail_memory(err, "the groups of an optimizer");
     for (size_t g = 0; scope->optim_count == 1 && g < scope->optims[0]->group_count; g++)
         for (size_t i = 0; i < scope->count; i++)
-            if (scope->params[i].state && scope->params[i].state->group == g)
+            if (scope->params[i].state && scope->params[i].group == g)
                 groups->order[groups->order_count++] = &scope->params[i];
     return FSDP_OK;
 }
@@ -92,7 +92,7 @@ fsdp_status fsdp_state_find_group(const fsdp_state_groups *groups, const fsdp_en
         const fsdp_state_param *param = find_member(groups, &members->as.list.items[i]);
         if (!param)
             continue;
-        const fsdp_state_group live = {param->optim, param->state->group, param->param->name};
+        const fsdp_state_group live = {param->optim, param->group, param->param->name};
         if (found_out->optim && (live.optim != found_out->optim || live.group != found_out->group))
             return fsdp_fail(err, FSDP_ERR_USAGE,
                              "a group of '%s' has '%s' and '%s', which are in two groups here",
@@ -106,7 +106,7 @@ fsdp_status fsdp_state_find_group(const fsdp_state_groups *groups, const fsdp_en
 static bool has_members(const fsdp_state_scope *scope, size_t group)
 {
     for (size_t i = 0; i < scope->count; i++)
-        if (scope->params[i].state && scope->params[i].state->group == group)
+        if (scope->params[i].state && scope->params[i].group == group)
             return true;
     return false;
 }

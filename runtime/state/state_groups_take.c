@@ -11,8 +11,8 @@
 
 /* --- one hyper-parameter ---------------------------------------------------------------------- */
 
-bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
-                              double numbers_out[2])
+static bool read_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value,
+                         double numbers_out[2])
 {
     numbers_out[1] = 0;
     if (!hyper->numbers[1])
@@ -35,7 +35,7 @@ static fsdp_status keep(fsdp_state_groups *groups, fsdp_optim *optim, size_t gro
 {
     fsdp_state_taken *taken = place_of(groups, optim, group, which, hyper->is_shared);
     double numbers[2];
-    if (!fsdp_state_hyper_numbers(hyper, value, numbers))
+    if (!read_numbers(hyper, value, numbers))
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' in '%s' is %s", hyper->name, entry->name,
                          hyper->numbers[1] ? "no list of two numbers" : "no number");
     if (taken->entry && memcmp(taken->numbers, numbers, sizeof numbers) != 0)
@@ -162,7 +162,7 @@ static fsdp_status take_name(fsdp_state_groups *groups, const fsdp_entry *entry,
     if (!key.param)
         FSDP_TRY(fsdp_state_find_place(groups, key.number, &live, err));
     else if (key.param->state)
-        live = (fsdp_state_group){.optim = key.param->optim, .group = key.param->state->group};
+        live = (fsdp_state_group){.optim = key.param->optim, .group = key.param->group};
     if (!live.optim)
         return note_unexpected(groups, entry->name, entry->name_size, err);
     if (entry->kind == FSDP_ENTRY_VALUE)
@@ -228,7 +228,7 @@ static const fsdp_state_param *first_member(const fsdp_state_scope *scope, const
 {
     for (size_t i = 0; i < scope->count; i++) {
         const fsdp_state_param *param = &scope->params[i];
-        if (param->optim == optim && (any_group || param->state->group == group) &&
+        if (param->optim == optim && (any_group || param->group == group) &&
             fsdp_state_has(scope, param))
             return param;
     }

@@ -3,6 +3,7 @@
  *
  *   state_names.c      which parameters, and what they are called
  *   state_get.c        the dict of this rank's live memory    state_set.c          a dict is matched with it
+ *   state_views.c      of it, what lies in flat parameters
  *   state_full.c       every value whole, from all ranks      state_broadcast.c    as rank 0 has it
  *   state_groups.c     hyper-parameters into it               state_groups_take.c  and out of it
  *   state_move.c       parts of tensors between ranks and boxes; state_number.c  numbers of all types
@@ -21,18 +22,19 @@
 
 /* A parameter or buffer as state dicts have it. */
 typedef struct fsdp_state_param {
-    fsdp_param *param;
+    fsdp_param *param;         /* as it was declared */
     const char **names;        /* without prefix: the tensor's, then those of its aliases */
     size_t count;              /* 0: it is not wanted */
     fsdp_optim *optim;         /* NULL: none keeps state of it */
-    fsdp_optim_state *state;
+    fsdp_optim_state *state;   /* of it, or of the flat parameter that it lies in */
+    size_t group;              /* of the optimizer's */
 } fsdp_state_param;
 
 typedef struct fsdp_state_scope {
     fsdp_root *root;
     fsdp_optim *const *optims;
     size_t optim_count;
-    fsdp_state_opts opts;      /* prefixes filled in */
+    fsdp_state_opts opts;      /* prefixes filled in, optims as above */
     fsdp_state_param *params;  /* in the model's order */
     size_t count;
     fsdp_sd *index;            /* every name -> number of its parameter */
@@ -40,12 +42,19 @@ typedef struct fsdp_state_scope {
 } fsdp_state_scope;
 
 /* Release it also when this failed. */
-fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim *const *optims,
-                                  size_t n, const fsdp_state_opts *opts, fsdp_error *err);
+fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root, const fsdp_state_opts *opts,
+                                  fsdp_error *err);
 void fsdp_state_scope_release(fsdp_state_scope *scope);
 
 /* It is wanted, and not left out as frozen or not persistent. */
 bool fsdp_state_has(const fsdp_state_scope *scope, const fsdp_state_param *param);
+/* Prefix, name and, unless it is NULL, what. */
+typedef struct fsdp_state_naming {
+    const char *prefix, *more; /* "optim.", "state." */
+    const char *what;          /* "exp_avg" */
+} fsdp_state_naming;
+fsdp_status fsdp_state_spell(fsdp_text *text, const fsdp_state_naming *naming, const char *name,
+                             fsdp_error *err);
 /* NULL: no parameter has that name. */
 fsdp_state_param *fsdp_state_find(const fsdp_state_scope *scope, const char *name, size_t size);
 
@@ -65,8 +74,24 @@ bool fsdp_state_split(const fsdp_state_scope *scope, const char *text, size_t si
 
 /* Outside forward and backward; everything resharded and complete. Local. */
 fsdp_status fsdp_state_settle(fsdp_root *root, fsdp_error *err);
-/* The live dict: what is got, and what is set into. */
-fsdp_status fsdp_state_build(const fsdp_state_scope *scope, fsdp_sd **sd_out, fsdp_error *err);
+/* The live dict: what is got, and what is set into. Buffers that are kept in another dtype than they were
+ * declared in are copies in memory of the dict, also there. With copies everything is: it has no values. */
+fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd **sd_out, fsdp_error *err);
+/* The whole of a parameter that is kept in another dtype; false: it is not. */
+bool fsdp_state_is_cast(const fsdp_param *param);
+
+/* A tensor of a parameter that lies in a flat one (state_views.c). */
+typedef struct fsdp_state_view {
+    const fsdp_state_scope *scope;
+    const fsdp_state_param *param;
+    const fsdp_mesh *mesh;     /* of what is whole on every rank */
+    fsdp_state_naming naming;
+    bool is_optim;             /* of optimizer state: parameters without have none */
+    fsdp_dtype dtype;
+    void *data;                /* this rank's part of the flat tensor; NULL: memory comes later */
+} fsdp_state_view;
+/* Adds it, or all of its flat parameter if they are one buffer. name: room for names. */
+fsdp_status fsdp_state_add_view(const fsdp_state_view *view, fsdp_text *name, fsdp_sd *sd, fsdp_error *err);
 /* What another dict has under the same name; a tensor with that layout and memory. */
 fsdp_status fsdp_state_add_entry(const fsdp_sd *from, const fsdp_entry *entry, const fsdp_layout *layout,
                                  void *data, fsdp_sd *sd, fsdp_error *err);
@@ -98,6 +123,9 @@ typedef struct fsdp_state_match {
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err);
 /* Names go to the report, which may be NULL. */
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report);
+/* Those of parameters that lie in one flat parameter, which has one step, do not differ. numbers: a dict that
+ * has some under the names of match->sd, which counts otherwise. */
+fsdp_status fsdp_state_check_steps(const fsdp_state_match *match, const fsdp_sd *numbers, fsdp_error *err);
 /* What a live entry with a source gets, of sd or a dict with the same entries; of an alias, its target. */
 const fsdp_entry *fsdp_state_source(const fsdp_state_match *match, const fsdp_sd *sd, size_t live);
 /* Tensors have come: hyper-parameters and masters follow. */
@@ -126,14 +154,6 @@ typedef struct fsdp_state_hyper {
 enum { FSDP_STATE_HYPERS = 6 };
 size_t fsdp_state_list_hypers(fsdp_optim *optim, size_t group,
                               fsdp_state_hyper hypers_out[FSDP_STATE_HYPERS]);
-/* What one is as a value, to be released; and what a value says: false when it fits not. A flag is 0 or 1. */
-fsdp_status fsdp_state_hyper_value(const fsdp_state_hyper *from, fsdp_value *value_out, fsdp_error *err);
-bool fsdp_state_hyper_numbers(const fsdp_state_hyper *hyper, const fsdp_value *value, double numbers_out[2]);
-/* Those of a parameter as values param_groups.NAME.HYPER, and what that is in full; text: room for it. */
-fsdp_status fsdp_state_put_hypers(fsdp_optim *optim, size_t group, const char *prefix, const char *name,
-                                  fsdp_text *text, fsdp_sd *sd, fsdp_error *err);
-fsdp_status fsdp_state_hyper_spell(fsdp_text *text, const char *prefix, const char *name,
-                                   const fsdp_state_hyper *hyper, fsdp_error *err);
 /* Strings in values, and what a dict has under one; NULL: nothing. */
 fsdp_status fsdp_state_put_text(const char *text, fsdp_value *value_out, fsdp_error *err);
 bool fsdp_state_is_text(const fsdp_value *value, const char *text);
@@ -172,10 +192,16 @@ fsdp_status fsdp_state_take_own(fsdp_sd *own, const fsdp_sd *loaded, fsdp_error 
 
 /* --- moving (state_move.c) ---------------------------------------------------------------------- */
 
-/* Elements [first, first + count) of box `from`, in row-major order and packed in data: those that lie in box
- * `to` go to its packed memory. */
-void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, const void *data,
-                           const fsdp_box *to, void *to_data, size_t element);
+/* Elements [first, first + count) of a box, in row-major order and packed in data. */
+typedef struct fsdp_state_range {
+    fsdp_box box;
+    int64_t first, count;
+    const void *data;
+} fsdp_state_range;
+/* Those that lie in box `to` go to its packed memory. */
+void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, void *to_data, size_t element);
+/* Those that lie in any box of the rank go to the entry's memory there. */
+void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, int rank);
 
 /* One bounded buffer through which a rank's elements get to all. */
 typedef struct fsdp_state_mover {
@@ -192,17 +218,10 @@ typedef struct fsdp_state_mover {
 fsdp_status fsdp_state_mover_init(fsdp_state_mover *mover, fsdp_root *root, int64_t most, fsdp_status mine,
                                   fsdp_error *err);
 void fsdp_state_mover_release(fsdp_state_mover *mover);
-/* Collective. `from` is packed in data on world rank `owner`; every rank gets what lies in its box `to`, when
- * moving ends at the latest. */
-fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
-                            const fsdp_box *from, const void *data, const fsdp_box *to, void *to_data,
-                            fsdp_error *err);
+/* Collective. A box is packed in data on world rank `owner`; every rank gets what lies in its boxes of `to`,
+ * an entry that stays where it is until moving has ended. */
+fsdp_status fsdp_state_move(fsdp_state_mover *mover, int owner, const fsdp_box *box, const void *data,
+                            const fsdp_entry *to, fsdp_error *err);
 fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err);
-
-/* --- first values (root_init.c) ----------------------------------------------------------------- */
-
-/* The fsdp_param_fill of fsdp_root_init_uniform; user: the seed. */
-fsdp_status fsdp_param_fill_uniform(void *user, const fsdp_param *param, const fsdp_box *box, void *data,
-                                    fsdp_error *err);
 
 #endif

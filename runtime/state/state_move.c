@@ -32,15 +32,28 @@ static void copy_shared(const fsdp_box *from, const void *data, const fsdp_box *
                                  part.len, element);
 }
 
-void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, const void *data,
-                           const fsdp_box *to, void *to_data, size_t element)
+void fsdp_state_copy_range(const fsdp_state_range *from, const fsdp_box *to, void *to_data,
+                           size_t element)
 {
     fsdp_box pieces[FSDP_BOX_PIECES];
-    const char *at = data;
-    int n = fsdp_box_cut(from, first, count, pieces);
+    const char *at = from->data;
+    int n = fsdp_box_cut(&from->box, from->first, from->count, pieces);
     for (int i = 0; i < n; i++) {
         copy_shared(&pieces[i], at, to, to_data, element);
         at += (size_t)fsdp_box_count(&pieces[i]) * element;
+    }
+}
+
+void fsdp_state_copy_into(const fsdp_state_range *from, const fsdp_entry *to, int rank)
+{
+    size_t element = fsdp_dtype_size(to->dtype);
+    size_t n = fsdp_layout_box_count(&to->layout, to->ndim, to->shape, rank);
+    char *at = to->data;
+    for (size_t i = 0; i < n; i++) {
+        fsdp_box box;
+        fsdp_layout_box(&to->layout, to->ndim, to->shape, rank, i, &box);
+        fsdp_state_copy_range(from, &box, at, element);
+        at += (size_t)fsdp_box_count(&box) * element;
     }
 }
 
@@ -48,12 +61,10 @@ void fsdp_state_copy_range(const fsdp_box *from, int64_t first, int64_t count, c
 
 enum { BUFFER_BYTES = 16 << 20, PIECES = 256, ALIGNMENT = 64 };
 
-/* What lies in the buffer from `at` on: elements [first, first + count) of `from`. */
+/* A part of a tensor that lies in the buffer, where from.data points. */
 struct fsdp_state_piece {
-    fsdp_box from, to;
-    int64_t first, count;
-    void *to_data;
-    size_t at, element;
+    fsdp_state_range from;
+    const fsdp_entry *to;
 };
 
 static fsdp_status prepare(fsdp_state_mover *mover, int64_t most, fsdp_error *err)
@@ -98,11 +109,8 @@ fsdp_status fsdp_state_move_end(fsdp_state_mover *mover, fsdp_error *err)
         return FSDP_OK;
     if (ordered)
         FSDP_TRY(fsdp_comm_run(ordered->comm, &call, err));
-    for (size_t i = 0; i < mover->piece_count; i++) {
-        const struct fsdp_state_piece *piece = &mover->pieces[i];
-        fsdp_state_copy_range(&piece->from, piece->first, piece->count, mover->buffer + piece->at,
-                              &piece->to, piece->to_data, piece->element);
-    }
+    for (size_t i = 0; i < mover->piece_count; i++)
+        fsdp_state_copy_into(&mover->pieces[i].from, mover->pieces[i].to, mover->root->world->rank);
     mover->piece_count = mover->used = 0;
     return FSDP_OK;
 }
@@ -123,21 +131,20 @@ static fsdp_status make_room(fsdp_state_mover *mover, const fsdp_entry *entry, i
     return FSDP_OK;
 }
 
-fsdp_status fsdp_state_move(fsdp_state_mover *mover, const fsdp_entry *entry, int owner,
-                            const fsdp_box *from, const void *data, const fsdp_box *to,
-                            void *to_data, fsdp_error *err)
+fsdp_status fsdp_state_move(fsdp_state_mover *mover, int owner, const fsdp_box *box,
+                            const void *data, const fsdp_entry *to, fsdp_error *err)
 {
-    size_t element = fsdp_dtype_size(entry->dtype);
-    int64_t total = fsdp_box_count(from), room;
+    size_t element = fsdp_dtype_size(to->dtype);
+    int64_t total = fsdp_box_count(box), room;
     for (int64_t first = 0; first < total;) {
-        FSDP_TRY(make_room(mover, entry, owner, &room, err));
+        FSDP_TRY(make_room(mover, to, owner, &room, err));
         int64_t count = total - first < room ? total - first : room;
-        size_t end = mover->used + (size_t)count * element;
+        char *at = mover->buffer + mover->used;
+        size_t bytes = (size_t)count * element, end = mover->used + bytes;
         mover->pieces[mover->piece_count++] =
-            (struct fsdp_state_piece){*from, *to, first, count, to_data, mover->used, element};
+            (struct fsdp_state_piece){{*box, first, count, at}, to};
         if (owner == mover->root->world->rank)
-            memcpy(mover->buffer + mover->used, (const char *)data + (size_t)first * element,
-                   end - mover->used);
+            memcpy(at, (const char *)data + (size_t)first * element, bytes);
         mover->used = (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         mover->used = mover->used < mover->room ? mover->used : mover->room;
         first += count;

@@ -8,6 +8,15 @@
 
 /* --- spelling --------------------------------------------------------------------------------- */
 
+fsdp_status fsdp_state_spell(fsdp_text *text, const fsdp_state_naming *naming, const char *name,
+                             fsdp_error *err)
+{
+    text->size = 0;
+    fsdp_text_addf(text, "%s%s%s%s%s", naming->prefix, naming->more, name, naming->what ? "." : "",
+                   naming->what ? naming->what : "");
+    return text->failed ? fsdp_fail_memory(err, name) : FSDP_OK;
+}
+
 /* The bytes of the name that are a submodule's prefix; negative when it is below none that is wanted. */
 static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
 {
@@ -27,7 +36,7 @@ static int64_t prefix_of(const fsdp_state_opts *opts, const char *name)
 static const char *spell(const fsdp_state_opts *opts, const char *name)
 {
     int64_t prefix = prefix_of(opts, name);
-    const char *spelled = opts->rename ? opts->rename(opts->user, name) : NULL;
+    const char *spelled = opts->rename ? opts->rename(opts->context, name) : NULL;
     if (prefix < 0)
         return NULL;
     spelled = spelled ? spelled : name;
@@ -85,19 +94,58 @@ static fsdp_status fail_two_optims(const fsdp_param *param, fsdp_error *err)
                      param->name);
 }
 
-/* States are in the model's order, too. */
+static fsdp_status add_state(fsdp_state_param *param, fsdp_optim *optim, fsdp_optim_state *state,
+                             fsdp_error *err)
+{
+    size_t group;
+    if (!fsdp_optim_group_of(state, param->param, &group))
+        return FSDP_OK;
+    if (param->state)
+        return fail_two_optims(param->param, err);
+    param->optim = optim;
+    param->state = state;
+    param->group = group;
+    return FSDP_OK;
+}
+
+/* Parameters of one flat parameter mostly follow each other, and so do states: the search goes on where it
+ * ended. */
 static fsdp_status add_optim(fsdp_state_scope *scope, fsdp_optim *optim, fsdp_error *err)
 {
     if (optim->root != scope->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "an optimizer is another root's");
-    for (size_t i = 0, next = 0; i < scope->count && next < optim->count; i++) {
-        if (optim->states[next].param != scope->params[i].param)
-            continue;
-        if (scope->params[i].state)
-            return fail_two_optims(scope->params[i].param, err);
-        scope->params[i].optim = optim;
-        scope->params[i].state = &optim->states[next++];
+    for (size_t i = 0, at = 0; i < scope->count; i++) {
+        const fsdp_param *param = scope->params[i].param,
+                         *holder = param->flat ? param->flat : param;
+        size_t tried = 0;
+        while (tried < optim->count && optim->states[at].param != holder) {
+            at = at + 1 < optim->count ? at + 1 : 0;
+            tried++;
+        }
+        if (tried < optim->count)
+            FSDP_TRY(add_state(&scope->params[i], optim, &optim->states[at], err));
     }
+    return FSDP_OK;
+}
+
+/* The order in which they were made. */
+static fsdp_status list_optims(fsdp_state_scope *scope, fsdp_error *err)
+{
+    size_t n = 0;
+    if (scope->opts.optims || scope->opts.part == FSDP_STATE_MODEL) {
+        scope->optims = scope->opts.optims;
+        scope->optim_count = scope->opts.optims ? scope->opts.optim_count : 0;
+        return FSDP_OK;
+    }
+    for (const fsdp_optim *optim = scope->root->optims; optim; optim = optim->next)
+        n++;
+    fsdp_optim **all = fsdp_arena_alloc(&scope->arena, n, sizeof(fsdp_optim *));
+    if (!all)
+        return fsdp_fail_memory(err, "the optimizers of a root");
+    scope->optims = all;
+    scope->optim_count = n;
+    for (fsdp_optim *optim = scope->root->optims; optim; optim = optim->next)
+        all[--n] = optim;
     return FSDP_OK;
 }
 
@@ -109,9 +157,9 @@ static fsdp_status check_opts(const fsdp_state_scope *scope, fsdp_error *err)
     if (opts->broadcast_from_rank0 && !opts->full_state_dict)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "broadcast_from_rank0 needs full_state_dict: what rank 0 has is whole");
-    if (opts->no_model && opts->no_optim)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "a state dict without model and optimizer is empty");
-    if (opts->no_model && scope->optim_count == 0)
+    if (opts->part < FSDP_STATE_ALL || opts->part > FSDP_STATE_OPTIM)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "there is no part %d of a state", (int)opts->part);
+    if (opts->part == FSDP_STATE_OPTIM && scope->optim_count == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "state of optimizers only was asked for, and there is no optimizer");
     return FSDP_OK;
@@ -138,7 +186,7 @@ static fsdp_status check_submodules(const fsdp_state_scope *scope, fsdp_error *e
 
 static fsdp_status fill(fsdp_state_scope *scope, fsdp_error *err)
 {
-    const fsdp_model *model = scope->root->model;
+    const fsdp_model *model = scope->root->declared;
     scope->params = fsdp_alloc(model->count, sizeof *scope->params);
     if (!scope->params)
         return fsdp_fail_memory(err, "the names of a state dict");
@@ -155,16 +203,16 @@ static fsdp_status fill(fsdp_state_scope *scope, fsdp_error *err)
 }
 
 fsdp_status fsdp_state_scope_init(fsdp_state_scope *scope, fsdp_root *root,
-                                  fsdp_optim *const *optims, size_t n, const fsdp_state_opts *opts,
-                                  fsdp_error *err)
+                                  const fsdp_state_opts *opts, fsdp_error *err)
 {
-    *scope = (fsdp_state_scope){.root = root, .optims = optims, .optim_count = n};
+    *scope = (fsdp_state_scope){.root = root};
     if (opts)
         scope->opts = *opts;
     if (!scope->opts.model_prefix)
         scope->opts.model_prefix = "model.";
     if (!scope->opts.optim_prefix)
         scope->opts.optim_prefix = "optim.";
+    FSDP_TRY(list_optims(scope, err));
     FSDP_TRY(check_opts(scope, err));
     return fill(scope, err);
 }

@@ -16,10 +16,9 @@ static bool has_gradients(const fsdp_root *root)
     for (size_t i = 0; i < root->model->count; i++)
         if (root->model->params[i]->shard_grad || root->model->params[i]->kept)
             return true;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (root->units[i]->groups[g].partial.block)
-                return true;
+    for (size_t i = 0; i < root->group_count; i++)
+        if (root->groups[i]->partial.block)
+            return true;
     return false;
 }
 
@@ -37,7 +36,7 @@ fsdp_status fsdp_state_settle_to_set(fsdp_root *root, fsdp_error *err)
 
 static bool sets_optims(const fsdp_state_scope *scope)
 {
-    return scope->optim_count > 0 && !scope->opts.no_optim;
+    return scope->optim_count > 0 && scope->opts.part != FSDP_STATE_MODEL;
 }
 
 /* Below the optimizers' prefix; otherwise below the model's, or the caller's own. */
@@ -107,7 +106,7 @@ static fsdp_status place_unknown(fsdp_state_match *match, const fsdp_entry *entr
     }
     const char *name =
         fsdp_state_behind(entry->name, entry->name_size, scope->opts.model_prefix, "", &rest);
-    if (!name || scope->opts.no_model)
+    if (!name || scope->opts.part == FSDP_STATE_OPTIM)
         return FSDP_OK;
     FSDP_TRY(check_flat(entry, err));
     match->model_count++;
@@ -200,13 +199,13 @@ static fsdp_status match_names(fsdp_state_match *match, fsdp_error *err)
 static fsdp_status check_names(const fsdp_state_match *match, fsdp_error *err)
 {
     const fsdp_state_opts *opts = &match->scope->opts;
-    if (!opts->no_model && !opts->not_strict && !opts->submodules && !opts->ignore_frozen &&
-        match->model_count == 0)
+    if (opts->part != FSDP_STATE_OPTIM && !opts->partial && !opts->submodules &&
+        !opts->ignore_frozen && match->model_count == 0)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "state of the model is to be set, and the state dict has none: no name "
                          "begins with '%s'",
                          opts->model_prefix);
-    if (opts->not_strict || (match->missing.count == 0 && match->model_unexpected == 0))
+    if (opts->partial || (match->missing.count == 0 && match->model_unexpected == 0))
         return FSDP_OK;
     fsdp_text text = {0};
     bool is_all = fsdp_names_append(&match->missing, "missing", &text);
@@ -259,7 +258,7 @@ static bool lies_the_same(const fsdp_entry *a, const fsdp_entry *b, int world)
     return true;
 }
 
-static bool is_whole(const fsdp_entry *entry, int rank)
+static bool holds_whole(const fsdp_entry *entry, int rank)
 {
     const fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
     fsdp_box box;
@@ -267,6 +266,19 @@ static bool is_whole(const fsdp_entry *entry, int rank)
         return false;
     fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, 0, &box);
     return fsdp_box_equal(&box, &whole);
+}
+
+/* A dict that was made elsewhere may name other ranks: an entry that is whole on all of them is whole where
+ * its memory is. */
+static bool is_whole(const fsdp_entry *entry, int rank)
+{
+    int ranks = fsdp_layout_world(&entry->layout);
+    if (holds_whole(entry, rank))
+        return true;
+    for (int i = 0; i < ranks; i++)
+        if (!holds_whole(entry, i))
+            return false;
+    return ranks > 0;
 }
 
 static fsdp_status check_layout(const fsdp_state_match *match, const fsdp_entry *live,
@@ -324,7 +336,7 @@ static fsdp_status check_tensor(const fsdp_state_match *match, const fsdp_entry 
     FSDP_TRY(check_dtype(match, live, from, err));
     FSDP_TRY(check_layout(match, live, from, err));
     int rank = match->scope->root->world->rank;
-    if (!match->is_description && !from->data && fsdp_entry_local_bytes(from, rank) > 0)
+    if (!match->is_description && !from->data && fsdp_entry_local_bytes(live, rank) > 0)
         return fsdp_fail(err, FSDP_ERR_USAGE, "'%s' has no memory on rank %d", from->name, rank);
     return FSDP_OK;
 }
@@ -345,13 +357,10 @@ static void copy_tensor(const fsdp_entry *live, const fsdp_entry *from, int rank
     size_t size = (size_t)fsdp_entry_local_bytes(live, rank);
     if (live->ndim == 0) {
         (void)fsdp_state_set_number(live, from);
-    } else if (size > 0 && is_whole(from, rank)) {
+    } else if (size > 0 && live->data != from->data && is_whole(from, rank)) {
         const fsdp_box whole = fsdp_box_whole(from->ndim, from->shape);
-        fsdp_box own;
-        fsdp_layout_box(&live->layout, live->ndim, live->shape, rank, 0, &own);
-        if (live->data != from->data)
-            fsdp_state_copy_range(&whole, 0, fsdp_box_count(&whole), from->data, &own, live->data,
-                                  fsdp_dtype_size(live->dtype));
+        const fsdp_state_range all = {whole, 0, fsdp_box_count(&whole), from->data};
+        fsdp_state_copy_into(&all, live, rank);
     } else if (size > 0 && live->data != from->data) {
         memcpy(live->data, from->data, size);
     }
@@ -365,35 +374,50 @@ static void copy_all(const fsdp_state_match *match)
             copy_tensor(fsdp_sd_at(match->live, i), fsdp_state_source(match, match->sd, i), rank);
 }
 
-/* Did anything come for this live entry? */
-static fsdp_status was_set(const fsdp_state_match *match, const char *prefix, const char *more,
-                           const char *name, const char *what, bool *set_out, fsdp_error *err)
+/* The live entry of a parameter that something came for; -1: nothing did. */
+static fsdp_status find_set(const fsdp_state_match *match, const fsdp_state_param *param,
+                            const fsdp_state_naming *naming, int64_t *at_out, fsdp_error *err)
 {
     fsdp_text text = {0};
-    fsdp_text_addf(&text, "%s%s%s%s", prefix, more, name, what);
-    int64_t at = text.failed ? -1 : fsdp_sd_find(match->live, text.data, text.size);
-    fsdp_status status = text.failed ? fsdp_fail_memory(err, name) : FSDP_OK;
-    *set_out = at >= 0 && match->source[at] >= 0;
+    fsdp_status status = fsdp_state_spell(&text, naming, param->names[0], err);
+    int64_t at = status == FSDP_OK ? fsdp_sd_find(match->live, text.data, text.size) : -1;
+    *at_out = at >= 0 && match->source[at] >= 0 ? at : -1;
     fsdp_text_release(&text);
     return status;
+}
+
+static fsdp_status find_state_set(const fsdp_state_match *match, const fsdp_state_param *param,
+                                  const char *what, int64_t *at_out, fsdp_error *err)
+{
+    const fsdp_state_naming naming = {match->scope->opts.optim_prefix, "state.", what};
+    return find_set(match, param, &naming, at_out, err);
+}
+
+/* The live entry of one that is kept in another dtype is a copy. */
+static void take_cast(const fsdp_param *param, const fsdp_entry *live)
+{
+    fsdp_cast(param->flat->shard, param->flat->dtype, live->data, param->dtype,
+              (size_t)fsdp_shape_count(param->ndim, param->shape));
 }
 
 /* It has values if it came; a master that did not come follows it then. */
 static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_param *param,
                                 fsdp_error *err)
 {
-    const fsdp_state_scope *scope = match->scope;
-    bool came, master_came;
-    FSDP_TRY(was_set(match, scope->opts.model_prefix, "", param->names[0], "", &came, err));
-    if (came)
-        param->param->lacks_value = false;
-    if (came && !param->state)
-        fsdp_root_refresh_masters(scope->root, param->param);
+    const fsdp_state_naming naming = {match->scope->opts.model_prefix, "", NULL};
+    fsdp_param *of = param->param;
+    int64_t came, master;
+    FSDP_TRY(find_set(match, param, &naming, &came, err));
+    if (came >= 0 && fsdp_state_is_cast(of))
+        take_cast(of, fsdp_sd_at(match->live, (size_t)came));
+    if (came >= 0)
+        of->lacks_value = false;
+    if (came >= 0 && !param->state)
+        fsdp_root_refresh_masters(match->scope->root, of->flat ? of->flat : of);
     if (!param->state || !param->state->master)
         return FSDP_OK;
-    FSDP_TRY(was_set(match, scope->opts.optim_prefix, "state.", param->names[0], ".master",
-                     &master_came, err));
-    if (came && !master_came)
+    FSDP_TRY(find_state_set(match, param, "master", &master, err));
+    if (came >= 0 && master < 0)
         fsdp_optim_refresh_master(param->state);
     return FSDP_OK;
 }
@@ -402,12 +426,10 @@ static fsdp_status finish_param(const fsdp_state_match *match, const fsdp_state_
 static fsdp_status count_step(const fsdp_state_match *match, const fsdp_state_param *param,
                               fsdp_error *err)
 {
-    const char *prefix = match->scope->opts.optim_prefix;
-    bool step_came, momentum_came;
-    FSDP_TRY(was_set(match, prefix, "state.", param->names[0], ".step", &step_came, err));
-    FSDP_TRY(
-        was_set(match, prefix, "state.", param->names[0], ".momentum_buffer", &momentum_came, err));
-    if (momentum_came && !step_came && param->state->step < 1)
+    int64_t step, momentum;
+    FSDP_TRY(find_state_set(match, param, "step", &step, err));
+    FSDP_TRY(find_state_set(match, param, "momentum_buffer", &momentum, err));
+    if (momentum >= 0 && step < 0 && param->state->step < 1)
         param->state->step = 1;
     return FSDP_OK;
 }
@@ -425,18 +447,75 @@ static fsdp_status finish_state(const fsdp_state_match *match, fsdp_error *err)
     return FSDP_OK;
 }
 
+/* --- steps of flat parameters ------------------------------------------------------------------ */
+
+/* The first step that came for the parameters of a flat one. */
+typedef struct first_step {
+    const char *name;
+    double step;
+} first_step;
+
+static bool find_number(const fsdp_state_match *match, const fsdp_sd *numbers, int64_t live,
+                        double *number_out)
+{
+    const fsdp_entry *from = fsdp_sd_at(match->sd, (size_t)match->source[live]);
+    int64_t at = fsdp_sd_find(numbers, from->name, from->name_size);
+    return fsdp_state_number(at < 0 ? from : fsdp_sd_at(numbers, (size_t)at), number_out);
+}
+
+static fsdp_status check_step(const fsdp_state_match *match, const fsdp_sd *numbers,
+                              const fsdp_state_param *param, first_step *first, fsdp_error *err)
+{
+    const char *name = param->param->name;
+    int64_t at;
+    double step;
+    FSDP_TRY(find_state_set(match, param, "step", &at, err));
+    if (at < 0 || !find_number(match, numbers, at, &step))
+        return FSDP_OK;
+    if (first->name && step != first->step)
+        return fsdp_fail(
+            err, FSDP_ERR_USAGE,
+            "'%s' was stepped %g times and '%s' %g times: they lie in one flat parameter",
+            first->name, first->step, name, step);
+    *first = (first_step){name, step};
+    return FSDP_OK;
+}
+
+static fsdp_status check_optim_steps(const fsdp_state_match *match, const fsdp_sd *numbers,
+                                     const fsdp_optim *optim, fsdp_error *err)
+{
+    first_step *first = fsdp_alloc(optim->count, sizeof *first);
+    fsdp_status status = first ? FSDP_OK : fsdp_fail_memory(err, "the steps of an optimizer");
+    for (size_t i = 0; i < match->scope->count && status == FSDP_OK; i++) {
+        const fsdp_state_param *param = &match->scope->params[i];
+        if (param->optim == optim && param->count > 0)
+            status = check_step(match, numbers, param, &first[param->state - optim->states], err);
+    }
+    fsdp_free(first);
+    return status;
+}
+
+fsdp_status fsdp_state_check_steps(const fsdp_state_match *match, const fsdp_sd *numbers,
+                                   fsdp_error *err)
+{
+    const fsdp_state_scope *scope = match->scope;
+    bool is_flat = scope->root->declared != scope->root->model;
+    for (size_t i = 0; is_flat && i < scope->optim_count; i++)
+        FSDP_TRY(check_optim_steps(match, numbers, scope->optims[i], err));
+    return FSDP_OK;
+}
+
 /* --- setting ---------------------------------------------------------------------------------- */
 
-static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, fsdp_optim *const *optims,
-                           size_t n, const fsdp_state_opts *opts, const fsdp_sd *sd,
-                           fsdp_sd **live_out, fsdp_error *err)
+static fsdp_status prepare(fsdp_state_scope *scope, fsdp_root *root, const fsdp_state_opts *opts,
+                           const fsdp_sd *sd, fsdp_sd **live_out, fsdp_error *err)
 {
     scope->root = root;
     if (!sd && !(opts && opts->broadcast_from_rank0 && root->world->rank != 0))
         return fsdp_fail(err, FSDP_ERR_USAGE, "there is no state dict to set");
     FSDP_TRY(fsdp_state_settle_to_set(root, err));
-    FSDP_TRY(fsdp_state_scope_init(scope, root, optims, n, opts, err));
-    return fsdp_state_build(scope, live_out, err);
+    FSDP_TRY(fsdp_state_scope_init(scope, root, opts, err));
+    return fsdp_state_build(scope, false, live_out, err);
 }
 
 fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
@@ -446,7 +525,8 @@ fsdp_status fsdp_state_match_all(fsdp_state_match *match, fsdp_error *err)
         return fsdp_fail_memory(err, "setting the state of a root");
     FSDP_TRY(match_names(match, err));
     FSDP_TRY(check_names(match, err));
-    return check_tensors(match, err);
+    FSDP_TRY(check_tensors(match, err));
+    return fsdp_state_check_steps(match, match->sd, err);
 }
 
 void fsdp_state_match_release(fsdp_state_match *match, fsdp_load_report *report)
@@ -504,8 +584,7 @@ static fsdp_status set_from_rank0(const fsdp_state_scope *scope, const fsdp_sd *
     return status;
 }
 
-fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size_t n,
-                                const fsdp_state_opts *opts, const fsdp_sd *sd,
+fsdp_status fsdp_root_set_state(fsdp_root *root, const fsdp_sd *sd, const fsdp_state_opts *opts,
                                 fsdp_load_report *report, fsdp_error *err)
 {
     fsdp_state_scope scope = {0};
@@ -514,7 +593,7 @@ fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size
     err = err ? err : &local;
     if (report)
         *report = (fsdp_load_report){0};
-    fsdp_status status = prepare(&scope, root, optims, n, opts, sd, &live, err);
+    fsdp_status status = prepare(&scope, root, opts, sd, &live, err);
     if (opts && opts->broadcast_from_rank0)
         status = set_from_rank0(&scope, live, sd, report, status, err);
     else if (status == FSDP_OK)
@@ -522,10 +601,4 @@ fsdp_status fsdp_root_set_state(fsdp_root *root, fsdp_optim *const *optims, size
     fsdp_sd_free(live);
     fsdp_state_scope_release(&scope);
     return status;
-}
-
-fsdp_status fsdp_root_take_state(fsdp_root *root, fsdp_optim *optim, const fsdp_state_opts *opts,
-                                 const fsdp_sd *sd, fsdp_error *err)
-{
-    return fsdp_root_set_state(root, &optim, optim ? 1 : 0, opts, sd, NULL, err);
 }

@@ -1,6 +1,6 @@
 /*
- * Which parameters got values, for programs that want to be told of those that did not: what a model on
- * PyTorch's meta device is asked for before its first step. See root.h.
+ * Parameters that have no values yet, for programs that ask for an error when one is used (a model on
+ * PyTorch's meta device raises one). See fsdp_root_expect_values.
  */
 #include "runtime/step/step_internal.h"
 
@@ -14,10 +14,10 @@ fsdp_status fsdp_root_expect_values(fsdp_root *root, fsdp_error *err)
     FSDP_TRY(fsdp_root_ready(root, err));
     if (root->is_in_forward || root->is_in_backward)
         return fsdp_fail(err, FSDP_ERR_USAGE, "values are expected between steps, not inside one");
-    if (root->is_flat)
+    if (root->declared != root->model)
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the parameters of this root lie in flat ones, which have values as a "
-                         "whole: fsdp_v1_init and fsdp_v1_load bring all of them");
+                         "whole: fsdp_root_init and fsdp_root_load bring all of them");
     for (size_t i = 0; i < model->count; i++)
         model->params[i]->lacks_value = !model->params[i]->is_buffer;
     return FSDP_OK;

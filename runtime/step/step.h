@@ -11,7 +11,7 @@
  *
  * In: the public calls of unit.h and root.h. Out: calls on the groups of runtime/group in the order that
  * docs/flow_step.md describes; for the rooms above, the structs below and the functions at the end.
- * Callers: runtime/optim, runtime/state and runtime/fsdp1 between steps; programs, through public headers.
+ * Callers: runtime/optim, runtime/state and runtime/wrap between steps; programs, through public headers.
  */
 #ifndef FSDP_STEP_H
 #define FSDP_STEP_H
@@ -73,6 +73,8 @@ struct fsdp_root {
     fsdp_root *next_sharing;           /* of the context's */
     fsdp_unit **units;                 /* root first */
     size_t unit_count;
+    fsdp_group **groups;               /* of all units, in that order */
+    size_t group_count;
     fsdp_unit *unit;
     fsdp_block *buffers;
     int64_t step;
@@ -80,9 +82,12 @@ struct fsdp_root {
     bool is_in_forward, is_in_backward;
     bool is_unfinished;                /* a backward has ended whose reductions were not waited for */
     bool is_evaluating;                /* forwards have no backward: their order is not noted */
-    bool is_summoned;                  /* whole parameters are out (fsdp1_summon.c): no step begins */
+    bool is_summoned;                  /* whole parameters are out (wrap_summon.c): no step begins */
     fsdp_unit *last_seen;              /* the last one that had its first forward */
-    bool is_flat;                      /* of fsdp1.h, whose state dicts show what lies in flat parameters */
+    fsdp_model *declared;              /* as the caller declared it: `model`, unless the FSDP1 face wrapped
+                                        * it */
+    bool steps_runs;                   /* optimizers step declared parameters, not the flat ones they lie
+                                        * in */
     bool is_last_backward, is_manual, has_post_optim_event;
     fsdp_event post_optim_event;
     fsdp_finalize_handle handle;

@@ -4,7 +4,6 @@
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
 
-#include "formats/source.h"
 #include "statedict/checkpoint/foreign.h"
 #include "statedict/checkpoint/incomplete.h"
 #include "statedict/manifest/large_value.h"
@@ -70,12 +69,12 @@ static fsdp_status find_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_va
 static fsdp_status read_stored(fsdp_checkpoint *checkpoint, const fsdp_stored_box *stored,
                                char *bytes, fsdp_error *err)
 {
-    fsdp_want want = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
-    fsdp_getter getter = {0};
+    fsdp_read_target target = {.box = fsdp_stored_box_box(stored), .dtype = FSDP_U8, .data = bytes};
+    fsdp_block_reader block_reader = {0};
     fsdp_status st = FSDP_OK;
     for (int64_t block = 0; st == FSDP_OK && block < stored->block_count; block++)
-        st = fsdp_get_block(&getter, checkpoint->readers[0], stored, block, &want, 1, err);
-    fsdp_getter_release(&getter);
+        st = fsdp_get_block(&block_reader, checkpoint->readers[0], stored, block, &target, 1, err);
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
@@ -137,6 +136,150 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     return load_stored_values(checkpoint, err);
 }
 
+/* --- a checkpoint of ours, as others are read ---------------------------------------------------- */
+
+static void close_native(fsdp_checkpoint *checkpoint)
+{
+    for (int i = 0; checkpoint->readers && i < checkpoint->manifest.file_count; i++)
+        fsdp_shard_close(checkpoint->readers[i]);
+    fsdp_free(checkpoint->readers);
+}
+
+static char *file_path(const fsdp_checkpoint *checkpoint, int number)
+{
+    char name[FSDP_SHARD_NAME_SIZE];
+    if (checkpoint->is_one_file)
+        return fsdp_strndup(checkpoint->path, strlen(checkpoint->path));
+    fsdp_shard_name(number, checkpoint->manifest.file_count, name);
+    return fsdp_path_join(checkpoint->path, name);
+}
+
+static fsdp_status need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
+{
+    if (checkpoint->readers[number])
+        return FSDP_OK;
+    const fsdp_manifest *manifest = &checkpoint->manifest;
+    const fsdp_manifest_file *file = &manifest->files[number];
+    char *path = file_path(checkpoint, number);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    fsdp_file_record record = {file->size, file->index_offset, file->index_size, file->index_hash,
+                               checkpoint->is_one_file};
+    fsdp_shard_id id = {
+        .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
+    memcpy(id.run, manifest->run, sizeof id.run);
+    fsdp_status st =
+        fsdp_shard_open(checkpoint->io, path, &record, &id, &checkpoint->readers[number], err);
+    fsdp_free(path);
+    return st;
+}
+
+static void file_at(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out)
+{
+    *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
+    const char *slash = strrchr(checkpoint->path, '/');
+    if (checkpoint->is_one_file)
+        snprintf(file_out->name, sizeof file_out->name, "%s", slash ? slash + 1 : checkpoint->path);
+    else
+        fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
+    const fsdp_shard_reader *reader = checkpoint->readers[number];
+    if (!reader)
+        return;
+    file_out->box_count = (int64_t)fsdp_shard_box_count(reader);
+    for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
+        file_out->block_count += fsdp_shard_box_at(reader, i)->block_count;
+}
+
+static fsdp_status visit_file(const fsdp_checkpoint *checkpoint, int number, char *path,
+                              fsdp_file_visit visit, void *user, fsdp_error *err)
+{
+    fsdp_file_info info;
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    int result = checkpoint->io->ops->info(checkpoint->io, path, &info);
+    fsdp_status st = result == 0 ? visit(user, number, path, &info, err)
+                                 : fsdp_fail_errno(err, -result, "cannot look at '%s'", path);
+    fsdp_free(path);
+    return st;
+}
+
+/* But for those that are not there (incomplete.h). */
+static fsdp_status each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+                             fsdp_error *err)
+{
+    if (!checkpoint->is_one_file)
+        FSDP_TRY(visit_file(checkpoint, -1, fsdp_path_join(checkpoint->path, FSDP_MANIFEST_NAME),
+                            visit, user, err));
+    for (int i = 0; i < checkpoint->manifest.file_count; i++)
+        if (checkpoint->readers[i])
+            FSDP_TRY(visit_file(checkpoint, i, file_path(checkpoint, i), visit, user, err));
+    return FSDP_OK;
+}
+
+typedef struct located {
+    const fsdp_checkpoint *checkpoint;
+    size_t entry;
+    fsdp_number_visit visit;
+    void *user;
+} located;
+
+static fsdp_status visit_located(void *user, int rank, size_t part, const fsdp_box *box,
+                                 fsdp_error *err)
+{
+    const located *search = user;
+    (void)part;
+    (void)box;
+    return search->visit(search->user, fsdp_checkpoint_file_of(search->checkpoint, rank), err);
+}
+
+static fsdp_status locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                          fsdp_number_visit visit, void *user, fsdp_error *err)
+{
+    located search = {checkpoint, entry, visit, user};
+    return fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry), checkpoint->owners[entry],
+                            box, visit_located, &search, err);
+}
+
+static fsdp_status find_stored_box(void *user, int rank, size_t part, const fsdp_box *box,
+                                   fsdp_error *err)
+{
+    const located *search = user;
+    const fsdp_stored_box *stored;
+    fsdp_shard_reader *reader;
+    fsdp_promised_box promised = {search->entry, rank, part, box};
+    return fsdp_checkpoint_stored(search->checkpoint, &promised, &stored, &reader, err);
+}
+
+static fsdp_status require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+{
+    located search = {.checkpoint = checkpoint, .entry = entry};
+    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
+    fsdp_box whole = fsdp_box_whole(tensor->ndim, tensor->shape);
+    return fsdp_plan_stored(tensor, checkpoint->owners[entry], &whole, find_stored_box, &search,
+                            err);
+}
+
+static const char *missing_at(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out)
+{
+    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(checkpoint->manifest.sd); i++) {
+        const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, i);
+        if (checkpoint->is_missing[i] && number-- == 0) {
+            *size_out = entry->name_size;
+            return entry->name;
+        }
+    }
+    return NULL;
+}
+
+static const fsdp_checkpoint_ops native_ops = {.close = close_native,
+                                               .get = fsdp_native_get,
+                                               .file_at = file_at,
+                                               .each_file = each_file,
+                                               .locate = locate,
+                                               .missing_at = missing_at,
+                                               .need_file = need_file,
+                                               .require = require};
+
 static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_open_opts *opts,
                                    bool look_at_files, fsdp_checkpoint **checkpoint_out,
                                    fsdp_error *err)
@@ -144,6 +287,7 @@ static fsdp_status open_checkpoint(fsdp_io *io, const char *path, const fsdp_ope
     fsdp_checkpoint *checkpoint = fsdp_alloc(1, sizeof *checkpoint);
     if (!checkpoint)
         return fsdp_fail_memory(err, "a checkpoint");
+    checkpoint->ops = &native_ops;
     checkpoint->io = io;
     fsdp_status st = fsdp_incomplete_allow(checkpoint, opts, err);
     if (st == FSDP_OK)
@@ -175,91 +319,4 @@ fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path,
                                        fsdp_checkpoint **checkpoint_out, fsdp_error *err)
 {
     return open_checkpoint(io, path, NULL, false, checkpoint_out, err);
-}
-
-void fsdp_checkpoint_close(fsdp_checkpoint *checkpoint)
-{
-    if (!checkpoint)
-        return;
-    for (int i = 0; checkpoint->readers && i < checkpoint->manifest.file_count; i++)
-        fsdp_shard_close(checkpoint->readers[i]);
-    fsdp_free(checkpoint->readers);
-    fsdp_free(checkpoint->owners);
-    fsdp_source_close(checkpoint->source);
-    fsdp_free(checkpoint->source_tensor);
-    fsdp_free(checkpoint->is_missing);
-    fsdp_filter_free(checkpoint->may_lack);
-    fsdp_free(checkpoint->source_boxes);
-    fsdp_manifest_release(&checkpoint->manifest);
-    fsdp_free(checkpoint->path);
-    fsdp_free(checkpoint);
-}
-
-static char *file_path(const fsdp_checkpoint *checkpoint, int number)
-{
-    char name[FSDP_SHARD_NAME_SIZE];
-    if (checkpoint->is_one_file)
-        return fsdp_strndup(checkpoint->path, strlen(checkpoint->path));
-    fsdp_shard_name(number, checkpoint->manifest.file_count, name);
-    return fsdp_path_join(checkpoint->path, name);
-}
-
-fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err)
-{
-    if (checkpoint->source || checkpoint->readers[number])
-        return FSDP_OK;
-    const fsdp_manifest *manifest = &checkpoint->manifest;
-    const fsdp_manifest_file *file = &manifest->files[number];
-    char *path = file_path(checkpoint, number);
-    if (!path)
-        return fsdp_fail_memory(err, "a path");
-    fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash,
-                            checkpoint->is_one_file};
-    fsdp_shard_id id = {
-        .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
-    memcpy(id.run, manifest->run, sizeof id.run);
-    fsdp_status st =
-        fsdp_shard_open(checkpoint->io, path, &seal, &id, &checkpoint->readers[number], err);
-    fsdp_free(path);
-    return st;
-}
-
-fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err)
-{
-    for (int i = 0; i < checkpoint->manifest.file_count; i++)
-        FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
-    return FSDP_OK;
-}
-
-/* --- looking ---------------------------------------------------------------------------------- */
-
-const fsdp_checkpoint_info *fsdp_checkpoint_describe(const fsdp_checkpoint *checkpoint)
-{
-    return &checkpoint->info;
-}
-
-const fsdp_sd *fsdp_checkpoint_sd(const fsdp_checkpoint *checkpoint)
-{
-    return checkpoint->manifest.sd;
-}
-
-void fsdp_checkpoint_file_at(const fsdp_checkpoint *checkpoint, int number,
-                             fsdp_checkpoint_file *file_out)
-{
-    if (checkpoint->source) {
-        fsdp_foreign_file_at(checkpoint, number, file_out);
-        return;
-    }
-    *file_out = (fsdp_checkpoint_file){.size = checkpoint->manifest.files[number].size};
-    const char *slash = strrchr(checkpoint->path, '/');
-    if (checkpoint->is_one_file)
-        snprintf(file_out->name, sizeof file_out->name, "%s", slash ? slash + 1 : checkpoint->path);
-    else
-        fsdp_shard_name(number, checkpoint->manifest.file_count, file_out->name);
-    const fsdp_shard_reader *reader = checkpoint->readers[number];
-    if (!reader)
-        return;
-    file_out->box_count = (int64_t)fsdp_shard_box_count(reader);
-    for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
-        file_out->block_count += fsdp_shard_box_at(reader, i)->block_count;
 }

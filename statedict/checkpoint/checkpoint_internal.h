@@ -7,18 +7,67 @@
 #include "statedict/transfer/box_plan.h"
 #include <fsdp/filter.h>
 
+/* What a conversion of a checkpoint must know before it reads; see fsdp_source_reading_limits. */
+typedef struct fsdp_reading {
+    int threads;               /* that may read at once */
+    int64_t apart;             /* bytes that they may be apart together */
+    int64_t spooled;           /* bytes that are put into spools */
+} fsdp_reading;
+
+struct fsdp_read_request;
+
+/* A file that is read, by its number as of fsdp_checkpoint_file_at, or -1: it describes the others. */
+typedef fsdp_status (*fsdp_file_visit)(void *user, int number, const char *path, const fsdp_file_info *info,
+                                       fsdp_error *err);
+typedef fsdp_status (*fsdp_number_visit)(void *user, int number, fsdp_error *err);
+
+/*
+ * How an opened checkpoint is read: ours (checkpoint.c, get.c) or another program's (foreign.c). Every other
+ * file reads checkpoints through the functions below, which call these. Entries are tensors.
+ */
+typedef struct fsdp_checkpoint_ops {
+    void (*close)(fsdp_checkpoint *checkpoint);
+    fsdp_status (*get)(fsdp_checkpoint *checkpoint, const struct fsdp_read_request *request, fsdp_error *err);
+    void (*file_at)(const fsdp_checkpoint *checkpoint, int number, fsdp_checkpoint_file *file_out);
+    fsdp_status (*each_file)(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+                             fsdp_error *err);
+    fsdp_status (*locate)(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                          fsdp_number_visit visit, void *user, fsdp_error *err);
+    const char *(*missing_at)(const fsdp_checkpoint *checkpoint, size_t number, size_t *size_out);
+
+    /* Ours only: files are opened before they are read, and an index may lack what the manifest declares. */
+    fsdp_status (*need_file)(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
+    fsdp_status (*require)(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
+
+    /* Other programs' only: storage that is shared, packed, or has checksums of its own. */
+    bool (*stored_box)(const fsdp_checkpoint *checkpoint, size_t entry, size_t number, fsdp_box *box_out,
+                       int *file_out);
+    fsdp_status (*stream_inner)(fsdp_checkpoint *checkpoint, uint64_t tensor, int64_t memory,
+                                fsdp_slab_visit visit, void *user, fsdp_error *err);
+    fsdp_status (*check)(fsdp_checkpoint *checkpoint, int threads, fsdp_error *err);
+    const char *(*extra)(const fsdp_checkpoint *checkpoint, const char *member);
+    fsdp_status (*set_memory)(fsdp_checkpoint *checkpoint, int64_t memory, const char *to, fsdp_error *err);
+    fsdp_status (*announce)(fsdp_checkpoint *checkpoint, size_t entry, bool repeated, fsdp_error *err);
+    fsdp_reading (*reading)(const fsdp_checkpoint *checkpoint);
+    fsdp_status (*carry_values)(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
+    bool (*has_place)(const fsdp_checkpoint *checkpoint, size_t entry);
+    int (*compare_places)(const fsdp_checkpoint *checkpoint, size_t a, size_t b);
+} fsdp_checkpoint_ops;
+
 struct fsdp_checkpoint {
+    const fsdp_checkpoint_ops *ops;
     fsdp_io *io;
     char *path;
     bool is_one_file;          /* the path is a file of ours (one_file.h), not a directory */
-    fsdp_manifest manifest;
+    fsdp_manifest manifest;    /* of another program's: what it amounts to, without files */
     int *owners;               /* per entry, repeated from the manifest's policy */
-    fsdp_shard_reader **readers;   /* per file; NULL until needed */
+    fsdp_shard_reader **readers;   /* ours, per file; NULL until needed */
     fsdp_checkpoint_info info;
-    struct fsdp_source *source;    /* a checkpoint of another program (foreign.c); NULL: our own */
+    struct fsdp_source *source;    /* another program's (foreign.c) */
     size_t *source_tensor;     /* per entry: its tensor there */
     fsdp_filter *may_lack;     /* while it is opened: names of what may be incomplete; NULL: nothing may */
     bool *is_missing;          /* per entry: incomplete (incomplete.h); NULL: all are whole */
+    size_t missing_count;      /* of them, and of names of which nothing else is known */
     int64_t *source_boxes;     /* per file of it that holds tensors or values: boxes of tensors */
 };
 
@@ -34,37 +83,95 @@ fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_ch
 fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                                        fsdp_error *err);
 
-/* Opens shard file `number` and checks its index, unless that was done. Not thread-safe. */
+/* Opens file `number` and checks its index, unless that was done. Not thread-safe. */
 fsdp_status fsdp_checkpoint_need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error *err);
 fsdp_status fsdp_checkpoint_need_all(fsdp_checkpoint *checkpoint, fsdp_error *err);
 
 /* The file that holds what a rank stored. */
 int fsdp_checkpoint_file_of(const fsdp_checkpoint *checkpoint, int rank);
 
-/* The stored box of a plan: index and manifest must agree. Its file must be open. */
-fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t entry, int rank, size_t part,
-                                   const fsdp_box *box, const fsdp_stored_box **stored_out,
-                                   fsdp_shard_reader **reader_out, fsdp_error *err);
+/* A box that the manifest promises: the rank that stored it, as its box number `part` of the entry. */
+typedef struct fsdp_promised_box {
+    size_t entry;
+    int rank;
+    size_t part;
+    const fsdp_box *box;
+} fsdp_promised_box;
+/* The same in the index, which must agree. Its file must be open. */
+fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, const fsdp_promised_box *promised,
+                                   const fsdp_stored_box **stored_out, fsdp_shard_reader **reader_out,
+                                   fsdp_error *err);
 
 /*
- * Workers that fill the same wants together walk over the same blocks in the same order, and each
+ * Workers that fill the same targets together walk over the same blocks in the same order, and each
  * takes the blocks whose number it drew. Nobody waits for anybody.
  */
-typedef struct fsdp_turns {
+typedef struct fsdp_work_counter {
     atomic_llong *next;        /* shared: the next number to draw */
     int64_t mine;              /* drawn by this worker */
     int64_t at;                /* number of the block this worker looks at */
-} fsdp_turns;
+} fsdp_work_counter;
 
-void fsdp_turns_begin(fsdp_turns *turns, atomic_llong *next);
-/* Is the next item this worker's? Always without turns. */
-bool fsdp_turns_take(fsdp_turns *turns);
+void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next);
+/* Is the next item this worker's? Always without a counter. */
+bool fsdp_work_counter_take(fsdp_work_counter *counter);
 /* Nobody draws a number that counts any more: a worker failed. */
-void fsdp_turns_stop(fsdp_turns *turns);
+void fsdp_work_counter_stop(fsdp_work_counter *counter);
 
-/* Fills wanted boxes of one entry: all of them, or with turns this worker's share. Its files must be
- * open; several threads may do this at once, each with its own getter. */
-fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns, fsdp_error *err);
+/* A tensor that is given to visit in slabs. */
+typedef struct fsdp_slab_stream {
+    const fsdp_entry *tensor;
+    fsdp_status (*read)(void *source, const fsdp_box *slab, char *data, fsdp_error *err);
+    void *source;
+    int64_t memory;            /* of a slab; 0: the default */
+    fsdp_slab_visit visit;
+    void *user;
+} fsdp_slab_stream;
+fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err);
+
+/* What is read of one entry. The files that hold it must be open. */
+typedef struct fsdp_read_request {
+    size_t entry;              /* a tensor */
+    const fsdp_read_target *targets;
+    size_t count;
+    fsdp_block_reader *block_reader;   /* of the thread: several may read at once */
+    fsdp_work_counter *counter;        /* this worker fills its share; NULL: all of it */
+} fsdp_read_request;
+fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                                fsdp_error *err);
+
+/* Do its files hold what is declared of the entry? Asked before memory is taken for it. */
+fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
+
+/* The table's entry of our own checkpoints. */
+fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request, fsdp_error *err);
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+/* All files that are there. */
+fsdp_status fsdp_checkpoint_each_file(const fsdp_checkpoint *checkpoint, fsdp_file_visit visit, void *user,
+                                      fsdp_error *err);
+/* The numbers of those that hold a part of a box, some perhaps more than once. */
+fsdp_status fsdp_checkpoint_locate(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_box *box,
+                                   fsdp_number_visit visit, void *user, fsdp_error *err);
+/* Is one of its files, or the checkpoint itself, in this directory? */
+bool fsdp_checkpoint_lies_in(const fsdp_checkpoint *checkpoint, const char *dir);
+/* Would `path` lie in the directory that is the checkpoint? */
+bool fsdp_checkpoint_takes_in(const fsdp_checkpoint *checkpoint, const char *path);
+/* Is it one of its files? */
+bool fsdp_checkpoint_reads(const fsdp_checkpoint *checkpoint, const char *path);
+
+/* --- conversions, before the first read --------------------------------------------------------- */
+
+/* Values that only their writer understands become torch.save files (fsdp_source_save_value), as far as those
+ * fit into 64 MiB; what differs from rank to rank only where the target is_ours. */
+fsdp_status fsdp_checkpoint_carry_values(fsdp_checkpoint *checkpoint, bool is_ours, fsdp_error *err);
+/* How much memory unpacking may take; spools go beside `to`. */
+fsdp_status fsdp_checkpoint_set_memory(fsdp_checkpoint *checkpoint, int64_t memory, const char *to,
+                                       fsdp_error *err);
+/* What an entry, or what it is an alias of, will be read as: see fsdp_source_announce. */
+fsdp_status fsdp_checkpoint_announce(fsdp_checkpoint *checkpoint, size_t entry, bool repeated,
+                                     fsdp_error *err);
+fsdp_reading fsdp_checkpoint_reading(const fsdp_checkpoint *checkpoint);
 
 #endif

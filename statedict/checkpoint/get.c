@@ -1,9 +1,8 @@
 /*
  * Reading boxes of an opened checkpoint: find the stored boxes that hold what is wanted, bring their
- * blocks (pipeline.c), alone or in turns with other workers. Load, diff and convert stand on this.
+ * blocks (pipeline.c), alone or in shares with other workers. Load, diff and convert stand on this.
  */
 #include "statedict/checkpoint/checkpoint_internal.h"
-#include "statedict/checkpoint/foreign.h"
 
 #include <string.h>
 
@@ -27,18 +26,19 @@ static fsdp_status disagree(const fsdp_shard_reader *reader, const fsdp_entry *t
                      fsdp_printable(tensor->name, tensor->name_size, name, sizeof name));
 }
 
-fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t entry, int rank,
-                                   size_t part, const fsdp_box *box,
+fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint,
+                                   const fsdp_promised_box *promised,
                                    const fsdp_stored_box **stored_out,
                                    fsdp_shard_reader **reader_out, fsdp_error *err)
 {
-    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
-    fsdp_shard_reader *reader = checkpoint->readers[fsdp_checkpoint_file_of(checkpoint, rank)];
-    const fsdp_stored_box *stored =
-        fsdp_shard_find(reader, (uint32_t)rank, (uint32_t)entry, (uint32_t)part);
+    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, promised->entry);
+    fsdp_shard_reader *reader =
+        checkpoint->readers[fsdp_checkpoint_file_of(checkpoint, promised->rank)];
+    const fsdp_stored_box *stored = fsdp_shard_find(
+        reader, (uint32_t)promised->rank, (uint32_t)promised->entry, (uint32_t)promised->part);
     if (!stored)
         return disagree(reader, tensor, "lacks a box that the manifest promises", err);
-    if (!same_box(stored, box) || stored->dtype != tensor->dtype ||
+    if (!same_box(stored, promised->box) || stored->dtype != tensor->dtype ||
         stored->name_size != tensor->name_size ||
         memcmp(stored->name, tensor->name, tensor->name_size) != 0)
         return disagree(reader, tensor, "holds another box than the manifest says", err);
@@ -49,74 +49,73 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, size_t ent
 
 typedef struct get_state {
     fsdp_checkpoint *checkpoint;
-    size_t entry;
-    const fsdp_want *wants;
-    size_t count;
-    fsdp_want *near; /* the wants that meet the stored box at hand */
-    fsdp_getter *getter;
-    fsdp_turns *turns; /* NULL: every block */
+    const fsdp_read_request *request;
+    fsdp_read_target *near; /* the targets that meet the stored box at hand */
 } get_state;
 
-#define NO_TURN (INT64_MAX / 2)
+#define NO_WORK (INT64_MAX / 2)
 
-void fsdp_turns_begin(fsdp_turns *turns, atomic_llong *next)
+void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next)
 {
-    *turns = (fsdp_turns){.next = next, .mine = atomic_fetch_add(next, 1)};
+    *counter = (fsdp_work_counter){.next = next, .mine = atomic_fetch_add(next, 1)};
 }
 
-void fsdp_turns_stop(fsdp_turns *turns)
+void fsdp_work_counter_stop(fsdp_work_counter *counter)
 {
-    atomic_store(turns->next, NO_TURN);
+    atomic_store(counter->next, NO_WORK);
 }
 
-bool fsdp_turns_take(fsdp_turns *turns)
+bool fsdp_work_counter_take(fsdp_work_counter *counter)
 {
-    if (!turns)
+    if (!counter)
         return true;
-    if (turns->at++ != turns->mine)
+    if (counter->at++ != counter->mine)
         return false;
-    turns->mine = atomic_fetch_add(turns->next, 1);
+    counter->mine = atomic_fetch_add(counter->next, 1);
     return true;
 }
 
 /* None of the next `blocks` blocks is this worker's: step over them. */
-static bool pass_turns(fsdp_turns *turns, int64_t blocks)
+static bool pass_blocks(fsdp_work_counter *counter, int64_t blocks)
 {
-    if (!turns || turns->at + blocks > turns->mine)
+    if (!counter || counter->at + blocks > counter->mine)
         return false;
-    turns->at += blocks;
+    counter->at += blocks;
     return true;
 }
 
 static fsdp_status get_stored(void *user, int rank, size_t part, const fsdp_box *box,
                               fsdp_error *err)
 {
-    get_state *state = user;
+    const get_state *state = user;
+    const fsdp_read_request *request = state->request;
     const fsdp_stored_box *stored = NULL;
     fsdp_shard_reader *reader = NULL;
     fsdp_box shared;
     size_t near = 0;
-    for (size_t w = 0; w < state->count; w++)
-        if (fsdp_box_intersect(&state->wants[w].box, box, &shared))
-            state->near[near++] = state->wants[w];
-    if (near == 0) /* between the wants: its file may not even be open */
+    for (size_t w = 0; w < request->count; w++)
+        if (fsdp_box_intersect(&request->targets[w].box, box, &shared))
+            state->near[near++] = request->targets[w];
+    if (near == 0) /* between the targets: its file may not even be open */
         return FSDP_OK;
-    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, state->entry, rank, part, box, &stored,
-                                    &reader, err));
-    if (pass_turns(state->turns, stored->block_count))
+    fsdp_promised_box promised = {request->entry, rank, part, box};
+    FSDP_TRY(fsdp_checkpoint_stored(state->checkpoint, &promised, &stored, &reader, err));
+    if (pass_blocks(request->counter, stored->block_count))
         return FSDP_OK;
     for (int64_t block = 0; block < stored->block_count; block++)
-        if (fsdp_turns_take(state->turns) && fsdp_block_is_wanted(stored, block, state->near, near))
-            FSDP_TRY(fsdp_get_block(state->getter, reader, stored, block, state->near, near, err));
+        if (fsdp_work_counter_take(request->counter) &&
+            fsdp_block_is_wanted(stored, block, state->near, near))
+            FSDP_TRY(fsdp_get_block(request->block_reader, reader, stored, block, state->near, near,
+                                    err));
     return FSDP_OK;
 }
 
-/* The smallest box that holds all wants, so that stored boxes are visited once. */
-static fsdp_box hull(const fsdp_want *wants, size_t count)
+/* The smallest box that holds all targets, so that stored boxes are visited once. */
+static fsdp_box hull(const fsdp_read_target *targets, size_t count)
 {
-    fsdp_box box = wants[0].box;
+    fsdp_box box = targets[0].box;
     for (size_t w = 1; w < count; w++) {
-        const fsdp_box *other = &wants[w].box;
+        const fsdp_box *other = &targets[w].box;
         for (int d = 0; d < box.ndim; d++) {
             int64_t end = box.lo[d] + box.len[d], other_end = other->lo[d] + other->len[d];
             box.lo[d] = other->lo[d] < box.lo[d] ? other->lo[d] : box.lo[d];
@@ -126,24 +125,14 @@ static fsdp_box hull(const fsdp_want *wants, size_t count)
     return box;
 }
 
-fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, size_t entry, const fsdp_want *wants,
-                                size_t count, fsdp_getter *getter, fsdp_turns *turns,
-                                fsdp_error *err)
+fsdp_status fsdp_native_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
+                            fsdp_error *err)
 {
-    if (count == 0)
-        return FSDP_OK;
-    if (checkpoint->source)
-        return fsdp_foreign_get(checkpoint, entry, wants, count, getter, turns, err);
-    get_state state = {.checkpoint = checkpoint,
-                       .entry = entry,
-                       .wants = wants,
-                       .count = count,
-                       .getter = getter,
-                       .turns = turns,
-                       .near = fsdp_alloc(count, sizeof *state.near)};
+    size_t entry = request->entry;
+    get_state state = {checkpoint, request, fsdp_alloc(request->count, sizeof *state.near)};
     if (!state.near)
         return fsdp_fail_memory(err, "a list of boxes");
-    fsdp_box all = hull(wants, count);
+    fsdp_box all = hull(request->targets, request->count);
     fsdp_status st = fsdp_plan_stored(fsdp_sd_at(checkpoint->manifest.sd, entry),
                                       checkpoint->owners[entry], &all, get_stored, &state, err);
     fsdp_free(state.near);
@@ -171,50 +160,74 @@ fsdp_status fsdp_checkpoint_read(fsdp_checkpoint *checkpoint, size_t entry, cons
         return fsdp_fail(err, FSDP_ERR_USAGE,
                          "the box asked for does not lie in tensor entry %zu of '%s'", entry,
                          checkpoint->path);
-    fsdp_want want = {.box = *box, .dtype = tensor->dtype, .data = data};
-    fsdp_getter getter = {.verify = verify};
-    fsdp_status st = fsdp_box_count(box) > 0
-                         ? fsdp_checkpoint_get(checkpoint, entry, &want, 1, &getter, NULL, err)
-                         : FSDP_OK;
-    fsdp_getter_release(&getter);
+    fsdp_read_target target = {.box = *box, .dtype = tensor->dtype, .data = data};
+    fsdp_block_reader block_reader = {.verify = verify};
+    fsdp_read_request request = {entry, &target, 1, &block_reader, NULL};
+    fsdp_status st =
+        fsdp_box_count(box) > 0 ? fsdp_checkpoint_get(checkpoint, &request, err) : FSDP_OK;
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
-static fsdp_status stream_slabs(fsdp_checkpoint *checkpoint, size_t entry, int64_t max_elements,
-                                char *data, fsdp_getter *getter, fsdp_slab_visit visit, void *user,
-                                fsdp_error *err)
+static fsdp_status stream_with(const fsdp_slab_stream *stream, char *data, int64_t most,
+                               fsdp_error *err)
 {
-    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
+    const fsdp_entry *tensor = stream->tensor;
     fsdp_slabs slabs = {0};
     fsdp_box slab;
-    for (int64_t first = 0;
-         fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, max_elements, &slab);) {
-        fsdp_want want = {.box = slab, .dtype = tensor->dtype, .data = data};
-        FSDP_TRY(fsdp_checkpoint_get(checkpoint, entry, &want, 1, getter, NULL, err));
-        FSDP_TRY(visit(user, tensor, first, slabs.next - first, data, err));
+    for (int64_t first = 0; fsdp_slabs_next(&slabs, tensor->ndim, tensor->shape, most, &slab);) {
+        FSDP_TRY(stream->read(stream->source, &slab, data, err));
+        FSDP_TRY(stream->visit(stream->user, tensor, first, slabs.next - first, data, err));
         first = slabs.next;
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
-                                   fsdp_slab_visit visit, void *user, fsdp_error *err)
+fsdp_status fsdp_stream_slabs(const fsdp_slab_stream *stream, fsdp_error *err)
 {
-    FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
-    const fsdp_entry *tensor = fsdp_sd_at(checkpoint->manifest.sd, entry);
-    int64_t bytes = fsdp_entry_bytes(tensor), size = (int64_t)fsdp_dtype_size(tensor->dtype);
+    int64_t bytes = fsdp_entry_bytes(stream->tensor);
+    int64_t memory = stream->memory > 0 ? stream->memory : FSDP_MEMORY_DEFAULT;
     if (bytes == 0)
-        return visit(user, tensor, 0, 0, "", err);
-    memory = memory > 0 ? memory : FSDP_MEMORY_DEFAULT;
+        return stream->visit(stream->user, stream->tensor, 0, 0, "", err);
     /* less than a block at a time would read each block many times over */
     memory = memory > FSDP_BLOCK_BYTES ? memory : FSDP_BLOCK_BYTES;
     int64_t room = bytes < memory ? bytes : memory;
     char *data = fsdp_alloc_pages((size_t)room);
     if (!data)
         return fsdp_fail_memory(err, "a slab of a tensor");
-    fsdp_getter getter = {0};
-    fsdp_status st = stream_slabs(checkpoint, entry, room / size, data, &getter, visit, user, err);
-    fsdp_getter_release(&getter);
+    int64_t most = room / (int64_t)fsdp_dtype_size(stream->tensor->dtype);
+    fsdp_status st = stream_with(stream, data, most, err);
     fsdp_free(data);
+    return st;
+}
+
+typedef struct entry_reader {
+    fsdp_checkpoint *checkpoint;
+    size_t entry;
+    fsdp_block_reader blocks;
+} entry_reader;
+
+static fsdp_status read_slab(void *user, const fsdp_box *slab, char *data, fsdp_error *err)
+{
+    entry_reader *reader = user;
+    const fsdp_entry *tensor = fsdp_sd_at(reader->checkpoint->manifest.sd, reader->entry);
+    fsdp_read_target target = {.box = *slab, .dtype = tensor->dtype, .data = data};
+    fsdp_read_request request = {reader->entry, &target, 1, &reader->blocks, NULL};
+    return fsdp_checkpoint_get(reader->checkpoint, &request, err);
+}
+
+fsdp_status fsdp_checkpoint_stream(fsdp_checkpoint *checkpoint, size_t entry, int64_t memory,
+                                   fsdp_slab_visit visit, void *user, fsdp_error *err)
+{
+    FSDP_TRY(resolve_tensor(checkpoint, &entry, err));
+    entry_reader reader = {.checkpoint = checkpoint, .entry = entry};
+    fsdp_slab_stream stream = {.tensor = fsdp_sd_at(checkpoint->manifest.sd, entry),
+                               .read = read_slab,
+                               .source = &reader,
+                               .memory = memory,
+                               .visit = visit,
+                               .user = user};
+    fsdp_status st = fsdp_stream_slabs(&stream, err);
+    fsdp_block_reader_release(&reader.blocks);
     return st;
 }

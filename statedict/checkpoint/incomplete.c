@@ -16,26 +16,15 @@ fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_o
     return fsdp_filter_create(opts->allow_missing, NULL, &checkpoint->may_lack, err);
 }
 
-static fsdp_status mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
+fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err)
 {
     size_t count = fsdp_sd_count(checkpoint->manifest.sd);
     if (!checkpoint->is_missing)
         checkpoint->is_missing = fsdp_alloc(count, sizeof *checkpoint->is_missing);
     if (!checkpoint->is_missing)
         return fsdp_fail_memory(err, "the list of what is missing");
+    checkpoint->missing_count += !checkpoint->is_missing[entry];
     checkpoint->is_missing[entry] = true;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, fsdp_error *err)
-{
-    const fsdp_source *source = checkpoint->source;
-    if (fsdp_source_missing_count(source) == 0)
-        return FSDP_OK;
-    for (size_t i = 0; i < fsdp_sd_count(checkpoint->manifest.sd); i++)
-        if (fsdp_sd_at(checkpoint->manifest.sd, i)->kind != FSDP_ENTRY_VALUE &&
-            fsdp_source_tensor_at(source, checkpoint->source_tensor[i])->is_missing)
-            FSDP_TRY(mark(checkpoint, i, err));
     return FSDP_OK;
 }
 
@@ -58,7 +47,7 @@ fsdp_status fsdp_incomplete_lose(fsdp_checkpoint *checkpoint, size_t number, int
     const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, number);
     char shown[160], name[FSDP_SHARD_NAME_SIZE];
     if (fsdp_filter_selects(checkpoint->may_lack, entry->name, entry->name_size))
-        return mark(checkpoint, number, err);
+        return fsdp_incomplete_mark(checkpoint, number, err);
     fsdp_shard_name(file, checkpoint->manifest.file_count, name);
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
                      "'%s/%s' is missing, which holds a part of '%s', and --allow-missing does not "
@@ -72,13 +61,9 @@ typedef struct lost_search {
     int file; /* of a part, or -1 */
 } lost_search;
 
-static fsdp_status find_lost(void *user, int rank, size_t part, const fsdp_box *box,
-                             fsdp_error *err)
+static fsdp_status find_lost(void *user, int file, fsdp_error *err)
 {
     lost_search *search = user;
-    int file = fsdp_checkpoint_file_of(search->checkpoint, rank);
-    (void)part;
-    (void)box;
     (void)err;
     if (!search->checkpoint->readers[file])
         search->file = file;
@@ -94,14 +79,14 @@ static fsdp_status mark_tensors(fsdp_checkpoint *checkpoint, fsdp_error *err)
         if (entry->kind != FSDP_ENTRY_TENSOR)
             continue;
         fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-        FSDP_TRY(fsdp_plan_stored(entry, checkpoint->owners[i], &whole, find_lost, &search, err));
+        FSDP_TRY(fsdp_checkpoint_locate(checkpoint, i, &whole, find_lost, &search, err));
         if (search.file >= 0)
             FSDP_TRY(fsdp_incomplete_lose(checkpoint, i, search.file, err));
     }
     for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(sd); i++) {
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
         if (entry->kind == FSDP_ENTRY_ALIAS && checkpoint->is_missing[entry->target])
-            checkpoint->is_missing[i] = true;
+            FSDP_TRY(fsdp_incomplete_mark(checkpoint, i, err));
     }
     return FSDP_OK;
 }
@@ -116,33 +101,6 @@ fsdp_status fsdp_incomplete_open(fsdp_checkpoint *checkpoint, fsdp_error *err)
             FSDP_TRY(fsdp_checkpoint_need_file(checkpoint, i, err));
     }
     return any ? mark_tensors(checkpoint, err) : FSDP_OK;
-}
-
-/* --- telling ---------------------------------------------------------------------------------- */
-
-size_t fsdp_checkpoint_missing_count(const fsdp_checkpoint *checkpoint)
-{
-    size_t count = 0;
-    if (checkpoint->source)
-        return fsdp_source_missing_count(checkpoint->source);
-    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(checkpoint->manifest.sd); i++)
-        count += checkpoint->is_missing[i];
-    return count;
-}
-
-const char *fsdp_checkpoint_missing_at(const fsdp_checkpoint *checkpoint, size_t number,
-                                       size_t *size_out)
-{
-    if (checkpoint->source)
-        return fsdp_source_missing_at(checkpoint->source, number, size_out);
-    for (size_t i = 0; checkpoint->is_missing && i < fsdp_sd_count(checkpoint->manifest.sd); i++) {
-        const fsdp_entry *entry = fsdp_sd_at(checkpoint->manifest.sd, i);
-        if (checkpoint->is_missing[i] && number-- == 0) {
-            *size_out = entry->name_size;
-            return entry->name;
-        }
-    }
-    return NULL;
 }
 
 const char *fsdp_checkpoint_format_at(size_t i)

@@ -11,8 +11,8 @@
 /* Takes opts->allow_missing; opts may be NULL. */
 fsdp_status fsdp_incomplete_allow(fsdp_checkpoint *checkpoint, const fsdp_open_opts *opts, fsdp_error *err);
 
-/* Of a foreign checkpoint that was described: entries of tensors that its source lacks parts of. */
-fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, fsdp_error *err);
+/* An entry is incomplete. */
+fsdp_status fsdp_incomplete_mark(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
 /* Of a checkpoint of ours: opens the files that are there, and marks what lies in the others. */
 fsdp_status fsdp_incomplete_open(fsdp_checkpoint *checkpoint, fsdp_error *err);

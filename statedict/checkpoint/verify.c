@@ -32,7 +32,7 @@ typedef struct verify_job {
     fsdp_meter meter;
 } verify_job;
 
-static void tell(verify_job *job, const fsdp_finding *finding, int errnum)
+static void emit(verify_job *job, const fsdp_finding *finding, int errnum)
 {
     atomic_fetch_add(&job->findings, 1);
     while (atomic_flag_test_and_set(&job->reporting))
@@ -49,7 +49,7 @@ static void tell(verify_job *job, const fsdp_finding *finding, int errnum)
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    tell(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
+    emit(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
 /* A disk or a permission that fails says nothing about the bytes behind it. */
@@ -62,7 +62,7 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
                             .block = block,
                             .text = found->text,
                             .unreadable = unreadable};
-    tell(job, &finding, found->errnum);
+    emit(job, &finding, found->errnum);
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
@@ -88,15 +88,16 @@ static const char *manifest_name(const verify_job *job)
 /* --- blocks ----------------------------------------------------------------------------------- */
 
 static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
-                              const fsdp_stored_box *stored, fsdp_getter *getter, fsdp_error *err)
+                              const fsdp_stored_box *stored, fsdp_block_reader *block_reader,
+                              fsdp_error *err)
 {
     char file[FSDP_SHARD_NAME_SIZE], tensor[160];
     file_name(job, job->file, file);
     fsdp_printable(stored->name, stored->name_size, tensor, sizeof tensor);
     for (int64_t block = 0; block < stored->block_count; block++) {
         fsdp_error found = {0};
-        int64_t before = getter->bytes_read;
-        fsdp_status st = fsdp_check_block(getter, reader, stored, block, &found);
+        int64_t before = block_reader->bytes_read;
+        fsdp_status st = fsdp_check_block(block_reader, reader, stored, block, &found);
         if (st != FSDP_OK && !is_fact(st)) {
             if (err)
                 *err = found;
@@ -105,7 +106,7 @@ static fsdp_status verify_box(verify_job *job, fsdp_shard_reader *reader,
         if (st != FSDP_OK)
             report_failure(job, file, tensor, block, &found);
         atomic_fetch_add(&job->blocks, 1);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, stored->name,
+        FSDP_TRY(fsdp_meter_add(&job->meter, block_reader->bytes_read - before, stored->name,
                                 stored->name_size, err));
     }
     return FSDP_OK;
@@ -116,20 +117,20 @@ static fsdp_status verify_worker(void *user, size_t worker, fsdp_error *err)
     verify_job *job = user;
     fsdp_shard_reader *reader = job->checkpoint->readers[job->file];
     int64_t count = (int64_t)fsdp_shard_box_count(reader);
-    fsdp_getter getter = {0};
+    fsdp_block_reader block_reader = {0};
     fsdp_status st = FSDP_OK;
     (void)worker;
     for (int64_t i; st == FSDP_OK && (i = atomic_fetch_add(&job->next, 1)) < count;)
-        st = verify_box(job, reader, fsdp_shard_box_at(reader, (size_t)i), &getter, err);
-    atomic_fetch_add(&job->bytes, getter.bytes_read);
-    fsdp_getter_release(&getter);
+        st = verify_box(job, reader, fsdp_shard_box_at(reader, (size_t)i), &block_reader, err);
+    atomic_fetch_add(&job->bytes, block_reader.bytes_read);
+    fsdp_block_reader_release(&block_reader);
     return st;
 }
 
 static fsdp_status verify_data(verify_job *job, fsdp_error *err)
 {
-    int threads = fsdp_getters_within(job->opts->threads, job->opts->memory,
-                                      job->checkpoint->manifest.compressed);
+    int threads = fsdp_block_readers_within(job->opts->threads, job->opts->memory,
+                                            job->checkpoint->manifest.compressed);
     for (job->file = 0; job->file < job->checkpoint->manifest.file_count; job->file++) {
         if (!job->checkpoint->readers[job->file])
             continue;
@@ -184,8 +185,8 @@ static fsdp_status cover_box(void *user, int rank, size_t part, const fsdp_box *
     if (!job->checkpoint->readers[number])
         return FSDP_OK;
     cover->boxes++;
-    if (fsdp_checkpoint_stored(job->checkpoint, cover->entry, rank, part, box, &stored, &reader,
-                               &found) != FSDP_OK) {
+    fsdp_promised_box promised = {cover->entry, rank, part, box};
+    if (fsdp_checkpoint_stored(job->checkpoint, &promised, &stored, &reader, &found) != FSDP_OK) {
         file_name(job, number, file);
         report(job, file, fsdp_printable(entry->name, entry->name_size, tensor, sizeof tensor), -1,
                found.text);
@@ -210,7 +211,8 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
 }
 
 /* What is no damage, after the workers are done. */
-static void tell_beside(verify_job *job, const char *file, fsdp_finding_kind kind, const char *text)
+static void report_beside(verify_job *job, const char *file, fsdp_finding_kind kind,
+                          const char *text)
 {
     *(kind == FSDP_FINDING_FIXED ? &job->fixed : &job->warnings) += 1;
     if (job->opts->finding)
@@ -219,11 +221,11 @@ static void tell_beside(verify_job *job, const char *file, fsdp_finding_kind kin
             &(fsdp_finding){.file = file, .tensor = "", .block = -1, .text = text, .kind = kind});
 }
 
-static void tell_fixed(verify_job *job, const char *file, const char *what)
+static void report_fixed(verify_job *job, const char *file, const char *what)
 {
     char text[FSDP_ERROR_TEXT];
     snprintf(text, sizeof text, "%s/%s: %s", job->checkpoint->path, file, what);
-    tell_beside(job, file, FSDP_FINDING_FIXED, text);
+    report_beside(job, file, FSDP_FINDING_FIXED, text);
 }
 
 /* --- for other programs ----------------------------------------------------------------------- */
@@ -246,7 +248,7 @@ static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err
         return FSDP_OK;
     }
     if (st == FSDP_ERR_REFUSED) { /* no walls on this system: the data was checked all the same */
-        tell_beside(job, file, FSDP_FINDING_VALUE, found.text);
+        report_beside(job, file, FSDP_FINDING_VALUE, found.text);
         return FSDP_OK;
     }
     if (err)
@@ -269,12 +271,12 @@ static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *e
                                checkpoint->owners, &job->opts->watch, written_out, err));
     if (!*written_out)
         return FSDP_OK;
-    tell_fixed(job, FSDP_VIEW_NAME, "the view was written again");
+    report_fixed(job, FSDP_VIEW_NAME, "the view was written again");
     return FSDP_OK;
 }
 
 /* Who saves may leave the view out, and nothing notes that; one that is too large always is. */
-static fsdp_status tell_view(verify_job *job, bool there, fsdp_error *err)
+static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
 {
     char text[FSDP_ERROR_TEXT];
     int64_t mappings;
@@ -290,7 +292,7 @@ static fsdp_status tell_view(verify_job *job, bool there, fsdp_error *err)
     if (there)
         report(job, FSDP_VIEW_NAME, "", -1, text);
     else
-        tell_beside(job, FSDP_VIEW_NAME, FSDP_FINDING_VALUE, text);
+        report_beside(job, FSDP_VIEW_NAME, FSDP_FINDING_VALUE, text);
     return FSDP_OK;
 }
 
@@ -315,7 +317,7 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
     if (st != FSDP_OK)
         report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
     else if (!same || !there)
-        return tell_view(job, there, err);
+        return report_view(job, there, err);
     return FSDP_OK;
 }
 
@@ -395,7 +397,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_view(job, err));
     if (job->opts->repair && atomic_load(&job->findings) == 0 &&
         fsdp_marker_forget(job->checkpoint->io, job->checkpoint->path))
-        tell_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
+        report_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
     return FSDP_OK;
 }
 

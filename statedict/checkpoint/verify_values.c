@@ -87,8 +87,8 @@ static fsdp_status scan_worker(void *user, size_t worker, fsdp_error *err)
     return st;
 }
 
-void fsdp_values_tell(const fsdp_verify_opts *opts, const fsdp_entry *entry,
-                      const fsdp_stats *stats, int64_t *warnings)
+void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry,
+                        const fsdp_stats *stats, int64_t *warnings)
 {
     char what[80];
     if (stats->nans > 0 && stats->infinities > 0)
@@ -110,14 +110,14 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
     int64_t memory = opts->memory > 0 ? opts->memory : FSDP_MEMORY_DEFAULT;
     /* half for the slabs, half for the buffers that fill them */
     int threads =
-        fsdp_getters_within(opts->threads, memory / 2 + 1, checkpoint->manifest.compressed);
+        fsdp_block_readers_within(opts->threads, memory / 2 + 1, checkpoint->manifest.compressed);
     value_scan job = {.checkpoint = checkpoint, .meter = meter, .memory = memory / 2 / threads + 1};
     job.stats = fsdp_alloc(fsdp_sd_count(sd) + 1, sizeof *job.stats);
     if (!job.stats)
         return fsdp_fail_memory(err, "statistics");
     fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
     for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
-        fsdp_values_tell(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
+        fsdp_values_report(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
     fsdp_free(job.stats);
     return st;
 }

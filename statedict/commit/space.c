@@ -1,6 +1,6 @@
 /*
- * Before the first byte: does a checkpoint fit, and will it last? What is written is estimated from
- * the description alone, on one rank, and rather too high than too low.
+ * Checks before the first byte that a checkpoint fits on the disk. The size is estimated from the
+ * description alone, on one rank, and rather too high than too low.
  */
 #include "statedict/commit/space.h"
 
@@ -15,7 +15,7 @@ enum {
     MAPPING_BYTES = 160,  /* of the view */
     ENTRY_BYTES = 500,    /* in the manifest, and the view's dataset */
     NAME_COPIES = 6,      /* of a name: in files, index, manifest and view, there escaped */
-    SPARE_PART = 10,      /* a tenth more is asked for than is estimated */
+    SPARE_PART = 10,      /* required beyond the estimate: a tenth */
     FIXED_FILES = 4       /* the directory, its marker, the manifest, the view */
 };
 
@@ -29,7 +29,7 @@ static void add(int64_t *sum, int64_t count, int64_t bytes)
 static void add_data(int64_t *sum, const fsdp_entry *entry, const fsdp_volume *volume)
 {
     if (volume->compress)
-        return; /* how far encoding shrinks it is not known */
+        return; /* the compressed size is unknown */
     if (volume->kind != FSDP_LOCAL) {
         add(sum, 1, fsdp_entry_bytes(entry));
         return;
@@ -76,7 +76,7 @@ int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
 {
     int64_t room = fsdp_volume_bytes(sd, volume);
     add(&room, 1, volume->more);
-    if (room < 0) /* more is there than is wanted: pieces of files are reserved whole */
+    if (room < 0) /* more exists than is needed: files reserve whole pieces */
         return 0;
     add(&room, 1, room / SPARE_PART);
     return room;
@@ -85,13 +85,14 @@ int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
 /* --- the file system -------------------------------------------------------------------------- */
 
 static fsdp_status check_room(const char *dir, const fsdp_space *space, int64_t wanted,
-                              int64_t files, fsdp_error *err)
+                              int64_t files, bool is_exact, fsdp_error *err)
 {
     if (wanted > space->free_bytes)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
-                         "'%s' needs about %lld bytes, a tenth to spare included, and its file "
-                         "system has %lld free: make room there, or save to another place",
-                         dir, (long long)wanted, (long long)space->free_bytes);
+                         "'%s' needs about %lld bytes%s, and its file system has %lld free: make "
+                         "room there, or save to another place",
+                         dir, (long long)wanted, is_exact ? "" : ", a tenth to spare included",
+                         (long long)space->free_bytes);
     if (files > space->free_files)
         return fsdp_fail(err, FSDP_ERR_NO_SPACE,
                          "'%s' needs %lld files and its file system has room for %lld: remove "
@@ -111,7 +112,7 @@ fsdp_status fsdp_require_space(fsdp_io *io, const char *dir, const fsdp_volume *
     fsdp_free(path);
     fsdp_free(parent);
     if (result == 0)
-        return check_room(dir, space_out, room, files + FIXED_FILES, err);
+        return check_room(dir, space_out, room, files + FIXED_FILES, volume->is_exact, err);
     *space_out = (fsdp_space){.free_bytes = -1, .free_files = -1};
     return FSDP_OK;
 }

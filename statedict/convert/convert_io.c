@@ -5,7 +5,6 @@
 #include "base/io/io_limit.h"
 #include "base/core/pool.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
-#include "statedict/convert/export.h"
 #include "statedict/transfer/pipeline.h"
 
 #include <inttypes.h>

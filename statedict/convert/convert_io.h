@@ -15,6 +15,10 @@ fsdp_status fsdp_convert_io_begin(fsdp_convert_io *how, const fsdp_convert_opts 
 /* All files are closed before. Tells where the page cache was used all the same. */
 void fsdp_convert_io_end(fsdp_convert_io *how);
 
+/* The source of a conversion, as its options say. */
+fsdp_status fsdp_convert_open(const char *from, const fsdp_convert_opts *opts,
+                              fsdp_checkpoint **checkpoint_out, fsdp_error *err);
+
 /* Memory that all threads together take for it. */
 int64_t fsdp_convert_io_room(const fsdp_convert_opts *opts);
 

@@ -335,13 +335,12 @@ static fsdp_status edit(const fsdp_copies *copies, fsdp_copied_file *file, const
 }
 
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
-                            const fsdp_target_entry *entries, const bool *is_model, size_t count,
-                            const fsdp_ties *ties, fsdp_error *err)
+                            const fsdp_copies_beside *beside, fsdp_error *err)
 {
     const fsdp_target_entry *embedding = NULL, *head = NULL;
-    for (size_t i = 0; copies->source && i < count; i++) {
-        const fsdp_target_entry *entry = &entries[i];
-        if (entry->value || !is_model[i])
+    for (size_t i = 0; copies->source && i < beside->count; i++) {
+        const fsdp_target_entry *entry = &beside->entries[i];
+        if (entry->value || !beside->is_model[i])
             continue;
         FSDP_TRY(check_vocab(copies, entry, err));
         if (fsdp_name_is_vocabulary(entry->name, entry->name_size))
@@ -349,8 +348,8 @@ fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
         if (fsdp_name_is_head(entry->name, entry->name_size))
             head = entry;
     }
-    FSDP_TRY(check_tied(copies, opts, embedding, head, ties, err));
-    const char *dtype = common_dtype(entries, is_model, count);
+    FSDP_TRY(check_tied(copies, opts, embedding, head, beside->ties, err));
+    const char *dtype = common_dtype(beside->entries, beside->is_model, beside->count);
     for (size_t i = 0; i < copies->count; i++)
         FSDP_TRY(edit(copies, &copies->files[i], dtype, opts->copy_code, err));
     return FSDP_OK;

@@ -35,11 +35,17 @@ bool fsdp_copied_name(const char *name, bool with_code);
 fsdp_status fsdp_copies_open(fsdp_io *io, const fsdp_convert_opts *opts, const char *to, fsdp_copies *copies,
                              fsdp_error *err);
 
-/* What is written: entries in the order of `is_model` (not of the optimizer). FSDP_ERR_USAGE names what does
- * not fit: a vocabulary of another size, weights that are tied and should not be, or the other way round. */
+/* What is written beside the copies. */
+typedef struct fsdp_copies_beside {
+    const fsdp_target_entry *entries;
+    const bool *is_model;      /* per entry: not of the optimizer */
+    size_t count;
+    const fsdp_ties *ties;
+} fsdp_copies_beside;
+/* FSDP_ERR_USAGE names what does not fit: a vocabulary of another size, weights that are tied and should not
+ * be, or the other way round. */
 fsdp_status fsdp_copies_fit(fsdp_copies *copies, const fsdp_convert_opts *opts,
-                            const fsdp_target_entry *entries, const bool *is_model, size_t count,
-                            const fsdp_ties *ties, fsdp_error *err);
+                            const fsdp_copies_beside *beside, fsdp_error *err);
 
 int64_t fsdp_copies_bytes(const fsdp_copies *copies);
 const char *fsdp_copies_record(const fsdp_copies *copies);     /* NULL: nothing is copied */

@@ -1,9 +1,7 @@
 /* Tied weights: see ties.h. */
 #include "statedict/convert/ties.h"
 
-#include "formats/source.h"
-#include "statedict/convert/export.h"
-#include "statedict/checkpoint/foreign.h"
+#include "statedict/convert/convert_io.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -86,77 +84,35 @@ typedef struct tie_search {
     size_t *one;  /* per entry: the entry that stands for its tensor */
 } tie_search;
 
-static int compare_numbers(const int64_t *a, const int64_t *b, int n)
-{
-    for (int i = 0; i < n; i++)
-        if (a[i] != b[i])
-            return a[i] < b[i] ? -1 : 1;
-    return 0;
-}
-
-static int compare_chunks(const fsdp_source_chunk *a, const fsdp_source_chunk *b, int ndim)
-{
-    const int64_t x[] = {a->file, a->stream, a->offset, a->fix, a->strides != NULL};
-    const int64_t y[] = {b->file, b->stream, b->offset, b->fix, b->strides != NULL};
-    int order = compare_numbers(x, y, 5);
-    order = order != 0 ? order : compare_numbers(a->lo, b->lo, ndim);
-    order = order != 0 ? order : compare_numbers(a->len, b->len, ndim);
-    return order != 0 || !a->strides ? order : compare_numbers(a->strides, b->strides, ndim);
-}
-
-/* 0: they lie in the same bytes, and are read from them in the same way. */
-static int compare_places(const fsdp_source_tensor *a, const fsdp_source_tensor *b)
-{
-    const int64_t x[] = {(int64_t)a->chunk_count, (int64_t)a->dtype, a->ndim};
-    const int64_t y[] = {(int64_t)b->chunk_count, (int64_t)b->dtype, b->ndim};
-    int order = compare_numbers(x, y, 3);
-    order = order != 0 ? order : compare_numbers(a->shape, b->shape, a->ndim);
-    for (size_t i = 0; order == 0 && i < a->chunk_count; i++)
-        order = compare_chunks(&a->chunks[i], &b->chunks[i], a->ndim);
-    return order;
-}
-
 typedef struct placed_tensor {
-    const fsdp_source_tensor *tensor;
+    const fsdp_checkpoint *from;
     size_t entry;
 } placed_tensor;
 
 static int compare_placed(const void *a, const void *b)
 {
     const placed_tensor *x = a, *y = b;
-    int order = compare_places(x->tensor, y->tensor);
+    int order = x->from->ops->compare_places(x->from, x->entry, y->entry);
     return order != 0 ? order : (x->entry > y->entry) - (x->entry < y->entry);
-}
-
-/* Elements that a format brings by itself have no place that could be compared. */
-static bool has_places(const fsdp_source_tensor *tensor)
-{
-    for (size_t i = 0; i < tensor->chunk_count; i++)
-        if (tensor->chunks[i].file < 0 && tensor->chunks[i].stream < 0)
-            return false;
-    return tensor->chunk_count > 0;
 }
 
 static fsdp_status find_same_places(tie_search *search, fsdp_error *err)
 {
     const fsdp_checkpoint *from = search->from;
     size_t n = 0;
-    if (!from->source)
+    if (!from->ops->compare_places)
         return FSDP_OK;
     placed_tensor *placed = fsdp_alloc(search->count, sizeof *placed);
     if (!placed)
         return fsdp_fail_memory(err, "tied weights");
-    for (size_t i = 0; i < search->count; i++) {
-        if (fsdp_sd_at(from->manifest.sd, i)->kind != FSDP_ENTRY_TENSOR)
-            continue;
-        placed[n].tensor = fsdp_source_tensor_at(from->source, from->source_tensor[i]);
-        placed[n].entry = i;
-        n += has_places(placed[n].tensor);
-    }
+    for (size_t i = 0; i < search->count; i++)
+        if (fsdp_sd_at(from->manifest.sd, i)->kind == FSDP_ENTRY_TENSOR &&
+            from->ops->has_place(from, i))
+            placed[n++] = (placed_tensor){from, i};
     if (n > 0)
         qsort(placed, n, sizeof *placed, compare_placed);
     for (size_t i = 1; i < n; i++)
-        if (compare_places(placed[i - 1].tensor, placed[i].tensor) == 0)
+        if (from->ops->compare_places(from, placed[i - 1].entry, placed[i].entry) == 0)
             search->one[placed[i].entry] = search->one[placed[i - 1].entry];
     fsdp_free(placed);
     return FSDP_OK;
@@ -189,7 +145,7 @@ typedef struct comparison {
     fsdp_checkpoint *checkpoint;
     size_t a, b; /* tensors */
     char *data;  /* room for a slab of each */
-    fsdp_getter getter;
+    fsdp_block_reader block_reader;
 } comparison;
 
 static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *err)
@@ -202,11 +158,12 @@ static fsdp_status compare_bytes(comparison *work, bool *equal_out, fsdp_error *
     *equal_out = true;
     while (*equal_out &&
            fsdp_slabs_next(&slabs, entry->ndim, entry->shape, COMPARED_BYTES / size, &slab)) {
-        fsdp_want first = {slab, entry->dtype, work->data}, second = {slab, entry->dtype, other};
-        FSDP_TRY(
-            fsdp_checkpoint_get(work->checkpoint, work->a, &first, 1, &work->getter, NULL, err));
-        FSDP_TRY(
-            fsdp_checkpoint_get(work->checkpoint, work->b, &second, 1, &work->getter, NULL, err));
+        fsdp_read_target first = {slab, entry->dtype, work->data},
+                         second = {slab, entry->dtype, other};
+        fsdp_read_request requests[] = {{work->a, &first, 1, &work->block_reader, NULL},
+                                        {work->b, &second, 1, &work->block_reader, NULL}};
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[0], err));
+        FSDP_TRY(fsdp_checkpoint_get(work->checkpoint, &requests[1], err));
         *equal_out = memcmp(work->data, other, (size_t)(fsdp_box_count(&slab) * size)) == 0;
     }
     return FSDP_OK;
@@ -222,10 +179,10 @@ static fsdp_status are_equal(const tie_search *search, size_t a, size_t b, bool 
     work.data = fsdp_alloc_pages(2 * COMPARED_BYTES);
     fsdp_status st = work.data ? FSDP_OK : fsdp_fail_memory(err, "tied weights");
     if (st == FSDP_OK)
-        st = fsdp_foreign_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
+        st = fsdp_checkpoint_set_memory(work.checkpoint, opts->memory, search->rules->to, err);
     if (st == FSDP_OK)
         st = compare_bytes(&work, equal_out, err);
-    fsdp_getter_release(&work.getter);
+    fsdp_block_reader_release(&work.block_reader);
     fsdp_free(work.data);
     fsdp_checkpoint_close(work.checkpoint);
     return st;

@@ -7,7 +7,6 @@
 #include "base/core/pool.h"
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/diff/diff_internal.h"
-#include "statedict/checkpoint/foreign.h"
 #include "statedict/select/rename.h"
 #include <fsdp/filter.h>
 
@@ -181,7 +180,7 @@ static fsdp_status pair_all(diff_state *state, fsdp_error *err)
 typedef struct diff_worker {
     diff_state *state;
     char *data_a, *data_b;
-    fsdp_getter getter_a, getter_b;
+    fsdp_block_reader reader_a, reader_b;
 } diff_worker;
 
 static fsdp_status run_task(diff_worker *worker, const diff_task *task, fsdp_error *err)
@@ -193,15 +192,15 @@ static fsdp_status run_task(diff_worker *worker, const diff_task *task, fsdp_err
     fsdp_slabs slabs = {.next = task->first};
     fsdp_diff_rule rule = {a->dtype, b->dtype, state->opts.atol, state->opts.rtol, state->opts.ulp};
     fsdp_diff_found found = {0};
-    fsdp_want want_a = {.dtype = a->dtype, .data = worker->data_a};
-    fsdp_slabs_next(&slabs, a->ndim, a->shape, slab_elements(state, pair), &want_a.box);
-    fsdp_want want_b = {.box = want_a.box, .dtype = b->dtype, .data = worker->data_b};
-    FSDP_TRY(
-        fsdp_checkpoint_get(state->a, pair->tensor_a, &want_a, 1, &worker->getter_a, NULL, err));
-    FSDP_TRY(
-        fsdp_checkpoint_get(state->b, pair->tensor_b, &want_b, 1, &worker->getter_b, NULL, err));
+    fsdp_read_target target_a = {.dtype = a->dtype, .data = worker->data_a};
+    fsdp_slabs_next(&slabs, a->ndim, a->shape, slab_elements(state, pair), &target_a.box);
+    fsdp_read_target target_b = {.box = target_a.box, .dtype = b->dtype, .data = worker->data_b};
+    fsdp_read_request request_a = {pair->tensor_a, &target_a, 1, &worker->reader_a, NULL};
+    fsdp_read_request request_b = {pair->tensor_b, &target_b, 1, &worker->reader_b, NULL};
+    FSDP_TRY(fsdp_checkpoint_get(state->a, &request_a, err));
+    FSDP_TRY(fsdp_checkpoint_get(state->b, &request_b, err));
     int64_t count = slabs.next - task->first;
-    fsdp_diff_data(&rule, want_a.data, want_b.data, task->first, count, &found);
+    fsdp_diff_data(&rule, target_a.data, target_b.data, task->first, count, &found);
     while (atomic_flag_test_and_set(&state->merging))
         continue;
     fsdp_diff_merge(&pair->found, &found);
@@ -233,8 +232,8 @@ static fsdp_status work(void *user, size_t index, fsdp_error *err)
     fsdp_status st = run_tasks(&worker, err);
     if (st != FSDP_OK)
         atomic_store(&state->next_task, (long long)state->task_count);
-    fsdp_getter_release(&worker.getter_a);
-    fsdp_getter_release(&worker.getter_b);
+    fsdp_block_reader_release(&worker.reader_a);
+    fsdp_block_reader_release(&worker.reader_b);
     fsdp_free(worker.data_a);
     fsdp_free(worker.data_b);
     return st;
@@ -331,8 +330,8 @@ static fsdp_status carry_values(diff_state *state, fsdp_error *err)
 {
     if (state->opts.keys_only)
         return FSDP_OK;
-    FSDP_TRY(fsdp_foreign_carry_values(state->a, true, err));
-    return fsdp_foreign_carry_values(state->b, true, err);
+    FSDP_TRY(fsdp_checkpoint_carry_values(state->a, true, err));
+    return fsdp_checkpoint_carry_values(state->b, true, err);
 }
 
 static fsdp_status compare(diff_state *state, fsdp_error *err)

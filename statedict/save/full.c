@@ -37,37 +37,15 @@ static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
 
 /* --- into memory --- */
 
-typedef struct stored_search {
-    const fsdp_checkpoint *checkpoint;
-    size_t entry;
-} stored_search;
-
-static fsdp_status find_stored(void *user, int rank, size_t part, const fsdp_box *box,
-                               fsdp_error *err)
-{
-    const stored_search *search = user;
-    const fsdp_stored_box *stored;
-    fsdp_shard_reader *reader;
-    return fsdp_checkpoint_stored(search->checkpoint, search->entry, rank, part, box, &stored,
-                                  &reader, err);
-}
-
 /* Before memory is taken for what the manifest declares: do the files hold it? */
-static fsdp_status require_stored(const fsdp_checkpoint *checkpoint, const fsdp_sd *full,
-                                  fsdp_error *err)
+static fsdp_status require_stored(fsdp_checkpoint *checkpoint, const fsdp_sd *full, fsdp_error *err)
 {
     const fsdp_sd *declared = checkpoint->manifest.sd;
-    if (checkpoint->source)
-        return FSDP_OK; /* its catalog was checked against its files */
     for (size_t i = 0; i < fsdp_sd_count(full); i++) {
         const fsdp_entry *entry = fsdp_sd_at(full, i);
-        if (entry->kind != FSDP_ENTRY_TENSOR)
-            continue;
-        size_t at = (size_t)fsdp_sd_find(declared, entry->name, entry->name_size);
-        stored_search search = {checkpoint, at};
-        fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
-        FSDP_TRY(fsdp_plan_stored(fsdp_sd_at(declared, at), checkpoint->owners[at], &whole,
-                                  find_stored, &search, err));
+        if (entry->kind == FSDP_ENTRY_TENSOR)
+            FSDP_TRY(fsdp_checkpoint_require(
+                checkpoint, (size_t)fsdp_sd_find(declared, entry->name, entry->name_size), err));
     }
     return FSDP_OK;
 }

@@ -6,7 +6,9 @@
 #include "statedict/checkpoint/checkpoint_internal.h"
 #include "statedict/ctl/ctl_backend.h"
 #include "statedict/sd/describe.h"
+#include "statedict/save/load_internal.h"
 #include "statedict/sd/names.h"
+#include "statedict/select/selection.h"
 #include "statedict/run/run_internal.h"
 
 #include "base/data/flow.h"
@@ -28,7 +30,8 @@ typedef struct lending {
 } lending;
 
 typedef struct load_job {
-    fsdp_sd *sd;
+    fsdp_sd *sd; /* the caller's, or what hooks want of a checkpoint */
+    const fsdp_load_hooks *hooks;
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
     fsdp_io *io;
@@ -181,7 +184,7 @@ static fsdp_status match(load_job *job, fsdp_error *err)
     fsdp_status st = fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err);
     if (st == FSDP_OK)
         st = match_names(job, filter, &missing, &unexpected, err);
-    if (st == FSDP_OK && !job->opts->not_strict && missing.count + unexpected.count > 0)
+    if (st == FSDP_OK && !job->opts->partial && missing.count + unexpected.count > 0)
         st = strict_failure(job, &missing, &unexpected, err);
     report_names(job, &missing, &unexpected);
     fsdp_filter_free(filter);
@@ -197,37 +200,40 @@ static fsdp_status fail_no_memory(const fsdp_entry *entry, int rank, fsdp_error 
 
 /* --- planning --------------------------------------------------------------------------------- */
 
-/* What the ranks of the group want of one entry. */
-typedef struct want_list {
-    fsdp_want *items;
+/* The read targets of all ranks of the group in one entry. */
+typedef struct target_list {
+    fsdp_read_target *items;
     size_t count, capacity;
-} want_list;
+} target_list;
 
-static fsdp_status add_wants(want_list *wants, const fsdp_entry *entry, int rank, fsdp_error *err)
+static fsdp_status add_targets(target_list *targets, const fsdp_entry *entry, int rank,
+                               fsdp_error *err)
 {
     char *data = entry->data;
     size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
-    if (!fsdp_grow(&wants->items, &wants->capacity, wants->count + parts, sizeof *wants->items))
+    if (!fsdp_grow(&targets->items, &targets->capacity, targets->count + parts,
+                   sizeof *targets->items))
         return fsdp_fail_memory(err, "a list of boxes");
     for (size_t part = 0; part < parts; part++) {
-        fsdp_want *want = &wants->items[wants->count];
-        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &want->box);
-        fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &want->box);
-        want->dtype = entry->dtype;
-        want->data = data;
+        fsdp_read_target *target = &targets->items[targets->count];
+        fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &target->box);
+        fsdp_flow_box("statedict/save/load.c", "want", entry->name, entry->name_size, &target->box);
+        target->dtype = entry->dtype;
+        target->data = data;
         if (!data)
             return fail_no_memory(entry, rank, err);
-        data += fsdp_box_count(&want->box) * (int64_t)fsdp_dtype_size(entry->dtype);
-        wants->count++;
+        data += fsdp_box_count(&target->box) * (int64_t)fsdp_dtype_size(entry->dtype);
+        targets->count++;
     }
     return FSDP_OK;
 }
 
-static fsdp_status group_wants(const load_job *job, size_t i, want_list *wants, fsdp_error *err)
+static fsdp_status group_targets(const load_job *job, size_t i, target_list *targets,
+                                 fsdp_error *err)
 {
-    wants->count = 0;
+    targets->count = 0;
     for (int g = 0; g < job->group_size; g++)
-        FSDP_TRY(add_wants(wants, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
+        FSDP_TRY(add_targets(targets, fsdp_sd_at(job->group_sds[g], i), job->group_ranks[g], err));
     return FSDP_OK;
 }
 
@@ -236,37 +242,25 @@ static bool is_loaded(const load_job *job, size_t i)
     return job->source[i] >= 0 && fsdp_sd_at(job->sd, i)->kind == FSDP_ENTRY_TENSOR;
 }
 
-typedef struct file_search {
-    const fsdp_checkpoint *checkpoint;
-    bool *needed;
-} file_search;
-
-static fsdp_status need_file(void *user, int rank, size_t part, const fsdp_box *box,
-                             fsdp_error *err)
+static fsdp_status need_file(void *user, int number, fsdp_error *err)
 {
-    file_search *search = user;
-    (void)part;
-    (void)box;
-    (void)err;
-    search->needed[fsdp_checkpoint_file_of(search->checkpoint, rank)] = true;
-    return FSDP_OK;
+    return fsdp_checkpoint_need_file(user, number, err);
 }
 
-/* Marks the files that hold something one rank wants. */
-static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, file_search *search,
-                              fsdp_error *err)
+/* Opens the files that hold a part of what one rank reads. */
+static fsdp_status open_files_of(const load_job *job, const fsdp_sd *sd, int rank, fsdp_error *err)
 {
+    fsdp_checkpoint *from = job->checkpoint;
     for (size_t i = 0; i < fsdp_sd_count(sd); i++) {
         if (!is_loaded(job, i))
             continue;
         const fsdp_entry *entry = fsdp_sd_at(sd, i);
-        const fsdp_entry *stored = fsdp_sd_at(job->checkpoint->manifest.sd, (size_t)job->source[i]);
         size_t parts = fsdp_layout_box_count(&entry->layout, entry->ndim, entry->shape, rank);
         for (size_t part = 0; part < parts; part++) {
             fsdp_box box;
             fsdp_layout_box(&entry->layout, entry->ndim, entry->shape, rank, part, &box);
-            FSDP_TRY(fsdp_plan_stored(stored, job->checkpoint->owners[job->source[i]], &box,
-                                      need_file, search, err));
+            FSDP_TRY(
+                fsdp_checkpoint_locate(from, (size_t)job->source[i], &box, need_file, from, err));
         }
     }
     return FSDP_OK;
@@ -274,37 +268,29 @@ static fsdp_status find_files(const load_job *job, const fsdp_sd *sd, int rank, 
 
 static fsdp_status open_files(load_job *job, fsdp_error *err)
 {
-    if (job->checkpoint->source)
-        return FSDP_OK; /* other programs' files are opened as they are read */
-    int files = job->checkpoint->manifest.file_count;
-    file_search search = {job->checkpoint, fsdp_alloc((size_t)files, sizeof(bool))};
-    if (!search.needed)
-        return fsdp_fail_memory(err, "a load plan");
     fsdp_status st = FSDP_OK;
     for (int g = 0; g < job->group_size && st == FSDP_OK; g++)
-        st = find_files(job, job->group_sds[g], job->group_ranks[g], &search, err);
-    for (int f = 0; f < files && st == FSDP_OK; f++)
-        if (search.needed[f])
-            st = fsdp_checkpoint_need_file(job->checkpoint, f, err);
-    fsdp_free(search.needed);
+        st = open_files_of(job, job->group_sds[g], job->group_ranks[g], err);
     return st;
 }
 
 /* --- moving ----------------------------------------------------------------------------------- */
 
-static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *getter,
-                                fsdp_turns *turns, fsdp_error *err)
+static fsdp_status load_entries(load_job *job, target_list *targets,
+                                fsdp_block_reader *block_reader, fsdp_work_counter *counter,
+                                fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_sd_count(job->sd); i++) {
         if (!is_loaded(job, i))
             continue;
         const fsdp_entry *entry = fsdp_sd_at(job->sd, i);
-        int64_t before = getter->bytes_read;
-        FSDP_TRY(group_wants(job, i, wants, err));
-        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, (size_t)job->source[i], wants->items,
-                                     wants->count, getter, turns, err));
+        int64_t before = block_reader->bytes_read;
+        FSDP_TRY(group_targets(job, i, targets, err));
+        fsdp_read_request request = {(size_t)job->source[i], targets->items, targets->count,
+                                     block_reader, counter};
+        FSDP_TRY(fsdp_checkpoint_get(job->checkpoint, &request, err));
         fsdp_flow("statedict/save/load.c", "got '%s'", entry->name);
-        FSDP_TRY(fsdp_meter_add(&job->meter, getter->bytes_read - before, entry->name,
+        FSDP_TRY(fsdp_meter_add(&job->meter, block_reader->bytes_read - before, entry->name,
                                 entry->name_size, err));
     }
     return FSDP_OK;
@@ -313,17 +299,17 @@ static fsdp_status load_entries(load_job *job, want_list *wants, fsdp_getter *ge
 static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
 {
     load_job *job = user;
-    want_list wants = {0};
-    fsdp_getter getter = {.verify = job->opts->verify};
-    fsdp_turns turns;
+    target_list targets = {0};
+    fsdp_block_reader block_reader = {.verify = job->opts->verify};
+    fsdp_work_counter counter;
     (void)worker;
-    fsdp_turns_begin(&turns, &job->lending->next_turn);
-    fsdp_status st = load_entries(job, &wants, &getter, &turns, err);
+    fsdp_work_counter_begin(&counter, &job->lending->next_turn);
+    fsdp_status st = load_entries(job, &targets, &block_reader, &counter, err);
     if (st != FSDP_OK)
-        fsdp_turns_stop(&turns);
-    atomic_fetch_add(&job->bytes_read, getter.bytes_read);
-    fsdp_getter_release(&getter);
-    fsdp_free(wants.items);
+        fsdp_work_counter_stop(&counter);
+    atomic_fetch_add(&job->bytes_read, block_reader.bytes_read);
+    fsdp_block_reader_release(&block_reader);
+    fsdp_free(targets.items);
     return st;
 }
 
@@ -331,7 +317,8 @@ static int workers_of(const load_job *job)
 {
     int share = fsdp_pool_cores() / job->group_size;
     int wanted = job->opts->threads > 0 ? job->opts->threads : share > 0 ? share : 1;
-    return fsdp_getters_within(wanted, job->opts->memory, job->checkpoint->manifest.compressed);
+    return fsdp_block_readers_within(wanted, job->opts->memory,
+                                     job->checkpoint->manifest.compressed);
 }
 
 static fsdp_status copy_values(load_job *job, fsdp_error *err)
@@ -356,7 +343,7 @@ static int64_t bytes_of_rank(const load_job *job, int rank)
     return bytes;
 }
 
-/* A rank of a group reads about its share of what the group wants. */
+/* A rank of a group reads about its share of what the group needs. */
 static int64_t expected_bytes(const load_job *job)
 {
     int64_t bytes = 0;
@@ -391,7 +378,7 @@ static void end_touching(load_job *job)
 /*
  * After an agreement nobody touches another's memory any more. When the ranks could not agree
  * (FSDP_ERR_PEER), this one must not take its memory away before the others have let go of it; they
- * are threads of this process that find no more turns, so that is soon.
+ * are threads of this process that draw no more blocks, so that is soon.
  */
 static void leave_group(load_job *job, fsdp_status status)
 {
@@ -401,7 +388,7 @@ static void leave_group(load_job *job, fsdp_status status)
     job->lending = NULL;
     if (status == FSDP_ERR_PEER) {
         atomic_store(&shared->closed, true);
-        fsdp_turns_stop(&(fsdp_turns){.next = &shared->next_turn});
+        fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_turn});
         while (atomic_load(&shared->touching) > 0)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
@@ -498,6 +485,36 @@ static fsdp_status match_and_open(load_job *job, fsdp_error *err)
     return st;
 }
 
+/* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
+static fsdp_status ask_want(load_job *job, fsdp_error *err)
+{
+    FSDP_TRY(begin_touching(job, err));
+    fsdp_status st =
+        job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
+    end_touching(job);
+    return st;
+}
+
+static fsdp_status want(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = ask_want(job, err);
+    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    job->group_sds[0] = job->sd;
+    if (job->group_size == 1)
+        return FSDP_OK;
+    return fsdp_ctl_allgather(job->ctl, &job->sd, sizeof job->sd, job->group_sds, err);
+}
+
+static fsdp_status take(load_job *job, fsdp_error *err)
+{
+    fsdp_status st = begin_touching(job, err);
+    if (st == FSDP_OK) {
+        st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
+        end_touching(job);
+    }
+    return fsdp_ctl_agree(job->ctl, st, err);
+}
+
 static fsdp_status plan_load(load_job *job, fsdp_error *err)
 {
     fsdp_flow("statedict/save/load.c", "match names and find files");
@@ -559,10 +576,14 @@ static fsdp_status load_checkpoint(load_job *job, const fsdp_candidate *chosen, 
     fsdp_status st = open_checkpoint(job, chosen, err);
     if (st == FSDP_OK)
         st = form_group(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = want(job, err);
     if (st == FSDP_OK)
         st = plan_load(job, err);
     if (st == FSDP_OK)
         st = move_data(job, err);
+    if (st == FSDP_OK && job->hooks)
+        st = take(job, err);
     if (st == FSDP_OK)
         st = fill_report(job, chosen->path, err);
     release_job(job, st);
@@ -609,26 +630,15 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
     }
 }
 
-static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+/* What hooks want is compared when it is known. */
+static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
 {
-    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
-        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
-            return true;
-    return false;
-}
-
-/* Patterns that leave nothing to load are a mistake, whatever the checkpoint holds. */
-static fsdp_status require_selection(const load_job *job, fsdp_error *err)
-{
-    fsdp_filter *filter = NULL;
-    size_t count = fsdp_sd_count(job->sd);
-    FSDP_TRY(fsdp_filter_create(job->opts->include, job->opts->exclude, &filter, err));
-    bool selected = selects_any(filter, job->sd);
-    fsdp_filter_free(filter);
-    if (selected || count == 0)
-        return FSDP_OK;
-    return fsdp_fail(err, FSDP_ERR_USAGE,
-                     "no name of the state dict matches: none of %zu is selected", count);
+    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
+    if (job->hooks)
+        return fsdp_ctl_agree(job->ctl, st, err);
+    if (st == FSDP_OK)
+        st = fsdp_filter_require(job->sd, job->opts->include, job->opts->exclude, err);
+    return fsdp_describe_agree(job->sd, false, job->ctl, st, err);
 }
 
 static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
@@ -636,10 +646,8 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     fsdp_candidates list = {0};
     fsdp_flow("statedict/save/load.c", "begin: rank %d of %d", fsdp_ctl_rank(job->ctl),
               fsdp_ctl_size(job->ctl));
-    fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);
-    if (st == FSDP_OK)
-        st = require_selection(job, err);
-    FSDP_TRY(fsdp_describe_agree(job->sd, false, job->ctl, st, err));
+    FSDP_TRY(agree_to_load(job, err));
+    fsdp_status st = FSDP_OK;
     if (fsdp_ctl_rank(job->ctl) == 0)
         st = fsdp_candidates_list(path, job->io, &job->opts->watch, &list, err);
     st = load_candidates(job, st, &list, err);
@@ -647,27 +655,30 @@ static fsdp_status load(load_job *job, const char *path, fsdp_error *err)
     return st;
 }
 
-fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
-                         fsdp_error *err)
+static fsdp_status run(load_job *job, const char *path, const fsdp_load_opts *opts, fsdp_error *err)
 {
     static const fsdp_load_opts defaults = {0};
     fsdp_error local = {0};
-    load_job job = {.sd = sd, .ctl = ctl, .opts = opts ? opts : &defaults};
-    job.io = job.opts->io ? job.opts->io : fsdp_io_posix();
-    if (job.opts->report)
-        *job.opts->report = (fsdp_load_report){0};
-    fsdp_status st = load(&job, path, err ? err : &local);
+    job->opts = opts ? opts : &defaults;
+    job->io = job->opts->io ? job->opts->io : fsdp_io_posix();
+    if (job->opts->report)
+        *job->opts->report = (fsdp_load_report){0};
+    fsdp_status st = load(job, path, err ? err : &local);
     if (st == FSDP_OK && err)
         *err = (fsdp_error){0};
     return st;
 }
 
-void fsdp_load_report_release(fsdp_load_report *report)
+fsdp_status fsdp_sd_load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, const fsdp_load_opts *opts,
+                         fsdp_error *err)
 {
-    fsdp_name_list missing = {report->missing, report->missing_count, 0};
-    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
-    fsdp_names_release(&missing);
-    fsdp_names_release(&unexpected);
-    fsdp_free(report->path);
-    *report = (fsdp_load_report){0};
+    load_job job = {.sd = sd, .ctl = ctl};
+    return run(&job, path, opts, err);
+}
+
+fsdp_status fsdp_load_hooked(const fsdp_load_hooks *hooks, fsdp_ctl *ctl, const char *path,
+                             const fsdp_load_opts *opts, fsdp_error *err)
+{
+    load_job job = {.hooks = hooks, .ctl = ctl};
+    return run(&job, path, opts, err);
 }

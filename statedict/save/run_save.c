@@ -20,6 +20,7 @@ typedef struct run_job {
     const char *run;
     fsdp_io *io;
     fsdp_save_opts opts;
+    int64_t step;      /* which opts point to */
     fsdp_lease *lease; /* rank 0, once the step is saved */
     uintptr_t thread;  /* that may use ctl */
     char name[FSDP_STEP_NAME_SIZE];
@@ -42,21 +43,21 @@ static fsdp_status make_run_directory(const run_job *job, fsdp_error *err)
     int errnum = job->io->ops->mkdir(job->io, job->run);
     if (errnum < 0 && errnum != -EEXIST)
         return fsdp_fail_errno(err, -errnum, "cannot create the run directory '%s'", job->run);
-    return job->opts.no_sync ? FSDP_OK : sync_parent(job, err);
+    return job->opts.skip_fsync ? FSDP_OK : sync_parent(job, err);
 }
 
 static fsdp_status prepare_run(run_job *job, fsdp_error *err)
 {
     fsdp_status st = FSDP_OK;
-    fsdp_step_name(job->opts.step, job->name);
+    fsdp_step_name(job->step, job->name);
     job->path = fsdp_path_join(job->run, job->name);
     if (!job->path)
         st = fsdp_fail_memory(err, "a path");
-    if (job->opts.step == FSDP_STEP_NONE)
+    if (job->step == FSDP_STEP_NONE)
         st = fsdp_fail(err, FSDP_ERR_USAGE,
-                       "a checkpoint of a run is named after its step: set 'step' of the options");
-    else if (job->opts.step < 0)
-        st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->opts.step);
+                       "a checkpoint of a run is named after its step: give one");
+    else if (job->step < 0)
+        st = fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)job->step);
     if (st == FSDP_OK)
         st = fsdp_retention_check(job->opts.retain, err);
     if (st == FSDP_OK && fsdp_ctl_rank(job->ctl) == 0)
@@ -106,7 +107,7 @@ static fsdp_status retain_others(run_job *job, fsdp_error *err)
         return fsdp_fail_memory(err, "a list of pinned steps");
     if (asked->pin_count > 0)
         memcpy(pins, asked->pins, asked->pin_count * sizeof *pins);
-    pins[policy.pin_count++] = job->opts.step;
+    pins[policy.pin_count++] = job->step;
     policy.pins = pins;
     fsdp_status st = fsdp_run_retain_held(job->lease, job->run, &policy, NULL, NULL, &reading, err);
     fsdp_free(pins);
@@ -144,9 +145,11 @@ static fsdp_status run_save(run_job *job, const fsdp_sd *sd, fsdp_error *err)
 fsdp_status fsdp_run_save(const fsdp_sd *sd, fsdp_ctl *ctl, const char *run, int64_t step,
                           const fsdp_save_opts *opts, fsdp_error *err)
 {
-    run_job job = {.ctl = ctl, .run = run, .opts = opts ? *opts : fsdp_save_opts_default()};
+    run_job job = {.ctl = ctl, .run = run, .step = step};
+    if (opts)
+        job.opts = *opts;
     job.io = job.opts.io ? job.opts.io : fsdp_io_posix();
-    job.opts.step = step;
+    job.opts.step = &job.step;
     job.thread = fsdp_thread_number();
     job.opts.overwrite = false;
     fsdp_status st = run_save(&job, sd, err);

@@ -40,7 +40,7 @@ typedef struct save_job {
     int *owners;
     fsdp_save_plan plan;
     fsdp_shard_writer *writer;
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
     fsdp_watch watch;      /* the caller's, which also keeps the lease of a run */
@@ -66,8 +66,9 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
     const fsdp_save_opts *opts = job->opts;
     if (opts->kind != FSDP_SHARDED && opts->kind != FSDP_FULL && opts->kind != FSDP_LOCAL)
         return fsdp_fail(err, FSDP_ERR_USAGE, "unknown kind of checkpoint %d", (int)opts->kind);
-    if (opts->step < FSDP_STEP_NONE)
-        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative", (long long)opts->step);
+    if (fsdp_save_step(opts) < FSDP_STEP_NONE)
+        return fsdp_fail(err, FSDP_ERR_USAGE, "step %lld is negative",
+                         (long long)fsdp_save_step(opts));
     if (opts->level < 0 || opts->level > 19)
         return fsdp_fail(err, FSDP_ERR_USAGE, "compression level %d is not in 0..19", opts->level);
     FSDP_TRY(fsdp_check_budget(opts->threads, opts->memory, err));
@@ -110,10 +111,10 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
     fsdp_volume volume = {.kind = opts->kind,
                           .world = job->world,
                           .compress = opts->compress,
-                          .with_view = !opts->no_view};
+                          .with_view = !opts->skip_view};
     FSDP_TRY(
         fsdp_require_space(job->io, dir, &volume, fsdp_volume_room(job->sd, &volume), &space, err));
-    if (space.in_memory && !opts->no_sync)
+    if (space.in_memory && !opts->skip_fsync)
         fsdp_notice(&opts->watch,
                     "'%s' is on a file system in memory: the checkpoint is not durable, it is gone "
                     "when the machine restarts",
@@ -138,10 +139,10 @@ static void pass_notice(void *user, const char *text)
 
 static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err)
 {
-    FSDP_TRY(fsdp_name_check_step(dir, job->opts->step, err));
+    FSDP_TRY(fsdp_name_check_step(dir, fsdp_save_step(job->opts), err));
     const fsdp_save_opts *opts = job->opts;
     fsdp_watch watch = {.user = job, .progress = report_run_wait, .notice = pass_notice};
-    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->no_sync, opts->overwrite, NULL, &watch,
+    FSDP_TRY(fsdp_staging_begin(job->io, dir, !opts->skip_fsync, opts->overwrite, NULL, &watch,
                                 &job->staging, err));
     job->watch = fsdp_staging_watch(&job->staging, &opts->watch);
     if (strlen(job->staging.path) >= sizeof job->staged)
@@ -165,17 +166,18 @@ typedef struct rank_options {
     int64_t memory;
 } rank_options;
 
-static const char *const option_names[OPTION_COUNT] = {"kind",    "owners",       "compress",
-                                                       "level",   "step",         "no_sync",
-                                                       "no_view", "rank0_writes", "overwrite"};
+static const char *const option_names[OPTION_COUNT] = {"kind",      "owners",       "compress",
+                                                       "level",     "step",         "skip_fsync",
+                                                       "skip_view", "rank0_writes", "overwrite"};
 
 static rank_options local_options(const save_job *job)
 {
     const fsdp_save_opts *opts = job->opts;
     const fsdp_save_plan *plan = &job->plan;
     rank_options local = {
-        .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level, opts->step,
-                               opts->no_sync, opts->no_view, opts->rank0_writes, opts->overwrite}},
+        .shared = {.numbers = {opts->kind, opts->owners, opts->compress, opts->level,
+                               fsdp_save_step(opts), opts->skip_fsync, opts->skip_view,
+                               opts->rank0_writes, opts->overwrite}},
         .memory = opts->memory};
     memcpy(local.shared.run, opts->run, sizeof local.shared.run);
     if (all_write_one(job))
@@ -240,10 +242,10 @@ static fsdp_status file_options(save_job *job, int number, int count, fsdp_shard
                                   .encode = job->opts->compress,
                                   .level = job->opts->level,
                                   .threads = threads_of(job),
-                                  .sync = !job->opts->no_sync,
+                                  .sync = !job->opts->skip_fsync,
                                   .alive = fsdp_meter_alive,
                                   .alive_user = &job->meter};
-    opts_out->id = (fsdp_shard_id){.step = job->opts->step,
+    opts_out->id = (fsdp_shard_id){.step = fsdp_save_step(job->opts),
                                    .rank = (uint32_t)job->rank,
                                    .world = (uint32_t)(job->whole ? 1 : job->world)};
     memcpy(opts_out->id.run, job->run, sizeof job->run);
@@ -258,9 +260,11 @@ static fsdp_status create_file(save_job *job, int number, int count, int64_t ind
     fsdp_flow("statedict/save/save.c", "create file %d of %d", number, count);
     FSDP_TRY(file_options(job, number, count, &opts, &path, err));
     opts.index_room = index_room;
-    fsdp_status st = fsdp_shard_create(&opts, job->plan.datasets, job->plan.dataset_count,
-                                       job->plan.links, job->plan.link_count, job->plan.boxes,
-                                       job->plan.box_count, &job->writer, err);
+    fsdp_status st = fsdp_shard_create(
+        &opts,
+        &(fsdp_shard_layout){job->plan.datasets, job->plan.dataset_count, job->plan.links,
+                             job->plan.link_count, job->plan.boxes, job->plan.box_count},
+        &job->writer, err);
     fsdp_free(path);
     return st;
 }
@@ -282,7 +286,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save/save.c", "finish the file");
     job->writer = NULL;
-    return fsdp_shard_finish(writer, &job->seal, err);
+    return fsdp_shard_finish(writer, &job->record, err);
 }
 
 /* --- the place of the files --- */
@@ -347,7 +351,7 @@ static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_er
     return FSDP_OK;
 }
 
-/* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
+/* Receives everything that the rank sends, also after a failure on rank 0 (*local). */
 static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *local,
                                 fsdp_error *err)
 {
@@ -427,18 +431,18 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
+static fsdp_status publish(save_job *job, const fsdp_file_record *records, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
     FSDP_TRY(fsdp_meter_check(&job->meter, err));
     fsdp_publication publication = {.staging = &job->staging,
-                                    .seals = seals,
+                                    .records = records,
                                     .owners = job->owners,
-                                    .with_view = !opts->no_view,
+                                    .with_view = !opts->skip_view,
                                     .watch = &job->watch};
     publication.manifest =
         (fsdp_manifest){.kind = opts->kind,
-                        .step = opts->step,
+                        .step = fsdp_save_step(opts),
                         .world = job->whole ? 1 : job->world,
                         .owners = opts->owners,
                         .compressed = opts->compress,
@@ -454,18 +458,18 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
 static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
-    fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
-    if (mine == FSDP_OK && !seals)
+    fsdp_file_record *records = fsdp_alloc((size_t)job->world, sizeof *records);
+    if (mine == FSDP_OK && !records)
         mine = fsdp_fail_memory(err, "a manifest");
-    job->may_be_published = mine == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
+    job->may_be_published = mine == FSDP_OK && job->rank != 0; /* once rank 0 has the last record */
     fsdp_status st =
-        fsdp_ctl_agree_allgather(job->ctl, mine, &job->seal, sizeof job->seal, seals, err);
+        fsdp_ctl_agree_allgather(job->ctl, mine, &job->record, sizeof job->record, records, err);
     if (st == FSDP_OK) {
         if (job->rank == 0)
-            st = publish(job, seals, err);
+            st = publish(job, records, err);
         st = fsdp_ctl_agree(job->ctl, st, err);
     }
-    fsdp_free(seals);
+    fsdp_free(records);
     return st;
 }
 
@@ -550,16 +554,11 @@ static fsdp_status explain(const save_job *job, fsdp_status status, fsdp_error *
     return status;
 }
 
-fsdp_save_opts fsdp_save_opts_default(void)
-{
-    return (fsdp_save_opts){.step = FSDP_STEP_NONE};
-}
-
 fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                               const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err)
 {
     fsdp_error local = {0};
-    fsdp_save_opts defaults = fsdp_save_opts_default();
+    static const fsdp_save_opts defaults = {0};
     save_job job = {.sd = sd,
                     .ctl = ctl,
                     .opts = opts ? opts : &defaults,

@@ -11,6 +11,12 @@
 fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                               const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err);
 
+/* FSDP_STEP_NONE: none was given. */
+static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
+{
+    return opts->step ? *opts->step : FSDP_STEP_NONE;
+}
+
 /* A rank was lost before anything was published: adds to the error what that means. */
 void fsdp_save_report_unchanged(fsdp_error *err);
 

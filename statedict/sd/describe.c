@@ -104,7 +104,8 @@ static void add_entry(fsdp_hasher *hasher, const fsdp_entry *entry, bool with_va
     add_layout(hasher, &entry->layout);
 }
 
-/* hashes_out[n] covers the flat buffers' names and the first n entries; NULL: only the last is made. */
+/* hashes_out[n] covers the flat buffers' names and the first n entries; NULL: only the last is
+ * made. */
 static fsdp_status hash_entries(const fsdp_sd *sd, bool with_values, fsdp_hash *hashes_out,
                                 fsdp_hash *last_out, fsdp_error *err)
 {
@@ -237,7 +238,7 @@ static fsdp_status find_difference(const fsdp_sd *sd, bool with_values, int64_t 
 fsdp_status fsdp_describe_agree(const fsdp_sd *sd, bool with_values, fsdp_ctl *ctl,
                                 fsdp_status mine, fsdp_error *err)
 {
-    summary local = {.count = (int64_t)fsdp_sd_count(sd)};
+    summary local = {.count = mine == FSDP_OK ? (int64_t)fsdp_sd_count(sd) : 0};
     int n = fsdp_ctl_size(ctl);
     summary *all = fsdp_alloc((size_t)n, sizeof *all);
     if (mine == FSDP_OK)

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <fsdp/checkpoint.h>
+
 bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size)
 {
     char shown[400];
@@ -45,6 +47,16 @@ bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text 
         fsdp_text_addf(text, "%s '%s'", i ? "," : "", names->items[i]);
     }
     return true;
+}
+
+void fsdp_load_report_release(fsdp_load_report *report)
+{
+    fsdp_name_list missing = {report->missing, report->missing_count, 0};
+    fsdp_name_list unexpected = {report->unexpected, report->unexpected_count, 0};
+    fsdp_names_release(&missing);
+    fsdp_names_release(&unexpected);
+    fsdp_free(report->path);
+    *report = (fsdp_load_report){0};
 }
 
 const char *fsdp_shape_text(int ndim, const int64_t *shape, char *out, size_t room)

@@ -3,6 +3,7 @@
 
 #include "base/core/mem.h"
 #include "statedict/select/expression.h"
+#include "statedict/select/selection.h"
 
 struct fsdp_filter {
     regex_t include, exclude;
@@ -51,4 +52,26 @@ bool fsdp_filter_selects(const fsdp_filter *filter, const char *name, size_t nam
     if (filter->has_include && !fsdp_expression_matches(&filter->include, name, name_size))
         return false;
     return !filter->has_exclude || !fsdp_expression_matches(&filter->exclude, name, name_size);
+}
+
+static bool selects_any(const fsdp_filter *filter, const fsdp_sd *sd)
+{
+    for (size_t i = 0; i < fsdp_sd_count(sd); i++)
+        if (fsdp_filter_selects(filter, fsdp_sd_at(sd, i)->name, fsdp_sd_at(sd, i)->name_size))
+            return true;
+    return false;
+}
+
+fsdp_status fsdp_filter_require(const fsdp_sd *sd, const char *include, const char *exclude,
+                                fsdp_error *err)
+{
+    fsdp_filter *filter = NULL;
+    size_t count = fsdp_sd_count(sd);
+    FSDP_TRY(fsdp_filter_create(include, exclude, &filter, err));
+    bool selected = selects_any(filter, sd);
+    fsdp_filter_free(filter);
+    if (selected || count == 0)
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "no name of the state dict matches: none of %zu is selected", count);
 }

@@ -1,7 +1,7 @@
 /*
  * The two verbs in the middle of save and load (step 5 of docs/flow_save.md and docs/flow_load.md):
  * put moves a rank's boxes from memory through hash and codec into its file; get moves stored blocks
- * through check and decode into the boxes that want them.
+ * through check and decode into the read targets.
  */
 #ifndef FSDP_PIPELINE_H
 #define FSDP_PIPELINE_H
@@ -22,43 +22,45 @@ fsdp_status fsdp_put_plan(fsdp_shard_writer *writer, const fsdp_save_plan *plan,
 
 /* --- get --- */
 
-/* A box that somebody wants, packed row-major in memory. */
-typedef struct fsdp_want {
+/* A read target: a box of a tensor and where it goes, packed row-major in memory. */
+typedef struct fsdp_read_target {
     fsdp_box box;
     fsdp_dtype dtype;
     char *data;
-} fsdp_want;
+} fsdp_read_target;
 
 /* One worker's buffers and counts. Zero-initialise. */
-typedef struct fsdp_getter {
+typedef struct fsdp_block_reader {
     fsdp_verify_mode verify;
     fsdp_decoder decoder;
     fsdp_hasher *hasher;
     char *piece, *cast;
     fsdp_source_reader foreign;    /* of a checkpoint of another program */
     int64_t bytes_read;
-} fsdp_getter;
+} fsdp_block_reader;
 
-void fsdp_getter_release(fsdp_getter *getter);
+void fsdp_block_reader_release(fsdp_block_reader *block_reader);
 
 /* What every operation is given: FSDP_ERR_USAGE when one is negative (0: the default). */
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
 
-/* How many workers with a getter each fit into `memory` (0: the default): at most `threads` (0: the
+/* How many workers with a block reader each fit into `memory` (0: the default): at most `threads` (0: the
  * cores), at least one. */
-int fsdp_getters_within(int threads, int64_t memory, bool encoded);
-/* Bytes of one getter's buffers. */
-int64_t fsdp_getter_bytes(bool encoded);
+int fsdp_block_readers_within(int threads, int64_t memory, bool encoded);
+/* Bytes of one block reader's buffers. */
+int64_t fsdp_block_reader_bytes(bool encoded);
 
-/* True when some want shares an element with the block. */
-bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_want *wants, size_t count);
+/* True when some target shares an element with the block. */
+bool fsdp_block_is_wanted(const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
+                          size_t count);
 
-/* Reads one block and places what is wanted of it. The caller has kept only wants that meet the box. */
-fsdp_status fsdp_get_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *stored,
-                           int64_t block, const fsdp_want *wants, size_t count, fsdp_error *err);
+/* Reads one block and places its parts. The caller has kept only targets that meet the box. */
+fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
+                           const fsdp_stored_box *stored, int64_t block, const fsdp_read_target *targets,
+                           size_t count, fsdp_error *err);
 
 /* Hashes one block and places nothing. */
-fsdp_status fsdp_check_block(fsdp_getter *getter, fsdp_shard_reader *reader,
+fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
 
 /* There is no memory for what each of some threads takes at a time: says how much, and what asks for less. */

@@ -214,11 +214,12 @@ static fsdp_status fill(state *st, int ranks, fsdp_error *err)
 
 static fsdp_status save(state *st, fsdp_ctl *ctl, fsdp_error *err)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    static const int64_t sample_step = 1200;
+    fsdp_save_opts opts = {0};
     opts.kind = st->sample->kind;
     opts.compress = st->sample->compress;
     if (!st->sample->is_run) {
-        opts.step = 1200;
+        opts.step = &sample_step;
         return fsdp_sd_save(st->sd, ctl, st->sample->path, &opts, err);
     }
     for (int64_t step = 100; step <= 300; step += 100)

@@ -100,7 +100,7 @@ def kill_at_moments(root, name):
     whole_casts[name] = json.loads(done.stdout).get("cast")
     casts = whole_casts[name] is not None
     native = name in ("ours", "packed", "cast")
-    record, count = (40, 4) if native else (16, 3 * TENSORS if name == "dcp" else TENSORS)
+    record, count = (40, 4) if native else (16, TENSORS)
     record += 40 if casts else 0
     saved = []
     for part in (0, count // 2, count):

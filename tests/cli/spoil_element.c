@@ -21,8 +21,9 @@ static fsdp_status run(char **argv, fsdp_error *err)
 {
     fsdp_sd *sd = NULL;
     fsdp_ctl *ctl = NULL;
-    fsdp_save_opts save = fsdp_save_opts_default();
-    save.step = 100;
+    fsdp_save_opts save = {0};
+    const int64_t step = 100;
+    save.step = &step;
     FSDP_TRY(fsdp_load_full(argv[1], NULL, &sd, err));
     FSDP_TRY(fsdp_ctl_self(&ctl, err));
     FSDP_TRY(spoil(sd, argv[3], atol(argv[4]), err));

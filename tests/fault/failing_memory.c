@@ -217,7 +217,7 @@ static bool fail_reading(const reading *r, const char *dir, int64_t at, bool for
 static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     test_state state;
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.compress = true;
     FSDP_TRY(test_state_create(STATE_EVERYTHING, fsdp_ctl_size(ctl), fsdp_ctl_rank(ctl), 3, true, 7,
                                &state, err));

@@ -57,7 +57,7 @@ static fsdp_status save(const scenario *s, fsdp_io *io, const char *path, bool i
 {
     static const fsdp_retention newest_two = {.keep_last = 2};
     save_work work = {.scenario = s, .path = path, .in_run = in_run, .seed = seed};
-    work.opts = fsdp_save_opts_default();
+    work.opts = (fsdp_save_opts){0};
     work.opts.kind = s->kind;
     work.opts.compress = s->compress;
     work.opts.overwrite = !in_run;

@@ -86,7 +86,7 @@ typedef fsdp_status (*rank_work)(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, f
 
 static fsdp_status save(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, fsdp_error *err)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.threads = 1;
     float *data = fsdp_sd_at(sd, 0)->data;
     for (int i = 0; i < ROWS * COLUMNS; i++)
@@ -111,6 +111,27 @@ static fsdp_status load(fsdp_sd *sd, fsdp_ctl *ctl, const char *path, fsdp_error
         if (data[i] != rows[first + i / COLUMNS] + (float)(i % COLUMNS))
             return fsdp_fail(err, FSDP_ERR_INTERNAL, "element %d is wrong", i);
     return st;
+}
+
+/* The checkpoint of the 2 ranks becomes one of DCP, which is then converted with the watcher on. */
+static void convert(void)
+{
+    fsdp_error err = {0};
+    fsdp_flow_watcher watcher = {record, &now};
+    char native[100], dcp[100], hf[100];
+    fsdp_convert_opts opts = {.format = "dcp", .threads = 1};
+    snprintf(native, sizeof native, "%s/ckpt", folder);
+    snprintf(dcp, sizeof dcp, "%s/dcp", folder);
+    snprintf(hf, sizeof hf, "%s/hf", folder);
+    fsdp_status st = fsdp_checkpoint_convert(native, dcp, &opts, &err);
+    now.count = 0;
+    opts.format = "hf";
+    fsdp_flow_watch(&watcher);
+    if (st == FSDP_OK)
+        st = fsdp_checkpoint_convert(dcp, hf, &opts, &err);
+    fsdp_flow_watch(NULL);
+    if (st != FSDP_OK)
+        complain("the conversion failed", err.text);
 }
 
 typedef struct job {
@@ -171,7 +192,14 @@ static const struct step {
     {"statedict/transfer/pipeline.c", 5, "statedict/transfer/pipeline.c"},
     {"formats/native/native_write.c", 6, "formats/native/native_read.c"},
     {"formats/native/native_read.c", 6, "formats/native/native_write.c"},
-    {"formats/native/native_seal.c", 6, "formats/native/native_read.c"},
+    {"formats/native/native_index_write.c", 6, "formats/native/native_read.c"},
+    {"statedict/convert/convert.c", 3, NULL},
+    {"statedict/convert/convert_plan.c", 3, NULL},
+    {"statedict/convert/convert_move.c", 4, NULL},
+    {"statedict/convert/output_place.c", 3, NULL},
+    {"formats/dcp/dcp_read.c", 6, NULL},
+    {"formats/source/source_read.c", 6, NULL},
+    {"formats/target/packed.c", 6, NULL},
     {"base/io/io.c", 7, "base/io/io.c"},
 };
 enum { STEPS = sizeof steps / sizeof steps[0], BOTTOM = 7, TOP = 3, PLAN = 4 };
@@ -437,7 +465,7 @@ static void remove_folder(void)
 
 int main(int argc, char **argv)
 {
-    char save_page[4096], load_page[4096];
+    char save_page[4096], load_page[4096], convert_page[4096];
     const struct step *down[WAY_ROOM], *up[WAY_ROOM];
     bool update = argc == 3 && strcmp(argv[2], "--update") == 0;
     if (argc < 2 || (argc == 3 && !update)) {
@@ -449,6 +477,7 @@ int main(int argc, char **argv)
         return 2;
     snprintf(save_page, sizeof save_page, "%s/docs/flow_save.md", argv[1]);
     snprintf(load_page, sizeof load_page, "%s/docs/flow_load.md", argv[1]);
+    snprintf(convert_page, sizeof convert_page, "%s/docs/flow_convert.md", argv[1]);
     run(2, save);
     check_rules(2, check_save_goes_down);
     int down_length = way_down(down);
@@ -458,6 +487,9 @@ int main(int argc, char **argv)
     check_rules(3, check_load_comes_up);
     check_mirror(down, down_length, up, way_up(up));
     compare_page(load_page, 1, "begin", update);
+    convert();
+    compare_page(convert_page, 0, "open", update);
+    check_functions(argv[1], "flow_convert.md", 20);
     check_functions(argv[1], "flow_save.md", 20);
     check_functions(argv[1], "flow_load.md", 15);
     check_functions(argv[1], "flow_step.md", 40);

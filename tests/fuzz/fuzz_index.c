@@ -1,6 +1,6 @@
 /*
  * Fuzz target: the shard index and what it leads to. An input is eight bytes that say where the index
- * begins and the bytes of a shard file, whose index reaches to their end. The seal and the identity
+ * begins and the bytes of a shard file, whose index reaches to their end. The record and the identity
  * that the manifest would hold are taken from the input, so that what lies behind them is reached. All
  * boxes are walked, and some blocks of each are read, decoded and checked.
  */
@@ -77,12 +77,12 @@ static void check_cut(const fsdp_stored_box *box, int64_t block)
     require((block == box->block_count - 1) == (first + count == box->count));
 }
 
-static void check_block(fsdp_getter *getter, fsdp_shard_reader *reader, const fsdp_stored_box *box,
-                        int64_t block)
+static void check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
+                        const fsdp_stored_box *box, int64_t block)
 {
     fsdp_error err = {0};
     check_cut(box, block);
-    fsdp_status st = fsdp_check_block(getter, reader, box, block, &err);
+    fsdp_status st = fsdp_check_block(block_reader, reader, box, block, &err);
     require(st == FSDP_OK || (st == FSDP_ERR_DAMAGED && err.text[0]));
 }
 
@@ -91,13 +91,13 @@ typedef struct ranks {
     uint32_t rank, end;
 } ranks;
 
-static uint32_t heads_of(const fsdp_shard_seal *seal)
+static uint32_t heads_of(const fsdp_file_record *record)
 {
-    return (uint32_t)(seal->index_size / (int64_t)sizeof(index_head));
+    return (uint32_t)(record->index_size / (int64_t)sizeof(index_head));
 }
 
-static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *of, size_t i,
-                         int64_t blocks)
+static int64_t check_box(fsdp_block_reader *block_reader, fsdp_shard_reader *reader, ranks *of,
+                         size_t i, int64_t blocks)
 {
     const fsdp_stored_box *box = fsdp_shard_box_at(reader, i);
     fsdp_box whole = fsdp_stored_box_box(box);
@@ -107,7 +107,7 @@ static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *
     int64_t taken = 0;
     for (int64_t block = 0; block < box->block_count && taken < BLOCKS_PER_BOX && taken < blocks;
          block++, taken++)
-        check_block(getter, reader, box, block);
+        check_block(block_reader, reader, box, block);
     check_cut(box, box->block_count - 1);
     return taken;
 }
@@ -115,22 +115,22 @@ static int64_t check_box(fsdp_getter *getter, fsdp_shard_reader *reader, ranks *
 static void check_file(fsdp_shard_reader *reader, ranks of)
 {
     uint32_t first = of.rank;
-    fsdp_getter getter = {0};
+    fsdp_block_reader block_reader = {0};
     int64_t blocks = BLOCKS_PER_INPUT;
     for (size_t i = 0; i < fsdp_shard_box_count(reader); i++)
-        blocks -= check_box(&getter, reader, &of, i, blocks);
+        blocks -= check_box(&block_reader, reader, &of, i, blocks);
     require(fsdp_shard_find(reader, first - 1, 0, 0) == NULL);
-    fsdp_getter_release(&getter);
+    fsdp_block_reader_release(&block_reader);
 }
 
 /* What the first head says of itself, if there is one. */
-static fsdp_shard_id identity(const fsdp_shard_seal *seal, const uint8_t *file)
+static fsdp_shard_id identity(const fsdp_file_record *record, const uint8_t *file)
 {
     fsdp_shard_id id = {.step = 0};
     index_head head;
-    if (seal->index_size < (int64_t)sizeof head)
+    if (record->index_size < (int64_t)sizeof head)
         return id;
-    memcpy(&head, file + seal->index_offset, sizeof head);
+    memcpy(&head, file + record->index_offset, sizeof head);
     id.step = head.step;
     id.rank = head.rank;
     id.world = head.world;
@@ -146,17 +146,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(&place, data, sizeof place);
     const uint8_t *file = data + sizeof place;
     size -= sizeof place;
-    fsdp_shard_seal seal = {.size = (int64_t)size, .index_offset = (int64_t)(place % (size + 1))};
-    seal.index_size = seal.size - seal.index_offset;
-    seal.index_hash = fsdp_kernels_get()->hash(file + seal.index_offset, (size_t)seal.index_size);
-    fsdp_shard_id id = identity(&seal, file);
+    fsdp_file_record record = {.size = (int64_t)size,
+                               .index_offset = (int64_t)(place % (size + 1))};
+    record.index_size = record.size - record.index_offset;
+    record.index_hash =
+        fsdp_kernels_get()->hash(file + record.index_offset, (size_t)record.index_size);
+    fsdp_shard_id id = identity(&record, file);
     the_file = (memory_file){{&memory_ops}, file, size};
     fsdp_io io = {&memory_ops};
     fsdp_shard_reader *reader = NULL;
     fsdp_error err = {0};
-    fsdp_status st = fsdp_shard_open(&io, "fuzz", &seal, &id, &reader, &err);
+    fsdp_status st = fsdp_shard_open(&io, "fuzz", &record, &id, &reader, &err);
     if (st == FSDP_OK)
-        check_file(reader, (ranks){id.rank, id.rank + heads_of(&seal)});
+        check_file(reader, (ranks){id.rank, id.rank + heads_of(&record)});
     else
         require((st == FSDP_ERR_DAMAGED || st == FSDP_ERR_NOT_FOUND) && err.text[0] && !reader);
     fsdp_shard_close(reader);

@@ -4,7 +4,7 @@
  * with what would be done: the source, where the plan knows it, is a small safetensors file.
  */
 #include "base/core/mem.h"
-#include "statedict/convert/plan_file.h"
+#include "statedict/convert/plan_text.h"
 #include "tests/fuzz/closing.h"
 #include "tests/fuzz/memory_file.h"
 

@@ -115,7 +115,7 @@ static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 static fsdp_status write_kind(const char *directory, const char *name, fsdp_kind kind,
                               bool compress, fsdp_error *err)
 {
-    save_call call = {.opts = fsdp_save_opts_default()};
+    save_call call = {0};
     snprintf(call.path, sizeof call.path, "%s/%s%s", directory, name, compress ? "-zstd" : "");
     call.opts.kind = kind;
     call.opts.compress = compress;

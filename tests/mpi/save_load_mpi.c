@@ -72,7 +72,7 @@ static fsdp_status save_step(fsdp_ctl *ctl, const char *run, int64_t step, fsdp_
 {
     static const fsdp_retention newest_two = {.keep_last = 2};
     test_state state;
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.retain = &newest_two;
     opts.io = io;
     FSDP_TRY(make(ctl, STATE_SMALL, true, (uint64_t)step, &state, err));
@@ -88,7 +88,7 @@ static int save_form(fsdp_ctl *ctl, const char *dir, int form)
     char name[60], path[PATH_ROOM];
     test_state state;
     fsdp_error err = {0};
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     int world = fsdp_ctl_size(ctl);
     opts.kind = (fsdp_kind)(form % 3);
     opts.compress = form / 3;

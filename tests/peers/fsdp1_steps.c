@@ -7,6 +7,7 @@
  *
  * Each rank writes FOLDER/RANK, lines of four fields with tabs between them: what, name, shape, numbers.
  */
+#include "runtime/optim/optim_internal.h"
 #include "tests/support/nets/training.h"
 
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <string.h>
 
 #include <fsdp/launch.h>
+#include <fsdp/state.h>
 
 enum { STEPS_BEFORE = 5, STEPS_AFTER = 3 };
 
@@ -70,11 +72,11 @@ static net_setup setup_of(const options *given)
     static const fsdp_optim_group groups[] = {
         {.match = is_weight, .lr = 0.002, .weight_decay = 0.1}, {.lr = 0.01, .weight_decay = 0}};
     net_setup setup = net_setup_default();
-    setup.v1.unit.strategy = (fsdp_v1_strategy)given->strategy;
-    setup.v1.unit.backward_prefetch = (fsdp_v1_prefetch)given->backward_prefetch;
-    setup.v1.unit.forward_prefetch = given->forward_prefetch != 0;
-    setup.v1.use_orig_params = given->orig != 0;
-    setup.v1.no_limit_all_gathers = given->no_limit != 0;
+    setup.wrap.unit.strategy = (fsdp_wrap_strategy)given->strategy;
+    setup.wrap.unit.backward_prefetch = (fsdp_wrap_prefetch)given->backward_prefetch;
+    setup.wrap.unit.forward_prefetch = given->forward_prefetch != 0;
+    setup.wrap.use_orig_params = given->orig != 0;
+    setup.wrap.unlimited_gathers = given->no_limit != 0;
     setup.replicas = (int)given->replicas;
     setup.microbatches = (int)given->microbatches;
     setup.all_reduce_each = given->reduce_each != 0;
@@ -152,12 +154,12 @@ static void print_places(FILE *out, toy *net)
 {
     for (int i = 0; i <= NET_LAYERS; i++) {
         fsdp_unit *unit = i < NET_LAYERS ? net->unit[i] : fsdp_root_unit(net->root);
-        const fsdp_param *flat = fsdp_v1_flat_param(net->v1, unit);
+        const fsdp_param *flat = fsdp_wrap_flat_param(net->wrap, unit);
         fsdp_param *both[] = {i < NET_LAYERS ? net->weight[i] : net->own,
                               i < NET_LAYERS ? net->bias[i] : NULL};
         fprintf(out, "flat\t%s\t\t%lld\n", fsdp_param_name(flat), (long long)flat->padded);
         for (int k = 0; k < 2 && both[k]; k++) {
-            const fsdp_v1_place place = fsdp_v1_place_of(both[k]);
+            const fsdp_wrap_place place = fsdp_wrap_place_of(both[k]);
             fprintf(out, "place\t%s\t\t%lld %lld %lld %lld %lld\n", fsdp_param_name(both[k]),
                     (long long)place.offset, (long long)place.count, (long long)place.first,
                     (long long)place.own, (long long)place.at);
@@ -184,15 +186,19 @@ static fsdp_status print_model(FILE *out, toy *net, fsdp_error *err)
 {
     static const struct {
         const char *what;
-        fsdp_v1_state_opts opts;
+        fsdp_state_opts opts;
     } dicts[] = {
-        {"model full", {.type = FSDP_V1_FULL_STATE_DICT}},
-        {"model rank0", {.type = FSDP_V1_FULL_STATE_DICT, .rank0_only = true}},
-        {"model sharded", {.type = FSDP_V1_SHARDED_STATE_DICT}},
+        {"model full", {.part = FSDP_STATE_MODEL, .model_prefix = "", .full_state_dict = true}},
+        {"model rank0",
+         {.part = FSDP_STATE_MODEL,
+          .model_prefix = "",
+          .full_state_dict = true,
+          .cpu_offload = true}},
+        {"model sharded", {.part = FSDP_STATE_MODEL, .model_prefix = ""}},
     };
     for (size_t i = 0; i < sizeof dicts / sizeof *dicts; i++) {
         fsdp_sd *sd;
-        FSDP_TRY(fsdp_v1_state_dict(net->v1, &dicts[i].opts, &sd, err));
+        FSDP_TRY(fsdp_root_get_state(net->root, &dicts[i].opts, &sd, err));
         print_dict(out, dicts[i].what, sd, fsdp_world_rank(net->world));
         fsdp_sd_free(sd);
     }
@@ -201,9 +207,9 @@ static fsdp_status print_model(FILE *out, toy *net, fsdp_error *err)
 
 static fsdp_status print_local(FILE *out, toy *net, fsdp_error *err)
 {
-    const fsdp_v1_state_opts opts = {.type = FSDP_V1_LOCAL_STATE_DICT};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     fsdp_sd *sd;
-    FSDP_TRY(fsdp_v1_state_dict(net->v1, &opts, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
     print_flats(out, sd);
     fsdp_sd_free(sd);
     return FSDP_OK;
@@ -215,13 +221,13 @@ static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_
     static const char *const names[] = {"bias",           "layers.2.bias",   "layers.2.weight",
                                         "layers.1.bias",  "layers.1.weight", "layers.0.bias",
                                         "layers.0.weight"};
-    const fsdp_v1_optim_input input = {.names = names, .count = sizeof names / sizeof *names};
+    const fsdp_wrap_optim_input input = {.names = names, .count = sizeof names / sizeof *names};
     int rank = fsdp_world_rank(net->world);
     fsdp_sd *ids, *again;
-    FSDP_TRY(fsdp_v1_rekey_optim_state_dict(full, FSDP_V1_PARAM_ID, &input, &ids, err));
+    FSDP_TRY(fsdp_wrap_rekey_optim_state(full, FSDP_WRAP_PARAM_ID, &input, &ids, err));
     print_dict(out, "optim ids", ids, rank);
     fsdp_status status =
-        fsdp_v1_rekey_optim_state_dict(ids, FSDP_V1_PARAM_NAME, &input, &again, err);
+        fsdp_wrap_rekey_optim_state(ids, FSDP_WRAP_PARAM_NAME, &input, &again, err);
     fsdp_sd_free(ids);
     if (status != FSDP_OK)
         return status;
@@ -230,39 +236,132 @@ static fsdp_status print_rekeyed(FILE *out, toy *net, const fsdp_sd *full, fsdp_
     return FSDP_OK;
 }
 
-typedef fsdp_status (*to_load)(fsdp_v1 *, fsdp_optim *, const fsdp_sd *,
-                               const fsdp_v1_to_load_opts *, fsdp_sd **, fsdp_error *);
+/* What the optimizer was given, by position: declared parameters, or flat ones without use_orig_params. */
+typedef struct position {
+    const fsdp_optim_state *state;
+    size_t group;
+    int64_t at, count;
+} position;
 
-static fsdp_status load_one(FILE *out, const char *what, to_load make, toy *net,
-                            const fsdp_sd *from, fsdp_error *err)
+enum { POSITIONS = 16 };
+
+static size_t list_group(const toy *net, size_t group, position *out)
 {
+    const fsdp_model *model = net->root->steps_runs ? net->root->declared : net->root->model;
+    size_t n = 0;
+    for (size_t i = 0; i < model->count; i++) {
+        const fsdp_param *param = model->params[i], *holder = param->flat ? param->flat : param;
+        for (size_t s = 0; s < net->optim->count; s++) {
+            const fsdp_optim_state *state = &net->optim->states[s];
+            position *found = &out[n];
+            if (state->param != holder || !fsdp_optim_group_of(state, param, &found->group) ||
+                found->group != group)
+                continue;
+            const fsdp_flat_run run =
+                param->flat ? fsdp_param_flat_run(param) : (fsdp_flat_run){.count = param->rows};
+            found->state = state;
+            found->at = run.at;
+            found->count = run.count;
+            n++;
+        }
+    }
+    return n;
+}
+
+static void print_moment(FILE *out, const position *at, const char *name, const float *data)
+{
+    if (!name || at->count == 0)
+        return;
+    fprintf(out, "%s\t%lld\t", name, (long long)at->count);
+    for (int64_t i = 0; i < at->count; i++)
+        fprintf(out, "%s%.9g", i == 0 ? "" : " ", (double)data[at->at + i]);
+    fputc('\n', out);
+}
+
+static fsdp_status print_groups(FILE *out, const char *what, toy *net, const position *all,
+                                size_t n, fsdp_error *err)
+{
+    const fsdp_state_opts opts = {
+        .part = FSDP_STATE_OPTIM, .optim_prefix = "", .nested_optim = true};
     fsdp_sd *sd;
-    FSDP_TRY(make(net->v1, net->optim, from, NULL, &sd, err));
-    print_dict(out, what, sd, fsdp_world_rank(net->world));
-    fsdp_status status = fsdp_v1_optim_load(net->v1, net->optim, sd, NULL, err);
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &sd, err));
+    const fsdp_entry *entry = fsdp_sd_at(sd, (size_t)fsdp_sd_find(sd, FSDP_NAME("param_groups")));
+    fsdp_status status = FSDP_OK;
+    for (size_t g = 0; g < net->optim->group_count && status == FSDP_OK; g++) {
+        const fsdp_value *dict = &entry->value.as.list.items[g];
+        fsdp_value *list = &dict->as.list.items[dict->as.list.count - 1];
+        size_t count = 0, at = 0;
+        for (size_t i = 0; i < n; i++)
+            count += all[i].group == g;
+        fsdp_value_release(list);
+        status = fsdp_value_set_items(list, FSDP_VALUE_LIST, count, err);
+        for (size_t i = 0; i < n && status == FSDP_OK; i++)
+            if (all[i].group == g)
+                list->as.list.items[at++] = fsdp_value_i64((int64_t)i);
+    }
+    fprintf(out, "%s\tparam_groups\t\t", what);
+    print_value(out, &entry->value);
+    fputc('\n', out);
     fsdp_sd_free(sd);
     return status;
 }
+
+/* The live state of this rank, as PyTorch's dicts to load have it. */
+static fsdp_status print_own_state(FILE *out, const char *what, toy *net, fsdp_error *err)
+{
+    position all[POSITIONS];
+    size_t n = 0;
+    for (size_t g = 0; g < net->optim->group_count; g++)
+        n += list_group(net, g, &all[n]);
+    for (size_t i = 0; i < n; i++) {
+        fprintf(out, "%s\tstate.%zu.step\t\t%.9g\n", what, i, (double)all[i].state->step);
+        for (int m = 0; m < FSDP_MOMENTS; m++) {
+            const char *moment = fsdp_optim_moment_name(net->optim, m);
+            char name[64];
+            snprintf(name, sizeof name, "%s\tstate.%zu.%s", what, i, moment ? moment : "");
+            print_moment(out, &all[i], moment ? name : NULL, all[i].state->moments[m]);
+        }
+    }
+    return print_groups(out, what, net, all, n, err);
+}
+
+static fsdp_status load_one(FILE *out, const char *what, toy *net, const fsdp_state_opts *opts,
+                            const fsdp_sd *from, fsdp_error *err)
+{
+    for (size_t i = 0; i < net->optim->count; i++) {
+        fsdp_optim_state *state = &net->optim->states[i];
+        state->step = -1;
+        for (int m = 0; m < FSDP_MOMENTS; m++)
+            if (state->moments[m])
+                memset(state->moments[m], 0xff, (size_t)state->param->rows * sizeof(float));
+    }
+    FSDP_TRY(fsdp_root_set_state(net->root, from, opts, NULL, err));
+    return print_own_state(out, what, net, err);
+}
+
+static const fsdp_state_opts sharded_optim = {
+    .part = FSDP_STATE_OPTIM, .optim_prefix = "", .nested_optim = true, .cpu_offload = true};
+static const fsdp_state_opts full_optim = {
+    .part = FSDP_STATE_OPTIM, .optim_prefix = "", .nested_optim = true, .full_state_dict = true};
 
 static fsdp_status load_all(FILE *out, toy *net, const fsdp_sd *full, const fsdp_sd *sharded,
                             fsdp_error *err)
 {
     bool is_first = fsdp_world_rank(net->world) == 0;
-    FSDP_TRY(load_one(out, "optim shard", fsdp_v1_shard_full_optim_state_dict, net, full, err));
-    FSDP_TRY(load_one(out, "optim flatten", fsdp_v1_flatten_sharded_optim_state_dict, net, sharded,
-                      err));
-    return load_one(out, "optim scatter", fsdp_v1_scatter_full_optim_state_dict, net,
-                    is_first ? full : NULL, err);
+    fsdp_state_opts sent = full_optim;
+    sent.broadcast_from_rank0 = true;
+    FSDP_TRY(load_one(out, "optim shard", net, &full_optim, full, err));
+    FSDP_TRY(load_one(out, "optim flatten", net, &sharded_optim, sharded, err));
+    return load_one(out, "optim scatter", net, &sent, is_first ? full : NULL, err);
 }
 
 static fsdp_status print_optim(FILE *out, toy *net, fsdp_error *err)
 {
-    const fsdp_v1_state_opts opts = {.type = FSDP_V1_SHARDED_STATE_DICT, .offload_to_cpu = true};
     int rank = fsdp_world_rank(net->world);
     fsdp_sd *full = NULL, *sharded = NULL;
-    fsdp_status status = fsdp_v1_optim_state_dict(net->v1, net->optim, NULL, &full, err);
+    fsdp_status status = fsdp_root_get_state(net->root, &full_optim, &full, err);
     if (status == FSDP_OK)
-        status = fsdp_v1_optim_state_dict(net->v1, net->optim, &opts, &sharded, err);
+        status = fsdp_root_get_state(net->root, &sharded_optim, &sharded, err);
     if (status == FSDP_OK) {
         print_dict(out, "optim full", full, rank);
         print_dict(out, "optim sharded", sharded, rank);
@@ -283,7 +382,7 @@ static fsdp_status train(FILE *out, toy *net, const net_setup *setup, fsdp_error
     print_places(out, net);
     FSDP_TRY(net_train(net, setup, 0, STEPS_BEFORE, &result, err));
     FSDP_TRY(print_model(out, net, err));
-    if (setup->v1.unit.strategy < FSDP_V1_NO_SHARD)
+    if (setup->wrap.unit.strategy < FSDP_WRAP_NO_SHARD)
         FSDP_TRY(print_local(out, net, err));
     FSDP_TRY(print_optim(out, net, err));
     FSDP_TRY(net_train(net, setup, STEPS_BEFORE, STEPS_AFTER, &result, err));

@@ -39,7 +39,7 @@ static fsdp_status load(toy *net, fsdp_error *err)
 {
     fsdp_sd *full = NULL;
     FSDP_TRY(net_spoil(net, err));
-    FSDP_TRY(fsdp_root_load(net->root, net->optim, net->user, err));
+    FSDP_TRY(fsdp_root_load(net->root, net->user, NULL, err));
     FSDP_TRY(net_get(net, &(fsdp_state_opts){.full_state_dict = true}, &full, err));
     for (size_t i = 0; i < fsdp_sd_count(full) && fsdp_world_rank(net->rank->world) == 0; i++)
         print_entry(full, fsdp_sd_at(full, i));

@@ -131,10 +131,10 @@ void case_make_alone(training_case *c)
         unit->divide = unit->divide > 0 ? unit->divide : c->ranks;
         if (unit->reshard > FSDP_RESHARD_ALWAYS)
             unit->reshard = FSDP_RESHARD_ALWAYS;
-        if (unit->v1.strategy == FSDP_V1_HYBRID_SHARD)
-            unit->v1.strategy = FSDP_V1_FULL_SHARD;
-        if (unit->v1.strategy == FSDP_V1_HYBRID_SHARD_ZERO2)
-            unit->v1.strategy = FSDP_V1_SHARD_GRAD_OP;
+        if (unit->wrap.strategy == FSDP_WRAP_HYBRID_SHARD)
+            unit->wrap.strategy = FSDP_WRAP_FULL_SHARD;
+        if (unit->wrap.strategy == FSDP_WRAP_HYBRID_SHARD_ZERO2)
+            unit->wrap.strategy = FSDP_WRAP_SHARD_GRAD_OP;
     }
 }
 
@@ -189,7 +189,7 @@ void case_print(const training_case *c)
     for (int i = 0; i < c->unit_count; i++) {
         const case_unit *unit = &c->units[i];
         printf("case: unit %s: %d shards, reshard %d, strategy %d, dtypes %s and %s, divide %g\n",
-               unit->name, unit->shards, unit->reshard, (int)unit->v1.strategy,
+               unit->name, unit->shards, unit->reshard, (int)unit->wrap.strategy,
                fsdp_dtype_name(unit->param_dtype), fsdp_dtype_name(unit->reduce_dtype),
                unit->divide);
     }

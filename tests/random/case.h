@@ -48,7 +48,7 @@ typedef struct case_unit {
     bool stays_sharded_in_backward;
     int input_buffers;                 /* 0: the default */
     int ahead_count[2], ahead[2][CASE_AHEAD];  /* prefetched in forward, in backward */
-    fsdp_v1_unit_opts v1;
+    fsdp_wrap_unit_opts wrap;
 } case_unit;
 
 typedef enum case_clip { CLIP_NEVER, CLIP_MEASURES, CLIP_CUTS } case_clip;
@@ -61,7 +61,7 @@ typedef struct training_case {
     int replicas;                      /* 0: a mesh of one dim */
     bool is_flat;                      /* the FSDP1 face */
     bool wraps_by_name, uses_orig, is_unlimited;       /* of that */
-    fsdp_v1_comm_hook hook;
+    fsdp_wrap_comm_hook hook;
     case_param params[CASE_PARAMS];
     int param_count, layers;
     int layer_unit[CASE_LAYERS], inner_unit[CASE_LAYERS];      /* or -1 */

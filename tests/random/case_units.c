@@ -94,45 +94,45 @@ static void draw_unit(training_case *c, case_unit *unit, random_dice *dice,
 
 /* --- FSDP1 ------------------------------------------------------------------------------------ */
 
-static case_cut cut_of_strategy(fsdp_v1_strategy strategy)
+static case_cut cut_of_strategy(fsdp_wrap_strategy strategy)
 {
-    if (strategy == FSDP_V1_NO_SHARD)
+    if (strategy == FSDP_WRAP_NO_SHARD)
         return CUT_NONE;
-    return strategy == FSDP_V1_FULL_SHARD || strategy == FSDP_V1_SHARD_GRAD_OP ? CUT_ALL
-                                                                               : CUT_AS_MESH;
+    return strategy == FSDP_WRAP_FULL_SHARD || strategy == FSDP_WRAP_SHARD_GRAD_OP ? CUT_ALL
+                                                                                   : CUT_AS_MESH;
 }
 
-static fsdp_v1_strategy draw_strategy(const training_case *c, random_dice *dice)
+static fsdp_wrap_strategy draw_strategy(const training_case *c, random_dice *dice)
 {
-    static const fsdp_v1_strategy over_all[] = {FSDP_V1_FULL_SHARD, FSDP_V1_SHARD_GRAD_OP,
-                                                FSDP_V1_FULL_SHARD, FSDP_V1_NO_SHARD};
+    static const fsdp_wrap_strategy over_all[] = {FSDP_WRAP_FULL_SHARD, FSDP_WRAP_SHARD_GRAD_OP,
+                                                  FSDP_WRAP_FULL_SHARD, FSDP_WRAP_NO_SHARD};
     if (c->replicas && dice_hits(dice, 70))
-        return dice_hits(dice, 50) ? FSDP_V1_HYBRID_SHARD : FSDP_V1_HYBRID_SHARD_ZERO2;
+        return dice_hits(dice, 50) ? FSDP_WRAP_HYBRID_SHARD : FSDP_WRAP_HYBRID_SHARD_ZERO2;
     return over_all[dice_below(dice, 4)];
 }
 
 static void draw_flat_unit(training_case *c, case_unit *unit, random_dice *dice,
                            const usual_dtypes *usual)
 {
-    unit->v1 = (fsdp_v1_unit_opts){.strategy = draw_strategy(c, dice),
-                                   .backward_prefetch = (fsdp_v1_prefetch)dice_below(dice, 3),
-                                   .forward_prefetch = dice_hits(dice, 30),
-                                   .param_dtype = usual->param,
-                                   .reduce_dtype = usual->reduce,
-                                   .offload_params = dice_hits(dice, 15)};
+    unit->wrap = (fsdp_wrap_unit_opts){.strategy = draw_strategy(c, dice),
+                                       .backward_prefetch = (fsdp_wrap_prefetch)dice_below(dice, 3),
+                                       .forward_prefetch = dice_hits(dice, 30),
+                                       .param_dtype = usual->param,
+                                       .reduce_dtype = usual->reduce,
+                                       .offload_params = dice_hits(dice, 15)};
     if (c->wraps_by_name && unit != c->units)
-        unit->v1 = c->units[CASE_ROOT_UNIT].v1;
-    unit->cut = cut_of_strategy(unit->v1.strategy);
+        unit->wrap = c->units[CASE_ROOT_UNIT].wrap;
+    unit->cut = cut_of_strategy(unit->wrap.strategy);
     unit->shards = shards_of(c, unit->cut);
-    unit->param_dtype = unit->v1.param_dtype;
-    unit->reduce_dtype = unit->v1.reduce_dtype;
+    unit->param_dtype = unit->wrap.param_dtype;
+    unit->reduce_dtype = unit->wrap.reduce_dtype;
 }
 
 /* What a hook does itself, no unit does. */
 static void draw_hook(training_case *c, random_dice *dice)
 {
-    static const fsdp_v1_comm_hook hooks[] = {fsdp_v1_fp16_compress_hook,
-                                              fsdp_v1_bf16_compress_hook};
+    static const fsdp_wrap_comm_hook hooks[] = {fsdp_wrap_fp16_compress_hook,
+                                                fsdp_wrap_bf16_compress_hook};
     if (!c->replicas && !c->is_plain && dice_hits(dice, 25))
         c->hook = hooks[dice_below(dice, 2)];
 }

@@ -95,12 +95,12 @@ static fsdp_status make_units(random_net *net, fsdp_error *err)
     return fsdp_root_init_uniform(net->toy.root, net->c->seed, err);
 }
 
-static bool wants_module(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts)
+static bool wants_module(void *user, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts)
 {
     const training_case *c = user;
     for (int i = CASE_ROOT_UNIT + 1; i < c->unit_count; i++)
         if (strcmp(c->units[i].name, module->name) == 0) {
-            *opts = c->units[i].v1;
+            *opts = c->units[i].wrap;
             return true;
         }
     return false;
@@ -110,26 +110,26 @@ static fsdp_status wrap(random_net *net, fsdp_error *err)
 {
     const training_case *c = net->c;
     const char *names[CASE_UNITS];
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
+    fsdp_wrap_opts opts = {0};
     opts.mesh = net->toy.other_mesh ? net->toy.other_mesh : net->toy.mesh;
-    opts.unit = c->units[CASE_ROOT_UNIT].v1;
+    opts.unit = c->units[CASE_ROOT_UNIT].wrap;
     opts.use_orig_params = c->uses_orig;
-    opts.no_limit_all_gathers = c->is_unlimited;
-    opts.policy = (fsdp_v1_policy){
-        .kind = FSDP_V1_WRAP_CUSTOM, .user = (void *)(uintptr_t)c, .wants = wants_module};
+    opts.unlimited_gathers = c->is_unlimited;
+    opts.policy = (fsdp_wrap_policy){
+        .kind = FSDP_POLICY_CUSTOM, .context = (void *)(uintptr_t)c, .wants = wants_module};
     for (int i = 1; i < c->unit_count; i++)
         names[i - 1] = c->units[i].name;
     if (c->wraps_by_name)
-        opts.policy = (fsdp_v1_policy){
-            .kind = FSDP_V1_WRAP_NAMES, .names = names, .name_count = (size_t)c->unit_count - 1};
-    FSDP_TRY(fsdp_v1_create(net->toy.model, &opts, &net->toy.v1, err));
-    net->toy.root = fsdp_v1_root(net->toy.v1);
+        opts.policy = (fsdp_wrap_policy){
+            .kind = FSDP_POLICY_NAMES, .names = names, .name_count = (size_t)c->unit_count - 1};
+    FSDP_TRY(fsdp_wrap_create(net->toy.model, &opts, &net->toy.wrap, err));
+    net->toy.root = fsdp_wrap_root(net->toy.wrap);
     net->units[CASE_ROOT_UNIT] = fsdp_root_unit(net->toy.root);
     for (int i = 1; i < c->unit_count; i++)
-        net->units[i] = fsdp_v1_unit(net->toy.v1, c->units[i].name);
+        net->units[i] = fsdp_wrap_unit(net->toy.wrap, c->units[i].name);
     if (c->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->toy.v1, NULL, c->hook, err));
-    return fsdp_v1_init_uniform(net->toy.v1, c->seed, err);
+        FSDP_TRY(fsdp_wrap_register_comm_hook(net->toy.wrap, c->hook, NULL, err));
+    return fsdp_root_init_uniform(net->toy.root, c->seed, err);
 }
 
 /* --- optimizer ---------------------------------------------------------------------------------- */
@@ -143,8 +143,9 @@ static fsdp_status make_optim(random_net *net, fsdp_error *err)
     sgd.momentum = net->c->momentum;
     sgd.weight_decay = 0.01;
     adamw.master = sgd.master = net->c->has_master;
-    return net->c->is_adamw ? toy_add_adamw(&net->toy, &adamw, err)
-                            : toy_add_sgd(&net->toy, &sgd, err);
+    if (net->c->is_adamw)
+        return fsdp_adamw_create(net->toy.root, &adamw, &net->toy.optim, err);
+    return fsdp_sgd_create(net->toy.root, &sgd, &net->toy.optim, err);
 }
 
 fsdp_status net_create(random_net *net, fsdp_world *world, const training_case *c, fsdp_error *err)

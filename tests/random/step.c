@@ -26,7 +26,7 @@ static fsdp_status set_sync(trainer *t, sync_mode mode, bool is_last, fsdp_error
 {
     bool is_said_last = dice_hits(&t->dice, 50) || is_last;
     if (t->c->is_flat)
-        return fsdp_v1_set_no_sync(t->net->toy.v1, mode == SYNC_NONE, err);
+        return fsdp_wrap_set_accumulating(t->net->toy.wrap, mode == SYNC_NONE, err);
     for (int i = 0; i < t->c->unit_count; i++) {
         fsdp_unit *unit = t->net->units[i];
         if (t->c->units[i].reshards_last || t->c->units[i].reshards_never)

@@ -43,9 +43,9 @@ static fsdp_status print_state(trainer *t, fsdp_error *err)
 /* Whole parameters, as one rank would see them. */
 static fsdp_status summon(trainer *t, bool rank0_only, fsdp_error *err)
 {
-    const fsdp_v1_summon_opts opts = {.no_writeback = true, .rank0_only = rank0_only};
+    const fsdp_wrap_summon_opts opts = {.discard_changes = true, .rank0_only = rank0_only};
     uint64_t hash = 0;
-    FSDP_TRY(fsdp_v1_summon_full_params(t->net->toy.v1, NULL, &opts, err));
+    FSDP_TRY(fsdp_wrap_summon_full_params(t->net->toy.wrap, NULL, &opts, err));
     for (int i = 0; i < t->c->param_count; i++) {
         const void *data = fsdp_param_data(t->net->params[i]);
         size_t size = (size_t)t->c->params[i].count * fsdp_dtype_size(t->c->params[i].dtype);
@@ -57,7 +57,7 @@ static fsdp_status summon(trainer *t, bool rank0_only, fsdp_error *err)
     }
     if (!rank0_only || t->rank == 0)
         printf("same summoned after step %d: %016" PRIx64 "\n", t->step, hash);
-    return fsdp_v1_summon_end(t->net->toy.v1, err);
+    return fsdp_wrap_summon_end(t->net->toy.wrap, err);
 }
 
 static fsdp_status between_steps(trainer *t, fsdp_error *err)

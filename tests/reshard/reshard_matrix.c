@@ -143,13 +143,13 @@ static void check_conversion(matrix *m, const job *saved, int world, int number,
 
 static fsdp_save_opts options_of(int form, int number)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.kind = (fsdp_kind)(form % 3);
     opts.compress = form / 3;
     opts.owners = number % 2 ? FSDP_OWNERS_LOWEST : FSDP_OWNERS_BALANCED;
     opts.rank0_writes = number % 3 == 0;
-    opts.no_sync = true;
-    opts.no_view = number % 4 != 0;
+    opts.skip_fsync = true;
+    opts.skip_view = number % 4 != 0;
     opts.threads = 1 + number % 2;
     return opts;
 }

@@ -11,9 +11,9 @@
 static const char *const strategy_names[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD",
                                              "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
 
-static bool is_hybrid(fsdp_v1_strategy strategy)
+static bool is_hybrid(fsdp_wrap_strategy strategy)
 {
-    return strategy >= FSDP_V1_HYBRID_SHARD;
+    return strategy >= FSDP_WRAP_HYBRID_SHARD;
 }
 
 /* What the bits shall be. */
@@ -38,7 +38,7 @@ static bool try_setup(int ranks, const char *device, const net_setup *setup)
 {
     static net_result expected, got;
     fsdp_error err = {0};
-    const fsdp_v1_unit_opts *unit = &setup->v1.unit;
+    const fsdp_wrap_unit_opts *unit = &setup->wrap.unit;
     const char *name = strategy_names[unit->strategy];
     if (!run_reference(ranks, setup, &expected))
         return false;
@@ -50,22 +50,22 @@ static bool try_setup(int ranks, const char *device, const net_setup *setup)
         return true;
     printf("%s, %d ranks on %s, prefetch %d%s%s%s, %d microbatches: other bits\n", name, ranks,
            device, (int)unit->backward_prefetch, unit->forward_prefetch ? ", forward" : "",
-           setup->v1.use_orig_params ? ", orig" : "",
-           setup->v1.no_limit_all_gathers ? ", no limit" : "", setup->microbatches);
+           setup->wrap.use_orig_params ? ", orig" : "",
+           setup->wrap.unlimited_gathers ? ", no limit" : "", setup->microbatches);
     return false;
 }
 
 /* Every other setting turns with the number of the run. */
-static net_setup setup_of(fsdp_v1_strategy strategy, fsdp_v1_prefetch prefetch, int ranks,
+static net_setup setup_of(fsdp_wrap_strategy strategy, fsdp_wrap_prefetch prefetch, int ranks,
                           int number)
 {
     net_setup setup = net_setup_default();
-    setup.v1.unit.strategy = strategy;
-    setup.v1.unit.backward_prefetch = prefetch;
-    setup.v1.unit.forward_prefetch = number % 3 == 1;
-    setup.v1.unit.offload_params = number % 5 == 2;
-    setup.v1.use_orig_params = number % 2;
-    setup.v1.no_limit_all_gathers = number % 4 == 3;
+    setup.wrap.unit.strategy = strategy;
+    setup.wrap.unit.backward_prefetch = prefetch;
+    setup.wrap.unit.forward_prefetch = number % 3 == 1;
+    setup.wrap.unit.offload_params = number % 5 == 2;
+    setup.wrap.use_orig_params = number % 2;
+    setup.wrap.unlimited_gathers = number % 4 == 3;
     setup.microbatches = number % 4 == 2 ? 3 : 1;
     setup.all_reduce_each = number % 8 == 2;
     if (is_hybrid(strategy))
@@ -84,10 +84,10 @@ int main(void)
     int tried = 0, failed = 0;
     for (size_t r = 0; r < sizeof ranks / sizeof *ranks; r++)
         for (size_t d = 0; d < 2; d++)
-            for (int strategy = 0; strategy <= FSDP_V1_HYBRID_SHARD_ZERO2; strategy++)
-                for (int prefetch = 0; prefetch <= FSDP_V1_BACKWARD_NONE; prefetch++) {
-                    const net_setup setup = setup_of((fsdp_v1_strategy)strategy,
-                                                     (fsdp_v1_prefetch)prefetch, ranks[r], tried);
+            for (int strategy = 0; strategy <= FSDP_WRAP_HYBRID_SHARD_ZERO2; strategy++)
+                for (int prefetch = 0; prefetch <= FSDP_WRAP_BACKWARD_NONE; prefetch++) {
+                    const net_setup setup = setup_of((fsdp_wrap_strategy)strategy,
+                                                     (fsdp_wrap_prefetch)prefetch, ranks[r], tried);
                     failed += !try_setup(ranks[r], devices[d], &setup);
                     tried++;
                 }

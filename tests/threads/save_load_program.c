@@ -63,12 +63,11 @@ static fsdp_status run(const char *directory, fsdp_kind kind, bool compress, fsd
 {
     char path[4100];
     snprintf(path, sizeof path, "%s/%d-%d", directory, (int)kind, compress);
-    round_trip trip = {
-        .path = path, .save = fsdp_save_opts_default(), .load = {.threads = 2}, .variant = 1};
+    round_trip trip = {.path = path, .load = {.threads = 2}, .variant = 1};
     trip.save.kind = kind;
     trip.save.compress = compress;
     trip.save.threads = 2;
-    trip.save.no_sync = true;
+    trip.save.skip_fsync = true;
     FSDP_TRY(fsdp_ctl_run_threads(4, save_rank, &trip, err));
     trip.variant = 2;
     FSDP_TRY(fsdp_ctl_run_threads(3, load_rank, &trip, err));

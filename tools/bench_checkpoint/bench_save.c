@@ -38,9 +38,10 @@ static fsdp_status settle(void *user, fsdp_error *err)
 static fsdp_status save_ours(void *user, fsdp_error *err)
 {
     const save_rank *r = user;
-    fsdp_save_opts save = fsdp_save_opts_default();
-    save.no_sync = !r->sync;
-    save.step = BENCH_STEP;
+    static const int64_t step = BENCH_STEP;
+    fsdp_save_opts save = {0};
+    save.skip_fsync = !r->sync;
+    save.step = &step;
     save.threads = r->job->opts->common.jobs;
     save.memory = r->job->opts->common.memory;
     return fsdp_sd_save(r->sd, r->ctl, r->ours, &save, err);
@@ -67,7 +68,7 @@ static fsdp_status clean(void *user, fsdp_error *err)
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* What issue 3 grants for 40,000 objects in each of four files. */
+/* The goal for 40,000 objects in each of four files: 1.5 times the plain write, plus 5 seconds. */
 static const double many_factor = 1.5, many_seconds = 5;
 
 static void judge_many(bench_row *row)

@@ -264,11 +264,12 @@ typedef struct save_job {
 static fsdp_status save_rank(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     const save_job *job = user;
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    static const int64_t step = STEP;
+    fsdp_save_opts opts = {0};
     opts.kind = job->golden->kind;
     opts.compress = job->golden->compress;
-    opts.no_view = !job->golden->view;
-    opts.step = STEP;
+    opts.skip_view = !job->golden->view;
+    opts.step = &step;
     for (int i = 0; i < 16; i++)
         opts.run[i] = (uint8_t)(i * 17);
     fsdp_sd *sd = make_state(job->golden, fsdp_ctl_rank(ctl));

@@ -136,16 +136,27 @@ static inline const fsdp_entry *net_entry(const fsdp_sd *sd, const char *name)
     return at < 0 ? NULL : fsdp_sd_at(sd, (size_t)at);
 }
 
+/* Of the net's optimizer, whatever others a test makes. */
+static inline fsdp_state_opts net_own(toy *net, const fsdp_state_opts *opts)
+{
+    fsdp_state_opts own = opts ? *opts : (fsdp_state_opts){0};
+    own.optims = &net->optim;
+    own.optim_count = 1;
+    return own;
+}
+
 static inline fsdp_status net_get(toy *net, const fsdp_state_opts *opts, fsdp_sd **sd_out,
                                   fsdp_error *err)
 {
-    return fsdp_root_get_state(net->root, &net->optim, 1, opts, sd_out, err);
+    const fsdp_state_opts own = net_own(net, opts);
+    return fsdp_root_get_state(net->root, &own, sd_out, err);
 }
 
 static inline fsdp_status net_set(toy *net, const fsdp_state_opts *opts, const fsdp_sd *sd,
                                   fsdp_error *err)
 {
-    return fsdp_root_set_state(net->root, &net->optim, 1, opts, sd, NULL, err);
+    const fsdp_state_opts own = net_own(net, opts);
+    return fsdp_root_set_state(net->root, sd, &own, NULL, err);
 }
 
 /* The names, joined by spaces. */

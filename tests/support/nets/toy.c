@@ -47,8 +47,8 @@ fsdp_status toy_begin(toy *net, world_rank *rank, const toy_case *what, fsdp_err
 void toy_free(toy *net)
 {
     fsdp_optim_free(net->optim);
-    if (net->v1)
-        fsdp_v1_free(net->v1);
+    if (net->wrap)
+        fsdp_wrap_free(net->wrap);
     else
         fsdp_root_free(net->root);
     fsdp_model_free(net->model);
@@ -80,14 +80,12 @@ fsdp_status toy_wrap(toy *net, fsdp_error *err)
 
 fsdp_status toy_add_adamw(toy *net, const fsdp_adamw_opts *opts, fsdp_error *err)
 {
-    return net->v1 ? fsdp_v1_adamw_create(net->v1, opts, &net->optim, err)
-                   : fsdp_adamw_create(net->root, opts, &net->optim, err);
+    return fsdp_adamw_create(net->root, opts, &net->optim, err);
 }
 
 fsdp_status toy_add_sgd(toy *net, const fsdp_sgd_opts *opts, fsdp_error *err)
 {
-    return net->v1 ? fsdp_v1_sgd_create(net->v1, opts, &net->optim, err)
-                   : fsdp_sgd_create(net->root, opts, &net->optim, err);
+    return fsdp_sgd_create(net->root, opts, &net->optim, err);
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */

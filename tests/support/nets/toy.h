@@ -7,7 +7,8 @@
 #define FSDP_TESTS_TOY_H
 
 #include "tests/support/ranks/worlds.h"
-#include <fsdp/fsdp1.h>
+#include <fsdp/optim.h>
+#include <fsdp/wrap.h>
 
 enum { TOY_LAYERS = 10, TOY_WIDTH = 8, TOY_ROWS = 4 };
 
@@ -19,7 +20,7 @@ typedef struct toy {
     fsdp_mesh *mesh;
     fsdp_mesh *other_mesh;     /* NULL: none; freed with the toy */
     fsdp_model *model;
-    fsdp_v1 *v1;               /* NULL: units without the FSDP1 face */
+    fsdp_wrap *wrap;               /* NULL: units without the FSDP1 face */
     fsdp_root *root;
     fsdp_optim *optim;
     fsdp_unit_opts opts;       /* of units to be made; first: the default ones over the mesh */

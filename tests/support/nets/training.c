@@ -1,5 +1,6 @@
 /* See training.h. */
 #include "tests/support/nets/training.h"
+#include <fsdp/root_init.h>
 
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,7 @@ static const mlp_plan net_plan = {.layers = NET_LAYERS,
 
 net_setup net_setup_default(void)
 {
-    return (net_setup){.v1 = fsdp_v1_opts_default(), .steps = 4, .microbatches = 1};
+    return (net_setup){.steps = 4, .microbatches = 1};
 }
 
 /* --- building --------------------------------------------------------------------------------- */
@@ -63,7 +64,7 @@ static fsdp_status wrap_plain(toy *net, const net_units *units, fsdp_error *err)
     return fsdp_root_init_uniform(net->root, 1, err);
 }
 
-static bool wants_layer(void *user, const fsdp_v1_module *module, fsdp_v1_unit_opts *opts)
+static bool wants_layer(void *user, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts)
 {
     const net_setup *setup = user;
     if (strncmp(module->name, "layers.", 7) != 0)
@@ -75,17 +76,17 @@ static bool wants_layer(void *user, const fsdp_v1_module *module, fsdp_v1_unit_o
 
 static fsdp_status wrap(toy *net, const net_setup *setup, fsdp_error *err)
 {
-    fsdp_v1_opts opts = setup->v1;
+    fsdp_wrap_opts opts = setup->wrap;
     opts.mesh = net->mesh;
-    opts.policy =
-        (fsdp_v1_policy){.kind = FSDP_V1_WRAP_CUSTOM, .user = (void *)setup, .wants = wants_layer};
-    FSDP_TRY(fsdp_v1_create(net->model, &opts, &net->v1, err));
-    net->root = fsdp_v1_root(net->v1);
+    opts.policy = (fsdp_wrap_policy){
+        .kind = FSDP_POLICY_CUSTOM, .context = (void *)setup, .wants = wants_layer};
+    FSDP_TRY(fsdp_wrap_create(net->model, &opts, &net->wrap, err));
+    net->root = fsdp_wrap_root(net->wrap);
     for (int i = 0; i < NET_LAYERS; i++)
-        net->unit[i] = fsdp_v1_unit(net->v1, net_plan.names[i]);
+        net->unit[i] = fsdp_wrap_unit(net->wrap, net_plan.names[i]);
     if (setup->hook)
-        FSDP_TRY(fsdp_v1_register_comm_hook(net->v1, setup->hook_state, setup->hook, err));
-    return fsdp_v1_init_uniform(net->v1, 1, err);
+        FSDP_TRY(fsdp_wrap_register_comm_hook(net->wrap, setup->hook, setup->hook_context, err));
+    return fsdp_root_init_uniform(net->root, 1, err);
 }
 
 static fsdp_status make_optim(toy *net, const net_setup *setup, fsdp_error *err)
@@ -119,12 +120,12 @@ fsdp_status net_microbatch(toy *net, int step, int number, double *loss_out, fsd
 
 /* --- training --------------------------------------------------------------------------------- */
 
-static fsdp_status set_no_sync(toy *net, bool no_sync, fsdp_error *err)
+static fsdp_status set_accumulating(toy *net, bool is_accumulating, fsdp_error *err)
 {
-    if (net->v1)
-        return fsdp_v1_set_no_sync(net->v1, no_sync, err);
-    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !no_sync, true);
-    fsdp_root_set_is_last_backward(net->root, !no_sync);
+    if (net->wrap)
+        return fsdp_wrap_set_accumulating(net->wrap, is_accumulating, err);
+    fsdp_unit_set_requires_gradient_sync(fsdp_root_unit(net->root), !is_accumulating, true);
+    fsdp_root_set_is_last_backward(net->root, !is_accumulating);
     return FSDP_OK;
 }
 
@@ -143,7 +144,7 @@ fsdp_status net_train(toy *net, const net_setup *setup, int begin, int steps, ne
         for (int m = 0; m < each; m++) {
             bool is_kept = m < each - 1 && !setup->all_reduce_each;
             int number = me * each + m;
-            FSDP_TRY(set_no_sync(net, is_kept, err));
+            FSDP_TRY(set_accumulating(net, is_kept, err));
             FSDP_TRY(net_microbatch(net, step, number, &result->losses[step][number], err));
         }
         FSDP_TRY(clip(net, setup->clip, &norm, err));

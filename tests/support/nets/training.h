@@ -1,12 +1,13 @@
 /*
  * Training of a toy, a linear MLP: layers.0 .. layers.2 as units and a bias of the root, on reproducible
- * values; wrapped by fsdp_v1_create, or by plain units. net_result is what runs are compared by.
+ * values; wrapped by fsdp_wrap_create, or by plain units. net_result is what runs are compared by.
  */
 #ifndef FSDP_TESTS_TRAINING_H
 #define FSDP_TESTS_TRAINING_H
 
 #include "tests/support/nets/toy.h"
 #include "tests/support/nets/unit_tuning.h"
+#include <fsdp/optim.h>
 
 enum { NET_LAYERS = 3, NET_IN = 5, NET_HIDDEN = 7, NET_OUT = 3, NET_MOST = 16 };
 enum { NET_STEPS = 8, NET_WEIGHTS = NET_HIDDEN * NET_HIDDEN + NET_HIDDEN };
@@ -21,17 +22,17 @@ typedef struct net_units {
 typedef struct net_setup {
     bool is_plain;             /* units, no flat parameters */
     const net_units *units;    /* of those; NULL: default options */
-    fsdp_v1_opts v1;           /* without mesh and policy */
-    fsdp_v1_unit_opts layer;   /* of the layers, when has_layer_opts */
+    fsdp_wrap_opts wrap;           /* without mesh and policy */
+    fsdp_wrap_unit_opts layer;   /* of the layers, when has_layer_opts */
     bool has_layer_opts;
     int replicas;              /* 0: a mesh of one dim */
     bool is_backwards;         /* it has the ranks from the last one on */
     int steps, microbatches;   /* a rank's, the last of which reduces */
-    bool all_reduce_each;      /* no no_sync: every microbatch reduces, the results add up */
+    bool all_reduce_each;      /* no accumulating: every microbatch reduces, the results add up */
     double clip;               /* 0: none */
     double divide;             /* 0: the ranks */
-    fsdp_v1_comm_hook hook;
-    void *hook_state;
+    fsdp_wrap_comm_hook hook;
+    void *hook_context;
     const fsdp_optim_group *groups;
     size_t group_count;
     bool is_sgd;

@@ -36,19 +36,21 @@ static fsdp_status set_every_way(toy *net, fsdp_error *err)
 {
     const char *dir = net->user;
     static float values[] = {2, 3, 4};
+    const fsdp_state_opts copied = {.part = FSDP_STATE_MODEL, .cpu_offload = true};
+    const fsdp_root_save_opts save = {.state.part = FSDP_STATE_MODEL};
+    const fsdp_root_load_opts load = {.state.part = FSDP_STATE_MODEL};
     fsdp_sd *sd = NULL;
     FSDP_TRY(fsdp_root_init(net->root, fill_with, &values[0], err));
     FSDP_TRY(expect_all(net, 2, err));
-    FSDP_TRY(fsdp_root_save(net->root, NULL, dir, err));
+    FSDP_TRY(fsdp_root_save(net->root, dir, &save, err));
     FSDP_TRY(fsdp_root_sync_from_rank0(net->root, fill_with, &values[1], err));
     FSDP_TRY(expect_all(net, 3, err));
-    FSDP_TRY(fsdp_root_load(net->root, NULL, dir, err));
+    FSDP_TRY(fsdp_root_load(net->root, dir, &load, err));
     FSDP_TRY(expect_all(net, 2, err));
-    const fsdp_state_opts copied = {.cpu_offload = true};
-    FSDP_TRY(fsdp_root_get_state(net->root, NULL, 0, &copied, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &copied, &sd, err));
     fsdp_status status = fsdp_root_init(net->root, fill_with, &values[2], err);
     if (status == FSDP_OK)
-        status = fsdp_root_set_state(net->root, NULL, 0, NULL, sd, NULL, err);
+        status = fsdp_root_set_state(net->root, sd, &copied, NULL, err);
     fsdp_sd_free(sd);
     FSDP_TRY(status);
     return expect_all(net, 2, err);

@@ -52,15 +52,15 @@ static fsdp_status train_two(toy *net, two_optims *two, fsdp_error *err)
 /* What the model is after the steps of one optimizer, and of two. */
 static fsdp_status compare(toy *net, two_optims *two, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.no_optim = true, .cpu_offload = true};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .cpu_offload = true};
     fsdp_sd *by_one = NULL, *by_two = NULL;
     FSDP_TRY(net_train(net, 3, err));
-    FSDP_TRY(fsdp_root_get_state(net->root, NULL, 0, &opts, &by_one, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &by_one, err));
     fsdp_status status = fsdp_root_init(net->root, tensor_number, NULL, err);
     if (status == FSDP_OK)
         status = train_two(net, two, err);
     if (status == FSDP_OK)
-        status = fsdp_root_get_state(net->root, NULL, 0, &opts, &by_two, err);
+        status = fsdp_root_get_state(net->root, &opts, &by_two, err);
     if (status == FSDP_OK)
         status = net_expect_equal(by_one, by_two, fsdp_world_rank(net->rank->world), err);
     fsdp_sd_free(by_one);

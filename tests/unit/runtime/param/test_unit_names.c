@@ -116,14 +116,14 @@ Test(unit_names, a_pointer_that_is_not_there_has_its_reason_at_once)
 
 static fsdp_status ask_wrapped(toy *net, fsdp_error *err)
 {
-    const fsdp_v1_opts opts = fsdp_v1_opts_default();
-    fsdp_v1 *v1 = NULL;
+    const fsdp_wrap_opts opts = {0};
+    fsdp_wrap *wrap = NULL;
     FSDP_TRY(declare(net, err));
-    FSDP_TRY(fsdp_v1_create(net->model, &opts, &v1, err));
+    FSDP_TRY(fsdp_wrap_create(net->model, &opts, &wrap, err));
     bool is_null = !fsdp_param_data(net->weight[0]);
     fsdp_error why = {0};
     fsdp_status status = fsdp_param_complaint(net->weight[0], &why);
-    fsdp_v1_free(v1);
+    fsdp_wrap_free(wrap);
     EXPECT(is_null && status == FSDP_ERR_USAGE && strstr(why.text, "is sharded"));
     return FSDP_OK;
 }

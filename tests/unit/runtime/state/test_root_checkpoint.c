@@ -2,10 +2,12 @@
  * Checkpoints of roots with options: a step in a run, how it is stored, entries of the caller's own,
  * names that are missing, dtypes that differ, and options that mean nothing there.
  */
+#include "base/io/io.h"
 #include "tests/unit/runtime/expect_toy.h"
 #include <fsdp/root_init.h>
 #include <fsdp/run.h>
 
+#include <stdatomic.h>
 #include <stdlib.h>
 
 /* --- where ------------------------------------------------------------------------------------ */
@@ -29,13 +31,13 @@ TestSuite(root_checkpoint, .init = make_dir, .fini = remove_dir);
 static fsdp_status save_as(toy *net, const char *path, const fsdp_root_save_opts *opts,
                            fsdp_error *err)
 {
-    return fsdp_root_save_with(net->root, &net->optim, 1, path, opts, err);
+    return fsdp_root_save(net->root, path, opts, err);
 }
 
 static fsdp_status load_from(toy *net, const char *path, const fsdp_root_load_opts *opts,
                              fsdp_error *err)
 {
-    return fsdp_root_load_with(net->root, &net->optim, 1, path, opts, err);
+    return fsdp_root_load(net->root, path, opts, err);
 }
 
 /* tensor_number's values are back, after net_spoil. */
@@ -72,12 +74,12 @@ static fsdp_status make_own(const toy *net, int64_t epoch, void *drawn, fsdp_sd 
 
 static fsdp_status save_step(toy *net, int64_t step, fsdp_error *err)
 {
-    fsdp_root_save_opts opts = fsdp_root_save_opts_default();
+    fsdp_root_save_opts opts = {0};
     int64_t drawn[] = {draw(step), fsdp_world_rank(net->rank->world)};
     fsdp_sd *own = NULL;
     FSDP_TRY(make_own(net, 2 * step, drawn, &own, err));
     opts.into_run = true;
-    opts.save.step = step;
+    opts.save.step = &step;
     opts.own = own;
     fsdp_status status = save_as(net, dir, &opts, err);
     fsdp_sd_free(own);
@@ -112,7 +114,7 @@ static fsdp_status go_on_from_run(toy *net, fsdp_error *err)
     EXPECT(step == 10);
     FSDP_TRY(expect_own(net, empty, 10, err));
     /* nobody asks for them: no name of the model */
-    FSDP_TRY(fsdp_root_load(net->root, net->optim, path, err));
+    FSDP_TRY(fsdp_root_load(net->root, path, NULL, err));
     fsdp_sd_free(own);
     fsdp_sd_free(empty);
     return FSDP_OK;
@@ -167,7 +169,7 @@ Test(root_checkpoint, a_damaged_newest_step_is_passed_over_with_its_own_entries)
 
 static fsdp_status save_unprefixed(toy *net, fsdp_error *err)
 {
-    fsdp_root_save_opts save = fsdp_root_save_opts_default();
+    fsdp_root_save_opts save = {0};
     fsdp_root_load_opts load = {.state = {.model_prefix = ""}};
     int64_t drawn[2] = {draw(7), fsdp_world_rank(net->rank->world)};
     fsdp_sd *own = NULL;
@@ -191,12 +193,58 @@ Test(root_checkpoint, own_entries_are_expected_beside_names_without_prefix)
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, save_unprefixed, NULL, {0}});
 }
 
+/* --- how often it is read ------------------------------------------------------------------------- */
+
+static atomic_int manifest_opens;
+
+static int count_open(fsdp_io *io, const char *path, unsigned flags, fsdp_file **file_out)
+{
+    static const char name[] = "/manifest.json";
+    size_t size = strlen(path), end = sizeof name - 1;
+    if (size > end && strcmp(path + size - end, name) == 0)
+        atomic_fetch_add(&manifest_opens, 1);
+    return fsdp_io_posix()->ops->open(io, path, flags, file_out);
+}
+
+/* Ranks that share memory open it once, for all; processes once each. */
+static fsdp_status load_once(toy *net, fsdp_error *err)
+{
+    fsdp_io_ops ops = *fsdp_io_posix()->ops;
+    fsdp_io io = {.ops = &ops};
+    fsdp_sd *own = NULL;
+    int64_t step, drawn[] = {1, 2};
+    char path[60];
+    ops.open = count_open;
+    fsdp_root_load_opts load = {.load.io = &io, .step = &step};
+    snprintf(path, sizeof path, "%s/once-%d", dir, fsdp_world_size(net->rank->world));
+    FSDP_TRY(make_own(net, 1, drawn, &own, err));
+    const fsdp_root_save_opts save = {.own = own};
+    FSDP_TRY(save_as(net, path, &save, err));
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
+    atomic_store(&manifest_opens, 0);
+    FSDP_TRY(fsdp_ctl_barrier(fsdp_world_ctl(net->rank->world), err));
+    load.own = own;
+    FSDP_TRY(load_from(net, path, &load, err));
+    int opens = atomic_load(&manifest_opens);
+    fsdp_sd_free(own);
+    if (opens != 1)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "the manifest was opened %d times", opens);
+    return FSDP_OK;
+}
+
+Test(root_checkpoint, a_load_reads_the_description_once)
+{
+    expect_net_on("cpu", (toy_case){1, {1}, {"dp"}, declare_net, load_once, NULL, {0}});
+    expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_once, NULL, {0}});
+}
+
 /* --- how it is stored --------------------------------------------------------------------------- */
 
 static fsdp_status store_whole(toy *net, fsdp_error *err)
 {
-    fsdp_root_save_opts opts = fsdp_root_save_opts_default();
+    fsdp_root_save_opts opts = {0};
     fsdp_checkpoint *checkpoint;
+    const int64_t five = 5;
     char path[60];
     snprintf(path, sizeof path, "%s/whole", dir);
     FSDP_TRY(net_spoil(net, err));
@@ -204,7 +252,7 @@ static fsdp_status store_whole(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     opts.save.kind = FSDP_FULL;
     opts.save.compress = true;
-    opts.save.step = 5;
+    opts.save.step = &five;
     EXPECT_REFUSAL(save_as(net, path, &opts, why), "exists");
     opts.save.overwrite = true;
     FSDP_TRY(save_as(net, path, &opts, err));
@@ -235,20 +283,20 @@ static bool has_name(char *const *names, size_t n, const char *name)
 /* Saved without optimizer and own entries, loaded with both. */
 static fsdp_status load_in_part(toy *net, fsdp_error *err)
 {
-    fsdp_root_save_opts save = fsdp_root_save_opts_default();
+    fsdp_root_save_opts save = {0};
     fsdp_load_report report;
     fsdp_root_load_opts load = {.load.report = &report};
     int64_t drawn[2] = {1, 2};
     char path[60];
     fsdp_sd *own = NULL;
     snprintf(path, sizeof path, "%s/part", dir);
-    save.state.no_optim = true;
+    save.state.part = FSDP_STATE_MODEL;
     FSDP_TRY(save_as(net, path, &save, err));
     FSDP_TRY(make_own(net, 3, drawn, &own, err));
     FSDP_TRY(net_spoil(net, err));
     load.own = own;
     for (int strict = 1; strict >= 0; strict--) {
-        load.load.not_strict = !strict;
+        load.load.partial = !strict;
         if (strict)
             EXPECT_REFUSAL(load_from(net, path, &load, why), "missing");
         else
@@ -265,7 +313,7 @@ static fsdp_status load_in_part(toy *net, fsdp_error *err)
     return FSDP_OK;
 }
 
-Test(root_checkpoint, a_report_names_what_is_missing_and_not_strict_goes_on)
+Test(root_checkpoint, a_report_names_what_is_missing_and_partial_loads_go_on)
 {
     expect_net_on("cpu", (toy_case){1, {2}, {"dp"}, declare_net, load_in_part, NULL, {0}});
 }
@@ -282,7 +330,7 @@ static fsdp_status save_bare(toy *net, fsdp_error *err)
 {
     char path[60];
     snprintf(path, sizeof path, "%s/typed", dir);
-    return fsdp_root_save(net->root, NULL, path, err);
+    return fsdp_root_save(net->root, path, NULL, err);
 }
 
 static fsdp_status load_cast(toy *net, fsdp_error *err)
@@ -291,10 +339,9 @@ static fsdp_status load_cast(toy *net, fsdp_error *err)
     fsdp_box box;
     char path[60];
     snprintf(path, sizeof path, "%s/typed", dir);
-    EXPECT_REFUSAL(fsdp_root_load_with(net->root, NULL, 0, path, &opts, why),
-                   "'model.w' is f64 here and f32");
+    EXPECT_REFUSAL(fsdp_root_load(net->root, path, &opts, why), "'model.w' is f64 here and f32");
     opts.load.cast = true;
-    FSDP_TRY(fsdp_root_load_with(net->root, NULL, 0, path, &opts, err));
+    FSDP_TRY(fsdp_root_load(net->root, path, &opts, err));
     const double *data = fsdp_param_shard(fsdp_model_at(net->model, 0), &box);
     for (int64_t i = 0; i < fsdp_box_count(&box); i++)
         EXPECT(data[i] == (double)(box.lo[0] + i + 1));
@@ -312,7 +359,7 @@ Test(root_checkpoint, floating_dtypes_that_differ_are_cast_when_asked)
 
 static fsdp_status misuse(toy *net, fsdp_error *err)
 {
-    const fsdp_root_save_opts plain = fsdp_root_save_opts_default();
+    const fsdp_root_save_opts plain = {0};
     fsdp_root_save_opts save = plain;
     fsdp_sd *own = NULL;
     const fsdp_value value = fsdp_value_i64(1);

@@ -72,8 +72,9 @@ static fsdp_status expect_live(toy *net, const fsdp_sd *sd, fsdp_error *err)
 /* S1 */
 static fsdp_status save_and_load(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts bare = {.no_optim = true, .model_prefix = ""};
-    const fsdp_state_opts copied = {.no_optim = true, .model_prefix = "", .cpu_offload = true};
+    const fsdp_state_opts bare = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
+    const fsdp_state_opts copied = {
+        .part = FSDP_STATE_MODEL, .model_prefix = "", .cpu_offload = true};
     int rank = fsdp_world_rank(net->rank->world);
     void *shards[8];
     fsdp_sd *sd = NULL, *values = NULL;
@@ -183,7 +184,7 @@ Test(state_dict, what_is_set_is_gathered_even_when_a_gather_was_under_way)
 
 static fsdp_status keep_over_steps(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts bare = {.no_optim = true, .model_prefix = ""};
+    const fsdp_state_opts bare = {.part = FSDP_STATE_MODEL, .model_prefix = ""};
     const fsdp_state_opts copied = {.cpu_offload = true};
     fsdp_sd *kept = NULL, *old = NULL, *now = NULL;
     FSDP_TRY(net_get(net, &bare, &kept, err));
@@ -213,8 +214,8 @@ Test(state_dict, a_kept_dict_stays_the_live_shards_over_steps)
 
 static fsdp_status load_one_by_one(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts parts = {.no_optim = true, .not_strict = true};
-    const fsdp_state_opts copied = {.no_optim = true, .cpu_offload = true};
+    const fsdp_state_opts parts = {.part = FSDP_STATE_MODEL, .partial = true};
+    const fsdp_state_opts copied = {.part = FSDP_STATE_MODEL, .cpu_offload = true};
     int rank = fsdp_world_rank(net->rank->world);
     fsdp_sd *all = NULL;
     FSDP_TRY(net_get(net, &copied, &all, err));
@@ -228,13 +229,13 @@ static fsdp_status load_one_by_one(toy *net, fsdp_error *err)
         FSDP_TRY(fsdp_sd_create(&one, err));
         FSDP_TRY(fsdp_sd_add_tensor(one, entry->name, entry->name_size, entry->dtype, entry->ndim,
                                     entry->shape, &entry->layout, entry->data, err));
-        FSDP_TRY(fsdp_root_set_state(net->root, NULL, 0, &parts, one, &report, err));
+        FSDP_TRY(fsdp_root_set_state(net->root, one, &parts, &report, err));
         EXPECT(report.missing_count == 7 && report.unexpected_count == 0);
         fsdp_load_report_release(&report);
         fsdp_sd_free(one);
     }
     fsdp_sd *loaded = NULL;
-    FSDP_TRY(net_get(net, &(fsdp_state_opts){.no_optim = true}, &loaded, err));
+    FSDP_TRY(net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_MODEL}, &loaded, err));
     FSDP_TRY(net_expect_equal(all, loaded, rank, err));
     fsdp_sd_free(loaded);
     fsdp_sd_free(all);
@@ -265,7 +266,8 @@ static fsdp_status declare_linears(toy *net, fsdp_error *err)
 
 static fsdp_status set_one(toy *net, const fsdp_entry *entry, fsdp_error *err)
 {
-    const fsdp_state_opts whole = {.no_optim = true, .not_strict = true, .full_state_dict = true};
+    const fsdp_state_opts whole = {
+        .part = FSDP_STATE_MODEL, .partial = true, .full_state_dict = true};
     fsdp_sd *one = NULL;
     FSDP_TRY(fsdp_sd_create(&one, err));
     FSDP_TRY(fsdp_sd_add_tensor(one, entry->name, entry->name_size, entry->dtype, entry->ndim,
@@ -277,11 +279,11 @@ static fsdp_status set_one(toy *net, const fsdp_entry *entry, fsdp_error *err)
 
 static fsdp_status refuse_without(toy *net, const char *missing, fsdp_error *err)
 {
-    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true};
+    const fsdp_state_opts whole = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
     fsdp_sd *sd = NULL;
     EXPECT_REFUSAL(fsdp_root_begin_forward(net->root, why), missing);
     EXPECT_REFUSAL(fsdp_unit_unshard(net->unit[1], false, NULL, why), "'1.bias'");
-    EXPECT_REFUSAL(fsdp_root_save(net->root, NULL, "never", why), missing);
+    EXPECT_REFUSAL(fsdp_root_save(net->root, "never", NULL, why), missing);
     EXPECT_REFUSAL(net_get(net, &whole, &sd, why), missing);
     return FSDP_OK;
 }
@@ -289,9 +291,10 @@ static fsdp_status refuse_without(toy *net, const char *missing, fsdp_error *err
 /* Its rows in the memory that the parameter has, and that is the host's. */
 static fsdp_status expect_all_live(toy *net, const fsdp_sd *full, fsdp_error *err)
 {
-    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true, .cpu_offload = true};
+    const fsdp_state_opts whole = {
+        .part = FSDP_STATE_MODEL, .full_state_dict = true, .cpu_offload = true};
     fsdp_sd *live = NULL, *again = NULL;
-    FSDP_TRY(net_get(net, &(fsdp_state_opts){.no_optim = true}, &live, err));
+    FSDP_TRY(net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_MODEL}, &live, err));
     for (size_t i = 0; i < fsdp_sd_count(live); i++) {
         fsdp_box box;
         void *shard = fsdp_param_shard(fsdp_model_at(net->model, i), &box);
@@ -310,7 +313,7 @@ static fsdp_status load_while_others_lack(toy *net, fsdp_error *err)
     static const char *const missing[] = {"4 missing: '0.weight', '0.bias', '1.weight', '1.bias'",
                                           "3 missing: '0.bias', '1.weight', '1.bias'",
                                           "2 missing: '1.weight', '1.bias'", "1 missing: '1.bias'"};
-    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true};
+    const fsdp_state_opts whole = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
     fsdp_sd *full = NULL;
     FSDP_TRY(net_get(net, &whole, &full, err));
     FSDP_TRY(net_spoil(net, err));
@@ -361,7 +364,7 @@ static fsdp_status bring_values(toy *net, fsdp_error *err)
         if (way == 3) {
             fsdp_sd *live = NULL; /* which a checkpoint may be loaded into */
             FSDP_TRY(net_get(net, NULL, &live, err));
-            FSDP_TRY(fsdp_root_take_state(net->root, net->optim, NULL, live, err));
+            FSDP_TRY(fsdp_root_set_state(net->root, live, NULL, NULL, err));
             fsdp_sd_free(live);
         }
         FSDP_TRY(net_train(net, 1, err));
@@ -390,7 +393,7 @@ static fsdp_status expect_numbers(const fsdp_entry *entry, fsdp_error *err)
 
 static fsdp_status compare_with_plain(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts whole = {.no_optim = true, .full_state_dict = true};
+    const fsdp_state_opts whole = {.part = FSDP_STATE_MODEL, .full_state_dict = true};
     fsdp_sd *full = NULL;
     FSDP_TRY(net_get(net, &whole, &full, err));
     for (size_t i = 0; i < fsdp_sd_count(full); i++)

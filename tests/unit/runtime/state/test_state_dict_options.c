@@ -89,9 +89,9 @@ static fsdp_status expect_round_trip(toy *net, const fsdp_state_opts *opts, rena
 
 static fsdp_status list_names(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts model = {.no_optim = true}, optim = {.no_model = true};
-    const fsdp_state_opts trained = {.no_optim = true, .ignore_frozen = true};
-    const fsdp_state_opts nested = {.no_model = true, .nested_optim = true};
+    const fsdp_state_opts model = {.part = FSDP_STATE_MODEL}, optim = {.part = FSDP_STATE_OPTIM};
+    const fsdp_state_opts trained = {.part = FSDP_STATE_MODEL, .ignore_frozen = true};
+    const fsdp_state_opts nested = {.part = FSDP_STATE_OPTIM, .nested_optim = true};
     FSDP_TRY(expect_names(net, &model, MODEL "model.norm.scale " BUFFERS, err));
     FSDP_TRY(expect_names(net, &trained, MODEL BUFFERS, err));
     FSDP_TRY(expect_names(net, &nested, STATES " optim.param_groups", err));
@@ -117,9 +117,9 @@ static fsdp_status rename_names(toy *net, fsdp_error *err)
 {
     char room[100];
     const fsdp_state_opts opts = {
-        .no_optim = true, .model_prefix = "m/", .rename = drop_last, .user = room};
+        .part = FSDP_STATE_MODEL, .model_prefix = "m/", .rename = drop_last, .context = room};
     const fsdp_state_opts both = {
-        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .user = room};
+        .model_prefix = "", .optim_prefix = "", .rename = drop_last, .context = room};
     FSDP_TRY(expect_names(net, &opts,
                           "m/embed.weight m/head.weight m/layers.0.weigh_ m/layers.0.bia_ "
                           "m/layers.1.weigh_ m/layers.1.bia_ m/norm.scale m/norm.mean m/norm.count",
@@ -144,18 +144,18 @@ static fsdp_status choose_submodules(toy *net, fsdp_error *err)
     const char *layers[] = {"layers.1"}, *head[] = {"head", "norm"},
                *two[] = {"layers.0", "layers.1"};
     const char *none[] = {"layers.2"};
-    fsdp_state_opts opts = {.submodules = layers, .submodule_count = 1, .no_optim = true};
+    fsdp_state_opts opts = {.submodules = layers, .submodule_count = 1, .part = FSDP_STATE_MODEL};
     fsdp_sd *sd = NULL;
     FSDP_TRY(expect_names(net, &opts, "model.layers.1.weight model.layers.1.bias", err));
     opts.drop_submodule_prefixes = true;
     FSDP_TRY(expect_names(net, &opts, "model.weight model.bias", err));
-    opts.no_optim = false;
+    opts.part = FSDP_STATE_ALL;
     opts.nested_optim = true;
     FSDP_TRY(expect_names(
         net, &opts,
         "model.weight model.bias " STATE("weight") " " STATE("bias") " optim.param_groups", err));
     FSDP_TRY(expect_round_trip(net, &opts, as_it_is, err));
-    opts = (fsdp_state_opts){.submodules = head, .submodule_count = 2, .no_optim = true};
+    opts = (fsdp_state_opts){.submodules = head, .submodule_count = 2, .part = FSDP_STATE_MODEL};
     FSDP_TRY(expect_names(net, &opts, "model.head.weight model.norm.scale " BUFFERS, err));
     opts =
         (fsdp_state_opts){.submodules = two, .submodule_count = 2, .drop_submodule_prefixes = true};
@@ -191,7 +191,7 @@ Test(state_dict_options, hyper_parameters_are_set_in_either_form)
 
 static fsdp_status look_at_groups(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts nested = {.no_model = true, .nested_optim = true};
+    const fsdp_state_opts nested = {.part = FSDP_STATE_OPTIM, .nested_optim = true};
     fsdp_sd *sd = NULL;
     FSDP_TRY(net_get(net, &nested, &sd, err));
     const fsdp_entry *entry = net_entry(sd, "optim.param_groups");
@@ -313,7 +313,7 @@ Test(state_dict_options, numbers_mean_what_the_list_of_groups_says)
 /* "optim.param_groups.1.lr" and "optim.param_groups.1.params.0", as flattening programs spell the list. */
 static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.no_model = true, .not_strict = true};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
     const fsdp_value lr = fsdp_value_f64(3), number = fsdp_value_i64(0);
     fsdp_load_report report;
     fsdp_sd *sd = NULL;
@@ -322,7 +322,7 @@ static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("optim.param_groups.1.params.0"), &number, err));
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("optim.param_groups.1.fused"), &number, err));
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("optim.param_groups.2.lr"), &lr, err));
-    FSDP_TRY(fsdp_root_set_state(net->root, &net->optim, 1, &opts, sd, &report, err));
+    FSDP_TRY(fsdp_root_set_state(net->root, sd, &opts, &report, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 0.25 && fsdp_optim_lr(net->optim, 1) == 3);
     EXPECT(report.unexpected_count == 2);
     EXPECT(strcmp(report.unexpected[0], "optim.param_groups.1.fused") == 0);
@@ -335,7 +335,7 @@ static fsdp_status set_spelled_groups(toy *net, fsdp_error *err)
 /* As PyTorch saves the list: with members, which say what group it is, wherever it stands. */
 static fsdp_status set_groups_in_pieces(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.no_model = true, .not_strict = true};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .partial = true};
     const char *const members[] = {"layers.1.bias", "embed.weight"};
     const int64_t numbers[] = {4, 9};
     for (int is_number = 0; is_number < 2; is_number++) {
@@ -412,7 +412,7 @@ Test(state_dict_options, names_are_cut_behind_the_longest_that_is_known)
 /* Tied tensors that differ: the parameter's own name counts, wherever it stands. */
 static fsdp_status set_diverged(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.no_optim = true, .not_strict = true};
+    const fsdp_state_opts opts = {.part = FSDP_STATE_MODEL, .partial = true};
     const char *names[] = {"model.head.weight", "model.embed.weight", "model.head.weight"};
     const fsdp_param *embed = fsdp_model_find(net->model, "embed.weight");
     float heads[36], embeds[36];
@@ -447,7 +447,7 @@ Test(state_dict_options, of_tied_tensors_the_parameters_own_name_counts)
 
 static fsdp_status set_scalars(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.not_strict = true};
+    const fsdp_state_opts opts = {.partial = true};
     const fsdp_layout copies = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
     const fsdp_value step = fsdp_value_i64(12), count = fsdp_value_i64(((int64_t)1 << 60) + 1);
     uint8_t small = 200;
@@ -492,17 +492,18 @@ static const char *without_steps(const char *name, char *out, size_t room)
 
 static fsdp_status set_momentum_without_steps(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.no_model = true},
-                          copied = {.no_model = true, .cpu_offload = true};
     fsdp_sgd_opts sgd = fsdp_sgd_opts_default();
     fsdp_optim *optim;
+    const fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM, .optims = &optim, .optim_count = 1};
+    fsdp_state_opts copied = opts;
     fsdp_sd *all = NULL, *less = NULL, *live = NULL;
+    copied.cpu_offload = true;
     sgd.momentum = 0.9;
     FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optim, err));
-    FSDP_TRY(fsdp_root_get_state(net->root, &optim, 1, &copied, &all, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &copied, &all, err));
     FSDP_TRY(rename_all(all, without_steps, &less, err));
-    FSDP_TRY(fsdp_root_set_state(net->root, &optim, 1, &opts, less, NULL, err));
-    FSDP_TRY(fsdp_root_get_state(net->root, &optim, 1, &opts, &live, err));
+    FSDP_TRY(fsdp_root_set_state(net->root, less, &opts, NULL, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &live, err));
     EXPECT(*(float *)net_entry(live, "optim.state.layers.0.bias.step")->data == 1);
     fsdp_sd_free(live);
     fsdp_sd_free(less);
@@ -538,8 +539,7 @@ static const char *with_strangers(const char *name, char *out, size_t room)
 
 static fsdp_status set_unfitting(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts strict = {0}, loose = {.not_strict = true},
-                          copied = {.cpu_offload = true};
+    const fsdp_state_opts strict = {0}, loose = {.partial = true}, copied = {.cpu_offload = true};
     fsdp_load_report report;
     fsdp_sd *all = NULL, *less = NULL, *strange = NULL, *now = NULL;
     FSDP_TRY(net_train(net, 1, err));
@@ -552,8 +552,7 @@ static fsdp_status set_unfitting(toy *net, fsdp_error *err)
     FSDP_TRY(rename_all(all, with_strangers, &strange, err));
     FSDP_TRY(net_spoil(net, err));
     EXPECT_REFUSAL(net_set(net, &strict, strange, why), "2 unexpected: 'model.layers.0.scale'");
-    fsdp_status status =
-        fsdp_root_set_state(net->root, &net->optim, 1, &strict, strange, &report, NULL);
+    fsdp_status status = fsdp_root_set_state(net->root, strange, &strict, &report, NULL);
     EXPECT(status == FSDP_ERR_USAGE && report.missing_count == 3 && report.unexpected_count == 2);
     EXPECT(strcmp(report.missing[0], "model.layers.0.bias") == 0);
     EXPECT(strcmp(report.missing[1], "model.norm.mean") == 0);
@@ -606,23 +605,23 @@ Test(state_dict_options, frozen_parameters_can_be_ignored)
 
 static fsdp_status refuse_options(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts optim = {.no_model = true},
-                          nothing = {.no_model = true, .no_optim = true};
     const fsdp_state_opts parts = {.broadcast_from_rank0 = true};
     const fsdp_state_opts sent = {.broadcast_from_rank0 = true, .full_state_dict = true};
     fsdp_optim *twice[] = {net->optim, net->optim};
+    const fsdp_state_opts none = {.part = FSDP_STATE_OPTIM, .optims = twice};
+    const fsdp_state_opts both = {.optims = twice, .optim_count = 2};
+    const fsdp_state_opts unknown = {.part = (fsdp_state_part)3};
     fsdp_sd *sd = NULL;
-    EXPECT_REFUSAL(fsdp_root_get_state(net->root, NULL, 0, &optim, &sd, why),
-                   "there is no optimizer");
-    EXPECT_REFUSAL(net_get(net, &nothing, &sd, why), "is empty");
+    EXPECT_REFUSAL(fsdp_root_get_state(net->root, &none, &sd, why), "there is no optimizer");
+    EXPECT_REFUSAL(net_get(net, &unknown, &sd, why), "there is no part 3");
     EXPECT_REFUSAL(net_get(net, &sent, &sd, why), "broadcast_from_rank0 is for setting state");
-    EXPECT_REFUSAL(fsdp_root_get_state(net->root, twice, 2, NULL, &sd, why),
+    EXPECT_REFUSAL(fsdp_root_get_state(net->root, &both, &sd, why),
                    "'embed.weight' is in two optimizers");
     FSDP_TRY(fsdp_sd_create(&sd, err));
     EXPECT_REFUSAL(net_set(net, &parts, sd, why), "broadcast_from_rank0 needs full_state_dict");
     EXPECT_REFUSAL(net_set(net, NULL, sd, why), "no name begins with 'model.'");
     EXPECT_REFUSAL(net_set(net, NULL, NULL, why), "there is no state dict");
-    FSDP_TRY(net_set(net, &(fsdp_state_opts){.not_strict = true}, sd, err));
+    FSDP_TRY(net_set(net, &(fsdp_state_opts){.partial = true}, sd, err));
     const fsdp_value value = {0};
     FSDP_TRY(fsdp_sd_add_value(sd, FSDP_NAME("model.layers.0._flat_param"), &value, err));
     EXPECT_REFUSAL(net_set(net, NULL, sd, why), "'model.layers.0._flat_param' is a flat parameter");
@@ -672,7 +671,7 @@ Test(state_dict_options, state_is_set_only_outside_a_step)
 static fsdp_status refuse_entry(toy *net, const char *name, fsdp_dtype dtype, int64_t rows,
                                 const char *words, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.not_strict = true};
+    const fsdp_state_opts opts = {.partial = true};
     const fsdp_placement cut = {FSDP_SHARD, 0, 0};
     static char memory[4096];
     const fsdp_value text = {0};
@@ -717,7 +716,8 @@ Test(state_dict_options, entries_that_do_not_fit_are_refused_by_name)
 
 static fsdp_status refuse_groups(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts opts = {.not_strict = true, .no_model = true}, flat = {.no_model = true};
+    const fsdp_state_opts opts = {.partial = true, .part = FSDP_STATE_OPTIM},
+                          flat = {.part = FSDP_STATE_OPTIM};
     const fsdp_value other = fsdp_value_f64(9);
     fsdp_sd *sd = NULL;
     FSDP_TRY(net_get(net, &flat, &sd, err));
@@ -728,7 +728,8 @@ static fsdp_status refuse_groups(toy *net, fsdp_error *err)
                    "'lr' is not the same in 'optim.param_groups.layers.0.bias.lr' and in "
                    "'optim.param_groups.layers.1.bias.lr', and both are of one group here");
     fsdp_sd_free(sd);
-    FSDP_TRY(net_get(net, &(fsdp_state_opts){.no_model = true, .nested_optim = true}, &sd, err));
+    FSDP_TRY(
+        net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_OPTIM, .nested_optim = true}, &sd, err));
     fsdp_value list;
     size_t at = fsdp_sd_count(sd) - 1;
     FSDP_TRY(fsdp_value_copy(&fsdp_sd_at(sd, at)->value, &list, err));
@@ -764,10 +765,14 @@ static fsdp_status merge_optims(toy *net, fsdp_error *err)
     adamw.groups = &others;
     FSDP_TRY(fsdp_sgd_create(net->root, &sgd, &optims[0], err));
     FSDP_TRY(fsdp_adamw_create(net->root, &adamw, &optims[1], err));
-    fsdp_state_opts opts = {.no_model = true, .nested_optim = true, .cpu_offload = true};
-    FSDP_TRY(fsdp_root_get_state(net->root, optims, 2, &opts, &nested, err));
+    fsdp_state_opts opts = {.part = FSDP_STATE_OPTIM,
+                            .optims = optims,
+                            .optim_count = 2,
+                            .nested_optim = true,
+                            .cpu_offload = true};
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &nested, err));
     opts.nested_optim = false;
-    FSDP_TRY(fsdp_root_get_state(net->root, optims, 2, &opts, &flat, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &opts, &flat, err));
     EXPECT(net_entry(nested, "optim.param_groups")->value.as.list.count == 2);
     EXPECT(net_entry(nested, "optim.state.layers.0.bias.momentum_buffer"));
     EXPECT(net_entry(flat, "optim.param_groups.layers.0.bias.nesterov"));
@@ -775,7 +780,7 @@ static fsdp_status merge_optims(toy *net, fsdp_error *err)
     for (int i = 0; i < 2; i++) {
         FSDP_TRY(fsdp_optim_set_lr(optims[0], 0, 3, err));
         FSDP_TRY(fsdp_optim_set_lr(optims[1], 0, 3, err));
-        FSDP_TRY(fsdp_root_set_state(net->root, optims, 2, &opts, dicts[i], NULL, err));
+        FSDP_TRY(fsdp_root_set_state(net->root, dicts[i], &opts, NULL, err));
         EXPECT(fsdp_optim_lr(optims[0], 0) == 0.125 && fsdp_optim_lr(optims[1], 0) == 0.5);
     }
     fsdp_sd_free(flat);
@@ -801,23 +806,26 @@ static fsdp_status match_empty_groups(toy *net, fsdp_error *err)
 {
     const fsdp_optim_group groups[] = {
         {is_nothing, NULL, 0.5, 0}, {NULL, NULL, 0.25, 0}, {is_nothing, NULL, 0.125, 0}};
-    const fsdp_state_opts nested = {.no_model = true, .nested_optim = true};
     fsdp_adamw_opts opts = fsdp_adamw_opts_default();
     fsdp_optim *one, *two;
+    const fsdp_state_opts of_one = {
+        .part = FSDP_STATE_OPTIM, .optims = &one, .optim_count = 1, .nested_optim = true};
+    const fsdp_state_opts of_two = {
+        .part = FSDP_STATE_OPTIM, .optims = &two, .optim_count = 1, .nested_optim = true};
     fsdp_sd *sd = NULL;
     opts.groups = groups;
     opts.group_count = 2;
     FSDP_TRY(fsdp_adamw_create(net->root, &opts, &one, err));
     opts.group_count = 3;
     FSDP_TRY(fsdp_adamw_create(net->root, &opts, &two, err));
-    FSDP_TRY(fsdp_root_get_state(net->root, &one, 1, &nested, &sd, err));
+    FSDP_TRY(fsdp_root_get_state(net->root, &of_one, &sd, err));
     FSDP_TRY(fsdp_optim_set_lr(one, 0, 3, err));
-    FSDP_TRY(fsdp_root_set_state(net->root, &one, 1, &nested, sd, NULL, err));
+    FSDP_TRY(fsdp_root_set_state(net->root, sd, &of_one, NULL, err));
     EXPECT(fsdp_optim_lr(one, 0) == 0.5 && fsdp_optim_lr(one, 1) == 0.25);
-    EXPECT_REFUSAL(fsdp_root_set_state(net->root, &two, 1, &nested, sd, NULL, why), "here are 2");
+    EXPECT_REFUSAL(fsdp_root_set_state(net->root, sd, &of_two, NULL, why), "here are 2");
     fsdp_sd_free(sd);
-    FSDP_TRY(fsdp_root_get_state(net->root, &two, 1, &nested, &sd, err));
-    EXPECT_REFUSAL(fsdp_root_set_state(net->root, &one, 1, &nested, sd, NULL, why),
+    FSDP_TRY(fsdp_root_get_state(net->root, &of_two, &sd, err));
+    EXPECT_REFUSAL(fsdp_root_set_state(net->root, sd, &of_one, NULL, why),
                    "has 2 groups without parameters");
     fsdp_sd_free(sd);
     fsdp_optim_free(one);

@@ -77,9 +77,9 @@ static fsdp_status declare_large(toy *net, fsdp_error *err)
 
 static fsdp_status move_large(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts whole = {.full_state_dict = true, .no_optim = true};
+    const fsdp_state_opts whole = {.full_state_dict = true, .part = FSDP_STATE_MODEL};
     const fsdp_state_opts sent = {
-        .full_state_dict = true, .no_optim = true, .broadcast_from_rank0 = true};
+        .full_state_dict = true, .part = FSDP_STATE_MODEL, .broadcast_from_rank0 = true};
     fsdp_sd *full = NULL;
     fsdp_box box;
     FSDP_TRY(net_get(net, &whole, &full, err));
@@ -143,12 +143,12 @@ static fsdp_status send_large_value(toy *net, fsdp_error *err)
 {
     const fsdp_state_opts sent = {.full_state_dict = true,
                                   .broadcast_from_rank0 = true,
-                                  .no_model = true,
-                                  .not_strict = true};
+                                  .part = FSDP_STATE_OPTIM,
+                                  .partial = true};
     fsdp_sd *sd = NULL, *nested = NULL;
     fsdp_value list = {0};
-    FSDP_TRY(
-        net_get(net, &(fsdp_state_opts){.no_model = true, .nested_optim = true}, &nested, err));
+    FSDP_TRY(net_get(net, &(fsdp_state_opts){.part = FSDP_STATE_OPTIM, .nested_optim = true},
+                     &nested, err));
     FSDP_TRY(fsdp_value_copy(&net_entry(nested, "optim.param_groups")->value, &list, err));
     fsdp_value *members = &list.as.list.items[0].as.list.items[11], many = {0};
     FSDP_TRY(fsdp_value_set_items(&many, FSDP_VALUE_LIST, 9000, err));
@@ -178,7 +178,7 @@ static fsdp_status send_unfitting(toy *net, fsdp_error *err)
 {
     const fsdp_layout alone = {.kind = FSDP_LAYOUT_MESH, .mesh = net->mesh};
     fsdp_state_opts sent = {
-        .full_state_dict = true, .broadcast_from_rank0 = true, .no_optim = true};
+        .full_state_dict = true, .broadcast_from_rank0 = true, .part = FSDP_STATE_MODEL};
     float values[5] = {9, 8, 7, 6, 5};
     fsdp_load_report report;
     fsdp_sd *sd = NULL;
@@ -190,11 +190,10 @@ static fsdp_status send_unfitting(toy *net, fsdp_error *err)
         FSDP_TRY(fsdp_sd_add_tensor(sd, FSDP_NAME("model.layers.9.bias"), FSDP_F32, 1,
                                     (int64_t[]){5}, &alone, values, err));
     }
-    EXPECT_REFUSAL(fsdp_root_set_state(net->root, NULL, 0, &sent, sd, NULL, why),
+    EXPECT_REFUSAL(fsdp_root_set_state(net->root, sd, &sent, NULL, why),
                    "1 unexpected: 'model.layers.9.bias'");
-    sent.not_strict = true;
-    FSDP_TRY(fsdp_root_set_state(net->root, NULL, 0, &sent, rank_of(net) == 0 ? sd : NULL, &report,
-                                 err));
+    sent.partial = true;
+    FSDP_TRY(fsdp_root_set_state(net->root, rank_of(net) == 0 ? sd : NULL, &sent, &report, err));
     EXPECT(report.missing_count == 7 && report.unexpected_count == 1);
     EXPECT(strcmp(report.missing[0], "model.embed.weight") == 0);
     fsdp_load_report_release(&report);
@@ -299,7 +298,7 @@ static fsdp_status save(toy *net, fsdp_error *err)
     FSDP_TRY(net_train(net, 2, err));
     FSDP_TRY(fsdp_root_init(net->root, tensor_number, NULL, err));
     if (!what->nested)
-        return fsdp_root_save(net->root, net->optim, what->path, err);
+        return fsdp_root_save(net->root, what->path, NULL, err);
     FSDP_TRY(net_get(net, &opts, &sd, err));
     fsdp_status status = fsdp_sd_save(sd, fsdp_world_ctl(net->rank->world), what->path, NULL, err);
     fsdp_sd_free(sd);
@@ -312,7 +311,7 @@ static fsdp_status load(toy *net, fsdp_error *err)
     const checkpoint_case *what = net->user;
     fsdp_sd *full = NULL;
     FSDP_TRY(net_spoil(net, err));
-    FSDP_TRY(fsdp_root_load(net->root, net->optim, what->path, err));
+    FSDP_TRY(fsdp_root_load(net->root, what->path, NULL, err));
     EXPECT(fsdp_optim_lr(net->optim, 0) == 0.25 && fsdp_optim_lr(net->optim, 1) == 0.125);
     FSDP_TRY(net_get(net, &(fsdp_state_opts){.full_state_dict = true}, &full, err));
     const float *weight = net_entry(full, "model.embed.weight")->data;
@@ -322,7 +321,8 @@ static fsdp_status load(toy *net, fsdp_error *err)
     EXPECT(*(float *)net_entry(full, "optim.state.layers.1.bias.step")->data == 2);
     fsdp_sd_free(full);
     FSDP_TRY(net_spoil(net, err));
-    FSDP_TRY(fsdp_root_load(net->root, NULL, what->path, err));
+    const fsdp_root_load_opts model_only = {.state.part = FSDP_STATE_MODEL};
+    FSDP_TRY(fsdp_root_load(net->root, what->path, &model_only, err));
     fsdp_param *bias = fsdp_model_find(net->model, "layers.1.bias");
     EXPECT(fsdp_optim_lr(net->optim, 0) == 77);
     if (rank_of(net) == 0)
@@ -404,8 +404,8 @@ static const float *master_of(toy *net, fsdp_sd **sd, fsdp_error *err)
 /* A master follows the parameter that is set without it; the optimizer's state alone does not touch it. */
 static fsdp_status follow_master(toy *net, fsdp_error *err)
 {
-    const fsdp_state_opts model = {.no_optim = true}, optim = {.no_model = true};
-    const fsdp_state_opts copied = {.cpu_offload = true, .no_optim = true};
+    const fsdp_state_opts model = {.part = FSDP_STATE_MODEL}, optim = {.part = FSDP_STATE_OPTIM};
+    const fsdp_state_opts copied = {.cpu_offload = true, .part = FSDP_STATE_MODEL};
     uint16_t one = 0x3F80, two = 0x4000;
     fsdp_sd *ones = NULL, *sd = NULL, *part = NULL;
     FSDP_TRY(fsdp_root_init(net->root, one_half, &one, err));
@@ -451,7 +451,7 @@ static fsdp_status move_all(toy *net, bool nested, fsdp_error *err)
     fsdp_load_report report;
     FSDP_TRY(net_get(net, &opts, &full, err));
     opts.broadcast_from_rank0 = !nested;
-    fsdp_status status = fsdp_root_set_state(net->root, &net->optim, 1, &opts, full, &report, err);
+    fsdp_status status = fsdp_root_set_state(net->root, full, &opts, &report, err);
     fsdp_load_report_release(&report);
     fsdp_sd_free(full);
     return status;

@@ -2,7 +2,7 @@
  * rank that has no memory to begin with is told of, too. */
 #include "base/core/mem.h"
 #include "tests/support/ranks/worlds.h"
-#include <fsdp/fsdp1.h>
+#include <fsdp/wrap.h>
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -121,12 +121,12 @@ Test(root_check, another_order_is_told_where_backward_is_ended_by_hand)
 static fsdp_status create(fsdp_model *model, const fsdp_mesh *mesh, bool is_flat, fsdp_error *err)
 {
     const fsdp_unit_opts opts = fsdp_unit_opts_default(mesh);
-    const fsdp_v1_opts flat_opts = {.mesh = mesh};
-    fsdp_v1 *v1 = NULL;
+    const fsdp_wrap_opts flat_opts = {.mesh = mesh};
+    fsdp_wrap *wrap = NULL;
     fsdp_root *root = NULL;
-    fsdp_status status = is_flat ? fsdp_v1_create(model, &flat_opts, &v1, err)
+    fsdp_status status = is_flat ? fsdp_wrap_create(model, &flat_opts, &wrap, err)
                                  : fsdp_root_create(model, &opts, &root, err);
-    fsdp_v1_free(v1);
+    fsdp_wrap_free(wrap);
     fsdp_root_free(root);
     return status;
 }

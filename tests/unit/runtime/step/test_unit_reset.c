@@ -174,7 +174,7 @@ static fsdp_status get_state_over_gather(world_rank *rank, fsdp_error *err)
     if (status == FSDP_OK)
         status = fsdp_root_end_backward(net.root, err);
     if (status == FSDP_OK)
-        status = fsdp_root_get_state(net.root, NULL, 0, NULL, &sd, err);
+        status = fsdp_root_get_state(net.root, NULL, &sd, err);
     fsdp_sd_free(sd);
     toy_free(&net);
     return status;

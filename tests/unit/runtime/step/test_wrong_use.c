@@ -91,20 +91,21 @@ Test(wrong_use, no_backward_ends_inside_a_forward)
 static fsdp_status wrap_wrongly(toy *net, fsdp_error *err)
 {
     fsdp_param *weight;
-    fsdp_v1 *v1;
-    fsdp_v1_opts opts[4];
+    fsdp_wrap *wrap;
+    fsdp_wrap_opts opts[4];
     for (int i = 0; i < 4; i++)
-        opts[i] = fsdp_v1_opts_default();
+        opts[i] = (fsdp_wrap_opts){0};
     FSDP_TRY(add_weight(net, FSDP_F32, &weight, err));
     opts[0].unit.param_dtype = (fsdp_dtype)100000;
     opts[0].use_orig_params = true;
     opts[1].unit.reduce_dtype = FSDP_I8;
     opts[2].buffer_dtype = (fsdp_dtype)100000;
-    opts[3].unit.backward_prefetch = (fsdp_v1_prefetch)100000;
-    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[0], &v1, why), "param_dtype cannot be ?");
-    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[1], &v1, why), "reduce_dtype cannot be i8");
-    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[2], &v1, why), "buffer_dtype cannot be ?");
-    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts[3], &v1, why), "no backward_prefetch 100000");
+    opts[3].unit.backward_prefetch = (fsdp_wrap_prefetch)100000;
+    EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[0], &wrap, why), "param_dtype cannot be ?");
+    EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[1], &wrap, why), "reduce_dtype cannot be i8");
+    EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[2], &wrap, why), "buffer_dtype cannot be ?");
+    EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts[3], &wrap, why),
+                   "no backward_prefetch 100000");
     return FSDP_OK;
 }
 
@@ -200,11 +201,11 @@ Test(wrong_use, what_is_too_large_to_count_is_not_allocated)
 static fsdp_status wrap_on_uneven_hosts(toy *net, fsdp_error *err)
 {
     fsdp_world *world = net->rank->world;
-    fsdp_v1_opts opts = fsdp_v1_opts_default();
-    fsdp_v1 *v1;
+    fsdp_wrap_opts opts = {0};
+    fsdp_wrap *wrap;
     world->parts.local_size = fsdp_world_rank(world) == 3 ? 1 : 3;
-    opts.unit.strategy = FSDP_V1_HYBRID_SHARD;
-    EXPECT_REFUSAL(fsdp_v1_create(net->model, &opts, &v1, why),
+    opts.unit.strategy = FSDP_WRAP_HYBRID_SHARD;
+    EXPECT_REFUSAL(fsdp_wrap_create(net->model, &opts, &wrap, why),
                    "hosts have different numbers of ranks");
     return FSDP_OK;
 }

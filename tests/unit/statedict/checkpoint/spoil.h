@@ -151,13 +151,13 @@ static inline fsdp_status spoil_save_rank(fsdp_ctl *ctl, void *user, fsdp_error 
 static inline void spoil_save(const char *dir, fsdp_kind kind, bool compress, int64_t step, int seed)
 {
     fsdp_error err = {0};
-    spoil_job job = {.path = spoil_path(dir), .opts = fsdp_save_opts_default(), .seed = seed};
+    spoil_job job = {.path = spoil_path(dir), .seed = seed};
     job.opts.kind = kind;
     job.opts.compress = compress;
-    job.opts.no_sync = true;
-    job.opts.no_view = true;
+    job.opts.skip_fsync = true;
+    job.opts.skip_view = true;
     job.opts.threads = 1;
-    job.opts.step = step;
+    job.opts.step = &step;
     job.opts.run[0] = 1;
     cr_assert_eq(fsdp_ctl_run_threads(SPOIL_WORLD, spoil_save_rank, &job, &err), FSDP_OK, "%s", err.text);
 }

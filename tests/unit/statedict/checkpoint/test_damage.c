@@ -69,8 +69,10 @@ static void own_box(byte_owner *owners, const fsdp_stored_box *box)
         }
         fsdp_file_runs runs;
         fsdp_block_range(box, block, &first, &count);
-        fsdp_file_runs_begin(&runs, box->ndim, box->len, box->stride, box->offset,
-                             box->element_size, first, count);
+        fsdp_file_runs_begin(
+            &runs,
+            &(fsdp_file_place){box->ndim, box->len, box->stride, box->offset, box->element_size},
+            first, count);
         while (fsdp_file_runs_next(&runs, &offset, &size))
             own_range(owners, offset, size, owner);
     }
@@ -268,9 +270,9 @@ static void save_blocks(bool compress)
     fsdp_mesh *mesh;
     const fsdp_placement whole = {FSDP_REPLICATE, 0, 0};
     const int64_t shape[] = {ROWS, 1024};
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.compress = compress;
-    opts.no_sync = true;
+    opts.skip_fsync = true;
     cr_assert_eq(fsdp_ctl_self(&ctl, &err), FSDP_OK);
     cr_assert_eq(fsdp_mesh_create(1, (int64_t[]){1}, (const char *[]){"dp"}, NULL, &mesh, &err),
                  FSDP_OK);
@@ -457,8 +459,9 @@ Test(damage, a_shard_file_of_another_run_is_refused)
 {
     spoil_save("c", FSDP_SHARDED, false, 4, 1);
     fsdp_error err = {0};
-    spoil_job job = {.path = spoil_path("other"), .opts = fsdp_save_opts_default(), .seed = 1};
-    job.opts.step = 4;
+    const int64_t step = 4;
+    spoil_job job = {.path = spoil_path("other"), .seed = 1};
+    job.opts.step = &step;
     job.opts.run[0] = 2;
     cr_assert_eq(fsdp_ctl_run_threads(SPOIL_WORLD, spoil_save_rank, &job, &err), FSDP_OK, "%s",
                  err.text);
@@ -484,8 +487,9 @@ Test(damage, shard_files_of_other_ranks_and_world_sizes_are_refused)
                     "shard-00000-of-00002.h5' is the file of rank 1 of 2, not of rank 0 of 2");
     free(files[0].data);
     free(files[1].data);
-    spoil_job job = {.path = spoil_path("three"), .opts = fsdp_save_opts_default(), .seed = 1};
-    job.opts.step = 4;
+    const int64_t step = 4;
+    spoil_job job = {.path = spoil_path("three"), .seed = 1};
+    job.opts.step = &step;
     cr_assert_eq(fsdp_ctl_run_threads(3, spoil_save_rank, &job, &err), FSDP_OK, "%s", err.text);
     spoil_copy(spoil_shard("three", 0, 3), paths[0]);
     expect_damaged("c", "shard-00000-of-00002.h5");

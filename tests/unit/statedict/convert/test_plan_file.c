@@ -1,6 +1,6 @@
 /* Plans as files: what was written comes back, nothing of a file is believed, and what changed is named. */
 #include "tests/support/disk/io_fault.h"
-#include "statedict/convert/plan_file.h"
+#include "statedict/convert/plan_text.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

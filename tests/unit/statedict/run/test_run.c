@@ -326,9 +326,9 @@ static void save_real_step(fsdp_io *io, int64_t step)
     fsdp_ctl *self;
     test_state state;
     fsdp_error err = {0};
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.io = io;
-    opts.step = step;
+    opts.step = &step;
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
     cr_assert_eq(test_state_create(STATE_SMALL, 1, 0, 0, true, 1, &state, &err), FSDP_OK);
     cr_assert_eq(fsdp_sd_save(state.sd, self, step_path(step), &opts, &err), FSDP_OK, "%s",

@@ -166,10 +166,10 @@ Test(odd_names, every_kind_keeps_them_and_so_do_conversions)
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
         for (int compress = 0; compress < 2; compress++) {
             snprintf(path, sizeof path, "%s/%d%d", folder, kind, compress);
-            names_job job = {.path = path, .opts = fsdp_save_opts_default()};
+            names_job job = {.path = path};
             job.opts.kind = (fsdp_kind)kind;
             job.opts.compress = compress;
-            job.opts.no_sync = true;
+            job.opts.skip_fsync = true;
             cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &job, &err), FSDP_OK, "%s", err.text);
             check_all(path);
             snprintf(to, sizeof to, "%s-b", path);

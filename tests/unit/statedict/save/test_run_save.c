@@ -41,7 +41,7 @@ TestSuite(run_save, .init = set_up, .fini = tear_down);
 
 static fsdp_save_opts options(fsdp_io *io)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     opts.io = io;
     return opts;
 }
@@ -366,7 +366,8 @@ Test(run_save, the_estimate_covers_what_is_written_and_is_not_far_above_it)
                 saving work = {.model = models[i], .opts = options(sim)};
                 work.opts.kind = (fsdp_kind)kind;
                 work.opts.overwrite = true;
-                work.volume = (fsdp_volume){(fsdp_kind)kind, world, false, true, 0};
+                work.volume =
+                    (fsdp_volume){.kind = (fsdp_kind)kind, .world = world, .with_view = true};
                 fsdp_error err = {0};
                 cr_assert_eq(fsdp_ctl_run_threads(world, save_rank, &work, &err), FSDP_OK, "%s",
                              err.text);
@@ -380,7 +381,7 @@ Test(run_save, the_estimate_covers_what_is_written_and_is_not_far_above_it)
 
 Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
 {
-    fsdp_volume volume = {FSDP_SHARDED, 1, false, true, 0};
+    fsdp_volume volume = {.kind = FSDP_SHARDED, .world = 1, .with_view = true};
     int64_t needed = fsdp_volume_bytes(state.sd, &volume);
     for (int enough = 0; enough < 2; enough++) {
         fsdp_io *disk;
@@ -402,7 +403,7 @@ Test(run_save, a_disk_that_holds_the_tensors_and_nothing_else_is_too_small)
 
 Test(run_save, more_than_enough_that_is_there_already_leaves_nothing_to_ask_for)
 {
-    fsdp_volume volume = {FSDP_SHARDED, 1, false, true, 0};
+    fsdp_volume volume = {.kind = FSDP_SHARDED, .world = 1, .with_view = true};
     int64_t needed = fsdp_volume_bytes(state.sd, &volume);
     volume.more = -needed - 1000;
     cr_assert_eq(fsdp_volume_room(state.sd, &volume), 0);

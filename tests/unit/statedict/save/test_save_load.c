@@ -157,7 +157,7 @@ static void round_trip(fsdp_kind kind, bool compress, bool rank0, int saved, int
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/%d%d%d-%d.%d-%d.%d-%d", folder, kind, compress, rank0, saved,
              dim, loaded, to_dim, verify);
-    job j = {.path = path, .save = fsdp_save_opts_default(), .dim = dim};
+    job j = {.path = path, .dim = dim};
     j.save.kind = kind;
     j.save.compress = compress;
     j.save.rank0_writes = rank0;
@@ -191,7 +191,7 @@ Test(save_load, conversion_keeps_every_bit)
     char path[128], to[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/from", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(4, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     test_sampler sampler = {.every = test_sample_at_most(3)};
     for (int kind = FSDP_SHARDED; kind <= FSDP_LOCAL; kind++)
@@ -264,7 +264,7 @@ Test(save_load, the_full_state_of_a_checkpoint_is_one_call)
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default(), .dim = 1};
+    job j = {.path = path, .dim = 1};
     cr_assert_eq(fsdp_ctl_run_threads(3, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     fsdp_sd *full = NULL;
     cr_assert_eq(fsdp_load_full(path, NULL, &full, &err), FSDP_OK, "%s", err.text);
@@ -333,7 +333,7 @@ Test(save_load, names_that_an_error_has_no_room_for_are_in_the_report_and_notice
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_ctl_run_threads(2, load_names, path, &err), FSDP_OK, "%s", err.text);
 }
@@ -354,7 +354,7 @@ Test(save_load, an_error_points_at_more_names_only_where_they_were_given)
     fsdp_error err = {0};
     fsdp_ctl *self = NULL;
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(1, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_ctl_self(&self, &err), FSDP_OK);
     fsdp_sd *sd = many_names(&err);
@@ -377,7 +377,7 @@ Test(save_load, strict_names_every_missing_and_unexpected_name)
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     fsdp_ctl *self = NULL;
     fsdp_sd *sd = NULL;
@@ -394,7 +394,7 @@ Test(save_load, strict_names_every_missing_and_unexpected_name)
     cr_assert_eq(report.missing_count, 1);
     cr_assert_eq(report.unexpected_count, 8);
     fsdp_load_report_release(&report);
-    opts.not_strict = true;
+    opts.partial = true;
     cr_assert_eq(fsdp_sd_load(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_sd_at(sd, 0)->value.as.i64, 1200);
     fsdp_load_report_release(&report);
@@ -419,9 +419,9 @@ Test(save_load, patterns_that_select_nothing_are_told)
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
-    fsdp_load_opts wrong[] = {{.include = "^laregr$", .not_strict = true}, {.exclude = ""}};
+    fsdp_load_opts wrong[] = {{.include = "^laregr$", .partial = true}, {.exclude = ""}};
     for (int i = 0; i < 2; i++) {
         fsdp_sd *full = NULL;
         j.load = wrong[i];
@@ -433,7 +433,7 @@ Test(save_load, patterns_that_select_nothing_are_told)
         cr_assert_eq(fsdp_stream_full(path, &wrong[i], count_slab, &(int64_t){0}, &err),
                      FSDP_ERR_USAGE);
         /* nothing is all there is to load into: that is no mistake */
-        wrong[i].not_strict = true;
+        wrong[i].partial = true;
         cr_assert_eq(load_empty(path, &wrong[i], &err), FSDP_OK, "%s", err.text);
     }
 }
@@ -487,7 +487,7 @@ Test(save_load, values_of_every_size_come_back_from_every_kind)
                 snprintf(path, sizeof path, "%s/v%d%d%zu", folder, kind, compress, size);
                 snprintf(to, sizeof to, "%s-to", path);
                 fsdp_sd *sd = state_with_values(size, true), *back = state_with_values(size, false);
-                fsdp_save_opts opts = fsdp_save_opts_default();
+                fsdp_save_opts opts = {0};
                 opts.kind = (fsdp_kind)kind;
                 opts.compress = compress;
                 cr_assert_eq(fsdp_sd_save(sd, self, path, &opts, &err), FSDP_OK, "%s", err.text);
@@ -520,7 +520,8 @@ static fsdp_status save_differently(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     job own = *(job *)user;
     bool odd = fsdp_ctl_rank(ctl) == 2;
-    own.save.step = odd && own.dim == 0 ? 8 : 7;
+    const int64_t step = odd && own.dim == 0 ? 8 : 7;
+    own.save.step = &step;
     own.save.owners = odd && own.dim == 1 ? FSDP_OWNERS_LOWEST : FSDP_OWNERS_BALANCED;
     own.save.run[3] = odd && own.dim == 2 ? 1 : 2;
     own.dim = 0;
@@ -535,7 +536,7 @@ Test(save_load, ranks_that_save_with_different_options_are_told)
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
     for (int which = 0; which < 3; which++) {
-        job j = {.path = path, .save = fsdp_save_opts_default(), .dim = which};
+        job j = {.path = path, .dim = which};
         cr_assert_eq(fsdp_ctl_run_threads(3, save_differently, &j, &err), FSDP_ERR_USAGE);
         cr_assert_not_null(strstr(err.text, names[which]), "%s", err.text);
         cr_assert_neq(access(path, F_OK), 0, "something was saved");
@@ -550,7 +551,7 @@ Test(save_load, a_directory_that_only_looks_like_a_checkpoint_is_not_overwritten
     snprintf(file, sizeof file, "mkdir %s && echo '{\"name\": \"app\"}' >%s/manifest.json", path,
              path);
     cr_assert_eq(system(file), 0);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     j.save.overwrite = true;
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_ERR_EXISTS, "%s", err.text);
     snprintf(file, sizeof file, "%s/manifest.json", path);
@@ -578,7 +579,7 @@ Test(save_load, a_thread_rank_that_is_late_never_finds_memory_gone)
     char path[128];
     fsdp_error err = {0};
     snprintf(path, sizeof path, "%s/c", folder);
-    job j = {.path = path, .save = fsdp_save_opts_default()};
+    job j = {.path = path};
     cr_assert_eq(fsdp_ctl_run_threads(2, save_rank, &j, &err), FSDP_OK, "%s", err.text);
     j.load.watch.progress = stall;
     fsdp_status st = fsdp_ctl_run_threads(4, load_slowly, &j, &err);
@@ -612,7 +613,7 @@ static int rounds_of_save(const char *name, const fsdp_save_opts *opts)
 
 Test(save_load, a_save_of_any_kind_takes_at_most_six_rounds)
 {
-    fsdp_save_opts opts = fsdp_save_opts_default();
+    fsdp_save_opts opts = {0};
     cr_assert_leq(rounds_of_save("sharded", &opts), 5);
     opts.kind = FSDP_LOCAL;
     cr_assert_leq(rounds_of_save("local", &opts), 5);

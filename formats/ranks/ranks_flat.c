@@ -1,0 +1,606 @@
+/*
+ * FSDP1's local state dicts: one flat tensor per unit, of which each rank has a range, and
+ * FlatParamShardMetadata, which lists the parameters in that range and their elements. Offsets
+ * of parameters are not recorded: parameters follow one another, with padding when addresses
+ * were aligned, and the offsets must reproduce every rank's range. See ranks.h.
+ */
+#include "formats/ranks/ranks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char flat_name[] = "_flat_param";
+static const char metadata_name[] = "shard_metadata";
+enum { ALIGNMENT = 16 };
+
+static const fsdp_pickle_node *node_at(const torch_archive *archive, fsdp_node node)
+{
+    return fsdp_pickle_at(&archive->pickle, node);
+}
+
+static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t number)
+{
+    return fsdp_pickle_element(&archive->pickle, tuple, number);
+}
+
+/* --- reading ------------------------------------------------------------------------------------- */
+
+/* The columns of FlatParamShardMetadata; older versions have four of them. */
+typedef struct columns {
+    fsdp_node names, shapes, strides, contiguous, counts, ranges;
+} columns;
+
+static fsdp_status bad_metadata(const torch_archive *archive, fsdp_error *err)
+{
+    return fsdp_fail(err, FSDP_ERR_DAMAGED, "%s: a FlatParamShardMetadata does not fit itself",
+                     archive->where);
+}
+
+static fsdp_status read_columns(const torch_archive *archive, fsdp_node node, columns *out,
+                                fsdp_error *err)
+{
+    const fsdp_pickle_node *call = node_at(archive, node);
+    fsdp_node args = call->as.call->args;
+    uint32_t count = node_at(archive, args)->count;
+    bool is_old = count == 4;
+    if (node_at(archive, args)->kind != FSDP_NODE_TUPLE || (count != 4 && count != 6))
+        return bad_metadata(archive, err);
+    *out = (columns){.names = item(archive, args, 0),
+                     .shapes = item(archive, args, 1),
+                     .strides = is_old ? 0 : item(archive, args, 2),
+                     .contiguous = is_old ? 0 : item(archive, args, 3),
+                     .counts = item(archive, args, is_old ? 2 : 4),
+                     .ranges = item(archive, args, is_old ? 3 : 5)};
+    return FSDP_OK;
+}
+
+static fsdp_status read_strides(const torch_archive *archive, const columns *from, size_t number,
+                                rank_flat_param *param, fsdp_error *err)
+{
+    const fsdp_pickle_node *contiguous = node_at(archive, item(archive, from->contiguous, number));
+    int count;
+    param->has_strides = contiguous->kind == FSDP_NODE_BOOL && !contiguous->as.i64;
+    if (!param->has_strides)
+        return FSDP_OK;
+    FSDP_TRY(torch_read_sizes(archive, item(archive, from->strides, number), "strides", &count,
+                              param->strides, err));
+    return count == param->ndim ? FSDP_OK : bad_metadata(archive, err);
+}
+
+static fsdp_status read_param(rank_files *set, const torch_archive *archive, const columns *from,
+                              size_t number, rank_flat_param *param, fsdp_error *err)
+{
+    const fsdp_pickle *pickle = &archive->pickle;
+    const fsdp_pickle_node *name = node_at(archive, item(archive, from->names, number));
+    fsdp_node range = item(archive, from->ranges, number);
+    if (name->kind != FSDP_NODE_STR)
+        return bad_metadata(archive, err);
+    param->name = fsdp_arena_strndup(&set->arena, name->as.text, name->count);
+    param->name_size = name->count;
+    if (!param->name)
+        return fsdp_fail_memory(err, "a parameter");
+    FSDP_TRY(torch_read_sizes(archive, item(archive, from->shapes, number), "sizes", &param->ndim,
+                              param->shape, err));
+    FSDP_TRY(torch_check_shape(archive, param->ndim, param->shape, FSDP_U8, err));
+    FSDP_TRY(read_strides(archive, from, number, param, err));
+    fsdp_box box = fsdp_box_whole(param->ndim, param->shape);
+    bool is_good = fsdp_pickle_int(pickle, item(archive, from->counts, number), &param->count) &&
+                   fsdp_pickle_int(pickle, item(archive, range, 0), &param->first) &&
+                   fsdp_pickle_int(pickle, item(archive, range, 1), &param->last) &&
+                   param->count == fsdp_box_count(&box) && param->first >= 0 &&
+                   param->first <= param->last && param->last < param->count;
+    return is_good ? FSDP_OK : bad_metadata(archive, err);
+}
+
+fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name,
+                              size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
+{
+    rank_files *set = user;
+    columns from = {0};
+    *taken_out = strcmp(torch_class_name(archive, node), "FlatParamShardMetadata") == 0;
+    if (!*taken_out)
+        return FSDP_OK;
+    FSDP_TRY(read_columns(archive, node, &from, err));
+    size_t count = node_at(archive, from.names)->kind == FSDP_NODE_TUPLE
+                       ? node_at(archive, from.names)->count
+                       : 0;
+    rank_flat flat = {.rank = set->rank,
+                      .name = fsdp_arena_strndup(&set->arena, name, name_size),
+                      .name_size = name_size,
+                      .params = fsdp_arena_alloc(&set->arena, count, sizeof *flat.params),
+                      .param_count = count};
+    if (!flat.name || !flat.params ||
+        !fsdp_grow(&set->flats, &set->flat_room, set->flat_count + 1, sizeof *set->flats))
+        return fsdp_fail_memory(err, "flat parameters");
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(read_param(set, archive, &from, i, &flat.params[i], err));
+    set->flats[set->flat_count++] = flat;
+    return FSDP_OK;
+}
+
+/* --- units ----------------------------------------------------------------------------------------- */
+
+/* A unit is named "PLACE.shard_metadata.UNIT"; its flat tensor is "PLACE.ROOT.UNIT._flat_param". */
+typedef struct flat_unit {
+    const rank_flat *flats; /* of all ranks */
+    size_t count;
+    fsdp_text place, unit; /* each with a trailing dot unless empty */
+    size_t entry;          /* of the flat tensor; 0: none */
+} flat_unit;
+
+static int compare_flats(const void *a, const void *b)
+{
+    const rank_flat *x = a, *y = b;
+    size_t size = x->name_size < y->name_size ? x->name_size : y->name_size;
+    int order = memcmp(x->name, y->name, size);
+    if (order == 0)
+        order = (x->name_size > y->name_size) - (x->name_size < y->name_size);
+    return order != 0 ? order : (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+static bool same_name(const rank_flat *a, const rank_flat *b)
+{
+    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
+}
+
+/* Adds the unit's name without the elements of wrappers, which a state dict does not have. */
+static void add_clean(const char *unit, size_t size, fsdp_text *text)
+{
+    static const char wrapper[] = "_fsdp_wrapped_module";
+    for (size_t at = 0, end; at < size; at = end + 1) {
+        const char *dot = memchr(unit + at, '.', size - at);
+        end = dot ? (size_t)(dot - unit) : size;
+        if (end - at == sizeof wrapper - 1 && memcmp(unit + at, wrapper, end - at) == 0)
+            continue;
+        fsdp_text_add(text, unit + at, end - at);
+        fsdp_text_add(text, ".", 1);
+    }
+}
+
+/* False when the metadata is not in a dict of that name. */
+static bool split_name(const rank_flat *flat, flat_unit *unit)
+{
+    const size_t size = sizeof metadata_name - 1;
+    for (size_t at = 0; at + size < flat->name_size; at++) {
+        bool begins = at == 0 || flat->name[at - 1] == '.';
+        if (!begins || memcmp(flat->name + at, metadata_name, size) != 0 ||
+            flat->name[at + size] != '.')
+            continue;
+        fsdp_text_add(&unit->place, flat->name, at);
+        add_clean(flat->name + at + size + 1, flat->name_size - at - size - 1, &unit->unit);
+        return !unit->place.failed && !unit->unit.failed;
+    }
+    return false;
+}
+
+static size_t find_entry(const rank_files *set, const fsdp_text *name)
+{
+    const uint64_t *number = name->failed || !name->data
+                                 ? NULL
+                                 : fsdp_name_table_find(&set->names, name->data, name->size);
+    return number ? (size_t)*number : 0;
+}
+
+static void spell(fsdp_text *out, const flat_unit *unit, const char *root, size_t root_size,
+                  const char *last, size_t last_size)
+{
+    out->size = 0;
+    fsdp_text_add(out, unit->place.data ? unit->place.data : "", unit->place.size);
+    fsdp_text_add(out, root, root_size);
+    fsdp_text_add(out, unit->unit.data ? unit->unit.data : "", unit->unit.size);
+    fsdp_text_add(out, last, last_size);
+}
+
+/* Looks up the flat tensor of every unit below the root; false when one has none. */
+static bool try_root(const rank_files *set, flat_unit *units, size_t count, const char *root,
+                     size_t root_size)
+{
+    fsdp_text name = {0};
+    bool is_found = true;
+    for (size_t i = 0; i < count && is_found; i++) {
+        spell(&name, &units[i], root, root_size, flat_name, sizeof flat_name - 1);
+        units[i].entry = find_entry(set, &name);
+        is_found = units[i].entry != 0 && set->entries[units[i].entry].is_spread &&
+                   set->entries[units[i].entry].ndim == 1;
+    }
+    fsdp_text_release(&name);
+    return is_found;
+}
+
+/* Finds the shortest root below which all units have a flat tensor. */
+static bool find_root(const rank_files *set, flat_unit *units, size_t count, const char **root_out,
+                      size_t *size_out)
+{
+    size_t place = units[0].place.size, unit = units[0].unit.size, best = SIZE_MAX;
+    const size_t last = sizeof flat_name - 1;
+    for (size_t i = 1; i < set->entry_count; i++) {
+        const rank_entry *entry = &set->entries[i];
+        if (entry->name_size < place + unit + last)
+            continue;
+        size_t root = entry->name_size - place - unit - last;
+        const char *text = entry->name + place;
+        bool is_candidate = root < best && (root == 0 || text[root - 1] == '.') &&
+                            (place == 0 || memcmp(entry->name, units[0].place.data, place) == 0) &&
+                            memcmp(text + root + unit, flat_name, last) == 0;
+        if (!is_candidate || !try_root(set, units, count, text, root))
+            continue;
+        best = root;
+        *root_out = text;
+        *size_out = root;
+    }
+    return best != SIZE_MAX && try_root(set, units, count, *root_out, *size_out);
+}
+
+/* --- offsets of parameters ------------------------------------------------------------------------- */
+
+/* A parameter of a unit, and its first element in the flat tensor. */
+typedef struct placed_param {
+    const rank_flat_param *param;
+    int64_t begin;
+} placed_param;
+
+typedef struct flat_layout {
+    placed_param *params;
+    size_t count, room;
+} flat_layout;
+
+/* The range of a rank in the flat tensor. */
+static const fsdp_source_chunk *range_of(const rank_entry *flat, int rank)
+{
+    const rank_chunks *chunks = &flat->readings[RANK_ORDERED];
+    for (size_t i = 0; i < chunks->count; i++)
+        if (chunks->items[i].rank == rank)
+            return &chunks->items[i].chunk;
+    return NULL;
+}
+
+typedef struct ranged_flat {
+    const rank_flat *flat;
+    const fsdp_source_chunk *range;
+} ranged_flat;
+
+static int compare_ranges(const void *a, const void *b)
+{
+    const ranged_flat *x = a, *y = b;
+    return (x->range->lo[0] > y->range->lo[0]) - (x->range->lo[0] < y->range->lo[0]);
+}
+
+/* Sorts the metadata of ranks with elements by their ranges. */
+static fsdp_status sort_ranges(const rank_entry *entry, const flat_unit *unit, ranged_flat **out,
+                               size_t *count_out, fsdp_error *err)
+{
+    *count_out = 0;
+    *out = fsdp_alloc(unit->count, sizeof **out);
+    if (!*out)
+        return fsdp_fail_memory(err, "flat parameters");
+    for (size_t i = 0; i < unit->count; i++) {
+        const fsdp_source_chunk *range = range_of(entry, unit->flats[i].rank);
+        if (range)
+            (*out)[(*count_out)++] = (ranged_flat){&unit->flats[i], range};
+    }
+    if (*count_out > 0)
+        qsort(*out, *count_out, sizeof **out, compare_ranges);
+    return FSDP_OK;
+}
+
+static bool same_param(const rank_flat_param *a, const rank_flat_param *b)
+{
+    return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0 &&
+           a->ndim == b->ndim &&
+           memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+}
+
+/* Lists the parameters in order: the last one of a rank may continue on the next. */
+static fsdp_status list_params(const ranged_flat *ranged, size_t count, flat_layout *layout,
+                               fsdp_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && ranged[i].range->lo[0] == ranged[i - 1].range->lo[0])
+            continue; /* a replica */
+        for (size_t p = 0; p < ranged[i].flat->param_count; p++) {
+            const rank_flat_param *param = &ranged[i].flat->params[p];
+            if (layout->count > 0 && p == 0 &&
+                same_param(layout->params[layout->count - 1].param, param))
+                continue;
+            if (!fsdp_grow(&layout->params, &layout->room, layout->count + 1,
+                           sizeof *layout->params))
+                return fsdp_fail_memory(err, "flat parameters");
+            layout->params[layout->count++] = (placed_param){param, 0};
+        }
+    }
+    return FSDP_OK;
+}
+
+/* Places each parameter at a multiple of `align` elements; false when they do not fill the flat
+ * tensor. */
+static bool place_params(flat_layout *layout, int64_t align, int64_t size, int64_t largest)
+{
+    int64_t at = 0;
+    for (size_t i = 0; i < layout->count; i++) {
+        at += (align - at % align) % align;
+        layout->params[i].begin = at;
+        if (fsdp_add_overflow(at, layout->params[i].param->count, &at) || at > size)
+            return false;
+    }
+    /* aligned layouts are padded to a multiple of the world size, others not at all */
+    int64_t world = largest > 0 ? (size + largest - 1) / largest : 1;
+    return align == 1 ? at == size : size - at < world;
+}
+
+/* True when the rank has exactly the elements of the parameters that its metadata lists. */
+static bool range_fits(const flat_layout *layout, const ranged_flat *ranged)
+{
+    int64_t lo = ranged->range->lo[0], end = lo + ranged->range->len[0];
+    size_t number = 0;
+    for (size_t i = 0; i < layout->count; i++) {
+        const placed_param *placed = &layout->params[i];
+        int64_t from = placed->begin > lo ? placed->begin : lo;
+        int64_t to = placed->begin + placed->param->count;
+        to = to < end ? to : end;
+        if (from >= to)
+            continue;
+        const rank_flat_param *said =
+            number < ranged->flat->param_count ? &ranged->flat->params[number] : NULL;
+        number++;
+        if (!said || !same_param(said, placed->param) || said->first != from - placed->begin ||
+            said->last != to - 1 - placed->begin)
+            return false;
+    }
+    return number == ranged->flat->param_count;
+}
+
+static bool try_alignment(flat_layout *layout, int64_t align, const rank_entry *entry,
+                          const ranged_flat *ranged, size_t count)
+{
+    int64_t largest = 0;
+    for (size_t i = 0; i < count; i++)
+        largest = ranged[i].range->len[0] > largest ? ranged[i].range->len[0] : largest;
+    bool fits = place_params(layout, align, entry->shape[0], largest);
+    for (size_t i = 0; i < count && fits; i++)
+        fits = range_fits(layout, &ranged[i]);
+    return fits;
+}
+
+static fsdp_status find_begins(const rank_entry *entry, const ranged_flat *ranged, size_t count,
+                               flat_layout *layout, fsdp_error *err)
+{
+    int64_t usual = ALIGNMENT / (int64_t)fsdp_dtype_size(entry->dtype);
+    int64_t tries[] = {1, usual, 2, 4, 8, 16};
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++)
+        if (tries[i] > 0 && try_alignment(layout, tries[i], entry, ranged, count))
+            return FSDP_OK;
+    char shown[200];
+    return fsdp_fail(err, FSDP_ERR_DAMAGED,
+                     "'%s': the parameters that shard_metadata names do not fill it",
+                     fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
+}
+
+/* --- splitting ------------------------------------------------------------------------------------- */
+
+/* Orders dims by falling stride: the order of a parameter's elements in memory. */
+static void memory_order(const rank_flat_param *param, int *order)
+{
+    for (int dim = 0; dim < param->ndim; dim++) {
+        int at = dim;
+        for (; param->has_strides && at > 0 && param->strides[order[at - 1]] < param->strides[dim];
+             at--)
+            order[at] = order[at - 1];
+        order[at] = dim;
+    }
+}
+
+typedef struct flat_piece {
+    rank_files *set;
+    rank_entry *entry; /* of the parameter */
+    const rank_flat_param *param;
+    int rank;
+    const fsdp_source_chunk *range;
+    int64_t at; /* element of the range at which the piece begins */
+} flat_piece;
+
+/* Adds a box of the permuted parameter whose elements are contiguous. */
+static fsdp_status add_box(const flat_piece *piece, const fsdp_box *box, const int *order,
+                           int64_t at, fsdp_error *err)
+{
+    int64_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS], strides[FSDP_MAX_DIMS];
+    int64_t element = (int64_t)fsdp_dtype_size(piece->entry->dtype);
+    int64_t step = piece->range->strides ? piece->range->strides[0] : element, stride = step;
+    for (int i = box->ndim - 1; i >= 0; i--) {
+        lo[order[i]] = box->lo[i];
+        len[order[i]] = box->len[i];
+        strides[order[i]] = stride;
+        stride *= box->len[i];
+    }
+    fsdp_source_chunk chunk = *piece->range;
+    chunk.lo = lo;
+    chunk.len = len;
+    chunk.strides = strides;
+    chunk.offset += at * step;
+    return rank_files_add_chunk(piece->set, &piece->entry->readings[RANK_ORDERED], piece->rank,
+                                box->ndim, &chunk, err);
+}
+
+static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
+{
+    int order[FSDP_MAX_DIMS] = {0};
+    fsdp_box whole = {.ndim = piece->param->ndim}, boxes[FSDP_BOX_PIECES];
+    memory_order(piece->param, order);
+    for (int i = 0; i < whole.ndim; i++)
+        whole.len[i] = piece->param->shape[order[i]];
+    int count = fsdp_box_cut(&whole, piece->param->first,
+                             piece->param->last - piece->param->first + 1, boxes);
+    int64_t at = piece->at;
+    for (int i = 0; i < count; i++) {
+        FSDP_TRY(add_box(piece, &boxes[i], order, at, err));
+        at += fsdp_box_count(&boxes[i]);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param *placed,
+                              const ranged_flat *ranged, size_t count, fsdp_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        for (size_t p = 0; p < ranged[i].flat->param_count; p++) {
+            const rank_flat_param *param = &ranged[i].flat->params[p];
+            flat_piece piece = {set,
+                                &set->entries[number],
+                                param,
+                                ranged[i].flat->rank,
+                                ranged[i].range,
+                                placed->begin + param->first - ranged[i].range->lo[0]};
+            if (same_param(param, placed->param))
+                FSDP_TRY(add_piece(&piece, err));
+        }
+    return FSDP_OK;
+}
+
+/* Hides the pieces that a rank lists under the parameter's name. */
+static void hide_pieces(rank_files *set, const fsdp_text *name)
+{
+    size_t number = find_entry(set, name);
+    if (number != 0 && !set->entries[number].is_spread)
+        set->entries[number].is_hidden = true;
+}
+
+static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit, const char *root,
+                                   size_t root_size, const flat_layout *layout,
+                                   const ranged_flat *ranged, size_t count, fsdp_error *err)
+{
+    fsdp_text name = {0};
+    fsdp_status st = FSDP_OK;
+    for (size_t i = 0; i < layout->count && st == FSDP_OK; i++) {
+        const placed_param *placed = &layout->params[i];
+        size_t number;
+        spell(&name, unit, root, root_size, placed->param->name, placed->param->name_size);
+        if (name.failed) {
+            st = fsdp_fail_memory(err, "a name");
+            break;
+        }
+        hide_pieces(set, &name);
+        st = rank_files_new_entry(set, name.data ? name.data : "", name.size, &number, err);
+        if (st == FSDP_OK)
+            st = rank_files_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
+                                   placed->param->ndim, placed->param->shape, err);
+        if (st == FSDP_OK)
+            st = add_pieces(set, number, placed, ranged, count, err);
+    }
+    set->entries[unit->entry].is_hidden = true;
+    fsdp_text_release(&name);
+    return st;
+}
+
+static fsdp_status take_unit(rank_files *set, const flat_unit *unit, const char *root,
+                             size_t root_size, fsdp_error *err)
+{
+    const rank_entry *entry = &set->entries[unit->entry];
+    flat_layout layout = {0};
+    ranged_flat *ranged = NULL;
+    size_t count = 0;
+    fsdp_status st = sort_ranges(entry, unit, &ranged, &count, err);
+    if (st == FSDP_OK)
+        st = list_params(ranged, count, &layout, err);
+    for (size_t i = 0; i < count && st == FSDP_OK; i++)
+        st = rank_files_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
+    if (st == FSDP_OK)
+        st = find_begins(entry, ranged, count, &layout, err);
+    if (st == FSDP_OK)
+        st = take_unit_apart(set, unit, root, root_size, &layout, ranged, count, err);
+    fsdp_free(layout.params);
+    fsdp_free(ranged);
+    return st;
+}
+
+/* Removes ROOT from the names of its entries: PLACE.ROOT.x becomes PLACE.x. */
+static fsdp_status strip_root(rank_files *set, const flat_unit *unit, const char *root,
+                              size_t root_size, fsdp_error *err)
+{
+    size_t place = unit->place.size;
+    for (size_t i = 1; root_size > 0 && i < set->entry_count; i++) {
+        rank_entry *entry = &set->entries[i];
+        if (entry->name_size < place + root_size ||
+            (place > 0 && memcmp(entry->name, unit->place.data, place) != 0) ||
+            memcmp(entry->name + place, root, root_size) != 0)
+            continue;
+        char *name = fsdp_arena_alloc(&set->arena, entry->name_size - root_size + 1, 1);
+        if (!name)
+            return fsdp_fail_memory(err, "a name");
+        if (place > 0)
+            memcpy(name, entry->name, place);
+        memcpy(name + place, entry->name + place + root_size, entry->name_size - place - root_size);
+        entry->name = name;
+        entry->name_size -= root_size;
+    }
+    return FSDP_OK;
+}
+
+/* Lists metadata without a flat tensor as objects. */
+static fsdp_status list_objects(rank_files *set, const flat_unit *units, size_t count,
+                                fsdp_error *err)
+{
+    static const char class[] = "torch.distributed.fsdp._flat_param.FlatParamShardMetadata";
+    for (size_t i = 0; i < count; i++)
+        for (size_t f = 0; f < units[i].count; f++) {
+            fsdp_value value = {0};
+            set->rank = units[i].flats[f].rank;
+            FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, class, sizeof class - 1, err));
+            fsdp_status st = rank_files_value(set, NULL, 0, units[i].flats[f].name,
+                                              units[i].flats[f].name_size, &value, err);
+            fsdp_value_release(&value);
+            FSDP_TRY(st);
+        }
+    return FSDP_OK;
+}
+
+/* Splits the units of one place. */
+static fsdp_status take_units(rank_files *set, flat_unit *units, size_t count, bool are_named,
+                              fsdp_error *err)
+{
+    const char *root = "";
+    size_t root_size = 0;
+    if (!are_named || !find_root(set, units, count, &root, &root_size))
+        return list_objects(set, units, count, err);
+    root = fsdp_arena_strndup(&set->arena, root, root_size);
+    if (!root)
+        return fsdp_fail_memory(err, "a name");
+    for (size_t i = 0; i < count; i++)
+        FSDP_TRY(take_unit(set, &units[i], root, root_size, err));
+    return strip_root(set, &units[0], root, root_size, err);
+}
+
+static bool same_place(const flat_unit *a, const flat_unit *b)
+{
+    return a->place.size == b->place.size &&
+           (a->place.size == 0 || memcmp(a->place.data, b->place.data, a->place.size) == 0);
+}
+
+fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err)
+{
+    size_t count = 0;
+    bool are_named = true;
+    flat_unit *units = fsdp_alloc(set->flat_count, sizeof *units);
+    if (!units)
+        return fsdp_fail_memory(err, "flat parameters");
+    if (set->flat_count > 0)
+        qsort(set->flats, set->flat_count, sizeof *set->flats, compare_flats);
+    for (size_t i = 0; i < set->flat_count; i++) {
+        if (i > 0 && same_name(&set->flats[i], &set->flats[i - 1])) {
+            units[count - 1].count++;
+            continue;
+        }
+        units[count] = (flat_unit){.flats = &set->flats[i], .count = 1};
+        are_named &= split_name(&set->flats[i], &units[count++]);
+    }
+    fsdp_status st = FSDP_OK;
+    for (size_t from = 0, next; from < count && st == FSDP_OK; from = next) {
+        for (next = from + 1; next < count && same_place(&units[from], &units[next]);)
+            next++;
+        st = take_units(set, units + from, next - from, are_named, err);
+    }
+    for (size_t i = 0; i < count; i++) {
+        fsdp_text_release(&units[i].place);
+        fsdp_text_release(&units[i].unit);
+    }
+    fsdp_free(units);
+    return st;
+}

@@ -1,0 +1,243 @@
+/*
+ * The FSDP1 face: a model is wrapped as PyTorch's FullyShardedDataParallel wraps it, over the same engine as
+ * units (unit.h). For programs that think in sharding strategies, wrap policies and flat parameters, and for
+ * checkpoints that FSDP1 users know. docs/runtime.md says what differs from PyTorch.
+ *
+ * The caller declares a model (model.h) and makes no units: fsdp_wrap_create does, one per module that the
+ * policy wants, and one of the rest. The parameters of a unit lie in one flat parameter, a 1-D tensor that
+ * is cut into one chunk per rank, wherever that falls. The handles that fsdp_model_add_param gave stay good:
+ *
+ *   fsdp_param_data, fsdp_param_grad     the parameter's place in the gathered flat parameter; a gradient is
+ *                                        always zeroed when it is first asked for, fsdp_param_grad_raw's, too
+ *   fsdp_param_shard                     what of it lies in this rank's chunk: a run of its elements in
+ *                                        row-major order, which need not be whole rows. The box is that run:
+ *                                        one dim, (first, count), count 0 for none
+ *   fsdp_param_shard_grad                the reduced gradient of that run
+ *   fsdp_param_layout                    NULL: no box says it
+ *
+ * Hooks of gradients (fsdp_param_set_post_accumulate_hook) are the flat parameter's.
+ *
+ * Everything else is the root's, fsdp_wrap_root: first values (root_init.h), optimizers, clipping and loss
+ * scaling (optim.h), steps (root.h, unit.h), state dicts and checkpoints (state.h). They show declared
+ * parameters, with the names, shapes and dtypes that they were declared with, so that checkpoints go from
+ * either face to the other at any world size. What of PyTorch's FSDP1 calls is where:
+ *
+ *   FULL_STATE_DICT, rank0_only          fsdp_state_opts.full_state_dict, with cpu_offload
+ *   SHARDED_STATE_DICT, LOCAL_           sharded; checkpoints of kind FSDP_SHARDED, FSDP_LOCAL
+ *   optim_state_dict                     fsdp_root_get_state of FSDP_STATE_OPTIM
+ *   shard_full_, flatten_sharded_,       fsdp_root_set_state, full_state_dict or not, broadcast_from_rank0
+ *   scatter_full_optim_state_dict
+ *   sync_module_states                   fsdp_root_sync_from_rank0
+ *
+ * Optimizers ask their groups about declared parameters with use_orig_params, and do not step frozen or
+ * unmatched ones; otherwise about flat ones. A flat parameter has one gradient: of several optimizers the
+ * first that steps any of it uses it up, so what lies in one is for one of them.
+ *
+ * Everything is *local* unless it says collective: made by all ranks of the world in one order. All ranks
+ * wrap alike. One fsdp_wrap is used by one thread at a time.
+ */
+#ifndef FSDP_WRAP_H
+#define FSDP_WRAP_H
+
+#include <fsdp/root.h>
+#include <fsdp/sd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct fsdp_wrap fsdp_wrap;
+
+/* --- how a unit is sharded -------------------------------------------------------------------- */
+
+typedef enum fsdp_wrap_strategy {
+    FSDP_WRAP_FULL_SHARD = 0,    /* given back after forward, gathered again in backward */
+    FSDP_WRAP_SHARD_GRAD_OP,     /* kept from forward to backward; under no_sync also behind it */
+    FSDP_WRAP_NO_SHARD,          /* whole on every rank, gradients are all-reduced */
+    FSDP_WRAP_HYBRID_SHARD,      /* FULL_SHARD in rows of the mesh, replicated over its columns */
+    FSDP_WRAP_HYBRID_SHARD_ZERO2 /* the same of SHARD_GRAD_OP */
+} fsdp_wrap_strategy;
+
+/* When the unit whose backward comes next is gathered. A wrong guess costs a gather, never correctness. */
+typedef enum fsdp_wrap_prefetch {
+    FSDP_WRAP_BACKWARD_PRE = 0,  /* before this unit's mathematics: most overlap, most memory */
+    FSDP_WRAP_BACKWARD_POST,     /* after this unit has given its parameters back, before it reduces */
+    FSDP_WRAP_BACKWARD_NONE
+} fsdp_wrap_prefetch;
+
+typedef struct fsdp_wrap_unit_opts {
+    fsdp_wrap_strategy strategy;
+    fsdp_wrap_prefetch backward_prefetch;
+    bool forward_prefetch;     /* gathers the next unit ahead, in the order of the first forward: for models
+                                * whose order never changes */
+    fsdp_dtype param_dtype;    /* of gathered parameters; NONE: as stored */
+    fsdp_dtype reduce_dtype;   /* NONE: param_dtype (unlike units, which take the stored dtype) */
+    bool offload_params;       /* shards and gradients live in host memory */
+} fsdp_wrap_unit_opts;
+
+/* --- which modules are units ------------------------------------------------------------------ */
+
+/* A module: a prefix of parameters' names ("layers.0.attn"). */
+typedef struct fsdp_wrap_module {
+    const char *name;          /* "" for the root, which no policy is asked about */
+    const char *type;          /* what type_of said, else "" */
+    int64_t unwrapped;         /* elements below it that no inner unit has */
+    bool is_list;              /* only modules named 0, 1, 2, ... and no parameters of its own */
+} fsdp_wrap_module;
+
+typedef enum fsdp_wrap_policy_kind {
+    FSDP_POLICY_NONE = 0,     /* the root alone */
+    FSDP_POLICY_ALWAYS,       /* every module but lists */
+    FSDP_POLICY_NAMES,        /* the modules with these names; '*' stands for one element: "layers.*" */
+    FSDP_POLICY_TYPES,        /* those of these types. A name or type that no module has is FSDP_ERR_USAGE */
+    FSDP_POLICY_SIZE,         /* those with min_elements that are not wrapped yet; lists are only searched,
+                                * the types named are taken whole or not at all */
+    FSDP_POLICY_CUSTOM        /* those that `wants` says yes to */
+} fsdp_wrap_policy_kind;
+
+typedef struct fsdp_wrap_policy {
+    fsdp_wrap_policy_kind kind;
+    const char *const *names;  /* of NAMES, TYPES and SIZE */
+    size_t name_count;
+    int64_t min_elements;      /* of SIZE; 0: 100,000,000 */
+    void *context;
+    /* The type of a module, "Block"; NULL: it has none. May be NULL. */
+    const char *(*type_of)(void *context, const char *module);
+    /* Of CUSTOM: is the module a unit? *opts may be changed for it. */
+    bool (*wants)(void *context, const fsdp_wrap_module *module, fsdp_wrap_unit_opts *opts);
+    /* With any policy: modules of these types are units of their own that are computed as stored, without
+     * param_dtype and reduce_dtype (batch norms). */
+    const char *const *full_precision_types;
+    size_t full_precision_count;
+} fsdp_wrap_policy;
+
+/* --- wrapping --------------------------------------------------------------------------------- */
+
+typedef struct fsdp_wrap_opts {
+    const fsdp_mesh *mesh;     /* connected, one dim, or replicas x shards. NULL: all ranks; for hybrid
+                                * strategies: hosts x the ranks of a host. A given one outlives the
+                                * fsdp_wrap */
+    fsdp_wrap_unit_opts unit;  /* of every unit, unless the policy changes it */
+    fsdp_wrap_policy policy;   /* names and types are used until fsdp_wrap_create returns */
+    bool use_orig_params;      /* the optimizer sees parameters as they were declared (groups, frozen ones),
+                                * and they lie at multiples of 16 bytes; otherwise it sees flat ones */
+    bool unlimited_gathers;    /* otherwise at most 2 gathers are in flight: the host waits for memory that
+                                * was given back, prefetches beyond that are left out [not
+                                * limit_all_gathers] */
+    fsdp_dtype buffer_dtype;   /* buffers are kept in; saved in their own. NONE: their own */
+    /* Left whole, neither sharded nor reduced: modules (not the units inside of them that NAMES wraps), or
+     * single parameters. One of the two. Names that nothing has are FSDP_ERR_USAGE. */
+    const char *const *ignored_modules, *const *ignored_states;
+    size_t ignored_module_count, ignored_state_count;
+} fsdp_wrap_opts;
+/*
+ * Collective. Wraps the model, which takes no further parameters and units from now on, and allocates all
+ * shards (zeroed). A flat parameter has one floating dtype and, without use_orig_params, only trainable
+ * parameters or only frozen ones: FSDP_ERR_USAGE names those that do not fit. The model outlives it.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_create(fsdp_model *model, const fsdp_wrap_opts *opts,
+                                                   fsdp_wrap **wrap_out, fsdp_error *err);
+/* Free optimizers and state dicts first. Accepts NULL. */
+FSDP_API void fsdp_wrap_free(fsdp_wrap *wrap);
+
+FSDP_API fsdp_root *fsdp_wrap_root(fsdp_wrap *wrap);
+/* The unit of exactly that module, "" for the root; NULL when it is none. */
+FSDP_API fsdp_unit *fsdp_wrap_unit(fsdp_wrap *wrap, const char *module);
+/* The flat parameter of a unit, named MODULE._flat_param; NULL when nothing is in it. Its shard, gradient
+ * and layout are those of any parameter of one dim. */
+FSDP_API fsdp_param *fsdp_wrap_flat_param(fsdp_wrap *wrap, const fsdp_unit *unit);
+
+typedef enum fsdp_wrap_training {
+    FSDP_WRAP_IDLE,
+    FSDP_WRAP_FORWARD_BACKWARD,
+    FSDP_WRAP_SUMMON_FULL_PARAMS
+} fsdp_wrap_training;
+FSDP_API fsdp_wrap_training fsdp_wrap_training_state(const fsdp_wrap *wrap);
+
+/* Where a parameter lies. Counted in elements. */
+typedef struct fsdp_wrap_place {
+    fsdp_param *flat;          /* NULL: it was ignored, or is a buffer; the rest is zero then */
+    int64_t offset, count;     /* in the flat parameter */
+    int64_t first, own;        /* this rank's run of it; own 0: none */
+    int64_t at;                /* where that run begins in this rank's chunk */
+} fsdp_wrap_place;
+FSDP_API fsdp_wrap_place fsdp_wrap_place_of(const fsdp_param *param);
+
+/* --- training --------------------------------------------------------------------------------- */
+
+/* Local, between steps. Until it is switched off, gradients are kept whole and added up; the next backward
+ * after that reduces them [no_sync]. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_set_accumulating(fsdp_wrap *wrap, bool is_accumulating,
+                                                             fsdp_error *err);
+
+/* What a communication hook gets: it replaces the reduction of one unit, with its division. */
+typedef struct fsdp_wrap_bucket {
+    const char *unit;
+    fsdp_dtype dtype;
+    void *grad;                /* the whole flat gradient of this rank, padded; scratch if there is a shard */
+    int64_t count;
+    void *shard;               /* where this rank's chunk of the mean goes, as many elements as count over the
+                                * ranks; NULL for NO_SHARD: grad becomes the mean */
+} fsdp_wrap_bucket;
+/* On a stream's thread, once per unit and reduction; collectives go through comm and are made by all its
+ * ranks alike. It is not called where a unit has one rank. */
+typedef fsdp_status (*fsdp_wrap_comm_hook)(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket,
+                                           fsdp_error *err);
+/* For all units: once, before the first forward. FSDP_ERR_USAGE with hybrid strategies. */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_register_comm_hook(fsdp_wrap *wrap, fsdp_wrap_comm_hook hook,
+                                                               void *context, fsdp_error *err);
+/* Hooks: the mean in narrow numbers, divided before the sum and after it. They need no context. */
+FSDP_API fsdp_status fsdp_wrap_fp16_compress_hook(void *context, fsdp_comm *comm,
+                                                  const fsdp_wrap_bucket *bucket, fsdp_error *err);
+FSDP_API fsdp_status fsdp_wrap_bf16_compress_hook(void *context, fsdp_comm *comm,
+                                                  const fsdp_wrap_bucket *bucket, fsdp_error *err);
+
+/* --- whole parameters ------------------------------------------------------------------------- */
+
+typedef struct fsdp_wrap_summon_opts {
+    bool only_unit;            /* not those of modules below it [not recurse] */
+    bool discard_changes;      /* but those of NO_SHARD units stay in any case [not writeback] */
+    bool rank0_only;           /* rank 0 alone keeps them, on the others fsdp_param_data is NULL */
+    bool offload_to_cpu;       /* into host memory */
+    bool with_grads;           /* the reduced gradients, too: fsdp_param_grad, NULL where there is none */
+} fsdp_wrap_summon_opts;
+
+/*
+ * Collective, between steps. Gathers parameters in the dtype they are stored in, until fsdp_wrap_summon_end:
+ * fsdp_param_data has them. unit NULL: the root. Then, each rank's own run of what was changed goes back, and
+ * no rank talks to another: change them alike, or each rank its own. opts may be NULL. f32 masters of narrow
+ * parameters follow.
+ *
+ * Refused as in PyTorch, FSDP_ERR_USAGE: rank0_only without discard_changes; with_grads without
+ * use_orig_params or with offload_to_cpu; offload_to_cpu of a NO_SHARD unit. Also: inside a step, and twice.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_full_params(fsdp_wrap *wrap, fsdp_unit *unit,
+                                                               const fsdp_wrap_summon_opts *opts,
+                                                               fsdp_error *err);
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_summon_end(fsdp_wrap *wrap, fsdp_error *err);
+
+/* --- keys of optimizer state ------------------------------------------------------------------ */
+
+/* Which parameters the optimizer was given, by position: names of declared parameters, or of flat ones
+ * without use_orig_params. Groups one after the other. */
+typedef struct fsdp_wrap_optim_input {
+    const char *const *names;
+    size_t count;
+} fsdp_wrap_optim_input;
+
+typedef enum fsdp_wrap_key_type { FSDP_WRAP_PARAM_NAME = 0, FSDP_WRAP_PARAM_ID } fsdp_wrap_key_type;
+
+/*
+ * Local. A dict of optimizer state (FSDP_STATE_OPTIM, nested_optim, optim_prefix "") with other keys: names,
+ * or positions in input (0, 1, ...). Borrows the memory of sd's tensors. Keys of that type already stay as
+ * they are; of names that input lacks the state is left out. FSDP_ERR_USAGE: keys of both types, or a
+ * position that input does not have. The lists `params` follow, and are sorted.
+ */
+FSDP_API FSDP_CHECKED fsdp_status fsdp_wrap_rekey_optim_state(const fsdp_sd *sd, fsdp_wrap_key_type type,
+                                                              const fsdp_wrap_optim_input *input,
+                                                              fsdp_sd **sd_out, fsdp_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

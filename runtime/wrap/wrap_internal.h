@@ -1,0 +1,87 @@
+/*
+ * The inside of the FSDP1 face. The engine knows nothing of it but that a parameter may lie in another one.
+ *
+ *   wrap_tree.c     the modules that names make, and which of them a policy makes units
+ *   wrap_flat.c     parameters become flat ones, in a model of the face's own; where everything lies
+ *   wrap.c          wrapping: units, strategies, settings
+ *   wrap_hook.c     communication hooks
+ *   wrap_summon.c   whole parameters, and back
+ *   wrap_rekey.c    optimizer state by name or by position
+ *
+ * First values, optimizers, state dicts and checkpoints are the root's (state_internal.h), which finds the
+ * declared parameters through fsdp_root.declared.
+ */
+#ifndef FSDP_WRAP_INTERNAL_H
+#define FSDP_WRAP_INTERNAL_H
+
+#include "runtime/step/step.h"
+#include "runtime/state/state_internal.h"
+#include <fsdp/wrap.h>
+#include <fsdp/text.h>
+
+/* --- the tree (wrap_tree.c) ------------------------------------------------------------------ */
+
+/* A module that shall be a unit. */
+typedef struct fsdp_wrap_wish {
+    char *module;
+    fsdp_wrap_unit_opts opts;
+} fsdp_wrap_wish;
+
+typedef struct fsdp_wrap_wishes {
+    fsdp_wrap_wish *items;               /* inner ones first; the root is not among them */
+    size_t count, room;
+} fsdp_wrap_wishes;
+
+/* One flag per parameter of the model. */
+fsdp_status fsdp_wrap_list_ignored(const fsdp_model *model, const fsdp_wrap_opts *opts, bool *ignored_out,
+                                 fsdp_error *err);
+/* Ignored parameters count for no policy. */
+fsdp_status fsdp_wrap_choose(const fsdp_model *model, const fsdp_wrap_opts *opts, const bool *ignored,
+                           fsdp_wrap_wishes *wishes_out, fsdp_error *err);
+void fsdp_wrap_wishes_release(fsdp_wrap_wishes *wishes);
+
+/* --- flat parameters (wrap_flat.c) ----------------------------------------------------------- */
+
+typedef struct fsdp_wrap_flat {
+    char *module;
+    fsdp_wrap_unit_opts opts;
+    fsdp_unit *unit;
+    fsdp_param *param;                 /* of the inner model; NULL: nothing is in it */
+    fsdp_param **views;                /* the declared parameters in it, in order */
+    size_t view_count;
+    int64_t count;                     /* elements, with padding */
+    void *summoned, *summoned_grad;    /* to be freed; NULL: none, or the shard itself */
+    bool is_summoned;
+} fsdp_wrap_flat;
+
+struct fsdp_wrap {
+    fsdp_model *model;                 /* the caller's */
+    fsdp_model *inner;                 /* flat parameters, and what stays whole */
+    fsdp_root *root;                   /* of the inner one */
+    const fsdp_mesh *mesh;
+    fsdp_mesh *own_mesh;               /* or NULL */
+    bool use_orig_params;
+    fsdp_dtype buffer_dtype;
+    fsdp_wrap_flat *flats;               /* one per unit, in the order of their making, the root's last */
+    size_t flat_count;
+    fsdp_wrap_comm_hook hook;
+    void *hook_context;
+    fsdp_wrap_summon_opts summon;
+};
+
+/* Lays out what a flat parameter holds and declares it in the inner model; ranks: its padded size is a
+ * multiple of them (use_orig_params). Takes the parameters below its module that lie nowhere yet. */
+fsdp_status fsdp_wrap_flat_declare(fsdp_wrap *wrap, fsdp_wrap_flat *flat, const bool *ignored, int64_t ranks,
+                                 fsdp_error *err);
+void fsdp_wrap_flat_release(fsdp_wrap_flat *flat);
+const char *fsdp_wrap_flat_name(const fsdp_wrap_flat *flat);       /* its module, "root": before it has a unit
+                                                                    * */
+int64_t fsdp_wrap_count(const fsdp_param *param);        /* elements of the whole */
+
+/* --- states ----------------------------------------------------------------------------------- */
+
+/* Between steps, and no full parameters are summoned. */
+fsdp_status fsdp_wrap_check_idle(fsdp_wrap *wrap, const char *what, fsdp_error *err);
+bool fsdp_wrap_is_hybrid(fsdp_wrap_strategy strategy);
+
+#endif

@@ -1,0 +1,45 @@
+/* The names of the formats that can be written, and what the suffix of a path says. See convert.h. */
+#include "formats/target.h"
+#include <fsdp/convert.h>
+
+#include <string.h>
+
+const char *fsdp_convert_format(size_t i)
+{
+    if (i == 0)
+        return "fsdp";
+    const fsdp_target_format *format = fsdp_target_at(i - 1);
+    return format ? format->limits.format : NULL;
+}
+
+/* A native file's one shard is finished last of all, and of a shard no part is ever kept. */
+bool fsdp_convert_keeps_work(const char *format)
+{
+    const fsdp_target_format *target = format ? fsdp_target_find(format) : NULL;
+    return !target || target->ops;
+}
+
+const char *fsdp_convert_format_of(const char *path)
+{
+    static const struct {
+        const char *suffix, *format;
+    } suffixes[] = {{".safetensors", "safetensors"},
+                    {".pt", "torch"},
+                    {".pth", "torch"},
+                    {".bin", "torch"},
+                    {".h5", "hdf5"},
+                    {".hdf5", "hdf5"},
+                    {".npz", "npz"},
+                    {".npy", "npy"},
+                    {".fsdp", "fsdp"},
+                    {".dcp", "dcp"}};
+    size_t size = strlen(path);
+    while (size > 0 && path[size - 1] == '/')
+        size--;
+    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++) {
+        size_t suffix = strlen(suffixes[i].suffix);
+        if (size > suffix && memcmp(path + size - suffix, suffixes[i].suffix, suffix) == 0)
+            return suffixes[i].format;
+    }
+    return "hf";
+}

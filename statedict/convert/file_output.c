@@ -1,0 +1,66 @@
+/* A conversion into a checkpoint of ours in one file ("hdf5"): a full shard file that holds its manifest
+ * (one_file.h), and that has the place of a file for other programs. See convert_job.h. */
+#include "statedict/convert/native_output.h"
+
+#include "statedict/checkpoint/one_file.h"
+
+static fsdp_status check_place(const convert_job *job, fsdp_error *err)
+{
+    return fsdp_output_check(&job->place, job->from, job->to, err);
+}
+
+static fsdp_status begin(convert_job *job, fsdp_error *err)
+{
+    if (job->opts.resume)
+        fsdp_notice(&job->opts.watch,
+                    "nothing is kept of a file of format %s that is cut off: starting anew",
+                    job->format->limits.format);
+    return fsdp_output_begin(&job->place, job->to, err);
+}
+
+/* The data was read back; here it is that the file is found to be a checkpoint. */
+static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
+{
+    fsdp_checkpoint *written = NULL;
+    FSDP_TRY(fsdp_checkpoint_open(job->place.path, job->io, &written, err));
+    bool same =
+        written->is_one_file && fsdp_sd_count(written->manifest.sd) == fsdp_sd_count(job->sd);
+    fsdp_checkpoint_close(written);
+    return same ? FSDP_OK
+                : fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' does not come back as it was written",
+                            job->place.path);
+}
+
+static fsdp_status publish(convert_job *job, fsdp_error *err)
+{
+    const fsdp_file_record *record = ((const native_files *)job->files)->records;
+    fsdp_manifest manifest = fsdp_native_manifest(job);
+    fsdp_manifest_file file = {record->size, record->index_offset, record->index_size,
+                               record->index_hash};
+    manifest.files = &file;
+    FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
+    if (!job->opts.no_verify)
+        FSDP_TRY(check_whole(job, err));
+    return fsdp_output_publish(&job->place, err);
+}
+
+static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
+{
+    fsdp_native_release(job);
+    fsdp_output_end(&job->place, status == FSDP_OK ? NULL : err);
+    return status;
+}
+
+const convert_target_ops fsdp_one_file_output = {.is_ordered = true,
+                                                 .declare = fsdp_native_declare,
+                                                 .room = fsdp_native_room,
+                                                 .measure = fsdp_native_measure,
+                                                 .list = fsdp_native_list,
+                                                 .check_place = check_place,
+                                                 .begin = begin,
+                                                 .create = fsdp_native_create,
+                                                 .write = fsdp_native_write,
+                                                 .finish = fsdp_native_finish,
+                                                 .check = fsdp_native_check,
+                                                 .publish = publish,
+                                                 .end = end};

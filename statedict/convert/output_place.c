@@ -1,0 +1,254 @@
+/* Files and directories for other programs, whole or not at all: see output_place.h. */
+#include "statedict/convert/output_place.h"
+
+#include "base/data/flow.h"
+#include "base/core/mem.h"
+#include "statedict/commit/commit_internal.h"
+#include "statedict/convert/copied.h"
+#include "statedict/commit/leftovers.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* --- may it be there? ------------------------------------------------------------------------- */
+
+typedef struct stranger_search {
+    const fsdp_target_format *format;
+    fsdp_io_names copied; /* beside it, by an earlier export */
+    char *found;
+} stranger_search;
+
+static bool was_copied(const stranger_search *search, const char *name)
+{
+    for (size_t i = 0; i < search->copied.count; i++)
+        if (strcmp(search->copied.items[i], name) == 0)
+            return true;
+    return false;
+}
+
+static int find_stranger(void *user, const char *name)
+{
+    stranger_search *search = user;
+    if (search->format->owns(name) || was_copied(search, name))
+        return 0;
+    search->found = fsdp_strndup(name, strlen(name));
+    return 1;
+}
+
+static fsdp_status require_no_strangers(const fsdp_output_place *place, const char *to,
+                                        fsdp_error *err)
+{
+    stranger_search search = {.format = place->format};
+    if (strcmp(place->format->limits.format, "hf") == 0)
+        fsdp_copied_list_ours(place->io, to, "hf", &search.copied);
+    int result = place->io->ops->list(place->io, to, find_stranger, &search);
+    fsdp_io_names_release(&search.copied);
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot list '%s'", to);
+    if (!search.found)
+        return FSDP_OK;
+    bool could_be = fsdp_copied_name(search.found, true);
+    fsdp_fail(err, FSDP_ERR_EXISTS,
+              "'%s' holds '%s', which is not of format %s%s: it is not overwritten, move that away "
+              "first",
+              to, search.found, place->format->limits.format,
+              could_be ? " or was changed since it was copied" : "");
+    fsdp_free(search.found);
+    return FSDP_ERR_EXISTS;
+}
+
+static fsdp_status check_name(const fsdp_output_place *place, const char *to, fsdp_error *err)
+{
+    fsdp_file_info info;
+    bool directory = place->format->limits.is_directory;
+    FSDP_TRY(fsdp_place_check_parent(place->io, to, err));
+    FSDP_TRY(fsdp_place_refuse_link(place->io, to, err));
+    int result = place->io->ops->info(place->io, to, &info);
+    if (result == -ENOENT)
+        return FSDP_OK;
+    if (result < 0)
+        return fsdp_fail_errno(err, -result, "cannot look at '%s'", to);
+    if ((info.kind == FSDP_FILE_DIRECTORY) != directory || info.kind == FSDP_FILE_OTHER)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists and is not a %s", to,
+                         directory ? "directory" : "file");
+    if (!place->overwrite)
+        return fsdp_fail(err, FSDP_ERR_EXISTS, "'%s' exists", to);
+    return directory ? require_no_strangers(place, to, err) : FSDP_OK;
+}
+
+fsdp_status fsdp_output_check_inside(const fsdp_checkpoint *from, const char *to, fsdp_error *err)
+{
+    if (!fsdp_checkpoint_takes_in(from, to))
+        return FSDP_OK;
+    return fsdp_fail(err, FSDP_ERR_USAGE,
+                     "'%s' would lie in '%s', which is converted: convert to another place", to,
+                     from->path);
+}
+
+/* An overwrite must not take what it reads from. Steps of a run are checkpoints of our own. */
+fsdp_status fsdp_output_check(const fsdp_output_place *place, const fsdp_checkpoint *from,
+                              const char *to, fsdp_error *err)
+{
+    int64_t step;
+    if (fsdp_dir_is_step(to, &step))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is the name of a step of a run, and format %s is none of a run's: "
+                         "give it another name",
+                         to, place->format->limits.format);
+    if (fsdp_paths_are_same(place->io, from->path, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' and '%s' are the same checkpoint: convert to another name",
+                         from->path, to);
+    FSDP_TRY(fsdp_output_check_inside(from, to, err));
+    if (fsdp_checkpoint_lies_in(from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' lies in '%s', which would be replaced: convert to another name",
+                         from->path, to);
+    if (fsdp_checkpoint_reads(from, to))
+        return fsdp_fail(err, FSDP_ERR_USAGE,
+                         "'%s' is a file of '%s', which is converted: convert to another name", to,
+                         from->path);
+    return check_name(place, to, err);
+}
+
+/* --- begin ------------------------------------------------------------------------------------ */
+
+/* One level down, so that a file has a marker beside it, too, and none of that is ever published. */
+#define RESULT_NAME "result"
+
+static fsdp_status make_result(fsdp_output_place *place, fsdp_error *err)
+{
+    char *path = fsdp_path_join(place->staging, RESULT_NAME);
+    if (!path)
+        return fsdp_fail_memory(err, "a path");
+    place->path = path;
+    bool is_there = place->is_taken_up && fsdp_io_exists(place->io, path);
+    return place->format->limits.is_directory && !is_there ? fsdp_io_mkdir(place->io, path, err)
+                                                           : FSDP_OK;
+}
+
+fsdp_status fsdp_output_begin(fsdp_output_place *place, const char *to, fsdp_error *err)
+{
+    FSDP_TRY(check_name(place, to, err));
+    FSDP_TRY(fsdp_path_split(to, &place->target, &place->parent, err));
+    fsdp_leftovers_clear(place->io, place->target, place->parent,
+                         place->resume ? place->hash : NULL, &place->staging, &place->marker);
+    place->is_taken_up = place->staging != NULL;
+    if (!place->staging)
+        FSDP_TRY(fsdp_staging_make(place->io, place->target, &place->staging, &place->marker, err));
+    if (place->hash) {
+        fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit,
+                          place->is_taken_up);
+        place->unit = place->notes.unit;
+    }
+    return make_result(place, err);
+}
+
+void fsdp_output_agree_on_slabs(fsdp_output_place *place, int64_t least, int64_t *slab_bytes)
+{
+    if (!place->is_taken_up || place->unit == *slab_bytes)
+        return;
+    if (place->unit >= least && place->unit < *slab_bytes) {
+        *slab_bytes = place->unit;
+        return;
+    }
+    place->unit = *slab_bytes;
+    fsdp_resume_end(&place->notes);
+    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
+    fsdp_resume_begin(&place->notes, place->io, place->staging, place->hash, place->unit, false);
+}
+
+/* --- publish ---------------------------------------------------------------------------------- */
+
+/* Where a rename that refuses to replace is not known, the check and the rename are two steps. */
+static fsdp_status rename_new(const fsdp_output_place *place, fsdp_error *err)
+{
+    fsdp_io *io = place->io;
+    int result = io->ops->rename(io, place->path, place->target, false);
+    if (result == -EINVAL && !fsdp_io_exists(io, place->target))
+        result = io->ops->rename(io, place->path, place->target, true);
+    if (result == 0)
+        return FSDP_OK;
+    return fsdp_fail_errno(err, -result, "cannot rename '%s' to '%s'", place->path, place->target);
+}
+
+/* Both at once, so that DST is never absent; false where the file system cannot. */
+static bool exchange(const fsdp_output_place *place)
+{
+    return place->io->ops->exchange &&
+           place->io->ops->exchange(place->io, place->path, place->target) == 0;
+}
+
+static fsdp_status replace_directory(const fsdp_output_place *place, fsdp_error *err)
+{
+    char *old;
+    fsdp_io *io = place->io;
+    FSDP_TRY(check_name(place, place->target, err)); /* it may have changed */
+    if (exchange(place)) {
+        fsdp_status synced = place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+        if (synced != FSDP_OK)
+            (void)exchange(place); /* what is not reported as written must not stay */
+        return synced;
+    }
+    FSDP_TRY(fsdp_beside_name(place->target, FSDP_SUFFIX_REPLACED, &old, err));
+    fsdp_status st = fsdp_io_rename(io, place->target, old, true, err);
+    if (st == FSDP_OK) {
+        st = rename_new(place, err);
+        if (st == FSDP_OK && place->durable)
+            st = fsdp_io_sync_dir(io, place->parent, err);
+        if (st == FSDP_OK)
+            (void)fsdp_io_remove_tree(io, old, NULL);
+        else
+            (void)io->ops->rename(io, old, place->target, false);
+    }
+    fsdp_free(old);
+    return st;
+}
+
+static fsdp_status take_place(const fsdp_output_place *place, fsdp_error *err)
+{
+    fsdp_flow("statedict/convert/output_place.c", "publish: rename to '%s'", place->target);
+    fsdp_io *io = place->io;
+    bool replaces = place->overwrite && fsdp_io_exists(io, place->target);
+    if (replaces && place->format->limits.is_directory)
+        return replace_directory(place, err);
+    if (replaces)
+        FSDP_TRY(fsdp_io_rename(io, place->path, place->target, true, err));
+    else
+        FSDP_TRY(rename_new(place, err));
+    return place->durable ? fsdp_io_sync_dir(io, place->parent, err) : FSDP_OK;
+}
+
+/* Whoever finds the staging from now on must not go on with it: what it replaces will lie in it. */
+static void forget_notes(fsdp_output_place *place)
+{
+    fsdp_resume_end(&place->notes);
+    fsdp_marker_remove(place->io, place->staging, FSDP_RESUME_NAME);
+}
+
+fsdp_status fsdp_output_publish(fsdp_output_place *place, fsdp_error *err)
+{
+    forget_notes(place);
+    if (place->durable && place->format->limits.is_directory)
+        FSDP_TRY(fsdp_io_sync_dir(place->io, place->path, err));
+    if (place->durable)
+        FSDP_TRY(fsdp_io_sync_dir(place->io, place->staging, err));
+    FSDP_TRY(take_place(place, err));
+    fsdp_free(place->path);
+    place->path = NULL;
+    return FSDP_OK;
+}
+
+void fsdp_output_end(fsdp_output_place *place, fsdp_error *err)
+{
+    bool stays = place->resume && place->path && place->notes.file;
+    fsdp_resume_end(&place->notes);
+    if (place->staging && !stays)
+        fsdp_leftovers_discard(place->io, place->staging, place->target, &place->marker, err);
+    (void)fsdp_io_close(&place->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    fsdp_free(place->path);
+    fsdp_free(place->staging);
+    fsdp_free(place->target);
+    fsdp_free(place->parent);
+    place->path = place->staging = place->target = place->parent = NULL;
+}
