@@ -52,8 +52,8 @@ double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, d
 typedef struct fsdp_optim_tensors {
     void *param;
     fsdp_dtype param_type;
-    float *master;             /* NULL, or the f32 weights of bf16 and f16 parameters: the step is made on them,
-                                * and param gets the rounded ones */
+    float *master;             /* NULL, or the f32 weights of bf16 and f16 parameters: the step is made on
+                                * them, and param gets the rounded ones */
     const void *grad;
     fsdp_dtype grad_type;
     void *moments[2];          /* AdamW: exp_avg, exp_avg_sq; SGD: momentum, NULL where step->momentum is 0 */
