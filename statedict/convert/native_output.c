@@ -141,8 +141,10 @@ static fsdp_status create_file(convert_job *job, int file, fsdp_error *err)
                             .threads = 1,
                             .sync = !job->opts.no_sync};
     fsdp_status st =
-        fsdp_shard_create(&opts, plan->datasets, plan->dataset_count, plan->links, plan->link_count,
-                          plan->boxes, plan->box_count, &files->writers[file], err);
+        fsdp_shard_create(&opts,
+                          &(fsdp_shard_layout){plan->datasets, plan->dataset_count, plan->links,
+                                               plan->link_count, plan->boxes, plan->box_count},
+                          &files->writers[file], err);
     fsdp_free(path);
     return st == FSDP_OK ? fsdp_put_plan(files->writers[file], plan, NULL, err) : st;
 }
