@@ -44,8 +44,8 @@ FSDP_API bool fsdp_utf8_valid(const char *data, size_t size);
  * names cut with "..." in the middle. Returns out. */
 FSDP_API const char *fsdp_printable(const char *data, size_t size, char *out, size_t out_size);
 
-/* The same for a message, which may hold raw paths: backslashes stay, since names in it are spelled
- * already. */
+/* Like fsdp_printable, for a message, which may hold raw paths: backslashes stay, since names in it are
+ * escaped already. */
 FSDP_API const char *fsdp_printable_message(const char *data, size_t size, char *out, size_t out_size);
 
 #ifdef __cplusplus

@@ -1,6 +1,4 @@
-/*
- * What the child tells of one object: a dataset's type, shape and place, or its text; and attributes.
- */
+/* The listing of one object: type, shape and offset of a dataset, or its text; and attributes. */
 #include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
@@ -54,7 +52,7 @@ static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
         fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
 }
 
-/* Text of fixed size ends at a zero byte, or at its last byte that is none. */
+/* Text of fixed size ends at a zero byte, or at its last byte other than padding. */
 static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count, size_t size,
                             H5T_str_t padding)
 {
@@ -68,7 +66,7 @@ static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count
 
 /* --- text datasets ---------------------------------------------------------------------------- */
 
-/* Text of varying length as memory has it: pointers. */
+/* The memory type of text of variable length: pointers. */
 static hid_t text_in_memory(hid_t type)
 {
     hid_t memory = H5Tcopy(H5T_C_S1);
@@ -137,19 +135,20 @@ static hid_t complex_in_memory(void)
     return type;
 }
 
-/* How an attribute's elements are told, and the type they have in memory; kind 0: not at all. */
-static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
+/* The kind under which an attribute's elements are listed, and their memory type; kind 0: not
+ * listed. */
+static hid_t told_as(hid_t type, const fsdp_h5_type_info *info, char *kind_out)
 {
     enum { LARGEST_NUMBER = 8 };
     bool is_number = H5Tget_size(type) <= LARGEST_NUMBER;
     *kind_out = '\0';
-    switch (meaning->kind) {
+    switch (info->kind) {
     case FSDP_H5_INTEGER:
     case FSDP_H5_ENUM:
         if (!is_number)
             break;
-        *kind_out = meaning->is_signed ? 'i' : 'u';
-        return H5Tcopy(meaning->is_signed ? H5T_NATIVE_INT64 : H5T_NATIVE_UINT64);
+        *kind_out = info->is_signed ? 'i' : 'u';
+        return H5Tcopy(info->is_signed ? H5T_NATIVE_INT64 : H5T_NATIVE_UINT64);
     case FSDP_H5_FLOAT:
         if (!is_number)
             break;
@@ -164,26 +163,27 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     return H5I_INVALID_HID;
 }
 
-static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory,
+static void put_elements(fsdp_h5_child *child, const fsdp_h5_type_info *info, hid_t memory,
                          hid_t space, void *data, size_t count)
 {
     size_t size = H5Tget_size(memory);
-    if (meaning->kind == FSDP_H5_TEXT) {
+    if (info->kind == FSDP_H5_TEXT) {
         put_texts(child, data, count);
         H5Dvlen_reclaim(memory, space, H5P_DEFAULT, data);
-    } else if (meaning->kind == FSDP_H5_FIXED_TEXT) {
+    } else if (info->kind == FSDP_H5_FIXED_TEXT) {
         put_fixed_texts(child, data, count, size, H5Tget_strpad(memory));
     } else {
         fsdp_h5_child_put(child, data, count * size);
     }
 }
 
-/* An attribute that cannot be read is told as such: the tensors beside it are worth more. */
+/* An attribute that cannot be read is listed as unreadable, so that the tensors beside it remain
+ * usable. */
 static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t type, hid_t space)
 {
     enum { MOST_BYTES = 64 << 20 };
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
+    fsdp_h5_type_info info;
+    fsdp_h5_classify(type, &info);
     fsdp_box whole;
     bool is_null;
     if (take_shape(space, &whole, &is_null, NULL) != FSDP_OK) {
@@ -191,11 +191,11 @@ static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t typ
         return;
     }
     if (is_null) {
-        put_class(child, 'e', meaning.numpy);
+        put_class(child, 'e', info.numpy);
         return;
     }
     char kind;
-    hid_t memory = told_as(type, &meaning, &kind);
+    hid_t memory = told_as(type, &info, &kind);
     int64_t count = fsdp_box_count(&whole), bytes;
     size_t size = memory >= 0 ? H5Tget_size(memory) : 0;
     void *data = NULL;
@@ -203,9 +203,9 @@ static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t typ
         data = fsdp_alloc((size_t)bytes, 1);
     if (data && H5Aread(attribute, memory, data) >= 0) {
         put_shape(child, kind, &whole);
-        put_elements(child, &meaning, memory, space, data, (size_t)count);
+        put_elements(child, &info, memory, space, data, (size_t)count);
     } else {
-        put_class(child, 'c', meaning.text[0] ? meaning.text : "text");
+        put_class(child, 'c', info.text[0] ? info.text : "text");
     }
     fsdp_free(data);
     H5Tclose(memory);
@@ -247,7 +247,7 @@ fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *p
     return FSDP_OK;
 }
 
-/* --- what a dataset must not be --------------------------------------------------------------- */
+/* --- unsupported storage ---------------------------------------------------------------------- */
 
 static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
 {
@@ -268,7 +268,7 @@ static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A filter without which nothing can be read, and which is not known. */
+/* Refuses a dataset with a mandatory filter that is unknown. */
 static fsdp_status check_filters(hid_t creation, fsdp_error *err)
 {
     int count = H5Pget_nfilters(creation);
@@ -302,13 +302,14 @@ static fsdp_status check_storage(hid_t creation, fsdp_error *err)
 
 /* --- datasets --------------------------------------------------------------------------------- */
 
-/* The dtype that an attribute names, where HDF5 has no type for it: bytes of ours, 16 bits of Keras. */
-static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning *meaning)
+/* The dtype that an attribute names for a type outside HDF5: bytes in native files, 16 bits in
+ * Keras files. */
+static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_info *info)
 {
     enum { LONGEST = 32 };
-    bool is_short = meaning->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE &&
-                    H5Tget_size(type) == 2;
-    if (meaning->dtype != FSDP_U8 && !is_short)
+    bool is_short =
+        info->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE && H5Tget_size(type) == 2;
+    if (info->dtype != FSDP_U8 && !is_short)
         return FSDP_DTYPE_NONE;
     if (H5Aexists(dataset, "dtype") <= 0)
         return FSDP_DTYPE_NONE;
@@ -333,7 +334,7 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning 
     return fsdp_dtype_size(dtype) == 1 ? dtype : FSDP_DTYPE_NONE;
 }
 
-/* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
+/* The offset of plain bytes in the file, -1 when libhdf5 must read them. */
 static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
                             size_t element_size)
 {
@@ -362,66 +363,77 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
         fsdp_h5_child_put_i64(child, (int64_t)chunk[d]);
 }
 
-static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                              hid_t creation, const fsdp_h5_meaning *meaning, fsdp_dtype mark,
-                              const fsdp_box *whole, haddr_t address, fsdp_error *err)
+/* A dataset that is being listed. */
+typedef struct listed_dataset {
+    hid_t id, creation, type, space;
+    haddr_t address;
+    fsdp_h5_type_info info; /* of type */
+    fsdp_dtype mark;
+    fsdp_box whole;
+} listed_dataset;
+
+static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path,
+                              const listed_dataset *set, fsdp_error *err)
 {
     if (!fsdp_grow(&child->datasets, &child->room, child->count + 1, sizeof *child->datasets))
         return fsdp_fail_memory(err, "a list of datasets");
-    child->datasets[child->count++] = address;
-    fsdp_dtype stored = meaning->dtype != FSDP_DTYPE_NONE ? meaning->dtype : mark;
+    child->datasets[child->count++] = set->address;
+    fsdp_dtype stored = set->info.dtype != FSDP_DTYPE_NONE ? set->info.dtype : set->mark;
     fsdp_h5_child_put_u8(child, 'D');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    fsdp_h5_child_put_u8(child, meaning->dtype);
-    fsdp_h5_child_put_u8(child, mark);
-    fsdp_h5_child_put_u8(child, meaning->is_swapped);
-    fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
-    fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
-    put_place(child, dataset, creation, whole, fsdp_dtype_size(stored));
+    fsdp_h5_child_put_u8(child, set->info.dtype);
+    fsdp_h5_child_put_u8(child, set->mark);
+    fsdp_h5_child_put_u8(child, set->info.is_swapped);
+    fsdp_h5_child_put_u8(child, (unsigned)set->whole.ndim);
+    fsdp_h5_child_put(child, set->whole.len, (size_t)set->whole.ndim * sizeof set->whole.len[0]);
+    put_place(child, set->id, set->creation, &set->whole, fsdp_dtype_size(stored));
     return FSDP_OK;
 }
 
-static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                        hid_t creation, hid_t type, hid_t space, haddr_t address, fsdp_error *err)
+/* Fills in info, mark and whole. */
+static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, listed_dataset *set,
+                               fsdp_error *err)
 {
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
-    fsdp_box whole;
     bool is_null;
-    FSDP_TRY(take_shape(space, &whole, &is_null, err));
-    fsdp_dtype mark = marked_dtype(dataset, type, &meaning);
-    if (!is_null && (meaning.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
-        return put_tensor(child, path, dataset, creation, &meaning, mark, &whole, address, err);
+    fsdp_h5_classify(set->type, &set->info);
+    FSDP_TRY(take_shape(set->space, &set->whole, &is_null, err));
+    set->mark = marked_dtype(set->id, set->type, &set->info);
+    if (!is_null && (set->info.dtype != FSDP_DTYPE_NONE || set->mark != FSDP_DTYPE_NONE))
+        return put_tensor(child, path, set, err);
     fsdp_h5_child_put_u8(child, 'V');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    if (!is_null && meaning.kind == FSDP_H5_TEXT)
-        return put_text_dataset(child, dataset, type, space, &whole, err);
-    put_class(child, 'c', is_null ? "null dataspace" : meaning.text);
+    if (!is_null && set->info.kind == FSDP_H5_TEXT)
+        return put_text_dataset(child, set->id, set->type, set->space, &set->whole, err);
+    put_class(child, 'c', is_null ? "null dataspace" : set->info.text);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
                                   haddr_t address, fsdp_error *err)
 {
-    hid_t creation = H5Dget_create_plist(dataset), type = H5I_INVALID_HID, space = H5I_INVALID_HID;
+    listed_dataset set = {.id = dataset,
+                          .creation = H5Dget_create_plist(dataset),
+                          .type = H5I_INVALID_HID,
+                          .space = H5I_INVALID_HID,
+                          .address = address};
     fsdp_status status = FSDP_OK;
-    if (creation < 0)
+    if (set.creation < 0)
         status = fsdp_h5_child_fail(err, "how it is stored");
     else
-        status = check_storage(creation, err);
+        status = check_storage(set.creation, err);
     if (status == FSDP_OK) {
-        type = H5Dget_type(dataset);
-        space = H5Dget_space(dataset);
-        if (type < 0 || space < 0)
+        set.type = H5Dget_type(dataset);
+        set.space = H5Dget_space(dataset);
+        if (set.type < 0 || set.space < 0)
             status = fsdp_h5_child_fail(err, "its type or shape");
         else
-            status = tell(child, path, dataset, creation, type, space, address, err);
+            status = put_dataset(child, path, &set, err);
     }
     char name[NAME_SHOWN];
     if (status != FSDP_OK)
         fsdp_error_prefix(err, "dataset '%s'", shown(path, name));
-    H5Sclose(space);
-    H5Tclose(type);
-    H5Pclose(creation);
+    H5Sclose(set.space);
+    H5Tclose(set.type);
+    H5Pclose(set.creation);
     return status;
 }

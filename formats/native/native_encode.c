@@ -1,7 +1,7 @@
 /*
- * Blocks that become frames: workers hash, shuffle and compress, one thread stores the frames in
- * order, so that a file does not depend on the number of workers. Its mirror is fsdp_shard_decode
- * in native_read.c.
+ * Blocks encoded into frames: workers hash, shuffle and compress; one thread stores the frames
+ * in order, so that the file does not depend on the number of workers. The mirror is
+ * fsdp_shard_decode in native_read.c.
  */
 #include "formats/native/native_write.h"
 
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* A whole block to be encoded, and its frame. */
+/* A whole block to encode, and its frame. */
 typedef struct encode_slot {
     fsdp_shard_writer *writer;
     fsdp_codec *codec;
@@ -23,7 +23,7 @@ typedef struct encode_slot {
 
 struct fsdp_encoder {
     int threads;
-    encode_slot *slots; /* two halves that take turns */
+    encode_slot *slots; /* two halves, used alternately */
     size_t slot_count;
     fsdp_pool *pool;
 };
@@ -91,7 +91,7 @@ void fsdp_encoder_free(fsdp_encoder *encoder)
     fsdp_free(encoder);
 }
 
-/* HDF5 chunks are always whole: an edge chunk is padded with zeros. */
+/* HDF5 chunks are always whole: a chunk at the edge is padded with zeros. */
 static const void *padded_chunk(encode_slot *slot, size_t size, size_t whole)
 {
     if (size == whole)
@@ -124,8 +124,9 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     const fsdp_shard_box *box = &w->boxes[slot->box];
     box_state *state = &w->states[slot->box];
     int64_t first, count, coord[FSDP_MAX_DIMS];
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, slot->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, slot->block,
+        &first, &count);
     for (int d = box->ndim - 1; d >= 0; d--) {
         coord[d] = first % box->len[d];
         first /= box->len[d];
@@ -133,7 +134,8 @@ static fsdp_status store_block(encode_slot *slot, fsdp_error *err)
     fsdp_frame *frame = &state->frames[slot->block];
     fsdp_flow("formats/native/native_encode.c", "block %lld: frame", (long long)slot->block);
     frame->size = (int64_t)slot->size;
-    FSDP_TRY(fsdp_h5_write_chunk(w->h5, box->dataset, coord, slot->frame, slot->size,
+    FSDP_TRY(fsdp_h5_write_chunk(w->h5,
+                                 &(fsdp_h5_chunk){box->dataset, coord, slot->frame, slot->size},
                                  &frame->offset, err));
     if (w->sync)
         fsdp_io_begin_sync(w->file, frame->offset, frame->size);
@@ -198,8 +200,9 @@ static fsdp_status keep_part(fsdp_shard_writer *w, const block_span *s, fsdp_err
     box_state *state = &w->states[s->box];
     const fsdp_shard_box *box = &w->boxes[s->box];
     int64_t first, count;
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, s->block, &first,
+        &count);
     if (!state->partial &&
         !(state->partial = fsdp_alloc_pages((size_t)count * state->element_size)))
         return fsdp_fail_memory(err, "a chunk in part");
@@ -219,10 +222,11 @@ fsdp_status fsdp_encode_span(encode_queue *queue, const block_span *s, fsdp_erro
     int64_t first, count;
     const fsdp_shard_box *box = &w->boxes[s->box];
     box_state *state = &w->states[s->box];
-    fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
-                            &first, &count);
+    fsdp_native_block_range(
+        &(fsdp_blocking){box->ndim, box->len, state->chunk, state->element_size}, s->block, &first,
+        &count);
     FSDP_TRY(queue_block(queue, s->box, s->block, count, state->partial, err));
-    /* The workers must be done with the buffer before the next part goes into it. */
+    /* the workers must be done with the buffer before it is reused */
     FSDP_TRY(fsdp_encode_drain(queue, err));
     fsdp_free(state->partial);
     state->partial = NULL;

@@ -1,6 +1,7 @@
 /*
- * index.h5: a view in which every tensor is whole. Never authoritative: our reader does not open it.
- * Names become links here; the virtual datasets themselves are made in hdf5_view.c.
+ * index.h5: a view in which every tensor is one dataset. It is never authoritative: the library
+ * does not read it. This file makes link names of tensor names; hdf5_view.c makes the virtual
+ * datasets.
  */
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/native/native_index.h"
@@ -64,8 +65,11 @@ fsdp_status fsdp_view_add(fsdp_view *view, const fsdp_shard_dataset *tensor,
             st = fsdp_fail_memory(err, "a view");
     }
     if (st == FSDP_OK)
-        st = fsdp_h5_view_add(view->h5, link, tensor->dtype, tensor->ndim, tensor->shape, h5, count,
-                              err);
+        st = fsdp_h5_view_add(
+            view->h5,
+            &(fsdp_h5_dataset){
+                .link = link, .dtype = tensor->dtype, .ndim = tensor->ndim, .shape = tensor->shape},
+            h5, count, err);
     fsdp_arena_release(&arena);
     return st;
 }

@@ -1,6 +1,6 @@
 /*
- * What deep verification says about values: see verify_values.h. The tensors are read by several
- * threads and told in the order of the state dict afterwards.
+ * Deep verification of values: see verify_values.h. Several threads read the tensors; findings are
+ * reported afterwards in the order of the state dict.
  */
 #include "statedict/checkpoint/verify_values.h"
 
@@ -87,8 +87,8 @@ static fsdp_status scan_worker(void *user, size_t worker, fsdp_error *err)
     return st;
 }
 
-void fsdp_values_tell(const fsdp_verify_opts *opts, const fsdp_entry *entry,
-                      const fsdp_stats *stats, int64_t *warnings)
+void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry,
+                        const fsdp_stats *stats, int64_t *warnings)
 {
     char what[80];
     if (stats->nans > 0 && stats->infinities > 0)
@@ -117,7 +117,7 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
         return fsdp_fail_memory(err, "statistics");
     fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
     for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
-        fsdp_values_tell(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
+        fsdp_values_report(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
     fsdp_free(job.stats);
     return st;
 }
@@ -191,7 +191,7 @@ static bool has_same_shape(const fsdp_entry *a, const fsdp_entry *b)
            (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* Plain optimizers of PyTorch number their parameters: which one is meant, nobody can tell. */
+/* Plain optimizers of PyTorch number their parameters, and a number does not identify a name. */
 static bool is_numbered(const char *rest, size_t size)
 {
     size_t digits = 0;

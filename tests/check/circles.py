@@ -17,19 +17,16 @@ ALLOWED = {
     "dcp_metadata.c dcp_read.c": "a DCP directory: what there is, and bytes",
     "dcp_metadata_write.c dcp_write.c": "a DCP directory that is written: the mirror",
     "hdf5_library.c hdf5_types.c": "libhdf5's lock, and the types that are made under it",
-    "native_encode.c native_seal.c native_write.c": "one shard writer",
+    "native_encode.c native_index_write.c native_write.c": "one shard writer",
     "pickle.c pickle_arguments.c pickle_nodes.c pickle_policy.c pickle_text.c": "one pickle machine",
-    "source.c source_read.c source_seal.c source_stream.c": "one source",
+    "source.c source_complete.c source_read.c source_stream.c": "one source",
     "torch_numpy.c torch_tensor.c": "rebuilders of one table",
     "comm.c comm_async.c comm_check.c": "one communicator: its calls, its queue, its checks",
     "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
     "state_full.c state_get.c": "one dict that is got",
     "commit.c leftovers.c": "one staging directory",
-    "cli.c cli_complete.c cli_log.c cli_rules.c progress.c": "one command line",
-    "cli_paths.c cli_text.c": "paths that a user names",
-    "fsdp_ls.c ls_entries.c ls_json.c ls_stats.c ls_summary.c": "one listing",
-    "bench_compress.c bench_convert.c bench_load.c bench_many.c bench_reshard.c bench_rows.c bench_save.c":
-        "bench_rows.c lists the measurements, which use its helpers",
+    "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",
+    "cli_log.c progress.c": "messages on standard error, and the log that copies them",
 }
 
 

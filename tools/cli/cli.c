@@ -1,13 +1,12 @@
 /*
- * Options, help, signals and exit codes of all tools. argp does the parsing; help is printed from
- * its tables, and mistyped options are looked for before it sees them.
+ * Options, help and exit codes of all tools. argp does the parsing; help is printed from its tables, and
+ * this file refuses mistyped options before argp parses them.
  */
 #include "tools/cli/cli.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +26,6 @@ enum {
 };
 
 static const cli_tool *running;
-static volatile sig_atomic_t stop_signal;
 static bool wants_json;
 static const struct argp_state *parsing; /* at an option of the command line, or of a file */
 static const char *rules_path, *log_path;
@@ -38,36 +36,7 @@ static struct {
 static fsdp_status begin_log(fsdp_error *err);
 static void print_json_error(fsdp_status status, const fsdp_error *err);
 
-/* --- signals ---------------------------------------------------------------------------------- */
-
-static void note_signal(int number)
-{
-    stop_signal = number;
-}
-
-/* The first signal asks, a second one ends the program at once. A signal that whoever started us had
- * us ignore (nohup, a job in the background) stays ignored. */
-static void set_up_signals(void)
-{
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, before;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
-        if (sigaction(asking[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(asking[i], &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
-    signal(SIGPIPE, SIG_IGN);
-}
-
-int cli_stopped(void)
-{
-    return stop_signal;
-}
-
-fsdp_status cli_check_stop(fsdp_error *err)
-{
-    return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
-}
+/* --- errors ----------------------------------------------------------------------------------- */
 
 void cli_report(const fsdp_error *err)
 {
@@ -398,7 +367,7 @@ const char *cli_nearest_option(const struct argp *argp, const char *text, size_t
 
 static const char *checked; /* the argument at hand */
 
-/* Behind the refusal of an option that could be a path. */
+/* The end of a refusal when the argument could be a path. */
 static const char *path_hint(void)
 {
     return checked && access(checked, F_OK) == 0
@@ -432,7 +401,7 @@ static const struct argp_option *find_long(const struct argp *argp, typed_name *
     return typed->first;
 }
 
-/* What is wanted before argp sees the options. */
+/* Takes the options that are needed before argp parses: --log and --rules. */
 static void note_option(const struct argp_option *option, const char *value)
 {
     if (strcmp(option->name, "log") == 0)
@@ -474,7 +443,7 @@ static int check_letters(const struct argp *argp, const char *letters, bool is_l
     return 0;
 }
 
-/* It may stand behind an argument that is wrong. */
+/* Looks for --json in all arguments, since it may follow a wrong one. */
 static bool has_json(int argc, char **argv)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
@@ -510,14 +479,14 @@ static void raise_file_limit(void)
     }
 }
 
-/* Under mpirun every rank would do the same work at once, and all would race for one result. */
+/* Refuses to run under mpirun, where all ranks would write the same result at once. */
 static void refuse_ranks(void)
 {
     int ranks = number_in_environment("OMPI_COMM_WORLD_SIZE");
     if (ranks <= 1 || !running->runs_alone)
         return;
     if (number_in_environment("OMPI_COMM_WORLD_RANK") > 0)
-        exit(FSDP_ERR_USAGE); /* one tells */
+        exit(FSDP_ERR_USAGE); /* only rank 0 reports */
     cli_usage_error("mpirun started %s %d times: run it once, without mpirun; inside a job with "
                     "'env -u OMPI_COMM_WORLD_SIZE %s ...'",
                     running->name, ranks, running->name);
@@ -544,7 +513,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     typed_line.argc = argc;
     typed_line.argv = argv;
     running = tool;
-    set_up_signals();
+    cli_catch_signals();
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
     if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
@@ -589,7 +558,7 @@ fsdp_status cli_put(fsdp_text *text)
         write_out(text->data, text->size);
         text->size = 0;
     }
-    return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
+    return output_errnum || cli_stopped() ? FSDP_ERR_CANCELLED : FSDP_OK;
 }
 
 fsdp_status cli_put_end(fsdp_text *text)
@@ -619,10 +588,10 @@ void cli_drop(fsdp_text *text)
 void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
 {
     const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
-    bool stopped = stop_signal && status == FSDP_ERR_CANCELLED;
+    bool stopped = cli_stopped() && status == FSDP_ERR_CANCELLED;
     fsdp_text_addf(text, "\"error\": ");
     fsdp_text_add_json_string(text, told, strlen(told));
-    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + stop_signal : (int)status);
+    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + cli_stopped() : (int)status);
 }
 
 /* Programs that asked for JSON get an object, whatever happens. */
@@ -637,7 +606,7 @@ static void print_json_error(fsdp_status status, const fsdp_error *err)
     (void)cli_put_end(&text);
 }
 
-/* A reader that has seen enough and gone needs no message, but scripts need the exit code. */
+/* A closed pipe gets no message, since its reader has ended, but scripts need the exit code. */
 static fsdp_status finish_output(void)
 {
     fsdp_error err = {0};
@@ -651,15 +620,15 @@ static fsdp_status finish_output(void)
     return err.status;
 }
 
-static int tell_end(fsdp_status status, const fsdp_error *err)
+static int report_end(fsdp_status status, const fsdp_error *err)
 {
     cli_progress_clear();
     if (status != FSDP_OK)
         print_json_error(status, err);
     fsdp_status output = finish_output();
-    if (stop_signal && status == FSDP_ERR_CANCELLED) {
-        cli_say("stop", "by signal %d; nothing is left half-written", (int)stop_signal);
-        return 128 + stop_signal;
+    if (cli_stopped() && status == FSDP_ERR_CANCELLED) {
+        cli_say("stop", "by signal %d; nothing is left half-written", cli_stopped());
+        return 128 + cli_stopped();
     }
     if (output != FSDP_OK)
         return (int)output;
@@ -672,7 +641,7 @@ static int tell_end(fsdp_status status, const fsdp_error *err)
 
 int cli_end(fsdp_status status, const fsdp_error *err)
 {
-    int code = tell_end(status, err);
+    int code = report_end(status, err);
     cli_log_end(code);
     return code;
 }

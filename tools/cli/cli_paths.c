@@ -1,4 +1,4 @@
-/* What is meant by a path that is no checkpoint but belongs to one: a message that names the checkpoint. */
+/* Errors for a path that lies in a checkpoint or a run: the message names the path to use instead. */
 #include "tools/cli/cli.h"
 
 #include <limits.h>
@@ -18,6 +18,12 @@ static bool holds(const char *directory, const char *name)
     struct stat info;
     int n = snprintf(path, sizeof path, "%s/%s", directory, name);
     return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
+}
+
+bool cli_is_run(const char *path)
+{
+    bool is_run = false;
+    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
 }
 
 static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
@@ -42,7 +48,7 @@ static fsdp_status check_dcp(const char *path, const char *name, const char *dir
                      path, directory);
 }
 
-/* What lies beside the weights of a Hugging Face model. */
+/* Files beside the weights of a Hugging Face model, such as config.json. */
 static fsdp_status check_beside_weights(const char *path, const char *name, const char *directory,
                                         fsdp_error *err)
 {

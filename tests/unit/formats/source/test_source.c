@@ -58,9 +58,9 @@ TestSuite(source, .init = begin, .fini = end);
 static size_t tensor_of(const char *name, fsdp_dtype dtype, int ndim, const int64_t *shape)
 {
     size_t number = 0;
-    cr_assert_eq(
-        fsdp_source_add_tensor(source, name, strlen(name), dtype, ndim, shape, &number, &err),
-        FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_add_tensor(source, name, strlen(name),
+                                        &(fsdp_source_shape){dtype, ndim, shape}, &number, &err),
+                 FSDP_OK, "%s", err.text);
     return number;
 }
 
@@ -131,15 +131,19 @@ Test(source, shapes_of_a_file_are_damage_or_a_limit)
 {
     int64_t shape[FSDP_MAX_DIMS + 1] = {1};
     size_t number;
-    cr_expect_eq(
-        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 1, (int64_t[]){-1}, &number, &err),
-        FSDP_ERR_DAMAGED);
-    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1, FSDP_F32, 2, (int64_t[]){INT64_MAX / 2, 3},
-                                        &number, &err),
+    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1,
+                                        &(fsdp_source_shape){FSDP_F32, 1, (int64_t[]){-1}}, &number,
+                                        &err),
                  FSDP_ERR_DAMAGED);
     cr_expect_eq(
-        fsdp_source_add_tensor(source, "a", 1, FSDP_F32, FSDP_MAX_DIMS + 1, shape, &number, &err),
-        FSDP_ERR_LIMIT);
+        fsdp_source_add_tensor(source, "a", 1,
+                               &(fsdp_source_shape){FSDP_F32, 2, (int64_t[]){INT64_MAX / 2, 3}},
+                               &number, &err),
+        FSDP_ERR_DAMAGED);
+    cr_expect_eq(fsdp_source_add_tensor(source, "a", 1,
+                                        &(fsdp_source_shape){FSDP_F32, FSDP_MAX_DIMS + 1, shape},
+                                        &number, &err),
+                 FSDP_ERR_LIMIT);
     cr_expect_eq(fsdp_source_entry_count(source), 0);
 }
 
@@ -278,7 +282,7 @@ Test(source, overlaps_and_holes_are_damage)
     size_t number = tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4});
     add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
     add_box(number, (int64_t[]){0, 2}, (int64_t[]){3, 2}, 0);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "2 of the 16") && strstr(err.text, "[3:4, 2:3]"), "%s", err.text);
 }
 
@@ -288,7 +292,7 @@ Test(source, equal_volumes_with_an_overlap_are_damage)
     add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
     add_box(number, (int64_t[]){1, 1}, (int64_t[]){3, 2}, 0);
     add_box(number, (int64_t[]){0, 3}, (int64_t[]){2, 1}, 0);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "overlap"), "%s", err.text);
 }
 
@@ -302,7 +306,7 @@ Test(source, a_grid_of_many_chunks_is_checked_fast_and_found_again)
             add_box(number, (int64_t[]){mixed / SIDE, mixed % SIDE}, (int64_t[]){1, 1}, 2 * mixed),
             FSDP_OK);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     fsdp_box box = {.ndim = 2, .lo = {17, 5}, .len = {3, 4}};
     uint16_t got[12], wanted;
     fsdp_source_reader reader = {0};
@@ -341,7 +345,7 @@ Test(source, chunks_that_come_tensor_by_tensor_stay_where_they_are)
     for (int t = 0; t < 2; t++)
         for (int64_t row = 0; row < 4; row++)
             add_row(tensors[t], 3 - row, 16 * t);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     expect_rows(tensors);
 }
 
@@ -353,7 +357,7 @@ Test(source, chunks_that_come_mixed_are_put_to_their_tensors)
     for (int64_t row = 0; row < 4; row++)
         for (int t = 1; t >= 0; t--)
             add_row(tensors[t], row, 16 * t);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_tensor_at(source, empty)->chunk_count, 0);
     expect_rows(tensors);
 }
@@ -371,7 +375,7 @@ Test(source, what_was_expected_may_be_more_or_less_than_what_comes)
             add_row(tensors[row / 4], row % 4, 16 * (row / 4));
     tensor_of("a", FSDP_U8, 1, (int64_t[]){0});
     cr_expect_str_eq(fsdp_source_entry_at(source, 2)->name, "a#2");
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     expect_rows(tensors);
 }
 
@@ -384,7 +388,7 @@ Test(source, a_repeated_element_of_many_gigabytes_is_refused)
                                .file = file,
                                .stream = FSDP_NO_STREAM};
     cr_assert_eq(fsdp_source_add_chunk(source, number, &chunk, &err), FSDP_OK);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_REFUSED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_REFUSED);
 }
 
 /* --- reading ---------------------------------------------------------------------------------- */
@@ -455,7 +459,7 @@ Test(source, boxes_of_strided_views_are_what_a_loop_reads)
         cr_assert_eq(fsdp_source_add_chunk(source, numbers[i], &chunk, &err), FSDP_OK, "%s %s",
                      name, err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     srand(1);
     for (size_t i = 0; i < VIEWS; i++) {
         fsdp_box box = fsdp_box_whole(views[i].ndim, views[i].shape);
@@ -490,7 +494,7 @@ static void read_fixed(fsdp_dtype dtype, unsigned fix, const void *stored, size_
             .fix = fix};
         cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     fsdp_box box = fsdp_box_whole(2, shape);
     fsdp_source_reader reader = {0};
     cr_assert_eq(fsdp_source_read(source, tensor, &box, got, &reader, &err), FSDP_OK);
@@ -643,7 +647,7 @@ static int64_t announced(bool by_columns, bool repeated, int64_t memory)
 {
     int stream = add_packed(memory);
     size_t tensor = add_unpacked(stream, by_columns);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_source_announce(source, tensor, repeated, &err), FSDP_OK, "%s", err.text);
     return fsdp_source_spool_bytes(source);
 }
@@ -696,7 +700,7 @@ Test(source, columns_of_chunks_are_spooled_when_memory_cannot_hold_them_together
             .lo = lo, .len = len, .file = file, .stream = add_packed(1 << 20)};
         cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_source_announce(source, tensor, false, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_spool_bytes(source), (int64_t)PARTS * FILE_BYTES);
 }
@@ -741,9 +745,13 @@ Test(source, checksums_of_plain_bytes_are_compared)
 {
     fsdp_source_reader reader = {0};
     uint32_t crc = (uint32_t)crc32(0, bytes + 10, FILE_BYTES - 10);
-    cr_assert_eq(fsdp_source_add_crc(source, "record 'x'", file, 10, FILE_BYTES - 10, crc, &err),
-                 FSDP_OK);
-    cr_assert_eq(fsdp_source_add_crc(source, "record 'y'", file, 0, 10, 77, &err), FSDP_OK);
+    cr_assert_eq(
+        fsdp_source_add_crc(source,
+                            &(fsdp_source_crc){"record 'x'", file, 10, FILE_BYTES - 10, crc}, &err),
+        FSDP_OK);
+    cr_assert_eq(
+        fsdp_source_add_crc(source, &(fsdp_source_crc){"record 'y'", file, 0, 10, 77}, &err),
+        FSDP_OK);
     cr_expect_eq(fsdp_source_check(source, 0, &reader, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_check(source, 1, &reader, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "record 'y'"), "%s", err.text);

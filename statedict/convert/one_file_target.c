@@ -1,6 +1,6 @@
-/* A conversion into a checkpoint of ours in one file ("hdf5"): a full shard file that holds its manifest
+/* A conversion into a native checkpoint in one file ("hdf5"): a full shard file that holds its manifest
  * (one_file.h), and that has the place of a file for other programs. See convert_job.h. */
-#include "statedict/convert/native_output.h"
+#include "statedict/convert/native_target.h"
 
 #include "statedict/checkpoint/one_file.h"
 
@@ -33,9 +33,10 @@ static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
-    const fsdp_shard_seal *seal = ((const native_files *)job->files)->seals;
+    const fsdp_file_record *record = ((const native_files *)job->files)->records;
     fsdp_manifest manifest = fsdp_native_manifest(job);
-    fsdp_manifest_file file = {seal->size, seal->index_offset, seal->index_size, seal->index_hash};
+    fsdp_manifest_file file = {record->size, record->index_offset, record->index_size,
+                               record->index_hash};
     manifest.files = &file;
     FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
     if (!job->opts.no_verify)
@@ -50,7 +51,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
     return status;
 }
 
-const convert_target_ops fsdp_one_file_output = {.is_ordered = true,
+const convert_target_ops fsdp_one_file_target = {.is_ordered = true,
                                                  .declare = fsdp_native_declare,
                                                  .room = fsdp_native_room,
                                                  .measure = fsdp_native_measure,

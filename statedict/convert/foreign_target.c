@@ -280,7 +280,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     job->place.unit = job->slab_bytes;
     FSDP_TRY(fsdp_output_begin(&job->place, job->to, err));
     if (opts->resume) {
-        fsdp_resume_tell(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
+        fsdp_resume_notify(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
         fsdp_output_agree_on_slabs(&job->place, room(job).slab_least, &job->slab_bytes);
     }
     return job->place.is_taken_up ? fsdp_io_reuse_create(job->io, &job->reuse, err) : FSDP_OK;
@@ -351,7 +351,7 @@ static fsdp_status end(convert_job *job, fsdp_status status, fsdp_error *err)
     return status;
 }
 
-const convert_target_ops fsdp_foreign_output = {.declare = declare,
+const convert_target_ops fsdp_foreign_target = {.declare = declare,
                                                 .room = room,
                                                 .measure = measure,
                                                 .list = list,
