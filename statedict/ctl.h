@@ -1,5 +1,5 @@
 /*
- * The control plane: how the ranks of one operation talk about it. Small messages only; tensors go
+ * The control plane: the ranks of an operation agree over it. Small messages only; tensors go
  * to files, not through here, and training's communicator is never touched.
  *
  * Every call has a deadline. A rank that does not answer is named in the error of all the others.

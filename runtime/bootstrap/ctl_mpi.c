@@ -1,10 +1,10 @@
 /*
  * The control plane's back end over MPI: one message is one MPI message with one tag.
  *
- * Nothing here blocks in MPI. Every wait is a loop of tests with a deadline, first eagerly, then
- * giving way to others: ranks often outnumber cores. Data goes through a buffer of our own, because
- * a send that was given up may still be read, and a receive still be written, by MPI later: then
- * the buffer is left to MPI until its request is done (mpi_process.h).
+ * No call blocks in MPI. A wait is a loop of tests with a deadline that first polls and then
+ * yields, because ranks often outnumber cores. Data is copied through a stage: after a timeout MPI
+ * may still read a send or write a receive, so the stage is freed only when its request is done
+ * (mpi_process.h).
  */
 #include <fsdp/ctl_mpi.h>
 
@@ -17,9 +17,9 @@
 
 enum { TAG = 0x6673 };
 
-/* Room for one piece on its way. */
+/* The buffer of one message in flight. */
 typedef struct stage {
-    MPI_Request request; /* when it was given up, but MPI may still be at it */
+    MPI_Request request; /* after a timeout: still in flight */
     fsdp_mpi_deferred deferred;
     unsigned char data[FSDP_CTL_PIECE];
 } stage;
@@ -27,7 +27,7 @@ typedef struct stage {
 typedef struct mpi_link {
     MPI_Comm comm;
     stage *outgoing, *incoming;
-    struct mpi_link *next; /* among the unfinished */
+    struct mpi_link *next; /* in the list `unfinished` */
 } mpi_link;
 
 static mpi_link *unfinished;
@@ -95,7 +95,7 @@ static fsdp_status send_message(fsdp_ctl *ctl, int to, const void *data, size_t 
     return status;
 }
 
-/* Of what size is the message that comes next? */
+/* The size of the next message, if one has arrived. */
 static int probe(const mpi_link *link, int from, MPI_Message *message_out, int *is_there_out,
                  int *size_out)
 {
@@ -179,7 +179,7 @@ static fsdp_status connect_link(MPI_Comm comm, mpi_link *link, int *rank_out, in
     return code == MPI_SUCCESS ? FSDP_OK : fsdp_mpi_fail(err, code, "MPI_Comm_size");
 }
 
-/* A duplicate that MPI may still write is left to it, with the link that holds it. */
+/* MPI may still write a pending duplicate: its link is kept until the process ends. */
 static void give_up_link(mpi_link *link, bool pending)
 {
     if (pending) {

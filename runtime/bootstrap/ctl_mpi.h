@@ -1,14 +1,13 @@
 /*
- * The control plane over MPI (library fsdp_mpi). It talks on a communicator of its own, a duplicate
- * of the one that is given, so that it never mixes with the program's messages.
+ * The control plane over MPI (library fsdp_mpi). It uses a duplicate of the given communicator, so that its
+ * messages never mix with the program's.
  *
  * Life: fsdp_ctl_mpi_world, use, fsdp_ctl_free, fsdp_mpi_finalize. Collective: all ranks create.
  *
- * When a rank is dead or stopped, MPI_Finalize would wait for it for ever. After a failure of the
- * control plane fsdp_mpi_finalize therefore leaves MPI alone and returns false; the program then
- * ends with _exit (after writing what it has to say), never with exit or return from main. By
- * default mpirun kills all ranks when one dies; with `mpirun --enable-recovery` they live on and
- * report who was lost.
+ * When a rank is dead or stopped, MPI_Finalize would block for ever. After a failure of the control plane
+ * fsdp_mpi_finalize therefore returns false without calling it; the program then flushes its output and ends
+ * with _exit, never with exit or a return from main. By default mpirun kills all ranks when one dies; with
+ * `mpirun --enable-recovery` they live on and report who was lost.
  *
  * All calls of one process from one thread (MPI_THREAD_FUNNELED).
  */
@@ -22,11 +21,11 @@
 extern "C" {
 #endif
 
-/* Local, before the ranks create: how long each waits for all others to come and create, too (default
- * FSDP_CTL_DEADLINE_MS). What a created control plane waits is fsdp_ctl_set_deadline's. */
+/* Local, called before the control plane is created: the deadline of its creation (default
+ * FSDP_CTL_DEADLINE_MS). fsdp_ctl_set_deadline sets that of its calls. */
 FSDP_API void fsdp_ctl_mpi_set_deadline(int milliseconds);
 
-/* All ranks of MPI_COMM_WORLD. Initialises MPI if nobody did yet. */
+/* All ranks of MPI_COMM_WORLD. Initialises MPI unless that is done. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_ctl_mpi_world(fsdp_ctl **ctl_out, fsdp_error *err);
 
 /* The ranks of a communicator: comm points to an MPI_Comm, which stays the caller's. */

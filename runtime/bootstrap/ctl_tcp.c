@@ -2,9 +2,9 @@
  * The control plane's back end over TCP: one message is its size and its bytes on a stream. See
  * ctl_tcp.h.
  *
- * A message that could only be sent or received in part when the time was over stays with its link,
- * and goes on with the next call: so the stream keeps its bounds whatever fails, and a farewell
- * arrives.
+ * A message that was sent or received in part at its deadline stays with its link, and the next
+ * call continues it: the stream keeps its message bounds after any failure, and a leave message
+ * still arrives.
  */
 #include "runtime/bootstrap/ctl_tcp.h"
 
@@ -27,16 +27,16 @@ enum { HEAD = sizeof(uint32_t) };
 
 typedef struct tcp_link {
     int fd;        /* -1: not connected yet, or no more */
-    bool has_left; /* nothing more comes */
-    bool is_deaf;  /* it takes nothing more; what it said before may still lie here */
+    bool has_left; /* the peer sends nothing more */
+    bool is_deaf;  /* sending failed; data received before is still valid */
     tcp_message incoming, outgoing;
 } tcp_link;
 
 typedef struct tcp_end {
     fsdp_tcp_parts parts;
     fsdp_listener listener;
-    tcp_link *links;   /* what this rank connected, and all of rank 0 */
-    tcp_link *callers; /* what the others connected; NULL at rank 0 */
+    tcp_link *links;   /* connected by this rank; those of rank 0 come from the rendezvous */
+    tcp_link *callers; /* connected by the other ranks; NULL at rank 0 */
 } tcp_end;
 
 static fsdp_status fail_left(int rank, ssize_t failed, fsdp_error *err)
@@ -72,7 +72,7 @@ static void forget(tcp_message *message)
     message->room = 0;
 }
 
-/* Goes on with what is under way. FSDP_ERR_PEER with an empty text: not all of it by then. */
+/* Sends the rest of the outgoing message. FSDP_ERR_PEER with an empty text: the time is over. */
 static fsdp_status push(tcp_link *link, int to, int64_t until_ms, fsdp_error *err)
 {
     tcp_message *message = &link->outgoing;
@@ -103,8 +103,7 @@ static fsdp_status fill(tcp_message *message, const void *data, size_t size, fsd
     return FSDP_OK;
 }
 
-/* Of a message that did not go by then, what has not begun is forgotten: the caller knows that it
- * failed. */
+/* A message of which no byte was sent in time is dropped: the caller reports its failure. */
 static fsdp_status send_on(tcp_link *link, int to, const void *data, size_t size, int64_t until_ms,
                            fsdp_error *err)
 {
@@ -116,7 +115,7 @@ static fsdp_status send_on(tcp_link *link, int to, const void *data, size_t size
     return status;
 }
 
-/* How much of the message is still to come; 0: all is there. */
+/* Bytes of the message that have not arrived yet. */
 static size_t missing(const tcp_message *message)
 {
     return message->at < HEAD ? HEAD - message->at : message->end - message->at;
@@ -135,7 +134,7 @@ static fsdp_status note_size(tcp_message *message, int from, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Reads what is there. *whole_out: a message is complete. */
+/* Reads without waiting. *whole_out: the message is complete. */
 static fsdp_status pull(tcp_link *link, int from, bool *whole_out, fsdp_error *err)
 {
     tcp_message *message = &link->incoming;
@@ -185,7 +184,7 @@ static fsdp_status call_rank(tcp_end *end, int to, int64_t until_ms, fsdp_error 
         link->has_left = true;
         return fail_left(to, 0, err);
     }
-    if (status == FSDP_OK) /* it fits into any socket's buffer */
+    if (status == FSDP_OK) /* a hello fits into any socket's buffer */
         status = fsdp_socket_send_all(link->fd, &hello, sizeof hello, fsdp_now_ms() + 1, err);
     if (status != FSDP_OK)
         fsdp_socket_close(&link->fd);
@@ -240,7 +239,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
     bool is_star = ctl->rank == 0 || from == 0, whole = false;
     tcp_link *link = is_star ? &end->links[from] : &end->callers[from];
     for (;;) {
-        bool is_late = fsdp_now_ms() >= until_ms; /* then this look is the last one */
+        bool is_late = fsdp_now_ms() >= until_ms; /* then this is the last attempt */
         if (link->has_left)
             return fail_left(from, 0, err);
         if (!is_star && link->fd < 0)
@@ -249,8 +248,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
             FSDP_TRY(pull(link, from, &whole, err));
         if (whole)
             return hand_over(ctl, &link->incoming, from, data, size, err);
-        if (is_late &&
-            link->fd < 0) /* files that were open elsewhere may have come back until now */
+        if (is_late && link->fd < 0) /* descriptors may have been freed until the deadline */
             FSDP_TRY(fsdp_listener_check(&end->listener, err));
         if (is_late)
             return fsdp_ctl_fail_late(err);
@@ -260,7 +258,7 @@ static fsdp_status recv_message(fsdp_ctl *ctl, int from, void *data, size_t size
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* What the other has sent and we never read would make the kernel take back what we sent last. */
+/* Closing a socket with unread data makes the kernel discard what was sent last: reads it first. */
 static void close_link(tcp_link *link)
 {
     char rest[4096];

@@ -1,4 +1,4 @@
-/* MPI as the process has it once. See mpi_process.h. */
+/* MPI as a resource of the process. See mpi_process.h. */
 #include "runtime/bootstrap/mpi_process.h"
 
 #include <fsdp/ctl_mpi.h>
@@ -14,9 +14,9 @@ enum { SPINS = 200, YIELDS = 2000, NAP_US = 50, LONGEST_NAP_US = 1000 };
 static struct {
     pthread_mutex_t lock;
     bool begun_here, is_broken;
-    int thread_level; /* what MPI gave */
-    int deadline_ms;  /* for all ranks to come; 0: the default */
-    fsdp_mpi_deferred *left;
+    int thread_level; /* granted by MPI */
+    int deadline_ms;  /* of the creation of a control plane; 0: the default */
+    fsdp_mpi_deferred *deferred;
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void fsdp_mpi_lock(void)
@@ -68,27 +68,27 @@ bool fsdp_mpi_keep_waiting(int tests, int64_t until_ms)
     return true;
 }
 
-/* --- what is left to MPI ---------------------------------------------------------------------- */
+/* --- deferred memory -------------------------------------------------------------------------- */
 
-void fsdp_mpi_defer(fsdp_mpi_deferred *rest)
+void fsdp_mpi_defer(fsdp_mpi_deferred *deferred)
 {
-    rest->next = process.left;
-    process.left = rest;
+    deferred->next = process.deferred;
+    process.deferred = deferred;
 }
 
-static bool is_done(const fsdp_mpi_deferred *rest)
+static bool is_done(const fsdp_mpi_deferred *deferred)
 {
     bool all = true;
-    for (int i = 0; i < rest->count; i++) {
+    for (int i = 0; i < deferred->count; i++) {
         int done = 0;
-        all &= MPI_Test(&rest->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
+        all &= MPI_Test(&deferred->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
     }
     return all;
 }
 
 void fsdp_mpi_reclaim(void)
 {
-    for (fsdp_mpi_deferred **at = &process.left; *at;) {
+    for (fsdp_mpi_deferred **at = &process.deferred; *at;) {
         fsdp_mpi_deferred *old = *at;
         if (!is_done(old)) {
             at = &old->next;
@@ -103,7 +103,8 @@ void fsdp_mpi_reclaim(void)
 
 /* --- the beginning ---------------------------------------------------------------------------- */
 
-/* Whoever called MPI_Init alone answers for calling MPI from one thread; we asked for more. */
+/* A program that called MPI_Init itself is responsible for its thread level; here more was
+ * requested. */
 static fsdp_status check_threads(fsdp_error *err)
 {
     if (!process.begun_here || process.thread_level >= MPI_THREAD_FUNNELED)
@@ -173,8 +174,8 @@ static fsdp_status await_duplicate(MPI_Request *request, bool *pending_out, fsdp
     return FSDP_OK;
 }
 
-/* The caller's communicator has a handler for errors, usually one that ends the process. Until
- * there is a duplicate with a handler of ours, errors are to come back to us. */
+/* The caller's error handler usually ends the process. Until the duplicate has its own handler,
+ * errors are returned. */
 static fsdp_status duplicate_gently(MPI_Comm comm, MPI_Comm *comm_out, bool *pending_out,
                                     fsdp_error *err)
 {

@@ -1,4 +1,4 @@
-/* Processes are watched by their descriptors. See process_watch.h. */
+/* Watches processes through their pidfds. See process_watch.h. */
 #include "runtime/bootstrap/process_watch.h"
 
 #include <errno.h>
@@ -40,29 +40,29 @@ void fsdp_process_watch_close(fsdp_process_watch *watch)
     watch->fd = -1;
 }
 
-/* --- those of all ranks ----------------------------------------------------------------------- */
+/* --- all ranks -------------------------------------------------------------------------------- */
 
-/* The same process numbers mean the same processes. */
+/* True when a process number means the same process to both. */
 static bool are_near(const fsdp_process *a, const fsdp_process *b)
 {
     return strcmp(a->boot, "unknown") != 0 && strcmp(a->boot, b->boot) == 0 &&
            strcmp(a->pid_space, "unknown") != 0 && strcmp(a->pid_space, b->pid_space) == 0;
 }
 
-fsdp_status fsdp_process_watch_all(fsdp_ctl *ctl, fsdp_process_watch *lines, fsdp_error *err)
+fsdp_status fsdp_process_watch_all(fsdp_ctl *ctl, fsdp_process_watch *watches, fsdp_error *err)
 {
     int size = fsdp_ctl_size(ctl), rank = fsdp_ctl_rank(ctl);
     fsdp_process self, *all = fsdp_alloc((size_t)size, sizeof *all);
     fsdp_process_self(&self);
     for (int i = 0; i < size; i++)
-        lines[i] = (fsdp_process_watch){-1, 0};
+        watches[i] = (fsdp_process_watch){-1, 0};
     fsdp_status status = all ? FSDP_OK : fsdp_fail_memory(err, "where the other ranks are");
     status = fsdp_ctl_agree(ctl, status, err);
     if (status == FSDP_OK)
         status = fsdp_ctl_allgather(ctl, &self, sizeof self, all, err);
     for (int i = 0; i < size && status == FSDP_OK; i++) {
         if (i != rank && are_near(&self, &all[i]))
-            status = fsdp_process_watch_open((int)all[i].pid, i, &lines[i], err);
+            status = fsdp_process_watch_open((int)all[i].pid, i, &watches[i], err);
     }
     fsdp_free(all);
     return status;

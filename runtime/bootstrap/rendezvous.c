@@ -1,8 +1,9 @@
 /*
- * Ranks meet. See rendezvous.h; the control plane that comes out of it is ctl_tcp.c.
+ * The rendezvous of the ranks. See rendezvous.h; ctl_tcp.c makes the control plane of its
+ * connections.
  *
- * A pending says its hello (listener.h). Rank 0 answers once: with the addresses of all when all
- * are there, else with the reason why there will be no meeting.
+ * Every other rank connects to rank 0 and sends a hello (listener.h). Rank 0 answers each once:
+ * with the addresses of all ranks when all have connected, else with the reason of the failure.
  */
 #include "runtime/bootstrap/rendezvous.h"
 
@@ -23,21 +24,22 @@ enum {
     ANSWER_MS = 1000
 };
 
-/* In front of rank 0's one answer. Addresses follow a welcome, a text a refusal. */
+/* The head of rank 0's answer. Addresses follow when the rank is accepted, a text when it is
+ * refused. */
 typedef struct answer {
     uint32_t magic;
-    int32_t status; /* FSDP_OK: welcome */
+    int32_t status; /* FSDP_OK: accepted */
     uint32_t size;
 } answer;
 
-/* The meeting at rank 0. */
+/* The rendezvous at rank 0. */
 typedef struct host_state {
     const fsdp_rendezvous_spec *spec;
     fsdp_listener listener;
-    int *fds;                     /* one per rank; -1: not here yet */
-    fsdp_rank_address *addresses; /* where they listen */
+    int *fds;                     /* one per rank; -1: not connected yet */
+    fsdp_rank_address *addresses; /* of their listeners */
     struct pollfd *polled;
-    int here; /* rank 0 included */
+    int here; /* connected ranks, rank 0 included */
     uint8_t job[FSDP_SHA256_SIZE];
 } host_state;
 
@@ -55,9 +57,9 @@ static fsdp_status listen_here(const fsdp_rendezvous_spec *spec, int port, int *
     return fsdp_socket_listen(spec->is_one_host ? FSDP_LOOPBACK : NULL, port, fd_out, err);
 }
 
-/* --- rank 0: pending -------------------------------------------------------------------------- */
+/* --- rank 0: connections ---------------------------------------------------------------------- */
 
-/* Best effort: what it is told fits into the socket's buffer. */
+/* Best effort: the answer fits into the socket's buffer. */
 static void refuse(int fd, const fsdp_error *why)
 {
     const answer head = {FSDP_HELLO_MAGIC, (int32_t)why->status, sizeof why->text};
@@ -92,7 +94,7 @@ static fsdp_status admit(host_state *all, fsdp_pending *pending, fsdp_error *err
     if (pending->hello.purpose != FSDP_HELLO_RENDEZVOUS ||
         memcmp(pending->hello.job, all->job, sizeof all->job) != 0) {
         (void)fsdp_fail(&other, FSDP_ERR_USAGE,
-                        "another job's ranks meet there: its id is not this one's");
+                        "another job's rendezvous is there: its id is not this one's");
         refuse(pending->fd, &other);
         fsdp_socket_close(&pending->fd);
         return FSDP_OK;
@@ -118,15 +120,15 @@ static fsdp_status admit_pending(host_state *all, fsdp_error *err)
     return fsdp_listener_check(&all->listener, err);
 }
 
-/* A member says nothing more until it gets its answer: what can be read is its end. */
+/* A connected rank sends nothing more until it gets its answer: a readable socket has been
+ * closed. */
 static fsdp_status check_members(const host_state *all, fsdp_error *err)
 {
     for (int rank = 1; rank < all->spec->size; rank++) {
         char byte;
         if (all->fds[rank] >= 0 && fsdp_socket_read(all->fds[rank], &byte, 1) != 0) {
             err->rank = rank;
-            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d has left while the ranks were meeting",
-                             rank);
+            return fsdp_fail(err, FSDP_ERR_PEER, "rank %d left during the rendezvous", rank);
         }
     }
     return FSDP_OK;
@@ -178,7 +180,7 @@ static fsdp_status init_host(host_state *all, fsdp_error *err)
     for (size_t i = 0; all->fds && i < size; i++)
         all->fds[i] = -1;
     if (!all->fds || !all->addresses || !all->polled)
-        return fsdp_fail_memory(err, "the meeting of the ranks");
+        return fsdp_fail_memory(err, "the rendezvous of the ranks");
     return FSDP_OK;
 }
 
@@ -205,7 +207,7 @@ static fsdp_status accept_all(const host_state *all, int64_t until_ms, fsdp_erro
         if (status == FSDP_OK)
             continue;
         err->rank = rank;
-        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d has left while the ranks were meeting", rank);
+        return fsdp_fail(err, FSDP_ERR_PEER, "rank %d left during the rendezvous", rank);
     }
     return FSDP_OK;
 }
@@ -275,7 +277,7 @@ static fsdp_status try_connect(joiner *mine, int64_t until_ms, fsdp_error *err)
     return fsdp_socket_connect(mine->host, mine->port, until_ms, &mine->parts.fds[0], err);
 }
 
-/* Rank 0 may come later than this rank, within the deadline. */
+/* Rank 0 may start later than this rank, within the deadline. */
 static fsdp_status connect_to_host(joiner *mine, int64_t until_ms, fsdp_error *err)
 {
     for (int tries = 0;; tries++) {
@@ -348,8 +350,7 @@ static fsdp_status recv_answer(const joiner *mine, int64_t until_ms, fsdp_error 
     return FSDP_OK;
 }
 
-/* Rank 0 sees the ranks of its own host as loopback, which another host must not take for
- * itself. */
+/* Rank 0 sees the ranks of its own host at a loopback address: replaced by rank 0's address. */
 static void mend_addresses(joiner *mine)
 {
     char host[FSDP_HOST_SIZE];
@@ -371,10 +372,10 @@ static fsdp_status join(joiner *mine, int64_t until_ms, fsdp_error *err)
     if (mine->parts.fds)
         mine->parts.fds[0] = -1;
     if (!mine->parts.fds || !mine->parts.addresses)
-        return fsdp_fail_memory(err, "the meeting of the ranks");
+        return fsdp_fail_memory(err, "the rendezvous of the ranks");
     FSDP_TRY(listen_here(spec, 0, &mine->parts.listener, err));
     FSDP_TRY(connect_to_host(mine, until_ms, err));
-    /* Rank 0 began before now, and tells within its deadline who is missing. */
+    /* Rank 0 began earlier than this rank, and answers within its deadline. */
     until_ms = fsdp_now_ms() + spec->deadline_ms + grace_ms;
     if (send_hello(mine, until_ms, err) != FSDP_OK)
         return fail_answer(mine, err);

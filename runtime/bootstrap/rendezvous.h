@@ -1,10 +1,11 @@
 /*
- * How processes become ranks that know each other: rank 0 listens, the others come to it, say who they
- * are and get everybody's address. All within a deadline; whoever is missing is named.
+ * The rendezvous: rank 0 listens, every other rank connects to it, sends its hello and receives the addresses
+ * of all ranks. Out comes a control plane over TCP (ctl_tcp.h). It ends within a deadline; the error names
+ * the missing ranks. The launcher calls it.
  *
- * Every hello carries a digest of the job's id. Guests of another job are told so and do not disturb; what is
- * no hello is turned away. A rank that comes twice, or counts the ranks differently, ends the meeting for
- * all, with the same error.
+ * Every hello carries a digest of the job's id. Ranks of another job are refused with a reason and do not
+ * disturb this one. A rank number that is used twice, or another number of ranks, fails the rendezvous on all
+ * ranks with the same error.
  */
 #ifndef FSDP_RENDEZVOUS_H
 #define FSDP_RENDEZVOUS_H
@@ -14,20 +15,20 @@
 
 typedef struct fsdp_rendezvous_spec {
     int rank, size;
-    const char *job;           /* text that is this job's alone */
-    bool is_one_host;          /* all ranks here: only this host can connect */
+    const char *job;           /* an id that no other job has */
+    bool is_one_host;          /* listens at the loopback address only */
     int deadline_ms;
     /* Rank 0: where it listens. */
-    int listener;              /* one that is there already, owned from now on; -1: none */
+    int listener;              /* an open one, which it takes; -1: none */
     int port;                  /* else the port; 0: any free one */
-    fsdp_status (*publish)(void *user, int port, int64_t until_ms, fsdp_error *err);   /* NULL: others know */
-    /* The others: where rank 0 listens. Asked again before each try. */
+    fsdp_status (*publish)(void *user, int port, int64_t until_ms, fsdp_error *err);   /* or NULL */
+    /* The others: finds the address of rank 0. Called before each attempt to connect. */
     fsdp_status (*find)(void *user, char host_out[FSDP_HOST_SIZE], int *port_out, int64_t until_ms,
                         fsdp_error *err);
     void *user;
 } fsdp_rendezvous_spec;
 
-/* Collective over the ranks to be. */
+/* Collective over all ranks of the job. */
 fsdp_status fsdp_rendezvous(const fsdp_rendezvous_spec *spec, fsdp_ctl **ctl_out, fsdp_error *err);
 
 #endif

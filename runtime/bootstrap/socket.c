@@ -100,7 +100,7 @@ static int listen_at(const struct addrinfo *at)
     if (fd < 0)
         return -errno;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (at->ai_family == AF_INET6) /* takes IPv4 as well */
+    if (at->ai_family == AF_INET6) /* accepts IPv4 as well */
         (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0)
         return fd;
@@ -109,7 +109,7 @@ static int listen_at(const struct addrinfo *at)
     return -failed;
 }
 
-/* Every interface: IPv6 first, which takes IPv4 as well. */
+/* IPv6 first: such a socket accepts IPv4 as well. */
 fsdp_status fsdp_socket_listen(const char *host, int port, int *fd_out, fsdp_error *err)
 {
     struct addrinfo *found = NULL;
@@ -133,7 +133,8 @@ static void send_at_once(int fd)
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-/* TCP lets a socket that tries a free port of this host again and again meet itself there. */
+/* A socket that connects to a free port of its own host can get that port as its own and connect to
+ * itself. */
 static bool is_own_end(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};

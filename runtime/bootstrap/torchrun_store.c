@@ -1,7 +1,7 @@
 /*
  * A client of PyTorch's TCPStore. See torchrun_store.h.
  *
- * A connection begins with request 0 and a number that says "I am one of you". A request is one
+ * A connection begins with request 0 and a magic number. A request is one
  * byte, then strings: eight bytes of length, then the bytes, all in the host's byte order. Names of
  * a store begin with '/'. Both of its servers (the old one and that over libuv) speak this.
  */
@@ -14,7 +14,7 @@
 enum { REQUEST_HELLO = 0, REQUEST_SET = 1, REQUEST_GET = 3, REQUEST_WAIT = 6, REQUEST_DELETE = 8 };
 enum { STORE_MAGIC = 0x3C85F7CE, REQUEST_SIZE = 2048 };
 
-/* What is to be sent at once. */
+/* A request being built. */
 typedef struct request {
     size_t size;
     bool overflows;
@@ -78,7 +78,7 @@ static fsdp_status finish(const char *host, int port, int fd, fsdp_status status
     return status;
 }
 
-/* It answers nothing: a look at what was set shows that it has arrived. */
+/* The store does not answer a set: the wait that follows confirms it. */
 fsdp_status fsdp_store_set(const char *host, int port, const char *name, const char *value,
                            int64_t until_ms, fsdp_error *err)
 {

@@ -1,7 +1,6 @@
 /*
- * Collectives: what all back ends have in common. Arguments are checked here, a group of one rank
- * is served here, and here a communicator is poisoned: the first failure, whosever it is, is that
- * of every call from then on. See comm.h.
+ * The common part of all back ends: checks arguments, serves groups of one rank, and poisons
+ * communicators: after the first failure of any rank every call returns that failure. See comm.h.
  */
 #include "runtime/comm/comm_backend.h"
 
@@ -118,7 +117,7 @@ void fsdp_transport_free_pages(fsdp_transport *transport, void *data)
 
 /* --- poison ----------------------------------------------------------------------------------- */
 
-/* Another thread of this rank may abort at any time: the text is there when the state says so. */
+/* Another thread of this rank may abort at any time: the state is set after the text. */
 static void keep_poison(fsdp_comm *comm, const fsdp_error *why)
 {
     int none = POISON_NONE;
@@ -128,7 +127,8 @@ static void keep_poison(fsdp_comm *comm, const fsdp_error *why)
     atomic_store(&comm->poison_state, POISON_IS_SET);
 }
 
-/* What the other ranks know goes first: so all have the same first failure. */
+/* The group's failure goes before the local one, so that all ranks report the same first
+ * failure. */
 static bool is_poisoned(fsdp_comm *comm, fsdp_error *err_out)
 {
     const fsdp_transport_ops *ops = comm->transport->ops;
@@ -168,17 +168,17 @@ static fsdp_status check(const fsdp_comm *comm, const fsdp_collective *call, fsd
         return FSDP_OK;
     err->rank = comm->transport->rank;
     if (call->kind < FSDP_ALL_GATHER || call->kind > FSDP_ALL_TO_ALL)
-        return status; /* there is no name for it */
+        return status; /* it has no name */
     char name[200];
     fsdp_collective named = *call;
-    named.counts = NULL; /* which may be what is wrong */
+    named.counts = NULL; /* they may be what is wrong */
     fsdp_comm_header header = fsdp_comm_head(comm, &named);
     fsdp_comm_describe(&header, name, sizeof name);
     fsdp_error_prefix(err, "%s", name);
     return status;
 }
 
-/* One rank has everything: it gets what it gave. */
+/* A group of one rank: the result is its own input. */
 static fsdp_status run_alone(const fsdp_collective *call, fsdp_error *err)
 {
     int64_t count = fsdp_comm_part(call, 0);

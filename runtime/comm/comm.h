@@ -1,6 +1,6 @@
 /*
- * Collectives: how ranks exchange tensors. A communicator is one rank's end of a group of ranks; the world
- * makes and keeps them (world.h).
+ * Collectives: ranks exchange tensors. A communicator is one rank's end of a group of ranks; the world
+ * creates and keeps them (world.h).
  *
  * One summation order: every reduced element is x0 + x1 + ... in the order of the group's ranks, in f32 for
  * f32, bf16 and f16, else in its own type; an average divides once, and there is one rounding at the end. So
@@ -43,14 +43,14 @@ typedef enum fsdp_reduce_op {
 } fsdp_reduce_op;
 
 /*
- * Who wants to see what the ranks bring where it lies. See gets one pointer per rank of the group, in its
- * order, to memory of whoever brings it; it may read there until it returns, and must not call the
- * communicator. While it looks, a rank gives no sign of life: it should take well less than the deadline.
- *   all_gather      Instead of a copy of the parts. Ranks may differ in it. What out holds then is not said,
- *                   but it is needed as ever: where ranks cannot read each other's memory, what is seen lies
- *                   there.
- *   reduce_scatter  Instead of a sum: see makes it of the inputs of all, in the order of ranks. On all ranks
- *                   or none; with FSDP_COMM_POOL only, and inputs from fsdp_comm_alloc. out is not used.
+ * Zero-copy access to the ranks' inputs. `see` gets one pointer per rank of the group, in its order, into
+ * that rank's buffer. It may read there until it returns, and must not call the communicator. A rank sends no
+ * heartbeat while `see` runs: it should take well less than the deadline.
+ *   all_gather      `see` replaces the copy of the parts, on any of the ranks. The contents of `out` are
+ *                   undefined afterwards, but `out` is still needed: where ranks cannot read each other's
+ *                   memory the parts are received there.
+ *   reduce_scatter  `see` replaces the reduction: it combines all inputs in the order of ranks, on all ranks
+ *                   or on none. Needs FSDP_COMM_POOL, and inputs from fsdp_comm_alloc. `out` is not used.
  */
 typedef struct fsdp_comm_view {
     void (*see)(void *user, const void *const *parts);
@@ -72,7 +72,7 @@ typedef struct fsdp_collective {
     fsdp_reduce_op op;
     double factor;             /* premul_sum */
     int root;                  /* broadcast: position in the group */
-    const char *unit;          /* who asks, for messages; NULL: nobody in particular */
+    const char *unit;          /* names the caller in messages; or NULL */
     const fsdp_comm_view *view;        /* all_gather and reduce_scatter; or NULL */
 } fsdp_collective;
 
@@ -81,7 +81,7 @@ FSDP_API int fsdp_comm_size(const fsdp_comm *comm);
 FSDP_API const int *fsdp_comm_ranks(const fsdp_comm *comm);    /* world ranks, in group order; borrowed */
 FSDP_API const char *fsdp_comm_backend(const fsdp_comm *comm); /* "self", "threads", "shm", "mpi", "tcp" */
 
-/* What the back end does itself; the rest is done around it with the same result. */
+/* Operations that the back end implements itself; comm.c composes the others, with the same result. */
 enum { FSDP_COMM_AVG = 1, FSDP_COMM_PREMUL_SUM = 2, FSDP_COMM_POOL = 4 };
 FSDP_API unsigned fsdp_comm_abilities(const fsdp_comm *comm);
 
@@ -91,20 +91,21 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_run(fsdp_comm *comm, const fsdp_coll
                                                 fsdp_error *err);
 
 /*
- * The same, without waiting: a thread of the communicator makes the call after all that were started before,
- * and fsdp_comm_run on it comes after those as well. So ranks may mix the two as they like, if only the order
- * is the same. The buffers, and what else call points to, stay untouched until the handle was waited for. Who
- * is hundreds of calls ahead of their ends waits for the oldest.
- * Over MPI that takes MPI_THREAD_SERIALIZED. A failure is told by fsdp_comm_wait; one of fsdp_comm_start
- * itself (no memory, no thread) gives no handle and poisons the communicator.
+ * Starts a call without waiting for it. A thread of the communicator runs started calls in order;
+ * fsdp_comm_run on the same communicator runs after them, so ranks may mix both as long as their order is the
+ * same. The buffers, and all that `call` points to, stay untouched until fsdp_comm_wait returns. With
+ * hundreds of calls in flight it waits for the oldest. Over MPI it needs MPI_THREAD_SERIALIZED.
+ * fsdp_comm_wait returns a failure of the call; a failure of fsdp_comm_start itself (no memory, no thread)
+ * returns no handle and poisons the communicator.
  */
 typedef struct fsdp_comm_handle fsdp_comm_handle;
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
                                                   fsdp_comm_handle **handle_out, fsdp_error *err);
-/* Has it ended, well or not? Local. NULL: yes. */
+/* Local. True when the call has ended, successfully or not, and for NULL. */
 FSDP_API bool fsdp_comm_is_done(const fsdp_comm_handle *handle);
-/* Waits for its end, says how that was, frees it and sets it NULL, for which there is nothing to wait. In any
- * order. A rank whose world ends with calls that it did not wait for gives up those that have not ended. */
+/* Waits for the end of the call, returns its status, frees the handle and sets it NULL; accepts NULL. Handles
+ * may be waited for in any order. When a world ends, calls that are still running and were not waited for are
+ * aborted. */
 FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp_error *err);
 
 /*
@@ -112,12 +113,12 @@ FSDP_API FSDP_CHECKED fsdp_status fsdp_comm_wait(fsdp_comm_handle **handle, fsdp
  * these are faster. Local. NULL when there is none left (a plain buffer does then) or the back end has none.
  */
 FSDP_API void *fsdp_comm_alloc(fsdp_comm *comm, size_t size);
-/* What fsdp_comm_alloc gave, of any communicator of the same rank and world. Accepts NULL. */
+/* Frees memory of fsdp_comm_alloc, through any communicator of the same rank and world. Accepts NULL. */
 FSDP_API void fsdp_comm_dealloc(fsdp_comm *comm, void *data);
 
-/* Local. This rank cannot go on: every call on this communicator, here and on the other ranks, returns
- * `why` from now on. Any thread may say so at any time, also while another is in a call; of several the first
- * counts. `why` is copied; NULL, or one of no failure, is FSDP_ERR_CANCELLED. */
+/* Local. Aborts the communicator: from now on every call on it, here and on the other ranks, returns `why`.
+ * Any thread may abort at any time, also while another is in a call; the first abort counts. `why` is copied;
+ * NULL, or FSDP_OK in it, means FSDP_ERR_CANCELLED. */
 FSDP_API void fsdp_comm_abort(fsdp_comm *comm, const fsdp_error *why);
 
 #ifdef __cplusplus

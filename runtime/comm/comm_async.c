@@ -1,20 +1,19 @@
 /*
- * Collectives that are started now and waited for later. A communicator of which that is asked gets
- * a stream with a thread of its own, which makes its calls in the order in which they were started.
- * See comm.h.
+ * Collectives that are started and waited for later. The first start creates a stream with its own
+ * thread, which runs the calls of the communicator in the order of their starts. See comm.h.
  */
 #include "runtime/comm/comm_backend.h"
 
 #include "base/core/mem.h"
 #include "runtime/device/device.h"
 
-/* result and done: the thread writes the one before it reaches the other. */
+/* The thread writes `result` before it reaches `done`. */
 struct fsdp_comm_handle {
     fsdp_comm *comm;
     fsdp_collective call;
     fsdp_event done;
     fsdp_error result;
-    fsdp_comm_handle *next; /* of those that nobody has waited for */
+    fsdp_comm_handle *next; /* in the list of handles not waited for */
 };
 
 struct fsdp_comm_queue {
@@ -64,7 +63,7 @@ fsdp_status fsdp_comm_start(fsdp_comm *comm, const fsdp_collective *call,
     fsdp_comm_handle *handle = NULL;
     *handle_out = NULL;
     if (prepare(comm, &handle, &failure) != FSDP_OK) {
-        fsdp_comm_abort(comm, &failure); /* the others are not to wait for this call */
+        fsdp_comm_abort(comm, &failure); /* so that the others do not wait for this call */
         if (err)
             *err = failure;
         return failure.status;
@@ -113,7 +112,8 @@ void fsdp_comm_settle(const fsdp_comm *comm)
                                               NULL);
 }
 
-/* Who leaves without having waited does not wait for the others now, nor they for it. */
+/* A rank that closes its communicator with calls in flight aborts them, so that no rank waits for
+ * them. */
 static void abort_unfinished(fsdp_comm *comm)
 {
     bool is_done = true;

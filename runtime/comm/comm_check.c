@@ -1,4 +1,4 @@
-/* Are the arguments of a collective good, as far as one rank can tell? See comm.h. */
+/* Checks the arguments of a collective that one rank can check alone. See comm.h. */
 #include "runtime/comm/comm_backend.h"
 
 #include <inttypes.h>
@@ -6,7 +6,7 @@
 #include "base/core/mem.h"
 #include "kernels/train/tensor.h"
 
-/* What one buffer of a call takes. */
+/* The extent of one buffer of a call. */
 typedef struct extent {
     const char *name;
     const unsigned char *data;

@@ -1,6 +1,6 @@
 /*
- * What goes with every collective call, so that ranks which make different calls find out before
- * any data moves. See comm_backend.h.
+ * Builds, compares and describes the headers of collective calls, so that ranks which make
+ * different calls find out before any data moves. See comm_backend.h.
  */
 #include "runtime/comm/comm_backend.h"
 
@@ -97,7 +97,7 @@ fsdp_comm_header fsdp_comm_head_group(const int *ranks, int size, uint64_t seque
     return header;
 }
 
-/* --- for people ------------------------------------------------------------------------------- */
+/* --- descriptions ----------------------------------------------------------------------------- */
 
 static void describe_op(const fsdp_comm_header *header, char *out, size_t out_size)
 {

@@ -1,5 +1,5 @@
 /*
- * Averages and premultiplied sums by a back end that only adds, with the bits of one that does it
+ * Averages and premultiplied sums over a back end that only sums, bit-identical to one that does
  * all: the sum is made in the type of the accumulator, which rounds nothing, and scaled there.
  */
 #include "runtime/comm/comm_backend.h"

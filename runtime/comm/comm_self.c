@@ -1,4 +1,4 @@
-/* The transport of one rank alone: comm.c does all its collectives. */
+/* The transport of a world of one rank: comm.c runs all its collectives. */
 #include "runtime/comm/comm_backend.h"
 
 #include "base/core/mem.h"

@@ -1,7 +1,7 @@
 /*
- * What members tell each other in rounds: in each, a member sends all it knows to one that is twice
- * as far away as in the round before, so that after log2(members) rounds all know of all. See
- * comm_message.h.
+ * Dissemination: in each round a member sends its combined value to the member at twice the
+ * distance of the round before, so that after log2(members) rounds every member has the values of
+ * all. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 
@@ -9,7 +9,7 @@
 
 /* --- rounds ----------------------------------------------------------------------------------- */
 
-/* Both messages of a round, at the first places of each half. */
+/* Waits for both transfers of a round. */
 static fsdp_status await_round(message_group *group, int from, int in_place, fsdp_error *err)
 {
     fsdp_p2p *p2p = group->transport->p2p;
@@ -55,15 +55,16 @@ fsdp_status fsdp_message_disseminate(message_group *group, void *mine, size_t si
 
 /* --- headers ---------------------------------------------------------------------------------- */
 
-/* Of some members: the header of the first of them, and of the first that has another one. */
+/* Of the members known so far: the first one's header, and that of the first member whose header
+ * differs. */
 typedef struct known_headers {
-    int32_t first, other; /* positions; other -1: all are the same */
+    int32_t first, other; /* members; other -1: all headers are equal */
     fsdp_comm_header headers[2];
 } known_headers;
 
-_Static_assert(sizeof(known_headers) <= FSDP_DISSEMINATION_SIZE, "all knowledge fits");
+_Static_assert(sizeof(known_headers) <= FSDP_DISSEMINATION_SIZE, "fits into a round");
 
-/* Takes it for the first that is different, when it is. */
+/* Records the header when it differs and belongs to an earlier member than the recorded one. */
 static void consider(known_headers *known, int position, const fsdp_comm_header *header)
 {
     bool is_same = memcmp(header, &known->headers[0], sizeof *header) == 0;

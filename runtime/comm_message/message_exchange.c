@@ -1,12 +1,12 @@
 /*
- * A exchange: every member has a range of bytes for every other one, and gets one from it. They go
- * in *rows*: row n is the n-th piece of all ranges of a member. Two rows at a time are on their way
- * out and two in, each in staging of its own, so that one fills while the other moves, and what is
- * given up harms no buffer of the caller's. A row of sums is added up when all its pieces are here:
- * the order is that of the ranks.
+ * An exchange: every member has a range of bytes for every other one, and receives one from it.
+ * Ranges are cut into pieces; row n is the n-th piece of all ranges of a member. Two rows at a time
+ * are in flight in each direction, each in its own half of the staging, so that one half is filled
+ * while the other moves, and a failed call leaves no transfer in the caller's buffers. A row of a
+ * reduction is reduced when all its pieces have arrived, in the order of the ranks.
  *
- * Nobody waits in a circle: the first row that somebody has not sent is one that its receiver takes
- * now, because that has all rows before it. See comm_message.h.
+ * An exchange cannot deadlock: the lowest row that any member still has to send is one that its
+ * receiver has posted, because the receiver has retired all rows before it. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 
@@ -20,7 +20,7 @@ typedef struct progress {
     const message_exchange *exchange;
     message_group *group;
     uint64_t rows_out, rows_in;
-    uint64_t staged, posted, retired; /* rows so far */
+    uint64_t staged, posted, retired; /* rows, counted */
     int out_left[HALVES], in_left[HALVES];
     message_watch watch;
     bool has_moved;
@@ -68,7 +68,7 @@ static uint64_t count_rows(const message_group *group, uint64_t size)
 
 /* --- out -------------------------------------------------------------------------------------- */
 
-/* Members that get the same bytes get them from the same staging. */
+/* Members that receive the same bytes share one copy in the staging. */
 static fsdp_status stage_row(progress *now, fsdp_error *err)
 {
     message_group *group = now->group;
@@ -149,7 +149,8 @@ static void add_up(progress *now, uint64_t row)
                      call->op == FSDP_REDUCE_AVG ? group->size : 1);
 }
 
-/* In place sums overwrite what this row of the others is staged from: that comes first. */
+/* An in-place reduction overwrites the source of this row for the others: the row is staged
+ * first. */
 static void retire_row(progress *now)
 {
     uint64_t row = now->retired;
@@ -181,7 +182,7 @@ static fsdp_status finish_transfers(progress *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* For messages to people. */
+/* For error messages. */
 static int find_missing(const progress *now)
 {
     const message_group *group = now->group;

@@ -1,8 +1,8 @@
 /*
- * What ends a wait for another member. Whoever fails tells all members why; whoever leaves says
- * goodbye, and processes of the same host are watched. When nothing comes for the deadline, a
- * member calls the roll: those who wait themselves answer, and who does not is the one that all
- * wait for. See comm_message.h.
+ * Ends waits for other members. A member that fails sends its error to all others, a member that
+ * closes the group sends a leave message, and processes of the same host are watched. When nothing
+ * arrives within the deadline, a member probes the others: waiting members reply, and the error
+ * names the one that does not. See comm_message.h.
  */
 #include "base/core/clock.h"
 #include "runtime/comm_message/comm_message.h"
@@ -11,9 +11,9 @@
 #include <string.h>
 
 enum {
-    LOOK_MS = 100,        /* between looks at processes */
-    LATE_MS = 500,        /* a rest that takes longer is a stop of this rank's own */
-    LEAST_GRACE_MS = 250, /* to answer in */
+    LOOK_MS = 100,        /* between checks of the watched processes */
+    LATE_MS = 500,        /* a longer sleep means that this rank itself was stopped */
+    LEAST_GRACE_MS = 250, /* for the replies to a probe */
     MOST_GRACE_MS = 2000,
     CALL_NAME = 200
 };
@@ -30,7 +30,7 @@ typedef struct message_status {
 
 _Static_assert(sizeof(message_status) <= FSDP_P2P_STATUS, "status are small");
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- sending ---------------------------------------------------------------------------------- */
 
 static void send_to_members(const message_group *group, const message_status *status)
 {
@@ -64,13 +64,13 @@ static void report_failure(message_group *group)
     send_to_members(group, &status);
 }
 
-/* A thread that may not use the wire leaves it to one that may. */
+/* A thread that must not use the p2p leaves this to one that may. */
 static bool may_call(const message_transport *transport)
 {
     return transport->p2p->ops->may_call(transport->p2p, NULL) == FSDP_OK;
 }
 
-/* --- hearing ---------------------------------------------------------------------------------- */
+/* --- receiving -------------------------------------------------------------------------------- */
 
 static message_group *find_group(message_transport *transport, int channel)
 {
@@ -92,7 +92,7 @@ static int find_member(const message_group *group, int rank)
 
 static void note_failure(message_group *group, const message_status *status)
 {
-    if (atomic_load(&group->has_failed) || status->status == FSDP_OK) /* a failure has a status */
+    if (atomic_load(&group->has_failed) || status->status == FSDP_OK) /* not a valid failure */
         return;
     fsdp_error *err = &group->failure;
     *err = (fsdp_error){.status = (fsdp_status)status->status, .errnum = status->errnum};
@@ -103,7 +103,7 @@ static void note_failure(message_group *group, const message_status *status)
     atomic_store(&group->has_failed, true);
 }
 
-/* Also of a group that this rank has left or not made yet: it has begun none of its calls. */
+/* Replies also for a group that this rank has closed or not created yet, with no calls begun. */
 static void reply_to_probe(message_transport *transport, message_group *group,
                            const message_status *probe)
 {
@@ -132,7 +132,7 @@ static void handle_status(message_transport *transport, const message_status *st
     member->has_answered |= status->kind == PROBE_REPLY;
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static void poll_status(message_transport *transport)
 {
     message_status status;
@@ -183,15 +183,15 @@ void fsdp_message_leave(message_group *group)
     if (may_call(transport)) {
         message_status status = make_status(group, LEFT);
         status.status = transport->base.exit_code;
-        poll_status(transport); /* tells what is untold */
+        poll_status(transport); /* reports pending failures */
         send_to_members(group, &status);
     }
     pthread_mutex_unlock(&transport->lock);
 }
 
-/* --- who is missing --------------------------------------------------------------------------- */
+/* --- missing members -------------------------------------------------------------------------- */
 
-/* Everybody's failure now, if it is the first. */
+/* Records it, unless another failure was first, and returns the first. */
 static fsdp_status fail_all(message_group *group, const fsdp_error *why, fsdp_error *err)
 {
     fsdp_message_fail(group, why, false, false);
@@ -209,7 +209,7 @@ static fsdp_status fail_missing(message_group *group, int member, const char *mo
     return fail_all(group, &why, err);
 }
 
-/* Who has begun the call before it left has sent all that it had to. */
+/* A member that left after it began the current call has sent all its data. */
 static fsdp_status check_left(message_group *group, fsdp_error *err)
 {
     for (int i = 0; i < group->size; i++) {
@@ -241,7 +241,7 @@ static fsdp_status check_dead(message_group *group, fsdp_error *err)
         char name[48];
         if (!is_dead(group, i, name, sizeof name))
             continue;
-        if (fsdp_message_has_failed(group, err)) /* it may have said why */
+        if (fsdp_message_has_failed(group, err)) /* its own report is more precise */
             return err->status;
         FSDP_TRY(check_left(group, err));
         if (group->members[i].has_left)
@@ -251,7 +251,7 @@ static fsdp_status check_dead(message_group *group, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- the roll --------------------------------------------------------------------------------- */
+/* --- probes ----------------------------------------------------------------------------------- */
 
 static void send_probe(message_group *group, message_watch *watch, int64_t now_ms)
 {
@@ -268,8 +268,8 @@ static void send_probe(message_group *group, message_watch *watch, int64_t now_m
     pthread_mutex_unlock(&group->transport->lock);
 }
 
-/* First those who say nothing, then those who are elsewhere, else the one whose message is
- * missing. */
+/* A member that did not reply, else one that has not begun this call, else the sender of the
+ * missing message. */
 static int find_missing(const message_group *group, int waits_for)
 {
     int elsewhere = -1;
@@ -334,7 +334,7 @@ static void back_off(const message_group *group, message_watch *watch)
     int64_t before_ms = fsdp_now_ms();
     p2p->ops->back_off(p2p, watch->idle++);
     int64_t late_ms = fsdp_now_ms() - before_ms;
-    if (late_ms > LATE_MS) /* nobody else's fault */
+    if (late_ms > LATE_MS) /* this rank was stopped: the others are not late */
         watch->until_ms += late_ms;
 }
 

@@ -1,13 +1,13 @@
 /*
- * A collective over messages: all members meet, which compares what they call, then its exchanges
- * run. Large sums and broadcasts are cut into slices, one per member, that are gathered afterwards;
- * little ones go to everybody at once. See comm_message.h.
+ * Runs a collective: compares the headers of all members, then runs its exchanges. Large reductions
+ * and broadcasts are cut into slices, one per member, that are gathered afterwards; in small ones
+ * every member gets all bytes at once. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 
 #include <string.h>
 
-enum { LITTLE = 256 << 10 }; /* bytes of all members together that go to everybody */
+enum { LITTLE = 256 << 10 }; /* bytes of all members together, in a call without slices */
 
 typedef struct message_call {
     message_group *group;
@@ -22,7 +22,7 @@ static uint64_t all_bytes(const message_call *now)
     return (uint64_t)now->call->count * now->element;
 }
 
-/* The same on all members. */
+/* Depends only on values that are equal on all members. */
 static bool is_little(const message_call *now)
 {
     return now->group->size == 2 || all_bytes(now) <= LITTLE / (uint64_t)now->group->size;
@@ -100,7 +100,7 @@ static uint64_t slice_of(const message_call *now, int member)
     return slice_at(now, member + 1) - slice_at(now, member);
 }
 
-/* From where every member has its own to where it has all; `has_all` has them already. */
+/* Gathers the members' slices of `from` on all members; `has_all` has all of them already. */
 static fsdp_status gather_slices(const message_call *now, const unsigned char *from, int has_all,
                                  fsdp_error *err)
 {
@@ -167,7 +167,7 @@ static fsdp_status broadcast(const message_call *now, fsdp_error *err)
 
 /* --- all_to_all ------------------------------------------------------------------------------- */
 
-/* The first two, by sender and then receiver, who count differently. */
+/* The first pair, by sender and then receiver, whose counts differ. */
 typedef struct count_difference {
     int32_t from, to; /* from -1: there are none */
     int64_t sent, expected;
@@ -249,7 +249,7 @@ static fsdp_status run_exchanges(message_group *group, const fsdp_collective *ca
                         .in = call->in,
                         .out = call->out,
                         .element = fsdp_dtype_size(call->dtype)};
-    if (!now.in) /* of no elements, or not used: an address to count from */
+    if (!now.in) /* empty or unused: any valid address */
         now.in = (const unsigned char *)group;
     if (!now.out)
         now.out = (unsigned char *)group;

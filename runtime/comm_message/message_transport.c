@@ -1,7 +1,7 @@
 /*
- * The transport of ranks that only a network connects, and how its groups are made and left. All
- * ranks of the world take part in the making of each group, so that all know of it before anyone
- * uses it. See comm_message.h.
+ * The transport over point-to-point messages, and the creation and closing of its groups. All ranks
+ * of the world take part in the creation of a group, so that every rank knows the group before a
+ * member uses it. See comm_message.h.
  */
 #include "runtime/comm_message/comm_message.h"
 
@@ -37,7 +37,7 @@ static bool make_lists(message_group *group)
            group->is_arriving && group->counts;
 }
 
-/* On failure nothing is left. The staging is touched as it is needed. */
+/* On failure nothing is left. Staging memory is not touched before it is used. */
 static fsdp_status init_group(message_group *group, message_transport *transport, const int *ranks,
                               int size, int position, fsdp_error *err)
 {
@@ -88,7 +88,7 @@ static fsdp_status prepare(message_transport *transport, new_group *made, fsdp_e
     return status;
 }
 
-/* Before the others can use it: status of it must find it. */
+/* Called before other members can use the group, so that their status messages find it. */
 static void register_group(message_transport *transport, message_group *group)
 {
     pthread_mutex_lock(&transport->lock);
@@ -137,7 +137,7 @@ static fsdp_status create_comm(fsdp_transport *base, const int *ranks, int size,
             return FSDP_OK;
         }
         fsdp_message_fail(world, &why, true, false);
-        if (made.group && made.group->channel > 0) /* others may have it already */
+        if (made.group && made.group->channel > 0) /* other members may use it already */
             fsdp_message_fail(made.group, &why, world->is_local, false);
         (void)fsdp_message_has_failed(world, &why);
     }

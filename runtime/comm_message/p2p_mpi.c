@@ -1,9 +1,9 @@
 /*
- * Messages of collectives over MPI: a channel is a tag of a communicator of the wire's own. See
- * p2p.h.
+ * Point-to-point messages over MPI: a channel is a tag of a communicator that only this file uses.
+ * See p2p.h.
  *
- * That communicator lives until MPI ends: late status of one world must not meet another one that
- * MPI gives the same number to.
+ * That communicator is never freed: MPI could give its number to a later world, which would receive
+ * late status messages of this one.
  */
 #include "runtime/comm_message/p2p_mpi.h"
 
@@ -19,7 +19,7 @@ enum { YIELDS = 100, NAP_US = 50, NAP_STEP_US = 2, LONGEST_NAP_US = 1000, MOST_S
 
 typedef struct mpi_p2p {
     fsdp_p2p p2p;
-    fsdp_p2p_ops ops; /* with the number of channels that this MPI has */
+    fsdp_p2p_ops ops; /* with the number of tags of this MPI */
     MPI_Comm comm;
 } mpi_p2p;
 
@@ -27,8 +27,8 @@ typedef struct mpi_batch {
     fsdp_p2p_batch batch;
     fsdp_mpi_deferred deferred;
     MPI_Request *requests;
-    MPI_Status *statuses; /* of those that are done */
-    int *sizes;           /* what a receive expects; 0: it is a send */
+    MPI_Status *statuses; /* of completed requests */
+    int *sizes;           /* expected by a receive; 0: a send */
 } mpi_batch;
 
 static fsdp_status may_call(fsdp_p2p *p2p, fsdp_error *err)
@@ -83,7 +83,7 @@ static bool is_idle(mpi_batch *batch)
     return code == MPI_SUCCESS && all;
 }
 
-/* After a failure peers may never come to what is under way. */
+/* After a failure the peers may never match the transfers in flight. */
 static void close_batch(fsdp_p2p *p2p, fsdp_p2p_batch *closed)
 {
     (void)p2p;
@@ -146,7 +146,7 @@ static fsdp_status check_received(const mpi_batch *batch, int place, const MPI_S
                      expected);
 }
 
-/* An error of one of several requests stands in its status. */
+/* MPI_ERR_IN_STATUS: the error of a request is in its status. */
 static fsdp_status fail_test(const mpi_batch *batch, int count, int code, fsdp_error *err)
 {
     for (int i = 0; code == MPI_ERR_IN_STATUS && i < count; i++) {
@@ -167,7 +167,7 @@ static fsdp_status test_batch(fsdp_p2p *p2p, fsdp_p2p_batch *tested, int *finish
     int code =
         MPI_Testsome(batch->batch.places, batch->requests, &count, finished, batch->statuses);
     fsdp_mpi_unlock();
-    if (count == MPI_UNDEFINED) /* nothing is under way */
+    if (count == MPI_UNDEFINED) /* no request is active */
         count = 0;
     if (code != MPI_SUCCESS)
         return fail_test(batch, count, code, err);
@@ -213,7 +213,7 @@ static bool handle_status(const mpi_p2p *mine, void *status, size_t size)
     if (MPI_Iprobe(MPI_ANY_SOURCE, STATUS_TAG, mine->comm, &is_there, &about) != MPI_SUCCESS ||
         !is_there || MPI_Get_count(&about, MPI_BYTE, &coming) != MPI_SUCCESS || coming != (int)size)
         return false;
-    /* They are here in full, being small: this does not wait. */
+    /* Small messages are buffered completely: this does not block. */
     return MPI_Recv(status, coming, MPI_BYTE, about.MPI_SOURCE, STATUS_TAG, mine->comm,
                     MPI_STATUS_IGNORE) == MPI_SUCCESS;
 }
@@ -287,7 +287,7 @@ fsdp_status fsdp_p2p_mpi(fsdp_ctl *ctl, fsdp_p2p **p2p_out, fsdp_error *err)
         *p2p_out = &mine->p2p;
         return FSDP_OK;
     }
-    if (pending) /* MPI may write it: it is never freed */
+    if (pending) /* MPI may still write it: never freed */
         fsdp_mpi_mark_broken();
     else
         fsdp_free(mine);

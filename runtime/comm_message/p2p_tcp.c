@@ -1,7 +1,6 @@
 /*
- * Messages of collectives over TCP: one connection with every other rank, which carries all
- * channels. Work is done when somebody tests or rests, on the caller's thread. See
- * p2p_tcp_internal.h.
+ * Point-to-point messages over TCP: one connection with every other rank carries all channels.
+ * Sockets are served inside of test and back_off, on the caller's thread. See p2p_tcp_internal.h.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
@@ -20,9 +19,9 @@ typedef struct tcp_p2p {
     pthread_mutex_t lock;
     int rank, size;
     tcp_stream *streams;   /* by rank */
-    struct pollfd *polled; /* of rests, which are outside the lock */
+    struct pollfd *polled; /* for back_off, which polls outside the lock */
     tcp_status *statuses;
-    tcp_batch *given_up; /* streams may still be at them */
+    tcp_batch *given_up; /* streams may still use them */
 } tcp_p2p;
 
 static fsdp_status may_call(fsdp_p2p *p2p, fsdp_error *err)
@@ -70,7 +69,7 @@ static bool is_idle(const tcp_batch *batch)
     return idle;
 }
 
-/* What a stream may still be at stays until the wire ends: after a failure only. */
+/* A batch that a stream still uses, after a failure, is freed when the p2p closes. */
 static void close_batch(fsdp_p2p *p2p, fsdp_p2p_batch *closed)
 {
     tcp_p2p *mine = (tcp_p2p *)p2p;
@@ -196,7 +195,7 @@ static bool is_disconnected(fsdp_p2p *p2p, int rank)
     return is_lost;
 }
 
-/* --- rests ------------------------------------------------------------------------------------ */
+/* --- backing off ------------------------------------------------------------------------------ */
 
 static int watch(const tcp_p2p *mine, struct pollfd *polled)
 {
@@ -210,7 +209,7 @@ static int watch(const tcp_p2p *mine, struct pollfd *polled)
     return n;
 }
 
-/* Another thread may rest as well: only one of them at the sockets. */
+/* When several threads back off, one of them polls the sockets and the others sleep. */
 static void back_off(fsdp_p2p *p2p, int idle)
 {
     tcp_p2p *mine = (tcp_p2p *)p2p;
@@ -241,8 +240,8 @@ static bool wants_out(const tcp_p2p *mine)
     return wants;
 }
 
-/* What was said last should arrive; what has come by then is read, or the kernel would take that
- * back. */
+/* Sends what is queued. Also reads what has arrived, because closing a socket with unread data
+ * makes the kernel discard what was sent last. */
 static void flush(tcp_p2p *mine)
 {
     int64_t until_ms = fsdp_now_ms() + FLUSH_MS;

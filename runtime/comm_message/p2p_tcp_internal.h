@@ -1,12 +1,12 @@
 /*
- * The inside of p2p_tcp.h.
+ * The files of p2p over TCP.
  *
- *   p2p_tcp.c       the wire: batches, transfers, status
+ *   p2p_tcp.c        batches, transfers, status messages
  *   tcp_stream.c     frames on the connection with one rank
- *   tcp_connect.c    every rank connects with every other one
+ *   tcp_connect.c    connects every pair of ranks
  *
- * A receiver says on which channel it has room, and only then does its sender send: so what comes goes to its
- * place at once, and no channel stops another.
+ * A posted receive sends its channel as a room frame, and a sender sends data only when it has got one: data
+ * goes straight to its place, and no channel blocks another.
  */
 #ifndef FSDP_P2P_TCP_INTERNAL_H
 #define FSDP_P2P_TCP_INTERNAL_H
@@ -26,9 +26,9 @@ typedef struct tcp_transfer {
 struct tcp_batch {
     fsdp_p2p_batch batch;
     tcp_transfer *transfers;   /* by place */
-    int *finished;             /* places, not told yet */
+    int *finished;             /* places, not reported by test yet */
     int finished_count;
-    tcp_batch *next;           /* among those that are given up */
+    tcp_batch *next;           /* in the list of given-up batches */
 };
 
 enum { FRAME_DATA = 1, FRAME_ROOM, FRAME_STATUS };
@@ -40,7 +40,7 @@ typedef struct tcp_frame {
 } tcp_frame;
 
 typedef struct tcp_room {
-    int channel, count;        /* messages that the other rank has room for */
+    int channel, count;        /* posted receives of the other rank */
 } tcp_room;
 
 typedef struct tcp_status {
@@ -52,7 +52,7 @@ typedef struct tcp_status {
 /* The connection with one rank. */
 typedef struct tcp_stream {
     int fd;                    /* -1: this rank itself, or the connection has ended */
-    bool lacks_memory;         /* which is why it has */
+    bool lacks_memory;         /* the reason of that */
     tcp_transfer *sends, *receives;    /* the oldest first */
     /* Small frames wait here, and go before those of data. */
     unsigned char *small;
@@ -70,9 +70,9 @@ typedef struct tcp_stream {
 
 /* --- tcp_stream.c ----------------------------------------------------------------------------- */
 
-/* Has it something to write now? */
+/* True when it has something to write now. */
 bool fsdp_tcp_stream_wants_out(const tcp_stream *stream);
-/* What goes without waiting. An ended connection is closed. */
+/* Transfer without waiting. An ended connection is closed. */
 void fsdp_tcp_stream_write(tcp_stream *stream);
 void fsdp_tcp_stream_read(tcp_stream *stream, tcp_status **statuses);
 /* False when there is no memory. */

@@ -1,9 +1,10 @@
 /*
- * Every rank connects with those before it, and lets those after it in. See p2p_tcp_internal.h.
+ * Connects every pair of ranks: each rank connects to those before it and accepts those after it.
+ * See p2p_tcp_internal.h.
  *
- * Some ranks at a time connect_to the others, no more than can stand before a listener that nobody
- * looks at. All agree that these visits went well before anybody waits for them: so the rank that
- * could not connect says why, at once, and not the ones that would have waited for it.
+ * Ranks connect in batches no larger than a listener's backlog, because a rank accepts only after
+ * its own connects. All ranks agree on the outcome of the connects before any rank waits to accept:
+ * the rank that could not connect reports the reason at once.
  */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
@@ -11,7 +12,7 @@
 #include "base/core/mem.h"
 #include "runtime/bootstrap/ctl_tcp.h"
 
-enum { BATCH = 64 }; /* listen() may be content with 128 */
+enum { BATCH = 64 }; /* a backlog may be limited to 128 */
 
 typedef struct connector {
     fsdp_ctl *ctl;
@@ -24,7 +25,7 @@ typedef struct connector {
     fsdp_listener listener;
 } connector;
 
-/* When all ranks are of this host, no other one needs to see the listener. */
+/* Listens at the loopback address when all ranks are on this host. */
 static fsdp_status open_listener(connector *now, fsdp_error *err)
 {
     bool is_one_host = true;
@@ -79,7 +80,7 @@ static void accept_all(connector *now)
     }
 }
 
-/* Of the visitors before `end`. */
+/* The first rank before `end` that has not connected. */
 static int find_missing(const connector *now, int end)
 {
     int rank = now->rank + 1;
@@ -107,7 +108,7 @@ static fsdp_status connect_to_all(connector *now, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Collective. The ranks from `first` on, before `end`. */
+/* Collective. The ranks from `first` to `end` connect, those before `end` accept. */
 static fsdp_status connect_batch(connector *now, int first, int end, fsdp_error *err)
 {
     bool is_connecting = now->rank >= first && now->rank < end;

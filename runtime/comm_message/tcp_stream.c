@@ -1,4 +1,4 @@
-/* Frames on the connection with one rank, as far as they go without waiting. See
+/* Writes and reads frames on the connection with one rank, without waiting. See
  * p2p_tcp_internal.h. */
 #include "runtime/comm_message/p2p_tcp_internal.h"
 
@@ -48,7 +48,7 @@ static bool note_room(tcp_stream *stream, int channel)
     return true;
 }
 
-/* The oldest one that the other end has room for. */
+/* The oldest send for which the other rank has posted a receive. */
 static tcp_transfer *next_send(const tcp_stream *stream, tcp_room **room_out)
 {
     for (tcp_transfer *at = stream->sends; at; at = at->next) {
@@ -82,7 +82,7 @@ bool fsdp_tcp_stream_wants_out(const tcp_stream *stream)
            (stream->sending || stream->small_at < stream->small_end || next_send(stream, &room));
 }
 
-/* How many bytes went; negative: none, and there is nothing more to do now. */
+/* Bytes written; negative: none, and the socket takes no more now. */
 static ssize_t write_some(tcp_stream *stream, const void *data, size_t size)
 {
     ssize_t n = fsdp_socket_write(stream->fd, data, size);
@@ -150,7 +150,7 @@ static tcp_transfer *find_receive(const tcp_stream *stream, int channel)
     return at;
 }
 
-/* What a frame of that head needs. False: it is not one that we can take. */
+/* Prepares to receive the frame whose head has arrived. False: it is invalid. */
 static bool begin_frame(tcp_stream *stream)
 {
     const tcp_frame *frame = &stream->in;

@@ -1,6 +1,6 @@
 /*
- * A collective over memory that all ranks see: every rank publishes what it calls and where its
- * buffers are, all meet, compare, do their steps, and meet after each. See comm_shared.h.
+ * Runs a collective over shared memory: every member publishes its call and its buffers, all pass a
+ * barrier, compare the calls, run the steps, and pass a barrier after each. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -8,7 +8,7 @@
 
 /* --- publishing ------------------------------------------------------------------------------- */
 
-/* By all ranks, whose segments have one size; ranks that are threads see everything. */
+/* All segments have the same size; threads can read all memory. */
 static bool is_readable(const shared_transport *transport, int owner, const void *data, size_t size)
 {
     uintptr_t at = (uintptr_t)data, base = transport->bases[owner];
@@ -100,7 +100,7 @@ static fsdp_status pass_barrier(shared_group *group, fsdp_error *err)
     return fsdp_shared_await(group, err);
 }
 
-/* All find the same difference, because all compare all. */
+/* Every member compares all headers, so all find the same difference. */
 static fsdp_status compare(const fsdp_comm *comm, shared_group *group, fsdp_error *err)
 {
     err->status = compare_all(comm, group, err);
@@ -118,11 +118,11 @@ static fsdp_status run_step(const shared_move *move, uint64_t step, bool fills, 
         move->steps->fill(move, step + 1);
     fsdp_shared_end_read(move->group);
     if (!fsdp_shared_heartbeat(move->group) && fsdp_shared_has_failed(move->group, err))
-        return err->status; /* what was read may not be what was meant */
+        return err->status; /* the data that was read may be invalid */
     return pass_barrier(move->group, err);
 }
 
-/* Every rank sees it, and says the same. */
+/* Every member detects it, and reports the same error. */
 static fsdp_status fail_private(shared_group *group, fsdp_error *err)
 {
     char name[200];
@@ -159,8 +159,8 @@ static fsdp_status run_steps(const fsdp_comm *comm, shared_move *move, fsdp_erro
 }
 
 /*
- * The caller gets its buffers back: nobody may read them from now on. In other processes nobody
- * does harm by it, and finds the failure after.
+ * The caller gets its buffers back, so that no member may read them any more. Between processes a
+ * late read is harmless: its reader finds the failure afterwards.
  */
 static void give_up(shared_group *group, const fsdp_error *why)
 {
@@ -179,7 +179,7 @@ fsdp_status fsdp_shared_run(fsdp_comm *comm, const fsdp_collective *call,
                         .in = call->in,
                         .out = call->out,
                         .half = group->half};
-    if (!move.in) /* of no elements, or not used: an address to count from */
+    if (!move.in) /* empty or unused: any valid address */
         move.in = (const unsigned char *)group;
     if (!move.out)
         move.out = (unsigned char *)group;

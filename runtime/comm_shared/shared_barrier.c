@@ -1,7 +1,7 @@
 /*
- * How the members of a group wait for each other. A wait looks a few times, then sleeps on the
- * block's futex in short slices; after each it looks whether somebody failed, left or died, and at
- * the deadline, which counts from the last sign of life. See comm_shared.h.
+ * The barrier of a group. A wait spins, then sleeps on the block's futex in short slices; after
+ * each slice it checks whether a member failed, left or died, and whether the deadline has passed
+ * since the last heartbeat. See comm_shared.h.
  */
 #include "base/core/clock.h"
 #include "runtime/comm_shared/comm_shared.h"
@@ -24,11 +24,11 @@ enum {
     CALL_NAME = 200
 };
 
-/* What a wait knows of those who are missing. */
+/* The state of a wait. */
 typedef struct barrier_watch {
     int64_t until_ms;
     uint64_t heartbeats;
-    bool has_slept; /* in vain: time for a look at processes */
+    bool has_slept; /* for a whole slice: time to check the processes */
 } barrier_watch;
 
 static void rest(void)
@@ -64,7 +64,7 @@ static shared_slot *own_slot(shared_group *group)
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* Who counts itself as a sleeper before it sleeps, and compares the event, is never missed. */
+/* Sleepers increment the count before FUTEX_WAIT compares the event, so that no wake-up is lost. */
 static void wake_all(shared_block *block)
 {
     atomic_fetch_add(&block->event, 1);
@@ -72,7 +72,7 @@ static void wake_all(shared_block *block)
         syscall(SYS_futex, &block->event, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* False when nothing happened for ms. */
+/* False when no event came within ms. */
 static bool sleep_until_event(shared_block *block, uint32_t event, int64_t ms)
 {
     struct timespec time = fsdp_timespec(ms);
@@ -100,7 +100,7 @@ void fsdp_shared_fail(shared_group *group, const fsdp_error *why, bool is_local)
     wake_all(group->block);
 }
 
-/* It may have died at it. */
+/* Bounded: the writer may have died while it wrote the text. */
 static uint32_t wait_for_text(const shared_failure *failure)
 {
     int64_t until_ms = fsdp_now_ms() + WRITING_MS;
@@ -137,7 +137,7 @@ bool fsdp_shared_has_failed(shared_group *group, fsdp_error *err_out)
     return true;
 }
 
-/* Everybody's failure now, if it is the first. */
+/* Records it, unless another failure was first, and returns the first. */
 static fsdp_status fail_all(shared_group *group, const fsdp_error *why, fsdp_error *err)
 {
     fsdp_shared_fail(group, why, false);
@@ -145,14 +145,14 @@ static fsdp_status fail_all(shared_group *group, const fsdp_error *why, fsdp_err
     return err->status;
 }
 
-/* --- who is missing --------------------------------------------------------------------------- */
+/* --- missing members -------------------------------------------------------------------------- */
 
 static bool is_here(shared_group *group, int member)
 {
     return atomic_load(&group->block->slots[member].phase) >= group->phase;
 }
 
-/* Begins at *first, which is moved to the first member that is missing. */
+/* Searches from *first, and sets it to the first missing member. */
 static bool are_all_here(shared_group *group, int *first)
 {
     while (*first < group->size && is_here(group, *first))
@@ -160,7 +160,7 @@ static bool are_all_here(shared_group *group, int *first)
     return *first == group->size;
 }
 
-/* rank: of which `what` is said. */
+/* rank: the subject of `what`. */
 static fsdp_status fail_missing(shared_group *group, int rank, const char *what, fsdp_error *err)
 {
     char call[CALL_NAME];
@@ -172,7 +172,7 @@ static fsdp_status fail_missing(shared_group *group, int rank, const char *what,
 
 static fsdp_status check_left(shared_group *group, int member, fsdp_error *err)
 {
-    /* in this order: it leaves after it has been here */
+    /* in this order: a member arrives before it leaves */
     uint32_t has_left = atomic_load(&group->block->slots[member].has_left);
     if (!has_left || is_here(group, member))
         return FSDP_OK;
@@ -244,7 +244,7 @@ static fsdp_status look_around(shared_group *group, barrier_watch *watch, fsdp_e
     return check_time(group, watch, err);
 }
 
-/* A sleep that is much too long is this rank's own stop, which is nobody else's fault. */
+/* After a sleep that was much too long this rank itself was stopped: the deadline moves. */
 static void sleep_a_slice(shared_group *group, uint32_t event, barrier_watch *watch)
 {
     int64_t before_ms = fsdp_now_ms(), left_ms = watch->until_ms - before_ms;
@@ -255,7 +255,7 @@ static void sleep_a_slice(shared_group *group, uint32_t event, barrier_watch *wa
         watch->until_ms += late_ms;
 }
 
-/* --- meetings --------------------------------------------------------------------------------- */
+/* --- the barrier ------------------------------------------------------------------------------ */
 
 void fsdp_shared_arrive(shared_group *group)
 {
@@ -266,9 +266,9 @@ void fsdp_shared_arrive(shared_group *group)
 }
 
 /*
- * Members that are all at work come within a moment. One whose processor somebody else has does
- * not: after a wait in vain the next ones look but shortly, except now and then, because a member
- * that was woken late is late again at each meeting until the others wait for it once.
+ * Running members arrive within a moment; a preempted one does not. After a spin that was not long
+ * enough the next ones are short, except one in LONG_LOOK: a member that was woken late stays late
+ * at every barrier until the others have waited for it once.
  */
 static bool spin(shared_group *group, int *first)
 {

@@ -1,7 +1,7 @@
 /*
- * How groups are made and left. All ranks of the world meet for each new group, so that all know of
- * it in the same order; its first member brings the block, each member its window. See
- * comm_shared.h.
+ * Creates and closes groups. All ranks of the world pass a barrier for each new group, so that they
+ * create groups in the same order; its first member allocates the block, each member its window.
+ * See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -85,7 +85,7 @@ static fsdp_status take_shared(shared_transport *transport, size_t size, uint64_
     return FSDP_OK;
 }
 
-/* Two halves of a window take pieces of inputs, two more those of results: shared_steps.c. */
+/* A window has two halves for pieces of inputs and two for results: shared_steps.c. */
 static fsdp_status bring_memory(shared_transport *transport, new_group *made, fsdp_error *err)
 {
     void *data;

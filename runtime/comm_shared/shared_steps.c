@@ -1,16 +1,17 @@
 /*
- * What each member does in each step of a collective: which ranges of whose buffers it copies or
- * adds up. Sums are in the order of the group's ranks, whoever makes them. See comm_shared.h.
+ * The steps of each collective: the ranges of the other members' buffers that a member copies or
+ * reduces. Reductions are in the order of the group's ranks on every member. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
 #include "kernels/train/tensor.h"
 
 enum {
-    HEARTBEAT_BYTES = 32 << 20,   /* bytes between two */
-    LITTLE_INPUT = 16 << 10,      /* of a member: through a window takes no longer than a meeting */
-    LITTLE_SUM = 256 << 10,       /* of all members together: each adds up everything */
-    LITTLE_SUM_OF_TWO = 512 << 10 /* of each of two: what half a window of theirs holds */
+    HEARTBEAT_BYTES = 32 << 20, /* bytes between two heartbeats */
+    LITTLE_INPUT =
+        16 << 10,           /* per member: a copy through a window takes no longer than a barrier */
+    LITTLE_SUM = 256 << 10, /* of all members together: every member reduces all elements */
+    LITTLE_SUM_OF_TWO = 512 << 10 /* per member of two: the size of half a window */
 };
 
 /* --- places ----------------------------------------------------------------------------------- */
@@ -20,13 +21,13 @@ static uint64_t round_up(uint64_t bytes)
     return (bytes + FSDP_SHARED_LINE - 1) / FSDP_SHARED_LINE * FSDP_SHARED_LINE;
 }
 
-/* Of a range of `size` bytes, the piece that begins at `at`. */
+/* Size of the piece at `at` in a range of `size` bytes. */
 static uint64_t piece_from(const shared_move *move, uint64_t size, uint64_t at)
 {
     return at >= size ? 0 : size - at < move->piece ? size - at : move->piece;
 }
 
-/* What step n moves of it. */
+/* Size of the piece of a step. */
 static uint64_t piece_size(const shared_move *move, uint64_t size, uint64_t step)
 {
     return piece_from(move, size, step * move->piece);
@@ -44,7 +45,7 @@ static unsigned char *result_half(const shared_move *move, int member, uint64_t 
     return window_half(move, member, step) + 2 * move->group->transport->window_half;
 }
 
-/* Numbers, because the base of threads is 0. */
+/* Adds numbers, not pointers: the base of threads is 0. */
 static const unsigned char *readable(const shared_move *move, int member, uint64_t address)
 {
     const shared_group *group = move->group;
@@ -52,8 +53,7 @@ static const unsigned char *readable(const shared_move *move, int member, uint64
 }
 
 /*
- * Where this rank reads byte `at` of a member's input, or where that byte's piece lies in the
- * window.
+ * The address of byte `at` of a member's input, or of its piece in that member's window.
  */
 static const unsigned char *source(const shared_move *move, int member, uint64_t at,
                                    uint64_t at_in_window, uint64_t step)
@@ -89,7 +89,7 @@ static uint64_t whole_half(const shared_move *move)
     return move->group->transport->window_half;
 }
 
-/* A window that has something for every member. */
+/* A member's share of a window that holds a piece for each. */
 static uint64_t share_of_half(const shared_move *move)
 {
     uint64_t share = whole_half(move) / (uint64_t)move->group->size;
@@ -113,7 +113,7 @@ static void copy(const shared_move *move, unsigned char *to, const unsigned char
     }
 }
 
-/* Adds up what source() finds of all members. */
+/* Reduces the bytes at source() of all members. */
 static void fold(const shared_move *move, uint64_t at, uint64_t at_in_window, uint64_t step,
                  unsigned char *to, uint64_t size)
 {
@@ -137,7 +137,7 @@ static void fold(const shared_move *move, uint64_t at, uint64_t at_in_window, ui
     }
 }
 
-/* A piece of the input to its receiver's place in this member's window. */
+/* Copies a piece of the input to its receiver's place in this member's window. */
 static void hand_out(const shared_move *move, int to, uint64_t step, uint64_t at, uint64_t size)
 {
     int rank = move->group->rank;
@@ -351,8 +351,8 @@ const shared_steps fsdp_shared_steps_view = {.longest = longest_part, .work = sh
 /* --- the table -------------------------------------------------------------------------------- */
 
 /*
- * What a member's window has to hold if everything goes through it. Not of all_to_all: what the
- * others send is not known before the first meeting.
+ * Bytes of a member's window when all data goes through windows. Unknown for all_to_all before the
+ * first barrier.
  */
 static uint64_t input_of_each(const shared_move *move)
 {

@@ -1,7 +1,7 @@
 /*
- * Who has which pages of this rank's segment: a list of ranges in order, free ones joined. Low
- * addresses are taken first, so that what is in use lies together; large ranges that come back give
- * their pages to the system. Locked, because streams of a rank are threads. See transport_shm.h.
+ * Allocates pages of this rank's segment from an ordered list of ranges; neighbouring free ranges
+ * are joined. First fit keeps allocations together; freed large ranges return their pages to the
+ * system. Locked, because streams of a rank are threads. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 
@@ -56,7 +56,7 @@ void fsdp_shm_pool_free(shm_pool *pool)
     fsdp_free(pool);
 }
 
-/* The rest of a range that is cut after `size` bytes. */
+/* Cuts a range after `size` bytes. */
 static void cut(shm_range *range, size_t size, shm_range *rest)
 {
     *rest = (shm_range){
@@ -67,7 +67,7 @@ static void cut(shm_range *range, size_t size, shm_range *rest)
     range->size = size;
 }
 
-/* The one after it becomes part of it. */
+/* Joins a range with the next one. */
 static void join(shm_range *range)
 {
     shm_range *gone = range->after;

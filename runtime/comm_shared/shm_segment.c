@@ -1,7 +1,7 @@
 /*
- * A segment is a memfd: it has no name that could be left behind, and no limit but the host's
- * memory. It is as large as it ever gets from the start, sealed so that no rank's access can fail,
- * and takes pages only where it is written. See transport_shm.h.
+ * A segment is a memfd: it leaves no name behind and is limited by the host's memory only. It has
+ * its final size from the start, sealed so that no access of another rank can fail, and uses pages
+ * only where it was written. See transport_shm.h.
  */
 #include "runtime/comm_shared/transport_shm.h"
 
@@ -24,7 +24,7 @@ static bool can_map(size_t size)
     return true;
 }
 
-/* A limit on file sizes holds for memfds, too, and ends the process that passes it. */
+/* RLIMIT_FSIZE applies to memfds, too, and kills a process that exceeds it. */
 static size_t choose_size(int ranks)
 {
     struct rlimit limit;
@@ -39,7 +39,7 @@ static size_t choose_size(int ranks)
     return size / page * page;
 }
 
-/* Core files would hold what can be computed again, once per rank. */
+/* Keeps segments out of core files, which would contain them once per rank. */
 static bool map(shm_segment *segment)
 {
     void *data = mmap(NULL, segment->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,

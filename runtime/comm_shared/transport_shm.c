@@ -1,6 +1,6 @@
 /*
- * The transport of ranks that are processes of one host. Every rank has a segment of memory that
- * all others have mapped; pools, blocks of groups and windows lie in it. See comm_shared.h and
+ * The transport of ranks that are processes of one host. All ranks map every rank's segment of
+ * memory, which contains its pool, blocks of groups and windows. See comm_shared.h and
  * transport_shm.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
@@ -36,7 +36,7 @@ static void deallocate(fsdp_transport *transport, void *data)
     fsdp_shm_pool_give(((shm_transport *)transport)->pool, data);
 }
 
-/* --- making and leaving ----------------------------------------------------------------------- */
+/* --- creating and closing --------------------------------------------------------------------- */
 
 static void release_peers(shm_transport *mine)
 {
@@ -105,8 +105,7 @@ static fsdp_status create_transport(fsdp_ctl *ctl, int deadline_ms, shm_transpor
     return status;
 }
 
-/* Rank 0 has the block of the world, at the beginning of its segment, where nobody has to ask for
- * it. */
+/* The block of the world is at the beginning of rank 0's segment: all ranks know its address. */
 static fsdp_status prepare(shm_transport *mine, fsdp_error *err)
 {
     int rank = mine->shared.base.rank, size = mine->shared.base.size;

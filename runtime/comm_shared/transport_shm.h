@@ -1,4 +1,4 @@
-/* Processes of one host that read each other's segments: the parts of transport_shm.c. */
+/* The parts of transport_shm.c: memory segments that the processes of a host share. */
 #ifndef FSDP_FABRIC_SHM_H
 #define FSDP_FABRIC_SHM_H
 
@@ -14,14 +14,14 @@ typedef struct shm_segment {
     size_t size;
 } shm_segment;
 
-/* As large as this host's memory where `ranks` of that size can be mapped; pages exist once touched. */
+/* As large as the host's memory if `ranks` such segments can be mapped; pages exist once touched. */
 fsdp_status fsdp_shm_segment_init(int ranks, shm_segment *segment_out, fsdp_error *err);
-/* Another rank's, of which the descriptor came here; takes it. */
+/* Maps another rank's segment; takes the descriptor. */
 fsdp_status fsdp_shm_segment_map(int fd, int rank, shm_segment *segment_out, fsdp_error *err);
 void fsdp_shm_segment_close_fd(shm_segment *segment);
 void fsdp_shm_segment_release(shm_segment *segment); /* zeros are fine */
 
-/* --- shm_pool.c: who has which pages of this rank's segment -------------------------------------- */
+/* --- shm_pool.c: allocates in this rank's segment ------------------------------------------------ */
 
 typedef struct shm_pool shm_pool;
 fsdp_status fsdp_shm_pool_create(const shm_segment *segment, shm_pool **pool_out, fsdp_error *err);
@@ -30,12 +30,12 @@ void fsdp_shm_pool_free(shm_pool *pool); /* accepts NULL */
 void *fsdp_shm_pool_take(shm_pool *pool, size_t size);
 void fsdp_shm_pool_give(shm_pool *pool, void *data);
 
-/* --- shm_connect.c: ranks meet over Unix sockets and pass their segments ------------------------- */
+/* --- shm_connect.c: passes the segments between processes -------------------------------------- */
 
 typedef struct shm_peer {
     shm_segment segment;
     fsdp_process_watch process;
-    bool was_sent, is_here;    /* this rank's segment went there; its own came, or word that it has none */
+    bool was_sent, is_here;    /* this rank's hello went there; the other's came */
 } shm_peer;
 
 /*

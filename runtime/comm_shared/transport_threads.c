@@ -1,6 +1,6 @@
 /*
- * The transport of ranks that are threads of one process: every buffer can be read by all. Blocks
- * of groups hang on a hub that goes with the last rank. See comm_shared.h.
+ * The transport of ranks that are threads of one process, where all ranks can read every buffer. A
+ * hub owns the blocks and windows of groups; it is freed with the last rank. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -10,7 +10,7 @@
 
 enum { MAX_RANKS = 1024, WINDOW_HALF = 512 << 10 };
 
-/* In front of memory that groups share. */
+/* The head of an allocation of a group. */
 typedef struct shared_memory {
     struct shared_memory *next;
     _Alignas(FSDP_SHARED_LINE) unsigned char data[];

@@ -1,7 +1,7 @@
 /*
- * Where a rank is that does not come. Every rank that sleeps in a spec, or is in a call of the
- * control plane, says in its slot of the world's block for whom it waits. Who misses a rank follows
- * that to the one for whom all wait. See comm_shared.h.
+ * The wait-for graph of the ranks. Every rank that sleeps in a barrier, or is in a call of the
+ * control plane, publishes the rank that it waits for in its slot of the world's block. A rank that
+ * misses another follows these edges to the rank that all wait for. See comm_shared.h.
  */
 #include "runtime/comm_shared/comm_shared.h"
 
@@ -30,9 +30,9 @@ void fsdp_shared_end_wait(shared_group *group)
     atomic_store(&slot_of(group->transport, group->transport->base.rank)->waits_for, 0);
 }
 
-/* --- who waits for whom ----------------------------------------------------------------------- */
+/* --- edges ------------------------------------------------------------------------------------ */
 
-/* Who waits looks around all the time; one who has not for long is stopped. */
+/* A waiting rank updates its slot all the time; an old slot means that the rank is stopped. */
 static bool is_fresh(const shared_transport *transport, const shared_slot *slot)
 {
     int64_t half_ms = transport->base.deadline_ms / 2;
@@ -40,8 +40,8 @@ static bool is_fresh(const shared_transport *transport, const shared_slot *slot)
     return age_ms < (half_ms < MOST_FRESH_MS ? half_ms : MOST_FRESH_MS);
 }
 
-/* In a meeting of any group; -1: it does not. */
-static int waits_in_collective(const shared_transport *transport, int rank)
+/* The rank that `rank` waits for in a barrier of any group; -1: none. */
+static int awaited_in_collective(const shared_transport *transport, int rank)
 {
     const shared_slot *slot = slot_of(transport, rank);
     uint32_t waits_for = atomic_load(&slot->waits_for);
@@ -55,22 +55,22 @@ static const char *waited_kind(const shared_transport *transport, int rank)
     return kind == 0 ? "the making of a group" : fsdp_comm_kind_name(kind);
 }
 
-static int waits_for_whom(const shared_transport *transport, int rank)
+static int awaited_rank(const shared_transport *transport, int rank)
 {
-    int other = waits_in_collective(transport, rank);
+    int other = awaited_in_collective(transport, rank);
     uint32_t ctl_waits_for = atomic_load(&slot_of(transport, rank)->ctl_waits_for);
     if (other < 0 && ctl_waits_for > 0 && ctl_waits_for <= (uint32_t)transport->base.size)
         other = (int)ctl_waits_for - 1;
     return other;
 }
 
-/* The rank for whom all wait in the end: `rank` itself when it does not wait, or ranks wait in a
- * ring. */
+/* The end of the chain of waits: `rank` itself when it does not wait, or when the waits form a
+ * cycle. */
 static int find_root(const shared_transport *transport, int rank)
 {
     int root = rank;
     for (int i = 0; i < transport->base.size; i++) {
-        int next = waits_for_whom(transport, root);
+        int next = awaited_rank(transport, root);
         if (next < 0)
             return root;
         root = next;
@@ -80,7 +80,7 @@ static int find_root(const shared_transport *transport, int rank)
 
 static void describe_state(const shared_transport *transport, int rank, char out[STATE_TEXT])
 {
-    int other = waits_in_collective(transport, rank);
+    int other = awaited_in_collective(transport, rank);
     uint32_t call = atomic_load(&slot_of(transport, rank)->ctl_call);
     if (other >= 0)
         snprintf(out, STATE_TEXT, "waits for rank %d in %s, in another group", other,
@@ -119,7 +119,7 @@ static void note_call(void *user, uint32_t call, int waits_for)
 
 static void find_rank(void *user, int rank, char *out, size_t out_size)
 {
-    int other = waits_in_collective(user, rank);
+    int other = awaited_in_collective(user, rank);
     if (other >= 0)
         snprintf(out, out_size, "it is in %s, where it waits for rank %d", waited_kind(user, rank),
                  other);

@@ -1,6 +1,6 @@
 /*
- * Devices: where tensors live and work is done in streams. A stream does its work in order; streams are
- * independent but for events. Device "cpu" does everything at once, in the caller; "cpu-async" gives each
+ * Devices: a device owns memory of tensors and runs work in streams. A stream does its work in order; streams
+ * are independent but for events. Device "cpu" does everything at once, in the caller; "cpu-async" gives each
  * stream a worker thread, so that races and overlap show; others bring their own tables.
  *
  * Work that fails (a collective) leaves its error in the stream for good: later work of that stream is
@@ -77,7 +77,7 @@ fsdp_status fsdp_device_watch(fsdp_device **device, fsdp_error *err);
 fsdp_status fsdp_device_cpu(fsdp_device **device_out, fsdp_error *err);
 fsdp_status fsdp_device_cpu_async(fsdp_device **device_out, fsdp_error *err);
 
-/* What devices whose memory is the host's have in common: entries of their tables, and the device itself. */
+/* For devices whose memory is the host's: entries of their tables, and creation. */
 fsdp_status fsdp_device_create_host(const fsdp_device_ops *ops, fsdp_device **device_out, fsdp_error *err);
 void *fsdp_device_host_alloc(fsdp_device *device, size_t size);
 void fsdp_device_host_dealloc(fsdp_device *device, void *data, size_t size);

@@ -1,10 +1,11 @@
 /*
- * Device "cpu-async": a worker thread per stream, so that streams overlap as on an accelerator and a missing
- * event is a race that ThreadSanitizer sees. See device.h.
+ * Device "cpu-async": a worker thread per stream, so that streams overlap as on an accelerator and
+ * a missing event is a race that ThreadSanitizer sees. See device.h.
  *
- * A stream is a ring of work. `issued` counts what the host has put in, `done` what the worker has finished;
- * an event is a value of `issued`. The host waits while the ring is full. A worker waits for events of other
- * streams only, and those wait for what the host issued earlier: there is no circle.
+ * A stream is a ring of work. `issued` counts the items of the host, `done` those that the worker
+ * has finished; an event is a value of `issued`. The host waits while the ring is full. A worker
+ * waits only for events of other streams, which depend only on work issued earlier: no cycle is
+ * possible.
  */
 #include "base/core/mem.h"
 #include "runtime/device/device.h"
@@ -91,7 +92,7 @@ static void *work(void *user)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* Returns an errno, and leaves nothing, when one of the three cannot be had. */
+/* Returns an errno, with everything released, when one of the three fails. */
 static int start_worker(async_stream *stream)
 {
     int failed = pthread_mutex_init(&stream->lock, NULL);
@@ -137,7 +138,7 @@ static void free_stream(fsdp_stream *head)
     fsdp_free(stream);
 }
 
-/* The slot at the end of the ring, once there is one; the lock is held from here to put. */
+/* Waits for a free slot at the end of the ring; the lock is held from here to put. */
 static async_item *next_item(async_stream *stream)
 {
     pthread_mutex_lock(&stream->lock);

@@ -1,18 +1,18 @@
 /*
- * A device that is watched, for --check: it does its work on another device, and knows by vector clocks which
- * work comes before which. It tells when a stream uses a block that it was not made to wait for, and when a
- * block is given back while another stream may still use it (docs/runtime.md, "Who owns memory"). What runs
- * well by chance is found, too. See device.h.
+ * A watched device, for --check: it runs its work on another device and tracks the order of the
+ * work with vector clocks. It reports a stream that uses a block without waiting for it, and a
+ * block that is freed while another stream may still use it (docs/runtime.md, "Who owns memory"),
+ * also when the race happens to go well. See device.h.
  *
- * A stream's ticket counts the work and the waits that it was given; `reached` says, for every stream, up to
- * which ticket its work comes before what this stream does next.
+ * A stream's ticket counts the work and the waits that were issued to it; `reached` is, for every
+ * stream, the last ticket that is ordered before this stream's next work.
  */
 #include "base/core/mem.h"
 #include "runtime/device/device.h"
 
 #include <string.h>
 
-/* Points are kept so long that the work before them is certainly done: queues are much shorter. */
+/* Queues are much shorter than POINTS, so that the work before an overwritten point is done. */
 enum { MOST_STREAMS = 32, POINTS = 1024 };
 
 typedef struct watch_point {
@@ -25,7 +25,7 @@ typedef struct watched_stream {
     fsdp_stream head;
     fsdp_stream *inner;
     int index;
-    uint64_t reached[MOST_STREAMS]; /* its own place: its ticket */
+    uint64_t reached[MOST_STREAMS]; /* [index]: its own ticket */
     watch_point points[POINTS];
 } watched_stream;
 
@@ -42,7 +42,7 @@ typedef struct watched_device {
     fsdp_device_ops ops;
     fsdp_device *inner;
     watched_stream *streams[MOST_STREAMS];
-    uint64_t tickets[MOST_STREAMS]; /* of streams that are gone */
+    uint64_t tickets[MOST_STREAMS]; /* of freed streams */
     watched_block *blocks;
     size_t count, room;
     fsdp_error error; /* the first */
@@ -116,7 +116,7 @@ static fsdp_event record(fsdp_stream *head)
     return (fsdp_event){.stream = head, .ticket = ticket};
 }
 
-/* NULL: so long ago that it was reached. */
+/* NULL: overwritten, and therefore reached. */
 static const watch_point *find_point(fsdp_event event)
 {
     if (!event.stream)

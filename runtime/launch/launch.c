@@ -15,7 +15,7 @@ static bool starts_ranks(const fsdp_launch_options *options)
     return options->np > 0 || options->threads > 0;
 }
 
-/* How that was said: "--np", "FSDP_THREADS". */
+/* The option or variable that set the count: "--np", "FSDP_THREADS". */
 static const char *count_name(const fsdp_launch_options *options)
 {
     return options->np > 0 ? options->np_name : options->threads_name;
@@ -101,7 +101,8 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
 {
     fsdp_error err = {0}, ignored = {0};
     fsdp_ctl *ctl = NULL;
-    /* how many it takes is not known before all have met; who gets no file any more says so */
+    /* best effort: the descriptors needed are not known before the rendezvous; a lack is an error
+     * later */
     (void)!fsdp_launch_have_files("", place->size, FSDP_COMM_TCP, &ignored);
     if (fsdp_launch_connect(place, job->options->deadline_ms, &ctl, &err) != FSDP_OK) {
         fsdp_error_prefix(&err, "rank %d of %d, started by %s", place->rank, place->size,
@@ -111,7 +112,8 @@ static int run_started(const fsdp_launch_job *job, const fsdp_place *place)
     return fsdp_launch_rank(job, ctl, NULL);
 }
 
-/* Each rank of a job would be a world of its own, and all would write the same files. */
+/* Otherwise each rank of the job would be a world of its own, and all would write the same
+ * files. */
 static fsdp_status check_world(const fsdp_place *place, const fsdp_ctl *ctl, fsdp_error *err)
 {
     if (place->launcher != FSDP_LAUNCHED_OPEN_MPI || fsdp_ctl_size(ctl) == place->size)
@@ -134,8 +136,8 @@ static int run_mpi_rank(const fsdp_launch_job *job, const fsdp_place *place, fsd
 }
 
 /*
- * A rank that failed ends at once and without MPI_Finalize, which would wait for the others while they wait
- * for this one; mpirun then ends them and returns this rank's exit code.
+ * A rank that failed exits without MPI_Finalize, which would wait for the others while they wait
+ * for this rank; mpirun then ends them and returns this rank's exit code.
  */
 static int run_mpi(const fsdp_launch_job *job, const fsdp_place *place)
 {
@@ -171,7 +173,8 @@ static const char *get_variable(void *user, const char *name)
     return getenv(name);
 }
 
-/* What the options say of the ranks makes a half-set environment unimportant, not a whole one. */
+/* When the options start the ranks, an incomplete set of variables is ignored, a complete one is
+ * not. */
 static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *place_out,
                               fsdp_error *err)
 {
@@ -182,17 +185,17 @@ static fsdp_status find_place(const fsdp_launch_options *options, fsdp_place *pl
     return FSDP_OK;
 }
 
-/* What was said on the command line nobody needs to be told. */
+/* True when something else than the command line chose how the ranks run. */
 static bool is_found(const fsdp_launch_options *options, const fsdp_place *place)
 {
     return starts_ranks(options) ? count_name(options)[0] != '-'
                                  : place->launcher != FSDP_LAUNCHED_BARE;
 }
 
-static void say_what_won(const fsdp_launch_options *options, const fsdp_place *place)
+static void report_choice(const fsdp_launch_options *options, const fsdp_place *place)
 {
-    bool says = options->is_verbose || (is_found(options, place) && !options->is_quiet);
-    if (!says || place->rank != 0)
+    bool reports = options->is_verbose || (is_found(options, place) && !options->is_quiet);
+    if (!reports || place->rank != 0)
         return;
     if (options->np > 0)
         fprintf(stderr, "fsdp: %d ranks as processes, by %s\n", options->np, options->np_name);
@@ -221,7 +224,7 @@ int fsdp_launch(int argc, char **argv, fsdp_rank_main body, void *user)
     int code;
     if (status == FSDP_OK) {
         const fsdp_launch_job job = {.options = &options, .body = body, .user = user};
-        say_what_won(&options, &place);
+        report_choice(&options, &place);
         code = run(&job, &place, mode);
     } else {
         code = fsdp_error_report(&err);

@@ -9,21 +9,21 @@
  *   --threads N          ranks are threads of this process
  *   --comm NAME          self, threads, shm, mpi or tcp: what moves the tensors (default: shm on one host; on
  *                        several what connected the ranks: MPI under mpirun, else TCP). One rank
- *                        alone that nobody launched is `self` also where threads, shm or tcp is asked for
+ *                        without a launcher is `self` also where threads, shm or tcp is asked for
  *   --device NAME        cpu, or cpu-async: a worker thread per stream
  *   --deadline SECONDS   how long any call may wait for another rank (default 30)
  *   --trace FILE         one JSON object per event and line; %r is the rank
  *   --check              check who owns which buffer, and that all ranks do the same (slower)
  *
  * They are found in this order: options, FSDP_*, torchrun's variables, Open MPI's, PMIx's, Slurm's. Rank 0
- * says on standard error which one won, if that was not the command line or nobody; FSDP_VERBOSE=1: always,
- * FSDP_VERBOSE=0: never. What contradicts is exit code 2.
+ * reports on standard error which one applied, unless that was the command line or none; FSDP_VERBOSE=1:
+ * always, FSDP_VERBOSE=0: never. A contradiction is exit code 2.
  *
  * Any other launcher sets FSDP_RANK, FSDP_WORLD_SIZE and FSDP_MASTER (HOST:PORT, where rank 0 listens), and
- * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never meet). FSDP_MASTER also
- * says where the ranks of srun meet. FSDP_HOST_ID is a name that ranks have in common when they can share
- * memory (default: the boot, the name and the network of their host): for containers of one host, and for
- * tests, which play several hosts on one.
+ * if it likes FSDP_LOCAL_WORLD_SIZE and FSDP_JOB_ID (ranks of different jobs never connect). FSDP_MASTER also
+ * sets the rendezvous of srun's ranks. FSDP_HOST_ID is a name that is equal on ranks that can share memory
+ * (default: the boot, the name and the network of their host): for containers of one host, and for tests,
+ * which play several hosts on one.
  *
  * Every rank of --np has about two files open for each other one, over TCP three: where the soft limit of
  * open files is too low for that it is raised, up to the hard one.

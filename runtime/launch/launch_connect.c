@@ -1,4 +1,4 @@
-/* Ranks that somebody else started meet: where, under which name, on which hosts. See
+/* Connects ranks that another launcher started: finds the host and port of the rendezvous. See
  * launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
@@ -10,14 +10,14 @@
 
 enum { NAME_SIZE = FSDP_JOB_SIZE + 32 };
 
-/* What the callbacks of a meeting know. */
-typedef struct entrance {
+/* The user data of the rendezvous' callbacks. */
+typedef struct address {
     const fsdp_place *place;
     bool is_one_host;
     char name[NAME_SIZE]; /* in torchrun's store */
-} entrance;
+} address;
 
-static const char *host_of(const entrance *to)
+static const char *host_of(const address *to)
 {
     return to->is_one_host ? FSDP_LOOPBACK : to->place->host;
 }
@@ -25,7 +25,7 @@ static const char *host_of(const entrance *to)
 static fsdp_status find_known(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
                               int64_t until_ms, fsdp_error *err)
 {
-    const entrance *to = user;
+    const address *to = user;
     (void)until_ms;
     (void)err;
     snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
@@ -35,7 +35,7 @@ static fsdp_status find_known(void *user, char host_out[FSDP_HOST_SIZE], int *po
 
 static fsdp_status publish_in_store(void *user, int port, int64_t until_ms, fsdp_error *err)
 {
-    const entrance *to = user;
+    const address *to = user;
     char value[16];
     snprintf(value, sizeof value, "%d", port);
     return fsdp_store_set(to->place->host, to->place->port, to->name, value, until_ms, err);
@@ -44,7 +44,7 @@ static fsdp_status publish_in_store(void *user, int port, int64_t until_ms, fsdp
 static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int *port_out,
                                  int64_t until_ms, fsdp_error *err)
 {
-    const entrance *to = user;
+    const address *to = user;
     char value[FSDP_STORE_VALUE];
     snprintf(host_out, FSDP_HOST_SIZE, "%s", host_of(to));
     FSDP_TRY(fsdp_store_get(to->place->host, to->place->port, to->name, value, until_ms, err));
@@ -53,7 +53,7 @@ static fsdp_status find_in_store(void *user, char host_out[FSDP_HOST_SIZE], int 
     return fsdp_fail(err, FSDP_ERR_DAMAGED, "torchrun's store names no port: '%.32s'", value);
 }
 
-static fsdp_rendezvous_spec spec_of(const entrance *to, int deadline_ms)
+static fsdp_rendezvous_spec spec_of(const address *to, int deadline_ms)
 {
     const fsdp_place *place = to->place;
     return (fsdp_rendezvous_spec){.rank = place->rank,
@@ -71,12 +71,12 @@ static fsdp_rendezvous_spec spec_of(const entrance *to, int deadline_ms)
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
                                 fsdp_error *err)
 {
-    entrance to = {.place = place};
+    address to = {.place = place};
     to.is_one_host = place->local_size == place->size || fsdp_host_is_loopback(place->host);
     snprintf(to.name, sizeof to.name, "fsdp/%s", place->job);
     fsdp_rendezvous_spec spec = spec_of(&to, deadline_ms);
     fsdp_status status = fsdp_rendezvous(&spec, ctl_out, err);
-    /* the next start must not find it; where it does, that tries again */
+    /* a restarted job must not find the old port; if it does, it tries again */
     if (status == FSDP_OK && place->has_store && place->rank == 0) {
         fsdp_error ignored = {0};
         (void)!fsdp_store_delete(place->host, place->port, to.name, fsdp_now_ms() + deadline_ms,

@@ -1,15 +1,15 @@
 /*
- * Who started this process, seen from its environment. See launch_internal.h.
+ * Detects from the environment which launcher started this process. See launch_internal.h.
  *
- * A set of variables counts when it is begun, and then it must be whole: a stray WORLD_SIZE would
- * otherwise make N worlds of one rank each.
+ * A launcher is detected by any of its variables, and then all of them must be set: a stray
+ * WORLD_SIZE would otherwise make N worlds of one rank each.
  */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below those that systems give out */
+enum { FIRST_PORT = 10000, PORTS = 20000 }; /* below the ephemeral ports */
 
 typedef struct environment {
     fsdp_getenv get;
@@ -72,7 +72,7 @@ static fsdp_status need_ranks(const environment *from, const char *rank, const c
 static fsdp_status need_local(const environment *from, const char *rank, const char *size,
                               fsdp_place *place, fsdp_error *err)
 {
-    int local_rank; /* only whether it is right: worlds find out their own */
+    int local_rank; /* only checked: worlds compute their own */
     FSDP_TRY(need_int(from, size, 1, place->size, &place->local_size, err));
     return need_int(from, rank, 0, place->local_size - 1, &local_rank, err);
 }
@@ -148,7 +148,8 @@ static fsdp_status detect_pmix(const environment *from, fsdp_place *place, fsdp_
     return need_int(from, "PMIX_RANK", 0, FSDP_MAX_RANKS - 1, &place->rank, err);
 }
 
-/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed at. */
+/* The first of "gpu[01-03,07],cpu2": "gpu01". Names that go on behind their numbers are not guessed
+ * at. */
 static fsdp_status first_host(const char *list, fsdp_place *place, fsdp_error *err)
 {
     size_t length = strcspn(list, "[,");
@@ -235,7 +236,7 @@ const char *fsdp_launcher_name(fsdp_launcher kind)
     for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
         if (launchers[i].kind == kind)
             return launchers[i].name;
-    return "nobody";
+    return "no launcher";
 }
 
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err)

@@ -1,4 +1,4 @@
-/* Room for the connections of a rank: programs are often given few open files at first, and may take more.
+/* Raises the limit of open files for the connections of a rank: the soft limit is often low.
  * See launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 
 enum {
-    /* Of a process beside what it has for each other rank: pipe, listeners, memory, trace, the one that
-     * it talks to; and as many ranks of its host as may stand in the door at once (shm_exchange.c). */
+    /* Beside the descriptors for each other rank: pipe, listeners, memory, trace, the current
+     * connection, and pending connections of ranks of this host (listener.h). */
     FILES_AT_LEAST = 32,
     FILES_TO_SPARE = 128 /* for what the program opens */
 };
@@ -22,7 +22,8 @@ static rlim_t limit_for(int n)
     return (rlim_t)limit;
 }
 
-/* A rank has a connection with each other one, watches its process, and over TCP has a second connection. */
+/* A rank has a connection with each other one, watches its process, and over TCP has a second
+ * connection. */
 fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice comm,
                                    fsdp_error *err)
 {

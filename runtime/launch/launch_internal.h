@@ -2,12 +2,12 @@
  * The inside of fsdp_launch: options -> where this process stands -> how the ranks run -> their worlds.
  *
  *   launch_options.c     takes the options out of argv, and from FSDP_*
- *   launch_detect.c      who started this process: nobody, torchrun, mpirun, srun, ...
+ *   launch_detect.c      detects the launcher: none, torchrun, mpirun, srun, ...
  *   launch.c             decides, and runs the one rank of this process
  *   launch_processes.c   --np: ranks as forked processes, and their supervisor
  *   launch_threads.c     --threads
- *   launch_connect.c     ranks that somebody else started meet
- *   launch_world.c       what a world is made of, around a control plane
+ *   launch_connect.c     connects ranks that another launcher started
+ *   launch_world.c       creates a rank's world around its control plane, and runs the program's body
  */
 #ifndef FSDP_LAUNCH_INTERNAL_H
 #define FSDP_LAUNCH_INTERNAL_H
@@ -32,14 +32,14 @@ typedef struct fsdp_launch_options {
     int deadline_ms;
     const char *trace;         /* NULL: none */
     bool check;
-    bool is_verbose, is_quiet; /* FSDP_VERBOSE says so; neither when it is not set */
-    const char *host;          /* FSDP_HOST_ID: ranks that say the same are on one host; NULL: found out */
+    bool is_verbose, is_quiet; /* by FSDP_VERBOSE; neither when it is not set */
+    const char *host;          /* FSDP_HOST_ID: equal on ranks of one host; NULL: detected */
     const char *np_name, *threads_name, *comm_name;    /* how they were given: "--np", "FSDP_NP" */
-    int argc;                  /* what is left for the program */
+    int argc;                  /* the program's remaining arguments */
     char **argv;               /* ends with NULL; from base/core/mem.h, the strings are the caller's */
 } fsdp_launch_options;
 
-/* Of the environment, so that tests bring their own. NULL: not set. */
+/* getenv, replaced in tests. NULL: not set. */
 typedef const char *(*fsdp_getenv)(void *user, const char *name);
 
 fsdp_status fsdp_launch_options_read(int argc, char **argv, fsdp_getenv get, void *user,
@@ -50,7 +50,7 @@ const char *fsdp_comm_choice_name(fsdp_comm_choice comm);
 /* A whole number and nothing else. */
 bool fsdp_parse_int(const char *text, int64_t least, int64_t most, int *value_out);
 
-/* --- who started this process ----------------------------------------------------------------- */
+/* --- the launcher ----------------------------------------------------------------------------- */
 
 typedef enum fsdp_launcher {
     FSDP_LAUNCHED_BARE = 0, FSDP_LAUNCHED_VARIABLES, FSDP_LAUNCHED_TORCHRUN, FSDP_LAUNCHED_OPEN_MPI,
@@ -60,14 +60,14 @@ typedef enum fsdp_launcher {
 typedef struct fsdp_place {
     fsdp_launcher launcher;
     int rank, size;            /* PMIX: size 0, which MPI knows */
-    int local_size;            /* -1: not said */
-    char host[FSDP_HOST_SIZE]; /* where ranks meet; "" under MPI */
+    int local_size;            /* -1: not set */
+    char host[FSDP_HOST_SIZE]; /* of the rendezvous; "" under MPI */
     int port;
     bool has_store;            /* a torchrun store listens there, not rank 0 */
     char job[FSDP_JOB_SIZE];
 } fsdp_place;
 
-/* A set of variables that is begun must be whole: FSDP_ERR_USAGE names what is missing. */
+/* FSDP_ERR_USAGE names a variable that is missing in a launcher's set. */
 fsdp_status fsdp_launch_detect(fsdp_getenv get, void *user, fsdp_place *place_out, fsdp_error *err);
 /* "mpirun (OMPI_COMM_WORLD_RANK)" */
 const char *fsdp_launcher_name(fsdp_launcher launcher);
@@ -78,33 +78,33 @@ typedef enum fsdp_launch_mode {
     FSDP_MODE_SELF = 0, FSDP_MODE_PROCESSES, FSDP_MODE_THREADS, FSDP_MODE_TCP, FSDP_MODE_MPI
 } fsdp_launch_mode;
 
-/* Pure. FSDP_ERR_USAGE says which two things contradict each other. */
+/* Pure. FSDP_ERR_USAGE names two settings that contradict each other. */
 fsdp_status fsdp_launch_decide(const fsdp_launch_options *options, const fsdp_place *place,
                                fsdp_launch_mode *mode_out, fsdp_error *err);
 
 /* --- ranks ------------------------------------------------------------------------------------ */
 
-/* What all ranks of this process run. */
+/* The program and its options, for all ranks of this process. */
 typedef struct fsdp_launch_job {
     const fsdp_launch_options *options;
     fsdp_rank_main body;
     void *user;
-    /* Told of a rank's failure before its world ends, that is before the others can see it. NULL: nobody. */
+    /* Called with a rank's failure before its world ends, that is before other ranks can see it; or NULL. */
     void (*failed)(void *listener, int rank, int code);
     void *listener;
 } fsdp_launch_job;
 
-/* The world of one rank, body, the end of the world. Takes ctl and transport (NULL: chosen here, collective).
- * Returns the exit code; errors are said on standard error. */
+/* Creates the world of one rank, runs body and ends the world. Takes ctl and transport (NULL: chosen here,
+ * collective). Returns the exit code; reports errors on standard error. */
 int fsdp_launch_rank(const fsdp_launch_job *job, fsdp_ctl *ctl, fsdp_transport *transport);
 
-/* Raises the limit of open files for the connections between so many ranks; who: what asks for them, such as
- * "--np". FSDP_ERR_LIMIT: it cannot be high enough, and is as high as it can be. */
+/* Raises the limit of open files for the connections between that many ranks; who: the option that asks for
+ * them, such as "--np". FSDP_ERR_LIMIT: the hard limit is too low; the soft limit is raised up to it. */
 fsdp_status fsdp_launch_have_files(const char *who, int ranks, fsdp_comm_choice comm, fsdp_error *err);
 
 int fsdp_launch_processes(const fsdp_launch_job *job);
 int fsdp_launch_threads(const fsdp_launch_job *job);
-/* Ranks that torchrun, srun or FSDP_* started. */
+/* For ranks that torchrun, srun or FSDP_* started. */
 fsdp_status fsdp_launch_connect(const fsdp_place *place, int deadline_ms, fsdp_ctl **ctl_out,
                                 fsdp_error *err);
 

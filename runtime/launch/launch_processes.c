@@ -1,8 +1,8 @@
 /*
  * --np: ranks as forked processes of this host. See launch_internal.h.
  *
- * The listener is made before the first fork, so nobody races for a port, and the job's id is
- * random, so two jobs never mix. What happens to the ranks afterwards is launch_supervise.c.
+ * The listener is opened before the first fork, so that its port is free, and the job's id is
+ * random, so that two jobs never mix. launch_supervise.c supervises the ranks.
  */
 #include "runtime/launch/launch_supervise.h"
 
@@ -39,7 +39,7 @@ static fsdp_status find_listener(void *user, char host_out[FSDP_HOST_SIZE], int 
 
 static fsdp_status connect_rank(process_group *group, int rank, fsdp_ctl **ctl_out, fsdp_error *err)
 {
-    if (rank != 0) /* the door of rank 0 */
+    if (rank != 0) /* rank 0's */
         fsdp_socket_close(&group->listener);
     const fsdp_rendezvous_spec spec = {.rank = rank,
                                        .size = group->size,
@@ -66,7 +66,7 @@ static void choose_stdin(int rank)
         close(nothing);
 }
 
-/* Ends with its supervisor, whatever happens to that, also before this line. */
+/* The rank dies with its supervisor, also with one that ended before this call. */
 static void end_with(pid_t supervisor)
 {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != supervisor)
@@ -88,7 +88,7 @@ static int run_rank(process_group *group, int rank)
 
 /* --- in the supervisor ------------------------------------------------------------------------ */
 
-/* The child never comes back from here: its main is body. */
+/* Does not return in the child. */
 static int start_rank(process_group *group, int rank)
 {
     pid_t supervisor = getpid();
@@ -124,7 +124,7 @@ static fsdp_status start_ranks(process_group *group, fsdp_error *err)
     FSDP_TRY(fsdp_supervisor_create(group->size, options->deadline_ms, &group->supervisor, err));
     group->job.failed = fsdp_supervisor_note;
     group->job.listener = group->supervisor;
-    fflush(NULL); /* what is buffered is written once */
+    fflush(NULL); /* or every rank would write the buffered output */
     for (int rank = 0; rank < group->size; rank++) {
         int failed = start_rank(group, rank);
         if (failed)

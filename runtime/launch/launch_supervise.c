@@ -1,12 +1,12 @@
 /*
  * The supervisor of forked ranks. See launch_supervise.h.
  *
- * Which rank failed first: a rank that fails leaves a note in a pipe before the others can see it. One
- * that crashed could not; its death counts as earlier than the errors that it causes in the others, which
- * mostly have the code of a lost peer.
+ * The rank that failed first: a failing rank writes a note to a pipe before the others can see its
+ * failure. A crashed rank writes none; its death counts as earlier than the errors that it causes
+ * in the others, which mostly have the code of a lost peer.
  *
- * Ranks are a process group of their own, so that what a terminal or `timeout` sends to the parent's
- * group reaches them once, through the parent.
+ * Ranks are a process group of their own, so that a signal of a terminal or `timeout` to the
+ * parent's group reaches them once, through the parent.
  */
 #include "runtime/launch/launch_supervise.h"
 
@@ -47,13 +47,13 @@ struct fsdp_supervisor {
     sigset_t waited, before;
     struct sigaction child_before; /* what SIGCHLD did */
     process *ranks;
-    bool has_failed; /* a rank has ended, and not well */
-    bool is_ending;  /* the rest is being ended */
+    bool has_failed; /* a rank has ended with a failure */
+    bool is_ending;  /* the remaining ranks are being ended */
     int first;       /* the rank that failed first; -1: not known yet */
     int first_code;
     int left;                 /* the rank that ended first with code 0; -1: none */
-    int64_t term_ms, kill_ms; /* when the rest is sent these; INT64_MAX: not, or done */
-    bool sent[NSIG];          /* what was passed on, or sent to end them */
+    int64_t term_ms, kill_ms; /* time to send these signals; INT64_MAX: never, or sent */
+    bool sent[NSIG];          /* signals forwarded, or sent to end the ranks */
 };
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -82,7 +82,7 @@ fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **
     for (int i = 0; i < FORWARDED; i++)
         sigaddset(&made->waited, forwarded[i]);
     (void)sigprocmask(SIG_BLOCK, &made->waited, &made->before);
-    /* Where it is ignored, which a program inherits, the kernel takes the ranks' ends away. */
+    /* An inherited SIG_IGN would make the kernel discard the ranks' exit codes. */
     (void)sigaction(SIGCHLD, &(struct sigaction){.sa_handler = SIG_DFL}, &made->child_before);
     *supervisor_out = made;
     return FSDP_OK;
@@ -105,7 +105,7 @@ void fsdp_supervisor_free(fsdp_supervisor *supervisor)
     fsdp_free(supervisor);
 }
 
-/* Said by both sides, because either may be first. */
+/* Called by parent and child, because either may run first. */
 static void join_group(const fsdp_supervisor *supervisor, pid_t pid)
 {
     (void)setpgid(pid, supervisor->ranks[0].pid);
@@ -131,7 +131,7 @@ void fsdp_supervisor_note(void *supervisor, int rank, int code)
     (void)!write(mine->pipe[1], &what, sizeof what);
 }
 
-/* --- who failed ------------------------------------------------------------------------------- */
+/* --- the first failure ------------------------------------------------------------------------ */
 
 static void read_notes(fsdp_supervisor *supervisor)
 {
@@ -143,14 +143,14 @@ static void read_notes(fsdp_supervisor *supervisor)
     }
 }
 
-/* What ended by what this process sent is no failure of its own. */
+/* A rank killed by the supervisor's own signal did not fail. */
 static bool is_ours(const fsdp_supervisor *supervisor, const process *rank)
 {
     return rank->signal != 0 && supervisor->sent[rank->signal] &&
            (supervisor->first >= 0 || rank->signal != SIGKILL);
 }
 
-/* The smaller the earlier; -1: it has not failed. */
+/* Smaller is earlier; -1: it has not failed. */
 static int lateness(const fsdp_supervisor *supervisor, const process *rank)
 {
     int code = rank->noted ? rank->noted : rank->has_ended ? rank->code : 0;
@@ -162,7 +162,7 @@ static int lateness(const fsdp_supervisor *supervisor, const process *rank)
     return (code == FSDP_ERR_PEER ? 2 : 1) * (supervisor->size + 1) + place;
 }
 
-static void say_how(const process *rank, int number)
+static void report_end(const process *rank, int number)
 {
     if (rank->has_ended && rank->signal != 0)
         fprintf(stderr, "fsdp: rank %d was killed by signal %d (%s)\n", number, rank->signal,
@@ -172,7 +172,7 @@ static void say_how(const process *rank, int number)
                 rank->noted ? rank->noted : rank->code);
 }
 
-/* The rank that failed first, as far as is known; -1: none has. */
+/* The rank that failed first, by what is known now; -1: none. */
 static int find_first(const fsdp_supervisor *supervisor)
 {
     int earliest = -1, first = -1;
@@ -192,7 +192,7 @@ static void settle_first(fsdp_supervisor *supervisor, int first)
     supervisor->first = first;
     supervisor->first_code = rank->noted ? rank->noted : rank->code;
     if (!is_ours(supervisor, rank) || rank->noted)
-        say_how(rank, first);
+        report_end(rank, first);
     if (supervisor->first_code == FSDP_ERR_PEER && supervisor->left >= 0)
         fprintf(stderr,
                 "fsdp: rank %d has ended with exit code 0: it called exit, or made "
@@ -223,7 +223,7 @@ static void end_in_time(fsdp_supervisor *supervisor, int64_t now_ms)
     if (now_ms >= supervisor->term_ms) {
         supervisor->term_ms = INT64_MAX;
         send_all(supervisor, SIGTERM);
-        send_all(supervisor, SIGCONT); /* a stopped one learns it, too */
+        send_all(supervisor, SIGCONT); /* so that a stopped rank gets the signal, too */
     }
     if (now_ms >= supervisor->kill_ms) {
         supervisor->kill_ms = INT64_MAX;
@@ -231,7 +231,7 @@ static void end_in_time(fsdp_supervisor *supervisor, int64_t now_ms)
     }
 }
 
-/* False: it runs. When something else in this process has waited for it, nobody knows how it ended. */
+/* False: it runs. Its exit code is lost when other code of this process has waited for it. */
 static bool look_for_end(process *rank, int number)
 {
     int status;
@@ -250,7 +250,7 @@ static bool look_for_end(process *rank, int number)
     return true;
 }
 
-/* Of those that die later by a signal of their own people want to know, too. */
+/* Also reports ranks that die of a signal after the first failure. */
 static void reap(fsdp_supervisor *supervisor)
 {
     bool had_failed = supervisor->first >= 0;
@@ -263,13 +263,13 @@ static void reap(fsdp_supervisor *supervisor)
         if (rank->code == 0 && supervisor->left < 0)
             supervisor->left = i;
         if (had_failed && rank->signal != 0 && !is_ours(supervisor, rank))
-            say_how(rank, i);
+            report_end(rank, i);
     }
     read_notes(supervisor);
 }
 
-/* A lost peer may be all that is seen at first: a process that crashes lets its connections go before it
- * has ended. So that is the answer only when no other failure shows up in time. */
+/* A lost peer may be seen first, because a crashing process closes its connections before it has
+ * ended. It is reported only when no other failure shows up in time. */
 static void judge(fsdp_supervisor *supervisor, int64_t now_ms)
 {
     int first = supervisor->has_failed && supervisor->first < 0 ? find_first(supervisor) : -1;
@@ -306,7 +306,7 @@ int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed)
     while (supervisor->running > 0) {
         wait_for_signal(supervisor);
         reap(supervisor);
-        int64_t now_ms = fsdp_now_ms(); /* one for both: who is ended was judged before */
+        int64_t now_ms = fsdp_now_ms(); /* the same for both: a rank is judged before it is ended */
         judge(supervisor, now_ms);
         end_in_time(supervisor, now_ms);
     }

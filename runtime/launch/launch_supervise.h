@@ -1,4 +1,5 @@
-/* What the parent of --np does: forwards signals, waits, says who died and how, ends the rest. */
+/* The supervisor of --np: the parent forwards signals, waits for the ranks, reports how they died and ends
+ * the remaining ones. */
 #ifndef FSDP_LAUNCH_SUPERVISE_H
 #define FSDP_LAUNCH_SUPERVISE_H
 
@@ -6,23 +7,23 @@
 
 typedef struct fsdp_supervisor fsdp_supervisor;
 
-/* Before the first fork; from here on signals wait for fsdp_supervise. */
+/* Called before the first fork; signals are blocked until fsdp_supervise. */
 fsdp_status fsdp_supervisor_create(int size, int deadline_ms, fsdp_supervisor **supervisor_out,
                                    fsdp_error *err);
-/* Signals are again as before. Accepts NULL. */
+/* Restores the signals. Accepts NULL. */
 void fsdp_supervisor_free(fsdp_supervisor *supervisor);
 
-/* In the parent: the process that is this rank. */
+/* In the parent: registers the process of a rank. */
 void fsdp_supervisor_add(fsdp_supervisor *supervisor, int rank, pid_t pid);
-/* In the rank: signals as before, a process group of the ranks. */
+/* In the rank: restores the signals and joins the ranks' process group. */
 void fsdp_supervisor_leave(const fsdp_supervisor *supervisor);
-/* In a rank, a fsdp_launch_job's `failed`: it is about to end with this code. */
+/* In the rank: `failed` of its fsdp_launch_job; notes the exit code before the rank ends. */
 void fsdp_supervisor_note(void *supervisor, int rank, int code);
 
 /*
- * Returns when all ranks have ended: 0, or the exit code of the first that failed (128 + N: killed by
- * signal N). After a failure the others get some time to find out by themselves, then SIGTERM, and at the
- * deadline SIGKILL. is_failed: that is to begin at once.
+ * Returns when all ranks have ended: 0, or the exit code of the first that failed (128 + N: killed by signal
+ * N). After a failure the others get some time to detect it themselves, then SIGTERM, and at the deadline
+ * SIGKILL. is_failed: begins with that at once.
  */
 int fsdp_supervise(fsdp_supervisor *supervisor, bool is_failed);
 

@@ -2,8 +2,8 @@
  * Ranks that are threads of this process. See launch_internal.h. Owner of pthread.h among the
  * launcher's files.
  *
- * A thread cannot be ended from outside: when one has failed the others learn it from their next
- * call, and who is still at work when the deadline has passed ends with the process.
+ * A thread cannot be ended from outside: after a failure the other ranks get an error from their
+ * next call, and when some still run at the deadline, the process ends.
  */
 #include "runtime/launch/launch_internal.h"
 
@@ -42,7 +42,7 @@ struct thread_group {
     int64_t failed_ms;
 };
 
-/* Of this process, also for what runs when it exits. */
+/* Global, because the atexit handler uses them. */
 static atomic_int ranks_at_work;
 static pid_t rank_process;
 
@@ -54,9 +54,9 @@ static void *flush_all(void *user)
 }
 
 /*
- * Ends the process while ranks are at work. What the program has printed is written first, by a
- * thread that is waited for only so long: a rank may hold a file for good. What callers say before
- * has no such bound: where nobody reads the standard error, that waits.
+ * Ends the process while ranks are running. A thread flushes the program's output first; the wait
+ * for it is bounded, because a rank may hold a file's lock for good. Messages of the callers are
+ * not bounded: a full pipe of the standard error blocks.
  */
 _Noreturn static void leave_at_once(int code)
 {
@@ -67,8 +67,8 @@ _Noreturn static void leave_at_once(int code)
     _exit(code);
 }
 
-/* exit() of one rank takes the others along, in the middle of their work: that is no success. Not
- * so in processes that a rank has forked. */
+/* exit() of one rank ends the others in the middle of their work: that is a failure. It is none in
+ * processes that a rank has forked. */
 static void check_exit(void)
 {
     int at_work = atomic_load(&ranks_at_work);
@@ -111,7 +111,7 @@ static void *run_thread(void *user)
 
 /* --- starting --------------------------------------------------------------------------------- */
 
-/* The program's own stack limit where that is larger. */
+/* The process' stack limit when that is larger. */
 static size_t stack_size(void)
 {
     struct rlimit limit;
@@ -143,7 +143,7 @@ static fsdp_status connect_ranks(thread_group *group, fsdp_error *err)
     return status;
 }
 
-/* A rank without a thread leaves at once, so that the others do not wait for it. */
+/* A rank whose thread cannot start leaves at once, so that the others do not wait for it. */
 static void start_rank(thread_group *group, thread_rank *rank, const pthread_attr_t *attributes)
 {
     fsdp_error err = {0};
@@ -163,7 +163,7 @@ static void start_rank(thread_group *group, thread_rank *rank, const pthread_att
 
 /* --- ending ----------------------------------------------------------------------------------- */
 
-/* How many ranks are still at work long after another has failed, and with what code. */
+/* Returns how many ranks still run long after a failure, and the code of that. */
 static int wait_for_ranks(thread_group *group, int *first_code_out)
 {
     const int64_t patience_ms = (int64_t)group->job.options->deadline_ms + LATE_MS;
@@ -191,7 +191,7 @@ static void abandon(int at_work, int code)
     leave_at_once(code);
 }
 
-/* Once in a process, however often it launches. */
+/* Installs the handler once per process. */
 static int watch_exit(void)
 {
     if (rank_process == getpid())

@@ -1,5 +1,5 @@
-/* One rank: its world around a control plane, the program's body, the end. See
- * launch_internal.h. */
+/* Creates the world of one rank around its control plane, runs the program's body and ends the
+ * world. See launch_internal.h. */
 #include "runtime/launch/launch_internal.h"
 
 #include <stdio.h>
@@ -59,7 +59,7 @@ static fsdp_status count_hosts(fsdp_ctl *ctl, const char *host, fsdp_world_parts
 
 /* --- the world -------------------------------------------------------------------------------- */
 
-/* Over what has connected the ranks. */
+/* Over TCP or MPI, whichever the control plane uses. */
 static fsdp_status open_p2p(fsdp_ctl *ctl, int deadline_ms, fsdp_p2p **p2p_out, fsdp_error *err)
 {
     const fsdp_mpi_functions *mpi = NULL;
@@ -124,7 +124,7 @@ static fsdp_status fill_parts(const fsdp_launch_options *options, fsdp_world_par
     return fsdp_ctl_agree(parts->ctl, status, err);
 }
 
-/* Agreed on: the rank that failed says why. */
+/* All ranks have the same error: only the rank that failed reports it. */
 static int report_failure(fsdp_status status, const fsdp_error *err, int rank)
 {
     if (err->rank == rank || status == FSDP_ERR_PEER)
@@ -132,8 +132,8 @@ static int report_failure(fsdp_status status, const fsdp_error *err, int rank)
     return (int)status;
 }
 
-/* The others hear why this rank does not come any more, before they see that it is gone. */
-static void say_why(fsdp_world *world, int code)
+/* Sends the reason to the other ranks before they see closed connections. */
+static void report_leave(fsdp_world *world, int code)
 {
     char exit_code[FSDP_EXIT_TEXT];
     fsdp_error why = {.status = FSDP_ERR_PEER, .rank = world->rank};
@@ -143,14 +143,14 @@ static void say_why(fsdp_world *world, int code)
     fsdp_ctl_leave(world->parts.ctl, &why);
 }
 
-/* What the trace could not write is this rank's failure, when nothing else is. */
+/* A failed write of the trace is this rank's failure, unless it has another one. */
 static int end_world(fsdp_world *world, int code)
 {
     fsdp_error err = {0};
     fsdp_trace *trace = world->parts.trace;
     world->parts.trace = NULL;
     if (code != 0)
-        say_why(world, code);
+        report_leave(world, code);
     fsdp_world_free(world);
     fsdp_status status = fsdp_trace_close(trace, &err);
     if (status == FSDP_OK)
@@ -159,7 +159,8 @@ static int end_world(fsdp_world *world, int code)
     return code != 0 ? code : (int)status;
 }
 
-/* A process can only end with eight bits: what is left of others must not look like success. */
+/* An exit code has eight bits: a failure whose lower eight bits are 0 must not look like
+ * success. */
 static int to_exit_code(int code, int rank)
 {
     fsdp_error err = {0};

@@ -8,13 +8,13 @@
 
 #define LIBRARY "libfsdp_mpi.so.0"
 
-/* Open MPI's plugins look for its symbols among those of everybody. */
+/* RTLD_GLOBAL: Open MPI's plugins resolve its symbols in the global scope. */
 static void *open_at(const char *path)
 {
     return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
 }
 
-/* Beside libfsdp or, linked statically, the program. */
+/* Beside libfsdp or, when that is linked statically, beside the program. */
 static void *open_beside(void)
 {
     static const char *const places[] = {"", "../lib/"};

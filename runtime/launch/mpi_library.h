@@ -11,7 +11,7 @@
 
 enum { FSDP_MPI_TABLE_VERSION = 3 };
 
-/* What libfsdp_mpi exports as fsdp_mpi_table. Versions differ when libraries of two installations meet. */
+/* Exported by libfsdp_mpi as fsdp_mpi_table. Versions differ between libraries of two installations. */
 typedef struct fsdp_mpi_functions {
     int version;
     void (*set_deadline)(int milliseconds);

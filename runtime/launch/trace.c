@@ -36,7 +36,8 @@ static char *path_of(const char *pattern, int rank)
     return copy;
 }
 
-/* An older trace makes way; what is no file (a device, a pipe) stays, and open says that it is there. */
+/* Replaces an older trace. Anything but a regular file (a device, a pipe) stays, and the open
+ * fails. */
 static fsdp_status open_file(fsdp_trace *trace, const char *pattern, fsdp_error *err)
 {
     fsdp_io *io = fsdp_io_posix();
@@ -45,7 +46,7 @@ static fsdp_status open_file(fsdp_trace *trace, const char *pattern, fsdp_error 
     if (!trace->path)
         return fsdp_fail_memory(err, "the path of a trace");
     if (io->ops->info(io, trace->path, &info) == 0 && info.kind == FSDP_FILE_REGULAR)
-        (void)io->ops->unlink(io, trace->path); /* what matters is said by open */
+        (void)io->ops->unlink(io, trace->path); /* the open reports the error */
     return fsdp_io_open(io, trace->path, FSDP_IO_CREATE, &trace->file, err);
 }
 

@@ -1,6 +1,6 @@
 /*
  * The trace of a rank: one JSON object per event and line, in the order in which the host issues them.
- * Formats are in docs/runtime.md. Tests read it, people look at it.
+ * Formats are in docs/runtime.md.
  */
 #ifndef FSDP_TRACE_H
 #define FSDP_TRACE_H

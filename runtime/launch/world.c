@@ -126,7 +126,7 @@ static fsdp_ordered_comm *make_comm(const int *ranks, int size, bool is_separate
     return ordered;
 }
 
-/* A rank without memory for it must not let the others wait: all agree before they begin. */
+/* All ranks agree before they begin, so that none waits for a rank without memory. */
 static fsdp_status add_comm(fsdp_world *world, const int *ranks, int size, bool is_separate,
                             fsdp_ordered_comm **ordered_out, fsdp_error *err)
 {
@@ -209,7 +209,7 @@ static fsdp_status connect_span(fsdp_world *world, const fsdp_mesh *mesh, int di
     return FSDP_OK;
 }
 
-/* What all ranks must have equal. */
+/* A digest of a mesh, which must be equal on all ranks. */
 typedef struct mesh_print {
     int64_t ndim, shape[FSDP_MAX_MESH_DIMS];
     uint64_t ranks, names; /* hashes */
@@ -327,7 +327,7 @@ fsdp_status fsdp_world_mesh(fsdp_world *world, int ndim, const int64_t *shape,
     return status;
 }
 
-/* Without memory of its own: NULL means that there is none. */
+/* Allocates nothing: NULL means only that there is no such communicator. */
 fsdp_ordered_comm *fsdp_world_find_comm(fsdp_world *world, const fsdp_mesh *mesh, int dim,
                                         int last_dim)
 {

@@ -5,8 +5,8 @@
  * is made from it are used by one thread at a time; those of different ranks freely in parallel.
  *
  * Calls marked collective are made by all ranks of the world (or of the mesh that is named) in the same
- * order. They end within the deadline; a rank that is missing is named, and a rank that made another call
- * is told apart from one that is gone.
+ * order. They end within the deadline; a rank that is missing is named, and the error tells a rank that made
+ * another call from one that is gone.
  */
 #ifndef FSDP_WORLD_H
 #define FSDP_WORLD_H
@@ -28,7 +28,7 @@ FSDP_API int fsdp_world_size(const fsdp_world *world);
 FSDP_API int fsdp_world_local_rank(const fsdp_world *world);
 FSDP_API int fsdp_world_local_size(const fsdp_world *world);
 
-/* How ranks agree about saves and loads; never mixed with training. Borrowed. */
+/* The control plane of saves and loads; its messages never mix with training's. Borrowed. */
 FSDP_API fsdp_ctl *fsdp_world_ctl(fsdp_world *world);
 
 /*

@@ -1,4 +1,4 @@
-/* The inside of a world: what fsdp_launch puts together, and what meshes and units take from it.
+/* The inside of a world: fsdp_launch creates it, and units use its communicators.
  * See world.h. */
 #ifndef FSDP_WORLD_INTERNAL_H
 #define FSDP_WORLD_INTERNAL_H
@@ -8,7 +8,7 @@
 #include "runtime/launch/trace.h"
 #include <fsdp/world.h>
 
-/* What a world is made of; all of it becomes the world's, also when creating fails. */
+/* The parts of a world, which takes all of them, also when its creation fails. */
 typedef struct fsdp_world_parts {
     int local_rank, local_size;
     fsdp_ctl *ctl;
@@ -36,7 +36,7 @@ struct fsdp_world {
     double *values;            /* room for one of each rank */
 };
 
-/* Of parts that no world took; others than ctl may be missing. */
+/* For parts that no world took; all but ctl may be NULL. */
 void fsdp_world_parts_release(const fsdp_world_parts *parts);
 fsdp_status fsdp_world_create(const fsdp_world_parts *parts, fsdp_world **world_out, fsdp_error *err);
 void fsdp_world_free(fsdp_world *world);       /* accepts NULL */

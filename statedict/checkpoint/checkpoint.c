@@ -136,7 +136,8 @@ static fsdp_status open_manifest(fsdp_checkpoint *checkpoint, const char *path, 
     return load_stored_values(checkpoint, err);
 }
 
-/* --- a checkpoint of ours, as others are read ---------------------------------------------------- */
+/* --- a checkpoint of ours, as others are read
+ * ---------------------------------------------------- */
 
 static void close_native(fsdp_checkpoint *checkpoint)
 {

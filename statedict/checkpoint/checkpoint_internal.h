@@ -1,4 +1,15 @@
-/* An opened checkpoint, as save, load, verify and convert see it. */
+/*
+ * An opened checkpoint, native or of another program, behind one table of functions.
+ *
+ * In: a path. Out: its description, the data of its tensors by boxes, findings about its bytes. Local; save/
+ * (loads), convert/, diff/, run/ and the tools call this room.
+ *
+ *   checkpoint.c       opens native checkpoints; checkpoint_ops.c calls the table
+ *   get.c              reads native tensors; foreign.c opens and reads other programs' checkpoints
+ *   incomplete.c       checkpoints of which files are missing; one_file.c  a checkpoint in one file
+ *   view.c             writes index.h5; view_check.c compares it
+ *   verify*.c          verification: files, indexes, values, other programs' checksums
+ */
 #ifndef FSDP_CHECKPOINT_INTERNAL_H
 #define FSDP_CHECKPOINT_INTERNAL_H
 
@@ -79,7 +90,7 @@ fsdp_status fsdp_checkpoint_open_as(fsdp_io *io, const char *path, const fsdp_op
 fsdp_status fsdp_checkpoint_open_manifest(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                                           fsdp_error *err);
 
-/* The same without a look at the sizes of its shard files, which opening them repeats. */
+/* Like fsdp_checkpoint_open_manifest, without the check of file sizes, which opening the files repeats. */
 fsdp_status fsdp_checkpoint_open_alone(fsdp_io *io, const char *path, fsdp_checkpoint **checkpoint_out,
                                        fsdp_error *err);
 
@@ -104,7 +115,7 @@ fsdp_status fsdp_checkpoint_stored(const fsdp_checkpoint *checkpoint, const fsdp
 
 /*
  * Workers that fill the same targets together walk over the same blocks in the same order, and each
- * takes the blocks whose number it drew. Nobody waits for anybody.
+ * takes the blocks whose number it drew. No worker waits for another.
  */
 typedef struct fsdp_work_counter {
     atomic_llong *next;        /* shared: the next number to draw */
@@ -113,9 +124,9 @@ typedef struct fsdp_work_counter {
 } fsdp_work_counter;
 
 void fsdp_work_counter_begin(fsdp_work_counter *counter, atomic_llong *next);
-/* Is the next item this worker's? Always without a counter. */
+/* True when the next item is this worker's; always with counter NULL. */
 bool fsdp_work_counter_take(fsdp_work_counter *counter);
-/* Nobody draws a number that counts any more: a worker failed. */
+/* After a failure of a worker: no worker gets another item. */
 void fsdp_work_counter_stop(fsdp_work_counter *counter);
 
 /* A tensor that is given to visit in slabs. */
@@ -140,7 +151,7 @@ typedef struct fsdp_read_request {
 fsdp_status fsdp_checkpoint_get(fsdp_checkpoint *checkpoint, const fsdp_read_request *request,
                                 fsdp_error *err);
 
-/* Do its files hold what is declared of the entry? Asked before memory is taken for it. */
+/* Checks, before memory is allocated for an entry, that its files hold what the manifest declares. */
 fsdp_status fsdp_checkpoint_require(fsdp_checkpoint *checkpoint, size_t entry, fsdp_error *err);
 
 /* The table's entry of our own checkpoints. */

@@ -1,7 +1,7 @@
 /*
  * Checkpoints in one file: see one_file.h. The superblock of HDF5 says where HDF5's part ends, and
- * there the manifest begins; it ends with the file. Either end of the text tells that it is there, so
- * that one damaged byte does not make another program's file of it.
+ * there the manifest begins; it ends with the file. Either end of the text tells that it is there,
+ * so that one damaged byte does not make another program's file of it.
  */
 #include "statedict/checkpoint/one_file.h"
 

@@ -7,14 +7,14 @@
 
 #include "statedict/manifest/manifest.h"
 
-/* Is the path such a file, damaged or not? One that cannot be read is none. */
+/* True when the path is such a file, damaged or not. False for one that cannot be read. */
 bool fsdp_is_one_file(fsdp_io *io, const char *path);
 
 /* As fsdp_manifest_read; the size of its only file is that of all the path holds. */
 fsdp_status fsdp_one_file_read(fsdp_io *io, const char *path, fsdp_manifest *manifest_out,
                                fsdp_error *err);
 
-/* A finished shard file becomes such a file. */
+/* Turns a finished shard file into such a file. */
 fsdp_status fsdp_one_file_append(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
                                  bool durable, fsdp_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * What deep verification says about values: see verify_values.h. The tensors are read by several
- * threads and told in the order of the state dict afterwards.
+ * Deep verification of values: see verify_values.h. Several threads read the tensors; findings are
+ * reported afterwards in the order of the state dict.
  */
 #include "statedict/checkpoint/verify_values.h"
 
@@ -191,7 +191,7 @@ static bool has_same_shape(const fsdp_entry *a, const fsdp_entry *b)
            (a->ndim == 0 || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0);
 }
 
-/* Plain optimizers of PyTorch number their parameters: which one is meant, nobody can tell. */
+/* Plain optimizers of PyTorch number their parameters, and a number does not identify a name. */
 static bool is_numbered(const char *rest, size_t size)
 {
     size_t digits = 0;

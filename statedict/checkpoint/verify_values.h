@@ -1,5 +1,5 @@
-/* Deep verification beyond the bytes: numbers that are none, and optimizer states without their model.
- * Both are told as findings of the kind FSDP_FINDING_VALUE, which are no damage. */
+/* Deep verification of values: NaN and infinite numbers, and optimizer states without their parameters.
+ * Findings are of the kind FSDP_FINDING_VALUE and no damage. */
 #ifndef FSDP_STATEDICT_VERIFY_VALUES_H
 #define FSDP_STATEDICT_VERIFY_VALUES_H
 
@@ -13,7 +13,7 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
 /* Bytes that fsdp_values_scan will read. */
 int64_t fsdp_values_bytes(const fsdp_sd *sd);
 
-/* Tells what the stats of one tensor say, if they say anything. */
+/* Reports the stats of one tensor that has NaN or infinite numbers. */
 void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry, const fsdp_stats *stats,
                       int64_t *warnings);
 

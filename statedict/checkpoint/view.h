@@ -17,13 +17,13 @@ fsdp_status fsdp_view_mappings(const fsdp_manifest *manifest, const int *owners,
 fsdp_status fsdp_view_write(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool sync, const fsdp_watch *watch, fsdp_error *err);
 
-/* The same as any new file. *written_out is false when the view was left out. */
+/* Like fsdp_view_write, into any new file. *written_out is false when the view was left out. */
 fsdp_status fsdp_view_write_as(fsdp_io *io, const char *path, const fsdp_manifest *manifest,
                                const int *owners, bool sync, const fsdp_watch *watch, bool *written_out,
                                fsdp_error *err);
 
-/* Is DIR/index.h5, which must exist, byte for byte what fsdp_view_write would write? Neither is ever in
- * memory as a whole. */
+/* *same_out is true when DIR/index.h5, which must exist, has the bytes that fsdp_view_write would write.
+ * Neither file is in memory as a whole. */
 fsdp_status fsdp_view_check(fsdp_io *io, const char *dir, const fsdp_manifest *manifest, const int *owners,
                             bool *same_out, fsdp_error *err);
 

@@ -1,10 +1,10 @@
 /*
- * Is the view the one that its checkpoint would get today? It is written once more, into a file that
- * keeps nothing and compares every piece with what is on the disk; or put in its place. See view.h.
+ * Checks that a view has the bytes that its checkpoint would get now: writes it again into an
+ * fsdp_io that stores nothing and compares every piece with the file. Also replaces it. See view.h.
  *
  * What is written comes from front to back, with two exceptions: the superblock comes last, and the
- * header of a tensor that has aliases gets their number once all are known. Until then it may differ
- * there; these places are kept, at most two for each alias.
+ * header of a tensor that has aliases gets their number once all are known. Until then it may
+ * differ there; these places are kept, at most two for each alias.
  */
 #include "statedict/checkpoint/view.h"
 

@@ -5,14 +5,15 @@
  * to rank 0. Rank 0 compares the calls and answers all of them with one verdict. Data follows only
  * after a good verdict, so a mismatch never leaves half a transfer behind.
  *
- * A rank that works for long before its next call says so again and again, and is waited for as
- * long as it does. Rank 0 listens to all who are not here yet, each with a deadline of its own, so
- * that one rank at work does not hide that another is gone; and tells those who are here that it
+ * A rank that works for long before its next call reports so repeatedly, and is waited for as long
+ * as it does. Rank 0 reads from all ranks that have not made the call yet, each with its own
+ * deadline, so that one working rank does not hide a dead one; and tells the others that it still
  * waits.
  *
- * Two kinds of failure: an outcome that the ranks agree on leaves the control plane usable; a rank
- * that is silent, gone or in another call breaks it. Who sees that says farewell (to rank 0, and
- * rank 0 to everybody), so that all ranks fail soon and with the same text.
+ * There are two kinds of failure. A failed outcome that the ranks agree on leaves the control plane
+ * usable. A rank that is silent, gone or in another call breaks it: the rank that detects this
+ * sends a leave message to rank 0, and rank 0 to all, so that all ranks fail soon and with the same
+ * text.
  */
 #include "statedict/ctl/ctl_message.h"
 
@@ -24,8 +25,8 @@
 enum {
     SOON_MS = 1000,
     MISSING_SHOWN = 16,
-    LOOK_MS = 250, /* while rank 0 waits for one rank it listens to the others this often */
-    WAKE_MS = 5000 /* and does other things this often */
+    LOOK_MS = 250, /* while rank 0 waits for one rank it reads from the others this often */
+    WAKE_MS = 5000 /* and calls `waiting` this often */
 };
 
 typedef fsdp_status (*peer_step)(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
@@ -88,7 +89,7 @@ static fsdp_status each_peer(fsdp_ctl *ctl, ctl_call *call, peer_step step, fsdp
     return missing.count ? fail_missing(&missing, err) : FSDP_OK;
 }
 
-/* Tells everybody that rank 0 is in this call and waits on. Best effort: nobody is waited for. */
+/* Tells all ranks that rank 0 is in this call and still waits. Best effort, without waiting. */
 static void announce_call(fsdp_ctl *ctl, const ctl_call *call)
 {
     static const fsdp_error fine;
@@ -117,8 +118,8 @@ static fsdp_status take_call(fsdp_ctl *ctl, ctl_call *call, int peer, const fram
     return FSDP_OK;
 }
 
-/* Reads what a rank that is not here yet has sent, and waits for more until then. Its silence is no
- * failure. */
+/* Reads from a rank that has not made the call yet, and waits until then for more. Its silence is
+ * no failure. */
 static fsdp_status listen_to(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms,
                              fsdp_error *err)
 {
@@ -157,7 +158,7 @@ static fsdp_status check_missing(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
     return missing.count > 0 ? fail_missing(&missing, err) : FSDP_OK;
 }
 
-/* One rank lets us wait: a look at all who are not here. */
+/* While one rank is late, reads from all that have not made the call. */
 static fsdp_status look_around(fsdp_ctl *ctl, ctl_call *call, fsdp_error *err)
 {
     for (int peer = 1; peer < ctl->size; peer++)
@@ -241,9 +242,9 @@ void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms)
     }
 }
 
-/* --- failing, for good ------------------------------------------------------------------------ */
+/* --- failures that break the control plane ---------------------------------------------------- */
 
-/* Rank 0 tells everybody; the others tell rank 0, unless it was the one who told them. Best effort,
+/* Rank 0 sends it to all ranks; the others to rank 0, unless they got it from there. Best effort,
  * within a short time for all. */
 static void send_leave(fsdp_ctl *ctl, ctl_call *call)
 {
@@ -390,7 +391,7 @@ fsdp_status fsdp_ctl_allgather(fsdp_ctl *ctl, const void *mine, size_t size, voi
     return fsdp_ctl_agree_allgather(ctl, FSDP_OK, mine, size, all_out, err);
 }
 
-/* The piece that starts at call->at goes on from rank 0 to everybody but the root. */
+/* Rank 0 relays the piece at call->at to all ranks but the root. */
 static fsdp_status relay_piece(fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err)
 {
     if (peer == call->head.root)

@@ -1,5 +1,5 @@
 /*
- * What a control-plane back end provides: messages between two ranks with a deadline. All
+ * The interface of control-plane back ends: messages between two ranks with a deadline. All
  * collectives are written once on top of it (ctl.c); back ends are ctl_self.c, ctl_threads.c, and
  * runtime/bootstrap/ctl_mpi.c and ctl_tcp.c.
  */
@@ -23,7 +23,7 @@ typedef struct fsdp_ctl_ops {
      * keep their order and their bounds. data is the caller's again when the call returns, also
      * after a failure. until_ms is on CLOCK_MONOTONIC; past it the call still does what needs no
      * waiting, else it fails with FSDP_ERR_PEER and an empty text (ctl.c names the rank and the
-     * operation). recv gives what came to fsdp_ctl_hand_over, which checks that it is of that size.
+     * operation). recv passes the received message to fsdp_ctl_hand_over, which checks its size.
      */
     fsdp_status (*send)(fsdp_ctl *ctl, int to, const void *data, size_t size, int64_t until_ms,
                         fsdp_error *err);
@@ -32,20 +32,19 @@ typedef struct fsdp_ctl_ops {
     void (*close)(fsdp_ctl *ctl);    /* frees the back end's own part, not ctl */
 } fsdp_ctl_ops;
 
-/* What rank 0 knows of another rank while it waits for its call. */
+/* Rank 0's knowledge of another rank while it waits for its call. */
 typedef struct fsdp_ctl_peer {
     bool here;
-    int64_t until_ms;    /* without another sign of life it is missing from then on */
+    int64_t until_ms;    /* it is missing from then on, unless it reports work */
 } fsdp_ctl_peer;
 
-/* What others know of ranks that do not come: set by those who also see what ranks do outside these calls.
- * Used on this rank's thread; either may be NULL. */
+/* An observer knows what ranks do outside of these calls (comm_shared), to explain a missing rank in errors.
+ * Called on this rank's thread; either may be NULL. */
 typedef struct fsdp_ctl_observer {
-    /* This rank is in a call of the control plane (a call_kind of ctl_frame.h; 0: in none), where it
-     * waits for another one (-1: not yet). */
+    /* This rank is in a call (a call_kind of ctl_frame.h; 0: none) in which it waits for another rank (-1:
+     * not yet). */
     void (*note)(void *user, uint32_t call, int waits_for);
-    /* Says where a rank is: "it is in all_gather, where it waits for rank 0". Not known: leaves out
-     * as it is. */
+    /* Describes a rank: "it is in all_gather, where it waits for rank 0". Unknown: leaves `out` unchanged. */
     void (*find)(void *user, int rank, char *out, size_t out_size);
     void *user;
 } fsdp_ctl_observer;
@@ -54,10 +53,10 @@ struct fsdp_ctl {
     const fsdp_ctl_ops *ops;
     int rank, size;
     int deadline_ms;
-    uint64_t calls;            /* collectives so far: goes with every message, so mixing is seen */
+    uint64_t calls;            /* collectives so far; sent with every message, to detect mixed-up calls */
     fsdp_error poison;         /* the first failure of the control plane */
     void *backend;
-    int64_t announced_until_ms;     /* how long the others wait for this rank without a sign of it */
+    int64_t announced_until_ms;     /* until when the others wait for this rank */
     fsdp_ctl_peer *peers;      /* rank 0: one per rank */
     void (*waiting)(void *user);
     void *waiting_user;
@@ -76,10 +75,10 @@ fsdp_status fsdp_ctl_agree_broadcast(fsdp_ctl *ctl, fsdp_status mine, int root, 
                                      fsdp_error *err);
 
 /*
- * Local. This rank is at work and comes to the next call later: the others wait for it `left_ms` from
- * now on at least. To be said again and again while work goes on, with a short time each, so that a
- * rank that is killed meanwhile is soon missed. Sends something only when that is news to them, and
- * never waits. To be followed by a collective.
+ * Local. Reports that this rank is working before its next call: the others wait for it at least `left_ms`
+ * from now on. Called repeatedly while the work goes on, with a short time each, so that the others soon miss
+ * a rank that was killed. Sends a message only when it changes their deadline, and never waits. A collective
+ * must follow.
  */
 void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
 
@@ -87,20 +86,20 @@ void fsdp_ctl_report_working(fsdp_ctl *ctl, int64_t left_ms);
 void fsdp_ctl_set_waiting(fsdp_ctl *ctl, void (*waiting)(void *user), void *user);
 
 /*
- * Local. This rank comes to no more calls, and says why: others in a call learn that at once. Waits at most
- * a second for those who do not take it. To be followed by fsdp_ctl_free. Does nothing after a failure of the
- * control plane.
+ * Local. Leaves the control plane with a reason, which ranks in a call get at once. Waits at most a second
+ * for ranks that do not read it. fsdp_ctl_free must follow. Does nothing after a failure of the control
+ * plane.
  */
 void fsdp_ctl_leave(fsdp_ctl *ctl, const fsdp_error *why);
 
-/* For back ends: what send and recv return when their time is over. */
+/* For back ends: the result of send and recv when their time is over. */
 static inline fsdp_status fsdp_ctl_fail_late(fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_PEER, "%s", "");
 }
 
-/* For back ends, at the end of recv. A message of another size than was waited for is an error, and noted in
- * ctl: it may be the farewell of a rank that gave up. */
+/* For back ends, at the end of recv. A message of an unexpected size is an error, and kept in ctl: it may be
+ * the leave message of a rank that failed. */
 typedef struct fsdp_ctl_bytes {
     const void *data;
     size_t size;

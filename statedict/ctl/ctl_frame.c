@@ -14,9 +14,9 @@ const char *fsdp_ctl_call_purpose(uint32_t kind)
 {
     static const char *const purposes[] = {"answer",
                                            "exchange what each rank knows",
-                                           "hear what one rank decided",
+                                           "learn what one rank decided",
                                            "agree on the outcome",
-                                           "meet",
+                                           "pass a barrier",
                                            "send a message",
                                            "receive a message"};
     return kind < sizeof purposes / sizeof purposes[0] ? purposes[kind] : purposes[0];

@@ -1,4 +1,4 @@
-/* What goes over the control plane in front of everything else: frames, and the calls they name. */
+/* Frames: the heads of all messages of the control plane, and the names of the calls in them. */
 #ifndef FSDP_CTL_FRAME_H
 #define FSDP_CTL_FRAME_H
 
@@ -36,7 +36,7 @@ typedef struct frame {
 _Static_assert(sizeof(frame) == FSDP_CTL_FRAME, "frames have no padding");
 
 const char *fsdp_ctl_call_name(uint32_t kind);
-/* What the ranks want by it, for people: "agree on the outcome". */
+/* The purpose of a call, for messages: "agree on the outcome". */
 const char *fsdp_ctl_call_purpose(uint32_t kind);
 /* "broadcast of 8 bytes from rank 0 (call 3)" */
 void fsdp_ctl_call_describe(const frame *head, char *out, size_t out_size);

@@ -44,14 +44,14 @@ fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fs
     return err->status;
 }
 
-/* --- farewells -------------------------------------------------------------------------------- */
+/* --- leave messages --------------------------------------------------------------------------- */
 
 static bool is_leave(const frame *head)
 {
     return head->magic == FRAME_MAGIC && head->kind == FRAME_LEAVE;
 }
 
-/* What the last message was, when it was not what recv waited for. */
+/* True when the last message was a leave message of an unexpected size. */
 static bool is_unexpected_leave(const fsdp_ctl *ctl, frame *head_out)
 {
     if (ctl->unexpected_size != sizeof *head_out)
@@ -75,8 +75,8 @@ static bool recv_message(fsdp_ctl *ctl, int from, void *data, size_t size, int64
     return ctl->ops->recv(ctl, from, data, size, until_ms, &ignored) == FSDP_OK;
 }
 
-/* A rank that takes nothing more may have said why, behind what it had sent before: then that is
- * the error. */
+/* A rank that receives nothing more may have sent a leave message after its earlier messages: its
+ * reason is the error. */
 static void find_leave(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms, fsdp_error *err)
 {
     frame head = {0};
@@ -94,7 +94,7 @@ static void find_leave(fsdp_ctl *ctl, ctl_call *call, int peer, int64_t until_ms
         note_leave(call, &head, report.text, err);
 }
 
-/* Of a farewell whose head came where something else was expected. */
+/* Receives the reason after the head of a leave message. */
 static fsdp_status take_leave_reason(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
                                      fsdp_error *err)
 {
@@ -117,7 +117,7 @@ static fsdp_status put(fsdp_ctl *ctl, ctl_call *call, int to, const void *data, 
         return FSDP_OK;
     (void)fsdp_ctl_fail_wait(ctl, call, to, err);
     find_leave(ctl, call, to, 0, err);
-    /* it told rank 0, which tells everybody */
+    /* it sent its reason to rank 0, which relays it to all */
     if (!call->peer_left && to != 0 && ctl->rank != 0)
         find_leave(ctl, call, 0, fsdp_now_ms() + FSDP_CTL_LEAVE_MS, err);
     return err->status;
@@ -135,14 +135,15 @@ static fsdp_status take(fsdp_ctl *ctl, ctl_call *call, int from, void *data, siz
     return fsdp_ctl_fail_wait(ctl, call, from, err);
 }
 
-/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
+/* The other ranks wait that much longer than rank 0, so that its report of missing ranks
+ * arrives. */
 int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl)
 {
     int64_t fifth = ctl->deadline_ms / 5;
     return fifth > 2000 ? fifth : 2000;
 }
 
-/* The other rank is at work: this one waits longer. */
+/* Extends the deadline for a rank that reports work. */
 static void note_work(const fsdp_ctl *ctl, ctl_call *call, const frame *head)
 {
     int64_t until_ms =
@@ -179,7 +180,7 @@ fsdp_status fsdp_ctl_put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kin
     return put(ctl, call, to, report->text, sizeof report->text, err);
 }
 
-/* What follows a head. */
+/* Receives what follows a head. */
 fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
                                fsdp_error *report_out, fsdp_error *err)
 {
@@ -216,7 +217,7 @@ bool fsdp_ctl_is_same_call(const frame *a, const frame *b)
     return a->call == b->call && a->root == b->root && a->size == b->size && a->calls == b->calls;
 }
 
-/* Never as long as a frame, so that a farewell is not taken for data. */
+/* Never the size of a frame, so that a leave message is not taken for data. */
 size_t fsdp_ctl_piece_size(const ctl_call *call, uint64_t at)
 {
     uint64_t left = call->head.size - at;

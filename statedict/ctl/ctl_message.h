@@ -1,7 +1,7 @@
 /*
- * A call of the control plane that is under way, and its messages from one rank to another; ctl.c makes
- * collectives of them. A rank that gives up says farewell in the middle of anything: whatever is waited for,
- * its reason is taken instead.
+ * A call of the control plane and its messages from one rank to another; ctl.c builds collectives of them. A
+ * rank that fails sends a leave message at any point: a receiver that waits for anything else takes its
+ * reason as the error.
  */
 #ifndef FSDP_CTL_MESSAGE_H
 #define FSDP_CTL_MESSAGE_H
@@ -17,17 +17,17 @@ typedef struct ctl_call {
     void *data;                /* where data lies or goes */
     int64_t until_ms;
     bool timed_out;            /* how the last wait failed */
-    bool peer_left;             /* it failed because the other rank said farewell */
-    fsdp_error outcome;        /* in: this rank's own; after the verdict: everybody's */
+    bool peer_left;             /* it failed because of a leave message */
+    fsdp_error outcome;        /* in: this rank's own; after the verdict: the common one */
     fsdp_status (*transfer)(fsdp_ctl *ctl, struct ctl_call *call, fsdp_error *err);
 } ctl_call;
 
 fsdp_status fsdp_ctl_fail_mismatch(const fsdp_ctl *ctl, const frame *mine, int peer, const frame *theirs,
                                    fsdp_error *err);
-/* What a back end failed with, or FSDP_ERR_PEER without a text: time is over. */
+/* Completes a back end's error; FSDP_ERR_PEER without a text means that the time is over. */
 fsdp_status fsdp_ctl_fail_wait(const fsdp_ctl *ctl, ctl_call *call, int peer, fsdp_error *err);
 
-/* How much longer than rank 0 the others wait, so that its message about who is missing arrives. */
+/* The other ranks wait that much longer than rank 0, so that its report of missing ranks arrives. */
 int64_t fsdp_ctl_grace_ms(const fsdp_ctl *ctl);
 bool fsdp_ctl_is_work(const frame *head);
 bool fsdp_ctl_is_same_call(const frame *a, const frame *b);
@@ -38,7 +38,7 @@ fsdp_status fsdp_ctl_put_report(fsdp_ctl *ctl, ctl_call *call, int to, frame_kin
                                 const fsdp_error *report, fsdp_error *err);
 fsdp_status fsdp_ctl_take_report(fsdp_ctl *ctl, ctl_call *call, int from, frame *head_out,
                                  fsdp_error *report_out, fsdp_error *err);
-/* What follows a head. */
+/* Receives what follows a head. */
 fsdp_status fsdp_ctl_take_rest(fsdp_ctl *ctl, ctl_call *call, int from, const frame *head,
                                fsdp_error *report_out, fsdp_error *err);
 

@@ -54,7 +54,7 @@ static void close_self(fsdp_ctl *ctl)
     (void)ctl;
 }
 
-/* One rank has nobody to talk to: send and recv are never called. */
+/* A single rank never sends or receives. */
 static const fsdp_ctl_ops self_ops = {.name = "self", .shares_memory = true, .close = close_self};
 
 fsdp_status fsdp_ctl_self(fsdp_ctl **ctl_out, fsdp_error *err)

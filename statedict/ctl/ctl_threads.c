@@ -22,7 +22,7 @@ typedef struct message {
     unsigned char data[];
 } message;
 
-/* What one rank has sent to another and the other has not taken yet. */
+/* Messages from one rank to another that have not been received yet. */
 typedef struct mailbox {
     message *first, *last;
     size_t size;

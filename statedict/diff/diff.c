@@ -82,8 +82,8 @@ static const char *compare_heads(const diff_state *state, const diff_pair *pair)
     return NULL;
 }
 
-/* Aliases of the same name on both sides: the data is compared where the target is. */
-static bool told_by_target(const diff_state *state, const diff_pair *pair)
+/* True for aliases of the same name on both sides: their targets are compared instead. */
+static bool is_shared_alias(const diff_state *state, const diff_pair *pair)
 {
     if (pair->a->kind != FSDP_ENTRY_ALIAS || pair->b->kind != FSDP_ENTRY_ALIAS)
         return false;
@@ -156,7 +156,7 @@ static fsdp_status pair_entry(diff_state *state, size_t index, fsdp_error *err)
     pair->tensor_b = tensor_number(state->sd_b, (size_t)found);
     pair->why = compare_heads(state, pair);
     bool has_data = a->kind != FSDP_ENTRY_VALUE && !pair->why && !state->opts.keys_only;
-    return has_data && !told_by_target(state, pair) ? add_tasks(state, number, err) : FSDP_OK;
+    return has_data && !is_shared_alias(state, pair) ? add_tasks(state, number, err) : FSDP_OK;
 }
 
 static fsdp_status pair_all(diff_state *state, fsdp_error *err)
@@ -314,7 +314,7 @@ static void share_memory(diff_state *state)
         state->slab_bytes = SLAB_LEAST;
 }
 
-/* "Equal" would be a false comfort where nothing was compared. */
+/* A comparison of nothing must not report that the checkpoints are equal. */
 static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
 {
     const fsdp_diff_summary *summary = &state->summary;
@@ -325,7 +325,8 @@ static fsdp_status require_selection(const diff_state *state, fsdp_error *err)
                      state->a->path, state->b->path);
 }
 
-/* Objects of classes are compared as their writers store them, not by the names of their classes. */
+/* Objects of classes are compared as their writers store them, not by the names of their
+ * classes. */
 static fsdp_status carry_values(diff_state *state, fsdp_error *err)
 {
     if (state->opts.keys_only)

@@ -70,7 +70,8 @@ static double distance(fsdp_dtype dtype, const uint8_t *from, const uint8_t *to,
     return isnan(a) || isnan(b) ? INFINITY : fabs(a - b);
 }
 
-/* Steps of the type between two codes of a float: codes in order of value are sign and magnitude. */
+/* Steps of the type between two codes of a float: codes in order of value are sign and
+ * magnitude. */
 static uint64_t steps_between(fsdp_dtype dtype, const uint8_t *from, const uint8_t *to)
 {
     size_t size = fsdp_dtype_size(dtype);

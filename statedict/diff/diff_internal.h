@@ -1,4 +1,8 @@
-/* What diff.c and diff_data.c share: how elements compare, and what was found. */
+/*
+ * Comparing two checkpoints. In: two opened checkpoints and tolerances (diff.h). Out: one result per pair of
+ * entries. Local; tools call fsdp_checkpoint_diff. diff.c pairs names and reads slabs, diff_data.c compares
+ * the elements of two buffers.
+ */
 #ifndef FSDP_DIFF_INTERNAL_H
 #define FSDP_DIFF_INTERNAL_H
 
@@ -10,7 +14,7 @@ typedef struct fsdp_diff_rule {
     int64_t ulp;
 } fsdp_diff_rule;
 
-/* What is known of one tensor so far. Merging is independent of the order of its slabs. */
+/* The result for one tensor so far. Merging is independent of the order of its slabs. */
 typedef struct fsdp_diff_found {
     int64_t differing;
     int64_t at;                /* linear position of the element that differs most */

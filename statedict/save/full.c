@@ -12,7 +12,7 @@ static fsdp_io *io_of(const fsdp_load_opts *opts)
     return opts && opts->io ? opts->io : fsdp_io_posix();
 }
 
-/* What is selected of a checkpoint, whole; no memory yet. */
+/* Describes the selected entries as whole tensors, without memory. */
 static fsdp_status describe_full(const char *path, const fsdp_load_opts *opts,
                                  fsdp_checkpoint **checkpoint_out, fsdp_sd **full_out,
                                  fsdp_error *err)

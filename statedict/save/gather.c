@@ -3,7 +3,7 @@
  * boxes of the ranks that own them. Messages go through the bounded window of the control plane, so
  * memory is one slab on rank 0 and one piece of it on each other rank.
  *
- * Rank 0 takes every message even after a failure of its own, so that nobody waits in vain.
+ * Rank 0 receives every message even after a local failure, so that no rank waits for it in vain.
  */
 #include "statedict/save/save_internal.h"
 #include "statedict/sd/describe.h"
@@ -15,25 +15,25 @@
 
 enum { SLAB_BYTES = 16 << 20, SLAB_LEAST = 64 << 10 };
 
-/* After this many bytes all ranks meet, so that one with nothing to send does not wait for the end. */
-enum { MEET_BYTES = 256 << 20 };
+/* Bytes between two rounds of all ranks: one with nothing to send waits in short rounds. */
+enum { ROUND_BYTES = 256 << 20 };
 
 typedef struct gather_job {
     const fsdp_sd *sd;
     fsdp_ctl *ctl;
     int *owners;
-    int64_t slab_bytes, since_meeting;
+    int64_t slab_bytes, since_round;
     char *slab, *message;
     fsdp_slab_visit visit;
     void *user;
-    fsdp_status failed; /* rank 0: the first failure of its own */
+    fsdp_status failed; /* rank 0: its first local failure */
     fsdp_error *err;
     /* at hand */
     const fsdp_entry *entry;
     fsdp_box slab_box;
 } gather_job;
 
-/* Where `box` of the tensor lies in this rank's memory: boxes are packed one after the other. */
+/* The address of a box in this rank's memory, in which boxes are packed one after the other. */
 static const char *local_memory(const gather_job *job, size_t part)
 {
     const char *data = job->entry->data;
@@ -63,19 +63,19 @@ static void copy_between(const gather_job *job, char *to, const fsdp_box *to_box
                                  (size_t)size);
 }
 
-/* One owner's share of the slab: from its memory to rank 0's slab. */
+/* Moves the part of the slab that one rank stores to the slab of rank 0. */
 static fsdp_status bring_share(void *user, int rank, size_t part, const fsdp_box *box,
                                fsdp_error *err)
 {
     gather_job *job = user;
     fsdp_box shared;
-    int own = fsdp_ctl_rank(job->ctl);
-    if ((own != 0 && own != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
+    int local = fsdp_ctl_rank(job->ctl);
+    if ((local != 0 && local != rank) || !fsdp_box_intersect(box, &job->slab_box, &shared))
         return FSDP_OK;
     size_t size = (size_t)fsdp_box_count(&shared) * fsdp_dtype_size(job->entry->dtype);
-    if (own == 0 && rank == 0) {
+    if (local == 0 && rank == 0) {
         copy_between(job, job->slab, &job->slab_box, local_memory(job, part), box, &shared);
-    } else if (own == rank) {
+    } else if (local == rank) {
         copy_between(job, job->message, &shared, local_memory(job, part), box, &shared);
         return fsdp_ctl_send(job->ctl, 0, job->message, size, err);
     } else {
@@ -93,10 +93,10 @@ static void visit_slab(gather_job *job, int64_t first, int64_t count)
 
 static fsdp_status meet(gather_job *job, int64_t bytes, fsdp_error *err)
 {
-    job->since_meeting += bytes;
-    if (job->since_meeting < MEET_BYTES)
+    job->since_round += bytes;
+    if (job->since_round < ROUND_BYTES)
         return FSDP_OK;
-    job->since_meeting = 0;
+    job->since_round = 0;
     return fsdp_ctl_barrier(job->ctl, err);
 }
 

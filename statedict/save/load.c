@@ -19,18 +19,18 @@
 #include <time.h>
 
 /*
- * What ranks of one process share while they fill each other's memory. It outlives the rank that
- * made it: the last one to leave frees it.
+ * State shared by the ranks of one process while each of them writes into the buffers of all. The
+ * last rank to leave frees it, which need not be the one that allocated it.
  */
-typedef struct lending {
-    atomic_llong next_turn;
-    atomic_int touching; /* ranks that are at another's memory right now */
-    atomic_bool closed;  /* a rank has to leave early: nobody may begin any more */
-    atomic_int holders;  /* ranks that may still look at this */
-} lending;
+typedef struct shared_load {
+    atomic_llong next_block;
+    atomic_int accessing; /* ranks that use memory of other ranks now */
+    atomic_bool closed;   /* a rank leaves early: no rank may begin */
+    atomic_int users;     /* ranks that have a pointer to this */
+} shared_load;
 
 typedef struct load_job {
-    fsdp_sd *sd; /* the caller's, or what hooks want of a checkpoint */
+    fsdp_sd *sd; /* of the caller, or of hooks->want */
     const fsdp_load_hooks *hooks;
     fsdp_ctl *ctl;
     const fsdp_load_opts *opts;
@@ -42,7 +42,7 @@ typedef struct load_job {
     const fsdp_sd **group_sds;
     int *group_ranks;
     int group_size;
-    lending *lending;
+    shared_load *shared;
     fsdp_meter meter;
     atomic_llong bytes_read;
 } load_job;
@@ -109,7 +109,7 @@ static void notice_names(const fsdp_watch *watch, const fsdp_name_list *names, c
         fsdp_notice(watch, "%s: '%s'", what, names->items[i]);
 }
 
-/* An error has room for a screen's worth of names; who asked for a report or notices has all of them. */
+/* The text of an error has room for a few names; the report and the notices have all of them. */
 static void point_at_names(const fsdp_load_opts *opts, fsdp_text *text)
 {
     if (opts->report && opts->watch.notice)
@@ -165,7 +165,7 @@ static fsdp_status match_names(load_job *job, const fsdp_filter *filter, fsdp_na
     return FSDP_OK;
 }
 
-/* Hands the lists to the caller's report, if it wants one. */
+/* Moves the lists to the report, if the caller gave one. */
 static void report_names(const load_job *job, fsdp_name_list *missing, fsdp_name_list *unexpected)
 {
     fsdp_load_report *report = job->opts->report;
@@ -303,7 +303,7 @@ static fsdp_status load_worker(void *user, size_t worker, fsdp_error *err)
     fsdp_block_reader block_reader = {.verify = job->opts->verify};
     fsdp_work_counter counter;
     (void)worker;
-    fsdp_work_counter_begin(&counter, &job->lending->next_turn);
+    fsdp_work_counter_begin(&counter, &job->shared->next_block);
     fsdp_status st = load_entries(job, &targets, &block_reader, &counter, err);
     if (st != FSDP_OK)
         fsdp_work_counter_stop(&counter);
@@ -356,43 +356,44 @@ static int64_t expected_bytes(const load_job *job)
 
 typedef struct group_member {
     const fsdp_sd *sd;
-    lending *lending;
+    shared_load *shared;
     fsdp_checkpoint *checkpoint;
 } group_member;
 
-/* Between these two a rank may touch the memory of the others; it waits for nobody there. */
-static fsdp_status begin_touching(load_job *job, fsdp_error *err)
+/* Between these two a rank may use the memory of other ranks; it does not wait for any rank
+ * there. */
+static fsdp_status begin_peer_access(load_job *job, fsdp_error *err)
 {
-    atomic_fetch_add(&job->lending->touching, 1);
-    if (!atomic_load(&job->lending->closed))
+    atomic_fetch_add(&job->shared->accessing, 1);
+    if (!atomic_load(&job->shared->closed))
         return FSDP_OK;
-    atomic_fetch_sub(&job->lending->touching, 1);
+    atomic_fetch_sub(&job->shared->accessing, 1);
     return fsdp_fail(err, FSDP_ERR_PEER, "another rank has left the load");
 }
 
-static void end_touching(load_job *job)
+static void end_peer_access(load_job *job)
 {
-    atomic_fetch_sub(&job->lending->touching, 1);
+    atomic_fetch_sub(&job->shared->accessing, 1);
 }
 
 /*
- * After an agreement nobody touches another's memory any more. When the ranks could not agree
- * (FSDP_ERR_PEER), this one must not take its memory away before the others have let go of it; they
- * are threads of this process that draw no more blocks, so that is soon.
+ * After an agreement no rank uses the memory of another. When the ranks could not agree
+ * (FSDP_ERR_PEER), this rank must wait until the others have stopped using its memory. They are
+ * threads of this process and get no more blocks, so the wait is short.
  */
 static void leave_group(load_job *job, fsdp_status status)
 {
-    lending *shared = job->lending;
+    shared_load *shared = job->shared;
     if (!shared)
         return;
-    job->lending = NULL;
+    job->shared = NULL;
     if (status == FSDP_ERR_PEER) {
         atomic_store(&shared->closed, true);
-        fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_turn});
-        while (atomic_load(&shared->touching) > 0)
+        fsdp_work_counter_stop(&(fsdp_work_counter){.next = &shared->next_block});
+        while (atomic_load(&shared->accessing) > 0)
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    if (atomic_fetch_sub(&shared->holders, 1) == 1)
+    if (atomic_fetch_sub(&shared->users, 1) == 1)
         fsdp_free(shared);
 }
 
@@ -404,17 +405,18 @@ static void group_alone(load_job *job)
 }
 
 /*
- * Ranks with one address space give each other the addresses of their memory; rank 0's checkpoint serves all.
- * Once the ranks agree, other ranks may use rank 0's memory even when this round then fails on rank 0.
+ * Ranks with one address space give each other the addresses of their memory; rank 0's checkpoint
+ * serves all. Once the ranks agree, other ranks may use rank 0's memory even when this round then
+ * fails on rank 0.
  */
 static fsdp_status group_together(load_job *job, fsdp_status mine, group_member *members,
                                   fsdp_error *err)
 {
-    group_member own = {job->sd, job->lending, job->checkpoint};
-    FSDP_TRY(fsdp_ctl_agree_allgather(job->ctl, mine, &own, sizeof own, members, err));
-    if (!job->lending) {
-        job->lending = members[0].lending;
-        atomic_fetch_add(&job->lending->holders, 1);
+    group_member local = {job->sd, job->shared, job->checkpoint};
+    FSDP_TRY(fsdp_ctl_agree_allgather(job->ctl, mine, &local, sizeof local, members, err));
+    if (!job->shared) {
+        job->shared = members[0].shared;
+        atomic_fetch_add(&job->shared->users, 1);
     }
     job->group_size = fsdp_ctl_size(job->ctl);
     for (int g = 0; g < job->group_size; g++) {
@@ -433,14 +435,14 @@ static bool shares_memory(const load_job *job)
 static fsdp_status allocate_group(load_job *job, group_member **members_out, fsdp_error *err)
 {
     size_t n = (size_t)fsdp_ctl_size(job->ctl);
-    bool lends = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
+    bool allocates = !shares_memory(job) || fsdp_ctl_rank(job->ctl) == 0;
     job->group_sds = fsdp_alloc(n, sizeof *job->group_sds);
     job->group_ranks = fsdp_alloc(n, sizeof *job->group_ranks);
     *members_out = fsdp_alloc(n, sizeof **members_out);
-    job->lending = lends ? fsdp_alloc(1, sizeof *job->lending) : NULL;
-    if (job->lending)
-        atomic_fetch_add(&job->lending->holders, 1);
-    return job->group_sds && job->group_ranks && *members_out && (job->lending || !lends)
+    job->shared = allocates ? fsdp_alloc(1, sizeof *job->shared) : NULL;
+    if (job->shared)
+        atomic_fetch_add(&job->shared->users, 1);
+    return job->group_sds && job->group_ranks && *members_out && (job->shared || !allocates)
                ? FSDP_OK
                : fsdp_fail_memory(err, "a group of ranks");
 }
@@ -477,21 +479,21 @@ static fsdp_status open_checkpoint(load_job *job, const fsdp_candidate *chosen, 
 
 static fsdp_status match_and_open(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_touching(job, err));
+    FSDP_TRY(begin_peer_access(job, err));
     fsdp_status st = match(job, err);
     if (st == FSDP_OK && job->owns_checkpoint)
         st = open_files(job, err);
-    end_touching(job);
+    end_peer_access(job);
     return st;
 }
 
 /* In the memory of rank 0 that is the checkpoint, too: it must not go meanwhile. */
 static fsdp_status ask_want(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_touching(job, err));
+    FSDP_TRY(begin_peer_access(job, err));
     fsdp_status st =
         job->hooks->want(job->hooks->context, job->checkpoint->manifest.sd, &job->sd, err);
-    end_touching(job);
+    end_peer_access(job);
     return st;
 }
 
@@ -507,10 +509,10 @@ static fsdp_status want(load_job *job, fsdp_error *err)
 
 static fsdp_status take(load_job *job, fsdp_error *err)
 {
-    fsdp_status st = begin_touching(job, err);
+    fsdp_status st = begin_peer_access(job, err);
     if (st == FSDP_OK) {
         st = job->hooks->take(job->hooks->context, &job->checkpoint->info, err);
-        end_touching(job);
+        end_peer_access(job);
     }
     return fsdp_ctl_agree(job->ctl, st, err);
 }
@@ -525,12 +527,12 @@ static fsdp_status plan_load(load_job *job, fsdp_error *err)
 
 static fsdp_status fill_tensors(load_job *job, fsdp_error *err)
 {
-    FSDP_TRY(begin_touching(job, err));
+    FSDP_TRY(begin_peer_access(job, err));
     int workers = workers_of(job);
     fsdp_status st = fsdp_parallel(workers, (size_t)workers, load_worker, job, err);
     if (st == FSDP_OK)
         st = copy_values(job, err);
-    end_touching(job);
+    end_peer_access(job);
     return st;
 }
 
@@ -630,7 +632,7 @@ static fsdp_status load_candidates(load_job *job, fsdp_status listed, fsdp_candi
     }
 }
 
-/* What hooks want is compared when it is known. */
+/* With hooks, the state dict is compared later, once hooks->want has made it. */
 static fsdp_status agree_to_load(load_job *job, fsdp_error *err)
 {
     fsdp_status st = fsdp_check_budget(job->opts->threads, job->opts->memory, err);

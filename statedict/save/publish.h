@@ -1,4 +1,4 @@
-/* The last step of a save and of a conversion: view, manifest, and the rename that makes it all true. */
+/* The last step of a save and of a conversion: view, manifest, and the rename that commits them. */
 #ifndef FSDP_PUBLISH_H
 #define FSDP_PUBLISH_H
 
@@ -8,7 +8,7 @@
 
 typedef struct fsdp_publication {
     fsdp_staging *staging;
-    fsdp_manifest manifest;          /* all but the files */
+    fsdp_manifest manifest;          /* without the files */
     const fsdp_file_record *records;    /* one per file */
     const int *owners;
     bool with_view;

@@ -1,6 +1,6 @@
 /*
- * Saving into a run: one writer at a time under the run's lease, then retention and the hint. Only
- * what is already saved is ever counted on when something older is deleted.
+ * Saves a step of a run: one writer at a time under the lease of the run, then the hint and
+ * retention. Retention removes an older step only after the new one is saved.
  */
 #include "statedict/commit/commit.h"
 #include "statedict/commit/commit_internal.h"
@@ -27,7 +27,7 @@ typedef struct run_job {
     char *path;
 } run_job;
 
-/* The run directory must survive a power cut as well as the checkpoint in it, whoever made it. */
+/* Syncs the parent of the run: its directory must survive a power cut like the checkpoint in it. */
 static fsdp_status sync_parent(const run_job *job, fsdp_error *err)
 {
     char *path = NULL, *parent = NULL;
@@ -80,8 +80,8 @@ static fsdp_status write_hint(const run_job *job, fsdp_error *err)
     return st;
 }
 
-/* The other ranks have their checkpoint and go on to their next call, where they wait for rank
- * 0. */
+/* The other ranks have returned and wait for rank 0 in their next call: sends them signs of
+ * life. */
 static int report_to_ranks(void *user, int64_t done, int64_t total, const char *what)
 {
     const run_job *job = user;
@@ -91,7 +91,7 @@ static int report_to_ranks(void *user, int64_t done, int64_t total, const char *
     return watch->progress ? watch->progress(watch->user, done, total, what) : 0;
 }
 
-/* What was just saved stays, also when its step is lower than others': somebody went back to it. */
+/* Pins the step just saved: after a return to an earlier step it may be lower than others. */
 static fsdp_status retain_others(run_job *job, fsdp_error *err)
 {
     const fsdp_retention *asked = job->opts.retain;
@@ -122,7 +122,7 @@ static void notify_untidy(const run_job *job, const char *what, fsdp_status stat
                     err->text);
 }
 
-/* The checkpoint is saved: what fails now is told, and does not unsay that. */
+/* The checkpoint is saved: a failure from here on is a notice and not an error. */
 static void tidy_run(run_job *job)
 {
     fsdp_error err = {0};

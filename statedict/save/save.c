@@ -75,7 +75,7 @@ static fsdp_status check_options(const save_job *job, fsdp_error *err)
     return fsdp_check_memory(job->sd, job->ctl, err);
 }
 
-/* A run's identity when the caller gave none: what it describes. */
+/* The identity of a run when the caller gave none: a hash of its description. */
 static fsdp_status choose_run(save_job *job, fsdp_error *err)
 {
     static const uint8_t none[16];
@@ -103,7 +103,7 @@ static fsdp_status prepare(save_job *job, fsdp_error *err)
                           &job->plan, err);
 }
 
-/* A full disk is known before the first byte, and so is one that forgets. */
+/* Checks before the first byte that the disk has room, and warns of a file system in memory. */
 static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
@@ -122,7 +122,7 @@ static fsdp_status check_place(const save_job *job, const char *dir, fsdp_error 
     return FSDP_OK;
 }
 
-/* Rank 0 may have to wait for the run: the other ranks are to wait for rank 0. */
+/* Rank 0 may wait for the lease of the run: it sends signs of life to the other ranks. */
 static int report_run_wait(void *user, int64_t done, int64_t total, const char *what)
 {
     const save_job *job = user;
@@ -153,7 +153,8 @@ static fsdp_status begin_staging(save_job *job, const char *dir, fsdp_error *err
 
 /* --- options are equal on all ranks --- */
 
-/* What decides the bytes and the place of a checkpoint; compared as a whole, told by name. */
+/* The options that decide the bytes and the path of a checkpoint; a difference is reported by
+ * name. */
 typedef struct shared_options {
     int64_t numbers[OPTION_COUNT];
     uint8_t run[16];
@@ -299,7 +300,8 @@ static fsdp_status begin_on_rank0(save_job *job, const char *dir, fsdp_error *er
     return all_write_one(job) ? create_file(job, 0, 1, job->index_room, err) : FSDP_OK;
 }
 
-/* Sent by rank 0: the staging directory, and the offsets of datasets in a file that all ranks write. */
+/* Sent by rank 0: the staging directory, and the offsets of datasets in a file that all ranks
+ * write. */
 typedef struct save_place {
     char staged[PATH_ROOM];
     int64_t offsets[];
@@ -366,7 +368,8 @@ static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_stat
     return FSDP_OK;
 }
 
-/* After the ranks agree that all boxes are written, rank 0 takes the index segments into the file. */
+/* After the ranks agree that all boxes are written, rank 0 takes the index segments into the
+ * file. */
 static fsdp_status collect_segments(save_job *job, fsdp_status mine, fsdp_text *segment,
                                     fsdp_error *err)
 {
@@ -454,7 +457,7 @@ static fsdp_status publish(save_job *job, const fsdp_file_record *records, fsdp_
     return FSDP_OK;
 }
 
-/* Every rank brings the outcome of its writing, and what the manifest says of its file. */
+/* The outcome of each rank's writes and the record of its file travel in one round. */
 static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
@@ -473,7 +476,7 @@ static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
     return st;
 }
 
-/* Rank 0 has written and others have not: progress is told all the same, and may say stop. */
+/* Rank 0 has written and others have not: calls progress during the wait, which may stop it. */
 static void report_rank_wait(void *user)
 {
     static const char what[] = "waiting for other ranks";
@@ -512,7 +515,7 @@ static fsdp_status save(save_job *job, const char *dir, fsdp_error *err)
     return st;
 }
 
-/* All ranks were stopped: by the caller, or because rank 0 lost the lease. */
+/* All ranks were cancelled: finds out whether by the caller or because rank 0 lost the lease. */
 static fsdp_status explain_cancelled(const save_job *job, fsdp_error *err)
 {
     fsdp_error cancelled = *err;
@@ -534,7 +537,7 @@ void fsdp_save_report_unchanged(fsdp_error *err)
         add_to_error(err, "nothing was saved, and what was there before is as it was");
 }
 
-/* A rank was lost: what that means for the checkpoint, as far as this rank knows. */
+/* A rank was lost: appends the state of the checkpoint, as far as this rank knows it. */
 static void explain_lost_rank(const save_job *job, fsdp_error *err)
 {
     if (job->is_published)

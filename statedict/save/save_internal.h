@@ -1,13 +1,25 @@
-/* Parts of a save that other files use: a step of a run (run_save.c), and the full state on rank 0
- * (gather.c). */
+/*
+ * Saving and loading: the collective calls of checkpoint.h and run.h.
+ *
+ * In: a state dict with memory, a control plane, a path and options. Out: a published checkpoint, or the
+ * filled memory. Every rank calls them together; the runtime and the callers of the library do. A local
+ * failure goes into the next round, so that all ranks return the same status.
+ *
+ *   save.c      plans, stages, writes this rank's file, gathers the file records and publishes
+ *   publish.c   view, manifest and rename; also called by convert/
+ *   run_save.c  a save of a step of a run: lease, retention, the hint `latest`
+ *   load.c      finds the checkpoint, matches names, plans and reads; the mirror of save.c
+ *   gather.c    streams the full state of live ranks to rank 0
+ *   full.c      the full state of a stored checkpoint, in memory or streamed
+ */
 #ifndef FSDP_SAVE_INTERNAL_H
 #define FSDP_SAVE_INTERNAL_H
 
 #include "statedict/commit/commit.h"
 #include <fsdp/checkpoint.h>
 
-/* fsdp_sd_save; after success *lease_out is the lease of the run that DIR is a step of, on rank 0;
- * else NULL. */
+/* fsdp_sd_save. On rank 0, *lease_out is the lease of the run if DIR is a step and the save succeeded; else
+ * NULL. */
 fsdp_status fsdp_sd_save_step(const fsdp_sd *sd, fsdp_ctl *ctl, const char *dir,
                               const fsdp_save_opts *opts, fsdp_lease **lease_out, fsdp_error *err);
 
@@ -17,7 +29,7 @@ static inline int64_t fsdp_save_step(const fsdp_save_opts *opts)
     return opts->step ? *opts->step : FSDP_STEP_NONE;
 }
 
-/* A rank was lost before anything was published: adds to the error what that means. */
+/* Appends to the error that nothing was published and the earlier checkpoint is unchanged. */
 void fsdp_save_report_unchanged(fsdp_error *err);
 
 typedef struct fsdp_gather {
@@ -28,8 +40,8 @@ typedef struct fsdp_gather {
 } fsdp_gather;
 
 /*
- * Collective. fsdp_sd_gather with the outcome of what each rank did before it; nothing moves unless every
- * rank brings FSDP_OK. A failure of visit is returned on rank 0 alone, which brings it to the next round.
+ * Collective. fsdp_sd_gather; `mine` is the outcome of this rank so far, and no data moves unless all ranks
+ * pass FSDP_OK. A failure of visit is returned on rank 0 alone, which passes it to the next round.
  */
 fsdp_status fsdp_gather_slabs(const fsdp_sd *sd, fsdp_ctl *ctl, const fsdp_gather *how, fsdp_status mine,
                               fsdp_error *err);

@@ -1,4 +1,4 @@
-/* Plans: see plan.h. Nothing here touches a file or another rank. */
+/* Plans: see box_plan.h. Nothing here uses a file or another rank. */
 #include "statedict/transfer/box_plan.h"
 
 #include "statedict/manifest/large_value.h"
@@ -91,7 +91,7 @@ static bool is_less(const copy_load *a, const copy_load *b)
     return a->bytes != b->bytes ? a->bytes < b->bytes : a->copy < b->copy;
 }
 
-/* The copy with the fewest bytes so far; it gets more. */
+/* Adds bytes to the copy with the fewest so far, and returns its number. */
 static int charge_least(replica_group *group, int64_t bytes)
 {
     copy_load *heap = group->heap, charged = heap[0];
@@ -144,7 +144,7 @@ fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *o
     return st;
 }
 
-/* Does the rank store its box number `part` of the entry? In a local checkpoint every rank does. */
+/* True when the rank stores its box `part` of the entry. In a local checkpoint every rank does. */
 static bool stores(const fsdp_entry *entry, int owner, fsdp_kind kind, int rank, size_t part)
 {
     if (kind == FSDP_LOCAL)
@@ -193,7 +193,7 @@ static fsdp_shard_box *add_box(fsdp_save_plan *plan, const fsdp_entry *entry, si
     return stored;
 }
 
-/* A box that has a dataset of its own. */
+/* Plans a dataset that holds one box. */
 static void plan_box_dataset(fsdp_save_plan *plan, const fsdp_entry *entry, size_t tensor,
                              size_t part, const fsdp_box *box, const char *data)
 {

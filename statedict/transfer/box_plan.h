@@ -1,7 +1,8 @@
 /*
- * Plans: who writes which box, and which stored boxes cover a wanted one. Pure functions of the
- * state dict's description, so that no rank has to be asked and a reader repeats what the writer
- * decided. Step 4 of docs/flow_save.md and docs/flow_load.md.
+ * Plans: the boxes that each rank writes, and the stored boxes that cover a box to read. Pure functions of
+ * the description of a state dict, so that ranks need no messages and a reader repeats the decisions of the
+ * writer. Step 4 of docs/flow_save.md and docs/flow_load.md. save/, checkpoint/ and convert/ call this room;
+ * pipeline.h moves the data of a plan.
  */
 #ifndef FSDP_PLAN_H
 #define FSDP_PLAN_H
@@ -18,7 +19,7 @@
  */
 fsdp_status fsdp_plan_owners(const fsdp_sd *sd, fsdp_owner_policy policy, int *owners_out, fsdp_error *err);
 
-/* What one rank puts into a file. */
+/* The datasets and boxes that one rank writes into a file. */
 typedef struct fsdp_save_plan {
     fsdp_shard_dataset *datasets;
     size_t dataset_count;
@@ -26,7 +27,7 @@ typedef struct fsdp_save_plan {
     size_t link_count;
     fsdp_shard_box *boxes;     /* sorted by (tensor, part) */
     size_t box_count;
-    int64_t *dims;             /* what the boxes point to: lo and len of each */
+    int64_t *dims;             /* lo and len of each box, which point here */
     size_t dim_count;
     const void **data;         /* per box: its bytes in the rank's memory, NULL in a description */
     int64_t bytes;
@@ -36,11 +37,11 @@ typedef struct fsdp_save_plan {
 /*
  * The plan of one rank. Sharded: a dataset per box. Local: a dataset per flat chunk and per other
  * box; encoded, when a chunk of the file must lie in one box, a dataset per box throughout. Full: a
- * dataset per tensor, the same list on every rank, and the own boxes inside them.
+ * dataset per tensor, the same list on every rank, and inside them the boxes that this rank stores.
  */
 fsdp_status fsdp_plan_save(const fsdp_sd *sd, fsdp_kind kind, bool encode, const int *owners, int rank,
                            fsdp_save_plan *plan_out, fsdp_error *err);
-/* About how many bytes such a plan takes, with a writer for it. */
+/* About how many bytes such a plan and its writer take. */
 int64_t fsdp_save_plan_room(const fsdp_sd *sd, fsdp_kind kind, int rank);
 /* Number of a box in the plan; it must be there. */
 size_t fsdp_save_plan_find(const fsdp_save_plan *plan, size_t tensor, size_t part);

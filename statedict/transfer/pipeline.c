@@ -122,7 +122,8 @@ static char *element_of(const fsdp_read_target *target, const int64_t *lo, size_
            fsdp_box_position(target->box.ndim, target->box.len, inside) * (int64_t)element_size;
 }
 
-/* Copies what a target shares with `box`, whose packed elements (of the wanted dtype) are at data. */
+/* Copies what a target shares with `box`, whose packed elements (of the wanted dtype) are at
+ * data. */
 static void place_box(const fsdp_read_target *target, const fsdp_box *box, const char *data)
 {
     fsdp_box shared;
@@ -176,8 +177,8 @@ static fsdp_status place_range(fsdp_block_reader *block_reader, const fsdp_store
 }
 
 /*
- * When a target holds the stored box as one run, elements can be read straight into it. Returns where
- * the box begins there, or NULL.
+ * When a target holds the stored box as one run, elements can be read straight into it. Returns
+ * where the box begins there, or NULL.
  */
 static char *direct_target(const fsdp_stored_box *stored, const fsdp_read_target *target)
 {

@@ -41,7 +41,7 @@ typedef struct fsdp_block_reader {
 
 void fsdp_block_reader_release(fsdp_block_reader *block_reader);
 
-/* What every operation is given: FSDP_ERR_USAGE when one is negative (0: the default). */
+/* Checks two options of every operation: FSDP_ERR_USAGE when one is negative (0: the default). */
 fsdp_status fsdp_check_budget(int threads, int64_t memory, fsdp_error *err);
 
 /* How many workers with a block reader each fit into `memory` (0: the default): at most `threads` (0: the
@@ -63,7 +63,7 @@ fsdp_status fsdp_get_block(fsdp_block_reader *block_reader, fsdp_shard_reader *r
 fsdp_status fsdp_check_block(fsdp_block_reader *block_reader, fsdp_shard_reader *reader,
                              const fsdp_stored_box *stored, int64_t block, fsdp_error *err);
 
-/* There is no memory for what each of some threads takes at a time: says how much, and what asks for less. */
+/* Fails for want of memory for the slab of each thread; names its size and the options that lower it. */
 fsdp_status fsdp_fail_slab(int64_t bytes, int threads, fsdp_error *err);
 
 #endif

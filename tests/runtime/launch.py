@@ -129,7 +129,7 @@ def say_who_won():
              "MASTER_PORT": 1}
     for want, options, variables in [
         ("fsdp: 3 ranks as processes, by --np\n", ["--np", 3], {"FSDP_VERBOSE": 1}),
-        ("fsdp: rank 0 of 1, started by nobody\n", [], {"FSDP_VERBOSE": 1}),
+        ("fsdp: rank 0 of 1, started by no launcher\n", [], {"FSDP_VERBOSE": 1}),
         ("fsdp: 3 ranks as processes, by FSDP_NP\n", [], {"FSDP_NP": 3}),
         ("fsdp: 2 ranks as threads, by FSDP_THREADS\n", [], {"FSDP_THREADS": 2}),
         ("fsdp: rank 0 of 1, started by torchrun (RANK)\n", [], alone),
@@ -330,7 +330,7 @@ def lost_in_meeting():
     zero, one = (member(rank, 3, port) for rank in (0, 1))
     wait_for(lambda: is_connected(port))
     one.kill()
-    expect_error(zero, 10, "rank 1 has left while the ranks were meeting")
+    expect_error(zero, 10, "rank 1 left during the rendezvous")
     finish(one)
     port = free_port()
     zero, one = (member(rank, 3, port) for rank in (0, 1))
@@ -375,7 +375,7 @@ def meet_among_strangers():
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
     strangers[70].sendall(b"GET / HTTP/1.0\r\n\r\n")
     foreign = member(2, 3, port, FSDP_JOB_ID="theirs")
-    expect_error(foreign, 2, "another job's ranks meet there")
+    expect_error(foreign, 2, "another job's rendezvous is there")
     meet_all("a meeting with strangers", [*processes, member(2, 3, port)])
     for stranger in strangers:
         stranger.close()

@@ -1,4 +1,4 @@
-"""Ports for ranks to meet at."""
+"""Ports for the ranks' rendezvous."""
 
 import random
 import socket

@@ -1,4 +1,5 @@
-/* How ranks connect for data: the one that cannot says why, and a stranger holds nobody up. */
+/* Connections for data: a rank that cannot connect reports the reason, and a stranger delays no
+ * rank. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -22,7 +23,7 @@ enum { RANKS = 3, FILES = 100, DEADLINE_MS = 10000, STRANGERS = 2 };
 typedef struct findings {
     fsdp_error errors[RANKS];
     int64_t waited_ms[RANKS];
-    int strangers;         /* at rank 0's door, before rank 1 */
+    int strangers;         /* connected to rank 0 before rank 1 */
     int files_left[RANKS]; /* that a rank may open; 0: as many as it likes */
 } findings;
 
@@ -39,7 +40,7 @@ static void use_up_files(int left)
         close(last--);
 }
 
-/* Rank 2 can open its own door, and reach nobody. */
+/* Rank 2 can open its own listener, and connect to no rank. */
 static fsdp_status connect_without_files(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     findings *found = user;
@@ -96,8 +97,8 @@ static int strangers[STRANGERS];
 static int expected, came, sends;
 static const fsdp_ctl_ops *real_ops;
 
-/* Before rank 1 says that it listens, that is before it can send anything, strangers are at rank
- * 0's door. */
+/* Two strangers connect to rank 0 before rank 1 reports that it listens, that is before it can
+ * send. */
 static fsdp_status send_after_strangers(fsdp_ctl *ctl, int to, const void *data, size_t size,
                                         int64_t until_ms, fsdp_error *err)
 {
@@ -144,7 +145,7 @@ static fsdp_status exchange_memory(fsdp_ctl *ctl, void *user, fsdp_error *err)
     return status;
 }
 
-Test(connect, a_guest_that_says_nothing_holds_nobody_up, .timeout = 60)
+Test(connect, a_silent_connection_delays_no_rank, .timeout = 60)
 {
     findings found = {.strangers = 1};
     fsdp_error err = {0};
@@ -155,8 +156,8 @@ Test(connect, a_guest_that_says_nothing_holds_nobody_up, .timeout = 60)
     close(strangers[0]);
 }
 
-/* Rank 0 has files for its door, the other rank's process, and two guests. */
-Test(connect, guests_that_say_nothing_leave_when_no_file_is_left_for_a_rank, .timeout = 60)
+/* Rank 0 has files for its listener, the other rank's process, and two connections. */
+Test(connect, silent_connections_are_closed_when_no_file_is_left_for_a_rank, .timeout = 60)
 {
     findings found = {.strangers = STRANGERS, .files_left = {4}};
     fsdp_error err = {0};
@@ -170,7 +171,7 @@ Test(connect, guests_that_say_nothing_leave_when_no_file_is_left_for_a_rank, .ti
 Test(connect, a_rank_without_room_for_the_memory_of_others_says_so_before_the_deadline,
      .timeout = 60)
 {
-    /* for its door, the other rank's process, and its letter */
+    /* for its listener, the other rank's process, and its connection */
     findings found = {.files_left = {0, 3}};
     fsdp_error err = {0};
     (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){FILES, FILES});

@@ -135,14 +135,14 @@ static void give_up_before_data(int peer, size_t size, const char *why)
 {
     const frame call = {
         .magic = FRAME_MAGIC, .kind = FRAME_CALL, .call = CALL_ALLGATHER, .size = size, .calls = 1};
-    frame data = call, farewell = call;
+    frame data = call, leave = call;
     const uint32_t head_size = sizeof(frame), text_size = FSDP_ERROR_TEXT;
     char text[FSDP_ERROR_TEXT] = "";
     data.kind = FRAME_DATA;
-    farewell.kind = FRAME_LEAVE;
-    farewell.status = FSDP_ERR_PEER;
-    farewell.rank = 1;
-    const frame *frames[] = {&call, &data, &farewell};
+    leave.kind = FRAME_LEAVE;
+    leave.status = FSDP_ERR_PEER;
+    leave.rank = 1;
+    const frame *frames[] = {&call, &data, &leave};
     for (int i = 0; i < 3; i++) {
         say(peer, &head_size, sizeof head_size);
         say(peer, frames[i], sizeof(frame));
@@ -154,7 +154,7 @@ static void give_up_before_data(int peer, size_t size, const char *why)
     say(peer, text, sizeof text);
 }
 
-Test(ctl_tcp, a_farewell_where_data_was_expected_is_the_error)
+Test(ctl_tcp, a_leave_message_where_data_was_expected_is_the_error)
 {
     static const size_t sizes[] = {96, 1, sizeof(frame), FSDP_ERROR_TEXT, FSDP_CTL_PIECE};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -174,7 +174,7 @@ Test(ctl_tcp, a_farewell_where_data_was_expected_is_the_error)
     }
 }
 
-Test(ctl_tcp, a_farewell_without_its_reason_names_the_rank)
+Test(ctl_tcp, a_leave_message_without_its_reason_names_the_rank)
 {
     int peer;
     char mine[96] = "", all[2 * 96];
@@ -189,7 +189,7 @@ Test(ctl_tcp, a_farewell_without_its_reason_names_the_rank)
     close(peer);
 }
 
-Test(ctl_tcp, what_only_looks_like_a_farewell_is_none)
+Test(ctl_tcp, what_only_looks_like_a_leave_message_is_none)
 {
     int peer;
     const frame odd = {.magic = FRAME_MAGIC + 1, .kind = FRAME_LEAVE, .status = FSDP_ERR_PEER};
@@ -254,7 +254,7 @@ Test(ctl_tcp, a_rank_that_left_is_named_by_one_who_connects_late)
 
 /* --- no file is left -------------------------------------------------------------------------- */
 
-/* A listener with somebody at its door. */
+/* A listener with a connection in its backlog. */
 static int listen_with_stranger(int *stranger_out)
 {
     int listener = -1;
@@ -277,7 +277,7 @@ static void allow_no_more_files(void)
 }
 
 /* Rank 1 of 3 waits for the call of rank 2. */
-Test(ctl_tcp, a_rank_that_can_let_nobody_in_waits_no_longer_than_its_deadline, .timeout = 60)
+Test(ctl_tcp, a_rank_that_can_accept_no_connection_waits_no_longer_than_its_deadline, .timeout = 60)
 {
     int ends[2], stranger = -1;
     char byte;
@@ -299,7 +299,7 @@ Test(ctl_tcp, a_rank_that_can_let_nobody_in_waits_no_longer_than_its_deadline, .
     close(ends[1]);
 }
 
-Test(ctl_tcp, a_meeting_that_lacks_files_says_so_and_does_not_wait, .timeout = 30)
+Test(ctl_tcp, a_rendezvous_that_lacks_files_fails_at_once, .timeout = 30)
 {
     int stranger = -1;
     fsdp_ctl *ctl = NULL;
@@ -315,7 +315,7 @@ Test(ctl_tcp, a_meeting_that_lacks_files_says_so_and_does_not_wait, .timeout = 3
     close(stranger);
 }
 
-static fsdp_status meet_only(fsdp_ctl *ctl, void *user, fsdp_error *err)
+static fsdp_status barrier_only(fsdp_ctl *ctl, void *user, fsdp_error *err)
 {
     (void)user;
     return fsdp_ctl_barrier(ctl, err);
@@ -327,7 +327,7 @@ Test(ctl_tcp, lost_memory_at_any_point_is_an_error_and_no_hang)
     for (int64_t n = 0; has_failed; n++) {
         fsdp_error err = {0};
         (void)fsdp_mem_fail_after(n, false);
-        fsdp_status status = run_rank_sockets(2, 300, meet_only, NULL, &err);
+        fsdp_status status = run_rank_sockets(2, 300, barrier_only, NULL, &err);
         has_failed = fsdp_mem_fail_after(-1, false) > n;
         cr_assert_eq(status == FSDP_OK, !has_failed, "allocation %d: %s", (int)n, err.text);
         cr_assert(status == FSDP_OK || status == FSDP_ERR_LIMIT, "%s", err.text);

@@ -333,9 +333,10 @@ Test(ctl, all_missing_ranks_are_named)
     test_group group = {0};
     expect_group(6, keep_three_silent, &group);
     for (int i = 0; i < 3; i++)
-        cr_expect_str_eq(group.errors[answering[i]].text,
-                         "rank 2 did not answer within 0.4 s, when the ranks were to meet: it is "
-                         "gone, stuck, or in another call (ranks 2, 3, 5 missing)");
+        cr_expect_str_eq(
+            group.errors[answering[i]].text,
+            "rank 2 did not answer within 0.4 s, when the ranks were to pass a barrier: it is "
+            "gone, stuck, or in another call (ranks 2, 3, 5 missing)");
 }
 
 /* --- ranks that are at work --- */
@@ -467,8 +468,9 @@ Test(ctl, a_rank_at_work_is_not_named_among_the_missing, .timeout = 30)
 {
     test_group group = {0};
     expect_group(3, one_silent_one_at_work, &group);
-    cr_expect_str_eq(group.errors[0].text, "rank 1 did not answer within 0.4 s, when the ranks "
-                                           "were to meet: it is gone, stuck, or in another call");
+    cr_expect_str_eq(group.errors[0].text,
+                     "rank 1 did not answer within 0.4 s, when the ranks "
+                     "were to pass a barrier: it is gone, stuck, or in another call");
 }
 
 /* Rank 1 is at work until the others have given up, rank 2 is silent: nobody waits for the work. */
@@ -500,7 +502,7 @@ Test(ctl, a_rank_at_work_does_not_hide_a_missing_one, .timeout = 60)
     for (int rank = 0; rank < 4; rank += 3) {
         cr_expect_str_eq(group.errors[rank].text,
                          "rank 2 did not answer within 1 s, when the "
-                         "ranks were to meet: it is gone, stuck, or in another call");
+                         "ranks were to pass a barrier: it is gone, stuck, or in another call");
         cr_expect_lt(group.waited_ms[rank], PATIENT_MS + SLACK_MS);
     }
 }
