@@ -3,6 +3,7 @@
  * fsdp_checkpoint_convert's; this plans, runs and tells. See convert.h.
  */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <string.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
  * See pickle.h.
  */
 #include "formats/pickle/pickle_vm.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <string.h>
 

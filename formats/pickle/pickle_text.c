@@ -2,7 +2,7 @@
  * The text arguments of protocol 0, Python's UTF-8 and big integers as decimal text. See pickle_vm.h.
  */
 #include "formats/pickle/pickle_vm.h"
-#include <fsdp/text.h>
+#include "base/text.h"
 
 #include <errno.h>
 #include <math.h>

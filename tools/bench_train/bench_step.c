@@ -3,6 +3,7 @@
  * same model in PyTorch's FSDP2 takes turns with ours.
  */
 #include "tools/bench_train/bench_step.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -11,7 +11,7 @@
 #include <fsdp/checkpoint.h>
 #include <fsdp/convert.h>
 #include <fsdp/run.h>
-#include <fsdp/text.h>
+#include "base/text.h"
 
 /* --- options ---------------------------------------------------------------------------------- */
 

@@ -1,6 +1,7 @@
 /* What fsdp-convert tells of names and files that go over in another way: tied names that are left out, files
  * that are copied beside the weights, what is missing. See convert.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>

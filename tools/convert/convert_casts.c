@@ -1,5 +1,6 @@
 /* What fsdp-convert prints of casts. See convert.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -3,6 +3,7 @@
  * drop. See convert.h.
  */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <fsdp/filter.h>
 

@@ -1,5 +1,6 @@
 /* What fsdp-convert prints: its plan, for people and as JSON, and its last two lines. See convert.h. */
 #include "tools/convert/convert_tool.h"
+#include "base/text.h"
 
 #include <inttypes.h>
 #include <string.h>

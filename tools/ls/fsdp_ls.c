@@ -3,6 +3,7 @@
  * and hands them to one of the printers (ls_summary.c, ls_entries.c, ls_json.c).
  */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
 #include <fsdp/filter.h>
 

@@ -3,8 +3,9 @@
  * neither the number nor the size of the tensors matters.
  */
 #include "tools/ls/ls.h"
+#include "base/text.h"
 
-#include <fsdp/digest.h>
+#include "kernels/digest.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
