@@ -1,17 +1,29 @@
 /*
- * A checkpoint of another program as named typed arrays and values: what every reader of a foreign
- * format gives.
+ * Room source: a checkpoint of another program as a catalog of named typed arrays and values. This header
+ * is what statedict and the format rooms see of it.
  *
- *   probe (detect.c): which format is it?  ->  the format's open fills a catalog through the builder
- *   below  ->  seal checks it as a whole  ->  fsdp_source_read brings boxes of tensors
+ * In: the path of a checkpoint, whose bytes may be hostile. Out: fsdp_source, a catalog of entries (names,
+ * shapes, dtypes, values) and a function that reads any box of a tensor.
  *
- * A tensor consists of *chunks*: boxes of it, each with the place of its bytes. Most formats keep
- * plain bytes, so a chunk is a strided view into a file, and reading needs nothing of the format any
- * more. Bytes that are packed (deflate, zstd) lie in a *stream*, which is decoded from its beginning.
- * A format with storage of its own (HDF5) brings a read function.
+ *   probe (detect/detect.c) finds the format  ->  the format's open fills the catalog through the builder
+ *   below  ->  fsdp_source_complete checks it as a whole  ->  fsdp_source_read reads boxes of tensors
  *
- * Names, shapes and places come from files that nobody vouches for: the builder checks every one of
- * them. A source that was sealed may be read by several threads at once.
+ *   source.c           the builder: checks every name, shape and offset that a format adds
+ *   source_complete.c  sorts chunks by tensor and checks that they cover each tensor exactly once
+ *   source_file.c      files of the checkpoint, opened and closed so that descriptors do not run out
+ *   source_read.c      boxes out of strided chunks, byte order and signs
+ *   source_stream.c    compressed streams (deflate, zstd); source_spool.c decides which ones get a spool file
+ *   source_missing.c   entries that --allow-missing accepts as incomplete
+ *   rank_names.c       file names of rank files; escaped_names.c: true names of escaped ones
+ *
+ * A tensor consists of *chunks*: boxes of it, each with the place of its bytes. Most formats keep plain
+ * bytes; a chunk is then a strided view into a file, and reading does not call the format any more.
+ * Compressed bytes (deflate, zstd) lie in a *stream*, which is decoded from its beginning. A format with
+ * storage of another kind (HDF5) supplies a read function.
+ *
+ * Callers of the builder: the format rooms (safetensors, npy, torch, ranks, dcp, hdf5_child). Callers of
+ * the catalog and of reading: statedict and torch (values as torch.save files). Several threads may read a
+ * completed source at once.
  */
 #ifndef FSDP_SOURCE_H
 #define FSDP_SOURCE_H
@@ -29,19 +41,19 @@ typedef struct fsdp_source fsdp_source;
 
 enum { FSDP_NO_STREAM = -1 };
 
-/* What must be done to stored elements: bits. */
+/* Repairs that stored elements need: bits. */
 enum {
-    FSDP_FIX_SWAP = 1,         /* the other byte order (of each half of a complex number) */
+    FSDP_FIX_SWAP = 1,         /* swap bytes (of each half of a complex number) */
     FSDP_FIX_CONJUGATE = 2,
     FSDP_FIX_NEGATE = 4
 };
 
 typedef struct fsdp_source_chunk {
-    const int64_t *lo, *len;   /* its box in the tensor; borrowed by the builder's call, then the catalog's */
+    const int64_t *lo, *len;   /* its box in the tensor; the builder copies it into the catalog */
     const int64_t *strides;    /* in bytes; 0 repeats an element, negative goes backwards; NULL: row-major */
-    int64_t offset;            /* of its first element, in the file or in the decoded stream */
-    int file;                  /* number in the catalog; -1: the format's own read brings it */
-    int origin;                /* where file is -1: the file that it comes from all the same */
+    int64_t offset;            /* offset of its first element, in the file or in the decoded stream */
+    int file;                  /* number in the catalog; -1: the read function of the format reads it */
+    int origin;                /* for file -1: the file that holds the bytes all the same */
     int stream;                /* FSDP_NO_STREAM: the bytes of the file are the bytes of the elements */
     unsigned fix;
 } fsdp_source_chunk;
@@ -52,40 +64,40 @@ typedef struct fsdp_source_tensor {
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
-    bool is_inner;             /* only inside a value (FSDP_VALUE_TENSOR): no name of its own */
-    bool is_missing;           /* not whole, and it may be: see fsdp_source_opts. It must not be read */
-    const fsdp_source_chunk *chunks;   /* after seal: they cover it exactly once */
+    bool is_inner;             /* only inside a value (FSDP_VALUE_TENSOR): it has no name */
+    bool is_missing;           /* incomplete, as fsdp_source_opts allows; it must not be read */
+    const fsdp_source_chunk *chunks;   /* completed source: they cover the tensor exactly once */
     size_t chunk_count;
 } fsdp_source_tensor;
 
 typedef enum fsdp_packing { FSDP_PACKING_DEFLATE, FSDP_PACKING_ZSTD } fsdp_packing;
 
-/* Bytes that must be decoded from their beginning. */
+/* Compressed bytes, which must be decoded from their beginning. */
 typedef struct fsdp_source_stream {
     int file;
     fsdp_packing packing;
     int64_t offset, stored;    /* in the file */
-    int64_t size;              /* decoded; a stream of another size is damaged. -1: to be found out */
+    int64_t size;              /* decoded, checked; -1: not known, the builder decodes it once */
     bool has_crc;
-    uint32_t crc;              /* CRC-32 of what is decoded */
+    uint32_t crc;              /* CRC-32 of the decoded bytes */
 } fsdp_source_stream;
 
-/* A range of a file that holds a value in the writer's own form, to be carried on as it is. */
+/* A range of a file that holds a value as its writer encoded it, to be copied as it is. */
 typedef struct fsdp_source_blob {
-    int file;                  /* -1: none */
+    int file;                  /* -1: no blob */
     int64_t offset, size;
 } fsdp_source_blob;
 
-/* Entries in the order of the source: a tensor (its number) or a value. */
+/* Entries in the order of the source: a tensor (by number) or a value. */
 typedef struct fsdp_source_entry {
     bool is_tensor;
-    bool is_alias;             /* a second name of the tensor; behind all others */
+    bool is_alias;             /* a second name of a tensor; aliases follow all other entries */
     size_t tensor;
     const char *name;
     size_t name_size;
     const fsdp_value *value;
     fsdp_source_blob blob;
-    const int32_t *path;       /* how its name is nested (name_path.h); NULL: it is not */
+    const int32_t *path;       /* how its name is nested (name_path.h); NULL: flat */
     size_t path_count;
 } fsdp_source_entry;
 
@@ -98,56 +110,58 @@ const char *fsdp_source_path(const fsdp_source *source);
 size_t fsdp_source_file_count(const fsdp_source *source);
 const char *fsdp_source_file_path(const fsdp_source *source, size_t number);
 int64_t fsdp_source_file_size(const fsdp_source *source, size_t number);
-/* As it was when it was opened. */
+/* The state of the file when the source opened it. */
 const fsdp_file_info *fsdp_source_file_info(const fsdp_source *source, size_t number);
-/* FSDP_ERR_DAMAGED when what was learned since, by another open, is of another file, or of a changed one. */
+/* FSDP_ERR_DAMAGED when info, which another open of the file returned, belongs to another or a changed
+ * file. */
 fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number, const fsdp_file_info *now,
                                      fsdp_error *err);
-/* The first of them hold tensors and values. Behind those are files that were only read to understand them:
- * metadata, an index. */
+/* The number of files that hold tensors and values; they come first. Files that were read only to
+ * understand the checkpoint (metadata, an index) follow. */
 size_t fsdp_source_content_count(const fsdp_source *source);
 
-/* Members of the listing that are neither tensors nor values: "metadata" of safetensors, "attributes" of
- * HDF5: a JSON text, or NULL. */
+/* Members of the listing that are neither tensors nor values, as a JSON text or NULL: "metadata" of
+ * safetensors, "attributes" of HDF5. */
 const char *fsdp_source_extra(const fsdp_source *source, const char *member);
 
-/* Entries that are not whole, or of which no more than the name is known: what may_lack allowed. */
+/* The number of incomplete entries, and of those of which only the name is known, that may_lack allowed. */
 size_t fsdp_source_missing_count(const fsdp_source *source);
 const char *fsdp_source_missing_at(const fsdp_source *source, size_t number, size_t *size_out);
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* What one reading thread keeps; zero-initialise. */
+/* Buffers of one reading thread; zero-initialise. */
 typedef struct fsdp_source_reader { void *buf; size_t size; int64_t bytes_read; } fsdp_source_reader;
 void fsdp_source_reader_release(fsdp_source_reader *reader);
 
-/* Fills a box of a tensor, packed row-major, little-endian, with everything resolved. */
+/* Fills a box of a tensor, packed row-major, little-endian, with all repairs done. */
 fsdp_status fsdp_source_read(fsdp_source *source, size_t tensor, const fsdp_box *box, void *data,
                              fsdp_source_reader *reader, fsdp_error *err);
 
 /*
- * Memory for decoded streams together. Of a stream over a quarter of it only the last part is kept, which
- * is enough for reading onwards; a stream that is read back and forth all the same is spooled into an
- * unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
+ * Sets the memory for all decoded streams together. A stream over a quarter of it keeps only the part
+ * decoded last, which is enough for reading forwards; a stream that is read back and forth all the same is
+ * spooled into an unnamed file in `directory` (NULL: $TMPDIR or /tmp). Call before the first read.
  */
 void fsdp_source_set_memory(fsdp_source *source, int64_t memory, const char *directory);
 int64_t fsdp_source_memory(const fsdp_source *source);
 
 /*
- * What is to be read, told beforehand (source_spool.c): the tensor whole, in row-major order. `repeated`:
- * again and again, or in parts that are no runs of that order. Streams that this would decode many times over
- * are spooled when they are first read. FSDP_ERR_LIMIT when it takes more memory than there may be. Call
- * after fsdp_source_set_memory and before the first read.
+ * Announces that the tensor will be read whole, in row-major order (source_spool.c). `repeated`: more than
+ * once, or in parts that are no runs of that order. Streams that this would decode many times over are
+ * spooled when they are first read. FSDP_ERR_LIMIT when it takes more memory than there may be. Call after
+ * fsdp_source_set_memory and before the first read.
  */
 fsdp_status fsdp_source_announce(fsdp_source *source, size_t tensor, bool repeated, fsdp_error *err);
-/* How many threads may read at once, so that each finds what it had decoded of its stream, and how many bytes
- * behind the foremost one they may be together. INT_MAX and INT64_MAX where no stream is larger than that. */
+/* The number of threads that may read at once so that each finds the bytes it decoded of its stream, and
+ * the bytes that they together may be behind the foremost one. INT_MAX and INT64_MAX where no stream is
+ * larger than that. */
 void fsdp_source_reading_limits(const fsdp_source *source, int *threads_out, int64_t *bytes_out);
-/* Bytes that what was announced puts into spools. */
+/* Bytes that the announced reads put into spool files. */
 int64_t fsdp_source_spool_bytes(const fsdp_source *source);
 
-/* Checksums that the format itself keeps (records of a zip, decoded streams): reading does not look at
- * those of plain bytes. FSDP_ERR_DAMAGED naming the record. Numbers may be checked by several threads. */
+/* Checksums that the format itself keeps (records of a zip, decoded streams); reading does not check those
+ * of plain bytes. FSDP_ERR_DAMAGED names the record. Several threads may check different numbers at once. */
 size_t fsdp_source_check_count(const fsdp_source *source);
 fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_reader *reader,
                               fsdp_error *err);
@@ -155,63 +169,63 @@ fsdp_status fsdp_source_check(fsdp_source *source, size_t number, fsdp_source_re
 void fsdp_source_close(fsdp_source *source);          /* accepts NULL */
 
 /*
- * An entry that is a value, in the form that torch.save gives it: what its writer stored, its part of a
- * larger pickle, or, for one that no file has as it is, with the tensors in it read now. out stays empty
- * where that cannot be, or takes more than `most` bytes. One thread.
+ * Encodes an entry that is a value as torch.save does: the bytes that its writer stored, its part of a
+ * larger pickle, or a new encoding that includes its tensors, which are read now. out stays empty where no
+ * encoding is possible, or where it takes more than `most` bytes. One thread.
  */
 fsdp_status fsdp_source_save_value(fsdp_source *source, size_t entry, size_t most, fsdp_text *out,
                                    fsdp_error *err);
 
-/* A value as its writer stored it (the bytes of a blob: a torch.save file), in memory: one value, whose name
- * is empty, and the tensors in it. data is borrowed until the source is closed. */
+/* Opens a value as its writer stored it (the bytes of a blob: a torch.save file) from memory: a source of
+ * one value, whose name is empty, and its tensors. data is borrowed until the source is closed. */
 fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out, fsdp_error *err);
 
 /* --- the builder, for formats ----------------------------------------------------------------- */
 
-/* A format that keeps elements in a way of its own. */
+/* Functions of a format whose elements are not plain bytes or streams. */
 typedef struct fsdp_source_ops {
-    /* As fsdp_source_read, for tensors of which a chunk has file -1. NULL when there are none. */
+    /* As fsdp_source_read, for tensors with a chunk whose file is -1. NULL when there are none. */
     fsdp_status (*read)(void *state, size_t tensor, const fsdp_box *box, void *data, fsdp_error *err);
-    /* For chunks with file -1 whose bytes are plain after all, but whose place takes reading to find out:
-     * fills in file, stream, offset, fix and strides (room for the tensor's dims) of a copy of the chunk; its
-     * offset is what add_chunk was given. Called again and again, and by several threads. NULL: read brings
-     * them. The format answers for the place. */
+    /* For chunks with file -1 whose bytes are plain, but whose offset is found only by reading: fills in
+     * file, stream, offset, fix and strides (room for the tensor's dims) of a copy of the chunk, whose
+     * offset is the one that add_chunk got. Called repeatedly, and by several threads. NULL: read reads
+     * them. The format checks that the place is valid. */
     fsdp_status (*place)(void *state, size_t tensor, fsdp_source_chunk *chunk, int64_t *strides,
                          fsdp_error *err);
-    /* FSDP_ERR_LIMIT when read would need more memory than the source may have. NULL: never. */
+    /* FSDP_ERR_LIMIT when read would need more memory than the source may use. NULL: never. */
     fsdp_status (*check_memory)(void *state, size_t tensor, fsdp_error *err);
-    /* Checks of the format's own, counted behind those of the source. Both NULL: none. */
+    /* Checks of the format, numbered behind those of the source. Both NULL: none. */
     size_t (*check_count)(void *state);
     fsdp_status (*check)(void *state, size_t number, fsdp_source_reader *reader, fsdp_error *err);
-    /* As fsdp_source_save_value, for values without a blob. NULL: cannot. */
+    /* As fsdp_source_save_value, for values without a blob. NULL: not supported. */
     fsdp_status (*save_value)(void *state, size_t entry, size_t most, fsdp_text *out, fsdp_error *err);
     void (*close)(void *state);    /* may be NULL */
 } fsdp_source_ops;
 
 fsdp_status fsdp_source_create(fsdp_io *io, const char *path, const char *format, fsdp_source **source_out,
                                fsdp_error *err);
-/* state is closed with the source. */
+/* The source closes state when it is closed. */
 void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *state);
 
 /*
- * The file must be a regular one, and one that is replaced while it is read is noticed. The same path gives
- * the same number. beneath: the path is the source's own and '/' and a name that came out of a file; the
- * name must be a clean relative one, and no symbolic link may lead out of the directory, but for the links
+ * Adds a regular file; a file that is replaced while it is read is noticed. The same path gets the same
+ * number. beneath: the path is the directory of the source, '/' and a name that came out of a file; the
+ * name must be a clean relative one, and no symbolic link may lead out of the directory, except the links
  * of a Hugging Face cache (snapshots/R/NAME -> blobs/X).
  */
 fsdp_status fsdp_source_add_file(fsdp_source *source, const char *path, bool beneath, int *number_out,
                                  fsdp_error *err);
 fsdp_io *fsdp_source_io(const fsdp_source *source);
-/* For the format's own headers. */
+/* Reads headers of the format. */
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size, int64_t offset,
                               fsdp_error *err);
 
-/* The stream must lie in the file. FSDP_ERR_REFUSED when it is over 4 GiB and over 1,000 times what is
- * stored. With size -1 it is decoded once. */
+/* Adds a stream, which must lie in the file. FSDP_ERR_REFUSED when it is over 4 GiB and over 1,000 times
+ * its stored size. A stream of size -1 is decoded once. */
 fsdp_status fsdp_source_add_stream(fsdp_source *source, const fsdp_source_stream *stream, int *number_out,
                                    fsdp_error *err);
 int64_t fsdp_source_stream_size(const fsdp_source *source, int stream);
-/* For headers in a stream. The range must lie in it. */
+/* Reads headers inside a stream. The range must lie in it. */
 fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data, size_t size, int64_t offset,
                                      fsdp_error *err);
 
@@ -219,39 +233,38 @@ fsdp_status fsdp_source_stream_pread(fsdp_source *source, int stream, void *data
 fsdp_status fsdp_source_add_crc(fsdp_source *source, const char *what, int file, int64_t offset, int64_t size,
                                 uint32_t crc, fsdp_error *err);
 
-/* Bytes of all names and their paths together: a long key that stands before many short ones would be copied
- * for each. */
+/* Limit for the bytes of all names and their paths together: nesting copies a long key for each short one
+ * beneath it. */
 enum { FSDP_SOURCE_NAMES = 256 << 20 };
 
-/* About so many tensors and chunks will be added: room for them is made at once, as far as there is memory.
- * Only what the file holds may be counted. */
+/* Reserves room for about so many tensors and chunks, as far as there is memory. The counts must be
+ * bounded by the size of the file. */
 void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks);
 
 /*
- * Names are copied; they must be UTF-8 (FSDP_ERR_REFUSED). Over FSDP_SOURCE_NAMES bytes of them are
- * FSDP_ERR_LIMIT. A second entry of the same name becomes
- * "NAME#2", the next "NAME#3", ... A shape is checked (fsdp_shape_check);
- * More than FSDP_MAX_DIMS dims is FSDP_ERR_LIMIT.
+ * Adds a tensor and copies its name, which must be UTF-8 (FSDP_ERR_REFUSED). More than FSDP_SOURCE_NAMES
+ * bytes of names are FSDP_ERR_LIMIT. A second entry of the same name becomes "NAME#2", the next "NAME#3",
+ * ... The shape is checked (fsdp_shape_check); more than FSDP_MAX_DIMS dims are FSDP_ERR_LIMIT.
  */
 fsdp_status fsdp_source_add_tensor(fsdp_source *source, const char *name, size_t name_size, fsdp_dtype dtype,
                                    int ndim, const int64_t *shape, size_t *tensor_out, fsdp_error *err);
-/* How the names of tensors and values are nested that are added from now on (name_path.h); a name of which
- * it is not the path has none. Borrowed; count 0: not at all. */
+/* Sets how the names of tensors and values that are added from now on are nested (name_path.h). A name
+ * that the path does not spell gets no path. Borrowed; count 0: flat names. */
 void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count);
-/* Another name of a tensor, which is not there yet. No tensor and no value is added afterwards. */
+/* Adds a new name of a tensor. No tensor and no value may be added afterwards. */
 fsdp_status fsdp_source_add_alias(fsdp_source *source, const char *name, size_t name_size, size_t tensor,
                                   fsdp_error *err);
-/* Is there an entry of that name? */
+/* True when there is an entry of that name. */
 bool fsdp_source_has(const fsdp_source *source, const char *name, size_t name_size);
-/* A tensor inside a value. */
+/* Adds a tensor inside a value. */
 fsdp_status fsdp_source_add_inner(fsdp_source *source, fsdp_dtype dtype, int ndim, const int64_t *shape,
                                   size_t *tensor_out, fsdp_error *err);
 
-/* Copies the chunk. Its box must lie in the tensor, and every element of it in the file or stream. */
+/* Copies the chunk. Its box must lie in the tensor, and all its elements in the file or stream. */
 fsdp_status fsdp_source_add_chunk(fsdp_source *source, size_t tensor, const fsdp_source_chunk *chunk,
                                   fsdp_error *err);
 
-/* Takes what value holds, and leaves null. blob NULL: none. */
+/* Takes over the contents of value, which becomes null. blob NULL: no blob. */
 fsdp_status fsdp_source_add_value(fsdp_source *source, const char *name, size_t name_size, fsdp_value *value,
                                   const fsdp_source_blob *blob, fsdp_error *err);
 
@@ -261,53 +274,53 @@ fsdp_status fsdp_source_add_extra(fsdp_source *source, const char *member, const
 
 /* --- what is not there */
 
-/* How the source is opened. Zero-initialised, or NULL: in the format that bids most, and whole. */
+/* Options of an open. Zero-initialised, or NULL: the format with the highest bid, nothing may be missing. */
 typedef struct fsdp_source_opts {
-    const char *format;        /* a name of fsdp_source_format_name: no other is tried */
-    /* An entry of this name may be incomplete, since a file of it is not there. NULL: none may. */
+    const char *format;        /* a name of fsdp_source_format_name: only this format is tried */
+    /* True when the entry of this name may be incomplete because one of its files is missing. NULL: never. */
     bool (*may_lack)(void *user, const char *name, size_t size);
     void *user;
 } fsdp_source_opts;
 
-/* For formats, before the first file is added: opts of the probe, or NULL. */
+/* Applies opts of the probe (or NULL); formats call it before they add the first file. */
 void fsdp_source_tolerate(fsdp_source *source, const fsdp_source_opts *opts);
-/* May a file be missing? What it holds is then not added, or added to the missing. */
+/* True when files may be missing. The entries of such a file are then omitted, or added as missing. */
 bool fsdp_source_tolerates(const fsdp_source *source);
-/* An entry that has not all of its files, and is not added. FSDP_ERR_DAMAGED when it may not lack any; `file`
- * for that message, or NULL. */
+/* Records an entry as missing; it is not added. FSDP_ERR_DAMAGED when the options do not allow that;
+ * `file` is for that message, or NULL. */
 fsdp_status fsdp_source_add_missing(fsdp_source *source, const char *name, size_t name_size, const char *file,
                                     fsdp_error *err);
-/* Behind a message about what is missing: what to do. */
+/* The hint that follows a message about something missing. */
 #define FSDP_MISSING_HINT "; fsdp-convert --allow-missing REGEX takes what is whole"
 
 /*
- * The catalog is complete. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once
- * (naming it and what lacks); FSDP_ERR_REFUSED when a tensor of over 4 GiB is also over 1,000 times what
- * is stored of it.
+ * Completes the catalog. FSDP_ERR_DAMAGED when the chunks of a tensor do not cover it exactly once (the
+ * message names the tensor and the gap); FSDP_ERR_REFUSED when a tensor of over 4 GiB is also over 1,000
+ * times its stored bytes.
  */
-fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err);
+fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err);
 
 /* --- formats ---------------------------------------------------------------------------------- */
 
 enum { FSDP_PROBE_BYTES = 4096 };
 
-/* What a format looks at before it bids. */
+/* The facts about a path from which a format computes its bid. */
 typedef struct fsdp_probe {
     fsdp_io *io;
     const char *path;
     bool is_directory;
-    bool is_pattern;           /* no path but a pattern of rank files: names are those of its directory */
+    bool is_pattern;           /* the path is a pattern of rank files: names are those of its directory */
     int64_t size;              /* of a file */
     const uint8_t *head;       /* of a file: its first bytes */
     size_t head_size;
-    const char *const *names;  /* of a directory: what it holds, sorted */
+    const char *const *names;  /* of a directory: names of its files, sorted */
     size_t name_count;
     const fsdp_source_opts *opts;      /* NULL: defaults */
 } fsdp_probe;
 
 /*
- * A foreign format, one per file or small folder in formats/. A bid is the number of bits that were
- * verified, 0 for "not mine"; the highest bid wins. Bids look at bytes, never at a name alone.
+ * A foreign format, one per file or room in formats/. A bid is the number of bits that were verified, 0
+ * for a path of another format; the highest bid wins. Bids look at bytes, never at a name alone.
  */
 typedef struct fsdp_foreign_format {
     const char *name;
@@ -318,20 +331,21 @@ typedef struct fsdp_foreign_format {
 /* True when the directory of the probe holds the name. */
 bool fsdp_probe_has(const fsdp_probe *probe, const char *name);
 
-/* Formats that read in a child process hold it back by resource limits only: for kernels without better. */
+/* Formats that read in a child process confine it by resource limits only: for kernels without seccomp. */
 void fsdp_source_limit_only(void);
 
 /* NAME-00002-of-00003.safetensors: number 2 of 3 files. False for other names. */
 bool fsdp_source_is_part(const char *path, int *number_out, int *count_out);
 
-/* The last part of the path holds "{r}": where no such file is, it stands for a set of files, one a rank. */
+/* True when the last part of the path holds "{r}": where no such file exists, it is a pattern for one file
+ * per rank. */
 bool fsdp_source_is_pattern(const char *path);
 
-/* Names that opts->format takes, as fsdp_source_format gives them, and "hf"; NULL behind the last. */
+/* The names that opts->format accepts: those of fsdp_source_format, and "hf". NULL behind the last. */
 const char *fsdp_source_format_name(size_t i);
 
-/* Opens a path in the format that bids most, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "... is in
- * no format that is known: ..." opts may be NULL. */
+/* Opens a path in the format with the highest bid, or the rank files of a pattern. FSDP_ERR_NOT_FOUND "...
+ * is in no format that is known: ..." opts may be NULL. */
 fsdp_status fsdp_source_open(fsdp_io *io, const char *path, const fsdp_source_opts *opts,
                              fsdp_source **source_out, fsdp_error *err);
 

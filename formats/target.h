@@ -1,13 +1,22 @@
 /*
- * A checkpoint written for another program: the mirror of source.h. Everything that it will hold is known
- * before the first byte, so that every element has its place from the beginning, and threads write
- * wherever they are.
+ * Room target: a checkpoint written for another program, the mirror of source.h. This header is what
+ * statedict sees of it; packed.h serves the formats.
  *
- *   measure (how many files and bytes)  ->  create (all entries declared)  ->  write, from several
- *   threads at once  ->  finish, or discard
+ * In: a format name and all entries (names, dtypes, shapes, boxes per rank, values) before the first byte;
+ * then elements, from several threads, in any order. Out: files of that format under a staging path.
  *
- * The path is a staging name beside the real one: a target that was not finished is removed by the
- * caller, and the caller renames a finished one.
+ *   measure (how many files and bytes)  ->  create (all entries declared)  ->  write, from several threads
+ *   at once  ->  finish, or discard
+ *
+ *   target.c           boxes of entries
+ *   packed.c           formats whose tensors are one run of bytes: offsets, checksums, files (packed.h)
+ *   nesting.c          the dict and list paths of all entries, free of contradictions (nesting.h)
+ *   container_table.c  containers by parent and key, for nesting.c, torch_tree.c and dcp_fold.c
+ *
+ * The formats themselves are in safetensors, npy, torch and dcp; detect/targets.c lists them.
+ *
+ * The path is a staging name beside the final one: the caller removes the files of a target that was not
+ * finished, and renames a finished one.
  */
 #ifndef FSDP_TARGET_H
 #define FSDP_TARGET_H
@@ -17,30 +26,30 @@
 #include <fsdp/dtype.h>
 #include <fsdp/value.h>
 
-/* What a format can hold. */
+/* Capabilities of a format. */
 typedef struct fsdp_limits {
-    const char *format;        /* as --to names it: "hf", "safetensors", "dcp", "torch", "hdf5", "npz" or
-                                * "npy" */
+    const char *format;        /* the name that --to takes: "hf", "safetensors", "dcp", "torch", "hdf5",
+                                * "npz" or "npy" */
     bool is_directory;
     bool values;               /* null, bool, numbers, strings, bytes, lists, dicts */
-    bool opaque;               /* objects of classes, tensors inside values: as blobs (OPAQUE) */
-    bool model_only;           /* optimizer states only when they are asked for */
-    bool sharded;              /* cut over ranks: tensors have boxes */
+    bool opaque;               /* objects of classes, and tensors inside values, as blobs (OPAQUE) */
+    bool model_only;           /* optimizer state only on request */
+    bool sharded;              /* split over ranks: tensors have boxes */
     bool nameless;             /* one tensor, whose name is not kept */
-    bool shares;               /* names of one tensor are stored once */
+    bool shares;               /* tensors with several names are stored once */
     bool (*holds_dtype)(fsdp_dtype dtype);
-    /* Can it say that `dropped` is another name of tensor `kept`? NULL: never. */
+    /* True when the format can record `dropped` as another name of tensor `kept`. NULL: never. */
     bool (*notes_tie)(const char *dropped, size_t dropped_size, const char *kept, size_t kept_size);
 } fsdp_limits;
 
-/* A name that is left out, and the tensor that it is another name of. */
+/* A name that is omitted, and the tensor whose other name it is. */
 typedef struct fsdp_target_tie {
     const char *name;
     size_t name_size;
     size_t entry;
 } fsdp_target_tie;
 
-/* A box of a tensor that one rank stores. */
+/* A box of a tensor, which one rank stores. */
 typedef struct fsdp_target_box {
     int rank;
     const int64_t *lo, *len;   /* per dim */
@@ -49,16 +58,16 @@ typedef struct fsdp_target_box {
 typedef struct fsdp_target_entry {
     const char *name;
     size_t name_size;
-    const int32_t *path;               /* how the name is nested (name_path.h); NULL: not known */
+    const int32_t *path;               /* nesting of the name (name_path.h); NULL: not known */
     size_t path_count;
-    /* a tensor, when value is NULL */
+    /* a tensor, if value is NULL */
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
-    size_t same_as;                    /* the first entry that is the same tensor, counted from 1; or 0 */
-    const fsdp_target_box *boxes;      /* in the order of ranks; targets that are not sharded: the whole */
+    size_t same_as;                    /* the first entry of the same tensor, counted from 1; or 0 */
+    const fsdp_target_box *boxes;      /* in the order of ranks; unsharded targets: one box, the whole */
     size_t box_count;
-    /* or a value: OPAQUE ones hold a torch.save file that is copied as it is */
+    /* or a value: OPAQUE values hold a torch.save file, which is copied */
     const fsdp_value *value;
 } fsdp_target_entry;
 
@@ -66,57 +75,57 @@ fsdp_box fsdp_target_box_at(const fsdp_target_entry *entry, size_t number);
 
 typedef struct fsdp_target_opts {
     fsdp_io *io;
-    const char *path;          /* a file to be created, or an empty directory that exists */
+    const char *path;          /* a file to create, or an existing empty directory */
     const fsdp_target_entry *entries;  /* borrowed until finish or discard */
     size_t entry_count;
     int world;                 /* sharded: number of ranks */
-    int64_t max_file_bytes;    /* hf: tensors of a file; 0: the format's default */
-    const fsdp_target_tie *ties;       /* formats that note them; borrowed as the entries are */
+    int64_t max_file_bytes;    /* hf: bytes of tensors per file; 0: the format's default */
+    const fsdp_target_tie *ties;       /* for formats that record them; borrowed as the entries are */
     size_t tie_count;
     const char *copied;        /* hf: a JSON text about files beside it that is kept with the tensors, or
                                 * NULL; its length must not change between measuring and writing */
     bool sync;
 } fsdp_target_opts;
 
-/* Its state is the format's own. */
+/* The format defines the struct. */
 typedef struct fsdp_target fsdp_target;
 
-/* Where a box lies: its elements are one run there. */
+/* The place of a box, whose elements are one run there. */
 typedef struct fsdp_target_place {
     char file[80];             /* name in the directory, "" for formats of one file */
     int64_t offset;
 } fsdp_target_place;
 
 typedef struct fsdp_target_ops {
-    /* Files and bytes that create and write would make. io and path are not used. */
+    /* Computes the files and bytes that create and write would make. io and path are not used. */
     fsdp_status (*measure)(const fsdp_target_opts *opts, int64_t *files_out, int64_t *bytes_out,
                            fsdp_error *err);
     fsdp_status (*create)(const fsdp_target_opts *opts, fsdp_target **target_out, fsdp_error *err);
-    /* Elements [first, first + count) of the row-major order of one box of a tensor entry. Every element is
-     * written once, in any order, by any thread; also those of entries that are the same as others. */
+    /* Writes elements [first, first + count) of the row-major order of one box of a tensor entry. Every
+     * element is written once, in any order, by any thread, also for entries that are the same as others. */
     fsdp_status (*write)(fsdp_target *target, size_t entry, size_t box, int64_t first, int64_t count,
                          const void *data, fsdp_error *err);
-    /* Completes, syncs when asked for, closes and frees, also when it fails. */
+    /* Writes trailers and checksums, syncs if requested, closes and frees; it frees after a failure, too. */
     fsdp_status (*finish)(fsdp_target *target, fsdp_error *err);
-    /* Closes and frees; what was written stays for the caller to remove. */
+    /* Closes and frees. The caller removes the files. */
     void (*discard)(fsdp_target *target);
-    /* Known from create on. NULL for a format that cannot tell: its plan has no places, and what was
-     * written before a kill is written again. */
+    /* Places are known after create. NULL for a format that has none: its plan lists no places, and a
+     * resumed conversion writes everything again. */
     fsdp_status (*place)(const fsdp_target *target, size_t entry, size_t box, fsdp_target_place *place_out,
                          fsdp_error *err);
 } fsdp_target_ops;
 
 typedef struct fsdp_target_format {
     fsdp_limits limits;
-    /* Names of files that such a directory consists of: an overwrite deletes these and no others. NULL for
-     * formats of one file. */
+    /* True for names that files of such a directory have: an overwrite deletes these and no others. NULL
+     * for formats of one file. */
     bool (*owns)(const char *name);
-    const fsdp_target_ops *ops;    /* NULL: a native file, which is written as a checkpoint of ours is */
+    const fsdp_target_ops *ops;    /* NULL: a native file, which fsdp_checkpoint_save writes */
 } fsdp_target_format;
 
-/* By the name that --to takes; NULL when there is none. */
+/* The format that --to calls by this name; NULL when there is none. */
 const fsdp_target_format *fsdp_target_find(const char *name);
-/* The i-th of them, NULL behind the last. */
+/* Format number i, NULL behind the last. */
 const fsdp_target_format *fsdp_target_at(size_t i);
 
 #endif

@@ -9,15 +9,9 @@
 #include <stdlib.h>
 
 enum { D = 8, ROWS = 4, STEPS = 50 };
-#define TRY(call)              \
-    do {                       \
-        if ((call) != FSDP_OK) \
-            goto done;         \
-    } while (0)
+#define TRY(call) do { if ((call) != FSDP_OK) goto done; } while (0)
 
-typedef struct gossip {
-    int64_t round;
-} gossip;
+typedef struct gossip { int64_t round; } gossip;
 
 /* In round k rank r meets rank (k - r) mod n: the other one comes to the same result. */
 static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *bucket, fsdp_error *err)
@@ -33,15 +27,9 @@ static fsdp_status meet(void *context, fsdp_comm *comm, const fsdp_wrap_bucket *
     if (status == FSDP_OK && partner != rank)
         counts[partner] = bucket->count;
     if (status == FSDP_OK)
-        status = fsdp_comm_run(comm,
-                               &(fsdp_collective){.kind = FSDP_ALL_TO_ALL,
-                                                  .dtype = bucket->dtype,
-                                                  .in = mine,
-                                                  .out = theirs,
-                                                  .counts = counts,
-                                                  .out_counts = counts,
-                                                  .unit = bucket->unit},
-                               err);
+        status = fsdp_comm_run(comm, &(fsdp_collective){.kind = FSDP_ALL_TO_ALL, .dtype = bucket->dtype,
+                                                        .in = mine, .out = theirs, .counts = counts,
+                                                        .out_counts = counts, .unit = bucket->unit}, err);
     for (int64_t i = 0; status == FSDP_OK && partner != rank && i < bucket->count; i++)
         mine[i] = (mine[i] + theirs[i]) / 2;
     free(theirs);
@@ -56,8 +44,7 @@ static double learn(const float *weight, float *grad, int step, int rank)
     for (int row = 0; row < ROWS; row++) {
         float x[D], error = 0;
         for (int i = 0; i < D; i++) {
-            x[i] =
-                (float)fsdp_uniform(1, "x", (uint64_t)(((step * 64 + rank) * ROWS + row) * D + i));
+            x[i] = (float)fsdp_uniform(1, "x", (uint64_t)(((step * 64 + rank) * ROWS + row) * D + i));
             error += (weight[i] - 0.1f * (float)(i + 1)) * x[i];
         }
         loss += error * error / ROWS;
@@ -76,9 +63,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
     fsdp_param *weight;
     gossip state = {0};
     double loss = 0;
-    (void)argc;
-    (void)argv;
-    (void)user;
+    (void)argc; (void)argv; (void)user;
 
     TRY(fsdp_model_create(world, &model, &err));
     TRY(fsdp_model_add_param(model, "weight", FSDP_F32, 1, (int64_t[]){D}, &weight, &err));
@@ -97,8 +82,7 @@ static int train(fsdp_world *world, int argc, char **argv, void *user)
         TRY(fsdp_unit_post_forward(unit, &err));
         TRY(fsdp_root_end_forward(root, &err));
         TRY(fsdp_unit_pre_backward(unit, &err));
-        loss =
-            learn(fsdp_param_data(weight), fsdp_param_grad(weight), step, fsdp_world_rank(world));
+        loss = learn(fsdp_param_data(weight), fsdp_param_grad(weight), step, fsdp_world_rank(world));
         TRY(fsdp_root_end_backward(root, &err));
         TRY(fsdp_optim_step(optim, &err));
     }
@@ -114,7 +98,4 @@ done:
     return fsdp_error_report(&err);
 }
 
-int main(int argc, char **argv)
-{
-    return fsdp_launch(argc, argv, train, NULL);
-}
+int main(int argc, char **argv) { return fsdp_launch(argc, argv, train, NULL); }

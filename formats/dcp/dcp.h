@@ -1,4 +1,19 @@
-/* What the two files of the DCP reader share: dcp_metadata.c (what there is) and dcp_read.c (bytes). */
+/*
+ * Room dcp: directories of torch.distributed.checkpoint, read and written.
+ *
+ * In: a directory with `.metadata` and `__R_N.distcp` files, which may be hostile, or the sharded entries
+ * of a target. Out: the catalog of a source (source.h), or such a directory.
+ *
+ *   read:   dcp_read.c            the format: bid, open, items; uneven shards are chunks of one tensor
+ *           dcp_metadata.c        names, boxes and file ranges from the pickled metadata
+ *           dcp_ranges.c          the table of file ranges by name and box
+ *   write:  dcp_write.c           the target "dcp": items in one file per rank
+ *           dcp_metadata_write.c  the pickle of .metadata
+ *           dcp_fold.c            lists that PyTorch loads as one value
+ *
+ * Only the tables of detect refer to this room. It calls torch (archives), safetensors (items), pickle,
+ * source and target. This header is shared by dcp_metadata.c and dcp_read.c; dcp_write.h by the writers.
+ */
 #ifndef FSDP_DCP_H
 #define FSDP_DCP_H
 
@@ -11,11 +26,11 @@ typedef struct dcp_state dcp_state;
 typedef struct dcp_item {
     int file;
     int64_t offset, length;
-    bool is_packed;            /* with zstd */
-    const fsdp_safetensors *header;   /* of a file that is safetensors: the range says nothing; or NULL */
+    bool is_packed;            /* compressed with zstd */
+    const fsdp_safetensors *header;   /* header of a safetensors file, whose ranges are not used; or NULL */
 } dcp_item;
 
-/* A box of a tensor and where it is. */
+/* A box of a tensor and its place. */
 typedef struct dcp_piece {
     dcp_item item;
     int ndim;
@@ -37,9 +52,9 @@ fsdp_status dcp_add_piece(dcp_state *state, const dcp_tensor *tensor, size_t num
                           fsdp_error *err);
 fsdp_status dcp_add_value(dcp_state *state, const char *name, size_t name_size, const dcp_item *item,
                           fsdp_error *err);
-/* About so many pieces more will be added. */
+/* Reserves room for about so many pieces. */
 void dcp_expect(dcp_state *state, size_t pieces);
-/* A whole file of metadata; *data_out is the caller's, also after a failure. */
+/* Reads a whole file of metadata; the caller frees *data_out, also after a failure. */
 fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_t *size_out, fsdp_error *err);
 bool dcp_is_rank_metadata(const char *name);
 

@@ -1,4 +1,4 @@
-/* Lists that become one value: see dcp_fold.h. */
+/* Merges lists into one value: see dcp_fold.h. */
 #include "formats/dcp/dcp_fold.h"
 
 #include "base/data/name_path.h"
@@ -8,22 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is below a list; other containers have zeros. */
+/* The entries below a list; other containers have zeros. */
 typedef struct contents {
-    size_t first;      /* entry */
-    size_t all, plain; /* plain: a value, and no dict on the way to it */
-    size_t dicts;      /* without keys: what our readers went into the list for */
+    size_t first;      /* first entry */
+    size_t all, plain; /* plain: values with no dict on their path */
+    size_t dicts;      /* dicts without keys, which made a source name the list's items */
 } contents;
 
 typedef struct folding {
     const fsdp_target_entry *entries;
     size_t count;
     dcp_fold *fold;
-    fsdp_name_table names;      /* of entries */
-    container_table containers; /* of numbers of contents */
+    fsdp_name_table names;      /* names of entries */
+    container_table containers; /* indexes of contents */
     contents *contents;
     size_t contents_count, contents_room;
-    bool is_too_much; /* of them: nothing is folded */
+    bool is_too_much; /* too many contents: no list is merged */
 } folding;
 
 static bool is_nested(const fsdp_target_entry *entry)
@@ -40,7 +40,7 @@ static bool is_in_list(const fsdp_target_entry *entry)
     return false;
 }
 
-/* Only positions from the element on. */
+/* True when the path from that element on has positions only. */
 static bool is_plain(const fsdp_target_entry *entry, size_t from)
 {
     for (size_t i = from; i < entry->path_count; i++)
@@ -51,13 +51,12 @@ static bool is_plain(const fsdp_target_entry *entry, size_t from)
 
 /* --- counting --------------------------------------------------------------------------------- */
 
-/* The way from the outermost dict down to an entry: how far it is gone. */
+/* A position on the path from the outermost dict down to an entry. */
 typedef struct way_down {
-    size_t around,
-        at; /* the container that was reached, bytes of the name up to the next element */
+    size_t around, at; /* the container reached; bytes of the name up to the next element */
 } way_down;
 
-/* The container that element i of the entry is; NULL when it is none yet, and then the way stays. */
+/* The container that element i of the entry names; NULL when it is new, and the position stays. */
 static contents *go_down(folding *work, const fsdp_target_entry *entry, size_t i, way_down *way)
 {
     const uint64_t *found =
@@ -69,7 +68,7 @@ static contents *go_down(folding *work, const fsdp_target_entry *entry, size_t i
     return &work->contents[*found];
 }
 
-/* The one that was not there. */
+/* Adds the container that go_down did not find. */
 static bool add_contents(folding *work)
 {
     if (!container_table_put(&work->containers, work->contents_count) ||
@@ -116,7 +115,7 @@ static fsdp_status count_all(folding *work, fsdp_error *err)
 
 /* --- one list --------------------------------------------------------------------------------- */
 
-/* Entries [first, end) below the list to which `depth` elements lead. */
+/* Entries [first, end) below the list that `depth` elements name. */
 typedef struct list_run {
     size_t first, end, depth;
     size_t name_size; /* of the list */
@@ -130,7 +129,7 @@ static bool is_below(const fsdp_target_entry *entry, const fsdp_target_entry *fi
            memcmp(entry->name, first->name, name_size) == 0;
 }
 
-/* The outermost plain list that the entry is in, if the entry is its first and all of it follows. */
+/* Finds the outermost plain list of the entry, if the entry is its first and its others follow. */
 static bool find_list(folding *work, size_t first, list_run *run_out)
 {
     const fsdp_target_entry *entry = &work->entries[first];
@@ -157,7 +156,7 @@ static bool find_list(folding *work, size_t first, list_run *run_out)
     return end - first == list->all && !fsdp_name_table_find(&work->names, entry->name, name_size);
 }
 
-/* Both are of the run, and so the same up to the list. */
+/* Both are in the run, and so have equal paths up to the list. */
 static bool are_of_one_item(const fsdp_target_entry *a, const fsdp_target_entry *b,
                             const list_run *run)
 {
@@ -167,7 +166,7 @@ static bool are_of_one_item(const fsdp_target_entry *a, const fsdp_target_entry 
            memcmp(a->name + at, b->name + at, fsdp_path_bytes(a->path[depth])) == 0;
 }
 
-/* The entries from there on that share the run's next element. */
+/* The entries from there on that share the next element. */
 static list_run item_at(const folding *work, const list_run *run, size_t from)
 {
     const fsdp_target_entry *first = &work->entries[from];

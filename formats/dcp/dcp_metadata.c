@@ -1,10 +1,10 @@
 /*
- * `.metadata` of a DCP directory: names, boxes and the ranges of files where they are. See dcp_read.c.
+ * Reads `.metadata` of a DCP directory: names, boxes and their file ranges. See dcp_read.c.
  *
  *   Metadata.storage_data         (name, offsets of a box) -> range of a file
- *   Metadata.state_dict_metadata  name -> dtype, shape, boxes; or that it is a pickled value
+ *   Metadata.state_dict_metadata  name -> dtype, shape, boxes; or a pickled value
  *
- * Without collectives every rank has a metadata file of its own; then they are put together here.
+ * A save without collectives leaves one metadata file per rank; this file merges them.
  */
 #include "base/data/name_path.h"
 #include "base/core/bytes.h"
@@ -15,30 +15,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A file that items lie in. */
+/* A file with items. */
 typedef struct item_file {
     int number;
     bool is_known, is_lost;
-    fsdp_safetensors *header; /* NULL: a row of zip archives */
+    fsdp_safetensors *header; /* NULL: a sequence of zip archives */
 } item_file;
 
-/* A name: what is stored of it, then what it is. */
+/* The entry of a name: its ranges, then its type. */
 typedef struct listed {
     dcp_range_list ranges;
-    bool was_met;            /* by the list of names */
-    bool is_tensor, is_lost; /* lost: a file of it */
-    fsdp_node name;          /* in the file at hand; 0: not known, or another node */
-    fsdp_node path;          /* of its name, in planner_data; 0: none */
+    bool was_met;            /* the list of names has it */
+    bool is_tensor, is_lost; /* is_lost: one of its files is missing */
+    fsdp_node name;          /* node in the current metadata file; 0: unknown, or another node */
+    fsdp_node path;          /* node of its path in planner_data; 0: none */
     fsdp_dtype dtype;
     int ndim;
     size_t tensor;
-    int64_t bytes, stored; /* for the check of what they are to each other */
+    int64_t bytes, stored; /* compared by check_sizes */
 } listed;
 
 typedef struct metadata {
     dcp_state *state;
     fsdp_source *source;
-    bool has_several; /* metadata files */
+    bool has_several; /* several metadata files */
     fsdp_arena arena;
     fsdp_name_table files; /* relative path -> number in item_files */
     item_file *item_files;
@@ -47,11 +47,11 @@ typedef struct metadata {
     fsdp_name_table names; /* -> number in entries */
     listed *entries;
     size_t entry_count, entry_room;
-    size_t last;   /* the entry that was asked for */
+    size_t last;   /* the entry of the last lookup */
     int32_t *path; /* scratch: see name_path.h */
     size_t path_room;
-    uint64_t box_count;    /* of the file at hand, shared ones each time */
-    torch_archive archive; /* of which only the pickle is used, and where */
+    uint64_t box_count;    /* of the current file, shared ones each time */
+    torch_archive archive; /* only its pickle and where are used */
 } metadata;
 
 /* --- nodes -------------------------------------------------------------------------------------- */
@@ -61,7 +61,7 @@ static const fsdp_pickle_node *node_at(const metadata *meta, fsdp_node node)
     return fsdp_pickle_at(&meta->archive.pickle, node);
 }
 
-/* Inline, as is what it calls: every item and every box is asked for several. */
+/* Inline, with its callees, because every item and every box needs several attributes. */
 static inline fsdp_node attribute(const metadata *meta, fsdp_node object, const char *name)
 {
     const fsdp_pickle_node *at = node_at(meta, object);
@@ -92,8 +92,8 @@ static fsdp_status damaged_entry(const metadata *meta, const fsdp_pickle_node *n
 
 /* --- storage_data ------------------------------------------------------------------------------- */
 
-/* The number of the name's entry, which is made when it is new. Of one file, the pickle lives as long as the
- * names. */
+/* Finds or makes the entry of a name. With one metadata file, the pickle lives as long as the
+ * names, which need no copy. */
 static fsdp_status look_up_entry(metadata *meta, const fsdp_pickle_node *name, size_t *number_out,
                                  fsdp_error *err)
 {
@@ -115,8 +115,8 @@ static fsdp_status look_up_entry(metadata *meta, const fsdp_pickle_node *name, s
     return FSDP_OK;
 }
 
-/* Is it the entry that was asked for last, or one of the next? The lists of names have them mostly in one
- * order, of which a rank leaves some out, and one node for each name in all of them. */
+/* True when the name is that of the last entry or one of the next. Lists of names are mostly in
+ * one order, from which a rank omits some, and share one node per name. */
 static bool find_expected(metadata *meta, fsdp_node name)
 {
     enum { AHEAD = 8 };
@@ -157,7 +157,7 @@ static dcp_item item_of(const metadata *meta, const dcp_range *range)
                       .header = file->header};
 }
 
-/* Safetensors begin with the size of their header and '{'. */
+/* A safetensors file begins with the size of its header and '{'. */
 static fsdp_status look_at_file(metadata *meta, item_file *file, fsdp_error *err)
 {
     uint8_t head[9];
@@ -210,7 +210,7 @@ static fsdp_status find_file(metadata *meta, fsdp_node node, uint32_t *file_out,
     return open_item_file(meta, file, copy, err);
 }
 
-/* ["stream.zstd/1"]: what the bytes went through, the last first. */
+/* ["stream.zstd/1"]: the transforms of the bytes, the last one first. */
 static fsdp_status read_transforms(metadata *meta, fsdp_node node, dcp_range *range,
                                    fsdp_error *err)
 {
@@ -268,7 +268,7 @@ static fsdp_status read_place(metadata *meta, fsdp_node index, fsdp_node info, f
     if (kind != FSDP_NODE_ABSENT && kind != FSDP_NODE_NONE)
         FSDP_TRY(torch_read_sizes(&meta->archive, place, "offsets", &ndim, lo, err));
     range.ndim = (int8_t)ndim;
-    if (meta->has_several) { /* a replica, which another rank has stored, too */
+    if (meta->has_several) { /* a replica: another rank stored it, too */
         uint32_t known;
         FSDP_TRY(dcp_ranges_find(&meta->ranges, &meta->entries[number].ranges, number, ndim, lo,
                                  &known, err));
@@ -295,7 +295,7 @@ static fsdp_status read_places(metadata *meta, fsdp_node node, fsdp_error *err)
 
 /* --- planner_data ------------------------------------------------------------------------------- */
 
-/* NULL: nothing is stored under that name. */
+/* NULL: no bytes are stored under that name. */
 static listed *known_entry(metadata *meta, fsdp_node node)
 {
     const fsdp_pickle_node *name = node_at(meta, node);
@@ -310,7 +310,7 @@ static listed *known_entry(metadata *meta, fsdp_node node)
     return &meta->entries[meta->last];
 }
 
-/* What is no dict of names is another planner's own. */
+/* Another planner may store something other than a dict of names: it is ignored. */
 static void read_paths(metadata *meta, fsdp_node node)
 {
     const fsdp_pickle_node *dict = node_at(meta, node);
@@ -322,8 +322,8 @@ static void read_paths(metadata *meta, fsdp_node node)
     }
 }
 
-/* The entry's path in scratch memory; 0 when it has none, which is never wrong. */
-static size_t spell_path(metadata *meta, fsdp_node node)
+/* The entry's path in scratch memory; 0 without one, which is always allowed. */
+static size_t parse_path(metadata *meta, fsdp_node node)
 {
     const fsdp_pickle_node *tuple = node_at(meta, node);
     if (node == 0 || tuple->kind != FSDP_NODE_TUPLE || tuple->count > FSDP_PATH_MOST ||
@@ -343,7 +343,8 @@ static size_t spell_path(metadata *meta, fsdp_node node)
 
 /* --- state_dict_metadata ------------------------------------------------------------------------ */
 
-/* The properties are a tuple whose first member is the dtype; what follows differs between versions. */
+/* The properties are a tuple whose first member is the dtype; its other members differ between
+ * versions. */
 static fsdp_dtype read_dtype(const metadata *meta, fsdp_node properties)
 {
     const fsdp_pickle_node *object = node_at(meta, properties);
@@ -392,19 +393,19 @@ static fsdp_status add_chunk(metadata *meta, const fsdp_pickle_node *name, size_
         return damaged_entry(meta, name, "has a box that is in no file", err);
     dcp_range *range = &meta->ranges.all[at];
     if (range->was_used)
-        return FSDP_OK; /* listed by several ranks */
+        return FSDP_OK; /* several ranks list it */
     range->was_used = true;
     bool is_lost = file_of(meta, range)->is_lost;
     entry->is_lost |= is_lost;
     if (is_lost)
-        return FSDP_OK; /* sealing tells */
+        return FSDP_OK; /* fsdp_source_complete reports it */
     piece.item = item_of(meta, range);
     entry->stored += piece.item.length;
     dcp_tensor tensor = {name->as.text, name->count, entry->dtype};
     return dcp_add_piece(meta->state, &tensor, entry->tensor, &piece, err);
 }
 
-/* Every box is written once: a list that many tensors share is no checkpoint's. */
+/* Limits boxes: a real checkpoint lists every box once, so tensors do not share a list of boxes. */
 static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsdp_error *err)
 {
     meta->box_count += list->count;
@@ -413,8 +414,8 @@ static fsdp_status count_boxes(metadata *meta, const fsdp_pickle_node *list, fsd
     return fsdp_fail(err, FSDP_ERR_LIMIT, "%s: tensors share too many boxes", meta->archive.where);
 }
 
-/* A value that tells what kind of tensor it would be. */
-static fsdp_status add_strange(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
+/* Adds a value that names the type of a tensor whose dtype is not supported. */
+static fsdp_status add_other_object(metadata *meta, const fsdp_pickle_node *name, fsdp_error *err)
 {
     static const char text[] = "torch.Tensor";
     fsdp_value value = {0};
@@ -430,7 +431,7 @@ static fsdp_status read_tensor(metadata *meta, const fsdp_pickle_node *name, fsd
     int ndim;
     fsdp_dtype dtype = read_dtype(meta, attribute(meta, node, "properties"));
     if (dtype == FSDP_DTYPE_NONE)
-        return is_new ? add_strange(meta, name, err) : FSDP_OK;
+        return is_new ? add_other_object(meta, name, err) : FSDP_OK;
     FSDP_TRY(torch_read_sizes(&meta->archive, attribute(meta, node, "size"), "sizes", &ndim, shape,
                               err));
     if (is_new) {
@@ -486,7 +487,7 @@ static fsdp_status read_entry(metadata *meta, fsdp_node key, fsdp_node node, fsd
     meta->entries[number].was_met = true;
     fsdp_source_nest(meta->source, meta->path, 0);
     if (is_new) {
-        size_t count = spell_path(meta, meta->entries[number].path);
+        size_t count = parse_path(meta, meta->entries[number].path);
         fsdp_source_nest(meta->source, meta->path, count);
     }
     if (is_object(meta, node, FSDP_KNOWN_DCP_TENSOR))
@@ -509,8 +510,8 @@ static fsdp_status read_entries(metadata *meta, fsdp_node node, fsdp_error *err)
 
 /* --- files -------------------------------------------------------------------------------------- */
 
-/* Room for what there is, so that long lists need not grow again and again. Names are nodes, which keeps
- * a dict that repeats one of them from asking for more than the file could fill. */
+/* Reserves room for all lists, so that they need not grow repeatedly. Names are nodes; a dict
+ * that repeats one of them can thus not reserve more than the file could fill. */
 static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
 {
     const fsdp_pickle_node *ranges = node_at(meta, places), *names = node_at(meta, entries);
@@ -527,7 +528,7 @@ static void expect_all(metadata *meta, fsdp_node places, fsdp_node entries)
     dcp_expect(meta->state, range_count);
 }
 
-/* Those of another rank's file. */
+/* Forgets the nodes of the previous metadata file. */
 static void forget_nodes(metadata *meta)
 {
     meta->last = 0;
@@ -569,7 +570,8 @@ static fsdp_status read_file(metadata *meta, const fsdp_probe *probe, const char
     return st;
 }
 
-/* A few bytes that stand for gigabytes: the source cannot know, since items are opened later. */
+/* Refuses gigabytes that are stored in a few bytes; the source cannot check this, because items
+ * are opened later. */
 static fsdp_status check_sizes(const metadata *meta, fsdp_error *err)
 {
     static const int64_t large = INT64_C(4) << 30;

@@ -1,9 +1,10 @@
 /*
- * The .metadata of a DCP directory: the pickle of torch.distributed.checkpoint.metadata.Metadata, in the
- * form that PyTorch 2.3 to 2.15 read: TensorProperties have five members (the sixth, strides, is for new
- * versions only and optional there), storage_meta is None. Read back by dcp_metadata.c.
+ * Writes .metadata of a DCP directory: the pickle of
+ * torch.distributed.checkpoint.metadata.Metadata, in the form that PyTorch 2.3 to 2.15 read.
+ * TensorProperties have five members (the sixth, strides, is for new versions only and optional
+ * there), and storage_meta is None. The mirror is dcp_metadata.c.
  *
- * planner_data gives every name its path (nesting.c), so that PyTorch nests it as it was.
+ * planner_data gives every name its path (nesting.c), so that PyTorch restores the nesting.
  */
 #include "formats/dcp/dcp_write.h"
 
@@ -16,7 +17,7 @@
 
 static const char metadata_module[] = "torch.distributed.checkpoint.metadata";
 
-/* Numbers in the memo of what comes again and again. */
+/* Memo numbers of repeated parts. */
 typedef struct metadata_memo {
     uint32_t *names; /* per entry */
     uint32_t *paths; /* per rank */
@@ -173,7 +174,7 @@ static void add_planner_data(fsdp_pickler *pickler, const metadata_memo *memo, c
     fsdp_pickler_op(pickler, FSDP_OP_SETITEMS);
 }
 
-/* number: the box's place among the chunks of its tensor; box NULL: a value. */
+/* number: index of the box among the chunks of its tensor; box NULL: a value. */
 static void add_index(fsdp_pickler *pickler, uint32_t name, const fsdp_box *box, int64_t number)
 {
     begin_object(pickler, metadata_module, "MetadataIndex");

@@ -1,4 +1,4 @@
-/* What a DCP directory stores of each name: see dcp_ranges.h. */
+/* The file ranges of the names of a DCP directory: see dcp_ranges.h. */
 #include "formats/dcp/dcp_ranges.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ void dcp_ranges_expect(dcp_ranges *ranges, size_t count)
     (void)fsdp_grow(&ranges->all, &ranges->room, ranges->count + count, sizeof *ranges->all);
 }
 
-/* --- the table of places: of long lists that are asked for in another order ---------------------- */
+/* --- lookups ------------------------------------------------------------------------------------- */
 
 static bool make_key(dcp_ranges *ranges, size_t name, int ndim, const int64_t *lo)
 {
@@ -85,7 +85,7 @@ fsdp_status dcp_ranges_find(dcp_ranges *ranges, dcp_range_list *list, size_t nam
     return FSDP_OK;
 }
 
-/* Most boxes begin where boxes of other tensors do. */
+/* Most boxes begin at the same offsets as boxes of other tensors, so offsets are shared. */
 static const int64_t *keep_offsets(dcp_ranges *ranges, int ndim, const int64_t *lo)
 {
     enum { RECENT_SHIFT = 58 };

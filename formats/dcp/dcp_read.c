@@ -1,11 +1,12 @@
 /*
- * Directories of torch.distributed.checkpoint: a pickled `.metadata` (or one `__R.metadata` per rank) says
- * which boxes of which tensors are which ranges of the files beside it. Every range ("item") is a whole
- * torch.save zip.
+ * Directories of torch.distributed.checkpoint as a source. A pickled `.metadata` (or one
+ * `__R.metadata` per rank) maps boxes of tensors to ranges of the files beside it. Every range
+ * ("item") is a whole torch.save zip.
  *
- *   .metadata -> dcp_metadata.c (names, boxes, items) -> here: tensors whose chunks are items, and values
+ *   .metadata -> dcp_metadata.c (names, boxes, items) -> here: tensors with items as chunks, values
  *
- * There may be hundreds of thousands of items, so an item of a tensor is looked into when it is first read.
+ * There may be hundreds of thousands of items, so the zip of a tensor's item is opened at its
+ * first read.
  */
 #include "formats/dcp/dcp.h"
 
@@ -21,7 +22,7 @@
 
 enum { BITS_OF_METADATA = 100, BITS_OF_RANKS = 90, BITS_OF_REMAINS = 50 };
 
-/* Where the elements of an item lie. */
+/* The place of an item's elements. */
 typedef struct placed_item {
     int64_t offset;
     unsigned fix;
@@ -31,8 +32,8 @@ typedef struct placed_item {
 
 typedef struct tensor_item {
     int64_t offset, length;
-    const int64_t *shape; /* several may share it */
-    placed_item *placed;  /* NULL until it is first needed */
+    const int64_t *shape; /* shared between items */
+    placed_item *placed;  /* NULL until first needed */
     int file;
     uint8_t ndim, dtype;
 } tensor_item;
@@ -43,7 +44,7 @@ typedef struct dcp_state {
     fsdp_arena arena;
     tensor_item *items;
     size_t count, room;
-    pthread_mutex_t lock; /* of items' places */
+    pthread_mutex_t lock; /* guards the places of items */
 } dcp_state;
 
 /* --- items of tensors, when they are read ------------------------------------------------------- */
@@ -76,7 +77,7 @@ static fsdp_status read_place(const dcp_state *state, const tensor_item *item,
     return FSDP_OK;
 }
 
-/* Two threads may find out the same place: the first one's is kept. */
+/* Two threads may find the same place at once: the first result is kept. */
 static fsdp_status find_place(dcp_state *state, tensor_item *item, const placed_item **place_out,
                               fsdp_error *err)
 {
@@ -127,7 +128,7 @@ static size_t count_checks(void *user)
     return ((const dcp_state *)user)->count;
 }
 
-/* The checksum of one item's storage. */
+/* Compares the checksum of one item's storage. */
 static fsdp_status check_item(void *user, size_t number, fsdp_source_reader *reader,
                               fsdp_error *err)
 {
@@ -177,7 +178,7 @@ void dcp_expect(dcp_state *state, size_t pieces)
     (void)fsdp_grow(&state->items, &state->room, state->count + pieces, sizeof *state->items);
 }
 
-/* A copy of the shape, or that of the item before: what is cut alike mostly comes in a row. */
+/* Copies the shape, or shares that of the item before, which is mostly equal. */
 static const int64_t *keep_shape(dcp_state *state, const dcp_piece *piece)
 {
     size_t bytes = (size_t)piece->ndim * sizeof *piece->len;
@@ -206,7 +207,7 @@ static fsdp_status add_item(dcp_state *state, const dcp_piece *piece, fsdp_dtype
     return FSDP_OK;
 }
 
-/* A packed item is looked into at once: its stream must be known before the source is read. */
+/* A compressed item is opened at once: its stream must be known before the source is complete. */
 static fsdp_status add_packed(dcp_state *state, const dcp_piece *piece, fsdp_dtype dtype,
                               size_t number, fsdp_source_chunk *chunk, fsdp_error *err)
 {
@@ -325,7 +326,7 @@ fsdp_status dcp_read_bytes(fsdp_io *io, const char *path, char **data_out, size_
     else
         st = fsdp_io_read(file, path, *data_out, (size_t)size, 0, err);
     *size_out = (size_t)size;
-    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
     return st;
 }
 
@@ -338,7 +339,7 @@ bool dcp_is_rank_metadata(const char *name)
     return digits > 0 && strcmp(name + 2 + digits, ".metadata") == 0;
 }
 
-/* .metadata is written last, under another name first. */
+/* DCP writes .metadata last, first under another name; without it the save did not finish. */
 static bool is_without_metadata(const fsdp_probe *probe)
 {
     static const char suffix[] = ".distcp";
@@ -398,7 +399,7 @@ static fsdp_status open_dcp(const fsdp_probe *probe, fsdp_source **source_out, f
     FSDP_TRY(create(probe, &state, source_out, err));
     fsdp_status st = dcp_read_metadata(probe, state, *source_out, err);
     if (st == FSDP_OK)
-        st = fsdp_source_seal(*source_out, err);
+        st = fsdp_source_complete(*source_out, err);
     if (st != FSDP_OK) {
         fsdp_source_close(*source_out);
         *source_out = NULL;

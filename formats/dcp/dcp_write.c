@@ -1,11 +1,11 @@
 /*
- * Writing a directory of torch.distributed.checkpoint: see target.h; read back by dcp_read.c.
+ * Writes a directory of torch.distributed.checkpoint: see target.h. The mirror is dcp_read.c.
  *
- *   __R_0.distcp per rank: values (rank 0), then the boxes of the rank; each item is a torch.save archive
- *   .metadata: where everything is (dcp_metadata_write.c), written last
+ *   __R_0.distcp per rank: values (rank 0), then its boxes; each item is a torch.save archive
+ *   .metadata: the place of every item (dcp_metadata_write.c), written last
  *
- * The archive of a box follows from its dtype and shape alone, so it is made anew when its first and its
- * last piece are written, and nothing but its checksum is kept.
+ * The archive of a box follows from its dtype and shape alone, so its records are made anew for
+ * the first and the last piece of the box, and only its checksum is kept in memory.
  */
 #include "formats/dcp/dcp_write.h"
 
@@ -18,19 +18,19 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Files that stay open; in a larger world every piece opens its own. */
+/* Limit of open files; in a larger world every piece opens its file. */
 enum { OPEN_MOST = 128, VALUES_TOGETHER = 1 << 20 };
 
 struct fsdp_target {
     fsdp_target_opts opts;
     dcp_plan plan;
     char *path;
-    fsdp_file **files; /* per rank, NULL: not open */
+    fsdp_file **files; /* per rank, NULL: closed */
 };
 
 /* --- archives of boxes ------------------------------------------------------------------------ */
 
-/* One storage, and everything around it. */
+/* The records of an archive with one storage. */
 typedef struct box_archive {
     fsdp_pickler pickler;
     fsdp_zip_record records[TORCH_FIXED + 1];
@@ -92,7 +92,7 @@ static fsdp_status place_item(dcp_plan *plan, dcp_written *item, int rank, int64
     return FSDP_OK;
 }
 
-/* A blob is an item as it is, so it must be what an item can be. */
+/* A blob is stored as an item, so it must have the form of one. */
 static fsdp_status place_blob(dcp_plan *plan, size_t i, const fsdp_value *value, fsdp_error *err)
 {
     const char *data = value->as.bytes.data;
@@ -137,7 +137,7 @@ static fsdp_status place_boxes(dcp_plan *plan, size_t i, box_archive *archive, f
 {
     const fsdp_target_entry *entry = &plan->entries[i];
     FSDP_TRY(check_boxes(plan, entry, err));
-    bool stored = !has_elements(entry); /* as a whole, though it has no elements */
+    bool stored = !has_elements(entry); /* stored as a whole although it has no elements */
     for (size_t item = plan->first[i]; item < plan->first[i + 1]; item++) {
         size_t number = item - plan->first[i];
         fsdp_box box = dcp_item_box(entry, number);
@@ -153,7 +153,7 @@ static fsdp_status place_boxes(dcp_plan *plan, size_t i, box_archive *archive, f
     return FSDP_OK;
 }
 
-/* Values first, as PyTorch does. */
+/* Values come first, as in PyTorch. */
 static fsdp_status place_items(dcp_plan *plan, fsdp_error *err)
 {
     box_archive archive = {0};
@@ -242,15 +242,15 @@ static fsdp_status rank_path(const fsdp_target *target, int rank, char **path_ou
 typedef struct rank_file {
     fsdp_file *file;
     char *path;
-    bool is_own;
+    bool is_extra; /* beyond OPEN_MOST: closed after this piece */
 } rank_file;
 
 static fsdp_status borrow_file(const fsdp_target *target, int rank, rank_file *out, fsdp_error *err)
 {
-    *out = (rank_file){.file = target->files[rank], .is_own = !target->files[rank]};
+    *out = (rank_file){.file = target->files[rank], .is_extra = !target->files[rank]};
     FSDP_TRY(rank_path(target, rank, &out->path, err));
     fsdp_status st = FSDP_OK;
-    if (out->is_own)
+    if (out->is_extra)
         st = fsdp_io_open(target->opts.io, out->path, FSDP_IO_WRITE, &out->file, err);
     if (st != FSDP_OK)
         fsdp_free(out->path);
@@ -259,7 +259,7 @@ static fsdp_status borrow_file(const fsdp_target *target, int rank, rank_file *o
 
 static fsdp_status return_file(rank_file *file, fsdp_status status, fsdp_error *err)
 {
-    if (file->is_own) {
+    if (file->is_extra) {
         fsdp_status closed = fsdp_io_close(&file->file, file->path, status == FSDP_OK ? err : NULL);
         status = status == FSDP_OK ? closed : status;
     }
@@ -296,7 +296,7 @@ static fsdp_status add_value(const fsdp_value *value, fsdp_pickler *pickler, fsd
     return text->failed ? fsdp_fail_memory(err, "a value") : FSDP_OK;
 }
 
-/* They lie in a row at the beginning of rank 0's file. */
+/* They are contiguous at the beginning of rank 0's file. */
 static fsdp_status write_values(const fsdp_target *target, rank_file *file, fsdp_error *err)
 {
     fsdp_pickler pickler = {0};
@@ -359,11 +359,11 @@ static fsdp_status create(const fsdp_target_opts *opts, fsdp_target **target_out
 
 /* --- write ------------------------------------------------------------------------------------ */
 
-/* The bytes of a piece, with the archive around them where it begins and ends. */
+/* The bytes of a piece, and the archive records before its first and behind its last byte. */
 typedef struct item_piece {
     const void *data;
     size_t size;
-    int64_t first; /* byte of the storage */
+    int64_t first; /* first byte in the storage */
 } item_piece;
 
 static fsdp_status write_in(const fsdp_target *target, dcp_written *item, box_archive *archive,
@@ -450,7 +450,7 @@ static fsdp_status close_file(fsdp_target *target, int rank, fsdp_error *err)
     if (!target->files[rank] && !target->opts.sync)
         return FSDP_OK;
     FSDP_TRY(borrow_file(target, rank, &file, err));
-    file.is_own = true; /* closed here */
+    file.is_extra = true; /* the file is closed here */
     target->files[rank] = NULL;
     fsdp_status st = target->opts.sync ? fsdp_io_sync(file.file, file.path, err) : FSDP_OK;
     return return_file(&file, st, err);
@@ -486,7 +486,7 @@ static fsdp_status finish(fsdp_target *target, fsdp_error *err)
 
 /* --- the format ------------------------------------------------------------------------------- */
 
-/* ".metadata", or that of every rank ("__R.metadata"), and "__R_N.distcp". */
+/* ".metadata", "__R.metadata" (one per rank) and "__R_N.distcp". */
 static bool owns(const char *name)
 {
     if (strcmp(name, ".metadata") == 0 || dcp_is_rank_metadata(name))

@@ -1,6 +1,17 @@
 /*
- * Which format is it? The path is looked at once, every format bids on what was seen, and the highest bid
- * opens it. A new format is one more line in the table.
+ * Room detect: finds the format of a path, and the tables of all formats.
+ *
+ * In: a path, and options that may name the format. Out: an open source (source.h), or a target
+ * format by name (target.h).
+ *
+ *   detect.c         fsdp_source_open: the path is examined once, every format bids
+ *                    on the facts found, and the highest bid opens it
+ *   targets.c        fsdp_target_find: formats that can be written
+ *   packed_target.c  safetensors, hf, npz and npy behind the interface of target.h
+ *
+ * The room has no header: its functions are declared in source.h and target.h. Caller:
+ * statedict. It is the top of formats and may call all rooms. A new format is one more line in
+ * each table.
  */
 #include "base/io/io_note.h"
 #include "formats/source/source_formats.h"
@@ -19,14 +30,14 @@ static const fsdp_foreign_format *const formats[] = {
 
 enum { FORMATS = sizeof formats / sizeof *formats, NAMES_SHOWN = 5, BYTES_SHOWN = 8 };
 
-/* --- looking ---------------------------------------------------------------------------------- */
+/* --- examining a path ------------------------------------------------------------------------- */
 
 typedef struct seen_path {
     fsdp_probe probe;
     fsdp_arena arena;
     const char **names;
     size_t name_count, name_room;
-    bool is_full; /* no memory for a name */
+    bool is_full; /* out of memory for a name */
     uint8_t head[FSDP_PROBE_BYTES];
 } seen_path;
 
@@ -106,7 +117,7 @@ static fsdp_status look(seen_path *seen, fsdp_error *err)
                                     : look_at_head(seen, err);
 }
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 static void describe_directory(const fsdp_probe *probe, fsdp_text *text)
 {
@@ -154,7 +165,7 @@ static fsdp_status fail_unknown(const fsdp_probe *probe, fsdp_error *err)
     return status;
 }
 
-/* --- choosing --------------------------------------------------------------------------------- */
+/* --- bids ------------------------------------------------------------------------------------- */
 
 static const fsdp_foreign_format *choose(const fsdp_probe *probe)
 {
@@ -172,9 +183,9 @@ static const fsdp_foreign_format *choose(const fsdp_probe *probe)
     return best;
 }
 
-/* --- being told ------------------------------------------------------------------------------- */
+/* --- formats by name -------------------------------------------------------------------------- */
 
-/* Formats by the names that users have for them, and what such a path is. */
+/* Formats by the names of the command line, and the kind of path that each one takes. */
 static const struct named_format {
     const char *name;
     const fsdp_foreign_format *format;
@@ -217,8 +228,8 @@ static fsdp_status find_named(const fsdp_probe *probe, const char *name,
                      probe->is_directory ? "file" : "directory");
 }
 
-/* Whatever the format reads to understand the checkpoint becomes a file of the source, also what it reads
- * by itself: an index, metadata. */
+/* Opens a source and records every file that the format reads by itself (an index, metadata), so
+ * that it becomes a file of the source. */
 static fsdp_status open_noted(const fsdp_probe *probe, const fsdp_foreign_format *format,
                               fsdp_source **source_out, fsdp_error *err)
 {

@@ -1,4 +1,4 @@
-/* Targets of packed tensors (packed.h) behind the face that all formats have (target.h). */
+/* Packed targets (packed.h) behind the common interface of target.h. */
 #include "formats/target/target_formats.h"
 
 #include "base/io/io_dry.h"
@@ -10,7 +10,7 @@
 
 struct fsdp_target {
     fsdp_packed *packed;
-    size_t *numbers; /* per entry: its tensor */
+    size_t *numbers; /* per entry: number of its tensor */
 };
 
 static void release(fsdp_target *target)
@@ -78,7 +78,7 @@ static fsdp_status create(const fsdp_packed_format *format, const fsdp_target_op
     return FSDP_OK;
 }
 
-/* As it is laid out, where nothing is written. */
+/* Lays the target out without creating files. */
 static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_opts *opts,
                            int64_t *files_out, int64_t *bytes_out, fsdp_error *err)
 {
@@ -96,7 +96,7 @@ static fsdp_status measure(const fsdp_packed_format *format, const fsdp_target_o
 static fsdp_status write_elements(fsdp_target *target, size_t entry, size_t box, int64_t first,
                                   int64_t count, const void *data, fsdp_error *err)
 {
-    (void)box; /* the whole tensor */
+    (void)box; /* the box is the whole tensor */
     return fsdp_packed_write(target->packed, target->numbers[entry], first, count, data, err);
 }
 
@@ -118,7 +118,7 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
 {
     fsdp_packed_place lies = fsdp_packed_place_of(target->packed, target->numbers[entry]);
     const char *name = fsdp_packed_is_directory(target->packed) ? strrchr(lies.path, '/') + 1 : "";
-    (void)box; /* the whole tensor */
+    (void)box; /* the box is the whole tensor */
     if ((size_t)snprintf(place_out->file, sizeof place_out->file, "%s", name) >=
         sizeof place_out->file)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s' is too long a name", lies.path);
@@ -126,7 +126,7 @@ static fsdp_status place(const fsdp_target *target, size_t entry, size_t box,
     return FSDP_OK;
 }
 
-/* --- one table for each ----------------------------------------------------------------------- */
+/* --- one table entry per format --------------------------------------------------------------- */
 
 static fsdp_status measure_safetensors(const fsdp_target_opts *opts, int64_t *files_out,
                                        int64_t *bytes_out, fsdp_error *err)

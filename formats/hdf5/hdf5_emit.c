@@ -1,4 +1,4 @@
-/* HDF5 structures as bytes: see hdf5_emit.h. */
+/* Encodes HDF5 structures: see hdf5_emit.h. */
 #include "formats/hdf5/hdf5_emit.h"
 
 #include <string.h>
@@ -49,7 +49,7 @@ static void pad(fsdp_text *out, size_t start)
     put_zeros(out, (8 - (out->size - start) % 8) % 8);
 }
 
-/* Fills in a number that was not known when its place was written. */
+/* Fills in a number whose value was unknown when its place was written. */
 static void set_number(fsdp_text *out, size_t at, uint64_t value, size_t size)
 {
     if (out->failed || at + size > out->size)
@@ -329,7 +329,7 @@ void fsdp_h5_end_heap_object(fsdp_text *out, size_t object)
     pad(out, object);
 }
 
-/* What is left of a heap is its object 0, whose size includes its own header. */
+/* The free space of a heap is its object 0, whose size includes its header. */
 void fsdp_h5_end_heap(fsdp_text *out)
 {
     const size_t least = 4096;
@@ -348,7 +348,7 @@ void fsdp_h5_end_heap(fsdp_text *out)
 
 enum { SYMBOLS_PER_NODE = 64, CHILDREN_PER_NODE = 32, SYMBOL_SIZE = 40 };
 
-/* Returns where the heap's header is. Its data begins with the empty name, in 8 bytes. */
+/* Returns the offset of the heap's header. The data begins with the empty name, in 8 bytes. */
 static int64_t put_names(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols, size_t count)
 {
     enum { LOCAL_HEAP_HEADER = 32, NO_FREE_BLOCK = 1 };
@@ -369,7 +369,7 @@ static int64_t put_names(fsdp_text *out, int64_t at, fsdp_h5_symbol *symbols, si
     return address;
 }
 
-/* One level of the tree: node i lies at first + i * size, its symbols begin with i * span. */
+/* One level of the tree: node i lies at first + i * size, its symbols begin at i * span. */
 typedef struct tree_level {
     int64_t first;
     size_t size, count, span;
@@ -441,7 +441,7 @@ static tree_level put_tree_level(fsdp_text *out, int64_t at, unsigned height,
     return nodes;
 }
 
-/* Returns where the root of the tree is. */
+/* Returns the offset of the tree's root. */
 static int64_t put_tree(fsdp_text *out, int64_t at, const fsdp_h5_symbol *symbols, size_t count)
 {
     tree_level nodes = put_symbol_nodes(out, at, symbols, count);

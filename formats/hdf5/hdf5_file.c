@@ -1,6 +1,6 @@
 /*
- * Shard files: libhdf5 creates the datasets and says where their bytes lie; the bytes themselves
- * are written by our own pwrite after fsdp_h5_close, or come as ready chunks. See hdf5_file.h.
+ * Shard files: libhdf5 creates the datasets and reports their offsets. native_write.c writes the
+ * bytes by pwrite after fsdp_h5_close, or passes encoded chunks. See hdf5_file.h.
  */
 #include "formats/hdf5/hdf5_internal.h"
 
@@ -10,13 +10,13 @@
 
 struct fsdp_h5_file {
     fsdp_h5_base base;
-    hid_t contiguous; /* creation lists */
+    hid_t contiguous; /* property lists for new datasets */
     hid_t chunked;
     hid_t chunk_access;
     size_t count;
-    char **links; /* of the chunked datasets, NULL for the others */
+    char **links; /* link names of chunked datasets, NULL for the others */
     fsdp_arena names;
-    hid_t open; /* the dataset that took the last chunk */
+    hid_t open; /* the dataset of the last chunk */
     size_t open_number;
     int open_ndim;
 };
@@ -36,8 +36,8 @@ static hid_t contiguous_list(void)
     return H5I_INVALID_HID;
 }
 
-/* The filters are not optional: a reader without zstd must fail rather than show frames as values.
- * The chunk shape is set for each dataset. */
+/* The filters are mandatory: a reader without zstd must fail rather than return frames as
+ * values. The chunk shape is set for each dataset. */
 static hid_t chunked_list(int level)
 {
     const unsigned values[1] = {(unsigned)level};
@@ -50,7 +50,7 @@ static hid_t chunked_list(int level)
     return H5I_INVALID_HID;
 }
 
-/* Chunks come ready made: libhdf5 needs no cache for them. */
+/* Chunks arrive encoded, so libhdf5 needs no cache for them. */
 static hid_t chunk_access_list(void)
 {
     hid_t list = H5Pcreate(H5P_DATASET_ACCESS);
@@ -137,8 +137,8 @@ static fsdp_status keep_links(fsdp_h5_file *file, const fsdp_h5_dataset *dataset
     return FSDP_OK;
 }
 
-/* Measured: an object header with its link takes 420 bytes. A chunked dataset also has a node of a
- * B-tree, with 65 keys (8 bytes and its coordinates, of one dim more) and 64 addresses. */
+/* Measured: an object header with its link takes 420 bytes. A chunked dataset also has a B-tree
+ * node with 65 keys (8 bytes and its coordinates, one dim more) and 64 addresses. */
 static size_t metadata_bytes(const fsdp_h5_dataset *dataset)
 {
     enum { OBJECT = 420, NODE = 24 + 64 * 8, KEYS = 65 };
@@ -230,7 +230,7 @@ fsdp_status fsdp_h5_add_index(fsdp_h5_file *file, int64_t index_size, int64_t *i
 
 /* --- chunks --- */
 
-/* One dataset stays open: workers hand in chunks nearly in order, and 40,000 open datasets would
+/* One dataset stays open: workers pass chunks nearly in order, and 40,000 open datasets would
  * take half a gigabyte. */
 static fsdp_status open_dataset(fsdp_h5_file *file, size_t number, fsdp_error *err)
 {

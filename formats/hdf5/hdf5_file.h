@@ -1,8 +1,20 @@
 /*
- * HDF5 files as the native checkpoint needs them: libhdf5 lays out objects, our own code moves the
- * data. This is the whole interface between the project and libhdf5 for files of ours; hdf5.h is
- * included by the hdf5_*.c files of this folder only. libhdf5 calls are serialised by a lock in
- * hdf5_library.c. All bytes go through fsdp_io (hdf5_vfd.c).
+ * Room hdf5: HDF5 files of the native checkpoint, written through libhdf5 or byte by byte.
+ *
+ * In: descriptions of datasets, encoded chunks, and for a view the boxes of shard files. Out: HDF5 files
+ * that any HDF5 program reads, and the offsets at which native_write.c writes raw bytes.
+ *
+ *   hdf5_file.c       shard files: datasets, chunks, the index dataset
+ *   hdf5_library.c    libhdf5 in this process: its lock, errors, property lists (hdf5_internal.h)
+ *   hdf5_vfd.c        file driver: all bytes of libhdf5 go through fsdp_io
+ *   hdf5_types.c      dtypes as HDF5 types
+ *   hdf5_view.c       index.h5, the file of virtual datasets, written without libhdf5
+ *   hdf5_emit.c       HDF5 structures as bytes, for the view
+ *   hdf5_link_name.c  tensor names as link names, and back
+ *   hdf5_zstd.c       the zstd filter; hdf5_plugin.c makes a plugin of it for other programs
+ *
+ * Only this room and hdf5_child include hdf5.h. A lock in hdf5_library.c serialises the calls of libhdf5.
+ * Callers: native; hdf5_child uses hdf5_internal.h and link names. The room calls base and kernels.
  */
 #ifndef FSDP_HDF5_FILE_H
 #define FSDP_HDF5_FILE_H
@@ -11,29 +23,29 @@
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
 
-/* A dataset to be created. Names are final link names (escaped, see native_name.c). */
+/* A dataset to create. Names are final link names (escaped, see hdf5_link_name.h). */
 typedef struct fsdp_h5_dataset {
     const char *link;
     fsdp_dtype dtype;
     int ndim;
     const int64_t *shape;
     const int64_t *chunk;      /* NULL: contiguous; else a chunk shape, with shuffle + zstd filters */
-    int64_t offset;            /* out, contiguous: where its bytes begin; -1 when it has none */
+    int64_t offset;            /* out, contiguous: offset of its bytes; -1 when it has none */
 } fsdp_h5_dataset;
 
 typedef struct fsdp_h5_file fsdp_h5_file;
 
 /*
- * Creates PATH (exclusive) with all datasets and, when index_size > 0, the u8 dataset "%index" of
- * that size, contiguous and aligned, created last; its offset goes to *index_offset_out. Space of
- * contiguous datasets is allocated early, never filled. level goes into the zstd filter's parameters.
- * The file stays open for fsdp_h5_write_chunk until fsdp_h5_close, or fsdp_h5_discard.
+ * Creates PATH (exclusive) with all datasets and, when index_size > 0, as the last one the u8 dataset
+ * "%index" of that size, contiguous and aligned; its offset goes to *index_offset_out. Space of contiguous
+ * datasets is allocated early, never filled. level is a parameter of the zstd filter. The file stays open
+ * for fsdp_h5_write_chunk until fsdp_h5_close or fsdp_h5_discard.
  */
 fsdp_status fsdp_h5_create(fsdp_io *io, const char *path, fsdp_h5_dataset *datasets, size_t count,
                            int64_t index_size, int level, fsdp_h5_file **file_out,
                            int64_t *index_offset_out, fsdp_error *err);
 
-/* Stores one already filtered chunk; coord is the chunk's first element. Tells where it lies. */
+/* Stores one filtered chunk; coord is its first element. *offset_out is its offset in the file. */
 fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, size_t dataset, const int64_t *coord,
                                 const void *frame, size_t size, int64_t *offset_out, fsdp_error *err);
 
@@ -42,33 +54,33 @@ fsdp_status fsdp_h5_write_chunk(fsdp_h5_file *file, size_t dataset, const int64_
 fsdp_status fsdp_h5_add_index(fsdp_h5_file *file, int64_t index_size, int64_t *index_offset_out,
                               fsdp_error *err);
 
-/* A second name of a dataset of this file. */
+/* Adds a second name of a dataset of this file. */
 fsdp_status fsdp_h5_link(fsdp_h5_file *file, const char *link, const char *target, fsdp_error *err);
 
-/* Writes libhdf5's own metadata and closes; *size_out is the file's size. No fsync. */
+/* Writes the metadata that libhdf5 holds and closes; *size_out is the file's size. No fsync. */
 fsdp_status fsdp_h5_close(fsdp_h5_file *file, int64_t *size_out, fsdp_error *err);
-/* Closes without writing any more; what is left of the file is the caller's to delete. Accepts NULL. */
+/* Closes without further writes; the caller deletes the file. Accepts NULL. */
 void fsdp_h5_discard(fsdp_h5_file *file);
 
 /*
  * --- the view: virtual datasets over the shard files ---
- * Written without libhdf5 (hdf5_emit.h), so it takes no lock. A link that is there twice and an
- * alias of nothing are found by fsdp_h5_view_close.
+ * Written without libhdf5 (hdf5_emit.h), so it takes no lock. fsdp_h5_view_close finds duplicate links
+ * and aliases without a target.
  */
 
-/* Part of a virtual dataset: a box of it is the same-sized box of a dataset in another file. */
+/* A part of a virtual dataset: a box, which shows a box of the same size of a dataset in another file. */
 typedef struct fsdp_h5_source {
     const char *file;          /* relative to the view's directory */
     const char *link;
     int source_ndim;
-    const int64_t *source_shape;   /* whole source dataset */
+    const int64_t *source_shape;   /* shape of the whole source dataset */
     const int64_t *source_lo, *source_len;
-    const int64_t *lo, *len;       /* in the virtual dataset; the same number of elements */
+    const int64_t *lo, *len;       /* box in the virtual dataset, with the same number of elements */
 } fsdp_h5_source;
 
 typedef struct fsdp_h5_view fsdp_h5_view;
 fsdp_status fsdp_h5_view_create(fsdp_io *io, const char *path, fsdp_h5_view **view_out, fsdp_error *err);
-/* No sources: an empty (zero-size) dataset. The fill value is all bytes 0xFF. */
+/* Without sources: an empty (zero-size) dataset. The fill value is all bytes 0xFF. */
 fsdp_status fsdp_h5_view_add(fsdp_h5_view *view, const char *link, fsdp_dtype dtype, int ndim,
                              const int64_t *shape, const fsdp_h5_source *sources, size_t count,
                              fsdp_error *err);

@@ -1,9 +1,8 @@
 /*
- * libhdf5 as the whole process shares it: one lock, silent errors, our driver and filter; and what
- * every file of ours is created and closed with. Used by hdf5_file.c.
+ * libhdf5 in this process: one lock, silenced errors, the driver and the filter; and the
+ * property lists with which native files are created. hdf5_file.c is the caller.
  *
- * libhdf5 keeps its normal exit handler: the program may have HDF5 files of its own, which that
- * handler flushes.
+ * libhdf5 keeps its exit handler: the program may have HDF5 files, which that handler flushes.
  */
 #include "formats/hdf5/hdf5_internal.h"
 
@@ -16,7 +15,8 @@
 
 static pthread_mutex_t library_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Registering the filter again replaces it, so a program that brings its own does no harm. */
+/* Registering a filter replaces an earlier one, so a program that registers zstd itself does no
+ * harm. */
 static bool library_ready(void)
 {
     static bool registered = false;
@@ -54,7 +54,7 @@ typedef struct library_error {
     bool memory;
 } library_error;
 
-/* The innermost entry says what really happened; the outer ones only who called. */
+/* The innermost entry has the cause; the outer ones only name the callers. */
 static herr_t take_error(unsigned depth, const H5E_error2_t *entry, void *user)
 {
     library_error *error = user;
@@ -100,8 +100,8 @@ hid_t fsdp_h5_dataset_list(void)
 }
 
 /*
- * Nodes of the root group's index hold 64 links instead of 8: with 40,000 datasets that makes the
- * file smaller and creation faster, and readers need nothing for it. The names get one block.
+ * Nodes of the root group's index hold 64 links instead of 8: with 40,000 datasets the file
+ * becomes smaller and creation faster, and any reader accepts it. The names get one block.
  */
 static hid_t creation_list(const fsdp_h5_plan *plan)
 {
@@ -121,7 +121,7 @@ static hid_t creation_list(const fsdp_h5_plan *plan)
     return H5I_INVALID_HID;
 }
 
-/* Metadata lies together at the front, in blocks about as large as all of it. */
+/* Metadata lies together at the front, in blocks of about its total size. */
 static hsize_t metadata_block(const fsdp_h5_plan *plan)
 {
     const size_t least = 2048, most = (size_t)4 << 20;
@@ -131,7 +131,7 @@ static hsize_t metadata_block(const fsdp_h5_plan *plan)
     return need > most ? most : (need + 511) / 512 * 512;
 }
 
-/* 64 KiB and larger datasets begin on pages, for direct I/O and mappings. */
+/* Datasets of 64 KiB and more begin on pages, for direct I/O and mappings. */
 static hid_t access_list(const fsdp_h5_plan *plan, fsdp_h5_disk *disk)
 {
     enum { ALIGN_FROM = 64 << 10, PAGE = 4096 };
@@ -159,8 +159,8 @@ herr_t fsdp_h5_set_extent(fsdp_h5_base *base, int ndim, const int64_t *shape)
 
 /* --- one file --- */
 
-/* libhdf5 1.10 crashes when its own allocations fail (in H5AC_create, for one), so a file is begun
- * only when several times what it takes is there. */
+/* libhdf5 1.10 crashes when an allocation inside it fails (in H5AC_create, for one), so a file
+ * is begun only when several times the needed memory is available. */
 enum { LAYOUT_BYTES = 8 << 20 };
 
 static void base_reset(fsdp_h5_base *base)
@@ -169,7 +169,8 @@ static void base_reset(fsdp_h5_base *base)
     fsdp_h5_types_init(&base->types);
 }
 
-/* libhdf5 forgets why a call failed at the next call: the error is written before cleaning up. */
+/* libhdf5 drops the reason of a failure at the next call, so the error is written before the
+ * cleanup. */
 static fsdp_status create_in_library(fsdp_h5_base *base, const fsdp_h5_plan *plan, fsdp_error *err)
 {
     hid_t creation = creation_list(plan), access = access_list(plan, base->disk);

@@ -1,4 +1,4 @@
-/* Link names: see native_name.h. */
+/* Link names: see hdf5_link_name.h. */
 #include "formats/hdf5/hdf5_link_name.h"
 
 #include "kernels/kernels.h"
@@ -78,7 +78,7 @@ static int digit(char c)
     return at ? (int)(at - upper_hex) : -1;
 }
 
-/* Only undoes %XX; what fsdp_native_name accepts is decided by writing the link again. */
+/* Decodes %XX only. fsdp_native_name encodes the result again and compares it with the link. */
 static bool take_escaped(const char *link, size_t size, char *out, size_t *size_out)
 {
     size_t n = 0;
@@ -100,7 +100,7 @@ static bool take_escaped(const char *link, size_t size, char *out, size_t *size_
     return true;
 }
 
-/* The part number behind "%#", 0 without one; *size_out is what stands before it. */
+/* The part number behind "%#", 0 without one; *size_out is the size of the text before it. */
 static uint32_t take_part(const char *link, size_t *size_out)
 {
     const char *mark = strstr(link, part_mark);

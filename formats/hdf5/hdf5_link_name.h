@@ -15,7 +15,7 @@
 #include <stdint.h>
 
 enum {
-    FSDP_NATIVE_NAME_PLAIN = 1024,   /* longest name that its link spells out */
+    FSDP_NATIVE_NAME_PLAIN = 1024,   /* longer names get a hash as link */
     FSDP_NATIVE_LINK_ROOM = 3 * FSDP_NATIVE_NAME_PLAIN + 32
 };
 
@@ -23,8 +23,8 @@ enum {
 size_t fsdp_native_link(const char *name, size_t size, uint32_t part, char out[FSDP_NATIVE_LINK_ROOM]);
 
 /*
- * The name a link spells; name_out has a zero byte behind its end. FSDP_ERR_DAMAGED when no name
- * has this link; FSDP_DIFFERS for "%h...", whose name only the index knows (part_out is set).
+ * Decodes a link; name_out has a zero byte behind its end. FSDP_ERR_DAMAGED when no name has this link;
+ * FSDP_DIFFERS for "%h...", whose name only the index holds (part_out is set).
  */
 fsdp_status fsdp_native_name(const char *link, char name_out[FSDP_NATIVE_NAME_PLAIN + 1],
                              size_t *size_out, uint32_t *part_out, fsdp_error *err);

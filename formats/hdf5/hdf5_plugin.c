@@ -1,6 +1,6 @@
 /*
- * The two functions by which other programs' libhdf5 finds the zstd filter: with hdf5_zstd.c the
- * whole of build/plugin/libfsdp_h5zstd.so, which HDF5_PLUGIN_PATH points to.
+ * The two functions by which libhdf5 of other programs loads the zstd filter. With hdf5_zstd.c
+ * they are the whole of build/plugin/libfsdp_h5zstd.so, to which HDF5_PLUGIN_PATH points.
  */
 #include "formats/hdf5/hdf5_internal.h"
 

@@ -1,6 +1,7 @@
 /*
- * dtypes as HDF5 types. Where HDF5 can describe the bits (bf16, f16 and e5m2 are IEEE-like) other
- * programs see numbers; where it cannot, they see bytes and an attribute with the type's name.
+ * HDF5 types of dtypes. Where HDF5 can describe the bits (bf16, f16 and e5m2 are IEEE-like)
+ * other programs see numbers; where it cannot, they see bytes and an attribute with the name of
+ * the type.
  */
 #include "formats/hdf5/hdf5_types.h"
 
@@ -22,7 +23,7 @@ static hid_t small_float(size_t size, size_t exponent_bits, size_t bias)
     return H5I_INVALID_HID;
 }
 
-/* As h5py writes booleans, so that it reads them as booleans. */
+/* The type that h5py uses for booleans. */
 static hid_t boolean(void)
 {
     const int8_t no = 0, yes = 1;
@@ -35,7 +36,7 @@ static hid_t boolean(void)
     return H5I_INVALID_HID;
 }
 
-/* As h5py writes complex numbers. */
+/* The type that h5py uses for complex numbers. */
 static hid_t complex_of(hid_t part)
 {
     size_t size = H5Tget_size(part);
@@ -106,7 +107,7 @@ void fsdp_h5_types_release(fsdp_h5_types *types)
     }
 }
 
-/* Attributes cost time and space, so only these types have one. */
+/* Only these types get an attribute, because attributes cost time and space. */
 static bool needs_mark(fsdp_dtype dtype)
 {
     switch (dtype) {
@@ -145,7 +146,7 @@ herr_t fsdp_h5_mark_type(hid_t dataset, fsdp_dtype dtype)
 
 /* --- as bytes --- */
 
-/* libhdf5 puts two bytes of its own before the message. */
+/* libhdf5 puts a prefix of two bytes before the message. */
 static herr_t encode(hid_t type, fsdp_h5_type_bytes *out)
 {
     enum { PREFIX = 2 };

@@ -1,18 +1,16 @@
-/*
- * dtypes as HDF5 types, for those who write HDF5 structures without libhdf5 (hdf5_view.c).
- */
+/* HDF5 types of dtypes as bytes, for hdf5_view.c, which writes structures without libhdf5. */
 #ifndef FSDP_HDF5_TYPES_H
 #define FSDP_HDF5_TYPES_H
 
 #include <fsdp/dtype.h>
 #include <fsdp/status.h>
 
-/* The attribute that names a type that HDF5 cannot express. */
+/* The attribute with the name of a type that HDF5 cannot express. */
 #define FSDP_H5_MARK "dtype"
 
 typedef struct fsdp_h5_type_bytes {
     size_t size;
-    bool marked;               /* u8 in HDF5, with the attribute */
+    bool marked;               /* u8 in HDF5; the attribute names the type */
     unsigned char bytes[256];  /* the body of a datatype message */
 } fsdp_h5_type_bytes;
 

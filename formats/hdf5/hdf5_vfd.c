@@ -1,9 +1,9 @@
 /*
- * The file driver under libhdf5: the last step before base/io on the way down, so that libhdf5's
- * own reads and writes pass the same table as ours and tests can fail, cut or lose them.
+ * The file driver under libhdf5: its reads and writes go through fsdp_io like all others, so
+ * that tests can fail, cut or lose them.
  *
- * It only adopts a file that fsdp_h5_disk_create has just made. See fsdp_h5_disk for why a failed
- * write is success to libhdf5.
+ * The driver opens only a file that fsdp_h5_disk_create has just made. fsdp_h5_disk says why a
+ * failed write is success to libhdf5.
  */
 #include "formats/hdf5/hdf5_internal.h"
 
@@ -14,12 +14,12 @@
 #include <H5FDdevelop.h>
 #endif
 
-/* What the access list carries to open_disk. */
+/* The argument of open_disk, carried by the access list. */
 typedef struct driver_info {
     fsdp_h5_disk *disk;
 } driver_info;
 
-/* libhdf5's view of the file; its own part comes first. */
+/* The driver's file struct; libhdf5's part comes first. */
 typedef struct driver_file {
     H5FD_t base;
     fsdp_h5_disk *disk;
@@ -36,7 +36,7 @@ static bool in_range(haddr_t address, size_t size)
     return address <= INT64_MAX && size <= INT64_MAX - address;
 }
 
-/* libhdf5 first tries without H5F_ACC_CREAT to see whether it has the file open already. */
+/* libhdf5 first opens without H5F_ACC_CREAT to find out whether it has the file open already. */
 static H5FD_t *open_disk(const char *name, unsigned flags, hid_t access, haddr_t max_address)
 {
     (void)name;
@@ -73,7 +73,7 @@ static int compare_disks(const H5FD_t *a, const H5FD_t *b)
     return (first > second) - (first < second);
 }
 
-/* The same promises as libhdf5's own POSIX driver makes. */
+/* The same features as libhdf5's POSIX driver. */
 static herr_t query_features(const H5FD_t *file, unsigned long *flags)
 {
     (void)file;
@@ -101,7 +101,7 @@ static haddr_t get_end(const H5FD_t *file, H5FD_mem_t type)
     return (haddr_t)((const driver_file *)file)->disk->size;
 }
 
-/* libhdf5 may ask for bytes it allocated and never wrote: they read as zeros. */
+/* libhdf5 may read bytes that it allocated and never wrote: they read as zeros. */
 static herr_t read_disk(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t size,
                         void *data)
 {
@@ -141,7 +141,7 @@ static herr_t write_disk(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t 
     return 0;
 }
 
-/* Makes the file as long as what is allocated in it; our own writes of raw data come afterwards. */
+/* Extends the file to its allocated end; raw data is written later, without libhdf5. */
 static herr_t truncate_disk(H5FD_t *file, hid_t transfer, hbool_t closing)
 {
     (void)transfer;
@@ -183,7 +183,7 @@ static const H5FD_class_t driver_class = {
     .fl_map = H5FD_FLMAP_DICHOTOMY,
 };
 
-/* Under the lock of fsdp_h5_enter. */
+/* Called under the lock of fsdp_h5_enter. */
 hid_t fsdp_h5_driver(void)
 {
     static hid_t driver = H5I_INVALID_HID;
@@ -230,7 +230,8 @@ fsdp_status fsdp_h5_disk_free(fsdp_h5_disk *disk, fsdp_error *err)
     fsdp_status status = disk->failure.status;
     if (status != FSDP_OK && err)
         *err = disk->failure;
-    /* libhdf5 could not close the file and will call again at exit: it must find a dead disk. */
+    /* libhdf5 could not close the file and will call again at exit: the struct must stay, as a
+     * dead disk */
     if (disk->adopted)
         return status;
     fsdp_free(disk->path);

@@ -1,11 +1,11 @@
 /*
  * The view: an HDF5 file in which every tensor is one virtual dataset over the shard files, for
- * h5py, h5ls and the like. Nothing of ours reads it. See hdf5_file.h; hdf5_emit.h says why it is
- * written without libhdf5, and has the bytes of each structure.
+ * h5py, h5ls and other programs; the library never reads it. See hdf5_file.h. hdf5_emit.h has
+ * the bytes of each structure and the reason for writing without libhdf5.
  *
- * The file: superblock, batches of datasets, root group. A batch is a global heap with the mappings
- * of some datasets, followed by their object headers. Only the names and addresses of the datasets
- * are kept until the end, so memory stays small however many mappings there are.
+ * The file: superblock, batches of datasets, root group. A batch is a global heap with the
+ * mappings of some datasets, followed by their object headers. Only the names and addresses of
+ * datasets are kept until the end, so that memory stays small however many mappings there are.
  */
 #include "base/core/mem.h"
 #include "formats/hdf5/hdf5_emit.h"
@@ -17,9 +17,9 @@
 
 typedef struct view_entry {
     const char *link;
-    const char *target; /* of an alias: a link, until the end */
-    int64_t address;    /* of the object header; within the batch until that is written */
-    size_t heap_at;     /* where its header wants the heap's address; 0 for none */
+    const char *target; /* of an alias: a link, resolved at the end */
+    int64_t address;    /* of the object header; relative to the batch until the batch is written */
+    size_t heap_at;     /* offset of the heap address in its header; 0: none */
     uint32_t references;
 } view_entry;
 
@@ -29,7 +29,7 @@ struct fsdp_h5_view {
     int64_t end;             /* bytes in the file */
     fsdp_text heap, headers; /* the batch */
     unsigned heap_objects;
-    size_t batch_first; /* its first entry */
+    size_t batch_first; /* first entry of the batch */
     view_entry *entries;
     size_t count, capacity;
     fsdp_arena names;
@@ -55,7 +55,8 @@ static void start_batch(fsdp_h5_view *view)
     view->batch_first = view->count;
 }
 
-/* Now the heap's address is known, and with its size those of the headers behind it. */
+/* Fills in addresses: the heap's position is known now, and with its size the position of the
+ * headers. */
 static void place_batch(fsdp_h5_view *view, int64_t headers)
 {
     for (size_t i = view->batch_first; i < view->count; i++) {
@@ -96,7 +97,7 @@ static view_entry *add_entry(fsdp_h5_view *view, const char *link)
     return entry;
 }
 
-/* Readers take a name for a printf format: "%b" stands for a block number, "%%" for a percent sign. */
+/* Readers use a name as a printf format: "%b" is a block number, "%%" a percent sign. */
 static void put_source_name(fsdp_text *heap, const char *name)
 {
     for (const char *at = name; *at; at++) {
@@ -145,7 +146,7 @@ static void put_header(fsdp_h5_view *view, view_entry *entry, fsdp_dtype dtype, 
     fsdp_h5_end_header(out, header);
 }
 
-/* A heap is read as a whole when one of its datasets is opened, so it stays small. */
+/* A reader loads a whole heap to open one of its datasets, so a heap stays small. */
 static bool batch_is_full(const fsdp_h5_view *view)
 {
     enum { ENOUGH = 16 << 10 };

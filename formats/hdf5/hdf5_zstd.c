@@ -1,17 +1,17 @@
 /*
- * HDF5 filter 32015: one zstd frame per chunk. Registered in our process (hdf5_library.c) and built
- * into the plugin for other programs (hdf5_plugin.c), which must load beside any libhdf5: it links
- * no libhdf5 and nothing of ours. For that reason memory comes from malloc, which is also where
- * libhdf5 takes the buffers that a filter hands back.
+ * HDF5 filter 32015: one zstd frame per chunk. hdf5_library.c registers it in this process;
+ * hdf5_plugin.c builds it into the plugin for other programs. The plugin must load beside any
+ * libhdf5, so it links neither libhdf5 nor the library; memory therefore comes from malloc, as
+ * libhdf5 requires for buffers that a filter returns.
  *
- * Our own save makes its frames in kernels/bytes/codec.c and never runs this filter.
+ * A save makes its frames in kernels/bytes/codec.c and never runs this filter.
  */
 #include "formats/hdf5/hdf5_internal.h"
 
 #include <stdlib.h>
 #include <zstd.h>
 
-/* A chunk of HDF5 is smaller than 4 GiB: a frame that claims more is damaged. */
+/* HDF5 chunks are smaller than 4 GiB: a frame that claims more is damaged. */
 static const unsigned long long largest_chunk = 0xFFFFFFFFULL;
 
 static void replace_buffer(void **buf, size_t *buf_size, void *data, size_t capacity)
@@ -50,7 +50,7 @@ static size_t decompress_known(size_t content, size_t size, size_t *buf_size, vo
     return n;
 }
 
-/* Room for more output: twice as much, and never more than a chunk can have. */
+/* Doubles the output buffer, up to the largest chunk. */
 static bool grow_output(ZSTD_outBuffer *out)
 {
     if (out->pos < out->size)
@@ -84,7 +84,7 @@ static bool stream_out(ZSTD_DCtx *context, ZSTD_inBuffer *in, ZSTD_outBuffer *ou
     return true;
 }
 
-/* A frame that was streamed does not say how much it holds. */
+/* A streamed frame does not state its size. */
 static size_t decompress_unknown(size_t size, size_t *buf_size, void **buf)
 {
     ZSTD_inBuffer in = {.src = *buf, .size = size};
@@ -111,7 +111,7 @@ static size_t decompress(size_t size, size_t *buf_size, void **buf)
     return content > largest_chunk ? 0 : decompress_known((size_t)content, size, buf_size, buf);
 }
 
-/* values[0] is the level. Returns the size of what is in *buf now, 0 for failure. */
+/* values[0] is the level. Returns the size of the data in *buf, 0 for failure. */
 static size_t run_filter(unsigned flags, size_t value_count, const unsigned values[], size_t size,
                          size_t *buf_size, void **buf)
 {

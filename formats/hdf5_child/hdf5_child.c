@@ -1,6 +1,7 @@
 /*
- * The child: libhdf5 behind walls. It is forked with libhdf5 ready and its lock held by the thread that
- * forked, which here is the only one; it serves one request at a time until its parent is gone.
+ * The child process that runs libhdf5, inside a sandbox. It is forked with libhdf5 initialised
+ * and its lock held by the forking thread, which is its only thread. It serves one request at a
+ * time until the parent closes the channel.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -26,13 +27,14 @@ static void send_message(const fsdp_h5_child *child, const fsdp_h5_message *mess
         fsdp_hdf5_sandbox_end();
 }
 
-void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size)
+void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number,
+                  int64_t size)
 {
-    fsdp_h5_message message = {.word = word, .number = number, .size = size};
+    fsdp_h5_message message = {.kind = kind, .number = number, .size = size};
     send_message(child, &message);
 }
 
-void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out)
+void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out)
 {
     ssize_t n;
     do {
@@ -45,9 +47,9 @@ void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out)
 static void say_failure(const fsdp_h5_child *child, fsdp_status status, const fsdp_error *err)
 {
     size_t size = strnlen(err->text, sizeof err->text);
-    memcpy(child->said, err->text, size);
+    memcpy(child->reply, err->text, size);
     fsdp_h5_message message = {
-        .word = FSDP_H5_FAILED, .status = (uint32_t)status, .size = (int64_t)size};
+        .kind = FSDP_H5_FAILED, .status = (uint32_t)status, .size = (int64_t)size};
     send_message(child, &message);
 }
 
@@ -57,19 +59,19 @@ void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size)
 {
     const char *from = data;
     while (size > 0) {
-        size_t n = FSDP_H5_SAID_ROOM - child->said_size;
+        size_t n = FSDP_H5_REPLY_ROOM - child->reply_size;
         if (n > size)
             n = size;
-        memcpy(child->said + child->said_size, from, n);
-        child->said_size += n;
+        memcpy(child->reply + child->reply_size, from, n);
+        child->reply_size += n;
         from += n;
         size -= n;
-        if (child->said_size < FSDP_H5_SAID_ROOM)
+        if (child->reply_size < FSDP_H5_REPLY_ROOM)
             continue;
         fsdp_h5_message answer;
-        fsdp_h5_say(child, FSDP_H5_PART, 0, FSDP_H5_SAID_ROOM);
-        fsdp_h5_hear(child, &answer);
-        child->said_size = 0;
+        fsdp_h5_send(child, FSDP_H5_PART, 0, FSDP_H5_REPLY_ROOM);
+        fsdp_h5_receive(child, &answer);
+        child->reply_size = 0;
     }
 }
 
@@ -108,7 +110,7 @@ static herr_t take_reason(unsigned depth, const H5E_error2_t *entry, void *user)
     return 0;
 }
 
-/* Of the library that runs, which need not be the one we were built with. */
+/* The version of the running library, which may differ from that of the build. */
 static const char *library_version(void)
 {
     static char text[32];
@@ -139,7 +141,7 @@ fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...)
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-/* A dataset that is opened by its address has the chunk cache that the file was opened with. */
+/* A dataset that is opened by its address gets the chunk cache with which the file was opened. */
 static fsdp_status open_file(fsdp_h5_child *child, size_t cache, fsdp_error *err)
 {
     enum { SLOTS = 4093, UNUSED = 0 };
@@ -166,8 +168,8 @@ static void close_file(fsdp_h5_child *child)
 
 /* --- reading a box ---------------------------------------------------------------------------- */
 
-/* What libhdf5 should keep of a dataset: a row of chunks, so that boxes which cut through them do not have
- * them unpacked again and again; at least one chunk, at most `most` bytes. */
+/* The cache for a dataset: a row of chunks, so that boxes that cut through chunks do not decode
+ * them again and again; at least one chunk, at most `most` bytes. */
 static size_t wanted_cache(hid_t dataset, int64_t most)
 {
     hsize_t chunk[H5S_MAX_RANK], dims[H5S_MAX_RANK];
@@ -225,7 +227,7 @@ static void swap_elements(unsigned char *data, size_t size, size_t element_size)
     }
 }
 
-/* A filter that is unknown is named by its number; libhdf5 says only that one is missing. */
+/* Names an unknown filter by its number; libhdf5 reports only that one is missing. */
 static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
 {
     hid_t creation = H5Dget_create_plist(dataset);
@@ -247,7 +249,7 @@ static fsdp_status fail_read(hid_t dataset, fsdp_error *err)
     return fsdp_h5_child_fail(err, "cannot read it");
 }
 
-/* The bits as they are: the type in memory is the type in the file. */
+/* Reads the bits without conversion: the memory type is the file type. */
 static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size_t bytes,
                                  hid_t type, hid_t space, fsdp_error *err)
 {
@@ -257,12 +259,12 @@ static fsdp_status read_selected(fsdp_h5_child *child, const fsdp_box *box, size
         len[d] = (hsize_t)box->len[d];
     }
     hid_t memory = H5Screate_simple(box->ndim, len, NULL);
-    /* what has no fill value is not touched by libhdf5 */
-    memset(child->said, 0, bytes);
+    /* libhdf5 leaves elements without fill value untouched */
+    memset(child->reply, 0, bytes);
     bool ok =
         memory >= 0 &&
         (box->ndim == 0 || H5Sselect_hyperslab(space, H5S_SELECT_SET, lo, NULL, len, NULL) >= 0) &&
-        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->said) >= 0;
+        H5Dread(child->open, type, memory, space, H5P_DEFAULT, child->reply) >= 0;
     fsdp_status status = ok ? FSDP_OK : fail_read(child->open, err);
     H5Sclose(memory);
     return status;
@@ -275,20 +277,20 @@ static fsdp_status read_box(fsdp_h5_child *child, const fsdp_h5_message *request
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "no such dataset");
     FSDP_TRY(open_dataset(child, (size_t)request->number, request->size, err));
     hid_t type = H5Dget_type(child->open), space = H5Dget_space(child->open);
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
+    fsdp_h5_type_info info;
+    fsdp_h5_classify(type, &info);
     size_t element = H5Tget_size(type);
     int64_t count = fsdp_box_count(&request->box);
     fsdp_status status = FSDP_OK;
-    if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_SAID_ROOM / element ||
+    if (space < 0 || element == 0 || count < 0 || (size_t)count > FSDP_H5_REPLY_ROOM / element ||
         H5Sget_simple_extent_ndims(space) != request->box.ndim)
         status = fsdp_fail(err, FSDP_ERR_INTERNAL, "a request that does not fit the dataset");
     *size_out = (size_t)count * element;
     if (status == FSDP_OK)
         status = read_selected(child, &request->box, *size_out, type, space, err);
-    if (status == FSDP_OK && meaning.is_swapped)
-        swap_elements(child->said, *size_out,
-                      meaning.kind == FSDP_H5_COMPLEX ? element / 2 : element);
+    if (status == FSDP_OK && info.is_swapped)
+        swap_elements(child->reply, *size_out,
+                      info.kind == FSDP_H5_COMPLEX ? element / 2 : element);
     H5Sclose(space);
     H5Tclose(type);
     return status;
@@ -301,18 +303,18 @@ static void serve(fsdp_h5_child *child, const fsdp_h5_message *request)
     fsdp_error err = {0};
     fsdp_status status = FSDP_ERR_INTERNAL;
     H5Eclear2(H5E_DEFAULT);
-    child->said_size = 0;
-    if (request->word == FSDP_H5_LIST)
+    child->reply_size = 0;
+    if (request->kind == FSDP_H5_LIST)
         status = fsdp_h5_child_list(child, &err);
-    else if (request->word == FSDP_H5_READ)
-        status = read_box(child, request, &child->said_size, &err);
+    else if (request->kind == FSDP_H5_READ)
+        status = read_box(child, request, &child->reply_size, &err);
     if (status == FSDP_OK)
-        fsdp_h5_say(child, FSDP_H5_DONE, 0, (int64_t)child->said_size);
+        fsdp_h5_send(child, FSDP_H5_DONE, 0, (int64_t)child->reply_size);
     else
         say_failure(child, status, &err);
 }
 
-/* Plugins are code that a file would choose. */
+/* Disables plugins: a file could choose their code. */
 static fsdp_status prepare(fsdp_h5_child *child, fsdp_error *err)
 {
     FSDP_TRY(fsdp_hdf5_sandbox_enter(&child->channel, err));
@@ -326,7 +328,7 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
     enum { CACHE = 16 << 20 };
     fsdp_h5_child child = {.channel = channel,
                            .file_room = shared,
-                           .said = shared + FSDP_H5_FILE_ROOM,
+                           .reply = shared + FSDP_H5_FILE_ROOM,
                            .file_size = file_size,
                            .file = H5I_INVALID_HID,
                            .open = H5I_INVALID_HID};
@@ -335,12 +337,12 @@ void fsdp_h5_child_run(int channel, unsigned char *shared, int64_t file_size)
     if (status == FSDP_OK)
         status = open_file(&child, CACHE, &err);
     if (status == FSDP_OK)
-        fsdp_h5_say(&child, FSDP_H5_READY, 0, 0);
+        fsdp_h5_send(&child, FSDP_H5_READY, 0, 0);
     else
         say_failure(&child, status, &err);
     for (;;) {
         fsdp_h5_message request;
-        fsdp_h5_hear(&child, &request);
+        fsdp_h5_receive(&child, &request);
         serve(&child, &request);
     }
 }

@@ -1,54 +1,55 @@
 /*
- * What the files of the child share: hdf5_child.c (requests), hdf5_child_vfd.c (the file as libhdf5 sees
- * it), hdf5_child_list.c (groups and links), hdf5_child_object.c (datasets and attributes).
+ * The state of the child process, shared by hdf5_child.c (requests), hdf5_child_vfd.c (the file as libhdf5
+ * sees it), hdf5_child_list.c (groups and links), hdf5_child_object.c (datasets and attributes) and
+ * hdf5_child_type.c (types).
  */
 #ifndef FSDP_HDF5_CHILD_H
 #define FSDP_HDF5_CHILD_H
 
 #include "formats/hdf5/hdf5_internal.h"
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include "base/text.h"
 
 enum { FSDP_H5_PAGE = 64 << 10, FSDP_H5_PAGES = 32 };
 
 typedef struct fsdp_h5_page {
-    int64_t offset;            /* -1: nothing is in it */
+    int64_t offset;            /* -1: empty page */
     unsigned char *data;
 } fsdp_h5_page;
 
 typedef struct fsdp_h5_child {
     int channel;
     unsigned char *file_room;  /* shared: bytes of the file */
-    unsigned char *said;       /* shared: what we say */
-    size_t said_size;
+    unsigned char *reply;       /* shared: the child's reply */
+    size_t reply_size;
     int64_t file_size;
     fsdp_h5_page pages[FSDP_H5_PAGES];
     hid_t file;
     size_t cache;              /* bytes of chunks that libhdf5 keeps of one dataset */
-    haddr_t *datasets;         /* where the object headers of the listed tensors are */
+    haddr_t *datasets;         /* addresses of the object headers of the listed tensors */
     size_t count, room;
-    hid_t open;                /* dataset `open_number`, or negative */
+    hid_t open;                /* dataset number `open_number`, or negative */
     size_t open_number;
 } fsdp_h5_child;
 
 /* --- hdf5_child.c --- */
 
-void fsdp_h5_say(const fsdp_h5_child *child, fsdp_h5_word word, int64_t number, int64_t size);
-/* Ends the process when the parent is gone. */
-void fsdp_h5_hear(const fsdp_h5_child *child, fsdp_h5_message *message_out);
+void fsdp_h5_send(const fsdp_h5_child *child, fsdp_h5_message_kind kind, int64_t number, int64_t size);
+/* Ends the process when the parent has closed the channel. */
+void fsdp_h5_receive(const fsdp_h5_child *child, fsdp_h5_message *message_out);
 
-/* The listing goes to the parent in parts. */
+/* Adds bytes to the listing, which goes to the parent in parts. */
 void fsdp_h5_child_put(fsdp_h5_child *child, const void *data, size_t size);
 void fsdp_h5_child_put_u8(fsdp_h5_child *child, unsigned value);
 void fsdp_h5_child_put_i64(fsdp_h5_child *child, int64_t value);
 void fsdp_h5_child_put_string(fsdp_h5_child *child, const char *data, size_t size);
 
-/* "WHAT: libhdf5: ..." with the innermost reason that libhdf5 gives. */
+/* "WHAT: libhdf5: ..." with libhdf5's innermost reason. */
 fsdp_status fsdp_h5_child_fail(fsdp_error *err, const char *what, ...) FSDP_PRINTF(2, 3);
 
 /* --- hdf5_child_vfd.c --- */
 
-/* Makes `access` open the one file there is, whatever the name; no other can be opened. */
+/* Makes `access` open the file of the parent, under any name; no other file can be opened. */
 herr_t fsdp_h5_child_use(hid_t access, fsdp_h5_child *child);
 
 /* --- hdf5_child_list.c --- */
@@ -59,10 +60,10 @@ fsdp_status fsdp_h5_child_list(fsdp_h5_child *child, fsdp_error *err);
 
 typedef struct fsdp_h5_path { const char *data; size_t size; } fsdp_h5_path;
 
-/* Tells of a dataset; FSDP_ERR_REFUSED when its bytes are elsewhere. */
+/* Lists a dataset; FSDP_ERR_REFUSED when its bytes are in another file. */
 fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
                                   haddr_t address, fsdp_error *err);
-/* Tells of all attributes of an object. */
+/* Lists all attributes of an object. */
 fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t object,
                                      fsdp_error *err);
 
@@ -74,15 +75,15 @@ typedef enum fsdp_h5_kind {
     FSDP_H5_FIXED_TEXT
 } fsdp_h5_kind;
 
-typedef struct fsdp_h5_meaning {
+typedef struct fsdp_h5_type_info {
     fsdp_h5_kind kind;
-    fsdp_dtype dtype;          /* FSDP_DTYPE_NONE when its bits are none of ours */
+    fsdp_dtype dtype;          /* FSDP_DTYPE_NONE when no dtype has these bits */
     bool is_signed;
     bool is_swapped;           /* stored in the other byte order */
-    char text[64];             /* for those that stay opaque */
-    char numpy[16];            /* NumPy's name of the type, roughly */
-} fsdp_h5_meaning;
+    char text[64];             /* for types that stay opaque */
+    char numpy[16];            /* the name in NumPy, approximately */
+} fsdp_h5_type_info;
 
-void fsdp_h5_understand(hid_t type, fsdp_h5_meaning *out);
+void fsdp_h5_classify(hid_t type, fsdp_h5_type_info *out);
 
 #endif

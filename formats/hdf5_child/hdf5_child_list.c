@@ -1,7 +1,8 @@
 /*
- * The walk of the child over groups and links. Objects are opened by their address, never by a name: a
- * name could lead along a link to another file. Every hard link counts, a group that is inside itself is
- * entered once; soft links are told, not followed; links that lead out refuse the file.
+ * The child's walk over groups and links. It opens objects by address, never by name, because a
+ * name could lead through a link to another file. Every hard link is listed; a group that
+ * contains itself is entered once; soft links are listed, not followed; external links refuse
+ * the file.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -17,12 +18,12 @@ typedef struct group_link {
     haddr_t address;
 } group_link;
 
-/* A group that the walk is inside of. */
+/* A group on the path of the walk. */
 typedef struct group_frame {
     haddr_t address;
     group_link *links;
     size_t count, room, next;
-    size_t path_size; /* of the group's own path */
+    size_t path_size; /* of the group's path */
     fsdp_arena names;
 } group_frame;
 
@@ -31,9 +32,9 @@ typedef struct group_walk {
     group_frame *frames;
     size_t depth, room;
     fsdp_text path;
-    size_t links; /* so far */
+    size_t links; /* links seen so far */
     fsdp_error *err;
-    fsdp_status status; /* of the callback */
+    fsdp_status status; /* status of the callback */
 } group_walk;
 
 static const char *shown(const group_walk *walk, char out[NAME_SHOWN])

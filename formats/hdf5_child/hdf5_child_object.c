@@ -1,6 +1,4 @@
-/*
- * What the child tells of one object: a dataset's type, shape and place, or its text; and attributes.
- */
+/* The listing of one object: type, shape and offset of a dataset, or its text; and attributes. */
 #include "formats/hdf5_child/hdf5_child.h"
 
 #include "base/core/mem.h"
@@ -54,7 +52,7 @@ static void put_texts(fsdp_h5_child *child, char *const *texts, size_t count)
         fsdp_h5_child_put_string(child, texts[i] ? texts[i] : "", texts[i] ? strlen(texts[i]) : 0);
 }
 
-/* Text of fixed size ends at a zero byte, or at its last byte that is none. */
+/* Text of fixed size ends at a zero byte, or at its last byte other than padding. */
 static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count, size_t size,
                             H5T_str_t padding)
 {
@@ -68,7 +66,7 @@ static void put_fixed_texts(fsdp_h5_child *child, const char *data, size_t count
 
 /* --- text datasets ---------------------------------------------------------------------------- */
 
-/* Text of varying length as memory has it: pointers. */
+/* The memory type of text of variable length: pointers. */
 static hid_t text_in_memory(hid_t type)
 {
     hid_t memory = H5Tcopy(H5T_C_S1);
@@ -137,19 +135,20 @@ static hid_t complex_in_memory(void)
     return type;
 }
 
-/* How an attribute's elements are told, and the type they have in memory; kind 0: not at all. */
-static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
+/* The kind under which an attribute's elements are listed, and their memory type; kind 0: not
+ * listed. */
+static hid_t told_as(hid_t type, const fsdp_h5_type_info *info, char *kind_out)
 {
     enum { LARGEST_NUMBER = 8 };
     bool is_number = H5Tget_size(type) <= LARGEST_NUMBER;
     *kind_out = '\0';
-    switch (meaning->kind) {
+    switch (info->kind) {
     case FSDP_H5_INTEGER:
     case FSDP_H5_ENUM:
         if (!is_number)
             break;
-        *kind_out = meaning->is_signed ? 'i' : 'u';
-        return H5Tcopy(meaning->is_signed ? H5T_NATIVE_INT64 : H5T_NATIVE_UINT64);
+        *kind_out = info->is_signed ? 'i' : 'u';
+        return H5Tcopy(info->is_signed ? H5T_NATIVE_INT64 : H5T_NATIVE_UINT64);
     case FSDP_H5_FLOAT:
         if (!is_number)
             break;
@@ -164,26 +163,27 @@ static hid_t told_as(hid_t type, const fsdp_h5_meaning *meaning, char *kind_out)
     return H5I_INVALID_HID;
 }
 
-static void put_elements(fsdp_h5_child *child, const fsdp_h5_meaning *meaning, hid_t memory,
+static void put_elements(fsdp_h5_child *child, const fsdp_h5_type_info *info, hid_t memory,
                          hid_t space, void *data, size_t count)
 {
     size_t size = H5Tget_size(memory);
-    if (meaning->kind == FSDP_H5_TEXT) {
+    if (info->kind == FSDP_H5_TEXT) {
         put_texts(child, data, count);
         H5Dvlen_reclaim(memory, space, H5P_DEFAULT, data);
-    } else if (meaning->kind == FSDP_H5_FIXED_TEXT) {
+    } else if (info->kind == FSDP_H5_FIXED_TEXT) {
         put_fixed_texts(child, data, count, size, H5Tget_strpad(memory));
     } else {
         fsdp_h5_child_put(child, data, count * size);
     }
 }
 
-/* An attribute that cannot be read is told as such: the tensors beside it are worth more. */
+/* An attribute that cannot be read is listed as unreadable, so that the tensors beside it remain
+ * usable. */
 static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t type, hid_t space)
 {
     enum { MOST_BYTES = 64 << 20 };
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
+    fsdp_h5_type_info info;
+    fsdp_h5_classify(type, &info);
     fsdp_box whole;
     bool is_null;
     if (take_shape(space, &whole, &is_null, NULL) != FSDP_OK) {
@@ -191,11 +191,11 @@ static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t typ
         return;
     }
     if (is_null) {
-        put_class(child, 'e', meaning.numpy);
+        put_class(child, 'e', info.numpy);
         return;
     }
     char kind;
-    hid_t memory = told_as(type, &meaning, &kind);
+    hid_t memory = told_as(type, &info, &kind);
     int64_t count = fsdp_box_count(&whole), bytes;
     size_t size = memory >= 0 ? H5Tget_size(memory) : 0;
     void *data = NULL;
@@ -203,9 +203,9 @@ static void put_attribute_value(fsdp_h5_child *child, hid_t attribute, hid_t typ
         data = fsdp_alloc((size_t)bytes, 1);
     if (data && H5Aread(attribute, memory, data) >= 0) {
         put_shape(child, kind, &whole);
-        put_elements(child, &meaning, memory, space, data, (size_t)count);
+        put_elements(child, &info, memory, space, data, (size_t)count);
     } else {
-        put_class(child, 'c', meaning.text[0] ? meaning.text : "text");
+        put_class(child, 'c', info.text[0] ? info.text : "text");
     }
     fsdp_free(data);
     H5Tclose(memory);
@@ -247,7 +247,7 @@ fsdp_status fsdp_h5_child_attributes(fsdp_h5_child *child, const fsdp_h5_path *p
     return FSDP_OK;
 }
 
-/* --- what a dataset must not be --------------------------------------------------------------- */
+/* --- unsupported storage ---------------------------------------------------------------------- */
 
 static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
 {
@@ -268,7 +268,7 @@ static fsdp_status check_virtual(hid_t creation, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A filter without which nothing can be read, and which is not known. */
+/* Refuses a dataset with a mandatory filter that is unknown. */
 static fsdp_status check_filters(hid_t creation, fsdp_error *err)
 {
     int count = H5Pget_nfilters(creation);
@@ -302,13 +302,14 @@ static fsdp_status check_storage(hid_t creation, fsdp_error *err)
 
 /* --- datasets --------------------------------------------------------------------------------- */
 
-/* The dtype that an attribute names, where HDF5 has no type for it: bytes of ours, 16 bits of Keras. */
-static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning *meaning)
+/* The dtype that an attribute names for a type outside HDF5: bytes in native files, 16 bits in
+ * Keras files. */
+static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_type_info *info)
 {
     enum { LONGEST = 32 };
-    bool is_short = meaning->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE &&
-                    H5Tget_size(type) == 2;
-    if (meaning->dtype != FSDP_U8 && !is_short)
+    bool is_short =
+        info->kind == FSDP_H5_OTHER && H5Tget_class(type) == H5T_OPAQUE && H5Tget_size(type) == 2;
+    if (info->dtype != FSDP_U8 && !is_short)
         return FSDP_DTYPE_NONE;
     if (H5Aexists(dataset, "dtype") <= 0)
         return FSDP_DTYPE_NONE;
@@ -333,7 +334,7 @@ static fsdp_dtype marked_dtype(hid_t dataset, hid_t type, const fsdp_h5_meaning 
     return fsdp_dtype_size(dtype) == 1 ? dtype : FSDP_DTYPE_NONE;
 }
 
-/* Where the plain bytes lie in the file, -1 when libhdf5 must fetch them. */
+/* The offset of plain bytes in the file, -1 when libhdf5 must read them. */
 static int64_t plain_offset(hid_t dataset, hid_t creation, const fsdp_box *whole,
                             size_t element_size)
 {
@@ -363,40 +364,41 @@ static void put_place(fsdp_h5_child *child, hid_t dataset, hid_t creation, const
 }
 
 static fsdp_status put_tensor(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                              hid_t creation, const fsdp_h5_meaning *meaning, fsdp_dtype mark,
+                              hid_t creation, const fsdp_h5_type_info *info, fsdp_dtype mark,
                               const fsdp_box *whole, haddr_t address, fsdp_error *err)
 {
     if (!fsdp_grow(&child->datasets, &child->room, child->count + 1, sizeof *child->datasets))
         return fsdp_fail_memory(err, "a list of datasets");
     child->datasets[child->count++] = address;
-    fsdp_dtype stored = meaning->dtype != FSDP_DTYPE_NONE ? meaning->dtype : mark;
+    fsdp_dtype stored = info->dtype != FSDP_DTYPE_NONE ? info->dtype : mark;
     fsdp_h5_child_put_u8(child, 'D');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    fsdp_h5_child_put_u8(child, meaning->dtype);
+    fsdp_h5_child_put_u8(child, info->dtype);
     fsdp_h5_child_put_u8(child, mark);
-    fsdp_h5_child_put_u8(child, meaning->is_swapped);
+    fsdp_h5_child_put_u8(child, info->is_swapped);
     fsdp_h5_child_put_u8(child, (unsigned)whole->ndim);
     fsdp_h5_child_put(child, whole->len, (size_t)whole->ndim * sizeof whole->len[0]);
     put_place(child, dataset, creation, whole, fsdp_dtype_size(stored));
     return FSDP_OK;
 }
 
-static fsdp_status tell(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
-                        hid_t creation, hid_t type, hid_t space, haddr_t address, fsdp_error *err)
+static fsdp_status put_dataset(fsdp_h5_child *child, const fsdp_h5_path *path, hid_t dataset,
+                               hid_t creation, hid_t type, hid_t space, haddr_t address,
+                               fsdp_error *err)
 {
-    fsdp_h5_meaning meaning;
-    fsdp_h5_understand(type, &meaning);
+    fsdp_h5_type_info info;
+    fsdp_h5_classify(type, &info);
     fsdp_box whole;
     bool is_null;
     FSDP_TRY(take_shape(space, &whole, &is_null, err));
-    fsdp_dtype mark = marked_dtype(dataset, type, &meaning);
-    if (!is_null && (meaning.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
-        return put_tensor(child, path, dataset, creation, &meaning, mark, &whole, address, err);
+    fsdp_dtype mark = marked_dtype(dataset, type, &info);
+    if (!is_null && (info.dtype != FSDP_DTYPE_NONE || mark != FSDP_DTYPE_NONE))
+        return put_tensor(child, path, dataset, creation, &info, mark, &whole, address, err);
     fsdp_h5_child_put_u8(child, 'V');
     fsdp_h5_child_put_string(child, path->data, path->size);
-    if (!is_null && meaning.kind == FSDP_H5_TEXT)
+    if (!is_null && info.kind == FSDP_H5_TEXT)
         return put_text_dataset(child, dataset, type, space, &whole, err);
-    put_class(child, 'c', is_null ? "null dataspace" : meaning.text);
+    put_class(child, 'c', is_null ? "null dataspace" : info.text);
     return FSDP_OK;
 }
 
@@ -415,7 +417,7 @@ fsdp_status fsdp_h5_child_dataset(fsdp_h5_child *child, const fsdp_h5_path *path
         if (type < 0 || space < 0)
             status = fsdp_h5_child_fail(err, "its type or shape");
         else
-            status = tell(child, path, dataset, creation, type, space, address, err);
+            status = put_dataset(child, path, dataset, creation, type, space, address, err);
     }
     char name[NAME_SHOWN];
     if (status != FSDP_OK)

@@ -1,6 +1,6 @@
 /*
- * What an HDF5 type means to us: the dtype with the same bits, text, or something that stays opaque.
- * The mirror is hdf5_types.c.
+ * Classifies an HDF5 type: the dtype with the same bits, text, or an opaque type. The mirror is
+ * hdf5_types.c.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -9,8 +9,8 @@
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
-/* Every bit counts, in one of the two byte orders. */
-static bool is_plain(hid_t type, fsdp_h5_meaning *out)
+/* True when every bit is used, in one of the two byte orders. */
+static bool is_plain(hid_t type, fsdp_h5_type_info *out)
 {
     size_t size = H5Tget_size(type);
     H5T_order_t order = H5Tget_order(type);
@@ -30,7 +30,7 @@ static fsdp_dtype integer_dtype(size_t size, bool is_signed)
     }
 }
 
-static void understand_integer(hid_t type, fsdp_h5_meaning *out)
+static void understand_integer(hid_t type, fsdp_h5_type_info *out)
 {
     size_t size = H5Tget_size(type);
     out->kind = FSDP_H5_INTEGER;
@@ -45,8 +45,9 @@ static void understand_integer(hid_t type, fsdp_h5_meaning *out)
              out->is_signed ? 'i' : 'u', size);
 }
 
-/* Floats as HDF5 describes them: the sign on top, then the exponent, then the mantissa. An HDF5 type does
- * not say which values are infinities, so e4m3 with bias 7 is the usual one without. */
+/* HDF5 floats: the sign on top, then the exponent, then the mantissa. An HDF5 type does not
+ * state which values are infinities, so e4m3 with bias 7 is taken for the usual one, which has
+ * none. */
 static const struct float_layout {
     fsdp_dtype dtype;
     size_t size, exponent_bits, bias;
@@ -74,7 +75,7 @@ static fsdp_dtype float_dtype(hid_t type)
     return FSDP_DTYPE_NONE;
 }
 
-static void understand_float(hid_t type, fsdp_h5_meaning *out)
+static void understand_float(hid_t type, fsdp_h5_type_info *out)
 {
     size_t size = H5Tget_size(type);
     out->kind = FSDP_H5_FLOAT;
@@ -107,7 +108,7 @@ static bool is_boolean(hid_t type)
            no == 0 && yes == 1;
 }
 
-static void understand_enum(hid_t type, fsdp_h5_meaning *out)
+static void understand_enum(hid_t type, fsdp_h5_type_info *out)
 {
     snprintf(out->text, sizeof out->text, "enum of %zu bytes", H5Tget_size(type));
     snprintf(out->numpy, sizeof out->numpy, "|i%zu", H5Tget_size(type));
@@ -133,7 +134,7 @@ static fsdp_dtype complex_of(fsdp_dtype part)
     }
 }
 
-static void understand_compound(hid_t type, fsdp_h5_meaning *out)
+static void understand_compound(hid_t type, fsdp_h5_type_info *out)
 {
     int members = H5Tget_nmembers(type);
     snprintf(out->text, sizeof out->text, "compound of %d members", members);
@@ -142,7 +143,7 @@ static void understand_compound(hid_t type, fsdp_h5_meaning *out)
         return;
     hid_t real = H5Tget_member_type(type, 0), imaginary = H5Tget_member_type(type, 1);
     size_t half = H5Tget_size(real);
-    fsdp_h5_meaning part = {.kind = FSDP_H5_OTHER};
+    fsdp_h5_type_info part = {.kind = FSDP_H5_OTHER};
     if (H5Tget_class(real) == H5T_FLOAT && H5Tequal(real, imaginary) > 0 &&
         H5Tget_member_offset(type, 0) == 0 && H5Tget_member_offset(type, 1) == half &&
         H5Tget_size(type) == 2 * half)
@@ -158,7 +159,7 @@ static void understand_compound(hid_t type, fsdp_h5_meaning *out)
 
 /* --- all types -------------------------------------------------------------------------------- */
 
-static void understand_text(hid_t type, fsdp_h5_meaning *out)
+static void understand_text(hid_t type, fsdp_h5_type_info *out)
 {
     bool is_variable = H5Tis_variable_str(type) > 0;
     size_t size = H5Tget_size(type);
@@ -170,9 +171,9 @@ static void understand_text(hid_t type, fsdp_h5_meaning *out)
         snprintf(out->numpy, sizeof out->numpy, "|S%zu", size % 1000000000);
 }
 
-void fsdp_h5_understand(hid_t type, fsdp_h5_meaning *out)
+void fsdp_h5_classify(hid_t type, fsdp_h5_type_info *out)
 {
-    *out = (fsdp_h5_meaning){.kind = FSDP_H5_OTHER, .numpy = "|O"};
+    *out = (fsdp_h5_type_info){.kind = FSDP_H5_OTHER, .numpy = "|O"};
     const char *text = "unknown type";
     switch (H5Tget_class(type)) {
     case H5T_INTEGER: understand_integer(type, out); return;

@@ -1,7 +1,7 @@
 /*
- * The file driver of the child: libhdf5 sees one read-only file, whose bytes the parent brings. The child
- * itself has no file at all. Small reads go through a few pages, since libhdf5 fetches its structures
- * piece by piece and every fetch is a message and its answer.
+ * The file driver of the child: libhdf5 sees one read-only file, whose bytes the parent sends.
+ * The child has no file descriptor of it. A small page cache serves small reads, because libhdf5
+ * reads its structures piece by piece and every fetch is a message and its answer.
  */
 #include "formats/hdf5_child/hdf5_child.h"
 
@@ -22,7 +22,8 @@ typedef struct child_file {
     haddr_t allocated;
 } child_file;
 
-/* An external link or a virtual dataset may ask for more files: there is this one, and it is open. */
+/* An external link or a virtual dataset may open more files; only one file exists, and it is
+ * open. */
 static bool is_taken;
 
 static H5FD_t *open_child(const char *name, unsigned flags, hid_t access, haddr_t max_address)
@@ -80,13 +81,13 @@ static haddr_t get_end(const H5FD_t *file, H5FD_mem_t type)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Asks the parent for a range of the file, which then lies in the shared memory. */
+/* Requests a range of the file from the parent, which puts it into shared memory. */
 static bool fetch(const fsdp_h5_child *child, int64_t offset, size_t size)
 {
-    fsdp_h5_say(child, FSDP_H5_NEED, offset, (int64_t)size);
+    fsdp_h5_send(child, FSDP_H5_NEED, offset, (int64_t)size);
     fsdp_h5_message answer;
-    fsdp_h5_hear(child, &answer);
-    return answer.word == FSDP_H5_BYTES && answer.size == (int64_t)size;
+    fsdp_h5_receive(child, &answer);
+    return answer.kind == FSDP_H5_BYTES && answer.size == (int64_t)size;
 }
 
 static fsdp_h5_page *find_page(fsdp_h5_child *child, int64_t offset)
@@ -108,7 +109,7 @@ static fsdp_h5_page *find_page(fsdp_h5_child *child, int64_t offset)
     return page;
 }
 
-/* Within the file. */
+/* The range lies within the file. */
 static bool read_small(fsdp_h5_child *child, unsigned char *data, size_t size, int64_t offset)
 {
     while (size > 0) {
@@ -141,7 +142,7 @@ static bool read_large(const fsdp_h5_child *child, unsigned char *data, size_t s
     return true;
 }
 
-/* What libhdf5 expects behind the end of the file reads as zeros, as in its own driver. */
+/* Bytes behind the end of the file read as zeros, as in libhdf5's POSIX driver. */
 static herr_t read_child(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address,
                          size_t size, void *data)
 {

@@ -1,10 +1,11 @@
 /*
- * Takes the listing that the child wrote and fills a catalog. The child may say anything: counts are
- * measured by the bytes that are there, numbers by what HDF5 allows, and the builder checks the rest.
+ * Checks the listing that the child wrote and fills a catalog. The child may have sent anything:
+ * counts are bounded by the bytes present, numbers by HDF5's limits, and the builder checks the
+ * rest.
  */
 #include "formats/hdf5_child/hdf5_listing.h"
 
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include "base/data/name_table.h"
 #include "formats/hdf5/hdf5_link_name.h"
 
@@ -27,11 +28,11 @@ typedef struct listing {
     int file;
     fsdp_h5_tensors *tensors;
     int64_t dataset; /* number of the next one */
-    bool is_native;  /* a shard file of ours: names are escaped, types are marked */
+    bool is_native;  /* a native shard file: names are escaped, types are marked */
     fsdp_text attributes, links;
     fsdp_name_table seen; /* paths that have attributes */
-    text_view object;     /* whose attributes are being written */
-    bool is_open;         /* its bracket is */
+    text_view object;     /* the object whose attributes are being written */
+    bool is_open;         /* its JSON bracket is open */
     fsdp_error *err;
 } listing;
 
@@ -133,7 +134,7 @@ static fsdp_status take_element(listing *list, unsigned kind, fsdp_value *out)
     return ok ? FSDP_OK : fail_listing(list, "a cut value");
 }
 
-/* As deep as there are dims. */
+/* Recursion depth is at most the number of dims. */
 static fsdp_status take_elements(listing *list, unsigned kind, int ndim, const int64_t *shape,
                                  fsdp_value *out)
 {
@@ -145,7 +146,7 @@ static fsdp_status take_elements(listing *list, unsigned kind, int ndim, const i
     return FSDP_OK;
 }
 
-/* An empty array is an empty list, whatever its other dims say. */
+/* An empty array becomes an empty list, whatever its other dims are. */
 static fsdp_status take_array(listing *list, unsigned kind, fsdp_value *out)
 {
     fsdp_box whole;
@@ -213,7 +214,7 @@ static void add_scalar(fsdp_text *text, const fsdp_value *value, bool is_empty)
     }
 }
 
-/* As deep as there are dims. */
+/* Recursion depth is at most the number of dims. */
 static void add_value(fsdp_text *text, const fsdp_value *value, bool is_empty)
 {
     if (value->kind != FSDP_VALUE_LIST) {
@@ -241,7 +242,7 @@ static void close_object(listing *list)
     list->is_open = false;
 }
 
-/* The root's own path is "/" here. */
+/* The path of the root is "/" here. */
 static fsdp_status open_object(listing *list, text_view path)
 {
     if (list->is_open && same_text(path, list->object))
@@ -301,7 +302,7 @@ typedef struct dataset {
     int64_t offset, stored;
     unsigned is_chunked;
     int64_t chunk[FSDP_MAX_DIMS];
-    fsdp_dtype meaning; /* of dtype and mark */
+    fsdp_dtype info; /* combined from dtype and mark */
 } dataset;
 
 static bool is_dtype(unsigned number)
@@ -309,16 +310,16 @@ static bool is_dtype(unsigned number)
     return number > FSDP_DTYPE_NONE && number < FSDP_DTYPE_COUNT;
 }
 
-/* A mark counts in files of ours, and where HDF5 has no type at all (Keras). */
+/* A mark counts in native files, and where HDF5 has no such type (Keras). */
 static bool choose_dtype(const listing *list, dataset *out)
 {
-    out->meaning = is_dtype(out->dtype) ? (fsdp_dtype)out->dtype : FSDP_DTYPE_NONE;
+    out->info = is_dtype(out->dtype) ? (fsdp_dtype)out->dtype : FSDP_DTYPE_NONE;
     if (is_dtype(out->mark) && (list->is_native || out->dtype == FSDP_DTYPE_NONE))
-        out->meaning = (fsdp_dtype)out->mark;
-    return out->meaning != FSDP_DTYPE_NONE &&
+        out->info = (fsdp_dtype)out->mark;
+    return out->info != FSDP_DTYPE_NONE &&
            (out->dtype == FSDP_DTYPE_NONE ||
             (is_dtype(out->dtype) &&
-             fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->meaning)));
+             fsdp_dtype_size((fsdp_dtype)out->dtype) == fsdp_dtype_size(out->info)));
 }
 
 static bool take_dataset(listing *list, dataset *out)
@@ -331,10 +332,10 @@ static bool take_dataset(listing *list, dataset *out)
             take(list, out->chunk, (size_t)out->whole.ndim * sizeof out->chunk[0]));
 }
 
-/* HDF5 has no chunks of 4 GiB. */
+/* HDF5 chunks are smaller than 4 GiB. */
 static bool measure_chunk(const dataset *set, int64_t *bytes_out)
 {
-    *bytes_out = (int64_t)fsdp_dtype_size(set->meaning);
+    *bytes_out = (int64_t)fsdp_dtype_size(set->info);
     for (int dim = 0; dim < set->whole.ndim; dim++)
         if (set->chunk[dim] < 1 || fsdp_mul_overflow(*bytes_out, set->chunk[dim], bytes_out) ||
             *bytes_out > LARGEST_CHUNK)
@@ -342,10 +343,11 @@ static bool measure_chunk(const dataset *set, int64_t *bytes_out)
     return true;
 }
 
-/* A few bytes that stand for gigabytes: a bomb. What is stored cannot be more than the file. */
+/* Refuses gigabytes that are stored in a few bytes: a decompression bomb. A dataset cannot store
+ * more than the file's size. */
 static fsdp_status check_ratio(const listing *list, const dataset *set)
 {
-    int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->meaning);
+    int64_t size = fsdp_box_count(&set->whole) * (int64_t)fsdp_dtype_size(set->info);
     int64_t stored = fsdp_source_file_size(list->source, (size_t)list->file);
     if (set->stored < stored)
         stored = set->stored;
@@ -381,7 +383,7 @@ static fsdp_status keep_tensor(listing *list, const dataset *set, size_t number)
     return FSDP_OK;
 }
 
-/* The name that a link of ours spells; other names are as they are. */
+/* Decodes the link names of native files; other names stay as they are. */
 static text_view plain_name(const listing *list, text_view path,
                             char room[FSDP_NATIVE_NAME_PLAIN + 1])
 {
@@ -403,8 +405,8 @@ static fsdp_status add_tensor(listing *list, const dataset *set)
     char room[FSDP_NATIVE_NAME_PLAIN + 1];
     size_t number;
     text_view name = plain_name(list, set->path, room);
-    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->meaning,
-                                    set->whole.ndim, set->whole.len, &number, list->err));
+    FSDP_TRY(fsdp_source_add_tensor(list->source, name.data, name.size, set->info, set->whole.ndim,
+                                    set->whole.len, &number, list->err));
     FSDP_TRY(check_ratio(list, set));
     FSDP_TRY(keep_tensor(list, set, number));
     fsdp_source_chunk chunk = {.lo = origin,
@@ -479,8 +481,8 @@ static fsdp_status take_records(listing *list)
     }
 }
 
-/* A shard file of ours has the dataset "%index" in its root. The record is looked for as bytes; a text that
- * holds them by malice only has its names unescaped. */
+/* A native shard file has the dataset "%index" in its root. The search looks for the bytes of
+ * that record; a crafted text that contains them only gets its names unescaped. */
 static bool looks_native(const listing *list)
 {
     static const char record[] = "D\6\0\0\0%index";

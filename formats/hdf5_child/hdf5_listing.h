@@ -1,6 +1,4 @@
-/*
- * From what the child says of a file (hdf5_wire.h) to a catalog. None of it is believed.
- */
+/* Checks the child's listing of a file (hdf5_protocol.h) and fills a catalog. No field of it is trusted. */
 #ifndef FSDP_HDF5_LISTING_H
 #define FSDP_HDF5_LISTING_H
 
@@ -8,9 +6,9 @@
 
 /* A tensor of the catalog, by its number there. */
 typedef struct fsdp_h5_tensor {
-    int64_t dataset;           /* the child's number */
-    bool is_plain;             /* its bytes lie in the file as they are */
-    int64_t *chunk;            /* shape of its chunks; NULL when it has none */
+    int64_t dataset;           /* its number in the child */
+    bool is_plain;             /* its bytes are plain in the file */
+    int64_t *chunk;            /* shape of its chunks; NULL: not chunked */
     int64_t chunk_bytes;
     int64_t stored;            /* bytes in the file */
 } fsdp_h5_tensor;
@@ -19,7 +17,7 @@ typedef struct fsdp_h5_tensors {
     fsdp_h5_tensor *items;
     size_t count, room;
     fsdp_arena arena;
-    int64_t index_offset;      /* of a file of ours; 0: it is none */
+    int64_t index_offset;      /* of a native file; 0: another file */
 } fsdp_h5_tensors;
 
 void fsdp_h5_tensors_release(fsdp_h5_tensors *tensors);

@@ -1,9 +1,10 @@
 /*
- * HDF5 filter 32000: LZF as h5py writes it. libhdf5 does not have it, h5py brings its own.
+ * HDF5 filter 32000: LZF as h5py writes it. libhdf5 does not include it; h5py registers it
+ * itself.
  *
- * The data is a sequence of runs. A byte below 32 begins a literal run of that many bytes and one more.
- * Otherwise its upper three bits are the length of a copy less two (7: a byte with more length follows),
- * and its lower five bits with the next byte the distance less one.
+ * The data is a sequence of runs. A byte below 32 begins a literal run of that many bytes and
+ * one more. Otherwise its upper three bits are the length of a copy less two (7: a byte with
+ * more length follows), and its lower five bits with the next byte the distance less one.
  */
 #include "formats/hdf5_child/hdf5_lzf.h"
 
@@ -44,7 +45,7 @@ static fsdp_lzf_result take_copy(lzf_reader *reader, unsigned control)
         return FSDP_LZF_DAMAGED;
     if (reader->room - reader->size < length)
         return FSDP_LZF_NO_ROOM;
-    /* byte by byte: a copy may reach into what it writes */
+    /* byte by byte, because a copy may overlap its output */
     for (size_t i = 0; i < length; i++, reader->size++)
         reader->out[reader->size] = reader->out[reader->size - distance];
     return FSDP_LZF_OK;
@@ -75,7 +76,7 @@ static size_t first_room(size_t value_count, const unsigned values[], size_t siz
     return room > 0 ? room : USUAL_RATIO * size;
 }
 
-/* Returns the size of what is in *buf now, 0 for failure. */
+/* Returns the size of the data in *buf, 0 for failure. */
 static size_t run_lzf(unsigned flags, size_t value_count, const unsigned values[], size_t size,
                       size_t *buf_size, void **buf)
 {

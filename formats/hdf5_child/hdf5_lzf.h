@@ -1,4 +1,4 @@
-/* h5py's own filter, LZF: HDF5 filter 32000. Only decoding. */
+/* The LZF filter of h5py: HDF5 filter 32000. Decoding only. */
 #ifndef FSDP_HDF5_LZF_H
 #define FSDP_HDF5_LZF_H
 

@@ -1,7 +1,8 @@
 /*
- * HDF5 files of other programs (h5py, Keras) as a source. libhdf5 runs on them in a child process behind
- * walls (hdf5_session.c, hdf5_child.c) and lists what they hold; plain bytes are then read from the file
- * as those of any format, everything else (chunked, packed, virtual) is fetched from the child box by box.
+ * HDF5 files of other programs (h5py, Keras) as a source. A sandboxed child process runs libhdf5
+ * on them (hdf5_session.c, hdf5_child.c) and lists their contents. Plain bytes are then read
+ * from the file as in any format; all others (chunked, compressed, virtual) are fetched from the
+ * child box by box.
  */
 #include "formats/source/source_formats.h"
 #include "formats/hdf5_child/hdf5_listing.h"
@@ -21,9 +22,9 @@ typedef struct hdf5_state {
     fsdp_h5_tensors tensors;
 } hdf5_state;
 
-/* --- is it one? ------------------------------------------------------------------------------- */
+/* --- probing ---------------------------------------------------------------------------------- */
 
-/* Behind a user block of 512 bytes, or twice as many, and so on. */
+/* True for a signature behind a user block of 512 bytes, or twice as many, and so on. */
 static bool is_behind_user_block(const fsdp_probe *probe)
 {
     const int64_t largest = (int64_t)1 << 40;
@@ -46,7 +47,7 @@ static bool is_behind_user_block(const fsdp_probe *probe)
     return is_found;
 }
 
-/* Data of another format may hold the signature somewhere: behind a user block it counts for less. */
+/* Another format may contain the signature by chance, so behind a user block it bids less. */
 static int bid(const fsdp_probe *probe)
 {
     if (probe->is_directory || probe->size < (int64_t)sizeof signature)
@@ -59,7 +60,7 @@ static int bid(const fsdp_probe *probe)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* A box of a tensor on its way: the cells that it meets, one after the other. */
+/* A read of a box, split into cells that are fetched one after another. */
 typedef struct cell_walk {
     hdf5_state *state;
     const fsdp_source_tensor *tensor;
@@ -71,14 +72,15 @@ typedef struct cell_walk {
     fsdp_error *err;
 } cell_walk;
 
-/* Cells are whole chunks, as many as one answer holds, so that no chunk is unpacked twice. */
+/* A cell is a block of whole chunks, as many as one reply holds, so that no chunk is decoded
+ * twice. */
 static void choose_cell(cell_walk *walk)
 {
     int64_t bytes = walk->stored->chunk ? walk->stored->chunk_bytes : (int64_t)walk->element_size;
     for (int dim = walk->box->ndim - 1; dim >= 0; dim--) {
         int64_t unit = walk->stored->chunk ? walk->stored->chunk[dim] : 1;
         int64_t needed = (walk->tensor->shape[dim] + unit - 1) / unit;
-        int64_t room = FSDP_H5_SAID_ROOM / bytes;
+        int64_t room = FSDP_H5_REPLY_ROOM / bytes;
         int64_t count = needed < room ? needed : room;
         if (count < 1)
             count = 1;
@@ -111,7 +113,7 @@ static fsdp_status fetch_piece(const cell_walk *walk, const fsdp_box *piece)
     return FSDP_OK;
 }
 
-/* A chunk that is larger than an answer comes in several. */
+/* A chunk larger than a reply is fetched in several. */
 static fsdp_status fetch_cell(const cell_walk *walk, const int64_t *lo)
 {
     fsdp_box cell = {.ndim = walk->box->ndim}, shared, pieces[FSDP_BOX_PIECES];
@@ -120,7 +122,8 @@ static fsdp_status fetch_cell(const cell_walk *walk, const int64_t *lo)
     memcpy(cell.len, walk->cell, dims);
     if (!fsdp_box_intersect(&cell, walk->box, &shared))
         return FSDP_OK;
-    int64_t count = fsdp_box_count(&shared), most = FSDP_H5_SAID_ROOM / (int64_t)walk->element_size;
+    int64_t count = fsdp_box_count(&shared),
+            most = FSDP_H5_REPLY_ROOM / (int64_t)walk->element_size;
     for (int64_t first = 0; first < count; first += most) {
         int n = fsdp_box_cut(&shared, first, most < count - first ? most : count - first, pieces);
         for (int i = 0; i < n; i++)
@@ -147,7 +150,7 @@ static fsdp_status fetch_cells(const cell_walk *walk)
     return FSDP_OK;
 }
 
-/* libhdf5 holds a chunk as it is stored and as it is unpacked. */
+/* libhdf5 holds a chunk in its stored and in its decoded form. */
 static fsdp_status check_chunk(const hdf5_state *state, const fsdp_h5_tensor *stored,
                                fsdp_error *err)
 {
@@ -196,7 +199,7 @@ static fsdp_status read_box(void *user, size_t number, const fsdp_box *box, void
                       .err = err};
     fsdp_status status = check_chunk(state, walk.stored, err);
     if (status == FSDP_OK) {
-        walk.piece = fsdp_alloc_pages(FSDP_H5_SAID_ROOM);
+        walk.piece = fsdp_alloc_pages(FSDP_H5_REPLY_ROOM);
         if (!walk.piece)
             status = fsdp_fail_memory(err, "a part of an HDF5 dataset");
     }
@@ -227,14 +230,15 @@ static fsdp_status read_file(void *user, void *data, size_t size, int64_t offset
     return fsdp_source_pread(state->source, state->file, data, size, offset, err);
 }
 
-/* A listing is made of what the file holds, but shared groups are listed under each of their names. */
+/* The limit of the listing: it grows with the file, times a factor, because shared groups are
+ * listed under each of their names. */
 static size_t most_listed(int64_t file_size)
 {
     const size_t base = 64 << 20, ratio = 64, limit = (size_t)1 << 30;
     return (uint64_t)file_size > limit / ratio ? limit : base + (size_t)file_size * ratio;
 }
 
-/* The bytes of most files are plain, and then libhdf5 has done its work. */
+/* False when all bytes are plain, as in most files: the child is then stopped after the listing. */
 static bool needs_child(const hdf5_state *state)
 {
     for (size_t i = 0; i < state->tensors.count; i++)
@@ -281,7 +285,7 @@ static fsdp_status open_hdf5(const fsdp_probe *probe, fsdp_source **source_out, 
     if (status == FSDP_OK)
         status = list_file(state, err);
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         return status;

@@ -1,7 +1,8 @@
 /*
- * The walls around the child that reads HDF5 files of other programs. libhdf5 has had dozens of memory
- * errors on crafted files; a child that one of them takes over can compute and talk to its parent, which
- * believes nothing (hdf5_session.c, hdf5_listing.c). It has no file, can open none and start nothing.
+ * The sandbox of the child that reads HDF5 files of other programs. libhdf5 has had dozens of
+ * memory errors on crafted files. A child that a file takes over can compute and send to its
+ * parent, which trusts nothing (hdf5_session.c, hdf5_listing.c); it has no file, and can open
+ * none and start no process.
  */
 #include "formats/hdf5_child/hdf5_sandbox.h"
 
@@ -44,7 +45,7 @@ static fsdp_status keep_channel(int *channel, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The program's handlers are not for this process, and Ctrl-C is its parent's to answer. */
+/* The program's handlers must not run in the child, and the parent handles Ctrl-C. */
 static void reset_signals(void)
 {
     const int left_to_parent[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGTSTP};
@@ -69,8 +70,8 @@ static bool can_map(size_t page)
 }
 
 /*
- * The address space in use: the smallest limit under which a page can still be had. (/proc would say so
- * too, but nothing is opened once the tool has started.)
+ * The address space in use: the smallest limit under which a page can still be mapped. (/proc
+ * has the number, too, but no file is opened once the tool has started.)
  */
 static rlim_t address_space_in_use(const struct rlimit *limit)
 {
@@ -99,7 +100,7 @@ static bool limit_memory(void)
     return setrlimit(RLIMIT_AS, &limit) == 0;
 }
 
-/* The soft limit only: the parent raises it with every request, the child cannot. */
+/* Sets the soft limit only: the parent raises it with every request, the child cannot. */
 static bool limit_time(void)
 {
     struct rlimit limit;
@@ -149,7 +150,7 @@ enum { KNOWN_ARCH = 0 };
 static const uint32_t arch = 0;
 #endif
 
-/* What computing and talking need. */
+/* System calls for computing and messages. */
 static const int allowed[] = {SYS_read,         SYS_write,        SYS_sendto,
                               SYS_recvfrom,     SYS_sendmsg,      SYS_recvmsg,
                               SYS_munmap,       SYS_mremap,       SYS_brk,
@@ -160,8 +161,8 @@ static const int allowed[] = {SYS_read,         SYS_write,        SYS_sendto,
                               SYS_sched_yield,  SYS_getpid,       SYS_gettid,
                               SYS_getrandom,    SYS_sysinfo,      SYS_close};
 
-/* What libraries try and can do without: they open this and that, and libhdf5 sleeps before it reads a
- * checksum again. */
+/* Calls that libraries try and can do without: they open some files, and libhdf5 sleeps before
+ * it reads a checksum again. */
 static const int denied[] = {
 #ifdef SYS_open
     SYS_open,
@@ -189,7 +190,7 @@ static const int denied[] = {
     SYS_prlimit64,
     SYS_tgkill};
 
-/* Memory that can be run is not to be had. */
+/* Executable memory is refused. */
 static const int without_exec[] = {SYS_mmap, SYS_mprotect};
 
 enum { MOST_STATEMENTS = 160 };
@@ -204,7 +205,7 @@ static void put_statement(filter_program *program, unsigned short code, uint32_t
     program->code[program->size++] = (struct sock_filter)BPF_STMT(code, value);
 }
 
-/* Goes on behind the next `skip` statements when the loaded word is not `value`. */
+/* Skips the next `skip` statements unless the loaded word is `value`. */
 static void put_unless_equal(filter_program *program, uint32_t value, uint8_t skip)
 {
     program->code[program->size++] =
@@ -219,7 +220,7 @@ static void put_calls(filter_program *program, const int *calls, size_t count, u
     }
 }
 
-/* Both calls have their protection as third argument. */
+/* Both calls have the protection as third argument. */
 static void put_without_exec(filter_program *program)
 {
     for (size_t i = 0; i < sizeof without_exec / sizeof without_exec[0]; i++) {
@@ -261,7 +262,7 @@ static fsdp_status forbid_calls(fsdp_error *err)
         reason = errno;
     }
     (void)fsdp_fail_errno(err, reason,
-                          FSDP_HDF5_NO_WALLS
+                          FSDP_HDF5_NO_SANDBOX
                           ", behind which HDF5 files of other programs are "
                           "read; --sandbox=rlimit reads them behind resource limits only");
     if (err)
@@ -269,7 +270,7 @@ static fsdp_status forbid_calls(fsdp_error *err)
     return FSDP_ERR_REFUSED;
 }
 
-/* --- all of it -------------------------------------------------------------------------------- */
+/* --- entering the sandbox --------------------------------------------------------------------- */
 
 fsdp_status fsdp_hdf5_sandbox_enter(int *channel, fsdp_error *err)
 {

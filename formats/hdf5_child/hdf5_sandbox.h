@@ -1,6 +1,6 @@
 /*
- * The walls around the child process in which libhdf5 reads files of other programs: resource limits,
- * and a list of the system calls that are left (hdf5_session.c starts the child).
+ * The sandbox of the child process in which libhdf5 reads files of other programs: resource limits and a
+ * list of allowed system calls (hdf5_session.c starts the child).
  */
 #ifndef FSDP_HDF5_SANDBOX_H
 #define FSDP_HDF5_SANDBOX_H
@@ -15,20 +15,20 @@ typedef enum fsdp_hdf5_sandbox {
     FSDP_HDF5_RLIMIT           /* limits only */
 } fsdp_hdf5_sandbox;
 
-/* What a refusal for want of seccomp begins with. */
-#define FSDP_HDF5_NO_WALLS "this kernel refuses seccomp"
+/* Prefix of the refusal of a kernel without seccomp. */
+#define FSDP_HDF5_NO_SANDBOX "this kernel refuses seccomp"
 
-/* Chosen once, before the first source is opened. */
+/* Set once, before the first source is opened. */
 void fsdp_hdf5_set_sandbox(fsdp_hdf5_sandbox sandbox);
 
 enum { FSDP_HDF5_CPU_SECONDS = 60 };              /* of one request */
-#define FSDP_HDF5_MEMORY ((int64_t)1 << 30)       /* above what the process had when the child began */
+#define FSDP_HDF5_MEMORY ((int64_t)1 << 30)       /* above the process's usage when the child began */
 
-/* In the child: leaves it *channel (whose number changes) and no other descriptor, and closes the walls. */
+/* In the child: closes every descriptor but *channel (whose number changes) and enters the sandbox. */
 fsdp_status fsdp_hdf5_sandbox_enter(int *channel, fsdp_error *err);
 void fsdp_hdf5_sandbox_end(void) __attribute__((noreturn));
 
-/* In the parent: room for one more request. What the kernel refuses stays as it was. */
+/* In the parent: raises the limits for one more request. A limit that the kernel does not raise stays. */
 void fsdp_hdf5_sandbox_extend(pid_t child, int64_t memory);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The parent's side of reading HDF5 files of other programs: starts the child, talks to it, and does not
- * believe it. See hdf5_wire.h for what is said.
+ * The parent's side of reading HDF5 files of other programs: starts the child, exchanges
+ * messages with it, and checks all of them. hdf5_protocol.h has the messages.
  */
 #include "formats/hdf5_child/hdf5_session.h"
 
@@ -26,11 +26,11 @@ struct fsdp_h5_session {
     fsdp_h5_file_view view;
     int channel;
     unsigned char *shared;
-    pid_t child;  /* 0 when adopted */
-    int handle;   /* of the process, -1 where there is none */
-    bool is_over; /* it failed once: nothing more is said */
+    pid_t child;  /* 0 for an adopted session */
+    int handle;   /* pidfd of the child, -1 without one */
+    bool is_over; /* failed once: sends nothing more */
     int64_t deadline_ms;
-    int64_t granted; /* memory beyond the usual */
+    int64_t granted; /* memory beyond the initial limit */
     pthread_mutex_t lock;
 };
 
@@ -44,7 +44,7 @@ static fsdp_status fail_child(fsdp_h5_session *session, const char *why, fsdp_er
                      session->view.path, why);
 }
 
-/* How the child ended: it is about to, when its channel is closed. */
+/* Explains how the child ended; it is about to end when its channel is closed. */
 static const char *death(fsdp_h5_session *session)
 {
     enum { SOON_MS = 2000 };
@@ -76,7 +76,7 @@ static fsdp_status send_message(fsdp_h5_session *session, const fsdp_h5_message 
     return fail_child(session, n < 0 && errno == EPIPE ? death(session) : "does not listen", err);
 }
 
-/* Waits for a message as long as *left_ms lasts. */
+/* Waits for a message until *left_ms is used up. */
 static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_message *message_out,
                          fsdp_error *err)
 {
@@ -101,9 +101,9 @@ static fsdp_status await(fsdp_h5_session *session, int64_t *left_ms, fsdp_h5_mes
     return FSDP_OK;
 }
 
-/* --- what the child may say ------------------------------------------------------------------- */
+/* --- messages of the child -------------------------------------------------------------------- */
 
-/* Brings bytes of the file. The child is not told of an I/O error, whose report is ours. */
+/* Sends bytes of the file. The parent reports an I/O error itself, so the child is not told. */
 static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *need,
                                fsdp_error *err)
 {
@@ -117,43 +117,44 @@ static fsdp_status bring_bytes(fsdp_h5_session *session, const fsdp_h5_message *
         session->is_over = true;
         return status;
     }
-    const fsdp_h5_message answer = {.word = FSDP_H5_BYTES, .size = size};
+    const fsdp_h5_message answer = {.kind = FSDP_H5_BYTES, .size = size};
     return send_message(session, &answer, err);
 }
 
-/* Its reason, in its own words made safe; the classes of errors it may choose are few. */
+/* Reports the child's reason with unsafe characters replaced; the child may choose among few
+ * errors. */
 static fsdp_status take_failure(fsdp_h5_session *session, const fsdp_h5_message *failed,
                                 fsdp_error *err)
 {
     enum { LONGEST = 700 };
-    char said[LONGEST], text[LONGEST];
+    char reason[LONGEST], text[LONGEST];
     size_t size = failed->size >= 0 && failed->size <= LONGEST ? (size_t)failed->size : LONGEST;
-    memcpy(said, session->shared + FSDP_H5_FILE_ROOM, size);
+    memcpy(reason, session->shared + FSDP_H5_FILE_ROOM, size);
     fsdp_status status = FSDP_ERR_REFUSED;
     if (failed->status == FSDP_ERR_DAMAGED || failed->status == FSDP_ERR_LIMIT)
         status = (fsdp_status)failed->status;
     return fsdp_fail(err, status, "'%s': %s", session->view.path,
-                     fsdp_printable_message(said, size, text, sizeof text));
+                     fsdp_printable_message(reason, size, text, sizeof text));
 }
 
 /*
- * One step of an answer: serves NEED, appends a PART, forwards FAILED. True in *is_done_out when it was
- * DONE; *size_out is then its size, at most FSDP_H5_SAID_ROOM.
+ * Handles one message: serves NEED, appends a PART, reports FAILED. *is_done_out is true after
+ * DONE; *size_out is then its size, at most FSDP_H5_REPLY_ROOM.
  */
 static fsdp_status take_message(fsdp_h5_session *session, const fsdp_h5_message *message,
-                                fsdp_h5_word last, size_t *size_out, bool *is_part_out,
+                                fsdp_h5_message_kind last, size_t *size_out, bool *is_part_out,
                                 bool *is_done_out, fsdp_error *err)
 {
     *is_done_out = *is_part_out = false;
-    if (message->word == FSDP_H5_NEED)
+    if (message->kind == FSDP_H5_NEED)
         return bring_bytes(session, message, err);
-    if (message->size < 0 || message->size > FSDP_H5_SAID_ROOM)
+    if (message->size < 0 || message->size > FSDP_H5_REPLY_ROOM)
         return fail_child(session, "speaks nonsense", err);
     *size_out = (size_t)message->size;
-    if (message->word == FSDP_H5_FAILED)
+    if (message->kind == FSDP_H5_FAILED)
         return take_failure(session, message, err);
-    *is_done_out = message->word == (uint32_t)last;
-    *is_part_out = message->word == FSDP_H5_PART;
+    *is_done_out = message->kind == (uint32_t)last;
+    *is_part_out = message->kind == FSDP_H5_PART;
     if (!*is_done_out && !*is_part_out)
         return fail_child(session, "speaks nonsense", err);
     return FSDP_OK;
@@ -178,9 +179,9 @@ static fsdp_status take_part(fsdp_h5_session *session, const part_taker *taker, 
     return taker->listing->failed ? fsdp_fail_memory(err, "a listing") : FSDP_OK;
 }
 
-/* Goes on until the word `last` comes. */
-static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const part_taker *taker,
-                            size_t *size_out, fsdp_error *err)
+/* Handles messages until the kind `last` arrives. */
+static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_message_kind last,
+                            const part_taker *taker, size_t *size_out, fsdp_error *err)
 {
     int64_t left_ms = session->deadline_ms;
     for (;;) {
@@ -192,7 +193,7 @@ static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const p
             FSDP_TRY(take_part(session, taker, *size_out, err));
         if (is_done)
             return FSDP_OK;
-        const fsdp_h5_message go_on = {.word = FSDP_H5_GO_ON};
+        const fsdp_h5_message go_on = {.kind = FSDP_H5_GO_ON};
         if (is_part)
             FSDP_TRY(send_message(session, &go_on, err));
     }
@@ -200,7 +201,7 @@ static fsdp_status converse(fsdp_h5_session *session, fsdp_h5_word last, const p
 
 /* --- requests --------------------------------------------------------------------------------- */
 
-/* libhdf5 needs a chunk as it is stored, as it is unpacked, and room in between. */
+/* libhdf5 needs a chunk in its stored form, in its decoded form, and a buffer in between. */
 static void grant(fsdp_h5_session *session, int64_t chunk)
 {
     enum { COPIES = 4 };
@@ -225,7 +226,7 @@ static fsdp_status request(fsdp_h5_session *session, const fsdp_h5_message *mess
 fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_text *listing,
                                  fsdp_error *err)
 {
-    const fsdp_h5_message message = {.word = FSDP_H5_LIST};
+    const fsdp_h5_message message = {.kind = FSDP_H5_LIST};
     const part_taker taker = {listing, most};
     size_t size;
     pthread_mutex_lock(&session->lock);
@@ -237,7 +238,7 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
 fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted,
                                  void *data, fsdp_error *err)
 {
-    const fsdp_h5_message message = {.word = FSDP_H5_READ,
+    const fsdp_h5_message message = {.kind = FSDP_H5_READ,
                                      .number = wanted->dataset,
                                      .size = wanted->cache,
                                      .box = *wanted->box};
@@ -273,8 +274,8 @@ fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, un
     return FSDP_OK;
 }
 
-/* By its handle where there is one: a program that collects all its children may have done so with ours,
- * and its number may be another's by now. */
+/* Ends the child through its pidfd where there is one: a program that reaps all its children may
+ * have reaped this one, and its pid may belong to another process now. */
 static void end_child(fsdp_h5_session *session)
 {
     siginfo_t info;
@@ -303,7 +304,8 @@ void fsdp_h5_session_stop(fsdp_h5_session *session)
     fsdp_free(session);
 }
 
-/* libhdf5's lock is held while we fork, so that the child finds it in order. */
+/* Holds libhdf5's lock during the fork, so that the child gets the library in a consistent
+ * state. */
 static fsdp_status fork_child(fsdp_h5_session *session, int child_channel, fsdp_error *err)
 {
     fsdp_h5_call call;
@@ -328,7 +330,7 @@ static fsdp_status greet(fsdp_h5_session *session, fsdp_error *err)
     return converse(session, FSDP_H5_READY, &nothing, &size, err);
 }
 
-/* The shared memory has no descriptor, so the child cannot shorten it under us. */
+/* The shared memory has no descriptor, so the child cannot truncate it. */
 fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session **session_out,
                                   fsdp_error *err)
 {

@@ -1,18 +1,33 @@
 /*
- * Our end of the talk with the child (hdf5_wire.h). Everything the child says is checked: it may have been
- * taken over by the file that it reads. One request at a time; every wait has a deadline.
+ * Room hdf5_child: HDF5 files of other programs as a source, read by libhdf5 in a sandboxed child process.
+ * This header is the parent's end of the connection.
+ *
+ * In: an HDF5 file, which may be hostile. Out: the catalog of a source (source.h), and boxes of datasets
+ * that are not plain bytes.
+ *
+ *   parent:   hdf5_read.c     the format: bid, open, boxes
+ *             hdf5_session.c  forks the child, sends requests, checks every reply
+ *             hdf5_listing.c  checks the child's listing and fills the catalog
+ *   both:     hdf5_protocol.h the messages; hdf5_sandbox.c limits and seccomp
+ *   child:    hdf5_child.c    requests; hdf5_child_vfd.c the file as libhdf5 sees it
+ *             hdf5_child_list.c groups and links; hdf5_child_object.c datasets and attributes
+ *             hdf5_child_type.c types; hdf5_lzf.c h5py's filter
+ *
+ * A crafted file may take over the child, so the parent trusts nothing that it sends. A session serves one
+ * request at a time, and every wait has a deadline. Callers: detect (the format) and native_check.c (a
+ * listing of a native file). The room calls hdf5 and source.
  */
 #ifndef FSDP_HDF5_SESSION_H
 #define FSDP_HDF5_SESSION_H
 
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include "base/text.h"
 #include <stdbool.h>
 #include <sys/types.h>
 
 typedef struct fsdp_h5_session fsdp_h5_session;
 
-/* The file as the child may see it. */
+/* The file, as the parent serves it to the child. */
 typedef struct fsdp_h5_file_view {
     const char *path;          /* for messages */
     int64_t size;
@@ -20,12 +35,12 @@ typedef struct fsdp_h5_file_view {
     void *user;
 } fsdp_h5_file_view;
 
-/* Forks the child, which opens the file. view is copied, what it points to borrowed. */
+/* Forks the child, which opens the file. view is copied; its pointers are borrowed. */
 fsdp_status fsdp_h5_session_start(const fsdp_h5_file_view *view, fsdp_h5_session **session_out,
                                   fsdp_error *err);
 
-/* A session over a channel and memory of FSDP_H5_SHARED bytes, both borrowed. deadline_ms: what the child may
- * take for one request, the time for bringing it bytes not counted. */
+/* A session over an existing channel and FSDP_H5_SHARED bytes of memory, both borrowed. deadline_ms: the
+ * child's time for one request, without the time in which the parent reads bytes for it. */
 fsdp_status fsdp_h5_session_adopt(const fsdp_h5_file_view *view, int channel, unsigned char *shared,
                                   int64_t deadline_ms, fsdp_h5_session **session_out, fsdp_error *err);
 
@@ -39,9 +54,9 @@ fsdp_status fsdp_h5_session_list(fsdp_h5_session *session, size_t most, fsdp_tex
 typedef struct fsdp_h5_request {
     int64_t dataset;
     const fsdp_box *box;
-    size_t size;               /* of the box, in bytes: at most FSDP_H5_SAID_ROOM */
+    size_t size;               /* of the box, in bytes: at most FSDP_H5_REPLY_ROOM */
     int64_t chunk;             /* bytes of one chunk of the dataset */
-    int64_t cache;             /* bytes of unpacked chunks that the child may keep */
+    int64_t cache;             /* bytes of decoded chunks that the child may keep */
 } fsdp_h5_request;
 
 fsdp_status fsdp_h5_session_read(fsdp_h5_session *session, const fsdp_h5_request *wanted, void *data,

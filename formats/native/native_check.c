@@ -1,9 +1,8 @@
 /*
- * Do HDF5's structures of a shard file say what its index says? Our reader needs only the index; other
- * programs need superblock, groups, object headers and B-trees, and nothing hashes those. So libhdf5 lists
- * the file in the child that reads files of other programs (hdf5_session.h), and the listing is held against
- * the index.
- * See fsdp_shard_check_structure in format.h.
+ * Compares the HDF5 structures of a shard file with its index. native_read.c needs only the
+ * index; other programs need superblock, groups, object headers and B-trees, which no hash
+ * covers. So libhdf5 lists the file in the sandboxed child (hdf5_session.h), and each box of the
+ * index is looked up in that listing. See fsdp_shard_check_structure in shard.h.
  */
 #include "formats/shard.h"
 #include "formats/hdf5_child/hdf5_listing.h"
@@ -17,10 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* HDF5 has no more dims: what has is one dataset of fewer. */
+/* HDF5's limit: a box with more dims is a dataset with fewer. */
 enum { MOST_DIMS = 32 };
 
-/* Plain bytes of a dataset. */
+/* The plain bytes of a dataset. */
 typedef struct place {
     int64_t offset;
     size_t tensor;
@@ -29,13 +28,13 @@ typedef struct place {
 typedef struct structure {
     const fsdp_shard_reader *reader;
     bool is_exact;
-    fsdp_source *source; /* what libhdf5 sees */
+    fsdp_source *source; /* the listing of libhdf5 */
     int file;
     fsdp_h5_tensors tensors;
     fsdp_name_table names; /* -> number in tensors */
     place *places;         /* by offset */
     size_t place_count;
-    int64_t *frame_bytes; /* per tensor: of the index */
+    int64_t *frame_bytes; /* per tensor: bytes of frames in the index */
 } structure;
 
 static fsdp_status fail_box(const fsdp_stored_box *box, const char *what, fsdp_error *err)
@@ -45,7 +44,7 @@ static fsdp_status fail_box(const fsdp_stored_box *box, const char *what, fsdp_e
                      fsdp_printable(box->name, box->name_size, shown, sizeof shown), what);
 }
 
-/* --- what libhdf5 sees ------------------------------------------------------------------------ */
+/* --- the listing of libhdf5 ------------------------------------------------------------------- */
 
 static fsdp_status read_file(void *user, void *data, size_t size, int64_t offset, fsdp_error *err)
 {
@@ -80,7 +79,7 @@ static fsdp_status take_listing(structure *with, fsdp_io *io, fsdp_error *err)
         st = fsdp_h5_listing_take(listing.data, listing.size, with->source, with->file,
                                   &with->tensors, err);
     fsdp_text_release(&listing);
-    return st == FSDP_OK ? fsdp_source_seal(with->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(with->source, err) : st;
 }
 
 /* --- finding ---------------------------------------------------------------------------------- */
@@ -110,7 +109,7 @@ static fsdp_status index_datasets(structure *with, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* The last one that begins at the offset or before it. */
+/* The last place at or before the offset. */
 static const fsdp_source_tensor *find_place(const structure *with, int64_t offset)
 {
     size_t low = 0, high = with->place_count;
@@ -124,7 +123,8 @@ static const fsdp_source_tensor *find_place(const structure *with, int64_t offse
     return low > 0 ? fsdp_source_tensor_at(with->source, with->places[low - 1].tensor) : NULL;
 }
 
-/* As the listing names datasets: the name, or the link where that does not spell it. */
+/* Finds a dataset as the listing names it: by the tensor's name, or by the link when that is a
+ * hash. */
 static const uint64_t *find_named(const structure *with, const fsdp_stored_box *box)
 {
     char link[FSDP_NATIVE_LINK_ROOM];
@@ -132,7 +132,7 @@ static const uint64_t *find_named(const structure *with, const fsdp_stored_box *
     if (box->part > 0 || box->name_size > FSDP_NATIVE_NAME_PLAIN) {
         size_t size = fsdp_native_link(box->name, box->name_size, box->part, link);
         found = fsdp_name_table_find(&with->names, link, size);
-        if (!found && box->part > 0) { /* of a whole tensor, too */
+        if (!found && box->part > 0) { /* or a part of a whole tensor */
             size = fsdp_native_link(box->name, box->name_size, 0, link);
             found = fsdp_name_table_find(&with->names, link, size);
         }
@@ -142,7 +142,7 @@ static const uint64_t *find_named(const structure *with, const fsdp_stored_box *
 
 /* --- comparing -------------------------------------------------------------------------------- */
 
-/* A dataset is a box, or a whole tensor that boxes lie in. */
+/* True when the dataset is the box, or a whole tensor that contains it. */
 static bool fits(const fsdp_source_tensor *tensor, const fsdp_stored_box *box)
 {
     bool is_box = tensor->ndim == box->ndim, is_within = is_box;
@@ -199,7 +199,7 @@ static fsdp_status check_encoded(structure *with, const fsdp_stored_box *box, fs
     return FSDP_OK;
 }
 
-/* The B-tree of a dataset knows of as many bytes as its frames have together. */
+/* A dataset's B-tree must hold as many bytes as its frames together. */
 static fsdp_status check_frames(const structure *with, fsdp_error *err)
 {
     for (size_t i = 0; i < with->tensors.count; i++) {
@@ -230,7 +230,8 @@ static fsdp_status compare(structure *with, int64_t index_offset, fsdp_error *er
 
 /* --- the call --------------------------------------------------------------------------------- */
 
-/* What libhdf5 could not read is damage here, whatever it may be in a file of another program. */
+/* Maps errors: a structure that libhdf5 cannot read is damage in a native file, even if it were
+ * only unsupported in another program's. */
 static fsdp_status judge(const structure *with, fsdp_status status, const fsdp_error *found,
                          fsdp_error *err)
 {
@@ -238,7 +239,7 @@ static fsdp_status judge(const structure *with, fsdp_status status, const fsdp_e
     bool is_fault = status == FSDP_ERR_DAMAGED || status == FSDP_ERR_REFUSED;
     if (status == FSDP_OK)
         return FSDP_OK;
-    if (!is_fault || strstr(found->text, FSDP_HDF5_NO_WALLS)) {
+    if (!is_fault || strstr(found->text, FSDP_HDF5_NO_SANDBOX)) {
         if (err)
             *err = *found;
         return status;

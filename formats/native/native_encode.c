@@ -1,7 +1,7 @@
 /*
- * Blocks that become frames: workers hash, shuffle and compress, one thread stores the frames in
- * order, so that a file does not depend on the number of workers. Its mirror is fsdp_shard_decode
- * in native_read.c.
+ * Blocks encoded into frames: workers hash, shuffle and compress; one thread stores the frames
+ * in order, so that the file does not depend on the number of workers. The mirror is
+ * fsdp_shard_decode in native_read.c.
  */
 #include "formats/native/native_write.h"
 
@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-/* A whole block to be encoded, and its frame. */
+/* A whole block to encode, and its frame. */
 typedef struct encode_slot {
     fsdp_shard_writer *writer;
     fsdp_codec *codec;
@@ -23,7 +23,7 @@ typedef struct encode_slot {
 
 struct fsdp_encoder {
     int threads;
-    encode_slot *slots; /* two halves that take turns */
+    encode_slot *slots; /* two halves, used alternately */
     size_t slot_count;
     fsdp_pool *pool;
 };
@@ -91,7 +91,7 @@ void fsdp_encoder_free(fsdp_encoder *encoder)
     fsdp_free(encoder);
 }
 
-/* HDF5 chunks are always whole: an edge chunk is padded with zeros. */
+/* HDF5 chunks are always whole: a chunk at the edge is padded with zeros. */
 static const void *padded_chunk(encode_slot *slot, size_t size, size_t whole)
 {
     if (size == whole)
@@ -222,7 +222,7 @@ fsdp_status fsdp_encode_span(encode_queue *queue, const block_span *s, fsdp_erro
     fsdp_native_block_range(box->ndim, box->len, state->chunk, state->element_size, s->block,
                             &first, &count);
     FSDP_TRY(queue_block(queue, s->box, s->block, count, state->partial, err));
-    /* The workers must be done with the buffer before the next part goes into it. */
+    /* the workers must be done with the buffer before it is reused */
     FSDP_TRY(fsdp_encode_drain(queue, err));
     fsdp_free(state->partial);
     state->partial = NULL;

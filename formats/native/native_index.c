@@ -1,4 +1,4 @@
-/* How stored boxes are cut into blocks; used by native_write.c and native_read.c alike. */
+/* Cuts stored boxes into blocks, for native_write.c and native_read.c. */
 #include "formats/native/native_index.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
- * The shard index: bytes of one segment, shared by the writer and the reader.
+ * The shard index: the bytes of one segment, shared by the writer and the reader.
  *
- * A segment is what one rank wrote into a file; a sharded or local file has one, a full file one per
- * rank. All numbers are little-endian; the parts follow each other and are 8-byte aligned.
+ * A segment lists the boxes that one rank wrote into a file. A sharded or local file has one segment, a full
+ * file one per rank. All numbers are little-endian; the parts follow each other and are 8-byte aligned.
  *
  *   head     96 bytes       struct index_head
  *   records  80 x boxes     struct index_record, sorted by (tensor, part)
@@ -37,8 +37,8 @@ typedef struct index_record {
     uint32_t tensor, part;
     uint16_t dtype, ndim;
     uint32_t flags;
-    int64_t offset;            /* raw: of the first element in the file */
-    uint64_t dims;             /* where its numbers begin in each of the arrays */
+    int64_t offset;            /* raw: offset of the first element in the file */
+    uint64_t dims;             /* index of its first number, in this array and the ones below */
     uint64_t hashes;
     uint64_t frames;
     uint64_t block_count;
@@ -50,17 +50,17 @@ typedef struct index_record {
 _Static_assert(sizeof(index_head) == FSDP_SHARD_INDEX_LEAST && sizeof(index_record) == 80,
                "the index is read in place");
 
-/* How a box of this shape is cut into chunks of at most chunk_bytes: whole rows where they fit. */
+/* Chooses a chunk shape of at most chunk_bytes for a box of this shape: whole rows where they fit. */
 void fsdp_native_chunk(int ndim, const int64_t *len, size_t element_size, int64_t chunk_bytes,
                        int64_t *chunk_out);
 
-/* Boxes too small to gain from encoding, scalars, and what has more dims than a dataset are stored raw. */
+/* False for boxes that are stored raw: too small to gain from encoding, scalars, more dims than a dataset. */
 bool fsdp_native_encodes(int ndim, const int64_t *len, size_t element_size);
 
 /* Number of blocks of a box; chunk NULL for a raw one. */
 int64_t fsdp_native_blocks(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size);
 
-/* The same for one block: its range in the packed order, and the block of an element. */
+/* The range of a block in the packed order, and the block of an element. */
 void fsdp_native_block_range(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
                              int64_t block, int64_t *first, int64_t *count);
 int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk, size_t element_size,
@@ -69,7 +69,7 @@ int64_t fsdp_native_block_of(int ndim, const int64_t *len, const int64_t *chunk,
 /* --- runs: elements [first, first + count) of a box's packed order as runs of bytes in the file  */
 
 typedef struct fsdp_file_runs {
-    int outer;                 /* dims before the dense tail */
+    int outer;                 /* dims before the contiguous tail */
     const int64_t *len;
     const int64_t *stride;
     int64_t base, run, at, end;

@@ -1,7 +1,7 @@
 /*
- * Reading a shard file without libhdf5: the index says where every block lies. The mirror is
- * native_write.c. Nothing of the index is believed before it was checked against the file's bounds,
- * although its hash came from the manifest: a hostile manifest is consistent with itself.
+ * Reads a shard file without libhdf5: the index has the place of every block. The mirror is
+ * native_write.c. Every number of the index is checked against the file's bounds although its
+ * hash came from the manifest, because a hostile manifest is consistent with itself.
  */
 #include "formats/native/native_index.h"
 
@@ -12,15 +12,15 @@
 
 typedef struct segment {
     uint32_t rank;
-    size_t first, count; /* its boxes in the reader's array */
+    size_t first, count; /* range of its boxes in the reader's array */
 } segment;
 
 struct fsdp_shard_reader {
     fsdp_file *file;
     char *path;
     int64_t size;
-    int64_t unclaimed; /* while the index is checked: bytes that no box has yet */
-    char *index;       /* the index's bytes, referred to by the boxes */
+    int64_t unclaimed; /* while the index is checked: bytes that no box claims yet */
+    char *index;       /* bytes of the index; boxes point into it */
     fsdp_stored_box *boxes;
     size_t box_count;
     segment *segments;
@@ -29,7 +29,7 @@ struct fsdp_shard_reader {
 
 /* --- checking the index ----------------------------------------------------------------------- */
 
-/* Where the arrays of a segment lie in memory, and how long they are. */
+/* The arrays of a segment in memory, and their lengths. */
 typedef struct segment_view {
     const index_head *head;
     const index_record *records;
@@ -88,7 +88,7 @@ static bool range_inside(uint64_t first, uint64_t count, uint64_t total)
     return first <= total && count <= total - first;
 }
 
-/* The bytes of a raw box: [offset, last byte] inside the file, and no byte in two elements. */
+/* True when the bytes of a raw box lie inside the file and no byte belongs to two elements. */
 static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
 {
     if (box->offset < 0 || box->offset > file_size)
@@ -104,7 +104,7 @@ static bool raw_inside(const fsdp_stored_box *box, int64_t file_size)
     return reach <= room;
 }
 
-/* Packed boxes are one run, whatever their strides say elsewhere. */
+/* A packed box must be one run: its strides are the row-major ones. */
 static bool strides_are_packed(const fsdp_stored_box *box)
 {
     int64_t step = (int64_t)box->element_size;
@@ -138,8 +138,8 @@ static bool chunks_are_sound(const fsdp_stored_box *box, int64_t file_size)
     return true;
 }
 
-/* Boxes lie beside each other, so together they cannot take more than the file has. A box or frame
- * that many boxes share would let a small file hold a large tensor. */
+/* Claims the bytes of a box. Boxes do not overlap, so together they cannot claim more bytes than
+ * the file has. Boxes or frames that share bytes would let a small file hold a large tensor. */
 static bool take_file_bytes(fsdp_shard_reader *reader, const fsdp_stored_box *box)
 {
     if (!box->encoded)
@@ -231,7 +231,7 @@ static fsdp_status check_identity(const fsdp_shard_reader *reader, const index_h
     return FSDP_OK;
 }
 
-/* Two walks over the segments: the first counts, the second fills. */
+/* Walks the segments twice: the first walk counts, the second fills. */
 static fsdp_status walk_segments(fsdp_shard_reader *reader, uint64_t size, const fsdp_shard_id *id,
                                  bool fill, fsdp_error *err)
 {
@@ -252,58 +252,59 @@ static fsdp_status walk_segments(fsdp_shard_reader *reader, uint64_t size, const
     return FSDP_OK;
 }
 
-static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_shard_seal *seal,
+static fsdp_status read_index(fsdp_shard_reader *reader, const fsdp_file_record *record,
                               const fsdp_shard_id *id, fsdp_error *err)
 {
-    if (seal->index_offset < 0 || seal->index_size < (int64_t)sizeof(index_head) ||
-        seal->index_offset > reader->size || seal->index_size > reader->size - seal->index_offset)
+    if (record->index_offset < 0 || record->index_size < (int64_t)sizeof(index_head) ||
+        record->index_offset > reader->size ||
+        record->index_size > reader->size - record->index_offset)
         return bad_index(reader, err, "the manifest places it outside the file");
-    reader->index = fsdp_alloc_pages((size_t)seal->index_size);
+    reader->index = fsdp_alloc_pages((size_t)record->index_size);
     if (!reader->index)
         return fsdp_fail_memory(err, "a shard index");
-    FSDP_TRY(fsdp_io_read(reader->file, reader->path, reader->index, (size_t)seal->index_size,
-                          seal->index_offset, err));
-    fsdp_hash hash = fsdp_kernels_get()->hash(reader->index, (size_t)seal->index_size);
-    if (memcmp(&hash, &seal->index_hash, sizeof hash) != 0)
+    FSDP_TRY(fsdp_io_read(reader->file, reader->path, reader->index, (size_t)record->index_size,
+                          record->index_offset, err));
+    fsdp_hash hash = fsdp_kernels_get()->hash(reader->index, (size_t)record->index_size);
+    if (memcmp(&hash, &record->index_hash, sizeof hash) != 0)
         return bad_index(reader, err, "its hash is not the one in the manifest");
-    fsdp_flow("formats/native/native_read.c", "index: %lld bytes", (long long)seal->index_size);
-    FSDP_TRY(walk_segments(reader, (uint64_t)seal->index_size, id, false, err));
+    fsdp_flow("formats/native/native_read.c", "index: %lld bytes", (long long)record->index_size);
+    FSDP_TRY(walk_segments(reader, (uint64_t)record->index_size, id, false, err));
     reader->boxes = fsdp_alloc(reader->box_count, sizeof *reader->boxes);
     reader->segments = fsdp_alloc(reader->segment_count, sizeof *reader->segments);
     if (!reader->boxes || !reader->segments)
         return fsdp_fail_memory(err, "a shard index");
-    return walk_segments(reader, (uint64_t)seal->index_size, id, true, err);
+    return walk_segments(reader, (uint64_t)record->index_size, id, true, err);
 }
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
+static fsdp_status open_reader(fsdp_io *io, const char *path, const fsdp_file_record *record,
                                const fsdp_shard_id *id, fsdp_shard_reader *reader, fsdp_error *err)
 {
     reader->path = fsdp_strndup(path, strlen(path));
     if (!reader->path)
         return fsdp_fail_memory(err, "a path");
-    /* A checkpoint holds files; a link could lead out of it. */
-    unsigned flags = seal->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
+    /* a checkpoint holds plain files; a link could lead out of it */
+    unsigned flags = record->follows_links ? FSDP_IO_READ : fsdp_io_read_beneath();
     FSDP_TRY(fsdp_io_open(io, path, flags, &reader->file, err));
     int errnum = reader->file->ops->size(reader->file, &reader->size);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", path);
-    if (reader->size != seal->size)
+    if (reader->size != record->size)
         return fsdp_fail(err, FSDP_ERR_DAMAGED, "'%s' has %lld bytes, %lld were saved", path,
-                         (long long)reader->size, (long long)seal->size);
+                         (long long)reader->size, (long long)record->size);
     reader->unclaimed = reader->size;
-    return read_index(reader, seal, id, err);
+    return read_index(reader, record, id, err);
 }
 
-fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_shard_seal *seal,
+fsdp_status fsdp_shard_open(fsdp_io *io, const char *path, const fsdp_file_record *record,
                             const fsdp_shard_id *id, fsdp_shard_reader **reader_out,
                             fsdp_error *err)
 {
     fsdp_shard_reader *reader = fsdp_alloc(1, sizeof *reader);
     if (!reader)
         return fsdp_fail_memory(err, "a shard reader");
-    fsdp_status st = open_reader(io, path, seal, id, reader, err);
+    fsdp_status st = open_reader(io, path, record, id, reader, err);
     if (st != FSDP_OK) {
         fsdp_shard_close(reader);
         return st;

@@ -1,6 +1,7 @@
 /*
- * index.h5: a view in which every tensor is whole. Never authoritative: our reader does not open it.
- * Names become links here; the virtual datasets themselves are made in hdf5_view.c.
+ * index.h5: a view in which every tensor is one dataset. It is never authoritative: the library
+ * does not read it. This file makes link names of tensor names; hdf5_view.c makes the virtual
+ * datasets.
  */
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/native/native_index.h"

@@ -1,10 +1,10 @@
 /*
- * Writing a shard file: libhdf5 lays out the datasets (hdf5_file.c), then our own workers hash and
- * write their bytes. The mirror is native_read.c; what the index looks like is in native_index.h.
+ * Writes a shard file: libhdf5 lays out the datasets (hdf5_file.c), then worker threads hash and
+ * write their bytes. The mirror is native_read.c; native_index.h has the layout of the index.
  *
- * Raw boxes: HDF5 is closed right after the layout and the bytes go to the dataset offsets with
- * pwrite, hashed piece by piece while they are in the cache. Encoded boxes go through
- * native_encode.c; the index is native_seal.c.
+ * Raw boxes: libhdf5 closes the file right after the layout, and pwrite puts the bytes at the
+ * offsets of the datasets, each piece hashed while it is in the cache. Encoded boxes go through
+ * native_encode.c; native_index_write.c writes the index.
  */
 #include "formats/hdf5/hdf5_link_name.h"
 #include "formats/native/native_write.h"
@@ -64,7 +64,7 @@ void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait)
 
 int64_t fsdp_shard_writer_room(size_t box_count)
 {
-    enum { FILE_BYTES = 4096 }; /* the writer itself, its path, hash state and file */
+    enum { FILE_BYTES = 4096 }; /* the struct, its path, hash state and file */
     size_t box_bytes = sizeof(box_state) + 2 * sizeof(fsdp_hash);
     return FILE_BYTES + (int64_t)(box_count * box_bytes);
 }
@@ -100,14 +100,14 @@ static fsdp_status new_writer(const fsdp_shard_opts *opts, const fsdp_shard_data
     return FSDP_OK;
 }
 
-/* The chunk shape of a dataset is that of its box: encoded datasets hold exactly one. */
+/* Sets the chunk shape of each dataset to that of its box: encoded datasets hold one box. */
 static void set_chunks(const fsdp_shard_writer *w, fsdp_h5_dataset *datasets)
 {
     for (size_t i = 0; i < w->box_count; i++)
         datasets[w->boxes[i].dataset].chunk = w->states[i].chunk;
 }
 
-/* The shape of a dataset that holds the same elements in the same order. */
+/* Makes a shape with fewer dims and the same elements in the same order. */
 static bool fold_shape(fsdp_arena *arena, fsdp_h5_dataset *dataset)
 {
     if (dataset->ndim <= FSDP_DATASET_DIMS)
@@ -176,7 +176,7 @@ static fsdp_status create(const fsdp_shard_opts *opts, fsdp_shard_dataset *datas
                             ? opts->index_room
                             : fsdp_shard_index_bytes(datasets, w->boxes, w->box_count);
     FSDP_TRY(lay_out(w, datasets, dataset_count, links, link_count, err));
-    /* An encoded file stays open for its chunks; its raw boxes go to space that is already theirs. */
+    /* an encoded file stays open for its chunks; raw boxes in it have their space already */
     if (w->encode)
         return open_raw(w, 0, err);
     int64_t size = 0;
@@ -264,7 +264,7 @@ static fsdp_status write_raw(fsdp_shard_writer *w, size_t i, int64_t first, int6
                          fsdp_writer_offset(w, i) + first * (int64_t)element_size, err);
 }
 
-/* One range inside one block: every piece is hashed and written while it is in the cache. */
+/* Hashes and writes a range inside one block, piece by piece, while each is in the cache. */
 static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first, int64_t count,
                                   const char *data, fsdp_hasher *hasher, fsdp_error *err)
 {
@@ -282,7 +282,8 @@ static fsdp_status hash_and_write(fsdp_shard_writer *w, size_t i, int64_t first,
 
 enum { BEGIN_SYNC_BYTES = 1 << 20 };
 
-/* The disk works while we do, and what fsync waits for at the end is little. */
+/* Starts writeback early, so that the disk works in parallel and the final fsync waits for
+ * little. */
 static void begin_sync(const fsdp_shard_writer *w, int64_t offset, int64_t size)
 {
     if (w->sync && size >= BEGIN_SYNC_BYTES)
@@ -310,7 +311,7 @@ static fsdp_status put_raw_block(fsdp_shard_writer *w, size_t i, int64_t block, 
     return st;
 }
 
-/* Part of a block: the hash state waits in the box until the block is complete. */
+/* Writes a part of a block: the box keeps the hash state until the block is complete. */
 static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, bool completes,
                                 int64_t first, int64_t count, const char *data, fsdp_error *err)
 {
@@ -326,9 +327,9 @@ static fsdp_status put_raw_part(fsdp_shard_writer *w, size_t i, int64_t block, b
     return FSDP_OK;
 }
 
-/* --- pieces -> blocks ------------------------------------------------------------------------- */
+/* --- pieces cut into blocks ------------------------------------------------------------------- */
 
-/* The span of a piece that begins at element `at`. */
+/* The part of a piece from element `at` to the end of a block. */
 static block_span next_span(const fsdp_shard_writer *w, const fsdp_shard_piece *piece, int64_t at)
 {
     const fsdp_shard_box *box = &w->boxes[piece->box];
@@ -383,7 +384,7 @@ typedef struct raw_work {
     fsdp_shard_writer *writer;
     const fsdp_shard_piece *pieces;
     size_t count;
-    size_t *first_block; /* per piece: number of its first span over all pieces */
+    size_t *first_block; /* per piece: number of its first span, counted over all pieces */
 } raw_work;
 
 static fsdp_status write_raw_task(void *user, size_t task, fsdp_error *err)
@@ -405,7 +406,7 @@ static fsdp_status write_raw_task(void *user, size_t task, fsdp_error *err)
     return put_span(w, &s, err);
 }
 
-/* Pieces that are whole boxes are cut into blocks that any worker may take. */
+/* Cuts pieces that are whole boxes into blocks, which any worker may take. */
 static fsdp_status write_raw_parallel(fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
                                       size_t count, fsdp_error *err)
 {
@@ -451,7 +452,7 @@ static fsdp_status write_pieces(fsdp_shard_writer *writer, const fsdp_shard_piec
     return st;
 }
 
-/* Small boxes, all at once: they lie one after the other. */
+/* Starts writeback for small boxes together, because they are adjacent. */
 static void begin_sync_pieces(const fsdp_shard_writer *w, const fsdp_shard_piece *pieces,
                               size_t count)
 {
@@ -472,9 +473,10 @@ fsdp_status fsdp_shard_write(fsdp_shard_writer *writer, const fsdp_shard_piece *
 
 /* --- the end --- */
 
-fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_shard_seal *seal_out, fsdp_error *err)
+fsdp_status fsdp_shard_finish(fsdp_shard_writer *writer, fsdp_file_record *record_out,
+                              fsdp_error *err)
 {
-    fsdp_status st = fsdp_writer_seal(writer, seal_out, err);
+    fsdp_status st = fsdp_writer_close(writer, record_out, err);
     fsdp_shard_discard(writer);
     return st;
 }

@@ -1,6 +1,6 @@
 /*
- * A shard writer from inside: shared by native_write.c (files, raw boxes, pieces), native_encode.c
- * (blocks that become frames) and native_seal.c (the index).
+ * The private state of a shard writer, shared by native_write.c (files, raw boxes, pieces),
+ * native_encode.c (blocks that become frames) and native_index_write.c (the index).
  */
 #ifndef FSDP_NATIVE_WRITE_H
 #define FSDP_NATIVE_WRITE_H
@@ -9,7 +9,7 @@
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/native/native_index.h"
 
-/* What is known of a box while it is written. */
+/* The progress of a box. */
 typedef struct box_state {
     size_t element_size;
     bool encode;
@@ -17,9 +17,9 @@ typedef struct box_state {
     int64_t *chunk;            /* encoded: chunk shape */
     fsdp_hash *hashes;
     fsdp_frame *frames;
-    int64_t done;              /* elements taken */
-    fsdp_hasher *hasher;       /* raw: of a block that came in part */
-    char *partial;             /* encoded: bytes of a chunk that came in part */
+    int64_t done;              /* elements written */
+    fsdp_hasher *hasher;       /* raw: hash state of an incomplete block */
+    char *partial;             /* encoded: bytes of an incomplete chunk */
 } box_state;
 
 struct fsdp_shard_writer {
@@ -44,39 +44,39 @@ struct fsdp_shard_writer {
     void *alive_user;
 };
 
-/* Some bytes are done; see fsdp_shard_opts. */
+/* Reports progress; see fsdp_shard_opts. */
 void fsdp_writer_alive(const fsdp_shard_writer *w, bool long_wait);
 
 const fsdp_shard_dataset *fsdp_writer_dataset(const fsdp_shard_writer *w, size_t box);
-/* Where a raw box begins in the file, and its byte strides there. */
+/* The offset of a raw box in the file, and its byte strides there. */
 int64_t fsdp_writer_offset(const fsdp_shard_writer *w, size_t box);
 void fsdp_writer_strides(const fsdp_shard_writer *w, size_t box, int64_t *strides_out);
 
-/* Puts the index in its place, syncs and closes the file. */
-fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fsdp_error *err);
+/* Writes the index, syncs and closes the file. */
+fsdp_status fsdp_writer_close(fsdp_shard_writer *w, fsdp_file_record *record_out, fsdp_error *err);
 
 /* Elements [first, first + count) of a box, all in one block. */
 typedef struct block_span {
     size_t box;
     int64_t block, first, count;
-    bool starts, ends;         /* at the block's first element; at its last */
+    bool starts, ends;         /* begins at the block's first element; ends at its last */
     const char *data;
 } block_span;
 
 /*
- * Blocks on their way through an encoder. Two halves of its slots take turns: while the workers
- * encode one half, the calling thread stores the frames of the other, in order.
+ * Blocks in an encoder. Its slots form two halves, used alternately: while workers encode one half, the
+ * calling thread stores the frames of the other, in order.
  */
 typedef struct encode_queue {
     fsdp_shard_writer *writer;
-    size_t half;               /* 0 or 1: being filled */
+    size_t half;               /* the half being filled: 0 or 1 */
     size_t filled, ready;      /* blocks in the half being filled, and in the other one */
 } encode_queue;
 
-/* Makes the writer an encoder unless it was given one. */
+/* Creates an encoder unless the options supplied one. */
 fsdp_status fsdp_encode_begin(fsdp_shard_writer *w, encode_queue *queue, fsdp_error *err);
 fsdp_status fsdp_encode_span(encode_queue *queue, const block_span *span, fsdp_error *err);
-/* Everything that was given is stored. */
+/* Encodes and stores all remaining blocks. */
 fsdp_status fsdp_encode_drain(encode_queue *queue, fsdp_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 /*
- * The header of a .npy array. NumPy evaluates it as a Python literal; here a small grammar is read: one
- * dict of three keys, strings, truth values, a tuple of numbers, and the nested lists of a structured type.
+ * Parses the header of a .npy array. NumPy evaluates it as a Python literal; this parser accepts
+ * a small grammar: one dict of three keys, strings, truth values, a tuple of numbers, and the
+ * nested lists of a structured type.
  */
 #include "formats/npy/npy_header.h"
 
@@ -53,7 +54,7 @@ static fsdp_status fail_at(const literal *in, const char *what, fsdp_error *err)
                      in->path, (size_t)(in->at - in->text) + 1, what);
 }
 
-/* The next character that is not white space, 0 at the end. */
+/* Skips white space and returns the next character, 0 at the end. */
 static char next(literal *in)
 {
     while (in->at < in->end &&
@@ -77,7 +78,7 @@ static fsdp_status expect(literal *in, char c, fsdp_error *err)
     return take(in, c) ? FSDP_OK : fail_at(in, what, err);
 }
 
-/* A string without its quotes; escapes stay as they are, since nothing that matters has one. */
+/* A string without its quotes. Escapes are kept: no field that is used has one. */
 static fsdp_status take_string(literal *in, const char **data_out, size_t *size_out,
                                fsdp_error *err)
 {
@@ -117,7 +118,7 @@ static fsdp_status take_number(literal *in, int64_t *number_out, fsdp_error *err
     }
     if (in->at == start)
         return fail_at(in, "a natural number was expected", err);
-    take(in, 'L'); /* Python 2 wrote long integers so */
+    take(in, 'L'); /* Python 2 wrote long integers with an L */
     *number_out = number;
     return FSDP_OK;
 }
@@ -155,7 +156,7 @@ static bool has_size(const char *sizes, int64_t size)
     return false;
 }
 
-/* Bytes of one element of a plain type, -1 when there is no such type. */
+/* Bytes of one element of a plain type, -1 when the type does not exist. */
 static int64_t plain_size(char kind, int64_t size)
 {
     switch (kind) {
@@ -205,7 +206,7 @@ static fsdp_status read_plain_type(literal *in, const char *text, size_t size, i
         number = 10 * number + (*at - '0');
     bool is_time = kind == 'M' || kind == 'm';
     if (is_time && at < end && *at == '[')
-        at = end; /* the unit says nothing of the size */
+        at = end; /* the unit does not change the size */
     *size_out = at == end ? plain_size(kind, number) : -1;
     if (*size_out < 0)
         return fail_at(in, "a type that is not known", err);

@@ -1,11 +1,12 @@
 /*
- * NumPy's arrays as a source: one .npy file, or the members of an .npz. Numeric arrays are tensors, in
- * whatever order and byte order they lie; all others are values that say of what they are arrays.
+ * NumPy arrays as a source: one .npy file, or the members of an .npz. Numeric arrays become
+ * tensors, in any element order and byte order; all others become values that describe their
+ * type.
  */
 #include "base/core/bytes.h"
 #include "formats/source/source_formats.h"
 #include "formats/npy/npy_header.h"
-#include "formats/source/spelling.h"
+#include "formats/source/escaped_names.h"
 #include "formats/zip/zip.h"
 
 #include <inttypes.h>
@@ -36,7 +37,7 @@ static fsdp_status read_at(const array_place *place, void *data, size_t size, in
 
 /* --- one array -------------------------------------------------------------------------------- */
 
-/* Reads and parses the header; *data_out is where the elements begin. */
+/* Reads and parses the header; *data_out is the offset of the elements. */
 static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t *data_out,
                                fsdp_error *err)
 {
@@ -60,7 +61,7 @@ static fsdp_status read_header(const array_place *place, fsdp_npy *npy, int64_t 
     return status;
 }
 
-/* The elements must be all that follows the header. */
+/* The elements must fill the rest of the array exactly. */
 static fsdp_status check_size(const array_place *place, const fsdp_npy *npy, int64_t data,
                               fsdp_error *err)
 {
@@ -106,7 +107,7 @@ static fsdp_status add_array(const array_place *place, const fsdp_npy *npy, int6
 static fsdp_status add_opaque(const array_place *place, const char *text, fsdp_error *err)
 {
     fsdp_value value = {.kind = FSDP_VALUE_NULL};
-    char shown[200]; /* what stands in a header need not be UTF-8 */
+    char shown[200]; /* the text of a header need not be UTF-8 */
     fsdp_printable(text, strlen(text), shown, sizeof shown);
     FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, shown, strlen(shown), err));
     fsdp_status status =
@@ -178,12 +179,12 @@ static fsdp_status place_member(fsdp_source *source, int file, const fsdp_zip_en
 }
 
 static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entry *entry,
-                              const fsdp_spelling *spelling, fsdp_error *err)
+                              const fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
     uint8_t head[6] = {0};
     FSDP_TRY(place_member(source, file, entry, &place, err));
-    fsdp_spelling_resolve(spelling, &place.name, &place.name_size);
+    fsdp_escaped_names_resolve(escaped, &place.name, &place.name_size);
     size_t size = place.size < (int64_t)sizeof head ? (size_t)place.size : sizeof head;
     FSDP_TRY(read_at(&place, head, size, 0, err));
     if (!fsdp_npy_is_magic(head, size))
@@ -191,9 +192,9 @@ static fsdp_status add_member(fsdp_source *source, int file, const fsdp_zip_entr
     return add_one(&place, err);
 }
 
-/* The array of the true names of others. */
-static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_entry *entry,
-                                 fsdp_spelling *spelling, fsdp_error *err)
+/* Reads the array that holds the true names of escaped members. */
+static fsdp_status read_escaped_names(fsdp_source *source, int file, const fsdp_zip_entry *entry,
+                                      fsdp_escaped_names *escaped, fsdp_error *err)
 {
     array_place place;
     fsdp_npy npy;
@@ -210,7 +211,7 @@ static fsdp_status read_spelling(fsdp_source *source, int file, const fsdp_zip_e
         return fsdp_fail_memory(err, fsdp_source_path(source));
     fsdp_status status = read_at(&place, text, size, data, err);
     if (status == FSDP_OK)
-        status = fsdp_spelling_parse(spelling, fsdp_source_path(source), text, size, err);
+        status = fsdp_escaped_names_parse(escaped, fsdp_source_path(source), text, size, err);
     fsdp_free(text);
     return status;
 }
@@ -225,21 +226,21 @@ static fsdp_status add_members(fsdp_source *source, int file, fsdp_error *err)
     fsdp_zip *zip = NULL;
     FSDP_TRY(fsdp_zip_open(&input, FSDP_ZIP_NAMES_ARE_DATA, &zip, err));
     fsdp_status status = FSDP_OK;
-    fsdp_spelling spelling = {0};
+    fsdp_escaped_names escaped = {0};
     const fsdp_zip_entry *names = fsdp_zip_find(zip, names_member, strlen(names_member));
     if (names)
-        status = read_spelling(source, file, names, &spelling, err);
+        status = read_escaped_names(source, file, names, &escaped, err);
     for (size_t i = 0; i < fsdp_zip_count(zip) && status == FSDP_OK; i++) {
         const fsdp_zip_entry *entry = fsdp_zip_at(zip, i);
         if (entry == names)
             continue;
-        status = add_member(source, file, entry, &spelling, err);
+        status = add_member(source, file, entry, &escaped, err);
         char shown[200];
         if (status != FSDP_OK)
             fsdp_error_prefix(err, "member '%s'",
                               fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
     }
-    fsdp_spelling_release(&spelling);
+    fsdp_escaped_names_release(&escaped);
     fsdp_zip_close(zip);
     return status;
 }
@@ -250,7 +251,7 @@ static fsdp_status finish(fsdp_source *source, fsdp_status status, fsdp_source *
                           fsdp_error *err)
 {
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         source = NULL;
@@ -277,7 +278,7 @@ static fsdp_status open_npy(const fsdp_probe *probe, fsdp_source **source_out, f
     return finish(source, status, source_out, err);
 }
 
-/* A zip whose first member is called like an array; or one without members. */
+/* A bid for a zip whose first member is named like an array, or that has no members. */
 static int bid_npz(const fsdp_probe *probe)
 {
     enum { LOCAL_HEADER = 30, EMPTY_ZIP = 22 };

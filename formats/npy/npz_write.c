@@ -1,7 +1,7 @@
 /*
- * NumPy's arrays as a target: members of an .npz, stored and with their data at multiples of 64 bytes, or
- * one .npy. A zip keeps the CRC of each member twice: in front of it, where it is put in the end, and in the
- * directory behind all members. The mirror of npz_read.c.
+ * NumPy arrays as a target: members of an .npz, stored and with their data at multiples of 64
+ * bytes, or one .npy. A zip stores the CRC of each member twice: in front of it, where finish
+ * writes it, and in the directory behind all members. The mirror of npz_read.c.
  */
 #include "formats/target/packed_internal.h"
 #include "formats/zip/zip.h"
@@ -15,7 +15,7 @@
 enum {
     ALIGNMENT = 64,
     PREFIX = 10,        /* magic, version, length */
-    GROWTH_DIGITS = 21, /* NumPy leaves room for a longer first dim */
+    GROWTH_DIGITS = 21, /* NumPy leaves room to lengthen the first dim */
     LONGEST_NAME = 65535,
     SUFFIX = 4 /* ".npy" */
 };
@@ -28,7 +28,7 @@ static bool holds_dtype(fsdp_dtype dtype)
 
 static const char names_array[] = "%names";
 
-/* Python ends a member's name at a NUL. */
+/* Python cuts a member's name at a NUL. */
 static bool holds_name(const char *name, size_t size)
 {
     bool is_ours = size == strlen(names_array) && memcmp(name, names_array, size) == 0;
@@ -69,14 +69,15 @@ static void add_header(fsdp_text *out, const fsdp_packed_tensor *what)
 
 /* --- the archive ------------------------------------------------------------------------------ */
 
-/* What stands before the data of a tensor whose local header is at `header`: that, and the array's own. */
+/* The bytes in front of a tensor's data, for a local header at `header`: the local header and
+ * the array's. */
 static fsdp_status make_head(const fsdp_packed *target, const target_tensor *tensor, int64_t header,
                              uint32_t crc, fsdp_text *head, fsdp_zip_member *member,
                              fsdp_error *err)
 {
     fsdp_text own = {0}, name = {0};
     add_header(&own, &tensor->what);
-    fsdp_text_add(&name, tensor->spelled, tensor->spelled_size);
+    fsdp_text_add(&name, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_add(&name, ".npy", SUFFIX);
     *member = (fsdp_zip_member){.name = name.data, .name_size = name.size, .header = header};
     fsdp_status status = own.failed || name.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
@@ -97,7 +98,7 @@ static fsdp_status make_head(const fsdp_packed *target, const target_tensor *ten
     return status;
 }
 
-/* Only where everything comes to lie, and how large what stands behind it is. */
+/* Computes the offsets of all members and the size of the directory; writes nothing. */
 static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_error *err)
 {
     fsdp_text head = {0}, directory = {0};
@@ -125,20 +126,20 @@ static fsdp_status place_members(fsdp_packed *target, int64_t *size_out, fsdp_er
     return status;
 }
 
-/* The true names are an array of the archive like the others. */
+/* Adds the true names as one more array of the archive. */
 static fsdp_status add_names(fsdp_packed *target, size_t *number_out, fsdp_error *err)
 {
-    int64_t size = (int64_t)target->spelling.size;
+    int64_t size = (int64_t)target->escaped_names.size;
     fsdp_packed_tensor what = {.dtype = FSDP_U8, .ndim = 1, .shape = &size};
     FSDP_TRY(fsdp_packed_add_tensor(target, &what, number_out, err));
-    target->tensors[*number_out].spelled = names_array;
-    target->tensors[*number_out].spelled_size = strlen(names_array);
+    target->tensors[*number_out].stored_name = names_array;
+    target->tensors[*number_out].stored_name_size = strlen(names_array);
     return FSDP_OK;
 }
 
 static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
 {
-    bool has_names = target->spelling.size > 0;
+    bool has_names = target->escaped_names.size > 0;
     int64_t size;
     size_t names = 0;
     int file;
@@ -146,12 +147,12 @@ static fsdp_status lay_out_npz(fsdp_packed *target, fsdp_error *err)
         FSDP_TRY(add_names(target, &names, err));
     FSDP_TRY(place_members(target, &size, err));
     FSDP_TRY(fsdp_packed_add_file(target, NULL, size, &file, err));
-    return has_names ? fsdp_packed_write(target, names, 0, (int64_t)target->spelling.size,
-                                         target->spelling.data, err)
+    return has_names ? fsdp_packed_write(target, names, 0, (int64_t)target->escaped_names.size,
+                                         target->escaped_names.data, err)
                      : FSDP_OK;
 }
 
-/* Writes what stands before each tensor, and what stands behind them all. */
+/* Writes the headers of all members and the directory. */
 static fsdp_status put_members(fsdp_packed *target, fsdp_text *head, fsdp_text *directory,
                                fsdp_error *err)
 {

@@ -1,7 +1,9 @@
 /*
- * The pickle machine: opcodes, stack, marks, memo and frames. See pickle.h for the way through the files.
+ * The pickle machine: opcodes, stack, marks, memo and frames. See pickle.h for the order of the
+ * files.
  *
- * Every count is held against the bytes that remain, so memory is bounded by the size of the pickle.
+ * Every count is compared with the remaining bytes, so that memory is bounded by the size of the
+ * pickle.
  */
 #include "formats/pickle/pickle.h"
 
@@ -32,7 +34,7 @@ static fsdp_status damaged(pickle_vm *vm, const char *why)
     return pickle_fail(vm, FSDP_ERR_DAMAGED, why);
 }
 
-/* With more data it could have gone on. */
+/* Reports that the data ended early; a caller with more data may try again. */
 static fsdp_status run_out(pickle_vm *vm, const char *why)
 {
     if (vm->options->ran_out)
@@ -78,7 +80,7 @@ static inline fsdp_status take_number(pickle_vm *vm, size_t width, uint64_t *num
     return FSDP_OK;
 }
 
-/* Text or bytes behind their size, a number of `width` bytes. */
+/* Pushes text or bytes that follow their size, a number of `width` bytes. */
 static fsdp_status push_sized(pickle_vm *vm, fsdp_node_kind kind, size_t width)
 {
     uint64_t size;
@@ -88,7 +90,7 @@ static fsdp_status push_sized(pickle_vm *vm, fsdp_node_kind kind, size_t width)
     return pickle_push_text(vm, kind, (const char *)data, (size_t)size);
 }
 
-/* A str of Python 2: bytes that mostly are text. */
+/* Pushes a str of Python 2: bytes that mostly are text. */
 static fsdp_status push_old_string(pickle_vm *vm, size_t width)
 {
     uint64_t size;
@@ -118,7 +120,7 @@ static fsdp_status put_mark(pickle_vm *vm)
     return FSDP_OK;
 }
 
-/* Removes the last mark; from_out is the height at which it stood. */
+/* Removes the last mark; from_out is the stack height at the mark. */
 static fsdp_status take_mark(pickle_vm *vm, size_t *from_out)
 {
     *from_out = vm->height;
@@ -147,7 +149,7 @@ static inline fsdp_status push_empty(pickle_vm *vm, fsdp_node_kind kind)
     return pickle_push_node(vm, (fsdp_pickle_node){.kind = (uint8_t)kind});
 }
 
-/* Gives what lies above `from` to the container below it. */
+/* Appends the nodes above `from` to the container below them. */
 static fsdp_status append_from(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
     if (from <= vm->floor)
@@ -196,7 +198,8 @@ static fsdp_status push_again(pickle_vm *vm)
 
 /* --- memo --------------------------------------------------------------------------------------- */
 
-/* Makes room for the number and some more: most pickles count up. Nothing was put there yet. */
+/* Reserves room for the number and some more, since most pickles count up. No value was put
+ * there before. */
 static fsdp_status extend_memo(pickle_vm *vm, uint64_t number)
 {
     enum { AT_ONCE = 1024 };
@@ -220,7 +223,7 @@ static fsdp_status memo_put(pickle_vm *vm, uint64_t number)
     return FSDP_OK;
 }
 
-/* At the number that follows: as many as there are. */
+/* Puts the top at the next number: the count of memo entries. */
 static inline fsdp_status memo_put_next(pickle_vm *vm)
 {
     size_t number = vm->memo_used;
@@ -384,7 +387,7 @@ static inline fsdp_status call_step(pickle_vm *vm, pickle_how how)
     return pickle_call(vm, how, callable, args, kwargs);
 }
 
-/* The class stands below the arguments, behind the mark. */
+/* OBJ: the class lies below the arguments, above the mark. */
 static fsdp_status push_obj(pickle_vm *vm)
 {
     size_t from;
@@ -395,7 +398,7 @@ static fsdp_status push_obj(pickle_vm *vm)
     return call_step(vm, PICKLE_REDUCE);
 }
 
-/* The class is named behind the opcode. */
+/* INST: the class is named after the opcode. */
 static fsdp_status push_inst(pickle_vm *vm)
 {
     size_t from;
@@ -554,7 +557,7 @@ static fsdp_status rare_step(pickle_vm *vm, uint8_t opcode)
     }
 }
 
-/* What most of a large pickle consists of stands by itself. */
+/* Executes one opcode. The opcodes that make up most of a large pickle have their cases here. */
 static inline fsdp_status step(pickle_vm *vm, uint8_t opcode)
 {
     switch (opcode) {
@@ -604,7 +607,7 @@ static fsdp_status set_up(pickle_vm *vm)
         {.kind = FSDP_NODE_BOOL, .flags = FSDP_NODE_HASHABLE, .as.i64 = 1},
         {.kind = FSDP_NODE_TUPLE, .flags = FSDP_NODE_HASHABLE},
     };
-    /* room for the nodes of most pickles, so that those of large ones need not move */
+    /* reserves nodes for most pickles, so that large arrays need not move */
     size_t usual = NODE_FIRST_FREE + (size_t)(vm->end - vm->data) / BYTES_PER_NODE;
     usual = usual < NODES_AT_FIRST ? usual : NODES_AT_FIRST;
     if (!fsdp_grow(&vm->stack, &vm->stack_capacity, 1, sizeof *vm->stack) ||

@@ -1,15 +1,23 @@
 /*
- * Pickles (protocols 0 to 5) as a graph of plain nodes. Nothing is executed: a class or function is a
- * name, a call of one is a node that keeps the name and the arguments.
+ * Room pickle: pickles (protocols 0 to 5) as a graph of plain nodes, and pickles written.
  *
- *   bytes -> pickle.c (opcodes, stack, memo) -> pickle_nodes.c (nodes) -> pickle_policy.c (may this call
- *   stand in a checkpoint?) -> the readers, which walk the graph
+ * In: the bytes of a pickle, which may be hostile. Out: an array of nodes. Nothing is executed: a class or
+ * function is a name, and a call is a node that keeps the name and the arguments.
  *
- * A call that the policy does not know refuses the whole file, wherever it stands, since a program that
- * loads the file with Python would run it.
+ *   pickle.c            opcodes, stack, memo
+ *   pickle_text.c       text arguments of protocol 0, big integers
+ *   pickle_nodes.c      nodes, their memory, and the queries of readers
+ *   pickle_policy.c     the calls that a checkpoint may contain
+ *   pickle_arguments.c  the arguments that those calls may have
+ *   pickle_write.c      the mirror: pickles of protocol 2 (pickle_write.h)
  *
- * Nodes are numbers. Containers may be shared and may be inside themselves: whoever walks the graph
+ * A call that the policy does not list makes the parser refuse the whole file, wherever the call is,
+ * because Python would run it when it loads the file.
+ *
+ * Nodes are numbers. Containers may be shared and may contain themselves: a reader that walks the graph
  * bounds depth (FSDP_PICKLE_DEPTH) and work (FSDP_PICKLE_WORK).
+ *
+ * Callers: torch, ranks and dcp. The room calls base only.
  */
 #ifndef FSDP_PICKLE_H
 #define FSDP_PICKLE_H
@@ -22,11 +30,11 @@
 
 enum {
     FSDP_PICKLE_DEPTH = 1000,
-    FSDP_PICKLE_WORK = 10000000,    /* nodes visited, shared ones each time */
+    FSDP_PICKLE_WORK = 10000000,    /* nodes visited; a shared node counts each time */
     FSDP_PICKLE_ATTRIBUTES = 100    /* of an object that a reader knows */
 };
 
-typedef uint32_t fsdp_node;    /* 0: none */
+typedef uint32_t fsdp_node;    /* 0: no node */
 
 typedef enum fsdp_node_kind {
     FSDP_NODE_ABSENT = 0,
@@ -36,7 +44,7 @@ typedef enum fsdp_node_kind {
     FSDP_NODE_BIGINT,          /* as.text: two's complement, little-endian, count bytes */
     FSDP_NODE_FLOAT,
     FSDP_NODE_STR,             /* as.text: UTF-8, surrogates allowed as Python's surrogatepass writes them */
-    FSDP_NODE_BYTES,           /* as.text: also bytes of Python 2 that are no text */
+    FSDP_NODE_BYTES,           /* as.text: also a str of Python 2 that is not text */
     FSDP_NODE_BYTEARRAY,
     FSDP_NODE_TUPLE,           /* as.items: count nodes */
     FSDP_NODE_LIST,
@@ -48,11 +56,11 @@ typedef enum fsdp_node_kind {
     FSDP_NODE_PERSISTENT       /* as.child: the persistent id */
 } fsdp_node_kind;
 
-/* The globals that mean something to a reader. */
+/* The globals that readers distinguish. */
 typedef enum fsdp_known {
-    FSDP_KNOWN_FOREIGN = 0,    /* of a package that is none of Python's, numpy's or torch's */
-    FSDP_KNOWN_STANDARD,       /* something else of Python's library or of numpy */
-    FSDP_KNOWN_TORCH,          /* something else of torch */
+    FSDP_KNOWN_FOREIGN = 0,    /* of a package outside Python, numpy and torch */
+    FSDP_KNOWN_STANDARD,       /* another global of Python's library or of numpy */
+    FSDP_KNOWN_TORCH,          /* another global of torch */
     FSDP_KNOWN_SET, FSDP_KNOWN_FROZENSET, FSDP_KNOWN_BYTES, FSDP_KNOWN_BYTEARRAY, FSDP_KNOWN_COMPLEX,
     FSDP_KNOWN_SLICE, FSDP_KNOWN_RANGE, FSDP_KNOWN_GETATTR, FSDP_KNOWN_PARTIAL, FSDP_KNOWN_CODECS_ENCODE,
     FSDP_KNOWN_ORDERED_DICT, FSDP_KNOWN_DEFAULTDICT, FSDP_KNOWN_COUNTER, FSDP_KNOWN_DEQUE,
@@ -83,19 +91,19 @@ typedef struct fsdp_pickle_global {
     size_t module_size, name_size;
 } fsdp_pickle_global;
 
-/* callable(*args, **kwargs), then state and items as BUILD, SETITEMS, APPENDS brought them. */
+/* callable(*args, **kwargs), and the state and items that BUILD, SETITEMS, APPENDS added. */
 typedef struct fsdp_pickle_call {
-    fsdp_node callable;        /* a global, or one of the two shapes that the policy knows */
-    fsdp_node args;            /* a tuple; 0: called by NEWOBJ_EX without positional ones */
+    fsdp_node callable;        /* a global, or one of the two accepted shapes (pickle_policy.c) */
+    fsdp_node args;            /* a tuple; 0: NEWOBJ_EX without positional arguments */
     fsdp_node state;
     fsdp_node more;            /* a tuple (kwargs, list of items, dict of items, set) with 0 for none; or 0 */
 } fsdp_pickle_call;
 
 enum {
     FSDP_NODE_HASHABLE = 1,
-    FSDP_NODE_OPAQUE = 2,      /* a call of a class that is not on the list */
+    FSDP_NODE_OPAQUE = 2,      /* a call of a class that the policy does not list */
     FSDP_NODE_OBJECT = 4,      /* made by NEWOBJ or NEWOBJ_EX */
-    FSDP_NODE_PENDING = 8      /* half of a shape that must still be completed */
+    FSDP_NODE_PENDING = 8      /* the first half of a shape; the rest must follow */
 };
 
 typedef struct fsdp_pickle_node {
@@ -122,15 +130,15 @@ typedef struct fsdp_pickle {
 
 typedef struct fsdp_pickle_options {
     const char *where;         /* "'PATH': record 'NAME'", for messages */
-    int64_t offset;            /* of the first byte there, added to offsets in messages */
-    bool *ran_out;             /* set when it fails because the data ends too early; may be NULL */
-    bool is_metadata;          /* only what the metadata of DCP needs; no persistent ids */
+    int64_t offset;            /* offset of the first byte of data, added to offsets in messages */
+    bool *ran_out;             /* set when parsing fails because the data ends early; may be NULL */
+    bool is_metadata;          /* accept only the classes of DCP's metadata; no persistent ids */
 } fsdp_pickle_options;
 
 /*
- * data must outlive the pickle. *used_out (may be NULL) is how many bytes it took, its STOP included.
- * FSDP_ERR_REFUSED: a call that is not allowed, FSDP_ERR_DAMAGED: no pickle, FSDP_ERR_LIMIT: beyond the
- * caps. *pickle_out is empty on failure.
+ * data must outlive the pickle. *used_out (may be NULL) is the number of bytes up to STOP, included.
+ * FSDP_ERR_REFUSED: a call that is not allowed, FSDP_ERR_DAMAGED: not a pickle, FSDP_ERR_LIMIT: beyond the
+ * limits. *pickle_out is empty on failure.
  */
 fsdp_status fsdp_pickle_parse(const fsdp_pickle_options *options, const void *data, size_t size,
                               fsdp_pickle *pickle_out, size_t *used_out, fsdp_error *err);
@@ -155,8 +163,8 @@ static inline bool fsdp_pickle_has_text(const fsdp_pickle_node *node, const char
     return node->kind == FSDP_NODE_STR && node->count == size && memcmp(node->as.text, text, size) == 0;
 }
 
-/* The value of a text key in a dict (the last one), 0 when there is none. For attributes: of a dict of more
- * than FSDP_PICKLE_ATTRIBUTES, only the last are looked at. */
+/* The value of a text key in a dict (the last one), 0 without one. For attributes: of a dict of more than
+ * FSDP_PICKLE_ATTRIBUTES entries, only the last ones are searched. */
 static inline fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node dict, const char *key)
 {
     const fsdp_pickle_node *node = &pickle->nodes[dict];
@@ -173,14 +181,15 @@ static inline fsdp_node fsdp_pickle_lookup(const fsdp_pickle *pickle, fsdp_node 
 
 /* True when the node is a str with exactly this text. */
 bool fsdp_pickle_is_text(const fsdp_pickle *pickle, fsdp_node node, const char *text);
-/* An int (no bool); false otherwise. */
+/* True for an int, not for a bool. */
 bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_out);
 
 /* "module.name" of a global, or of the class or function of a call, in a fresh string; NULL when there is
  * no memory. */
-char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node);
+char *fsdp_pickle_global_name(const fsdp_pickle *pickle, fsdp_node node);
 
-/* Decimal text of a BIGINT in a fresh string. NULL: no memory, or more than Python itself would print. */
+/* Decimal text of a BIGINT in a fresh string. NULL: no memory, or more digits than Python itself would
+ * print. */
 char *fsdp_pickle_decimal(const fsdp_pickle_node *node);
 
 #endif

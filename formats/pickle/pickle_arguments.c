@@ -1,11 +1,12 @@
 /*
- * What the calls on the list may be given. They are harmless with the data that Python itself writes, but
- * some call what they get: a function, the constructor of a class, or a method of an object, which is
- * whatever the file put into an attribute of that name. See pickle_policy.c.
+ * The arguments that listed calls may have. The calls are harmless with arguments that Python
+ * itself writes, but some of them call their argument: a function, the constructor of a class,
+ * or a method of an object, which the file may have replaced by an attribute of that name. See
+ * pickle_policy.c.
  *
- *   functions and classes   only where they belong, and only such as may be called
+ *   functions and classes   only where the call expects one, and only harmless ones
  *   objects                 only of kinds whose attributes the file cannot set
- *   tensors                 as their functions make them, with attributes that hide no method
+ *   tensors                 results of rebuild functions, with attributes that replace no method
  */
 #include "formats/pickle/pickle_vm.h"
 #include <fsdp/box.h>
@@ -17,7 +18,7 @@ enum { ATTRIBUTES_MOST = 4096, NESTED_MOST = 256, STATE_DEPTH = 3, PAIRS_MOST = 
 typedef struct call_check {
     pickle_vm *vm;
     fsdp_node args;
-    fsdp_node culprit; /* what must not be given */
+    fsdp_node culprit; /* the refused argument */
 } call_check;
 
 static const fsdp_pickle_node *node_at(const call_check *check, fsdp_node node)
@@ -57,7 +58,7 @@ static bool is_numpy(const fsdp_pickle_node *node)
                                                strncmp(node->as.global->module, "numpy", 5) == 0));
 }
 
-/* A class that comes with Python and whose constructor does nothing but keep what it is given. */
+/* A class of Python's library whose constructor only stores its arguments. */
 static bool is_builtin_class(const fsdp_pickle_node *node)
 {
     static const char classes[] = " object bool int long float complex str unicode bytes bytearray "
@@ -83,8 +84,8 @@ static bool is_rebuild(unsigned known)
     return known >= FSDP_KNOWN_TENSOR && known <= FSDP_KNOWN_REBUILD_OTHER;
 }
 
-/* Numbers, text, containers and objects whose methods are their own. What is in a container is not asked
- * for methods. */
+/* Numbers, text, containers, and objects whose methods the file cannot replace. Items of a
+ * container are not searched for methods. */
 static bool is_data(const call_check *check, fsdp_node node)
 {
     const fsdp_pickle_node *at = node_at(check, node);
@@ -99,7 +100,7 @@ static bool is_data(const call_check *check, fsdp_node node)
     case FSDP_KNOWN_NUMPY_ARRAY:
     case FSDP_KNOWN_NUMPY_RECONSTRUCT:
     case FSDP_KNOWN_UUID:
-    case FSDP_KNOWN_DATETIME: return true; /* their states are no attributes */
+    case FSDP_KNOWN_DATETIME: return true; /* their states are not attributes */
     case FSDP_KNOWN_NAMESPACE:
     case FSDP_KNOWN_GETATTR:
     case FSDP_KNOWN_PARTIAL:
@@ -108,7 +109,7 @@ static bool is_data(const call_check *check, fsdp_node node)
     }
 }
 
-/* Attributes that Python would call in the place of an object's own methods. */
+/* Attributes that Python would call in place of methods of the object. */
 static bool is_method(const fsdp_pickle_node *key, const fsdp_pickle_node *value)
 {
     if (value->kind != FSDP_NODE_GLOBAL && value->kind != FSDP_NODE_CALL)
@@ -132,8 +133,8 @@ static bool pairs_hide_no_method(const call_check *check, const fsdp_pickle_node
     return true;
 }
 
-/* A state whose members become attributes: a dict, or a dict and one of slots. Anything else is for the
- * class's own __setstate__. */
+/* A state whose members become attributes: a dict, or a dict and a dict of slots. The class's
+ * __setstate__ takes any other state. */
 static bool state_is_harmless(const call_check *check, fsdp_node state, int depth)
 {
     const fsdp_pickle_node *at = node_at(check, state);
@@ -166,7 +167,7 @@ static bool are_data(call_check *check, size_t from)
     return true;
 }
 
-/* A list that becomes a dict is a list of pairs: each is iterated over. */
+/* A list that becomes a dict must be a list of pairs, because each item is iterated over. */
 static bool is_list_of_pairs(call_check *check, fsdp_node list)
 {
     const fsdp_pickle_node *at = node_at(check, list);
@@ -184,7 +185,7 @@ static bool is_list_of_pairs(call_check *check, fsdp_node list)
     return true;
 }
 
-/* The factory is called for every key that is asked for and missing. */
+/* defaultdict calls the factory for every missing key. */
 static bool factory_allowed(const call_check *check, fsdp_node factory)
 {
     const fsdp_pickle_node *at = node_at(check, factory);
@@ -210,12 +211,12 @@ static bool are_parts_of_time(call_check *check)
     return true;
 }
 
-/* (class, base, state): base makes the object, out of the state. */
+/* (class, base, state): base makes the object from the state. */
 static bool reconstruction_allowed(call_check *check)
 {
     const fsdp_pickle_node *class_node = node_at(check, argument(check, 0));
     const fsdp_pickle_node *base = node_at(check, argument(check, 1));
-    bool is_class = pickle_is_strange_class(class_node) || is_builtin_class(class_node) ||
+    bool is_class = pickle_is_unknown_class(class_node) || is_builtin_class(class_node) ||
                     is_class_of(class_node, FSDP_KNOWN_SET, FSDP_KNOWN_COMPLEX) ||
                     is_class_of(class_node, FSDP_KNOWN_ORDERED_DICT, FSDP_KNOWN_NAMESPACE);
     if (!verdict(check, is_class, argument(check, 0)) || argument_count(check) != 3)
@@ -241,7 +242,7 @@ static bool is_tensor(const call_check *check, fsdp_node node)
     return is_object && state_is_harmless(check, at->as.call->state, 0);
 }
 
-/* Sizes and strides: an object among them would be asked for its number. */
+/* Sizes and strides must be ints: Python would call __index__ of any other object. */
 static bool are_sizes(call_check *check, fsdp_node sizes)
 {
     const fsdp_pickle_node *at = node_at(check, sizes);
@@ -257,7 +258,7 @@ static bool are_sizes(call_check *check, fsdp_node sizes)
     return true;
 }
 
-/* Of a rebuild function that is not known to the last: storages, tensors, dtypes and data. */
+/* Arguments of the other rebuild functions: storages, tensors, dtypes and data. */
 static bool is_part_of_tensor(const call_check *check, fsdp_node part)
 {
     const fsdp_pickle_node *at = node_at(check, part);
@@ -298,7 +299,7 @@ static bool rebuild_allowed(call_check *check, unsigned known)
         return verdict(check, is_tensor(check, argument(check, 0)), argument(check, 0)) &&
                verdict(check, state_is_harmless(check, argument(check, 3), 0), argument(check, 3));
     case FSDP_KNOWN_WRAPPER_SUBCLASS:
-        return verdict(check, pickle_is_strange_class(node_at(check, argument(check, 0))),
+        return verdict(check, pickle_is_unknown_class(node_at(check, argument(check, 0))),
                        argument(check, 0)) &&
                are_parts_of_tensor(check, 1);
     case FSDP_KNOWN_DEVICE_TENSOR_NUMPY: return are_parts_of_tensor(check, 0);
@@ -306,7 +307,7 @@ static bool rebuild_allowed(call_check *check, unsigned known)
     }
 }
 
-/* (function, type, arguments, state): the function must be one that rebuilds a tensor itself. */
+/* (function, type, arguments, state): the function must itself rebuild a tensor. */
 static bool from_type_allowed(call_check *check)
 {
     const fsdp_pickle_node *function = node_at(check, argument(check, 0));
@@ -314,7 +315,7 @@ static bool from_type_allowed(call_check *check)
     fsdp_node inner = argument(check, 2), state = argument(check, 3);
     bool is_function = function->kind == FSDP_NODE_GLOBAL && is_rebuild(function->known);
     if (!verdict(check, is_function, argument(check, 0)) ||
-        !verdict(check, pickle_is_strange_class(type), argument(check, 1)) ||
+        !verdict(check, pickle_is_unknown_class(type), argument(check, 1)) ||
         !verdict(check, node_at(check, inner)->kind == FSDP_NODE_TUPLE, inner) ||
         !verdict(check, state_is_harmless(check, state, 0), state))
         return false;
@@ -322,14 +323,14 @@ static bool from_type_allowed(call_check *check)
     return rebuild_allowed(check, function->known);
 }
 
-/* ------------------------------------------------------------------------------------------------ */
+/* --- all calls ---------------------------------------------------------------------------------- */
 
 static bool allowed(call_check *check, unsigned known)
 {
     switch (known) {
     case FSDP_KNOWN_FROM_TYPE: return from_type_allowed(check);
     case FSDP_KNOWN_RECONSTRUCTOR: return reconstruction_allowed(check);
-    case FSDP_KNOWN_SLICE: return true; /* keeps what it gets, and asks it nothing */
+    case FSDP_KNOWN_SLICE: return true; /* stores its arguments and calls none of their methods */
     case FSDP_KNOWN_NAMESPACE:
         return verdict(check, argument_count(check) == 0, argument(check, 0));
     case FSDP_KNOWN_DEFAULTDICT:
@@ -342,7 +343,7 @@ static bool allowed(call_check *check, unsigned known)
         return are_data(check, is_numpy(node_at(check, argument(check, 0))) ? 1 : 0);
     case FSDP_KNOWN_NUMPY_RECONSTRUCT: {
         const fsdp_pickle_node *type = node_at(check, argument(check, 0));
-        bool is_array = is_numpy(type) || pickle_is_strange_class(type);
+        bool is_array = is_numpy(type) || pickle_is_unknown_class(type);
         return verdict(check, is_array, argument(check, 0)) && are_data(check, 1);
     }
     default: return is_rebuild(known) ? rebuild_allowed(check, known) : are_data(check, 0);

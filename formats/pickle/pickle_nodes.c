@@ -1,7 +1,4 @@
-/*
- * The nodes of a pickle and the memory they live in, and the questions that readers ask of them.
- * See pickle.h.
- */
+/* Nodes of a pickle, the memory that they lie in, and the queries of readers. See pickle.h. */
 #include "formats/pickle/pickle_vm.h"
 #include "base/text.h"
 
@@ -78,8 +75,8 @@ fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, f
     return FSDP_OK;
 }
 
-/* Small ones are one object in Python, too, which matters to readers that look what is the same; others are
- * shared in metadata only, up to where offsets in files begin, which do not come back. */
+/* Small ints are one object in Python, too, which matters to readers that compare identity.
+ * Larger ones are shared in metadata only, up to the range of file offsets, which do not repeat. */
 enum { SHARED_BELOW = 1 << 20 };
 
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value)
@@ -151,7 +148,7 @@ fsdp_status pickle_push_global(pickle_vm *vm, const char *module, size_t module_
 
 /* --- containers --------------------------------------------------------------------------------- */
 
-/* How many items a growing container of count has room for. */
+/* Capacity of a growing container of count items. */
 static inline size_t room_for(size_t count)
 {
     if (count <= SMALLEST_ROOM)
@@ -159,7 +156,7 @@ static inline size_t room_for(size_t count)
     return (size_t)1 << (64 - __builtin_clzll(count - 1));
 }
 
-/* Of the stack from `from` on, every step-th node. */
+/* Checks every step-th node of the stack from `from` on. */
 static bool all_hashable(const pickle_vm *vm, size_t from, size_t step)
 {
     for (size_t i = from; i < vm->height; i += step)
@@ -168,7 +165,7 @@ static bool all_hashable(const pickle_vm *vm, size_t from, size_t step)
     return true;
 }
 
-/* What becomes keys must be hashable: then it cannot be inside itself, and is what it was. */
+/* Keys must be hashable. A hashable node cannot contain itself and never changes. */
 static fsdp_status check_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
 {
     size_t count = vm->height - from;
@@ -238,7 +235,7 @@ fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from)
     return push_new_items(vm, kind, from);
 }
 
-/* The items of a node that grows belong to the store: only readers may not change them. */
+/* The store owns the items of a growing node; the const protects them from readers only. */
 static fsdp_node *own_items(const fsdp_pickle_node *node)
 {
     return (fsdp_node *)(uintptr_t)node->as.items;
@@ -267,7 +264,7 @@ static fsdp_status extend(pickle_vm *vm, fsdp_node target, size_t from)
     return FSDP_OK;
 }
 
-/* A part of a call that few calls have, made when it is first needed. */
+/* Parts that few calls have, allowed on first use. */
 static fsdp_status more_of(pickle_vm *vm, fsdp_node call, int part, fsdp_node_kind kind,
                            fsdp_node *part_out)
 {
@@ -297,7 +294,7 @@ fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, 
         return extend(vm, target, from);
     if (node->kind != FSDP_NODE_CALL || !pickle_takes_items(node, kind))
         return pickle_fail(vm, FSDP_ERR_REFUSED, "items are given to what takes none");
-    if (node->as.call->state != 0) /* which could have set what they are given to */
+    if (node->as.call->state != 0) /* the state could have replaced __setitem__ or append */
         return pickle_fail(vm, FSDP_ERR_REFUSED, "an object is given items after its state");
     static const int parts[] = {
         [FSDP_NODE_LIST] = MORE_LIST, [FSDP_NODE_DICT] = MORE_DICT, [FSDP_NODE_SET] = MORE_SET};
@@ -374,11 +371,11 @@ bool fsdp_pickle_int(const fsdp_pickle *pickle, fsdp_node node, int64_t *value_o
     return pickle->nodes[node].kind == FSDP_NODE_INT;
 }
 
-char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
+char *fsdp_pickle_global_name(const fsdp_pickle *pickle, fsdp_node node)
 {
     const fsdp_pickle_node *at = &pickle->nodes[node];
     for (int hops = 0; at->kind == FSDP_NODE_CALL && hops < 4; hops++) {
-        /* getattr(C, name) and copyreg._reconstructor(C, ...) are named after C */
+        /* getattr(C, name) and copyreg._reconstructor(C, ...) have the name of C */
         bool is_shape = at->known == FSDP_KNOWN_GETATTR || at->known == FSDP_KNOWN_RECONSTRUCTOR;
         node = is_shape ? fsdp_pickle_argument(pickle, at, 0) : at->as.call->callable;
         at = &pickle->nodes[node];
@@ -386,7 +383,7 @@ char *fsdp_pickle_spell(const fsdp_pickle *pickle, fsdp_node node)
     if (at->kind != FSDP_NODE_GLOBAL)
         return fsdp_strndup("object", 6);
     fsdp_pickle_global old = *at->as.global, *global = &old;
-    if (strcmp(old.module, "__builtin__") == 0) { /* as Python 2 called it */
+    if (strcmp(old.module, "__builtin__") == 0) { /* the name in Python 2 */
         old.module = "builtins";
         old.module_size = strlen(old.module);
     }

@@ -1,6 +1,6 @@
 /*
- * The opcodes of pickles, protocols 0 to 5, by the names that Python's pickle.py gives them. pickle.c reads
- * them; what is written needs few of them, see pickle_write.h.
+ * The opcodes of pickles, protocols 0 to 5, under the names of Python's pickle.py. pickle.c reads them
+ * all; pickle_write.h needs a few.
  */
 #ifndef FSDP_PICKLE_OPCODES_H
 #define FSDP_PICKLE_OPCODES_H

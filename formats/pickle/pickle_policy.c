@@ -1,13 +1,13 @@
 /*
- * Which calls may stand in a pickle of a checkpoint. Nothing is called here either: a call that is not
- * allowed refuses the file, since Python would run it.
+ * The policy: the calls that a pickle of a checkpoint may contain. No call is executed here; a
+ * call that is not allowed refuses the file, because Python would execute it.
  *
- *   1. functions and classes on the list below are understood ("evaluated" by the readers);
- *   2. classes of packages that are neither Python's own nor numpy nor torch, and objects (NEWOBJ) of any
+ *   1. listed functions and classes have a meaning, and readers evaluate them;
+ *   2. classes of packages other than Python, numpy and torch, and objects (NEWOBJ) of any
  *      class of torch, become opaque nodes;
- *   3. two shapes that Python writes for harmless things are recognised: getattr(ShardedTensor,
+ *   3. two harmless shapes that Python writes are accepted: getattr(ShardedTensor,
  *      "ProcessGroupState"), and functools.partial(getattr(C, "__new__"), C, ...)() with C as in 2;
- *   4. everything else refuses the file.
+ *   4. any other call refuses the file.
  */
 #include "formats/pickle/pickle_vm.h"
 #include <fsdp/dtype.h>
@@ -19,8 +19,8 @@
 enum { CALL = 1, LISTS = 2, DICTS = 4, STATES = 8, SETS = 16, METADATA = 32 };
 
 typedef struct rule {
-    const char *module; /* ends in '*': a prefix of whole elements */
-    const char *name;   /* ends in '*': a prefix */
+    const char *module; /* a trailing '*': a prefix of whole elements */
+    const char *name;   /* a trailing '*': a prefix */
     fsdp_known known;
 } rule;
 
@@ -115,8 +115,8 @@ static const rule rules[] = {
     {"torch.distributed._shard*", "*", FSDP_KNOWN_DCP_OTHER},
 };
 
-/* What is understood, what may be given to it after the call, and what .metadata needs that is not DCP's
- * own: of others what their members are. */
+/* Per known global: whether readers evaluate it, what may be added after the call, and whether
+ * .metadata needs it although it is not a class of DCP. */
 static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_SET] = CALL,
     [FSDP_KNOWN_FROZENSET] = CALL,
@@ -161,7 +161,7 @@ static const uint8_t traits[FSDP_KNOWN_COUNT] = {
     [FSDP_KNOWN_DCP_ENUM] = METADATA,
 };
 
-/* What comes with Python, of version 2 and 3, each between spaces. */
+/* Packages of Python 2 and 3, each between spaces. */
 static const char standard_packages[] =
     " BaseHTTPServer Bastion CGIHTTPServer ConfigParser Cookie DocXMLRPCServer HTMLParser Queue "
     "SimpleHTTPServer SimpleXMLRPCServer SocketServer StringIO Tkinter UserDict UserList "
@@ -201,7 +201,7 @@ static const char standard_packages[] =
     "turtledemo types typing unicodedata unittest urllib urllib2 urlparse user uu uuid venv "
     "warnings wave weakref webbrowser whichdb winreg winsound wsgiref xdrlib xml xmlrpc "
     "xmlrpclib xxlimited xxsubtype zipapp zipfile zipimport zlib zoneinfo "
-    /* as Python 2 called some of them */
+    /* names of Python 2 */
     "Dialog FileDialog ScrolledText SimpleDialog Tix Tkconstants Tkdnd _abcoll _winreg "
     "dummy_thread gdbm markupbase repr tkColorChooser tkCommonDialog tkFileDialog tkFont "
     "tkSimpleDialog ttk ";
@@ -215,7 +215,7 @@ static bool is_standard(const char *package)
     return package[0] && strstr(standard_packages, spaced);
 }
 
-/* "a.b*" stands for a.b and everything below it. */
+/* True when pattern "a.b*" matches a.b or a module below it, another pattern its own module. */
 static bool module_matches(const char *pattern, const char *module)
 {
     size_t size = strlen(pattern);
@@ -225,7 +225,7 @@ static bool module_matches(const char *pattern, const char *module)
            (module[size - 1] == '\0' || module[size - 1] == '.');
 }
 
-/* A dotted name is a part of what the rule means, and no rule means that. */
+/* A dotted name is a member of the listed global; no rule lists members. */
 static bool name_matches(const char *pattern, const char *name)
 {
     size_t size = strlen(pattern);
@@ -234,7 +234,7 @@ static bool name_matches(const char *pattern, const char *name)
     return strncmp(pattern, name, size - 1) == 0 && name[0] != '\0' && !strchr(name, '.');
 }
 
-/* Modules that Python 3 names differently. */
+/* The Python 3 name of a module that was renamed. */
 static const char *modern_module(const char *module)
 {
     if (strcmp(module, "__builtin__") == 0)
@@ -256,7 +256,8 @@ static fsdp_known known_dtype(const char *name, uint32_t *dtype_out)
     return FSDP_KNOWN_TORCH;
 }
 
-/* The element of a dotted name that is `size` bytes long; "" when it is longer than any package's name. */
+/* Copies the element of a dotted name, `size` bytes long; "" when it is longer than any
+ * package's name. */
 static void copy_element(const char *at, size_t size, char out[64])
 {
     memset(out, 0, 64);
@@ -265,8 +266,9 @@ static void copy_element(const char *at, size_t size, char out[64])
 }
 
 /*
- * A dotted name goes through what a module holds: `config` `os.system` is os.system for a module config
- * that imports os, and six.moves.builtins is builtins. Classes inside classes have no such names.
+ * A dotted name can reach Python through a module's imports: `config` `os.system` is os.system
+ * when config imports os, and six.moves.builtins is builtins. Classes inside classes have no
+ * such names.
  */
 static bool leads_to_python(const fsdp_pickle_global *global)
 {
@@ -314,7 +316,7 @@ static const rule *find_rule(const fsdp_pickle_global *global)
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out)
 {
     *dtype_out = 0;
-    /* a NUL would make another name of it for us than for Python */
+    /* with a NUL, the name here would differ from the name in Python */
     if (strlen(global->module) != global->module_size || strlen(global->name) != global->name_size)
         return FSDP_KNOWN_STANDARD;
     const rule *found = find_rule(global);
@@ -354,7 +356,7 @@ static fsdp_status refuse_call(pickle_vm *vm, fsdp_node callable)
 {
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     char name[300];
-    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    char *spelled = fsdp_pickle_global_name(&pickle, callable);
     if (!spelled)
         return pickle_no_memory(vm);
     fsdp_status st = fsdp_fail(
@@ -401,7 +403,7 @@ static fsdp_node item_of(const pickle_vm *vm, fsdp_node tuple, size_t number)
     return node->kind == FSDP_NODE_TUPLE && number < node->count ? node->as.items[number] : 0;
 }
 
-/* What is given to a call would be called by it, or could be. */
+/* Refuses an argument that the call would execute, or could. */
 static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node culprit)
 {
     const fsdp_pickle_node *given = node_at(vm, culprit);
@@ -409,7 +411,7 @@ static fsdp_status refuse_argument(pickle_vm *vm, fsdp_node callable, fsdp_node 
         return refuse_call(vm, culprit);
     fsdp_pickle pickle = {.nodes = vm->nodes, .count = vm->node_count};
     char name[300];
-    char *spelled = fsdp_pickle_spell(&pickle, callable);
+    char *spelled = fsdp_pickle_global_name(&pickle, callable);
     if (!spelled)
         return pickle_no_memory(vm);
     fsdp_status st =
@@ -428,14 +430,14 @@ static bool is_text(const pickle_vm *vm, fsdp_node node, const char *text)
     return fsdp_pickle_is_text(&pickle, node, text);
 }
 
-bool pickle_is_strange_class(const fsdp_pickle_node *node)
+bool pickle_is_unknown_class(const fsdp_pickle_node *node)
 {
     return node->kind == FSDP_NODE_GLOBAL &&
            (node->known == FSDP_KNOWN_FOREIGN ||
             (is_torch(node->known) && !(traits[node->known] & CALL)));
 }
 
-/* A member of the enum, and no method of its class. */
+/* A member of the enum, not a method of its class. */
 static bool is_memory_format(const fsdp_pickle_node *name)
 {
     static const char prefix[] = "TORCH_";
@@ -443,7 +445,7 @@ static bool is_memory_format(const fsdp_pickle_node *name)
            memcmp(name->as.text, prefix, sizeof prefix - 1) == 0;
 }
 
-/* getattr of something that is known to be no more than a name. */
+/* Accepts getattr where the result is known to be a plain name. */
 static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node args)
 {
     const fsdp_pickle_node *of = node_at(vm, item_of(vm, args, 0));
@@ -457,12 +459,12 @@ static fsdp_status call_getattr(pickle_vm *vm, fsdp_node callable, fsdp_node arg
     if (of->known == FSDP_KNOWN_SHARDED_TENSOR && is_text(vm, name, "ProcessGroupState") &&
         !vm->options->is_metadata)
         return push_call(vm, node, callable, args, 0);
-    if (is_text(vm, name, "__new__") && pickle_is_strange_class(of) && !vm->options->is_metadata)
+    if (is_text(vm, name, "__new__") && pickle_is_unknown_class(of) && !vm->options->is_metadata)
         return push_pending(vm, FSDP_KNOWN_GETATTR, callable, args);
     return refuse_call(vm, callable);
 }
 
-/* functools.partial(getattr(C, "__new__"), ...), to which BUILD brings the rest. */
+/* functools.partial(getattr(C, "__new__"), ...), whose arguments BUILD adds. */
 static fsdp_status call_partial(pickle_vm *vm, fsdp_node callable, fsdp_node args)
 {
     fsdp_node made = item_of(vm, args, 0);
@@ -495,7 +497,7 @@ fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node sta
     return FSDP_OK;
 }
 
-/* The shape is complete: an object of the class C with what partial was given. */
+/* The complete shape: an object of class C with the arguments of partial. */
 static fsdp_status call_shape(pickle_vm *vm, fsdp_node callable, fsdp_node args)
 {
     fsdp_pickle_node *partial = &vm->nodes[callable];
@@ -541,9 +543,9 @@ static bool opaque_allowed(const pickle_vm *vm, pickle_how how, unsigned known)
 }
 
 /*
- * What most calls of large metadata are, and what is done with them in the end. An object without arguments
- * of a class of DCP's own: nothing of it can be refused. A size of the same tuple as one before, which the
- * policy let through: neither can change, and so it is the same size.
+ * A shortcut for the calls that make up most of large metadata. An object of a DCP class without
+ * arguments has nothing that could be refused. A size with the same tuple as an earlier,
+ * accepted one is the same size, because neither can change.
  */
 static bool is_plain_object(const pickle_vm *vm, pickle_how how, const fsdp_pickle_node *callable,
                             fsdp_node args)

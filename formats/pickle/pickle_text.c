@@ -1,5 +1,6 @@
 /*
- * The text arguments of protocol 0, Python's UTF-8 and big integers as decimal text. See pickle_vm.h.
+ * Text arguments of protocol 0, Python's UTF-8, and big integers as decimal text. See
+ * pickle_vm.h.
  */
 #include "formats/pickle/pickle_vm.h"
 #include "base/text.h"
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Python refuses to print integers of more digits. */
+/* Python refuses to print integers with more digits. */
 enum { DECIMAL_DIGITS = 4300, DECIMAL_BYTES = 1786 };
 enum { SURROGATE_LEAD = 0xED, CHUNK = 1000000000, CHUNK_DIGITS = 9 };
 
@@ -62,7 +63,7 @@ static bool is_decimal(const char *line, size_t size)
     return true;
 }
 
-/* Decimal digits as the two's complement that the binary opcodes bring. */
+/* Pushes decimal digits in two's complement, as the binary opcodes hold them. */
 static fsdp_status push_decimal(pickle_vm *vm, const char *line, size_t size)
 {
     if (size > DECIMAL_DIGITS + 1)
@@ -150,7 +151,7 @@ static bool hex_number(const char *data, size_t digits, size_t rest, uint32_t *n
     return true;
 }
 
-/* One escape behind its backslash; how many bytes it took, 0: it is none. */
+/* Decodes one escape behind its backslash; returns its length, 0 when it is invalid. */
 static size_t unescape(const char *data, size_t rest, char *out)
 {
     static const char plain[] = "\\\\''\"\"a\ab\bf\fn\nr\rt\tv\v";
@@ -235,7 +236,7 @@ fsdp_status pickle_unicode_line(pickle_vm *vm, const char *line, size_t size)
 
 /* --- big integers ------------------------------------------------------------------------------- */
 
-/* Divides the number (32-bit words, least first) by 10^9 in place; the rest is what comes back. */
+/* Divides the number (32-bit words, least first) by 10^9 in place and returns the remainder. */
 static uint32_t divide(uint32_t *words, size_t count)
 {
     uint64_t rest = 0;

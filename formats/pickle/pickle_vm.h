@@ -1,4 +1,4 @@
-/* What the files of the pickle machine share: pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c,
+/* The state of the pickle machine, shared by pickle.c, pickle_nodes.c, pickle_text.c, pickle_policy.c and
  * pickle_arguments.c. */
 #ifndef FSDP_PICKLE_VM_H
 #define FSDP_PICKLE_VM_H
@@ -6,18 +6,18 @@
 #include "base/core/mem.h"
 #include "formats/pickle/pickle.h"
 
-/* Memory that lives as long as the pickle: 8-byte aligned, not zeroed, in blocks that double. */
+/* Memory that is freed with the pickle: 8-byte aligned, not zeroed, in blocks that double. */
 typedef struct fsdp_pickle_store {
     struct pickle_block *blocks;
     char *next, *end;
-    size_t block_bytes; /* of the last block that is shared by several */
+    size_t block_bytes; /* of the last block for several allocations */
 } fsdp_pickle_store;
 
 void *pickle_store_take_more(fsdp_pickle_store *store, size_t size);
 static inline void *pickle_store_take(fsdp_pickle_store *store, size_t size)
 {
     size_t bytes = (size + 7) & ~(size_t)7;
-    if (bytes - 1 >= (size_t)(store->end - store->next)) /* none, too many, or an overflow */
+    if (bytes - 1 >= (size_t)(store->end - store->next)) /* empty store, too many bytes, or an overflow */
         return pickle_store_take_more(store, size);
     void *data = store->next;
     store->next += bytes;
@@ -25,7 +25,7 @@ static inline void *pickle_store_take(fsdp_pickle_store *store, size_t size)
 }
 void pickle_store_release(fsdp_pickle_store *store);
 
-/* Nodes that are the same in every pickle. */
+/* Nodes that every pickle begins with. */
 enum {
     NODE_OF_NONE = 1,
     NODE_OF_FALSE,
@@ -34,35 +34,35 @@ enum {
     NODE_FIRST_FREE
 };
 
-/* Shapes and offsets stand in large metadata hundreds of thousands of times, so that what cannot change and
- * was met not long ago is taken again there: ints, short tuples and sizes. */
+/* Sizes of the caches for ints, short tuples and sizes. Large metadata repeats shapes and offsets hundreds
+ * of thousands of times; because such nodes cannot change, a recent equal one is reused. */
 enum { PICKLE_SMALL_INTS = 256, PICKLE_SHARED_BITS = 10, PICKLE_SHARED = 1 << PICKLE_SHARED_BITS };
 _Static_assert(PICKLE_SMALL_INTS > UINT8_MAX, "a byte is a small int");
 
 typedef struct pickle_vm {
     const fsdp_pickle_options *options;
     const uint8_t *data, *at, *limit, *end;   /* limit: the end of the frame */
-    const uint8_t *opcode;                    /* where the current one stands, for messages */
+    const uint8_t *opcode;                    /* start of the current opcode, for messages */
     fsdp_pickle_node *nodes;
     size_t node_count, node_capacity;
     fsdp_node *stack;
     size_t height, stack_capacity;
     size_t *marks;
     size_t mark_count, mark_capacity;
-    size_t floor;                             /* height at the last mark: nothing below is popped */
+    size_t floor;                             /* stack height at the last mark: no pop goes below */
     fsdp_node *memo;
-    size_t memo_count, memo_capacity;         /* beyond memo_count nothing was put */
+    size_t memo_count, memo_capacity;         /* entries from memo_count on are unset */
     size_t memo_used;
-    fsdp_node small_ints[PICKLE_SMALL_INTS];  /* 0: not met yet */
-    fsdp_node shared[PICKLE_SHARED];          /* by a hash of what they are */
-    fsdp_node *pending;                       /* halves of shapes, to be checked at the end */
+    fsdp_node small_ints[PICKLE_SMALL_INTS];  /* 0: not used yet */
+    fsdp_node shared[PICKLE_SHARED];          /* by a hash of their contents */
+    fsdp_node *pending;                       /* first halves of shapes, checked at the end */
     size_t pending_count, pending_capacity;
-    size_t pairs_seen;                        /* in lists that calls were given */
+    size_t pairs_seen;                        /* in lists that are arguments of calls */
     fsdp_pickle_store *store;
     fsdp_error *err;
 } pickle_vm;
 
-/* Fails with the place of the current opcode. */
+/* Fails with the offset of the current opcode. */
 fsdp_status pickle_fail(pickle_vm *vm, fsdp_status status, const char *why);
 fsdp_status pickle_no_memory(pickle_vm *vm);
 
@@ -70,7 +70,7 @@ fsdp_status pickle_no_memory(pickle_vm *vm);
 fsdp_status pickle_push_grown(pickle_vm *vm, fsdp_node node);
 fsdp_status pickle_new_node_grown(pickle_vm *vm, const fsdp_pickle_node *node, fsdp_node *node_out);
 
-/* Inline, since a large pickle is millions of these. */
+/* Inline, because a large pickle has millions of them. */
 static inline fsdp_status pickle_push(pickle_vm *vm, fsdp_node node)
 {
     if (vm->height == vm->stack_capacity)
@@ -95,7 +95,7 @@ static inline fsdp_status pickle_push_node(pickle_vm *vm, fsdp_pickle_node node)
     return pickle_push(vm, made);
 }
 
-/* Where a node is looked for, and kept, that is known by these two numbers. */
+/* The cache slot for a node identified by these two numbers. */
 static inline fsdp_node *pickle_shared(pickle_vm *vm, uint64_t a, uint64_t b)
 {
     uint64_t mixed = (a + (b << 32)) * UINT64_C(0x9E3779B97F4A7C15);
@@ -105,7 +105,7 @@ static inline fsdp_node *pickle_shared(pickle_vm *vm, uint64_t a, uint64_t b)
 fsdp_status pickle_push_int(pickle_vm *vm, int64_t value);
 fsdp_status pickle_push_bigint(pickle_vm *vm, const uint8_t *data, size_t size);
 fsdp_status pickle_push_text(pickle_vm *vm, fsdp_node_kind kind, const char *data, size_t size);
-/* A container of the nodes on the stack from `from` on, which it replaces. */
+/* Replaces the nodes on the stack from `from` on by a container of them. */
 fsdp_status pickle_push_items(pickle_vm *vm, fsdp_node_kind kind, size_t from);
 /* Appends the nodes on the stack from `from` on to the list, dict, set or object below. */
 fsdp_status pickle_append(pickle_vm *vm, fsdp_node target, fsdp_node_kind kind, size_t from);
@@ -127,25 +127,25 @@ bool pickle_text_valid(const char *data, size_t size);
 /* --- pickle_policy.c --- */
 typedef enum pickle_how { PICKLE_REDUCE, PICKLE_NEWOBJ, PICKLE_NEWOBJ_EX } pickle_how;
 
-/* Which global it is; *dtype_out for those that stand for a dtype. */
+/* Identifies the global; *dtype_out for those that stand for a dtype. */
 fsdp_known pickle_recognise(const fsdp_pickle_global *global, uint32_t *dtype_out);
 /* Replaces callable and args (kwargs 0: none) by the node of the call, or refuses the file. */
 fsdp_status pickle_call(pickle_vm *vm, pickle_how how, fsdp_node callable, fsdp_node args, fsdp_node kwargs);
-/* What may be given items (LIST, DICT or SET) or a state. */
+/* True when items (LIST, DICT or SET) or a state may be added to the node. */
 bool pickle_takes_items(const fsdp_pickle_node *node, fsdp_node_kind kind);
 bool pickle_takes_state(const fsdp_pickle_node *node);
-/* When a state was given to half of a shape. */
+/* Adds the state to the first half of a shape, which completes it. */
 fsdp_status pickle_complete_shape(pickle_vm *vm, fsdp_node target, fsdp_node state);
-/* At the end: no half of a shape is left. */
+/* Fails when an incomplete shape is left at the end. */
 fsdp_status pickle_check_pending(pickle_vm *vm);
-/* A class of which an object may be made without knowing it. */
-bool pickle_is_strange_class(const fsdp_pickle_node *node);
+/* True for a class whose objects may be made although the policy does not list it. */
+bool pickle_is_unknown_class(const fsdp_pickle_node *node);
 
 /* --- pickle_arguments.c --- */
 
-/* Whether a call on the list may be given this; if not, *culprit_out is what it must not be given. */
+/* True when the listed call may have these arguments; otherwise *culprit_out is the refused one. */
 bool pickle_arguments_allowed(pickle_vm *vm, unsigned known, fsdp_node args, fsdp_node *culprit_out);
-/* The same of a class that is not on the list. */
+/* The same check for a class that the policy does not list. */
 bool pickle_objects_allowed(pickle_vm *vm, fsdp_node args, fsdp_node *culprit_out);
 
 #endif

@@ -11,7 +11,7 @@ enum {
     LONG1 = 0x8a,
     LONG4 = 0x8b,
     LONG1_MOST = 255,
-    DIGITS_MOST = 4300, /* what Python itself turns into text and back */
+    DIGITS_MOST = 4300, /* Python's limit for converting integers to text and back */
     LIMBS_MOST = 512
 };
 
@@ -51,7 +51,7 @@ void fsdp_pickler_op(fsdp_pickler *pickler, fsdp_opcode op)
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
-/* Of a number in two's complement, without bytes that only repeat the sign. */
+/* Length of a two's complement number without bytes that only repeat the sign. */
 static size_t significant(const uint8_t *bytes, size_t size)
 {
     uint8_t sign = bytes[size - 1] & 0x80 ? 0xff : 0;
@@ -189,7 +189,8 @@ void fsdp_pickler_get(fsdp_pickler *pickler, uint32_t memo)
         add_number(pickler, 'j', memo, 4);
 }
 
-/* Gets a constant that was spelled before; otherwise the caller spells it. A str has no module. */
+/* Emits a memoized constant; false when it is new and the caller must write it. A str has no
+ * module. */
 static bool get_term(fsdp_pickler *pickler, const char *module, const char *name)
 {
     for (size_t i = 0; i < pickler->term_count; i++) {
@@ -274,7 +275,7 @@ static fsdp_status fail_too_deep(fsdp_error *err)
     return fsdp_fail(err, FSDP_ERR_USAGE, "a value nests more than %d deep", FSDP_VALUE_DEPTH);
 }
 
-/* As protocol 2 spells bytes: the call of a function that turns text into them. */
+/* Protocol 2 encodes bytes as the call of a function that turns text into them. */
 static void add_bytes(fsdp_pickler *pickler, const char *data, size_t size)
 {
     fsdp_pickler_global(pickler, "_codecs", "encode");
@@ -349,7 +350,7 @@ static fsdp_status add_dict(fsdp_pickler *pickler, const fsdp_value *value, int 
     return FSDP_OK;
 }
 
-/* As deep as values nest. */
+/* Recursion depth is the nesting depth of values. */
 static fsdp_status add_value(fsdp_pickler *pickler, const fsdp_value *value, int depth,
                              fsdp_error *err)
 {

@@ -1,10 +1,10 @@
 /*
- * Emits pickles of protocol 2, the mirror of pickle.h: what torch.save writes, and what
- * torch.load(weights_only=True) takes (no opcode beyond those that it knows). Python of every version
- * reads it, so .metadata of DCP is written the same way.
+ * Writes pickles of protocol 2, the mirror of pickle.h: the form of torch.save, which
+ * torch.load(weights_only=True) accepts (only opcodes that it knows). Every version of Python reads it, so
+ * .metadata of DCP is written in the same form.
  *
- * Containers are built as Python's own pickler does: the container, a mark, the items, then "append" or
- * "set items". A failure to grow is remembered in text.failed.
+ * Containers are built as Python's pickler does: the container, a mark, the items, then "append" or "set
+ * items". text.failed remembers a failed allocation.
  */
 #ifndef FSDP_PICKLE_WRITE_H
 #define FSDP_PICKLE_WRITE_H
@@ -22,30 +22,31 @@ typedef enum fsdp_opcode {
 
 enum { FSDP_PICKLER_TERMS = 64 };
 
-/* Zero-initialise; release when done. */
+/* Zero-initialise; release after use. */
 typedef struct fsdp_pickler {
     fsdp_text text;            /* the pickle so far */
-    bool weights_only;         /* integers of over 255 bytes are refused: they need an opcode it lacks */
+    bool weights_only;         /* refuse integers of over 255 bytes: their opcode is not allowed */
     uint32_t memo_count;
-    /* What was memoized by its spelling: constants, borrowed. */
+    /* Memoized constants, borrowed, by module and name. */
     struct { const char *module, *name; uint32_t memo; } terms[FSDP_PICKLER_TERMS];
     size_t term_count;
 } fsdp_pickler;
 
 void fsdp_pickler_release(fsdp_pickler *pickler);
-/* Empties it and begins with the protocol. */
+/* Empties the text and writes the protocol. */
 void fsdp_pickler_begin(fsdp_pickler *pickler);
-/* What the opcode means to the stack is up to the caller. */
+/* Writes an opcode; the caller keeps the stack consistent. */
 void fsdp_pickler_op(fsdp_pickler *pickler, fsdp_opcode op);
 void fsdp_pickler_int(fsdp_pickler *pickler, int64_t number);
-/* A str. Text of 4 GiB or more counts as a failure to grow. */
+/* Writes a str. Text of 4 GiB or more counts as a failed allocation. */
 void fsdp_pickler_text(fsdp_pickler *pickler, const char *data, size_t size);
 
-/* Remembers the top of the stack; its number brings it back. */
+/* Memoizes the top of the stack and returns its number. */
 uint32_t fsdp_pickler_put(fsdp_pickler *pickler);
 void fsdp_pickler_get(fsdp_pickler *pickler, uint32_t memo);
 
-/* Constants, spelled out the first time: a class or function, and a str. They must outlive the pickler. */
+/* Constants, written out the first time: a class or function, and a str. The strings must outlive the
+ * pickler. */
 void fsdp_pickler_global(fsdp_pickler *pickler, const char *module, const char *name);
 void fsdp_pickler_word(fsdp_pickler *pickler, const char *word);
 
@@ -54,8 +55,8 @@ void fsdp_pickler_ints(fsdp_pickler *pickler, const int64_t *items, size_t count
 void fsdp_pickler_size(fsdp_pickler *pickler, const int64_t *items, size_t count);
 
 /*
- * Any value that Python's own types hold. Lists become lists, but tuples where they are keys. FSDP_ERR_USAGE
- * for objects, tensors, keys that Python cannot hash, and integers of over 4,300 digits.
+ * Writes a value of Python's built-in types. Lists stay lists, but become tuples inside keys.
+ * FSDP_ERR_USAGE for objects, tensors, keys that Python cannot hash, and integers of over 4,300 digits.
  */
 FSDP_CHECKED fsdp_status fsdp_pickler_value(fsdp_pickler *pickler, const fsdp_value *value, fsdp_error *err);
 

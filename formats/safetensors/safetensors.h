@@ -1,47 +1,60 @@
 /*
- * The header of a safetensors file, checked: also DCP keeps such files.
+ * Room safetensors: files of safetensors, Hugging Face directories of them, and the cut files of DCP.
+ *
+ * In: files whose bytes may be hostile, or the tensors of a packed target. Out: the catalog of a source
+ * (source.h), or files byte for byte as the format's library and huggingface_hub write them.
+ *
+ *   safetensors_header.c  parses and checks the header of one file
+ *   safetensors_read.c    the format as a source: one file, a directory with an index, files of DCP's ranks
+ *   safetensors_set.c     numbered files without an index: all must be there
+ *   safetensors_write.c   the packed targets "safetensors" and "hf" (target/packed.h)
+ *
+ * A file is:
  *
  *     u64 n (little-endian), n bytes of JSON, then the data of the tensors without gaps or overlaps
+ *
+ * Callers: detect (the tables of formats) and dcp (this header, for items in safetensors files). The room
+ * calls source and target.
  */
 #ifndef FSDP_SAFETENSORS_H
 #define FSDP_SAFETENSORS_H
 
 #include "base/data/name_table.h"
 #include "formats/source.h"
-#include "formats/source/spelling.h"
+#include "formats/source/escaped_names.h"
 
 typedef struct fsdp_safetensors_entry {
-    const char *name;          /* as the file spells it */
+    const char *name;          /* as it stands in the file */
     size_t name_size;
-    const char *true_name;     /* the same, unless it was escaped */
+    const char *true_name;     /* the unescaped name */
     size_t true_size;
     fsdp_dtype dtype;
     int ndim;
-    const int64_t *shape;      /* ours: the last dim of F4 and F6 counts bytes */
-    int64_t begin, end;        /* in the file */
-    bool is_added;             /* for readers: it is a tensor of the source, with this number */
+    const int64_t *shape;      /* in elements of the dtype; the last dim of F4 and F6 counts bytes */
+    int64_t begin, end;        /* offsets in the file */
+    bool is_added;             /* set by readers: the source has it as a tensor, with this number */
     size_t tensor;
-    const int64_t *lo;         /* where it lies in the whole tensor (DCP_SHARDING_INFO); NULL: not told */
+    const int64_t *lo;         /* the box in the whole tensor (DCP_SHARDING_INFO); NULL: not stated */
 } fsdp_safetensors_entry;
 
-/* Zero-initialise; release when done, also after a failure. */
+/* Zero-initialise; release after use, also after a failure. */
 typedef struct fsdp_safetensors {
     fsdp_arena arena;
     fsdp_safetensors_entry *entries;   /* in the order of the header */
     size_t count, room;
     fsdp_name_table names;     /* -> number of the entry */
-    bool has_metadata, is_sharded;     /* sharded: it has a DCP_SHARDING_INFO */
+    bool has_metadata, is_sharded;     /* is_sharded: there is a DCP_SHARDING_INFO */
     fsdp_text metadata;        /* as a JSON object */
-    fsdp_spelling spelling;
+    fsdp_escaped_names escaped_names;
 } fsdp_safetensors;
 
-/* Reads the header of a file of the source, which is nothing but safetensors. */
+/* Reads the header of a file of the source that is a whole safetensors file. */
 fsdp_status fsdp_safetensors_read(const fsdp_source *source, int file, fsdp_safetensors *header,
                                   fsdp_error *err);
 void fsdp_safetensors_release(fsdp_safetensors *header);
 
-/* Of a directory without an index: a set whose names count its files must have them all. FSDP_ERR_DAMAGED
- * names the first that is missing. */
+/* Checks a directory without an index: when the names of its files state their number, all of them must
+ * exist. FSDP_ERR_DAMAGED names the first one that is missing. */
 fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const *names, size_t count,
                                        fsdp_error *err);
 

@@ -1,7 +1,7 @@
 /*
- * The header of a safetensors file: JSON that nobody vouches for. What is accepted is what the format's own
- * library accepts: every tensor's bytes follow from its dtype and shape, and together they are the whole
- * file, each byte once.
+ * Parses the header of a safetensors file, which is untrusted JSON. It accepts what the format's
+ * own library accepts: every tensor's size follows from its dtype and shape, and together the
+ * tensors fill the file, each byte once.
  */
 #include "formats/safetensors/safetensors.h"
 
@@ -17,7 +17,7 @@ typedef struct header_reader {
     fsdp_safetensors *header;
     fsdp_json json;
     const char *path;
-    int64_t file_size, data; /* where the data begins */
+    int64_t file_size, data; /* offset of the data */
 } header_reader;
 
 void fsdp_safetensors_release(fsdp_safetensors *header)
@@ -25,7 +25,7 @@ void fsdp_safetensors_release(fsdp_safetensors *header)
     fsdp_free(header->entries);
     fsdp_name_table_release(&header->names);
     fsdp_text_release(&header->metadata);
-    fsdp_spelling_release(&header->spelling);
+    fsdp_escaped_names_release(&header->escaped_names);
     fsdp_arena_release(&header->arena);
     *header = (fsdp_safetensors){0};
 }
@@ -51,7 +51,8 @@ static int bits_of(fsdp_dtype dtype)
     return (int)fsdp_dtype_size(dtype) * 8;
 }
 
-/* Values of less than a byte are counted in bytes from here on; rows must be whole bytes for that. */
+/* Converts the last dim of sub-byte dtypes from values to bytes; rows must be whole bytes for
+ * that. */
 static fsdp_status pack_shape(const header_reader *reader, const fsdp_safetensors_entry *entry,
                               int64_t *shape, fsdp_error *err)
 {
@@ -93,7 +94,7 @@ static fsdp_status read_dtype(fsdp_json *json, fsdp_dtype *dtype_out, fsdp_error
     return FSDP_OK;
 }
 
-/* Natural numbers, at most `room` of them. */
+/* Reads natural numbers, at most `room` of them. */
 static fsdp_status read_numbers(fsdp_json *json, int64_t *numbers, int room, int *count_out,
                                 fsdp_error *err)
 {
@@ -152,7 +153,7 @@ static fsdp_status read_tensor(header_reader *reader, tensor_text *tensor, fsdp_
     return FSDP_OK;
 }
 
-/* The range must be what dtype and shape ask for, and lie in the file. */
+/* The range must have the size of dtype and shape, and lie in the file. */
 static fsdp_status check_size(header_reader *reader, const tensor_text *tensor, fsdp_error *err)
 {
     int64_t bits = bits_of(tensor->dtype);
@@ -203,7 +204,7 @@ static fsdp_status read_offsets(header_reader *reader, fsdp_json *json, const ui
     int count;
     FSDP_TRY(read_numbers(json, lo, FSDP_MAX_DIMS, &count, err));
     if (!number || *number >= reader->header->count)
-        return FSDP_OK; /* a tensor that is not in this file */
+        return FSDP_OK; /* a tensor of another file */
     fsdp_safetensors_entry *entry = &reader->header->entries[*number];
     if (count != entry->ndim)
         return fsdp_json_fail(json, err, "%d saved_offsets for a tensor of %d dims", count,
@@ -232,7 +233,7 @@ static fsdp_status read_box(header_reader *reader, fsdp_json *json, const uint64
     }
 }
 
-/* The true shape of a tensor that is flat in the file because its rows are no whole bytes. */
+/* The true shape of a tensor that is stored flat because its rows are not whole bytes. */
 static fsdp_status read_true_shape(header_reader *reader, fsdp_json *json, const uint64_t *number,
                                    fsdp_error *err)
 {
@@ -259,7 +260,7 @@ static fsdp_status read_true_shape(header_reader *reader, fsdp_json *json, const
 typedef fsdp_status (*read_item)(header_reader *reader, fsdp_json *json, const uint64_t *number,
                                  fsdp_error *err);
 
-/* An object with a member per tensor, which is a text in the metadata. */
+/* Reads a text of the metadata that is a JSON object with a member per tensor. */
 static fsdp_status read_own_text(header_reader *reader, const char *key_of_text, const char *text,
                                  size_t text_size, read_item read, fsdp_error *err)
 {
@@ -283,18 +284,18 @@ static fsdp_status read_own_text(header_reader *reader, const char *key_of_text,
     return status;
 }
 
-/* Keys of the metadata whose texts are JSON of their own. */
+/* The keys of the metadata whose texts are JSON. */
 enum { SHARDING, NAMES, SHAPES, METADATA_TEXTS };
 static const char *const metadata_keys[METADATA_TEXTS] = {"DCP_SHARDING_INFO", "fsdp.names",
                                                           "fsdp.shapes"};
 
 typedef struct metadata_reader {
-    fsdp_arena arena; /* of the keys */
+    fsdp_arena arena; /* memory of the keys */
     fsdp_name_table keys;
     struct {
         char *text;
         size_t size;
-    } own[METADATA_TEXTS]; /* text NULL: none */
+    } own[METADATA_TEXTS]; /* text NULL: no such key */
 } metadata_reader;
 
 static bool is_key(const char *key, size_t size, const char *wanted)
@@ -379,14 +380,14 @@ static fsdp_status resolve_names(header_reader *reader, const char *text, size_t
                                  fsdp_error *err)
 {
     fsdp_safetensors *header = reader->header;
-    FSDP_TRY(fsdp_spelling_parse(&header->spelling, reader->path, text, size, err));
+    FSDP_TRY(fsdp_escaped_names_parse(&header->escaped_names, reader->path, text, size, err));
     for (size_t i = 0; i < header->count; i++)
-        fsdp_spelling_resolve(&header->spelling, &header->entries[i].true_name,
-                              &header->entries[i].true_size);
+        fsdp_escaped_names_resolve(&header->escaped_names, &header->entries[i].true_name,
+                                   &header->entries[i].true_size);
     return FSDP_OK;
 }
 
-/* Shapes come first: offsets have as many dims as they. */
+/* Shapes come first, because the offsets must have as many dims. */
 static fsdp_status read_own_texts(header_reader *reader, const metadata_reader *metadata,
                                   fsdp_error *err)
 {
@@ -440,7 +441,7 @@ static fsdp_status fail_place(const header_reader *reader, const fsdp_safetensor
                      entry->begin, at);
 }
 
-/* One tensor follows the other, from the header to the end of the file. */
+/* The tensors must follow one another from the header to the end of the file. */
 static fsdp_status check_places(const header_reader *reader, fsdp_error *err)
 {
     const fsdp_safetensors *header = reader->header;

@@ -1,6 +1,7 @@
 /*
- * Safetensors as a source: one file; a Hugging Face directory, whose index says which files belong to it;
- * or a directory of files that DCP's ranks wrote, in which a tensor may be cut (DCP_SHARDING_INFO).
+ * Safetensors as a source: one file; a Hugging Face directory, whose index assigns tensors to
+ * files; or a directory of files that the ranks of DCP wrote, in which a tensor may be cut
+ * (DCP_SHARDING_INFO).
  */
 #include "formats/source/source_formats.h"
 #include "formats/safetensors/safetensors.h"
@@ -17,7 +18,7 @@ static const char usual_index[] = "model.safetensors.index.json";
 
 enum { LONGEST_INDEX = 256 << 20 };
 
-/* A tensor of which files hold parts, and those parts. */
+/* A tensor whose parts lie in several files, and those parts. */
 typedef struct cut_tensor {
     const fsdp_safetensors_entry *first;
     int64_t shape[FSDP_MAX_DIMS];
@@ -28,11 +29,11 @@ typedef struct cut_tensor {
 typedef struct cut_part {
     const fsdp_safetensors_entry *entry;
     int file;
-    size_t next; /* SIZE_MAX: none */
+    size_t next; /* SIZE_MAX: no further part */
 } cut_part;
 
 /* A directory being opened. */
-/* The index: this tensor is in that file. */
+/* An entry of the index: this tensor is in that file. */
 typedef struct index_entry {
     const char *name;
     size_t size;
@@ -43,12 +44,12 @@ typedef struct model_folder {
     fsdp_source *source;
     fsdp_arena arena;
     char *index_path;      /* NULL: none */
-    fsdp_name_table files; /* of the index: -> number in names */
+    fsdp_name_table files; /* files of the index: name -> number in names */
     const char **names;    /* of files */
     size_t name_count, name_room;
-    index_entry *promised; /* what the index says, in its order */
+    index_entry *promised; /* entries of the index, in its order */
     size_t promised_count, promised_room;
-    fsdp_name_table map;       /* of the index: tensor -> number in promised */
+    fsdp_name_table map;       /* the index: tensor -> number in promised */
     fsdp_safetensors *headers; /* one per name */
     fsdp_name_table cut;       /* name of a tensor -> number in tensors */
     cut_tensor *tensors;
@@ -98,7 +99,7 @@ static fsdp_status add_whole(fsdp_source *source, fsdp_safetensors_entry *entry,
 
 /* --- tied tensors ------------------------------------------------------------------------------- */
 
-/* The one key that says something else in files of everybody. */
+/* True for "format", which files of any writer have and which names no tensor. */
 static bool is_usual_key(const char *key, size_t size)
 {
     return size == 6 && memcmp(key, "format", 6) == 0;
@@ -115,8 +116,9 @@ static fsdp_status add_tied(fsdp_source *source, const fsdp_safetensors *header,
     return fsdp_source_add_alias(source, key, key_size, entry->tensor, err);
 }
 
-/* Who saves tied tensors leaves out all names but one, and notes the others in the metadata, each with the
- * name that was kept. What is no name of a tensor here is about something else. */
+/* Adds tied names. A writer that ties tensors stores one name and records the others in the
+ * metadata, each with the stored name. A key whose value names no tensor of the file has another
+ * meaning. */
 static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *header,
                                 fsdp_error *err)
 {
@@ -144,7 +146,7 @@ static fsdp_status add_all_tied(fsdp_source *source, const fsdp_safetensors *hea
     return st;
 }
 
-/* The whole is as large as its parts reach: nobody wrote its shape down. */
+/* Extends the shape of the whole tensor to the end of this part: no file states the shape. */
 static fsdp_status widen(const model_folder *folder, cut_tensor *tensor,
                          const fsdp_safetensors_entry *entry, int file, fsdp_error *err)
 {
@@ -204,7 +206,7 @@ static fsdp_status add_cut(model_folder *folder, cut_tensor *tensor, fsdp_error 
 
 /* --- the index -------------------------------------------------------------------------------- */
 
-/* A file's number among the names, found or added. */
+/* The number of a file name, added when it is new. */
 static fsdp_status number_file(model_folder *folder, const char *name, size_t size,
                                uint64_t *number_out, fsdp_error *err)
 {
@@ -260,7 +262,8 @@ static fsdp_status read_weight_map(model_folder *folder, fsdp_json *json, fsdp_e
     }
 }
 
-/* {"total_size": number, ...}: only its types are looked at, since many indexes in the world are wrong. */
+/* {"total_size": number, ...}: only the types are checked, because many published indexes have
+ * wrong numbers. */
 static fsdp_status read_index_metadata(fsdp_json *json, fsdp_error *err)
 {
     static const char *const names[] = {"total_size"};
@@ -328,7 +331,7 @@ static fsdp_status read_index(model_folder *folder, const char *name, fsdp_error
     return parse_index(folder, file, err);
 }
 
-/* Of several indexes the usual one counts; nobody can tell which of others. */
+/* Of several indexes the one with the usual name is taken; other names are ambiguous. */
 static fsdp_status choose_index(const fsdp_probe *probe, const char **name_out, fsdp_error *err)
 {
     *name_out = fsdp_probe_has(probe, usual_index) ? usual_index : NULL;
@@ -368,7 +371,7 @@ static fsdp_status open_file(model_folder *folder, const char *name, int *file_o
     fsdp_status status = fsdp_source_add_file(folder->source, path, true, file_out, &why);
     bool is_lost = status == FSDP_ERR_NOT_FOUND && folder->index_path;
     if (is_lost && fsdp_source_tolerates(folder->source)) {
-        *file_out = -1; /* check_map tells what it held */
+        *file_out = -1; /* check_map reports its entries as missing */
         status = FSDP_OK;
     } else if (is_lost)
         status = fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -380,7 +383,8 @@ static fsdp_status open_file(model_folder *folder, const char *name, int *file_o
     return status;
 }
 
-/* The index sends each name to one file; what it does not know is taken along. */
+/* True when the index assigns the name to another file. Names that the index does not list are
+ * accepted. */
 static bool is_elsewhere(const model_folder *folder, const fsdp_safetensors_entry *entry,
                          size_t number)
 {
@@ -388,7 +392,7 @@ static bool is_elsewhere(const model_folder *folder, const fsdp_safetensors_entr
     return place && folder->promised[*place].file != number;
 }
 
-/* Tensors in the order of their first part. */
+/* Adds tensors in the order of their first part. */
 static fsdp_status add_file(model_folder *folder, size_t number, const int *files, fsdp_error *err)
 {
     const fsdp_safetensors *header = &folder->headers[number];
@@ -409,7 +413,7 @@ static fsdp_status add_file(model_folder *folder, size_t number, const int *file
     return FSDP_OK;
 }
 
-/* How large a cut tensor is follows from all of its parts. */
+/* Derives the shape of a cut tensor from all of its parts. */
 static fsdp_status check_cut(const model_folder *folder, size_t lost, fsdp_error *err)
 {
     for (size_t i = 0; i < folder->name_count && lost < folder->name_count; i++)
@@ -440,7 +444,7 @@ static fsdp_status read_headers(model_folder *folder, int *files, fsdp_error *er
     return check_cut(folder, lost, err);
 }
 
-/* What the index promises must be there. */
+/* Every entry of the index must be in its file. */
 static fsdp_status check_map(const model_folder *folder, const int *files, fsdp_error *err)
 {
     for (size_t i = 0; i < folder->promised_count; i++) {
@@ -518,7 +522,7 @@ static void release_folder(model_folder *folder)
 
 /* --- one file --------------------------------------------------------------------------------- */
 
-/* A file of DCP's on its own is whole only if its tensors are. */
+/* A single file of DCP is complete only if each of its tensors is whole. */
 static fsdp_status add_entries(fsdp_source *source, const fsdp_safetensors *header, int file,
                                fsdp_error *err)
 {
@@ -552,8 +556,8 @@ static fsdp_status open_single(fsdp_source *source, const char *path, fsdp_error
 
 /* --- the format ------------------------------------------------------------------------------- */
 
-/* A length that fits into the file, and the brace behind it. Of a file that was cut only the upper bytes
- * of the length can be right. */
+/* Checks that the length fits into the file and that '{' follows. Of a truncated file only the
+ * upper bytes of the length can be right. */
 static int bid_for_file(const fsdp_probe *probe)
 {
     if (probe->head_size < 9 || probe->head[8] != '{')
@@ -591,7 +595,7 @@ static fsdp_status open_safetensors(const fsdp_probe *probe, fsdp_source **sourc
                                              : open_single(source, probe->path, err);
     release_folder(&folder);
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, err);
+        status = fsdp_source_complete(source, err);
     if (status != FSDP_OK) {
         fsdp_source_close(source);
         source = NULL;

@@ -1,7 +1,7 @@
 /*
- * Sets of safetensors files without an index: MODEL-00002-of-00003.safetensors says that there are three.
- * What a file that is missing held, nobody knows then, so a set must be complete. safetensors_read.c asks
- * here.
+ * Numbered safetensors files without an index: MODEL-00002-of-00003.safetensors states that
+ * there are three. Nothing else tells which tensors a missing file held, so all of them must
+ * exist. safetensors_read.c calls this check.
  */
 #include "formats/safetensors/safetensors.h"
 
@@ -15,14 +15,14 @@
 enum { MOST_DIGITS = 6, MOST_FILES = 1000000 };
 static const char suffix[] = ".safetensors";
 
-/* A set by the names of its files. */
+/* Numbered files with the same name otherwise. */
 typedef struct file_set {
-    const char *stem; /* what stands before "-00002-of-00003.safetensors", and how long that is */
+    const char *stem; /* the text before "-00002-of-00003.safetensors", and its length */
     size_t stem_size;
     int digits, count;
 } file_set;
 
-/* Digits that end at `end`; their number. */
+/* The number of digits that end at `end`. */
 static size_t digits_before(const char *name, size_t end)
 {
     size_t size = 0;
@@ -60,8 +60,8 @@ bool fsdp_source_is_part(const char *path, int *number_out, int *count_out)
     return true;
 }
 
-/* The ranks of DCP write a set together: shard-00001-model-00002-of-00003.safetensors. Not all have something
- * for each file. */
+/* The ranks of DCP write one set together: shard-00001-model-00002-of-00003.safetensors. A rank
+ * without data for a file number writes no file. */
 static void without_rank(file_set *set)
 {
     static const char shard[] = "shard-";
@@ -81,7 +81,7 @@ static bool same_set(const file_set *a, const file_set *b)
            memcmp(a->stem, b->stem, a->stem_size) == 0;
 }
 
-/* Marks the numbers of the set's files. They begin with 1, or with 0. */
+/* Marks the numbers of existing files. Numbering begins with 1, or with 0. */
 static void mark_files(const file_set *set, const char *const *names, size_t count, bool *is_there)
 {
     for (size_t i = 0; i < count; i++) {
@@ -129,7 +129,7 @@ fsdp_status fsdp_safetensors_check_set(const char *directory, const char *const 
             continue;
         without_rank(&set);
         if (last.stem && same_set(&set, &last))
-            continue; /* sorted names: most files stand beside those of their set */
+            continue; /* names are sorted, so a set is mostly contiguous */
         FSDP_TRY(check_set(directory, names[i], &set, names, count, err));
         last = set;
     }

@@ -1,6 +1,7 @@
 /*
- * Safetensors as a target: one file, or a Hugging Face directory of files with an index. Byte for byte
- * what the format's own library and huggingface_hub write. The mirror of safetensors_read.c.
+ * Safetensors as a target: one file, or a Hugging Face directory of files with an index, byte
+ * for byte as the format's library and huggingface_hub write them. The mirror of
+ * safetensors_read.c.
  */
 #include "formats/target/packed_internal.h"
 
@@ -18,13 +19,13 @@ static bool holds_dtype(fsdp_dtype dtype)
     return info && info->safetensors;
 }
 
-/* The one key that is no tensor. */
+/* "__metadata__" is the one key that names no tensor. */
 static bool holds_name(const char *name, size_t size)
 {
     return size != strlen("__metadata__") || memcmp(name, "__metadata__", size) != 0;
 }
 
-/* A key of the metadata that means something else. */
+/* False for keys of the metadata with another meaning. */
 static bool notes_tie(const char *name, size_t size)
 {
     static const char own[] = "fsdp.";
@@ -36,7 +37,8 @@ static bool notes_tie(const char *name, size_t size)
 
 /* --- the order within a file ------------------------------------------------------------------ */
 
-/* Tensors of larger elements first, so that all are aligned: the library's list of dtypes, backwards. */
+/* Orders dtypes by falling element size, so that all tensors are aligned: the library's list of
+ * dtypes, backwards. */
 static int rank_of(fsdp_dtype dtype)
 {
     static const fsdp_dtype order[] = {
@@ -53,11 +55,13 @@ static int rank_of(fsdp_dtype dtype)
 
 static int compare_names(const target_tensor *a, const target_tensor *b)
 {
-    size_t size = a->spelled_size < b->spelled_size ? a->spelled_size : b->spelled_size;
-    int order = size > 0 ? memcmp(a->spelled, b->spelled, size) : 0;
+    size_t size =
+        a->stored_name_size < b->stored_name_size ? a->stored_name_size : b->stored_name_size;
+    int order = size > 0 ? memcmp(a->stored_name, b->stored_name, size) : 0;
     if (order != 0)
         return order;
-    return (a->spelled_size > b->spelled_size) - (a->spelled_size < b->spelled_size);
+    return (a->stored_name_size > b->stored_name_size) -
+           (a->stored_name_size < b->stored_name_size);
 }
 
 static int compare_tensors(const void *a, const void *b)
@@ -86,14 +90,14 @@ static bool is_six(fsdp_dtype dtype)
     return dtype == FSDP_F6_E2M3 || dtype == FSDP_F6_E3M2;
 }
 
-/* Values of less than a byte are counted by themselves in the file. */
+/* Sub-byte values are counted one by one in the file. */
 static int64_t values_in(fsdp_dtype dtype, int64_t bytes)
 {
     return is_four(dtype) ? 2 * bytes : is_six(dtype) ? bytes / 3 * 4 : bytes;
 }
 
-/* False when the last dim cannot be counted in values: then the tensor is flat in the file, and its true
- * shape stands in the metadata. */
+/* False when the last dim cannot be counted in values: the tensor is then stored flat, and the
+ * metadata holds its true shape. */
 static bool has_true_shape(const target_tensor *tensor)
 {
     const fsdp_packed_tensor *what = &tensor->what;
@@ -113,7 +117,7 @@ static fsdp_status check_packed(const target_tensor *tensor, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* {"name": [shape in bytes]} of the tensors that are flat in the file. */
+/* {"name": [shape in bytes]} of the tensors that are stored flat. */
 static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
 {
     fsdp_text shapes = {0};
@@ -122,7 +126,7 @@ static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
         if (has_true_shape(tensor))
             continue;
         fsdp_text_addf(&shapes, shapes.size > 0 ? "," : "{");
-        fsdp_text_add_json_string(&shapes, tensor->spelled, tensor->spelled_size);
+        fsdp_text_add_json_string(&shapes, tensor->stored_name, tensor->stored_name_size);
         fsdp_text_addf(&shapes, ":[");
         for (int dim = 0; dim < tensor->what.ndim; dim++)
             fsdp_text_addf(&shapes, "%s%" PRId64, dim > 0 ? "," : "", tensor->what.shape[dim]);
@@ -137,7 +141,7 @@ static void add_true_shapes(fsdp_text *text, const fsdp_packed *target)
     fsdp_text_release(&shapes);
 }
 
-/* "dropped": "kept", of tensors in this file; as save_model of the format's own library notes it. */
+/* "dropped": "kept", for tensors of this file, in the form of the library's save_model. */
 static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
 {
     for (size_t i = 0; i < target->tie_count; i++) {
@@ -148,17 +152,17 @@ static void add_ties(fsdp_text *text, const fsdp_packed *target, int file)
         fsdp_text_addf(text, ",");
         fsdp_text_add_json_string(text, tie->name, tie->name_size);
         fsdp_text_addf(text, ":");
-        fsdp_text_add_json_string(text, kept->spelled, kept->spelled_size);
+        fsdp_text_add_json_string(text, kept->stored_name, kept->stored_name_size);
     }
 }
 
-/* file: the number that it will have. */
+/* file: the number that the file will get. */
 static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 {
-    fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers looks for it */
-    if (target->spelling.size > 0) {
+    fsdp_text_addf(text, "{\"__metadata__\":{\"format\":\"pt\""); /* transformers requires it */
+    if (target->escaped_names.size > 0) {
         fsdp_text_addf(text, ",\"fsdp.names\":");
-        fsdp_text_add_json_string(text, target->spelling.data, target->spelling.size);
+        fsdp_text_add_json_string(text, target->escaped_names.data, target->escaped_names.size);
     }
     add_true_shapes(text, target);
     if (target->copied) {
@@ -172,7 +176,7 @@ static void add_metadata(fsdp_text *text, const fsdp_packed *target, int file)
 static void add_tensor(fsdp_text *text, const target_tensor *tensor, int64_t begin)
 {
     fsdp_text_addf(text, ",");
-    fsdp_text_add_json_string(text, tensor->spelled, tensor->spelled_size);
+    fsdp_text_add_json_string(text, tensor->stored_name, tensor->stored_name_size);
     fsdp_text_addf(text, ":{\"dtype\":\"%s\",\"shape\":[",
                    fsdp_dtype_describe(tensor->what.dtype)->safetensors);
     const fsdp_packed_tensor *what = &tensor->what;
@@ -259,8 +263,9 @@ static fsdp_status lay_out_file(fsdp_packed *target, fsdp_error *err)
     return status;
 }
 
-/* As huggingface_hub cuts: in the order of the tensors, one that is too large alone; files are numbered as
- * they become full. Sets tensor->file to the number of the file; false when there is no memory. */
+/* Assigns tensors to files as huggingface_hub does: in their order, a tensor that is too large
+ * alone; files are numbered in the order in which they become full. Sets tensor->file; false
+ * when there is no memory. */
 static bool assign_shards(fsdp_packed *target, int *count_out)
 {
     int64_t most = target->opts.max_shard_size > 0 ? target->opts.max_shard_size : USUAL_SHARD;
@@ -318,7 +323,7 @@ static fsdp_status write_index(fsdp_packed *target, target_tensor **list, int co
         char name[64];
         name_file(name, sizeof name, list[i]->file, count);
         fsdp_text_addf(&text, "%s\n    ", i > 0 ? "," : "");
-        fsdp_text_add_json_string(&text, list[i]->spelled, list[i]->spelled_size);
+        fsdp_text_add_json_string(&text, list[i]->stored_name, list[i]->stored_name_size);
         fsdp_text_addf(&text, ": \"%s\"", name);
     }
     fsdp_text_addf(&text, "\n  }\n}\n");

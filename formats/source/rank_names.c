@@ -1,4 +1,4 @@
-/* Which files are a set of rank files, by their names: see rank_names.h. */
+/* Finds the groups of rank files in a directory by their names: see rank_names.h. */
 #include "formats/source/rank_names.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum { MOST_DIGITS = 9 };
 
-/* Digits in a name. */
+/* A run of digits in a name. */
 typedef struct digits {
     size_t at, size;
 } digits;
@@ -42,7 +42,7 @@ static digits next_digits(const char *name, size_t from)
     return run;
 }
 
-/* Stands the word, and perhaps one mark, before the digits? */
+/* True when the digits follow the word, with at most one separator between them. */
 static bool follows(const char *name, digits run, const char *word)
 {
     size_t size = strlen(word), end = run.at;
@@ -66,7 +66,8 @@ static bool is_world(const char *name, digits run)
     return false;
 }
 
-/* The rank behind the word, or the last number that is no world; size 0: there is none. */
+/* The rank: the number behind the word "rank", or the last number that is not the world; size 0:
+ * none. */
 static digits find_rank(const char *name, bool *says_rank_out)
 {
     digits found = {0, 0};

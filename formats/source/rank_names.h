@@ -1,4 +1,4 @@
-/* Names of rank files: which files of a directory belong to one set, and the rank that each name states. */
+/* Names of rank files: the files of a directory that belong together, and the rank that each name states. */
 #ifndef FSDP_RANK_NAMES_H
 #define FSDP_RANK_NAMES_H
 
@@ -10,13 +10,13 @@ typedef struct rank_file {
     const char *name;
 } rank_file;
 
-/* The files that differ in the number of their rank only. */
+/* Files whose names differ only in the number of their rank. */
 typedef struct rank_group {
     const char *pattern;       /* with "{r}" */
-    size_t stem;               /* of it, bytes before "{r}" */
-    int world;                 /* as the name says; 0: it does not */
-    bool says_rank;            /* the number stands behind the word "rank" */
-    rank_file *files;          /* by rank */
+    size_t stem;               /* bytes of the pattern before "{r}" */
+    int world;                 /* as the name states it; 0: not stated */
+    bool says_rank;            /* the number follows the word "rank" */
+    rank_file *files;          /* sorted by rank */
     size_t count, room;
 } rank_group;
 
@@ -27,8 +27,8 @@ typedef struct rank_names {
     fsdp_name_table table;
 } rank_names;
 
-/* Puts names (sorted) into groups: those that fit the pattern ("{r}" once, "{W}" for the world at most once),
- * or, with pattern NULL, those that hold a number, the one behind "rank" or else the last. */
+/* Groups names (sorted): those that match the pattern ("{r}" once, "{W}" for the world at most once), or,
+ * with pattern NULL, those that hold a number, the one behind "rank" or else the last. */
 fsdp_status rank_names_group(const char *const *names, size_t count, const char *pattern,
                              rank_names *out, fsdp_error *err);
 void rank_names_release(rank_names *names);

@@ -1,6 +1,6 @@
 /*
- * The catalog of a foreign checkpoint, and the builder that formats fill it with. Everything that comes
- * in is checked here, so that nothing behind it has to distrust a name, a shape or an offset.
+ * The catalog of a foreign checkpoint, and the builder through which formats fill it. The
+ * builder checks every name, shape and offset, so that the callers of the catalog need not.
  */
 #include "base/data/name_path.h"
 #include "formats/source/source_internal.h"
@@ -89,7 +89,7 @@ void fsdp_source_set_ops(fsdp_source *source, const fsdp_source_ops *ops, void *
 static void release_entries(fsdp_source *source)
 {
     for (size_t i = 0; i < source->entry_count; i++) {
-        /* the catalog hands values out as const, but it is their owner */
+        /* the catalog returns values as const, but owns them */
         if (source->entries[i].value)
             fsdp_value_release((fsdp_value *)(uintptr_t)source->entries[i].value);
     }
@@ -140,7 +140,7 @@ static fsdp_status check_name(const fsdp_source *source, const char *name, size_
     return FSDP_OK;
 }
 
-/* "NAME#n" with the next n that is free; *count is how many have this name. */
+/* "NAME#n" with the next free n; *count is the number of entries with this name. */
 static const char *numbered_name(fsdp_source *source, const char *name, size_t size,
                                  uint64_t *count, size_t *size_out)
 {
@@ -190,7 +190,7 @@ void fsdp_source_nest(fsdp_source *source, const int32_t *path, size_t count)
     source->nesting_count = count;
 }
 
-/* size: of the name before it was made unique, which made its last element longer. */
+/* size: length of the name before it was made unique, which lengthened its last element. */
 static fsdp_status take_path(fsdp_source *source, const char *name, size_t size,
                              fsdp_source_entry *entry, fsdp_error *err)
 {
@@ -239,7 +239,7 @@ void fsdp_source_expect(fsdp_source *source, size_t tensors, size_t chunks)
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* What a file says of a shape is no mistake of the user's. */
+/* A bad shape in a file is damage, not a usage error. */
 static fsdp_status check_shape(int ndim, const int64_t *shape, size_t element_size, fsdp_error *err)
 {
     if (element_size == 0)
@@ -336,7 +336,7 @@ static fsdp_status fail_chunk(const fsdp_source *source, const fsdp_source_tenso
                      fsdp_tensor_text(tensor, shown, sizeof shown), box, chunk->offset, what);
 }
 
-/* Row-major strides of the chunk itself. */
+/* Row-major strides of the chunk. */
 static void packed_strides(int ndim, const int64_t *len, size_t element_size, int64_t *strides)
 {
     int64_t stride = (int64_t)element_size;
@@ -346,7 +346,7 @@ static void packed_strides(int ndim, const int64_t *len, size_t element_size, in
     }
 }
 
-/* Adds the reach of one dim to the lowest or the highest offset. */
+/* Adds the extent of one dim to the lowest or the highest offset. */
 static bool add_reach(int64_t len, int64_t stride, int64_t *lowest, int64_t *highest)
 {
     int64_t reach;
@@ -386,7 +386,8 @@ static fsdp_status check_box(const fsdp_source *source, const fsdp_source_tensor
     return FSDP_OK;
 }
 
-/* A copy of the chunk whose dims are the arena's; strides that say nothing are left out. */
+/* Copies the chunk; its dims go to the arena, and strides that equal the row-major ones are
+ * dropped. */
 static bool copy_chunk(fsdp_source *source, int ndim, const fsdp_source_chunk *chunk,
                        const int64_t *packed, fsdp_source_chunk *copy_out)
 {

@@ -1,7 +1,7 @@
 /*
- * The files of a foreign checkpoint. Their number is not bounded by what a process may hold open (a DCP
- * writer can make one per tensor), so the least used are closed and opened again; a file that was
- * replaced meanwhile is an error, not a mixture.
+ * The files of a foreign checkpoint. Their number may exceed the limit of open files (a DCP
+ * writer can make one per tensor), so the least recently used are closed and opened again; a
+ * file that was replaced in between is an error, so that no read mixes two versions.
  */
 #include "formats/source/source_internal.h"
 
@@ -52,7 +52,7 @@ static fsdp_status fail_leads_out(const char *path, fsdp_error *err)
                      path);
 }
 
-/* "a/b" without empty parts, "." and "..", as one part of a path after the other. */
+/* True for "a/b" without empty parts, "." and "..". The parts are checked one after another. */
 static bool is_clean(const char *name)
 {
     for (const char *part = name;; part++) {
@@ -66,8 +66,8 @@ static bool is_clean(const char *name)
     }
 }
 
-/* The folders between the checkpoint and the file must be real ones: above a link to elsewhere there is
- * another parent. */
+/* The folders between the checkpoint and the file must not be links: beyond a link, ".." has
+ * another meaning. */
 static fsdp_status check_folders(fsdp_io *io, size_t root_size, const char *path, fsdp_error *err)
 {
     char text[LONGEST_PATH];
@@ -98,12 +98,12 @@ typedef struct blob_search {
     bool is_found;
 } blob_search;
 
-/* A blob is a file itself: a link in its place could lead anywhere. */
+/* A blob must be a regular file: a link in its place could lead anywhere. */
 static bool is_link(fsdp_io *io, const char *path)
 {
     fsdp_file *file = NULL;
     int result = io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file);
-    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
     return result < 0;
 }
 
@@ -120,7 +120,7 @@ static int compare_blob(void *user, const char *name)
     return search->is_found;
 }
 
-/* Is `name` in the directory `above`, itself and not through a link, the directory `here`? */
+/* True when `name` in the directory `above` is the directory `here` itself, not a link to it. */
 static bool is_child(fsdp_io *io, const char *above, const char *name, const char *here)
 {
     fsdp_file_info wanted, found, parent, outer;
@@ -135,7 +135,7 @@ static bool is_child(fsdp_io *io, const char *above, const char *name, const cha
     return is_there;
 }
 
-/* up: the source's directory and so many "/..". */
+/* up: the directory of the source and some "/..". */
 static bool is_blob_above(const fsdp_source *source, const char *up, const fsdp_file_info *target)
 {
     char *repository = fsdp_path_join(up, "..");
@@ -152,8 +152,8 @@ static bool is_blob_above(const fsdp_source *source, const char *up, const fsdp_
     return is_found;
 }
 
-/* True when the link's target is one of the blobs of a Hugging Face cache, of which the source is
- * snapshots/REVISION or a folder in that. */
+/* True when the link's target is a blob of a Hugging Face cache, and the source is
+ * snapshots/REVISION or a folder in it. */
 static bool is_cached_blob(const fsdp_source *source, const fsdp_file_info *target)
 {
     char up[LONGEST_PATH];
@@ -204,7 +204,7 @@ static void close_one(fsdp_source *source, source_file *file)
     source->open_count--;
 }
 
-/* Closes a file that nobody reads, those that were not used lately first; false when there is none. */
+/* Closes a file without readers, the least recently used first; false when there is none. */
 static bool close_some_file(fsdp_source *source)
 {
     for (int round = 0; round < 2; round++) {
@@ -254,7 +254,7 @@ fsdp_status fsdp_source_file_compare(const fsdp_source *source, size_t number,
 static fsdp_status reopen(fsdp_source *source, source_file *file, fsdp_error *err)
 {
     FSDP_TRY(open_file(source, file, err));
-    fsdp_file_info now = {0}; /* nothing: of no file that was opened */
+    fsdp_file_info now = {0}; /* all zero: equals no file that was opened */
     (void)source->io->ops->info(source->io, file->path, &now);
     fsdp_status st = fsdp_source_file_compare(source, (size_t)(file - source->files), &now, err);
     if (st != FSDP_OK)
@@ -357,7 +357,7 @@ fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note
 fsdp_status fsdp_source_pread(const fsdp_source *source, int file, void *data, size_t size,
                               int64_t offset, fsdp_error *err)
 {
-    /* which files are open is no part of what the caller sees as const */
+    /* the caller's const covers the catalog, not the set of open files */
     fsdp_source *owner = (fsdp_source *)(uintptr_t)source;
     if (file < 0 || file >= (int)source->file_count || offset < 0)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read outside the files of a source");

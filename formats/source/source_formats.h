@@ -1,4 +1,4 @@
-/* The foreign formats by name, each defined in its own file; detect.c holds the table. */
+/* The table entries of the foreign formats, each defined in its own file; detect.c lists them. */
 #ifndef FSDP_FOREIGN_H
 #define FSDP_FOREIGN_H
 
@@ -7,7 +7,7 @@
 extern const fsdp_foreign_format fsdp_format_hdf5;          /* hdf5_read.c */
 extern const fsdp_foreign_format fsdp_format_safetensors;   /* safetensors_read.c */
 extern const fsdp_foreign_format fsdp_format_torch;         /* torch_read.c */
-extern const fsdp_foreign_format fsdp_format_ranks;         /* rankset_read.c */
+extern const fsdp_foreign_format fsdp_format_ranks;         /* ranks_read.c */
 extern const fsdp_foreign_format fsdp_format_dcp;           /* dcp_read.c */
 extern const fsdp_foreign_format fsdp_format_npy, fsdp_format_npz;   /* npz_read.c */
 

@@ -1,6 +1,6 @@
 /*
- * What the files of the source share: source.c (builder), source_file.c (open files), source_seal.c
- * (coverage), source_stream.c (packed bytes) and source_read.c (boxes).
+ * The private state of a source, shared by source.c (builder), source_file.c (open files),
+ * source_complete.c (coverage), source_stream.c (compressed bytes) and source_read.c (boxes).
  */
 #ifndef FSDP_SOURCE_INTERNAL_H
 #define FSDP_SOURCE_INTERNAL_H
@@ -11,9 +11,9 @@
 
 #include <pthread.h>
 
-enum { FSDP_NAME_SHOWN = 200 };           /* room for a name in a message */
+enum { FSDP_NAME_SHOWN = 200 };           /* buffer for a name in a message */
 
-#define FSDP_SOURCE_LARGE ((int64_t)4 << 30)   /* below it a tensor may be any multiple of what is stored */
+#define FSDP_SOURCE_LARGE ((int64_t)4 << 30)   /* smaller tensors may be any multiple of their stored bytes */
 enum { FSDP_SOURCE_RATIO = 1000 };
 
 typedef struct source_file {
@@ -21,7 +21,7 @@ typedef struct source_file {
     fsdp_file_info info;
     fsdp_file *file;           /* NULL while it is closed to save descriptors */
     int pins;                  /* threads that read it now */
-    bool was_used;             /* since the last search for one to close */
+    bool was_used;             /* since the last search for a file to close */
     bool is_beneath;
 } source_file;
 
@@ -32,10 +32,11 @@ typedef struct source_check {
     uint32_t crc;
 } source_check;
 
-/* Which chunks a box meets: they are sorted by their lower bound in one dim. */
+/* The order of a tensor's chunks: they are sorted by their lower bound in `dim`, so that a box finds the
+ * chunks it overlaps. */
 typedef struct chunk_order {
     int dim;
-    int64_t longest;           /* chunk in that dim */
+    int64_t longest;           /* longest chunk in that dim */
 } chunk_order;
 
 typedef struct missing_entry {
@@ -51,10 +52,10 @@ struct fsdp_source {
     const char *format;
     fsdp_source_ops ops;
     void *state;
-    bool is_sealed;
+    bool is_complete;
 
     fsdp_arena arena;
-    const int32_t *nesting;    /* of names that are added, borrowed */
+    const int32_t *nesting;    /* nesting of the names added now, borrowed */
     size_t nesting_count;
     fsdp_source_entry *entries;
     size_t entry_count, entry_room;
@@ -62,25 +63,25 @@ struct fsdp_source {
     size_t tensor_count, tensor_room;
     source_file *files;
     size_t file_count, file_room;
-    size_t noted_count;        /* of them: not added by the format, and never open */
+    size_t noted_count;        /* files that the format did not add; they are never opened */
     packed_stream **streams;
     size_t stream_count, stream_room;
     source_check *checks;
     size_t check_count, check_room;
-    fsdp_source_chunk *chunks; /* in the order they came; sealed: by tensor, each tensor's in its order */
+    fsdp_source_chunk *chunks; /* in the order of arrival; once complete: sorted by tensor */
     size_t chunk_count, chunk_room;
-    size_t *chunk_tensors;     /* the tensor of each chunk; NULL once sealed */
+    size_t *chunk_tensors;     /* the tensor of each chunk; NULL once complete */
     size_t chunk_tensor_room;
-    chunk_order *orders;       /* sealed: one per tensor */
+    chunk_order *orders;       /* once complete: one per tensor */
     struct { const char *member, *json; } *extras;
     size_t extra_count, extra_room;
     fsdp_name_table names, paths;
-    size_t name_bytes;         /* of all names and paths */
+    size_t name_bytes;         /* bytes of all names and paths */
     fsdp_source_opts tolerance;
     missing_entry *missing;
     size_t missing_count, missing_room;
 
-    pthread_mutex_t lock;      /* of open files and of the memory for streams */
+    pthread_mutex_t lock;      /* guards open files and the memory for streams */
     size_t open_count;
     int64_t stream_memory, stream_used;
     uint64_t stream_turn;
@@ -89,23 +90,23 @@ struct fsdp_source {
 
 /* --- source_file.c --- */
 
-/* The file is open until it is let go. */
+/* Opens the file if necessary and keeps it open until it is unpinned. */
 fsdp_status fsdp_source_pin(fsdp_source *source, int file, fsdp_file **file_out, fsdp_error *err);
 void fsdp_source_unpin(fsdp_source *source, int file);
 void fsdp_source_close_files(fsdp_source *source);
-/* The source was opened through the notes: files that are none of it yet are from now on, and it reads on
- * without them. */
+/* Adds files that were read through the notes during the open and that the source does not list yet; the
+ * source reads without notes afterwards. */
 fsdp_status fsdp_source_take_notes(fsdp_source *source, const fsdp_io_note *note, fsdp_error *err);
 
 /* --- source_missing.c --- */
 
-/* Is the tensor allowed to be incomplete? Then it is missing from now on. */
+/* Marks an incomplete tensor as missing if the options allow that (*may_out). */
 fsdp_status fsdp_source_let_go(fsdp_source *source, size_t tensor, bool *may_out, fsdp_error *err);
 
-/* By name. */
+/* Sorts the missing entries by name. */
 void fsdp_source_sort_missing(fsdp_source *source);
 
-/* --- source_seal.c --- */
+/* --- source_complete.c --- */
 
 /* "[0:4, 2:8]" */
 const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char *out, size_t room);
@@ -116,13 +117,13 @@ const char *fsdp_tensor_text(const fsdp_source_tensor *tensor, char *out, size_t
 
 int64_t fsdp_packed_stored(const packed_stream *stream);
 int64_t fsdp_packed_size(const packed_stream *stream);
-/* Bytes of memory that decoding it keeps: all of them, or the last ones. */
+/* Bytes of memory for decoding: the whole stream, or a ring of its last bytes. */
 int64_t fsdp_packed_room(const fsdp_source *source, const packed_stream *stream);
-/* It is spooled at its first read. */
+/* Requests a spool file, which the first read makes. */
 void fsdp_packed_expect_spool(packed_stream *stream);
 bool fsdp_packed_is_for_spool(const packed_stream *stream);
-void fsdp_packed_free(packed_stream *stream);   /* the struct itself is the arena's */
-/* Decodes to the end, which checks size and CRC. */
+void fsdp_packed_free(packed_stream *stream);   /* the struct belongs to the arena */
+/* Decodes to the end, so that size and CRC are checked. */
 fsdp_status fsdp_packed_check(fsdp_source *source, int stream, fsdp_error *err);
 fsdp_status fsdp_crc_check(fsdp_source *source, const source_check *check, fsdp_source_reader *reader,
                            fsdp_error *err);

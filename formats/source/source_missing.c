@@ -1,6 +1,6 @@
 /*
- * What a source lacks and may lack: files that are not there, and the entries that are not whole without
- * them. See fsdp_source_opts in source.h.
+ * The missing parts of a source: files that do not exist, and the entries that are incomplete
+ * without them. See fsdp_source_opts in source.h.
  */
 #include "formats/source/source_internal.h"
 

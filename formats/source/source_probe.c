@@ -1,4 +1,5 @@
-/* Questions that formats ask about a path before one of them opens it: see fsdp_probe in source.h. */
+/* Queries about a path that formats make before one of them opens it: see fsdp_probe in
+ * source.h. */
 #include "formats/source.h"
 
 #include <stdlib.h>

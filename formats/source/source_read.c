@@ -1,7 +1,8 @@
 /*
- * Boxes of tensors out of chunks. A box meets some chunks; of each the shared part is a strided view of a
- * file, walked from the largest stride to the smallest: what lies together is read together, through a
- * buffer of the reading thread or straight to its place. Then byte order and signs are put right.
+ * Reads boxes of tensors from chunks. The part of a chunk that a box overlaps is a strided view
+ * of a file; it is walked from the largest stride to the smallest, and adjacent bytes are read
+ * together, through a buffer of the reading thread or straight to their place. Byte order and
+ * signs are repaired afterwards.
  */
 #include "formats/source/source_internal.h"
 
@@ -12,8 +13,8 @@
 #include <string.h>
 
 enum {
-    LARGE_GAP = 16 << 10, /* bytes that are rather skipped than read */
-    LARGE_RUN = 32 << 10  /* bytes that are rather read to their place than copied */
+    LARGE_GAP = 16 << 10, /* a larger gap is skipped, not read */
+    LARGE_RUN = 32 << 10  /* a longer run is read to its place, not copied */
 };
 
 void fsdp_source_reader_release(fsdp_source_reader *reader)
@@ -35,7 +36,7 @@ fsdp_status fsdp_reader_prepare(fsdp_source_reader *reader, fsdp_error *err)
 
 /* --- from a file to memory -------------------------------------------------------------------- */
 
-/* The part of a chunk that is read: strides in bytes, those of the file positive and falling. */
+/* The part of a chunk to read. Strides are in bytes; those of the file are positive and falling. */
 typedef struct strided_part {
     fsdp_source *source;
     fsdp_source_reader *reader;
@@ -45,9 +46,9 @@ typedef struct strided_part {
     int ndim;
     int64_t len[FSDP_MAX_DIMS], from[FSDP_MAX_DIMS], to[FSDP_MAX_DIMS];
     int64_t span[FSDP_MAX_DIMS + 1]; /* bytes of the file from the first to the last, dims >= i */
-    bool is_scattered[FSDP_MAX_DIMS + 1]; /* dims >= i are better not read as one span */
+    bool is_scattered[FSDP_MAX_DIMS + 1]; /* dims >= i: one span would waste much */
     int64_t offset;                       /* of the first element */
-    uint8_t *place;                       /* where it goes */
+    uint8_t *place;                       /* destination */
 } strided_part;
 
 static fsdp_status read_bytes(const strided_part *part, void *data, int64_t size, int64_t offset,
@@ -61,7 +62,7 @@ static fsdp_status read_bytes(const strided_part *part, void *data, int64_t size
                         offset, err);
 }
 
-/* Reads dims >= dim, count indices of the first of them, as one span. */
+/* Reads dims >= dim, count indices of dim, as one span. */
 static fsdp_status read_span(const strided_part *part, int dim, int64_t count, int64_t offset,
                              uint8_t *place, fsdp_error *err)
 {
@@ -75,7 +76,8 @@ static fsdp_status read_span(const strided_part *part, int dim, int64_t count, i
     return FSDP_OK;
 }
 
-/* How many indices of dim fit into the buffer together; 1 also when they are read one by one. */
+/* The number of indices of dim that fit into the buffer together; 1 also when they are read
+ * singly. */
 static int64_t block_of(const strided_part *part, int dim)
 {
     int64_t space = (int64_t)part->reader->size - part->span[dim + 1];
@@ -85,7 +87,7 @@ static int64_t block_of(const strided_part *part, int dim)
     return count < part->len[dim] ? count : part->len[dim];
 }
 
-/* Depth is at most the number of dims. */
+/* Recursion depth is at most the number of dims. */
 static fsdp_status read_dims(const strided_part *part, int dim, int64_t offset, uint8_t *place,
                              fsdp_error *err)
 {
@@ -109,7 +111,8 @@ static fsdp_status read_dims(const strided_part *part, int dim, int64_t offset, 
 
 /* --- from a box to a strided part ------------------------------------------------------------- */
 
-/* Inserts a dim so that the strides of the file fall; a negative one is walked from its other end. */
+/* Inserts a dim so that the strides of the file fall; a negative stride is walked from its other
+ * end. */
 static void insert_dim(strided_part *part, int64_t len, int64_t from, int64_t to)
 {
     if (from < 0) {
@@ -129,7 +132,7 @@ static void insert_dim(strided_part *part, int64_t len, int64_t from, int64_t to
     part->to[at] = to;
 }
 
-/* Joins dims of which the outer one goes on where the inner one ends, on both sides. */
+/* Joins two dims when, on both sides, the outer one continues where the inner one ends. */
 static void join_dims(strided_part *part)
 {
     int kept = 0;
@@ -167,7 +170,7 @@ static void place_strides(const fsdp_box *box, size_t element_size, int64_t *str
         strides[dim] *= (int64_t)element_size;
 }
 
-/* What chunk and box share, as a strided part. */
+/* Describes the overlap of chunk and box as a strided part. */
 static void describe_part(strided_part *part, const fsdp_box *shared, const fsdp_box *box,
                           uint8_t *data)
 {
@@ -218,7 +221,7 @@ static void flip_signs(uint8_t *data, size_t count, size_t size, size_t step)
         data[i * size + size - 1] ^= 0x80;
 }
 
-/* These have no negative zero: its bits are their NaN. */
+/* Formats without negative zero: its bits encode their NaN. */
 static void negate_without_zero(uint8_t *data, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -262,7 +265,7 @@ static void fix_run(uint8_t *data, size_t count, fsdp_dtype dtype, unsigned fix)
         negate(data, count, dtype);
 }
 
-/* Walks the rows of the shared part in the place it was read to. */
+/* Repairs the rows of the part where they were read to. */
 static void fix_part(uint8_t *data, const fsdp_box *shared, const fsdp_box *box, fsdp_dtype dtype,
                      unsigned fix)
 {
@@ -333,7 +336,7 @@ static fsdp_status read_chunk(fsdp_source *source, const fsdp_source_tensor *ten
     return FSDP_OK;
 }
 
-/* The first chunk that may meet the box: those before it begin too early to reach it. */
+/* The first chunk that may overlap the box: the ones before it begin too early to reach it. */
 static size_t first_chunk(const fsdp_source_tensor *tensor, const chunk_order *order,
                           const fsdp_box *box)
 {
@@ -360,7 +363,7 @@ static bool is_own_storage(const fsdp_source_tensor *tensor)
 fsdp_status fsdp_source_read(fsdp_source *source, size_t number, const fsdp_box *box, void *data,
                              fsdp_source_reader *reader, fsdp_error *err)
 {
-    if (!source->is_sealed || number >= source->tensor_count)
+    if (!source->is_complete || number >= source->tensor_count)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "a read from a source without that tensor");
     const fsdp_source_tensor *tensor = &source->tensors[number];
     const chunk_order *order = &source->orders[number];

@@ -1,13 +1,14 @@
 /*
- * Which packed streams will be spooled: known before the first read, so that a plan can tell it and count the
- * room. A stream is decoded onwards; what wants it in another order, or again and again, and does not find it
- * in memory, would decode it many times over.
+ * Decides which compressed streams are spooled. It does so before the first read, so that a plan
+ * can report them and count the disk space. A stream is decoded forwards only: a reader that
+ * needs another order, or the same bytes again, and does not find them in memory would decode
+ * the stream many times over.
  */
 #include "formats/source/source_internal.h"
 
 #include <limits.h>
 
-/* Its elements lie in the stream in the order of the box. */
+/* True when its elements lie in the stream in the order of the box. */
 static bool is_in_order(const fsdp_source_chunk *chunk, int ndim)
 {
     int64_t last = INT64_MAX;
@@ -21,7 +22,7 @@ static bool is_in_order(const fsdp_source_chunk *chunk, int ndim)
     return true;
 }
 
-/* Between the first and the last element of the chunk there is none of another one. */
+/* True when no element of another chunk lies between its first and last element. */
 static bool is_run(const fsdp_source_chunk *chunk, const fsdp_source_tensor *tensor)
 {
     bool is_cut = false;
@@ -38,7 +39,7 @@ static packed_stream *stream_of(const fsdp_source *source, const fsdp_source_chu
     return chunk->stream == FSDP_NO_STREAM ? NULL : source->streams[chunk->stream];
 }
 
-/* Chunks side by side are decoded side by side: does memory hold what each of them keeps? */
+/* Chunks side by side are decoded side by side; true when memory holds the rings of all of them. */
 static bool fit_together(const fsdp_source *source, const fsdp_source_tensor *tensor)
 {
     int64_t room = 0;

@@ -1,8 +1,8 @@
 /*
- * Packed streams of a source: bytes that can only be had by decoding from the beginning. The last part of
- * what was decoded is kept in a ring, so that threads which read onwards share one decode; a reader that
- * goes back further makes the stream begin anew, and at last it is spooled into a file without a name; at
- * once when that was foreseen (source_spool.c).
+ * Compressed streams of a source, which must be decoded from the beginning. A ring keeps the
+ * part decoded last, so that threads that read forwards share one decode. A reader that goes
+ * back further restarts the stream; after some restarts it is spooled into an unnamed file, or
+ * at the first read when source_spool.c announced it.
  */
 #include "formats/source/source_internal.h"
 #include "kernels/kernels.h"
@@ -19,24 +19,24 @@ enum { INPUT_BYTES = 128 << 10, LEAST_RING = 64 << 10, FREE_RESTARTS = 2 };
 
 struct packed_stream {
     fsdp_source_stream where;
-    pthread_mutex_t lock; /* held while it is read; source->lock is taken inside it */
-    uint8_t *ring;        /* the last bytes decoded: byte n lies at n % room */
+    pthread_mutex_t lock; /* held during reads; source->lock is taken inside it */
+    uint8_t *ring;        /* the bytes decoded last: byte n lies at n % room */
     int64_t room;
     int64_t decoded;
-    int64_t fed; /* stored bytes that went into input */
+    int64_t fed; /* stored bytes that were copied into input */
     uint8_t *input;
     const uint8_t *next_in;
     size_t in_left;
     z_stream inflate;
     ZSTD_DStream *zstd;
     bool is_decoding;
-    bool has_ended; /* the decoder says so */
+    bool has_ended; /* the decoder reached its end */
     uint32_t crc;
     int restarts;
     bool is_for_spool; /* announced: it would be decoded many times over */
-    uint64_t turn;     /* of its last use */
+    uint64_t turn;     /* number of its last use */
     fsdp_file *spool;
-    char *spool_path; /* for messages: it has no name any more */
+    char *spool_path; /* for messages: the file has no name any more */
 };
 
 int64_t fsdp_source_stream_size(const fsdp_source *source, int stream)
@@ -103,7 +103,7 @@ static void stop_decoding(fsdp_source *source, packed_stream *stream)
     source->stream_used -= stream->room;
 }
 
-/* Takes memory from streams that nobody reads now, the ones unused for longest first. Called with
+/* Frees rings of streams without readers, the least recently used first. Called with
  * source->lock held. */
 static void make_room(fsdp_source *source, const packed_stream *owner, int64_t wanted)
 {
@@ -125,7 +125,7 @@ static void make_room(fsdp_source *source, const packed_stream *owner, int64_t w
         if (!oldest)
             return;
         stop_decoding(source, oldest);
-        oldest->restarts++; /* it will have to begin anew */
+        oldest->restarts++; /* its next read restarts it */
         pthread_mutex_unlock(&oldest->lock);
     }
 }
@@ -192,7 +192,7 @@ void fsdp_packed_free(packed_stream *stream)
         fsdp_free(stream->input);
         fsdp_free(stream->ring);
     }
-    (void)fsdp_io_close(&stream->spool, stream->spool_path, NULL); /* nobody reads it again */
+    (void)fsdp_io_close(&stream->spool, stream->spool_path, NULL); /* no reader needs it any more */
     fsdp_free(stream->spool_path);
     pthread_mutex_destroy(&stream->lock);
 }
@@ -213,7 +213,7 @@ static fsdp_status feed(fsdp_source *source, packed_stream *stream, fsdp_error *
     return FSDP_OK;
 }
 
-/* One call of zlib; false when the bytes are no deflate stream. */
+/* One call of zlib; false when the bytes are not a deflate stream. */
 static bool inflate_some(packed_stream *stream, uint8_t *to, size_t room, size_t *made_out)
 {
     z_stream *z = &stream->inflate;
@@ -265,7 +265,7 @@ static fsdp_status decode_some(fsdp_source *source, packed_stream *stream, uint8
     return FSDP_OK;
 }
 
-/* All bytes are there: the decoder must be at its end, and the CRC be right. */
+/* At the end of the bytes: the decoder must be at its end, and the CRC must match. */
 static fsdp_status check_end(fsdp_source *source, packed_stream *stream, fsdp_error *err)
 {
     uint8_t more;
@@ -280,7 +280,7 @@ static fsdp_status check_end(fsdp_source *source, packed_stream *stream, fsdp_er
     return FSDP_OK;
 }
 
-/* Decodes the next bytes into the ring, as many as lie together there. */
+/* Decodes the next bytes into the ring, as many as fit before its end. */
 static fsdp_status advance(fsdp_source *source, packed_stream *stream, fsdp_error *err)
 {
     int64_t at = stream->decoded % stream->room;
@@ -347,7 +347,7 @@ static fsdp_status spool(fsdp_source *source, packed_stream *stream, fsdp_error 
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Makes sure that the byte at offset is in the ring, or the stream in a spool. */
+/* Ensures that the byte at offset is in the ring, or the stream in a spool file. */
 static fsdp_status seek(fsdp_source *source, packed_stream *stream, int64_t offset, fsdp_error *err)
 {
     if (stream->is_for_spool)
@@ -365,7 +365,7 @@ static fsdp_status seek(fsdp_source *source, packed_stream *stream, int64_t offs
     while (stream->decoded <= offset) {
         fsdp_status status = advance(source, stream, err);
         if (status != FSDP_OK) {
-            restart(source, stream); /* a decoder that failed must not be asked again */
+            restart(source, stream); /* a decoder must not be called again after a failure */
             return status;
         }
     }
@@ -417,7 +417,7 @@ fsdp_status fsdp_packed_check(fsdp_source *source, int number, fsdp_error *err)
     pthread_mutex_lock(&stream->lock);
     fsdp_status status = FSDP_OK;
     if (stream->is_for_spool && !stream->spool)
-        status = spool(source, stream, err); /* which checks as it decodes */
+        status = spool(source, stream, err); /* spooling checks the bytes as it decodes */
     else if (!stream->spool && !(stream->is_decoding && stream->decoded == stream->where.size)) {
         if (!stream->is_decoding)
             status = start_decoding(source, stream, err);
@@ -471,7 +471,7 @@ static fsdp_status fail_bomb(const fsdp_source *source, const packed_stream *str
     return FSDP_ERR_REFUSED;
 }
 
-/* Decodes a stream that does not tell its size. */
+/* Decodes a stream of unknown size to measure it. */
 static fsdp_status measure(fsdp_source *source, packed_stream *stream, fsdp_error *err)
 {
     FSDP_TRY(start_decoding(source, stream, err));

@@ -1,4 +1,4 @@
-/* Containers by the one around them: see container_table.h. Used by nesting.c, torch_tree.c, dcp_fold.c. */
+/* Containers by parent and key: see container_table.h. */
 #include "formats/target/container_table.h"
 
 #include "base/data/name_path.h"

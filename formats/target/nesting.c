@@ -1,4 +1,5 @@
-/* Paths that hold together: see nesting.h. Those of DCP are read back by dcp_metadata.c. */
+/* Computes paths that do not contradict one another: see nesting.h. dcp_metadata.c reads those
+ * of DCP. */
 #include "formats/target/nesting.h"
 
 #include "base/data/name_path.h"
@@ -7,23 +8,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* PyTorch fills a list up to the position, whatever comes after that. */
+/* PyTorch allocates a list up to the position, even if nothing follows. */
 enum { LONGEST_LIST = 1 << 20, ROOT = 0 };
 
-/* Rounds of settling, and the elements that all of them together may look at: seconds. */
+/* Limits for the rounds of settle and for the elements they visit together: a few seconds. */
 enum { ROUNDS_LEAST = 4, ROUNDS_MOST = 100, STEPS_MOST = 1 << 28 };
 
 typedef enum place_kind { PLACE_LEAF = 1, PLACE_DICT, PLACE_LIST } place_kind;
 
-/* What stands at the beginning of paths. */
+/* A node of the tree of paths. */
 typedef struct place {
     place_kind kind;
-    int64_t items, last; /* of a list: how many, and the highest position */
-    bool is_full;        /* a list that its reader goes into */
+    int64_t items, last; /* of a list: number of items, highest position */
+    bool is_full;        /* a list whose items its reader visits */
 } place;
 
 typedef struct place_map {
-    container_table table; /* of numbers of places */
+    container_table table; /* numbers of places */
     place *places;
     size_t count, room;
     size_t containers;
@@ -94,7 +95,7 @@ static bool add_place(place_map *map, place_kind kind)
     return true;
 }
 
-/* The place that was looked for last. */
+/* Stores the place of the last find. */
 static bool put_place(place_map *map, place_kind kind)
 {
     return container_table_put(&map->table, map->count) && add_place(map, kind);
@@ -107,7 +108,7 @@ static void count_item(place *list, const char *position)
     list->last = number > list->last ? number : list->last;
 }
 
-/* Walks down a path and notes what stands there; false when something else does. */
+/* Walks down a path and records its places; false when one has another kind already. */
 static bool put_path(place_map *map, const char *name, const int32_t *path, size_t count,
                      fsdp_error *err, fsdp_status *status)
 {
@@ -131,7 +132,7 @@ static bool put_path(place_map *map, const char *name, const int32_t *path, size
     return true;
 }
 
-/* Names of one element first: they cannot yield. */
+/* Names of one element come first: they have no other path to fall back to. */
 static fsdp_status put_all(place_map *map, nesting *paths, const fsdp_target_entry *entries,
                            size_t count, fsdp_error *err)
 {
@@ -151,14 +152,15 @@ static fsdp_status put_all(place_map *map, nesting *paths, const fsdp_target_ent
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
-/* Does the entry make its reader go into the list of which it is an item, or an item's item? */
+/* True when the entry makes its reader visit the list that it is an item of, at any depth of
+ * lists. */
 static bool fills(const place_map *map, const fsdp_target_entry *entry)
 {
     bool is_dict = entry->value && entry->value->kind == FSDP_VALUE_DICT;
     return !entry->value || (is_dict && map->reader == NESTING_TORCH);
 }
 
-/* Calls visit for every list that the path leads through, from the outermost on; until it says false. */
+/* Calls visit for every list on the path, from the outermost on, until it returns false. */
 static bool each_list(place_map *map, const fsdp_target_entry *entry, const int32_t *path,
                       size_t count,
                       bool (*visit)(place_map *map, place *list, const fsdp_target_entry *entry,
@@ -189,7 +191,8 @@ static bool fill(place_map *map, place *list, const fsdp_target_entry *entry, co
     return true;
 }
 
-/* A list with a gap would be filled up, one that nobody goes into would be one value. */
+/* A list with a gap would be filled up by its reader, and one that the reader does not visit
+ * would be one value: both lose names. */
 static bool holds(place_map *map, place *list, const fsdp_target_entry *entry, const int32_t *rest,
                   size_t rest_count)
 {
@@ -234,7 +237,8 @@ static fsdp_status settle_once(nesting *paths, const fsdp_target_entry *entries,
     return st;
 }
 
-/* A name that was made one element may be in the way of another, or leave a gap: again, until all fit. */
+/* A name that was reduced to one element may collide with another, or leave a gap: repeats until
+ * all fit. */
 static fsdp_status settle(nesting *paths, const fsdp_target_entry *entries, size_t count,
                           nesting_reader reader, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Where every name of a target lies when its dicts and lists are made of names again: planner_data of DCP
- * (dcp_metadata_write.c), the tree of a torch.save file (torch_write.c).
+ * The dict and list path of every entry of a target, from which the reader rebuilds the containers:
+ * planner_data of DCP (dcp_metadata_write.c), the tree of a torch.save file (torch_write.c).
  */
 #ifndef FSDP_NESTING_H
 #define FSDP_NESTING_H
@@ -9,7 +9,7 @@
 
 #include "base/core/mem.h"
 
-enum { NESTING_MOST = 1 << 21 };   /* containers: some hundred bytes of memory each */
+enum { NESTING_MOST = 1 << 21 };   /* containers; each takes some hundred bytes */
 
 /* Zero-initialise; release when done. */
 typedef struct nesting {
@@ -18,16 +18,17 @@ typedef struct nesting {
     fsdp_arena arena;
 } nesting;
 
-/* Who makes the containers: he must find the same names in them. */
+/* The reader that rebuilds the containers; it must find the same names in them. */
 typedef enum nesting_reader {
-    NESTING_DCP,               /* PyTorch: a list is gone into when a tensor or a dict with keys is in it */
-    NESTING_TORCH              /* torch_names.c: also for the sake of a dict without keys */
+    NESTING_DCP,               /* PyTorch: visits a list that holds a tensor or a dict with keys */
+    NESTING_TORCH              /* torch_names.c: visits it for a dict without keys, too */
 } nesting_reader;
 
 /*
- * The path that each entry states, or by default has. All of them hold together: nothing is a dict and a
- * list, or a container and a tensor; lists have all positions, and are gone into. Entries that would not fit
- * in, and those of more containers than NESTING_MOST, get a path of one element.
+ * Finds the path of each entry: the one that it states, or the default. No two contradict each other: no
+ * place is a dict and a list, or a container and a tensor; lists have all positions, and their reader
+ * visits them. Entries that would contradict, and those beyond NESTING_MOST containers, get a path of one
+ * element.
  */
 FSDP_CHECKED fsdp_status nesting_find(const fsdp_target_entry *entries, size_t count, nesting_reader reader,
                                       nesting *nesting_out, fsdp_error *err);

@@ -1,6 +1,6 @@
 /*
- * What all formats that are written have in common: names are unique, every element is written exactly
- * once, checksums of pieces in any order become one, and nothing stays behind when something fails.
+ * The parts that all packed formats share: unique names, every element written exactly once,
+ * checksums of pieces in any order combined into one, and no files left behind after a failure.
  */
 #include "formats/target/packed_internal.h"
 
@@ -55,7 +55,7 @@ static void release(fsdp_packed *target)
     fsdp_free(target->values);
     fsdp_free(target->ties);
     fsdp_free(target->files);
-    fsdp_text_release(&target->spelling);
+    fsdp_text_release(&target->escaped_names);
     fsdp_name_table_release(&target->names);
     fsdp_arena_release(&target->arena);
     pthread_mutex_destroy(&target->lock);
@@ -63,7 +63,7 @@ static void release(fsdp_packed *target)
     fsdp_free(target);
 }
 
-/* Copies a name that must be new. */
+/* Copies a name, which must be new. */
 static fsdp_status take_name(fsdp_packed *target, const char **name, size_t size, fsdp_error *err)
 {
     char shown[200];
@@ -153,7 +153,8 @@ fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_e
 
 /* --- names that the format cannot spell ------------------------------------------------------- */
 
-/* '%' and NUL escaped, then the first character, and at last a hash of the name. */
+/* Escapes '%' and NUL; when the format still refuses the name, its first character; at last
+ * appends a hash of the name. */
 static void escape(const fsdp_packed_format *format, const char *name, size_t size, fsdp_text *out)
 {
     for (size_t i = 0; i < size; i++) {
@@ -181,32 +182,34 @@ static fsdp_status spell(fsdp_packed *target, target_tensor *tensor, fsdp_error 
     escape(target->format, tensor->what.name, tensor->what.name_size, &text);
     while (!text.failed && fsdp_name_table_find(&target->names, text.data, text.size))
         fsdp_text_addf(&text, "%%");
-    tensor->spelled = text.failed ? NULL : fsdp_arena_strndup(&target->arena, text.data, text.size);
-    tensor->spelled_size = text.size;
+    tensor->stored_name =
+        text.failed ? NULL : fsdp_arena_strndup(&target->arena, text.data, text.size);
+    tensor->stored_name_size = text.size;
     fsdp_text_release(&text);
-    if (!tensor->spelled ||
-        !fsdp_name_table_put(&target->names, tensor->spelled, tensor->spelled_size, 0))
+    if (!tensor->stored_name ||
+        !fsdp_name_table_put(&target->names, tensor->stored_name, tensor->stored_name_size, 0))
         return fsdp_fail_memory(err, target->path);
-    fsdp_text_addf(&target->spelling, target->spelling.size > 0 ? "," : "{");
-    fsdp_text_add_json_string(&target->spelling, tensor->spelled, tensor->spelled_size);
-    fsdp_text_addf(&target->spelling, ":");
-    fsdp_text_add_json_string(&target->spelling, tensor->what.name, tensor->what.name_size);
+    fsdp_text_addf(&target->escaped_names, target->escaped_names.size > 0 ? "," : "{");
+    fsdp_text_add_json_string(&target->escaped_names, tensor->stored_name,
+                              tensor->stored_name_size);
+    fsdp_text_addf(&target->escaped_names, ":");
+    fsdp_text_add_json_string(&target->escaped_names, tensor->what.name, tensor->what.name_size);
     return FSDP_OK;
 }
 
-static fsdp_status spell_names(fsdp_packed *target, fsdp_error *err)
+static fsdp_status escape_names(fsdp_packed *target, fsdp_error *err)
 {
     for (size_t i = 0; i < target->tensor_count; i++) {
         target_tensor *tensor = &target->tensors[i];
-        tensor->spelled = tensor->what.name;
-        tensor->spelled_size = tensor->what.name_size;
+        tensor->stored_name = tensor->what.name;
+        tensor->stored_name_size = tensor->what.name_size;
         if (tensor->what.name &&
-            !fsdp_packed_holds_name(target->format, tensor->spelled, tensor->spelled_size))
+            !fsdp_packed_holds_name(target->format, tensor->stored_name, tensor->stored_name_size))
             FSDP_TRY(spell(target, tensor, err));
     }
-    if (target->spelling.size > 0)
-        fsdp_text_addf(&target->spelling, "}");
-    return target->spelling.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
+    if (target->escaped_names.size > 0)
+        fsdp_text_addf(&target->escaped_names, "}");
+    return target->escaped_names.failed ? fsdp_fail_memory(err, target->path) : FSDP_OK;
 }
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -240,7 +243,7 @@ fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, siz
 
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err)
 {
-    FSDP_TRY(spell_names(target, err));
+    FSDP_TRY(escape_names(target, err));
     if (target->format->is_directory) {
         target->has_directory = !fsdp_io_exists(target->io, target->path);
         if (target->has_directory)
@@ -270,7 +273,7 @@ fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t number)
 
 /* --- what was written ------------------------------------------------------------------------- */
 
-/* The second part of a range joins the first one. */
+/* Joins range `second` to the adjacent one before it. */
 static void join(const target_tensor *tensor, target_range *first, const target_range *second)
 {
     int64_t size = second->count * (int64_t)fsdp_dtype_size(tensor->what.dtype);
@@ -278,7 +281,7 @@ static void join(const target_tensor *tensor, target_range *first, const target_
     first->count += second->count;
 }
 
-/* Puts a range where it belongs, joined with its neighbours. */
+/* Inserts a range in order and joins it with its neighbours. */
 static fsdp_status insert_range(target_tensor *tensor, target_range range, fsdp_error *err)
 {
     size_t low = 0, high = tensor->range_count;

@@ -2,8 +2,8 @@
  * Targets (target.h) in which every tensor is one run of bytes in one file: safetensors, Hugging Face
  * directories, NumPy's files.
  *
- *   create  ->  add tensors and values, in order  ->  lay out: every file exists, every tensor has
- *   its place  ->  write elements, from any thread and in any order  ->  finish, or discard
+ *   create  ->  add tensors and values, in order  ->  lay out: creates the files, gives every tensor its
+ *   offset  ->  write elements, from any thread and in any order  ->  finish, or discard
  */
 #ifndef FSDP_PACKED_H
 #define FSDP_PACKED_H
@@ -16,13 +16,13 @@ typedef struct fsdp_packed fsdp_packed;
 typedef struct fsdp_packed_format fsdp_packed_format;
 
 extern const fsdp_packed_format fsdp_packed_safetensors;    /* one file */
-extern const fsdp_packed_format fsdp_packed_hf;             /* a directory of them, with an index */
+extern const fsdp_packed_format fsdp_packed_hf;             /* a directory of such files, with an index */
 extern const fsdp_packed_format fsdp_packed_npz, fsdp_packed_npy;
 
 typedef struct fsdp_packed_opts {
     fsdp_io *io;               /* NULL: the file system */
-    int64_t max_shard_size;    /* hf: bytes of tensors in a file; 0: 5 * 10^9 */
-    bool sync;                 /* finish makes everything durable, the caller's directory excepted */
+    int64_t max_shard_size;    /* hf: bytes of tensors per file; 0: 5 * 10^9 */
+    bool sync;                 /* finish syncs everything but the caller's directory */
 } fsdp_packed_opts;
 
 typedef struct fsdp_packed_tensor {
@@ -33,55 +33,54 @@ typedef struct fsdp_packed_tensor {
     const int64_t *shape;
 } fsdp_packed_tensor;
 
-/* What a format can hold: asked before work starts. */
+/* Capabilities of a format, known before work starts. */
 bool fsdp_packed_holds_dtype(const fsdp_packed_format *format, fsdp_dtype dtype);
-/* False for a name that stands escaped in the file, with the true one beside it. */
+/* False for a name that the file stores escaped, with the true one beside it. */
 bool fsdp_packed_holds_name(const fsdp_packed_format *format, const char *name, size_t size);
 
-/* path: a file that does not exist, or a directory that is created when it does not;
- * nothing is created before the layout. */
+/* path: a new file, or a directory, which is created if necessary. Nothing is created before the layout. */
 fsdp_status fsdp_packed_create(const fsdp_packed_format *format, const fsdp_packed_opts *opts,
                                const char *path,
                                fsdp_packed **target_out, fsdp_error *err);
 
-/* Everything is copied. FSDP_ERR_USAGE: the format does not hold that dtype, or the name is there already. */
+/* Copies everything. FSDP_ERR_USAGE: the format cannot hold that dtype, or the name exists already. */
 fsdp_status fsdp_packed_add_tensor(fsdp_packed *target, const fsdp_packed_tensor *tensor, size_t *number_out,
                                    fsdp_error *err);
-/* Tensors in it (FSDP_VALUE_TENSOR) are numbers of this target. */
+/* Tensors in the value (FSDP_VALUE_TENSOR) are numbers of this target. */
 fsdp_status fsdp_packed_add_value(fsdp_packed *target, const char *name, size_t name_size,
                                   const fsdp_value *value, fsdp_error *err);
 
-/* Another name of a tensor, which is noted with it. FSDP_ERR_USAGE: the format cannot
- * (fsdp_packed_notes_tie). */
+/* Another name of a tensor, recorded beside it. FSDP_ERR_USAGE: the format cannot (fsdp_packed_notes_tie). */
 fsdp_status fsdp_packed_add_tie(fsdp_packed *target, const char *name, size_t name_size, size_t tensor,
                                 fsdp_error *err);
 bool fsdp_packed_notes_tie(const fsdp_packed_format *format, const char *name, size_t name_size,
                            const char *kept, size_t kept_size);
-/* A text that is kept with the tensors, if the format has room for one. */
+/* A text stored beside the tensors, if the format has room for one. */
 fsdp_status fsdp_packed_set_copied(fsdp_packed *target, const char *text, fsdp_error *err);
 
-/* Creates the files at their full size and writes what stands before the tensors. */
+/* Creates the files at their full size and writes the headers in front of the tensors. */
 fsdp_status fsdp_packed_lay_out(fsdp_packed *target, fsdp_error *err);
 
-/* Where the bytes of a tensor lie, packed row-major and little-endian. */
+/* The place of a tensor's bytes, packed row-major and little-endian. */
 typedef struct fsdp_packed_place {
     fsdp_file *file;
     const char *path;          /* of the file */
     int64_t offset, size;
 } fsdp_packed_place;
-/* Of the files that the layout made. */
+/* Files and bytes of the layout. */
 void fsdp_packed_total(const fsdp_packed *target, int64_t *files_out, int64_t *bytes_out);
 bool fsdp_packed_is_directory(const fsdp_packed *target);
 fsdp_packed_place fsdp_packed_place_of(const fsdp_packed *target, size_t tensor);
 
-/* Elements [first, first + count) of a tensor; each is written once. Any thread. */
+/* Writes elements [first, first + count) of a tensor, each once. Any thread. */
 fsdp_status fsdp_packed_write(fsdp_packed *target, size_t tensor, int64_t first, int64_t count,
                               const void *data,
                               fsdp_error *err);
 
-/* Every element must have been written. Frees the target in any case; after a failure the files are gone. */
+/* Completes the files; every element must have been written. Frees the target in any case; after a failure
+ * the files are removed. */
 fsdp_status fsdp_packed_finish(fsdp_packed *target, fsdp_error *err);
-/* Removes what was created, and frees. Accepts NULL. */
+/* Removes the created files and frees. Accepts NULL. */
 void fsdp_packed_discard(fsdp_packed *target);
 
 #endif

@@ -1,4 +1,4 @@
-/* What a format that is written sees of its target; see packed.h. */
+/* The target as packed formats see it; see packed.h. */
 #ifndef FSDP_PACKED_INTERNAL_H
 #define FSDP_PACKED_INTERNAL_H
 
@@ -10,7 +10,7 @@
 
 #include <pthread.h>
 
-/* Elements that were written; neighbours are joined. */
+/* A range of written elements; neighbours are joined. */
 typedef struct target_range {
     int64_t first, count;
     uint32_t crc;
@@ -18,8 +18,8 @@ typedef struct target_range {
 
 typedef struct target_tensor {
     fsdp_packed_tensor what;
-    const char *spelled;       /* its name in the file, set before lay_out */
-    size_t spelled_size;
+    const char *stored_name;       /* name in the file, set before lay_out */
+    size_t stored_name_size;
     int64_t count, size;       /* elements, bytes */
     int file;                  /* set by lay_out */
     int64_t offset;
@@ -47,14 +47,14 @@ typedef struct target_tie {
 struct fsdp_packed_format {
     const char *name;
     bool is_directory;
-    bool has_crc;              /* range.crc is wanted */
+    bool has_crc;              /* the format needs range.crc */
     bool holds_values;
     bool (*holds_dtype)(fsdp_dtype dtype);
     bool (*holds_name)(const char *name, size_t size);   /* NULL: any */
-    bool (*notes_tie)(const char *name, size_t size);    /* as another name; NULL: none */
+    bool (*notes_tie)(const char *name, size_t size);    /* recordable as another name; NULL: none */
     /* Adds files, gives every tensor its file and offset, writes headers. */
     fsdp_status (*lay_out)(fsdp_packed *target, fsdp_error *err);
-    /* All elements are written: trailers, checksums. NULL: nothing. */
+    /* Writes trailers and checksums, after all elements. NULL: the format has none. */
     fsdp_status (*finish)(fsdp_packed *target, fsdp_error *err);
 };
 
@@ -63,7 +63,7 @@ struct fsdp_packed {
     fsdp_packed_opts opts;
     fsdp_io *io;
     char *path;
-    bool has_directory;        /* it was created */
+    bool has_directory;        /* the directory was created here */
     fsdp_arena arena;
     fsdp_name_table names;
     target_tensor *tensors;
@@ -73,19 +73,19 @@ struct fsdp_packed {
     target_tie *ties;
     size_t tie_count, tie_room;
     const char *copied;        /* or NULL */
-    fsdp_text spelling;        /* {"escaped": "true name"}, empty when all names can be spelled */
+    fsdp_text escaped_names;        /* {"escaped": "true name"}, empty when no name is escaped */
     target_file *files;
     size_t file_count, file_room;
     int64_t file_bytes;        /* of all files */
     pthread_mutex_t lock;      /* of the ranges */
 };
 
-/* Creates a file of this size: the target's path, or name in it when it is a directory. */
+/* Creates a file of this size: at the target's path, or under `name` in it when that is a directory. */
 fsdp_status fsdp_packed_add_file(fsdp_packed *target, const char *name, int64_t size, int *number_out,
                                  fsdp_error *err);
 fsdp_status fsdp_packed_put(fsdp_packed *target, int file, const void *data, size_t size, int64_t offset,
                             fsdp_error *err);
-/* CRC-32 of all bytes of a tensor that is complete. */
+/* CRC-32 of all bytes of a complete tensor. */
 uint32_t fsdp_packed_crc(const target_tensor *tensor);
 
 #endif

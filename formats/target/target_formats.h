@@ -1,4 +1,4 @@
-/* The formats that can be written, for the table in targets.c. */
+/* The formats that can be written, for the table in detect/targets.c. */
 #ifndef FSDP_TARGETS_H
 #define FSDP_TARGETS_H
 

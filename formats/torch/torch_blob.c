@@ -1,7 +1,7 @@
 /*
- * A value in the form that torch.save gave it, kept as bytes by another format: how it comes out of a source,
- * and how it is opened once more as a value and the tensors in it. See fsdp_source_save_value and
- * fsdp_source_open_blob.
+ * Blobs: values that another format keeps as torch.save bytes. fsdp_source_save_value reads the
+ * bytes of a value from a source; fsdp_source_open_blob opens such bytes as a value and its
+ * tensors.
  */
 #include "base/io/io_memory.h"
 #include "formats/source/source_internal.h"
@@ -44,7 +44,7 @@ static fsdp_status add_value(blob_state *blob, size_t size, fsdp_error *err)
         st = fsdp_source_add_value(blob->source, "", 0, &value, NULL, err);
     fsdp_value_release(&value);
     torch_archive_release(&archive);
-    return st == FSDP_OK ? fsdp_source_seal(blob->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(blob->source, err) : st;
 }
 
 fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **source_out,
@@ -73,7 +73,7 @@ fsdp_status fsdp_source_open_blob(const void *data, size_t size, fsdp_source **s
     return FSDP_OK;
 }
 
-/* --- out of a source ---------------------------------------------------------------------------- */
+/* --- reading the bytes of a value --------------------------------------------------------------- */
 
 static fsdp_status copy_blob(const fsdp_source *source, const fsdp_source_blob *blob,
                              fsdp_text *out, fsdp_error *err)
@@ -88,7 +88,8 @@ static fsdp_status copy_blob(const fsdp_source *source, const fsdp_source_blob *
     return st == FSDP_OK && out->failed ? fsdp_fail_memory(err, "a value") : st;
 }
 
-/* A tensor inside it is one of the source's; a value of ours cannot lead there. */
+/* True for a value that contains a tensor of this source; such a value cannot be encoded by
+ * itself. */
 static bool holds_tensor(const fsdp_value *value)
 {
     bool is_found = value->kind == FSDP_VALUE_TENSOR;

@@ -1,6 +1,6 @@
 /*
- * DTensor and ShardedTensor in a file that stands alone: whole ones become tensors, a part is told as
- * such. Sets of rank files are put together elsewhere. See torch_internal.h.
+ * DTensor and ShardedTensor in a single file: whole ones become tensors, a part is reported as a
+ * part. Rank files are merged in ranks. See torch_internal.h.
  */
 #include "formats/source/rank_names.h"
 #include "formats/torch/torch_internal.h"
@@ -18,7 +18,7 @@ static fsdp_status fail_part(const torch_archive *archive, const char *name, siz
 {
     char shown[200], last[256];
     const char *slash = strrchr(archive->where, '/');
-    const char *begin = slash ? slash + 1 : archive->where + 1; /* where: 'PATH' */
+    const char *begin = slash ? slash + 1 : archive->where + 1; /* where is 'PATH' */
     const char *const file = last;
     rank_names names;
     snprintf(last, sizeof last, "%.*s", (int)strcspn(begin, "'"), begin);
@@ -57,7 +57,7 @@ fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *n
     return FSDP_OK;
 }
 
-/* A local piece at its place in the whole. */
+/* Adds a local piece at its box in the whole. */
 static fsdp_status add_piece(torch_archive *archive, size_t number, fsdp_node piece,
                              const int64_t *lo, int64_t *stored, fsdp_error *err)
 {
@@ -114,7 +114,7 @@ static fsdp_status add_dtensor(torch_archive *archive, const char *name, size_t 
     return stored == fsdp_box_count(&box) ? FSDP_OK : fail_part(archive, name, name_size, err);
 }
 
-/* The state: (local shards, metadata, group, spec, init_rrefs). */
+/* The state of the pickle: (local shards, metadata, group, spec, init_rrefs). */
 static fsdp_status add_sharded(torch_archive *archive, const char *name, size_t name_size,
                                const torch_wrapper *wrapper, fsdp_error *err)
 {

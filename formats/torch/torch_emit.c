@@ -1,6 +1,4 @@
-/*
- * Archives of torch.save, record by record as PyTorch 2.15 writes them: see torch_emit.h.
- */
+/* The records of a torch.save archive, as PyTorch 2.15 writes them: see torch_emit.h. */
 #include "formats/torch/torch_emit.h"
 
 #include "base/core/fnv.h"
@@ -42,7 +40,7 @@ bool torch_holds_dtype(fsdp_dtype dtype)
 
 /* --- tensors ---------------------------------------------------------------------------------- */
 
-/* Of a packed tensor, in elements; a dimension of no length counts as one. */
+/* Strides of a row-major tensor, in elements; a dim of length 0 counts as one. */
 static void add_strides(fsdp_pickler *pickler, int ndim, const int64_t *shape)
 {
     int64_t strides[FSDP_MAX_DIMS], stride = 1;
@@ -53,7 +51,8 @@ static void add_strides(fsdp_pickler *pickler, int ndim, const int64_t *shape)
     fsdp_pickler_ints(pickler, strides, (size_t)ndim);
 }
 
-/* ("storage", class, key, "cpu", count): elements of a storage with a class, bytes of one without. */
+/* ("storage", class, key, "cpu", count): the count is elements for a storage with a class, bytes
+ * for one without. */
 static void add_storage(fsdp_pickler *pickler, const fsdp_dtype_info *info, size_t key,
                         int64_t bytes)
 {
@@ -130,7 +129,8 @@ void torch_emit_leading(fsdp_text *text, const fsdp_zip_record *records, const f
         fsdp_zip_add_record(text, &records[1 + i], marks[i].text);
 }
 
-/* 20 digits of all names and 20 of all checksums: the same contents have the same identity. */
+/* The identity: 20 digits of all names and 20 of all checksums, so that equal contents have
+ * equal identities. */
 static void identify(const fsdp_zip_record *records, size_t count, char *identity)
 {
     uint64_t names = FSDP_FNV_BEGIN, sums = FSDP_FNV_BEGIN;
@@ -185,7 +185,7 @@ static fsdp_status write_text(fsdp_file *file, const char *path, const fsdp_text
                           : FSDP_OK;
 }
 
-/* Small neighbours are one write. */
+/* Adjacent small texts are one write. */
 static fsdp_status write_together(fsdp_file *file, const char *path, torch_piece *piece,
                                   fsdp_error *err)
 {

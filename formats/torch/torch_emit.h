@@ -1,6 +1,6 @@
 /*
- * What the writers of PyTorch's files share, the mirror of torch_internal.h: the archive of torch.save and
- * tensors as nodes of its pickle. A storage holds exactly one tensor, row-major.
+ * The shared part of the writers of PyTorch's files, the mirror of torch_internal.h: the archive of
+ * torch.save, and tensors as nodes of its pickle. A storage holds exactly one tensor, row-major.
  *
  *   leading records (the pickle, marks)   storages   closing records (version, identity, directory)
  *
@@ -16,57 +16,60 @@
 
 #include <stdatomic.h>
 
-/* Every dtype but f6, which torch does not have. */
+/* True for every dtype but f6, which torch does not have. */
 bool torch_holds_dtype(fsdp_dtype dtype);
 
 enum { TORCH_LEADING = 4, TORCH_CLOSING = 2, TORCH_FIXED = TORCH_LEADING + TORCH_CLOSING };
 
-/* A tensor whose bytes are storage `key`. FSDP_ERR_USAGE for a dtype that torch does not have. */
+/* Writes a tensor whose bytes are storage `key`. FSDP_ERR_USAGE for a dtype that torch does not have. */
 FSDP_CHECKED fsdp_status torch_emit_tensor(fsdp_pickler *pickler, fsdp_dtype dtype, int ndim,
                                            const int64_t *shape, size_t key, fsdp_error *err);
 
 /*
- * Places an archive: records has TORCH_FIXED + storages members, of which those from TORCH_LEADING on have
- * the sizes of the storages; all else is filled in, but for checksums of storages.
+ * Computes the offsets of an archive. records has TORCH_FIXED + storages members; the caller sets the
+ * sizes of those from TORCH_LEADING on, the storages. All other fields are filled in, except checksums of
+ * storages.
  */
 FSDP_CHECKED fsdp_status torch_place_archive(fsdp_zip_record *records, size_t storages,
                                              const fsdp_text *pickle, int64_t *size_out, fsdp_error *err);
-/* The archive up to the first storage's header. */
+/* Adds the archive up to the header of the first storage. */
 void torch_emit_leading(fsdp_text *text, const fsdp_zip_record *records, const fsdp_text *pickle);
-/* Everything behind the last storage's trailer; checksums must be known. */
+/* Adds the records behind the last storage's trailer; checksums must be known. */
 void torch_emit_closing(fsdp_text *text, fsdp_zip_record *records, size_t storages);
 
-/* Appends a whole archive that holds a value and no tensor. */
+/* Appends a whole archive that holds a value without tensors. */
 FSDP_CHECKED fsdp_status torch_emit_value(fsdp_text *text, fsdp_pickler *pickler, const fsdp_value *value,
                                           fsdp_error *err);
 
-/* A storage that several threads write piece by piece. */
+/* A storage that several threads write in pieces. */
 typedef struct torch_part {
     _Atomic uint32_t crc;
-    _Atomic int64_t left;      /* bytes to come */
+    _Atomic int64_t left;      /* bytes not yet written */
 } torch_part;
 
-/* Takes a piece into account, with `behind` bytes after it; true: it was the last one, crc is complete. */
+/* Adds the checksum of a piece that `behind` bytes follow; true after the last piece: crc is then
+ * complete. */
 bool torch_part_take(torch_part *part, const void *data, size_t size, int64_t behind);
 
-/* A piece of a storage, and what is written with it. */
+/* A piece of a storage, and the records written with it. */
 typedef struct torch_piece {
     const void *data;
     size_t size;
     int64_t offset;            /* in the file */
-    fsdp_text before;          /* goes directly before it, when it is the first one in place */
-    fsdp_text behind;          /* goes behind the storage, when it is the last one in time */
-    int64_t end;               /* of the storage in the file */
+    fsdp_text before;          /* records in front of the storage, with its first piece */
+    fsdp_text behind;          /* records behind the storage, with the piece that completes it */
+    int64_t end;               /* end of the storage in the file */
 } torch_piece;
 
-/* Writes all of it in few calls, and releases the texts. sync: large pieces begin to reach the disk. */
+/* Writes the piece and its records in few calls, and releases the texts. sync: starts writeback of large
+ * pieces. */
 FSDP_CHECKED fsdp_status torch_write_piece(fsdp_file *file, const char *path, torch_piece *piece, bool sync,
                                            fsdp_error *err);
 
-/* The bytes of elements; shapes are checked. */
+/* Bytes of the elements; the shape was checked before. */
 int64_t torch_bytes_of(fsdp_dtype dtype, int ndim, const int64_t *shape);
 
-/* An error about an entry has its name. */
+/* Adds the entry's name to an error. */
 fsdp_status torch_blame_entry(const fsdp_target_entry *entry, fsdp_status status, fsdp_error *err);
 
 #endif

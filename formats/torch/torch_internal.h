@@ -1,10 +1,22 @@
 /*
- * What the readers of PyTorch's files share: torch.save files (zip and legacy), items of DCP, rank files.
+ * Room torch: torch.save files (zip and legacy), sharded directories of them, and the parts of PyTorch's
+ * formats that ranks and dcp share. This header is the readers' side, torch_emit.h the writers'.
+ *
+ * In: files whose bytes may be hostile, or the entries of a target. Out: the catalog of a source
+ * (source.h), or one torch.save file.
  *
  *   bytes -> torch_zip.c or torch_legacy.c (an archive: a pickle and its storages)
+ *         -> torch_storage.c (persistent ids: the place of each storage)
  *         -> torch_tensor.c (nodes that are tensors)   torch_numpy.c (arrays, scalars)
- *         -> torch_names.c (the walk that names everything)   torch_value.c (what stays a value)
- *         -> the builder of the source
+ *         -> torch_names.c (the walk that names entries; torch_keys.c: keys of dicts)
+ *         -> torch_value.c (other nodes as values)   torch_dist.c (DTensor, ShardedTensor)
+ *         -> torch_read.c (the format: bid, open, index) -> the builder of the source
+ *
+ *   entries -> torch_tree.c (nested dicts) -> torch_emit.c (records) -> torch_write.c (the target "torch")
+ *
+ *   values as torch.save bytes: torch_resave.c, torch_resave_value.c write them, torch_blob.c opens them
+ *
+ * Callers: detect (the tables of formats), ranks and dcp. The room calls pickle, zip, source and target.
  */
 #ifndef FSDP_TORCH_INTERNAL_H
 #define FSDP_TORCH_INTERNAL_H
@@ -12,22 +24,22 @@
 #include "formats/pickle/pickle.h"
 #include "formats/source.h"
 
-/* Where the bytes of a storage are. */
+/* The place of a storage's bytes. */
 typedef struct torch_storage {
-    int file;                  /* -1: there are no bytes (location "meta") */
-    int stream;                /* FSDP_NO_STREAM: plain bytes of the file */
+    int file;                  /* -1: no bytes (location "meta") */
+    int stream;                /* FSDP_NO_STREAM: plain bytes in the file */
     int64_t offset, size;      /* in the file or stream, in bytes */
-    uint32_t crc;              /* of those bytes; 0: none */
-    fsdp_dtype dtype;          /* of its class; FSDP_DTYPE_NONE: quantized ones; FSDP_U8: untyped */
+    uint32_t crc;              /* CRC of those bytes; 0: none */
+    fsdp_dtype dtype;          /* from its class; FSDP_DTYPE_NONE: quantized; FSDP_U8: untyped */
 } torch_storage;
 
-/* A persistent id of the pickle, resolved. */
+/* A resolved persistent id of the pickle. */
 typedef struct torch_link {
     fsdp_node node;
     torch_storage storage;
 } torch_link;
 
-/* Arrays that had to be decoded; they belong to the source (its state). */
+/* Decoded arrays; they belong to the state of the source. */
 typedef struct torch_memory torch_memory;
 
 /* One torch.save file, or an item of DCP. */
@@ -37,38 +49,38 @@ typedef struct torch_archive {
     fsdp_pickle pickle;
     char *data;                /* the bytes of the pickle */
     int file;
-    int64_t data_offset;       /* of them in the file; -1: they are packed there */
-    bool is_swapped;           /* storages are big-endian */
+    int64_t data_offset;       /* their offset in the file; -1: they are compressed there */
+    bool is_swapped;           /* big-endian storages */
     bool is_legacy;
     torch_link *links;         /* sorted by node */
     size_t link_count;
     torch_memory *memory;
-    int64_t work;              /* nodes visited so far */
-    uint8_t *marks;            /* per node, of the walk */
+    int64_t work;              /* nodes visited */
+    uint8_t *marks;            /* per node, used by the walk */
     uint32_t *sizes;           /* per node: objects in it, shared ones each time; 0: not counted yet */
-    fsdp_node subject;         /* that was entered or read as a value last: a value that the walk gives out
-                                * is what it became */
+    fsdp_node subject;         /* the node entered, or read as a value, last: a value that the walk reports
+                                * comes from it */
 } torch_archive;
 
 /* --- torch_zip.c, torch_legacy.c --- */
 
 typedef struct torch_opening {
     fsdp_source *source;
-    torch_memory *memory;      /* of that source */
+    torch_memory *memory;      /* belongs to that source */
     int file;
-    int stream;                /* FSDP_NO_STREAM, or the stream that decodes to the zip */
+    int stream;                /* FSDP_NO_STREAM, or the stream of a compressed zip */
     const char *where;         /* "'PATH'"; must outlive the archive */
 } torch_opening;
 
-/* The range of the file is a torch.save zip. checks: its checksums are added to those of the source.
- * *archive_out is empty on failure. */
+/* Opens a range of a file that is a torch.save zip. checks: its checksums are added to those of the
+ * source. *archive_out is empty on failure. */
 fsdp_status torch_zip_open(const torch_opening *opening, int64_t offset, int64_t size, bool checks,
                            torch_archive *archive_out, fsdp_error *err);
 fsdp_status torch_legacy_open(const torch_opening *opening, torch_archive *archive_out, fsdp_error *err);
 bool torch_legacy_begins(const uint8_t *head, size_t size);
 void torch_archive_release(torch_archive *archive);
 
-/* Either form, recognised by its first bytes. */
+/* Opens either form, which the first bytes distinguish. */
 fsdp_status torch_file_open(const torch_opening *opening, torch_archive *archive_out, fsdp_error *err);
 
 /* --- torch_storage.c --- */
@@ -77,25 +89,25 @@ typedef struct torch_storage_id {
     fsdp_node node;
     const char *key;
     size_t key_size;
-    bool is_meta, is_module;   /* is_module: a class's source text, no storage */
+    bool is_meta, is_module;   /* is_module: source text of a class, not a storage */
     int64_t elements;
-    fsdp_node view;            /* legacy: the sixth member, 0 for none */
+    fsdp_node view;            /* legacy: the sixth member, 0 without one */
     torch_storage storage;     /* its dtype is set */
-    size_t element_size;       /* 0: not known */
+    size_t element_size;       /* 0: unknown */
 } torch_storage_id;
 
-/* Reads ("storage", class, key, location, elements): refused when it is anything else. */
+/* Reads ("storage", class, key, location, elements); any other id is refused. */
 fsdp_status torch_read_storage_id(const torch_archive *archive, fsdp_node persistent,
                                   torch_storage_id *id_out, fsdp_error *err);
-/* Makes the table of links, place fills in where each storage is. */
+/* Makes the table of links; place fills in the place of each storage. */
 fsdp_status torch_resolve_links(torch_archive *archive,
                                 fsdp_status (*place)(void *user, const torch_storage_id *id,
                                                      torch_storage *storage, fsdp_error *err),
                                 void *user, fsdp_error *err);
 
-/* Tensors whose bytes are in memory: they have chunks with file -1. One table per source. */
+/* Tensors whose bytes are in memory: their chunks have file -1. One table per source. */
 fsdp_status torch_memory_create(torch_memory **memory_out, fsdp_error *err);
-/* Takes the row-major little-endian bytes of a tensor. Tensors come in rising order. */
+/* Takes the row-major little-endian bytes of a tensor. Tensors arrive in rising order. */
 fsdp_status torch_memory_keep(torch_memory *memory, size_t tensor, char *data, fsdp_error *err);
 bool torch_memory_has(const torch_memory *memory, size_t tensor);
 fsdp_status torch_memory_read(const torch_memory *memory, const fsdp_source *source, size_t tensor,
@@ -109,16 +121,16 @@ typedef struct torch_tensor {
     int ndim;
     int64_t shape[FSDP_MAX_DIMS], strides[FSDP_MAX_DIMS];   /* strides in bytes */
     torch_storage storage;
-    int64_t offset;            /* of its first element in the file or stream */
+    int64_t offset;            /* offset of its first element in the file or stream */
     unsigned fix;
-    char *data;                /* an array that was decoded, in its final form; else NULL */
+    char *data;                /* a decoded array in its final form, or NULL */
 } torch_tensor;
 
 typedef enum torch_kind {
-    TORCH_KIND_NONE,           /* no tensor */
+    TORCH_KIND_NONE,           /* not a tensor */
     TORCH_KIND_TENSOR,
-    TORCH_KIND_OPAQUE,         /* a tensor that is listed by its kind only: sparse, quantized, meta */
-    TORCH_KIND_WRAPPER         /* a subclass without data of its own: DTensor, ShardedTensor, others */
+    TORCH_KIND_OPAQUE,         /* a tensor listed by its kind only: sparse, quantized, meta */
+    TORCH_KIND_WRAPPER         /* a subclass without bytes: DTensor, ShardedTensor, others */
 } torch_kind;
 
 /* A subclass: its class and its state. */
@@ -127,39 +139,39 @@ typedef struct torch_wrapper {
     fsdp_node type, args, state;
 } torch_wrapper;
 
-/* Parameters and subclasses resolved. A tensor's places are checked against its storage. */
+/* Reads a tensor through Parameters and subclasses. Its offsets are checked against its storage. */
 fsdp_status torch_tensor_read(const torch_archive *archive, fsdp_node node, torch_kind *kind_out,
                               torch_tensor *tensor_out, torch_wrapper *wrapper_out, fsdp_error *err);
-/* The kind alone, by the shape of the node. */
+/* The kind of a node, found without reading the tensor. */
 torch_kind torch_tensor_kind(const torch_archive *archive, fsdp_node node);
 void torch_tensor_release(torch_tensor *tensor);
 
-/* The chunk that the tensor is, at lo of a larger one. It borrows from tensor and lo. */
+/* The chunk of a tensor at lo of a larger one. It borrows from tensor and lo. */
 void torch_tensor_chunk(const torch_tensor *tensor, const int64_t *lo, fsdp_source_chunk *chunk_out);
-/* Adds the tensor to the source; name NULL: as an inner one. Takes tensor's data. */
+/* Adds the tensor to the source, with name NULL as an inner one. Takes the data of tensor. */
 fsdp_status torch_tensor_add(torch_archive *archive, const char *name, size_t name_size, torch_tensor *tensor,
                              size_t *number_out, fsdp_error *err);
 
-/* fsdp_shape_check for a shape out of a file: FSDP_ERR_DAMAGED. */
+/* fsdp_shape_check for a shape from a file: FSDP_ERR_DAMAGED. */
 fsdp_status torch_check_shape(const torch_archive *archive, int ndim, const int64_t *shape, fsdp_dtype dtype,
                               fsdp_error *err);
-/* A tuple, list or torch.Size of ints. FSDP_ERR_DAMAGED "... NAME is no list of numbers" */
+/* Reads a tuple, list or torch.Size of ints. FSDP_ERR_DAMAGED "... NAME is no list of numbers" */
 fsdp_status torch_read_sizes(const torch_archive *archive, fsdp_node node, const char *what, int *count_out,
                              int64_t *sizes_out, fsdp_error *err);
 
 /* --- torch_numpy.c --- */
 
 bool torch_numpy_is_array(const torch_archive *archive, fsdp_node node);
-/* True: an array whose elements are numbers. */
+/* True for an array whose elements are numbers. */
 bool torch_numpy_is_numeric(const torch_archive *archive, fsdp_node node);
 fsdp_status torch_numpy_read(const torch_archive *archive, fsdp_node node, torch_tensor *tensor_out,
                              fsdp_error *err);
-/* False: no scalar of numbers. */
+/* False when the node is not a numeric scalar. */
 bool torch_numpy_scalar(const torch_archive *archive, fsdp_node node, fsdp_value *value_out);
-/* FSDP_DTYPE_NONE when it is none. */
+/* FSDP_DTYPE_NONE when it is not a scalar. */
 fsdp_dtype torch_numpy_scalar_dtype(const torch_archive *archive, fsdp_node node);
-/* Bytes: BYTES, BYTEARRAY, or the calls that protocol 2 writes for them. *owned_out is freed with
- * fsdp_free (NULL: they lie in the pickle). False: no bytes, or no memory. */
+/* The bytes of BYTES, BYTEARRAY, or the calls that protocol 2 writes for them. *owned_out is freed with
+ * fsdp_free (NULL: they lie in the pickle). False for other nodes, or without memory. */
 bool torch_bytes(const torch_archive *archive, fsdp_node node, const char **data_out, size_t *size_out,
                  char **owned_out);
 
@@ -169,63 +181,63 @@ enum {
     TORCH_MARK_PATH = 1, TORCH_MARK_PLAIN = 2, TORCH_MARK_FULL = 4, TORCH_MARK_SEEN = 8, TORCH_MARK_KEPT = 16
 };
 
-/* FSDP_ERR_LIMIT when there is too much in the node once shared containers are expanded. */
+/* FSDP_ERR_LIMIT when the node is too large once shared containers are expanded. */
 fsdp_status torch_measure(torch_archive *archive, fsdp_node node, fsdp_error *err);
 
-/* Any node as a value; tensors in it become inner ones of the source. */
+/* Reads any node as a value; tensors in it become inner ones of the source. */
 fsdp_status torch_value_read(torch_archive *archive, fsdp_node node, fsdp_value *value_out, fsdp_error *err);
 
-/* Nodes that are looked at, shared ones each time. FSDP_ERR_LIMIT beyond FSDP_PICKLE_WORK. */
+/* Counts visited nodes, shared ones each time. FSDP_ERR_LIMIT beyond FSDP_PICKLE_WORK. */
 fsdp_status torch_count_work(torch_archive *archive, int64_t count, fsdp_error *err);
-/* Before a container's items are visited: counts the work, and says in *cycle_out whether it is inside
- * itself. FSDP_ERR_LIMIT beyond the caps. leave undoes it (not after a cycle). */
+/* Begins the visit of a container's items: counts the work, and sets *cycle_out when the container is
+ * inside itself. FSDP_ERR_LIMIT beyond the limits. torch_leave ends the visit (not after a cycle). */
 fsdp_status torch_enter(torch_archive *archive, fsdp_node node, int depth, bool *cycle_out, fsdp_error *err);
 void torch_leave(torch_archive *archive, fsdp_node node);
 
-/* dict, OrderedDict, defaultdict, Counter. */
+/* True for dict, OrderedDict, defaultdict, Counter. */
 bool torch_is_dict(const torch_archive *archive, fsdp_node node);
-/* Up to two runs of keys and values (from the arguments and from items): DICT nodes or 0. */
+/* Up to two sequences of keys and values (from the arguments and from items): DICT nodes or 0. */
 void torch_dict_runs(const torch_archive *archive, fsdp_node node, fsdp_node runs_out[2]);
 
-/* An attribute of an object, out of its state or its slots; 0 when there is none. */
+/* An attribute of an object, from its state or its slots; 0 without one. */
 fsdp_node torch_attribute(const torch_archive *archive, fsdp_node object, const char *name);
-/* The same, out of a state. */
+/* An attribute from a state. */
 fsdp_node torch_state_attribute(const torch_archive *archive, fsdp_node state, const char *name);
-/* The name of an object's class without its module; "" when it is none. */
+/* The name of an object's class without its module; "" when the node is not an object. */
 const char *torch_class_name(const torch_archive *archive, fsdp_node object);
 
 /* --- torch_names.c --- */
 
-/* Takes what a walk finds in the source's stead: for files of ranks, where it is a part of something. */
+/* Receives the findings of a walk in place of the source: for rank files, where they are parts of wholes. */
 typedef struct torch_visitor {
     void *user;
-    /* A tensor of its own; the data of one that was decoded goes over. */
+    /* A tensor. The visitor takes the data of a decoded one. */
     fsdp_status (*tensor)(void *user, torch_archive *archive, const char *name, size_t name_size,
                           torch_tensor *tensor, fsdp_error *err);
     /* A DTensor or ShardedTensor. */
     fsdp_status (*distributed)(void *user, torch_archive *archive, const char *name, size_t name_size,
                                const torch_wrapper *wrapper, fsdp_error *err);
-    /* Before an object of a class is gone into; *taken_out true: it is not. */
+    /* Called before the parts of an object are visited; *taken_out true: they are not. */
     fsdp_status (*object)(void *user, torch_archive *archive, const char *name, size_t name_size,
                           fsdp_node node, bool *taken_out, fsdp_error *err);
-    /* Anything else; what value holds goes over. node: what it was read from; 0 when its parts follow by
-     * names of their own. */
+    /* Any other entry; the visitor takes the contents of value. node: its node; 0 when its parts follow
+     * under their own names. */
     fsdp_status (*value)(void *user, const torch_archive *archive, fsdp_node node, const char *name,
                          size_t name_size, fsdp_value *value, fsdp_error *err);
 } torch_visitor;
 
-/* Names everything in the archive and adds it to the source, or gives it to the visitor (may be NULL). */
+/* Names every part of the archive and adds it to the source, or passes it to the visitor (may be NULL). */
 fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsdp_error *err);
-/* Python's str(key), appended. */
+/* Appends Python's str(key). */
 void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text);
 
 /* --- torch_dist.c --- */
 
-/* FSDP_ERR_REFUSED when a placement of the DTensor says that its pieces must still be added up. */
+/* FSDP_ERR_REFUSED when a placement of the DTensor is Partial: its pieces are not yet summed up. */
 fsdp_status torch_dist_check_partial(const torch_archive *archive, const char *name, size_t name_size,
                                      const torch_wrapper *wrapper, fsdp_error *err);
 
-/* A DTensor or ShardedTensor that is whole in this one file; FSDP_ERR_DAMAGED when it is a part. */
+/* Adds a DTensor or ShardedTensor that is whole in this file; FSDP_ERR_DAMAGED when it is a part. */
 fsdp_status torch_dist_add(torch_archive *archive, const char *name, size_t name_size,
                            const torch_wrapper *wrapper, fsdp_error *err);
 

@@ -1,6 +1,7 @@
 /*
- * str(key) as Python gives it: keys of dicts that are not strings become elements of names. Inside a tuple
- * a key stands as its repr(). Keys that Python prints by rules of their own class are named after it.
+ * Computes Python's str(key): keys of dicts that are not strings become elements of names.
+ * Inside a tuple a key is written as its repr(). A key whose class formats it by its own rules
+ * gets the name of the class.
  */
 #include "formats/torch/torch_internal.h"
 
@@ -11,27 +12,27 @@
 
 enum { DEEPEST = 16, LONGEST = 4096, DAY = 86400 };
 
-typedef struct spelling {
+typedef struct key_repr {
     const torch_archive *archive;
     fsdp_text *text;
-    size_t start; /* of the key in the text */
-} spelling;
+    size_t start; /* begin of the key in the text */
+} key_repr;
 
-static void add_repr(const spelling *at, fsdp_node key, int depth);
+static void add_repr(const key_repr *at, fsdp_node key, int depth);
 
-static const fsdp_pickle_node *node_at(const spelling *at, fsdp_node node)
+static const fsdp_pickle_node *node_at(const key_repr *at, fsdp_node node)
 {
     return fsdp_pickle_at(&at->archive->pickle, node);
 }
 
-static fsdp_node argument(const spelling *at, fsdp_node call, size_t number)
+static fsdp_node argument(const key_repr *at, fsdp_node call, size_t number)
 {
     return fsdp_pickle_argument(&at->archive->pickle, node_at(at, call), number);
 }
 
-static void add_spelled(const spelling *at, fsdp_node key)
+static void add_global_name(const key_repr *at, fsdp_node key)
 {
-    char *spelled = fsdp_pickle_spell(&at->archive->pickle, key);
+    char *spelled = fsdp_pickle_global_name(&at->archive->pickle, key);
     at->text->failed |= !spelled;
     if (spelled)
         fsdp_text_addf(at->text, "%s", spelled);
@@ -40,7 +41,8 @@ static void add_spelled(const spelling *at, fsdp_node key)
 
 /* --- numbers ------------------------------------------------------------------------------------ */
 
-/* The digits mean this number again, in a float of so many bytes; of two, within half a step. */
+/* True when the digits read back as this number, in a float of so many bytes; for two bytes,
+ * within half a step. */
 static bool comes_back(const char *digits, double value, size_t width)
 {
     if (width == 4)
@@ -54,8 +56,9 @@ static bool comes_back(const char *digits, double value, size_t width)
     return fabs(read - value) < ldexp(1, exponent - (is_step_halved ? 12 : 11));
 }
 
-/* The shortest digits that come back, plain in a middle range. end: what whole numbers end in. */
-static void add_float(const spelling *at, double value, size_t width, const char *end)
+/* Adds the shortest digits that read back, without exponent in a middle range. end: the suffix
+ * of whole numbers. */
+static void add_float(const key_repr *at, double value, size_t width, const char *end)
 {
     char digits[40];
     if (!isfinite(value)) {
@@ -68,7 +71,7 @@ static void add_float(const spelling *at, double value, size_t width, const char
     } while (!comes_back(digits, value, width) && ++precision < 17);
     int exponent = atoi(strchr(digits, 'e') + 1);
     bool is_plain = exponent >= -4 && exponent < 16;
-    if (width < 8) /* as NumPy has it since 2.3 */
+    if (width < 8) /* the form of NumPy 2.3 and newer */
         is_plain = value == 0 || (fabs(value) >= 1e-4 && fabs(value) < (width == 4 ? 1e6 : 1e3));
     if (!is_plain) {
         fsdp_text_addf(at->text, "%s", digits);
@@ -79,7 +82,7 @@ static void add_float(const spelling *at, double value, size_t width, const char
     }
 }
 
-static void add_complex(const spelling *at, const double parts[2], size_t width)
+static void add_complex(const key_repr *at, const double parts[2], size_t width)
 {
     bool has_real = parts[0] != 0 || signbit(parts[0]);
     if (has_real) {
@@ -92,14 +95,14 @@ static void add_complex(const spelling *at, const double parts[2], size_t width)
     fsdp_text_addf(at->text, has_real ? "j)" : "j");
 }
 
-static void add_bigint(const spelling *at, const fsdp_pickle_node *node)
+static void add_bigint(const key_repr *at, const fsdp_pickle_node *node)
 {
     char *decimal = fsdp_pickle_decimal(node);
     fsdp_text_addf(at->text, "%s", decimal ? decimal : "int");
     fsdp_free(decimal);
 }
 
-static double number_of(const spelling *at, fsdp_node node)
+static double number_of(const key_repr *at, fsdp_node node)
 {
     const fsdp_pickle_node *number = node_at(at, node);
     return number->kind == FSDP_NODE_FLOAT ? number->as.f64
@@ -107,14 +110,14 @@ static double number_of(const spelling *at, fsdp_node node)
                                            : 0;
 }
 
-static int64_t int_of(const spelling *at, fsdp_node node)
+static int64_t int_of(const key_repr *at, fsdp_node node)
 {
     int64_t number;
     fsdp_pickle_int(&at->archive->pickle, node, &number);
     return number;
 }
 
-static void add_numpy_number(const spelling *at, const fsdp_value *value, size_t width)
+static void add_numpy_number(const key_repr *at, const fsdp_value *value, size_t width)
 {
     switch (value->kind) {
     case FSDP_VALUE_I64: fsdp_text_addf(at->text, "%lld", (long long)value->as.i64); break;
@@ -126,7 +129,7 @@ static void add_numpy_number(const spelling *at, const fsdp_value *value, size_t
 }
 
 /* Since NumPy 2 the repr of a number names its type. */
-static bool add_numpy_scalar(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_numpy_scalar(const key_repr *at, fsdp_node key, bool is_inside)
 {
     fsdp_value value = {0};
     fsdp_dtype dtype = torch_numpy_scalar_dtype(at->archive, key);
@@ -152,7 +155,8 @@ static bool add_numpy_scalar(const spelling *at, fsdp_node key, bool is_inside)
 
 /* --- text --------------------------------------------------------------------------------------- */
 
-/* What Python does not print as it is: controls, formats, spaces but the usual one, surrogates, private. */
+/* False for characters that Python escapes: controls, formats, spaces other than ' ',
+ * surrogates, private use. */
 static bool is_printable(uint32_t code)
 {
     static const struct {
@@ -173,7 +177,7 @@ static bool is_printable(uint32_t code)
     return true;
 }
 
-/* One character of valid UTF-8; how many bytes it has. */
+/* Decodes one character of valid UTF-8 and returns its length. */
 static size_t decode(const char *data, size_t size, uint32_t *code_out)
 {
     uint8_t lead = (uint8_t)data[0];
@@ -213,7 +217,7 @@ static void add_quoted(fsdp_text *text, const char *data, size_t size, bool is_b
     fsdp_text_add(text, &quote, 1);
 }
 
-static bool add_bytes(const spelling *at, fsdp_node key)
+static bool add_bytes(const key_repr *at, fsdp_node key)
 {
     const char *data;
     char *owned;
@@ -226,8 +230,8 @@ static bool add_bytes(const spelling *at, fsdp_node key)
     return true;
 }
 
-/* Text as it is, or as "name('text')". */
-static bool add_wrapped(const spelling *at, const char *name, fsdp_node node, bool is_inside)
+/* Adds text as it is, or as "name('text')". */
+static bool add_wrapped(const key_repr *at, const char *name, fsdp_node node, bool is_inside)
 {
     const fsdp_pickle_node *text = node_at(at, node);
     if (text->kind != FSDP_NODE_STR)
@@ -244,7 +248,7 @@ static bool add_wrapped(const spelling *at, const char *name, fsdp_node node, bo
 
 /* --- containers --------------------------------------------------------------------------------- */
 
-static void add_items(const spelling *at, const fsdp_pickle_node *items, int depth)
+static void add_items(const key_repr *at, const fsdp_pickle_node *items, int depth)
 {
     for (uint32_t i = 0; i < items->count; i++) {
         if (depth == DEEPEST || at->text->size - at->start > LONGEST) {
@@ -257,7 +261,7 @@ static void add_items(const spelling *at, const fsdp_pickle_node *items, int dep
     }
 }
 
-static void add_list(const spelling *at, fsdp_node list, const char *before, const char *after,
+static void add_list(const key_repr *at, fsdp_node list, const char *before, const char *after,
                      int depth)
 {
     fsdp_text_addf(at->text, "%s", before);
@@ -265,13 +269,13 @@ static void add_list(const spelling *at, fsdp_node list, const char *before, con
     fsdp_text_addf(at->text, "%s", after);
 }
 
-static bool is_list(const spelling *at, fsdp_node node)
+static bool is_list(const key_repr *at, fsdp_node node)
 {
     uint8_t kind = node_at(at, node)->kind;
     return kind == FSDP_NODE_TUPLE || kind == FSDP_NODE_LIST;
 }
 
-static bool add_frozenset(const spelling *at, fsdp_node items, int depth)
+static bool add_frozenset(const key_repr *at, fsdp_node items, int depth)
 {
     if (items != 0 && !is_list(at, items) && node_at(at, items)->kind != FSDP_NODE_FROZENSET)
         return false;
@@ -280,8 +284,8 @@ static bool add_frozenset(const spelling *at, fsdp_node items, int depth)
     return true;
 }
 
-/* A step of 1 is not said. */
-static bool add_range(const spelling *at, fsdp_node key)
+/* A step of 1 is omitted. */
+static bool add_range(const key_repr *at, fsdp_node key)
 {
     fsdp_node args = node_at(at, key)->as.call->args;
     uint32_t count = node_at(at, args)->count;
@@ -300,7 +304,7 @@ static bool add_range(const spelling *at, fsdp_node key)
 
 /* --- dates -------------------------------------------------------------------------------------- */
 
-static void add_delta(const spelling *at, int64_t days, int64_t seconds, int64_t micros)
+static void add_delta(const key_repr *at, int64_t days, int64_t seconds, int64_t micros)
 {
     if (days != 0)
         fsdp_text_addf(at->text, "%lld day%s, ", (long long)days,
@@ -311,7 +315,7 @@ static void add_delta(const spelling *at, int64_t days, int64_t seconds, int64_t
         fsdp_text_addf(at->text, ".%06lld", (long long)micros);
 }
 
-static void add_delta_repr(const spelling *at, const int64_t parts[3])
+static void add_delta_repr(const key_repr *at, const int64_t parts[3])
 {
     static const char *const names[] = {"days", "seconds", "microseconds"};
     const char *between = "";
@@ -324,8 +328,9 @@ static void add_delta_repr(const spelling *at, const int64_t parts[3])
     fsdp_text_addf(at->text, "%s)", between[0] ? "" : "0");
 }
 
-/* "+02:00" of timezone(timedelta); false for zones that are not such, or farther away than any is. */
-static bool add_zone(const spelling *at, fsdp_node zone)
+/* Adds "+02:00" for timezone(timedelta); false for other zones, and for offsets beyond Python's
+ * limit. */
+static bool add_zone(const key_repr *at, fsdp_node zone)
 {
     if (zone == 0)
         return true;
@@ -348,9 +353,9 @@ static bool add_zone(const spelling *at, fsdp_node zone)
     return true;
 }
 
-/* The bytes that Python packs a date (4), a time (6) or both (10) into; the first bit of a time and of a
- * month is the fold. */
-static bool add_packed_time(const spelling *at, const uint8_t *bytes, size_t size, fsdp_node zone)
+/* Decodes the bytes of a pickled date (4), time (6) or both (10); the first bit of a time and of
+ * a month is the fold. */
+static bool add_packed_time(const key_repr *at, const uint8_t *bytes, size_t size, fsdp_node zone)
 {
     if (size == 4 || size == 10)
         fsdp_text_addf(at->text, "%04d-%02d-%02d", bytes[0] * 256 + bytes[1], bytes[2] & 0x7F,
@@ -367,7 +372,7 @@ static bool add_packed_time(const spelling *at, const uint8_t *bytes, size_t siz
     return add_zone(at, zone);
 }
 
-static bool add_packed_time_repr(const spelling *at, const uint8_t *bytes, size_t size)
+static bool add_packed_time_repr(const key_repr *at, const uint8_t *bytes, size_t size)
 {
     const uint8_t *time = bytes + size - 6;
     if (size == 4 || size == 10)
@@ -388,7 +393,7 @@ static bool add_packed_time_repr(const spelling *at, const uint8_t *bytes, size_
     return true;
 }
 
-static bool add_time(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_time(const key_repr *at, fsdp_node key, bool is_inside)
 {
     const char *class_name = torch_class_name(at->archive, key), *data;
     char *owned;
@@ -422,7 +427,7 @@ static bool add_time(const spelling *at, fsdp_node key, bool is_inside)
 
 /* --- other classes of Python -------------------------------------------------------------------- */
 
-static bool add_fraction(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_fraction(const key_repr *at, fsdp_node key, bool is_inside)
 {
     char text[100] = "";
     const fsdp_pickle_node *first = node_at(at, argument(at, key, 0));
@@ -443,7 +448,7 @@ static bool add_fraction(const spelling *at, fsdp_node key, bool is_inside)
 }
 
 /* The state holds the number, of 128 bits. */
-static bool add_uuid(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_uuid(const key_repr *at, fsdp_node key, bool is_inside)
 {
     uint8_t bytes[16] = {0};
     const fsdp_pickle_node *number = node_at(at, torch_attribute(at->archive, key, "int"));
@@ -463,7 +468,7 @@ static bool add_uuid(const spelling *at, fsdp_node key, bool is_inside)
     return true;
 }
 
-static bool add_path(const spelling *at, fsdp_node key, bool is_inside)
+static bool add_path(const key_repr *at, fsdp_node key, bool is_inside)
 {
     const char *class_name = torch_class_name(at->archive, key);
     bool is_windows = strstr(class_name, "Windows");
@@ -495,7 +500,7 @@ static bool add_path(const spelling *at, fsdp_node key, bool is_inside)
     return true;
 }
 
-static bool add_call(const spelling *at, fsdp_node key, int depth)
+static bool add_call(const key_repr *at, fsdp_node key, int depth)
 {
     const fsdp_pickle_node *call = node_at(at, key);
     bool is_inside = depth > 0;
@@ -526,9 +531,9 @@ static bool add_call(const spelling *at, fsdp_node key, int depth)
     }
 }
 
-/* --- all ---------------------------------------------------------------------------------------- */
+/* --- all keys ----------------------------------------------------------------------------------- */
 
-static void add_global(const spelling *at, fsdp_node key)
+static void add_global(const key_repr *at, fsdp_node key)
 {
     const fsdp_pickle_global *global = node_at(at, key)->as.global;
     bool is_builtin =
@@ -537,10 +542,10 @@ static void add_global(const spelling *at, fsdp_node key)
         (strcmp(global->name, "Ellipsis") == 0 || strcmp(global->name, "NotImplemented") == 0))
         fsdp_text_addf(at->text, "%s", global->name);
     else
-        add_spelled(at, key);
+        add_global_name(at, key);
 }
 
-static void add_repr(const spelling *at, fsdp_node key, int depth)
+static void add_repr(const key_repr *at, fsdp_node key, int depth)
 {
     const fsdp_pickle_node *node = node_at(at, key);
     switch (node->kind) {
@@ -556,16 +561,16 @@ static void add_repr(const spelling *at, fsdp_node key, int depth)
     case FSDP_NODE_GLOBAL: add_global(at, key); break;
     case FSDP_NODE_CALL:
         if (!add_call(at, key, depth))
-            add_spelled(at, key);
+            add_global_name(at, key);
         break;
-    default: add_spelled(at, key);
+    default: add_global_name(at, key);
     }
 }
 
 void torch_add_key(const torch_archive *archive, fsdp_node key, fsdp_text *text)
 {
     const fsdp_pickle_node *node = fsdp_pickle_at(&archive->pickle, key);
-    const spelling at = {archive, text, text->size};
+    const key_repr at = {archive, text, text->size};
     if (node->kind == FSDP_NODE_STR)
         fsdp_text_add(text, node->as.text, node->count);
     else

@@ -1,5 +1,5 @@
 /*
- * torch.save files from before the zip form: a run of pickles, then the storages.
+ * torch.save files from before the zip form: a sequence of pickles, then the storages.
  *
  *   magic number | protocol version | system information | the object | list of storage keys
  *   then for each key: 8 bytes count of elements, the elements (little-endian)
@@ -19,7 +19,7 @@ typedef struct stored {
     const char *key;
     size_t key_size;
     size_t element_size;
-    int64_t offset, elements; /* in the file; elements -1: not met yet */
+    int64_t offset, elements; /* in the file; elements -1: not found yet */
     fsdp_dtype dtype;
 } stored;
 
@@ -47,7 +47,7 @@ bool torch_legacy_begins(const uint8_t *head, size_t size)
     return false;
 }
 
-/* Parses the pickle at `at`, reading more of the file until it ends. *data_out must outlive it. */
+/* Parses the pickle at `at` and reads more of the file until it ends. *data_out must outlive it. */
 static fsdp_status next_pickle(legacy *file, char **data_out, fsdp_pickle *pickle_out,
                                fsdp_error *err)
 {
@@ -81,7 +81,7 @@ static fsdp_status next_pickle(legacy *file, char **data_out, fsdp_pickle *pickl
     }
 }
 
-/* Parses a pickle of which only the root is looked at. */
+/* Parses a pickle of which only the root is checked. */
 static fsdp_status small_pickle(legacy *file, bool (*accept)(const fsdp_pickle *pickle),
                                 const char *why, fsdp_error *err)
 {
@@ -134,7 +134,7 @@ static stored *find_storage(const legacy *file, const char *key, size_t key_size
                : bsearch(&wanted, file->storages, file->count, sizeof wanted, compare_stored);
 }
 
-/* Which storages the object speaks of, each once. */
+/* Lists the storages that the object refers to, without duplicates. */
 static fsdp_status collect_storages(legacy *file, fsdp_error *err)
 {
     const fsdp_pickle *pickle = &file->archive->pickle;
@@ -208,7 +208,7 @@ static fsdp_status read_keys(legacy *file, fsdp_error *err)
     return st;
 }
 
-/* (key, offset, size) of a storage that is a part of another one. */
+/* Places a storage that is a part of another one: (key, offset, size). */
 static fsdp_status place_view(const legacy *file, const torch_storage_id *id,
                               torch_storage *storage, fsdp_error *err)
 {

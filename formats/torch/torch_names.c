@@ -1,8 +1,9 @@
 /*
- * The walk through a pickle that gives everything its name: path elements joined by dots.
+ * The walk through a pickle that names its entries: path elements joined by dots.
  *
- * Dicts and namespaces are gone into, lists and tuples when something with a name of its own is in them,
- * and objects of unknown classes, which are themselves listed as opaque. The rest are values.
+ * It visits the items of dicts and namespaces, of lists and tuples that contain a named entry,
+ * and of objects of unknown classes, which are themselves listed as opaque. Other nodes become
+ * values.
  */
 #include "formats/torch/torch_internal.h"
 
@@ -17,10 +18,10 @@ typedef struct walk {
     torch_archive *archive;
     const torch_visitor *visitor;
     fsdp_text name;
-    int depth;     /* path elements */
+    int depth;     /* number of path elements */
     int32_t *path; /* see name_path.h */
     size_t path_room;
-    size_t name_bytes; /* of all that was visited, and of their paths */
+    size_t name_bytes; /* of all visited entries, and of their paths */
     fsdp_error *err;
 } walk;
 
@@ -41,7 +42,7 @@ static size_t begin_element(walk *at)
     return before;
 }
 
-static void tell_path(const walk *at)
+static void report_path(const walk *at)
 {
     if (at->archive->source)
         fsdp_source_nest(at->archive->source, at->path, (size_t)at->depth);
@@ -49,7 +50,7 @@ static void tell_path(const walk *at)
 
 typedef enum element_kind { ELEMENT_KEY, ELEMENT_NUMBER, ELEMENT_POSITION } element_kind;
 
-/* The element is what was added to the name since begin_element. */
+/* Pushes the text added to the name since begin_element as an element. */
 static fsdp_status push_element(walk *at, size_t before, element_kind kind)
 {
     size_t depth = (size_t)at->depth, start = before + (depth > 1);
@@ -57,7 +58,7 @@ static fsdp_status push_element(walk *at, size_t before, element_kind kind)
         return fsdp_fail_memory(at->err, "a name");
     size_t size = at->name.size - start;
     if (size > ELEMENT_MOST)
-        size = ELEMENT_MOST; /* the name itself will be refused */
+        size = ELEMENT_MOST; /* the builder will refuse the name */
     at->path[depth - 1] = kind == ELEMENT_POSITION ? -(int32_t)size : (int32_t)size;
     if (kind == ELEMENT_NUMBER && fsdp_path_is_number(at->name.data + start, size))
         at->path[depth - 1] |= FSDP_PATH_NUMBER;
@@ -67,11 +68,11 @@ static fsdp_status push_element(walk *at, size_t before, element_kind kind)
 static fsdp_status visit_element(walk *at, size_t before, element_kind kind, fsdp_node node)
 {
     FSDP_TRY(push_element(at, before, kind));
-    tell_path(at);
+    report_path(at);
     fsdp_status st = visit(at, node);
     at->name.size = before;
     at->depth--;
-    tell_path(at);
+    report_path(at);
     return st;
 }
 
@@ -130,7 +131,7 @@ static fsdp_status leaf(walk *at, fsdp_node node)
     return add_value(at, node, &value);
 }
 
-/* Takes the tensor. */
+/* Adds the tensor and takes its data. */
 static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
 {
     const torch_visitor *visitor = at->visitor;
@@ -146,7 +147,7 @@ static fsdp_status add_tensor(walk *at, torch_tensor *tensor)
 static fsdp_status class_leaf(walk *at, fsdp_node node)
 {
     fsdp_value value = {0};
-    char *text = fsdp_pickle_spell(&at->archive->pickle, node);
+    char *text = fsdp_pickle_global_name(&at->archive->pickle, node);
     if (!text)
         return fsdp_fail_memory(at->err, "a value");
     fsdp_status st = fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, text, strlen(text), at->err);
@@ -162,7 +163,7 @@ static fsdp_status fixed_leaf(walk *at, fsdp_value_kind kind, const char *text)
     return add_value(at, 0, &value);
 }
 
-/* Says which tensor it was. */
+/* Adds the name of the entry to an error. */
 static fsdp_status named(walk *at, fsdp_status status)
 {
     char shown[200];
@@ -206,15 +207,15 @@ static bool has_own_name(const torch_archive *archive, fsdp_node node)
            torch_numpy_is_numeric(archive, node);
 }
 
-/* Whether a list holds something with a name of its own, at any depth of lists; each list is looked at
- * once, and one inside itself adds nothing. */
+/* True when a list contains a named entry, at any depth of lists. Each list is examined once,
+ * and one inside itself adds nothing. */
 static bool list_is_full(torch_archive *archive, fsdp_node node, int depth)
 {
     uint8_t *mark = &archive->marks[node];
     if (*mark & (TORCH_MARK_PLAIN | TORCH_MARK_FULL | TORCH_MARK_SEEN))
         return *mark & TORCH_MARK_FULL;
     if (depth > FSDP_PICKLE_DEPTH)
-        return true; /* going into it tells that it is too deep */
+        return true; /* the visit will report the excessive depth */
     *mark |= TORCH_MARK_SEEN;
     bool is_full = false;
     const fsdp_pickle_node *list = node_at(archive, node);
@@ -243,7 +244,8 @@ static fsdp_status go_into_dict(walk *at, fsdp_node node)
     return visit_pairs(at, runs[1]);
 }
 
-/* (attributes or None, slots), attributes alone, or whatever the class makes of it. */
+/* Visits a state: (attributes or None, slots), attributes alone, or another form that the class
+ * defines. */
 static fsdp_status go_into_state(walk *at, fsdp_node state)
 {
     const fsdp_pickle_node *node = node_at(at->archive, state);
@@ -266,7 +268,7 @@ static fsdp_status go_into_state(walk *at, fsdp_node state)
     return visit_element(at, before, ELEMENT_KEY, state);
 }
 
-/* What an object was made with, and per item whether it is kept as an attribute, too. */
+/* Arguments of an object, and whether each item is an attribute, too. */
 typedef struct arguments {
     const fsdp_pickle_node *args, *named;
     bool *are_kept; /* of args, then of named */
@@ -280,7 +282,7 @@ static void mark_attributes(const torch_archive *archive, const fsdp_pickle_node
     }
 }
 
-/* All at once, by marks: both may be long. */
+/* Marks all at once, because arguments and attributes may be many. */
 static fsdp_status find_kept(const walk *at, const fsdp_pickle_node *object, arguments *found)
 {
     torch_archive *archive = at->archive;
@@ -314,7 +316,7 @@ static fsdp_status visit_arguments(walk *at, const arguments *found)
     return FSDP_OK;
 }
 
-/* What a constructor was given is mostly kept as an attribute, too: then it has its name from there. */
+/* Visits the arguments that are not attributes, too: attributes have their names already. */
 static fsdp_status go_into_arguments(walk *at, const fsdp_pickle_node *object)
 {
     arguments found;
@@ -342,7 +344,7 @@ static fsdp_status go_into_object(walk *at, fsdp_node node)
     return visit_pairs(at, fsdp_pickle_dict_items(pickle, object));
 }
 
-/* A subclass that has no bytes of its own: distributed tensors, or one that we do not know. */
+/* Visits a subclass without bytes: distributed tensors, or an unknown one. */
 static fsdp_status go_into_wrapper(walk *at, fsdp_node node)
 {
     torch_tensor tensor;
@@ -379,7 +381,8 @@ static fsdp_status tensor_leaf(walk *at, fsdp_node node)
     return add_tensor(at, &tensor);
 }
 
-/* A source counts the names that it gets, but not those of rank files, and not those of containers. */
+/* Limits the bytes of names: the source counts its own, but not those of rank files and
+ * containers. */
 static fsdp_status count_name(walk *at)
 {
     at->name_bytes += at->name.size + (size_t)at->depth * sizeof *at->path;
@@ -418,7 +421,7 @@ fsdp_status torch_walk(torch_archive *archive, const torch_visitor *visitor, fsd
 {
     walk at = {.archive = archive, .visitor = visitor, .err = err};
     FSDP_TRY(torch_measure(archive, archive->pickle.root, err));
-    tell_path(&at);
+    report_path(&at);
     fsdp_status st = visit(&at, archive->pickle.root);
     if (archive->source)
         fsdp_source_nest(archive->source, NULL, 0);

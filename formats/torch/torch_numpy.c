@@ -1,13 +1,14 @@
 /*
- * NumPy's arrays and scalars inside torch pickles. Arrays whose bytes lie plainly in the file are read
- * from there; the others (protocol 2 spells bytes as text) are decoded into memory. See torch_internal.h.
+ * NumPy arrays and scalars inside torch pickles. Arrays whose bytes are plain in the file are
+ * read from there; others (protocol 2 stores bytes as text) are decoded into memory. See
+ * torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The parts of an array, from either way of pickling it. */
+/* The parts of an array, from either of its pickled forms. */
 typedef struct array_parts {
     fsdp_node dtype, shape, bytes;
     bool is_fortran;
@@ -31,7 +32,7 @@ static bool is_call(const torch_archive *archive, fsdp_node node, fsdp_known kno
 
 /* --- bytes -------------------------------------------------------------------------------------- */
 
-/* Text whose characters are bytes, as UTF-8. */
+/* Decodes text whose characters are bytes. */
 static char *decode_latin1(const char *text, size_t size, size_t *size_out)
 {
     char *data = fsdp_realloc(NULL, size + 1, 1);
@@ -94,7 +95,7 @@ static fsdp_dtype dtype_by_code(const char *code)
 {
     for (int i = FSDP_DTYPE_NONE + 1; i < FSDP_DTYPE_COUNT; i++) {
         const fsdp_dtype_info *info = fsdp_dtype_describe((fsdp_dtype)i);
-        if (info->numpy && strcmp(info->numpy + 1, code) == 0) /* behind the byte order */
+        if (info->numpy && strcmp(info->numpy + 1, code) == 0) /* compares behind the byte order */
             return (fsdp_dtype)i;
     }
     return FSDP_DTYPE_NONE;
@@ -126,8 +127,8 @@ static fsdp_dtype read_dtype(const torch_archive *archive, fsdp_node node, bool 
 
 /* --- arrays ------------------------------------------------------------------------------------- */
 
-/* _reconstruct(ndarray, (0,), b'b') with the state (version, shape, dtype, is_fortran, bytes), or
- * _frombuffer(bytes, dtype, shape, order). */
+/* Finds the parts of _reconstruct(ndarray, (0,), b'b') with the state (version, shape, dtype,
+ * is_fortran, bytes), or of _frombuffer(bytes, dtype, shape, order). */
 static bool find_parts(const torch_archive *archive, fsdp_node node, array_parts *parts)
 {
     const fsdp_pickle_node *call = node_at(archive, node);
@@ -155,7 +156,7 @@ bool torch_numpy_is_array(const torch_archive *archive, fsdp_node node)
     return find_parts(archive, node, &parts);
 }
 
-/* ndarray itself and no subclass of it: masked arrays and records hold more than numbers. */
+/* True for ndarray itself, not for subclasses: masked arrays and records hold more than numbers. */
 static bool is_plain(const torch_archive *archive, fsdp_node node)
 {
     const fsdp_pickle_node *call = node_at(archive, node);
@@ -198,7 +199,7 @@ static size_t number_width(fsdp_dtype dtype)
     return is_pair ? fsdp_dtype_size(dtype) / 2 : fsdp_dtype_size(dtype);
 }
 
-/* Copies the bytes into the final form: row-major, little-endian. */
+/* Converts the bytes to the final form: row-major, little-endian. */
 static fsdp_status decode(torch_tensor *tensor, const char *from, size_t size, fsdp_error *err)
 {
     char *data = fsdp_alloc(size, 1);

@@ -1,6 +1,7 @@
 /*
  * torch.save files as a source: one file (zip or legacy), or a Hugging Face directory of
- * pytorch_model-0000i-of-0000N.bin with its index. See torch_internal.h for the way through the files.
+ * pytorch_model-0000i-of-0000N.bin with its index. See torch_internal.h for the order of the
+ * files.
  */
 #include "base/data/json.h"
 #include "base/core/bytes.h"
@@ -15,20 +16,19 @@ enum { ZIP_HEADER = 30, INDEX_LIMIT = 256 << 20, BITS_OF_INDEX = 60, TAR_MAGIC_A
 
 static const char index_name[] = "pytorch_model.bin.index.json";
 
-/* A value that only Python understands, and the node that it came from. */
+/* A value that only Python can interpret, and its node. */
 typedef struct opaque_value {
     size_t entry;
     int file;
     fsdp_node node;
 } opaque_value;
 
-/* A file that is looked into once more: by a source of its own, since nothing can be added to the one in
- * use. */
+/* A second, private source of a file: a complete source accepts no more entries. */
 typedef struct second_look {
     fsdp_source *source;
     torch_archive archive;
     char *where;
-    int file; /* of the source in use */
+    int file; /* number in the complete source */
 } second_look;
 
 typedef struct torch_state {
@@ -58,7 +58,7 @@ static fsdp_status read_tensor(void *user, size_t tensor, const fsdp_box *box, v
     return torch_memory_read(state->memory, state->source, tensor, box, data, err);
 }
 
-/* --- values that only Python understands -------------------------------------------------------- */
+/* --- values that only Python can interpret ------------------------------------------------------ */
 
 static void close_look(second_look *look)
 {
@@ -119,7 +119,7 @@ static fsdp_status save_value(void *user, size_t entry, size_t most, fsdp_text *
     return torch_resave_node(&state->look.archive, found->node, most, out, err);
 }
 
-/* What is inside itself has no end when it is told from there. */
+/* A value that contains itself cannot be encoded from here. */
 static bool is_cycle(const fsdp_value *value)
 {
     return value->kind == FSDP_VALUE_CLASS && strcmp(value->as.bytes.data, "cycle") == 0;
@@ -135,7 +135,7 @@ static fsdp_status note_opaque(torch_state *state, const torch_archive *archive,
     return FSDP_OK;
 }
 
-/* --- what the walk finds ------------------------------------------------------------------------ */
+/* --- visitor ------------------------------------------------------------------------------------ */
 
 typedef struct finding {
     torch_state *state;
@@ -270,7 +270,7 @@ static fsdp_status open_file(const fsdp_probe *probe, torch_state *state, fsdp_e
     int file;
     FSDP_TRY(fsdp_source_add_file(state->source, probe->path, false, &file, err));
     FSDP_TRY(add_contents(state, file, err));
-    return fsdp_source_seal(state->source, err);
+    return fsdp_source_complete(state->source, err);
 }
 
 /* --- a directory with an index ------------------------------------------------------------------ */
@@ -282,7 +282,7 @@ typedef struct mapping {
 
 typedef struct weight_map {
     fsdp_arena arena;
-    mapping *items; /* sorted by name once read */
+    mapping *items; /* sorted by name after reading */
     size_t count, room;
     bool was_read;
 } weight_map;
@@ -391,13 +391,13 @@ static fsdp_status read_index(const fsdp_probe *probe, weight_map *map, fsdp_err
         st = parse_index(&json, map, err);
         fsdp_json_release(&json);
     }
-    (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+    (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
     fsdp_free(text);
     fsdp_free(path);
     return st;
 }
 
-/* Every name that the index gives must be in the file it gives. */
+/* Every name of the index must be in the file that the index assigns. */
 static fsdp_status check_names(fsdp_source *source, const weight_map *map, const mapping *file,
                                size_t from, bool *found, fsdp_error *err)
 {
@@ -478,7 +478,7 @@ static fsdp_status add_files(torch_state *state, const weight_map *map, fsdp_err
             st = add_indexed(state, map, &files[i], found, err);
     fsdp_free(files);
     fsdp_free(found);
-    return st == FSDP_OK ? fsdp_source_seal(state->source, err) : st;
+    return st == FSDP_OK ? fsdp_source_complete(state->source, err) : st;
 }
 
 static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, fsdp_error *err)
@@ -494,7 +494,7 @@ static fsdp_status open_directory(const fsdp_probe *probe, torch_state *state, f
 
 /* --- the format --------------------------------------------------------------------------------- */
 
-/* A zip archive whose first record lies in a folder, as all of torch's do and none of NumPy's. */
+/* Bids for a zip archive whose first record lies in a folder: torch writes one, NumPy does not. */
 static int bid_for_zip(const fsdp_probe *probe)
 {
     enum { BITS_OF_ZIP = 32, BITS_OF_TORCH = 64 };

@@ -1,8 +1,8 @@
 /*
- * Parts of pickles, written anew: see torch_resave.h. Every node is told as it was read, so that Python makes
- * the same objects of it; shared ones stay shared. The opcodes are those of protocol 4, which Python
- * reads in a pickle of any protocol; the protocol stays the one of the file, since it decides how names of
- * Python 2 are understood.
+ * Encodes parts of pickles again: see torch_resave.h. Every node is written as it was read, so
+ * that Python makes the same objects; shared nodes stay shared. The opcodes are those of
+ * protocol 4, which Python accepts in any pickle. The protocol number stays that of the file,
+ * because it decides how names of Python 2 are interpreted.
  */
 #include "formats/torch/torch_resave.h"
 
@@ -31,16 +31,16 @@ enum {
 typedef struct resaving {
     const torch_archive *archive;
     fsdp_pickler pickler;
-    uint32_t *memo; /* per node: its number and 1; 0: not told yet */
-    bool *is_open;  /* per node: being told */
+    uint32_t *memo; /* per node: its memo number plus 1; 0: not written yet */
+    bool *is_open;  /* per node: being written */
     fsdp_name_table keys;
-    const torch_storage **storages; /* of the archive's links, by number */
+    const torch_storage **storages; /* the archive's links, by number */
     size_t count, room;
     int64_t bytes; /* of all storages */
     bool is_impossible, no_memory;
 } resaving;
 
-static void tell(resaving *work, fsdp_node node, int depth);
+static void emit(resaving *work, fsdp_node node, int depth);
 
 static const fsdp_pickle_node *node_at(const resaving *work, fsdp_node node)
 {
@@ -52,7 +52,7 @@ static void add_op(resaving *work, int op)
     fsdp_text_add(&work->pickler.text, &(char){(char)op}, 1);
 }
 
-/* An opcode, a little-endian count and so many bytes. */
+/* Adds an opcode, a little-endian count and so many bytes. */
 static void add_counted(resaving *work, int op, size_t count_bytes, const char *data, size_t size)
 {
     add_op(work, op);
@@ -68,7 +68,7 @@ static void put(resaving *work, fsdp_node node)
 
 /* --- leaves ----------------------------------------------------------------------------------- */
 
-static void tell_bytes(resaving *work, const fsdp_pickle_node *at)
+static void emit_bytes(resaving *work, const fsdp_pickle_node *at)
 {
     if (at->kind == FSDP_NODE_BYTEARRAY)
         add_counted(work, OP_BYTEARRAY8, 8, at->as.text, at->count);
@@ -76,19 +76,19 @@ static void tell_bytes(resaving *work, const fsdp_pickle_node *at)
         add_counted(work, OP_BINBYTES, 4, at->as.text, at->count);
 }
 
-static void tell_bigint(resaving *work, const fsdp_pickle_node *at)
+static void emit_bigint(resaving *work, const fsdp_pickle_node *at)
 {
     bool is_short = at->count <= UINT8_MAX;
     add_counted(work, is_short ? OP_LONG1 : OP_LONG4, is_short ? 1 : 4, at->as.text, at->count);
 }
 
-static void tell_float(resaving *work, double number)
+static void emit_float(resaving *work, double number)
 {
     const fsdp_value value = fsdp_value_f64(number);
     work->is_impossible |= fsdp_pickler_value(&work->pickler, &value, NULL) != FSDP_OK;
 }
 
-static void tell_global(resaving *work, const fsdp_pickle_node *at)
+static void emit_global(resaving *work, const fsdp_pickle_node *at)
 {
     const fsdp_pickle_global *global = at->as.global;
     work->is_impossible |= memchr(global->module, '\n', global->module_size) ||
@@ -117,7 +117,7 @@ static const torch_storage *find_storage(const torch_archive *archive, fsdp_node
                : NULL;
 }
 
-/* The number of a storage here: the same key is the same storage. */
+/* The number of a storage in the new archive: equal keys are one storage. */
 static size_t number_storage(resaving *work, const torch_storage_id *id,
                              const torch_storage *storage)
 {
@@ -134,7 +134,7 @@ static size_t number_storage(resaving *work, const torch_storage_id *id,
     return work->count++;
 }
 
-static void tell_storage(resaving *work, fsdp_node node, int depth)
+static void emit_storage(resaving *work, fsdp_node node, int depth)
 {
     torch_storage_id id;
     char key[24];
@@ -148,7 +148,7 @@ static void tell_storage(resaving *work, fsdp_node node, int depth)
     int size = snprintf(key, sizeof key, "%zu", number_storage(work, &id, storage));
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     fsdp_pickler_text(&work->pickler, "storage", strlen("storage"));
-    tell(work, fsdp_pickle_element(&work->archive->pickle, node_at(work, node)->as.child, 1),
+    emit(work, fsdp_pickle_element(&work->archive->pickle, node_at(work, node)->as.child, 1),
          depth);
     fsdp_pickler_text(&work->pickler, key, (size_t)size);
     fsdp_pickler_text(&work->pickler, "cpu", strlen("cpu"));
@@ -159,78 +159,78 @@ static void tell_storage(resaving *work, fsdp_node node, int depth)
 
 /* --- containers ------------------------------------------------------------------------------- */
 
-static void tell_items(resaving *work, fsdp_node node, int closing, int depth)
+static void emit_items(resaving *work, fsdp_node node, int closing, int depth)
 {
     const fsdp_pickle_node *at = node_at(work, node);
     if (at->count == 0)
         return;
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     for (uint32_t i = 0; i < at->count; i++)
-        tell(work, at->as.items[i], depth);
+        emit(work, at->as.items[i], depth);
     add_op(work, closing);
 }
 
-/* They exist before what is in them, which may hold them again. */
-static void tell_container(resaving *work, fsdp_node node, int opening, int closing, int depth)
+/* Writes a container before its items, which may contain it again. */
+static void emit_container(resaving *work, fsdp_node node, int opening, int closing, int depth)
 {
     add_op(work, opening);
     put(work, node);
-    tell_items(work, node, closing, depth);
+    emit_items(work, node, closing, depth);
 }
 
-/* They exist only behind what is in them; one that holds itself cannot be told so. */
-static void tell_closed(resaving *work, fsdp_node node, int closing, int depth)
+/* Writes a tuple or frozenset behind its items; one that contains itself cannot be written. */
+static void emit_closed(resaving *work, fsdp_node node, int closing, int depth)
 {
     const fsdp_pickle_node *at = node_at(work, node);
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     for (uint32_t i = 0; i < at->count; i++)
-        tell(work, at->as.items[i], depth);
+        emit(work, at->as.items[i], depth);
     add_op(work, closing);
     put(work, node);
 }
 
 /* --- calls ------------------------------------------------------------------------------------ */
 
-static void tell_arguments(resaving *work, const fsdp_pickle_node *at, int depth)
+static void emit_arguments(resaving *work, const fsdp_pickle_node *at, int depth)
 {
     if (at->as.call->args != 0)
-        tell(work, at->as.call->args, depth);
+        emit(work, at->as.call->args, depth);
     else
         fsdp_pickler_op(&work->pickler, FSDP_OP_EMPTY_TUPLE);
 }
 
-static void tell_part(resaving *work, fsdp_node part, int closing, int depth)
+static void emit_part(resaving *work, fsdp_node part, int closing, int depth)
 {
     if (part != 0)
-        tell_items(work, part, closing, depth);
+        emit_items(work, part, closing, depth);
 }
 
-static void tell_call(resaving *work, fsdp_node node, int depth)
+static void emit_call(resaving *work, fsdp_node node, int depth)
 {
     const fsdp_pickle *pickle = &work->archive->pickle;
     const fsdp_pickle_node *at = node_at(work, node);
     fsdp_node kwargs = fsdp_pickle_kwargs(pickle, at);
-    tell(work, at->as.call->callable, depth);
-    tell_arguments(work, at, depth);
+    emit(work, at->as.call->callable, depth);
+    emit_arguments(work, at, depth);
     if (kwargs != 0)
-        tell(work, kwargs, depth);
+        emit(work, kwargs, depth);
     add_op(work, kwargs != 0                    ? OP_NEWOBJ_EX
                  : at->flags & FSDP_NODE_OBJECT ? FSDP_OP_NEWOBJ
                                                 : FSDP_OP_REDUCE);
     put(work, node);
-    work->is_open[node] = false; /* what follows may hold it */
-    tell_part(work, fsdp_pickle_list_items(pickle, at), FSDP_OP_APPENDS, depth);
-    tell_part(work, fsdp_pickle_dict_items(pickle, at), FSDP_OP_SETITEMS, depth);
-    tell_part(work, fsdp_pickle_element(pickle, at->as.call->more, MORE_SET), OP_ADDITEMS, depth);
+    work->is_open[node] = false; /* the rest may contain it */
+    emit_part(work, fsdp_pickle_list_items(pickle, at), FSDP_OP_APPENDS, depth);
+    emit_part(work, fsdp_pickle_dict_items(pickle, at), FSDP_OP_SETITEMS, depth);
+    emit_part(work, fsdp_pickle_element(pickle, at->as.call->more, MORE_SET), OP_ADDITEMS, depth);
     if (node_at(work, at->as.call->state)->kind == FSDP_NODE_ABSENT)
         return;
-    tell(work, at->as.call->state, depth);
+    emit(work, at->as.call->state, depth);
     fsdp_pickler_op(&work->pickler, FSDP_OP_BUILD);
 }
 
 /* --- all nodes -------------------------------------------------------------------------------- */
 
-static void tell_node(resaving *work, fsdp_node node, int depth)
+static void emit_node(resaving *work, fsdp_node node, int depth)
 {
     const fsdp_pickle_node *at = node_at(work, node);
     fsdp_pickler *pickler = &work->pickler;
@@ -238,33 +238,33 @@ static void tell_node(resaving *work, fsdp_node node, int depth)
     case FSDP_NODE_NONE: fsdp_pickler_op(pickler, FSDP_OP_NONE); break;
     case FSDP_NODE_BOOL: fsdp_pickler_op(pickler, at->as.i64 ? FSDP_OP_TRUE : FSDP_OP_FALSE); break;
     case FSDP_NODE_INT: fsdp_pickler_int(pickler, at->as.i64); break;
-    case FSDP_NODE_BIGINT: tell_bigint(work, at); break;
-    case FSDP_NODE_FLOAT: tell_float(work, at->as.f64); break;
+    case FSDP_NODE_BIGINT: emit_bigint(work, at); break;
+    case FSDP_NODE_FLOAT: emit_float(work, at->as.f64); break;
     case FSDP_NODE_STR:
         fsdp_pickler_text(pickler, at->as.text, at->count);
         put(work, node);
         break;
     case FSDP_NODE_BYTES:
     case FSDP_NODE_BYTEARRAY:
-        tell_bytes(work, at);
+        emit_bytes(work, at);
         put(work, node);
         break;
-    case FSDP_NODE_TUPLE: tell_closed(work, node, FSDP_OP_TUPLE, depth); break;
-    case FSDP_NODE_FROZENSET: tell_closed(work, node, OP_FROZENSET, depth); break;
+    case FSDP_NODE_TUPLE: emit_closed(work, node, FSDP_OP_TUPLE, depth); break;
+    case FSDP_NODE_FROZENSET: emit_closed(work, node, OP_FROZENSET, depth); break;
     case FSDP_NODE_LIST:
-        tell_container(work, node, FSDP_OP_EMPTY_LIST, FSDP_OP_APPENDS, depth);
+        emit_container(work, node, FSDP_OP_EMPTY_LIST, FSDP_OP_APPENDS, depth);
         break;
     case FSDP_NODE_DICT:
-        tell_container(work, node, FSDP_OP_EMPTY_DICT, FSDP_OP_SETITEMS, depth);
+        emit_container(work, node, FSDP_OP_EMPTY_DICT, FSDP_OP_SETITEMS, depth);
         break;
-    case FSDP_NODE_SET: tell_container(work, node, OP_EMPTY_SET, OP_ADDITEMS, depth); break;
+    case FSDP_NODE_SET: emit_container(work, node, OP_EMPTY_SET, OP_ADDITEMS, depth); break;
     case FSDP_NODE_GLOBAL:
-        tell_global(work, at);
+        emit_global(work, at);
         put(work, node);
         break;
-    case FSDP_NODE_CALL: tell_call(work, node, depth); break;
+    case FSDP_NODE_CALL: emit_call(work, node, depth); break;
     case FSDP_NODE_PERSISTENT:
-        tell_storage(work, node, depth);
+        emit_storage(work, node, depth);
         put(work, node);
         break;
     default: work->is_impossible = true;
@@ -277,7 +277,7 @@ static bool must_exist_first(const fsdp_pickle_node *at)
            at->kind == FSDP_NODE_CALL;
 }
 
-static void tell(resaving *work, fsdp_node node, int depth)
+static void emit(resaving *work, fsdp_node node, int depth)
 {
     if (work->memo[node] != 0) {
         fsdp_pickler_get(&work->pickler, work->memo[node] - 1);
@@ -287,7 +287,7 @@ static void tell(resaving *work, fsdp_node node, int depth)
     if (work->is_impossible || work->no_memory || work->pickler.text.failed)
         return;
     work->is_open[node] = must_exist_first(node_at(work, node));
-    tell_node(work, node, depth + 1);
+    emit_node(work, node, depth + 1);
     work->is_open[node] = false;
 }
 
@@ -339,7 +339,7 @@ static fsdp_status add_archive(resaving *work, size_t most, fsdp_text *out, fsdp
     return st;
 }
 
-/* Python 2 knows other names of its classes, and only protocols below 3 mean those. */
+/* Python 2 has other names for its classes, which only protocols below 3 use. */
 static void begin_pickle(resaving *work)
 {
     const char *data = work->archive->data;
@@ -360,7 +360,7 @@ static fsdp_status resave(resaving *work, fsdp_node node, size_t most, fsdp_text
     if (!work->memo || !work->is_open)
         return fsdp_fail_memory(err, "a value");
     begin_pickle(work);
-    tell(work, node, 0);
+    emit(work, node, 0);
     fsdp_pickler_op(&work->pickler, FSDP_OP_STOP);
     if (work->no_memory || work->pickler.text.failed)
         return fsdp_fail_memory(err, "a value");

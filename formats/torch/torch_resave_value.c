@@ -1,7 +1,7 @@
 /*
- * Values of ours that hold tensors, as torch.save files: see torch_resave.h. What differs from rank to rank
- * is such a value: no file has it as it is. An object of a class is told by its name alone, as the value
- * does.
+ * Encodes fsdp_values with tensors as torch.save files: see torch_resave.h. Values that differ
+ * from rank to rank are of this kind, because no file holds them in this form. An object is
+ * encoded by its class name only, as the value holds it.
  */
 #include "base/core/mem.h"
 #include "formats/torch/torch_resave.h"
@@ -9,19 +9,20 @@
 
 #include <string.h>
 
-typedef struct telling {
+typedef struct value_resave {
     fsdp_source *source;
     fsdp_pickler pickler;
     size_t *tensors; /* per storage: its number in the source */
     size_t count, room;
     int64_t bytes;
-} telling;
+} value_resave;
 
-static fsdp_status tell_value(telling *work, const fsdp_value *value, int depth, fsdp_error *err);
+static fsdp_status emit_value(value_resave *work, const fsdp_value *value, int depth,
+                              fsdp_error *err);
 
 /* --- the pickle ------------------------------------------------------------------------------- */
 
-static fsdp_status tell_tensor(telling *work, size_t number, fsdp_error *err)
+static fsdp_status emit_tensor(value_resave *work, size_t number, fsdp_error *err)
 {
     const fsdp_source_tensor *tensor = fsdp_source_tensor_at(work->source, number);
     if (!fsdp_grow(&work->tensors, &work->room, work->count + 1, sizeof *work->tensors))
@@ -32,57 +33,60 @@ static fsdp_status tell_tensor(telling *work, size_t number, fsdp_error *err)
                              work->count++, err);
 }
 
-static void tell_class(telling *work, const fsdp_value *value)
+static void emit_class(value_resave *work, const fsdp_value *value)
 {
     const char *name = value->as.bytes.data, *dot = strrchr(name, '.');
     fsdp_text *text = &work->pickler.text;
     fsdp_text_addf(text, "c%.*s\n%s\n", dot ? (int)(dot - name) : 0, name, dot ? dot + 1 : name);
 }
 
-static fsdp_status tell_items(telling *work, const fsdp_value *value, int depth, fsdp_error *err)
+static fsdp_status emit_items(value_resave *work, const fsdp_value *value, int depth,
+                              fsdp_error *err)
 {
     bool is_dict = value->kind == FSDP_VALUE_DICT;
     fsdp_pickler_op(&work->pickler, is_dict ? FSDP_OP_EMPTY_DICT : FSDP_OP_EMPTY_LIST);
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     for (size_t i = 0; i < value->as.list.count; i++)
-        FSDP_TRY(tell_value(work, &value->as.list.items[i], depth + 1, err));
+        FSDP_TRY(emit_value(work, &value->as.list.items[i], depth + 1, err));
     fsdp_pickler_op(&work->pickler, is_dict ? FSDP_OP_SETITEMS : FSDP_OP_APPENDS);
     return FSDP_OK;
 }
 
-static fsdp_status tell_per_rank(telling *work, const fsdp_value *list, int depth, fsdp_error *err)
+static fsdp_status emit_per_rank(value_resave *work, const fsdp_value *list, int depth,
+                                 fsdp_error *err)
 {
     fsdp_pickler_op(&work->pickler, FSDP_OP_EMPTY_DICT);
     fsdp_pickler_op(&work->pickler, FSDP_OP_MARK);
     fsdp_pickler_word(&work->pickler, TORCH_PER_RANK_FIRST);
     fsdp_pickler_word(&work->pickler, TORCH_PER_RANK_SECOND);
     fsdp_pickler_op(&work->pickler, FSDP_OP_TUPLE2);
-    FSDP_TRY(tell_items(work, list, depth + 1, err));
+    FSDP_TRY(emit_items(work, list, depth + 1, err));
     fsdp_pickler_op(&work->pickler, FSDP_OP_SETITEMS);
     return FSDP_OK;
 }
 
-static fsdp_status tell_value(telling *work, const fsdp_value *value, int depth, fsdp_error *err)
+static fsdp_status emit_value(value_resave *work, const fsdp_value *value, int depth,
+                              fsdp_error *err)
 {
     const fsdp_value *per_rank = fsdp_value_per_rank(value);
     if (depth > FSDP_VALUE_DEPTH)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a value nests more than %d deep", FSDP_VALUE_DEPTH);
     if (per_rank)
-        return tell_per_rank(work, per_rank, depth, err);
+        return emit_per_rank(work, per_rank, depth, err);
     if (value->kind == FSDP_VALUE_TENSOR)
-        return tell_tensor(work, (size_t)value->as.tensor, err);
+        return emit_tensor(work, (size_t)value->as.tensor, err);
     if (value->kind == FSDP_VALUE_LIST || value->kind == FSDP_VALUE_DICT)
-        return fsdp_value_is_opaque(value) ? tell_items(work, value, depth, err)
+        return fsdp_value_is_opaque(value) ? emit_items(work, value, depth, err)
                                            : fsdp_pickler_value(&work->pickler, value, err);
     if (value->kind != FSDP_VALUE_CLASS)
         return fsdp_pickler_value(&work->pickler, value, err);
-    tell_class(work, value);
+    emit_class(work, value);
     return FSDP_OK;
 }
 
-/* --- the archive ------------------------------------------------------------------------------ */
+/* --- reading it back -------------------------------------------------------------------------- */
 
-static fsdp_status add_tensor(const telling *work, size_t i, fsdp_zip_record *record,
+static fsdp_status add_tensor(const value_resave *work, size_t i, fsdp_zip_record *record,
                               fsdp_text *out, fsdp_error *err)
 {
     const fsdp_source_tensor *tensor = fsdp_source_tensor_at(work->source, work->tensors[i]);
@@ -103,7 +107,7 @@ static fsdp_status add_tensor(const telling *work, size_t i, fsdp_zip_record *re
     return st;
 }
 
-static fsdp_status add_archive(telling *work, size_t most, fsdp_text *out, fsdp_error *err)
+static fsdp_status add_archive(value_resave *work, size_t most, fsdp_text *out, fsdp_error *err)
 {
     fsdp_zip_record *records = fsdp_alloc(work->count + TORCH_FIXED, sizeof *records);
     int64_t size;
@@ -130,10 +134,10 @@ static fsdp_status add_archive(telling *work, size_t most, fsdp_text *out, fsdp_
 fsdp_status torch_resave_value(fsdp_source *source, const fsdp_value *value, size_t most,
                                fsdp_text *out, fsdp_error *err)
 {
-    telling work = {.source = source};
+    value_resave work = {.source = source};
     out->size = 0;
     fsdp_pickler_begin(&work.pickler);
-    fsdp_status st = tell_value(&work, value, 0, err);
+    fsdp_status st = emit_value(&work, value, 0, err);
     fsdp_pickler_op(&work.pickler, FSDP_OP_STOP);
     if (st == FSDP_OK && work.pickler.text.failed)
         st = fsdp_fail_memory(err, "a value");

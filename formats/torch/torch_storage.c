@@ -1,6 +1,6 @@
 /*
- * Persistent ids: the storages that a torch pickle refers to, and where their bytes are; and the arrays
- * that had to be decoded into memory. See torch_internal.h.
+ * Persistent ids: resolves the storages that a torch pickle refers to, and keeps the arrays that
+ * were decoded into memory. See torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
 #include "kernels/kernels.h"
@@ -118,7 +118,7 @@ typedef struct kept_array {
 } kept_array;
 
 struct torch_memory {
-    kept_array *arrays; /* by rising number of tensor */
+    kept_array *arrays; /* sorted by number of tensor */
     size_t count, capacity;
 };
 

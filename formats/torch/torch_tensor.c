@@ -1,15 +1,15 @@
 /*
- * Nodes that are tensors: the rebuild functions of torch, Parameters and subclasses resolved, and every
- * size, stride and offset held against the storage. See torch_internal.h.
+ * Nodes that are tensors: resolves torch's rebuild functions, Parameters and subclasses, and
+ * checks every size, stride and offset against the storage. See torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { NESTING = 8 }; /* a Parameter of a subclass of ...: nobody nests deeper */
+enum { NESTING = 8 }; /* a Parameter of a subclass of ...: real files nest no deeper */
 
-/* A call as it is, or the one that _rebuild_from_type_v2 makes: its function and arguments. */
+/* A rebuild call, direct or through _rebuild_from_type_v2: its function and arguments. */
 typedef struct rebuild {
     fsdp_known known;
     fsdp_node args;
@@ -33,7 +33,7 @@ static fsdp_status bad_tensor(const torch_archive *archive, const char *why, fsd
 
 /* --- which rebuild it is ------------------------------------------------------------------------ */
 
-/* Steps from a Parameter or a subclass to what it wraps; false when there is nothing to step into. */
+/* Steps from a Parameter or a subclass to the tensor inside; false when there is none. */
 static bool unwrap(const torch_archive *archive, rebuild *at)
 {
     if (at->known == FSDP_KNOWN_FROM_TYPE) {
@@ -82,7 +82,7 @@ static torch_kind find_rebuild(const torch_archive *archive, fsdp_node node, reb
     }
 }
 
-/* A plain tensor over a storage without bytes, or of elements that are not ours to know. */
+/* Distinguishes plain tensors whose storage has no bytes, or elements of an unknown dtype. */
 static torch_kind refine(const torch_archive *archive, const rebuild *at);
 
 torch_kind torch_tensor_kind(const torch_archive *archive, fsdp_node node)
@@ -154,16 +154,16 @@ static torch_kind refine(const torch_archive *archive, const rebuild *at)
                                                                            : TORCH_KIND_OPAQUE;
     const torch_link *link = find_link(archive, item(archive, at->args, 0));
     if (!link)
-        return TORCH_KIND_TENSOR; /* reading it tells what is wrong */
-    bool is_strange = at->known == FSDP_KNOWN_TENSOR_V3
+        return TORCH_KIND_TENSOR; /* reading the tensor reports the error */
+    bool is_unknown = at->known == FSDP_KNOWN_TENSOR_V3
                           ? dtype_of(archive, item(archive, at->args, 6)) == FSDP_DTYPE_NONE
                           : link->storage.dtype == FSDP_DTYPE_NONE;
-    return link->storage.file < 0 || is_strange ? TORCH_KIND_OPAQUE : TORCH_KIND_TENSOR;
+    return link->storage.file < 0 || is_unknown ? TORCH_KIND_OPAQUE : TORCH_KIND_TENSOR;
 }
 
 /* --- reading ------------------------------------------------------------------------------------ */
 
-/* The last byte that the tensor touches must lie in its storage. */
+/* The last byte of the tensor must lie in its storage. */
 static fsdp_status check_reach(const torch_archive *archive, const torch_tensor *tensor,
                                int64_t first, fsdp_error *err)
 {

@@ -1,4 +1,5 @@
-/* Nested containers out of the paths of names: see torch_tree.h; read back by the walk of torch_names.c. */
+/* Makes nested containers from the paths of names: see torch_tree.h. The walk of torch_names.c
+ * reads them back. */
 #include "formats/torch/torch_tree.h"
 
 #include "base/core/mem.h"
@@ -8,7 +9,7 @@
 
 #include <stdlib.h>
 
-enum { NO_NODE = 0 }; /* the root is nobody's child */
+enum { NO_NODE = 0 }; /* no node has the root as a child */
 
 /* A container or an entry, as an item of a container. */
 typedef struct tree_node {
@@ -16,7 +17,7 @@ typedef struct tree_node {
     int32_t element; /* of a path, see name_path.h */
     bool is_list, is_leaf;
     size_t entry;             /* of a leaf */
-    size_t first, last, next; /* items, and the item behind this one */
+    size_t first, last, next; /* first and last item; the next item after this one */
     size_t count;             /* of items */
 } tree_node;
 
@@ -53,7 +54,7 @@ static fsdp_status add_node(tree *at, size_t parent, const tree_node *node, fsdp
     return FSDP_OK;
 }
 
-/* The container in *parent that the node is, made when it is not there yet; it becomes *parent. */
+/* Replaces *parent by the container that the node names in it, which is made when it is new. */
 static fsdp_status find_container(tree *at, const tree_node *node, size_t *parent, fsdp_error *err)
 {
     const uint64_t *found = container_table_find(&at->table, *parent, node->key, node->element);
@@ -95,7 +96,7 @@ static int compare_positions(const void *a, const void *b)
     return (x->position > y->position) - (x->position < y->position);
 }
 
-/* Entries come in any order, the items of a list are told in that of their positions. */
+/* Sorts the items of a list by position, because entries arrive in any order. */
 static fsdp_status sort_list(tree *at, tree_node *list, fsdp_error *err)
 {
     list_item *items = fsdp_alloc(list->count, sizeof *items);
@@ -122,9 +123,9 @@ static fsdp_status sort_lists(tree *at, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* --- telling ---------------------------------------------------------------------------------- */
+/* --- writing ---------------------------------------------------------------------------------- */
 
-static void tell_key(fsdp_pickler *pickler, const tree_node *item)
+static void emit_key(fsdp_pickler *pickler, const tree_node *item)
 {
     if (item->element >= 0 && item->element & FSDP_PATH_NUMBER)
         fsdp_pickler_int(pickler, strtoll(item->key, NULL, 10));
@@ -132,8 +133,8 @@ static void tell_key(fsdp_pickler *pickler, const tree_node *item)
         fsdp_pickler_text(pickler, item->key, fsdp_path_bytes(item->element));
 }
 
-/* As deep as paths are long. */
-static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
+/* Recursion depth is the length of paths. */
+static fsdp_status emit_node(tree *at, size_t number, fsdp_error *err)
 {
     tree_node node = at->nodes[number];
     if (node.is_leaf)
@@ -142,21 +143,21 @@ static fsdp_status tell(tree *at, size_t number, fsdp_error *err)
     fsdp_pickler_op(at->pickler, FSDP_OP_MARK);
     for (size_t i = node.first; i != NO_NODE; i = at->nodes[i].next) {
         if (!node.is_list)
-            tell_key(at->pickler, &at->nodes[i]);
-        FSDP_TRY(tell(at, i, err));
+            emit_key(at->pickler, &at->nodes[i]);
+        FSDP_TRY(emit_node(at, i, err));
     }
     fsdp_pickler_op(at->pickler, node.is_list ? FSDP_OP_APPENDS : FSDP_OP_SETITEMS);
     return FSDP_OK;
 }
 
-static fsdp_status tell_all(tree *at, fsdp_error *err)
+static fsdp_status emit_tree(tree *at, fsdp_error *err)
 {
     FSDP_TRY(nesting_find(at->entries, at->entry_count, NESTING_TORCH, &at->nesting, err));
     FSDP_TRY(add_node(at, 0, &(tree_node){.is_list = false}, err));
     for (size_t i = 0; i < at->entry_count; i++)
         FSDP_TRY(add_entry(at, i, err));
     FSDP_TRY(sort_lists(at, err));
-    return tell(at, 0, err);
+    return emit_node(at, 0, err);
 }
 
 fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries, size_t count,
@@ -165,7 +166,7 @@ fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entr
 {
     tree at = {
         .entries = entries, .entry_count = count, .pickler = pickler, .emit = emit, .user = user};
-    fsdp_status st = tell_all(&at, err);
+    fsdp_status st = emit_tree(&at, err);
     nesting_release(&at.nesting);
     fsdp_free(at.nodes);
     container_table_release(&at.table);

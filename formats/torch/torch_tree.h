@@ -1,10 +1,11 @@
-/* The dicts and lists of a torch.save file around what is in them. */
+/* The nested dicts and lists of a torch.save file. */
 #ifndef FSDP_TORCH_TREE_H
 #define FSDP_TORCH_TREE_H
 
 #include "formats/torch/torch_emit.h"
 
-/* Pickles one dict of all entries, nested by their paths (nesting.h); emit pickles an entry, each once. */
+/* Pickles one dict of all entries, nested by their paths (nesting.h); the callback emit pickles one entry
+ * and is called once for each. */
 FSDP_CHECKED fsdp_status torch_emit_tree(fsdp_pickler *pickler, const fsdp_target_entry *entries,
                                          size_t count,
                                          fsdp_status (*emit)(void *user, size_t entry, fsdp_error *err),

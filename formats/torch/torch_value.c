@@ -1,6 +1,4 @@
-/*
- * What is no tensor: nodes of a pickle as values of ours. See torch_internal.h.
- */
+/* Converts nodes of a pickle that are not tensors to fsdp_values. See torch_internal.h. */
 #include "formats/torch/torch_internal.h"
 
 #include <errno.h>
@@ -67,7 +65,7 @@ static uint32_t size_of_items(torch_archive *archive, fsdp_node node, int depth)
     return size > FSDP_PICKLE_WORK ? FSDP_PICKLE_WORK + 1 : (uint32_t)size;
 }
 
-/* A tensor counts as one, an object with all that it was made of. What is inside itself counts once. */
+/* A tensor counts as one, an object with all its parts. A node inside itself counts once. */
 static uint32_t size_of(torch_archive *archive, fsdp_node node, int depth)
 {
     if (archive->sizes[node] != 0 || depth > FSDP_PICKLE_DEPTH)
@@ -147,7 +145,7 @@ const char *torch_class_name(const torch_archive *archive, fsdp_node object)
     return class->kind == FSDP_NODE_GLOBAL ? class->as.global->name : "";
 }
 
-/* --- values that hold nothing -------------------------------------------------------------------- */
+/* --- values without items ------------------------------------------------------------------------ */
 
 static fsdp_status set_text(fsdp_value *value, fsdp_value_kind kind, const char *text,
                             fsdp_error *err)
@@ -155,7 +153,7 @@ static fsdp_status set_text(fsdp_value *value, fsdp_value_kind kind, const char 
     return fsdp_value_set_bytes(value, kind, text, strlen(text), err);
 }
 
-/* What it is called: the class of an object, the name of a function. */
+/* Sets the name: the class of an object, or the name of a function. */
 static fsdp_status set_class(torch_archive *archive, fsdp_node node, fsdp_value *value,
                              fsdp_error *err)
 {
@@ -170,7 +168,7 @@ static fsdp_status set_class(torch_archive *archive, fsdp_node node, fsdp_value 
         return set_text(value, FSDP_VALUE_CLASS, "numpy.ndarray", err);
     if (at->kind == FSDP_NODE_PERSISTENT)
         node = fsdp_pickle_element(&archive->pickle, at->as.child, 1);
-    char *text = fsdp_pickle_spell(&archive->pickle, node);
+    char *text = fsdp_pickle_global_name(&archive->pickle, node);
     if (!text)
         return fsdp_fail_memory(err, "a value");
     fsdp_status st = set_text(value, FSDP_VALUE_CLASS, text, err);
@@ -292,7 +290,7 @@ static fsdp_status set_tensor(torch_archive *archive, fsdp_node node, fsdp_value
     torch_kind kind;
     size_t number;
     FSDP_TRY(torch_tensor_read(archive, node, &kind, &tensor, &wrapper, err));
-    if (tensor.data && !archive->memory) { /* there is nowhere to keep it */
+    if (tensor.data && !archive->memory) { /* there is no table for its data */
         torch_tensor_release(&tensor);
         kind = TORCH_KIND_OPAQUE;
     }

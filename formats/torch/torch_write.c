@@ -1,9 +1,10 @@
 /*
- * Writing a torch.save file: see target.h; read back by torch_read.c. It holds one dict, in which dicts and
- * lists are nested as the paths of names say (nesting.c, torch_tree.c); a name without one is a key.
+ * Writes a torch.save file: see target.h. The mirror is torch_read.c. The file holds one dict,
+ * in which dicts and lists are nested by the paths of names (nesting.c, torch_tree.c); a name
+ * without a path is a key.
  *
- *   pickle and places (plan) -> leading records (create) -> storages, by many threads (write)
- *   -> closing records with the checksums (finish)
+ *   pickle and offsets (plan) -> leading records (create) -> storages, by many
+ *   threads (write) -> closing records with the checksums (finish)
  */
 #include "base/core/mem.h"
 #include "formats/target/target_formats.h"
@@ -55,7 +56,8 @@ static size_t first_name(const fsdp_target *target, size_t i)
     return same > 0 ? same - 1 : i;
 }
 
-/* Storages are numbered as they come in the pickle, as torch's own are; names of one tensor have one. */
+/* Storages are numbered in the order of the pickle, as torch does; all names of a tensor share
+ * one. */
 static size_t storage_for(fsdp_target *target, size_t i)
 {
     const fsdp_target_entry *entry = &target->opts.entries[i];
@@ -176,7 +178,7 @@ static fsdp_status write(fsdp_target *target, size_t entry, size_t box, int64_t 
                          .size = (size_t)(count * element),
                          .offset = record->data + first * element,
                          .end = record->data + record->size};
-    (void)box; /* there is one, the whole */
+    (void)box; /* the box is the whole tensor */
     if (count == 0 || first_name(target, entry) != entry)
         return FSDP_OK;
     if (first == 0)

@@ -1,6 +1,6 @@
 /*
- * A torch.save zip: ROOT/data.pkl, ROOT/data/KEY for each storage, and small records that tell how they
- * were written. See torch_internal.h.
+ * A torch.save zip: ROOT/data.pkl, ROOT/data/KEY for each storage, and small records with
+ * versions. See torch_internal.h.
  */
 #include "formats/torch/torch_internal.h"
 #include "formats/zip/zip.h"
@@ -19,7 +19,7 @@ typedef struct zip_reader {
 typedef struct torch_zip {
     zip_reader reader;
     fsdp_zip *zip;
-    const char *root; /* of the names, with its '/' */
+    const char *root; /* the folder of all names, with its '/' */
     size_t root_size;
     fsdp_text name; /* scratch */
     torch_archive *archive;
@@ -46,7 +46,7 @@ static const fsdp_zip_entry *find_record(torch_zip *zip, const char *name)
     return find(zip, name, strlen(name));
 }
 
-/* All records lie below one folder, whose name is the file's or "archive". */
+/* All records lie in one folder, which has the file's name or is "archive". */
 static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
 {
     size_t count = fsdp_zip_count(zip->zip);
@@ -74,7 +74,7 @@ static fsdp_status find_root(torch_zip *zip, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* torch packs nothing but the source code of programs. */
+/* torch compresses only the source code of programs. */
 static fsdp_status check_packing(const torch_zip *zip, fsdp_error *err)
 {
     char shown[100];
@@ -91,7 +91,7 @@ static fsdp_status check_packing(const torch_zip *zip, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A number from 1 to 10 and the end of a line; some old files have none. */
+/* Checks a version record: a number from 1 to 10 and a line end, which some old files lack. */
 static fsdp_status check_version(torch_zip *zip, fsdp_error *err)
 {
     enum { NEWEST = 10 };
@@ -176,7 +176,7 @@ static fsdp_status place_storage(void *user, const torch_storage_id *id, torch_s
     return FSDP_OK;
 }
 
-/* The pickle was checked when it was read. */
+/* Adds the checksums of all records but the pickle, which was checked when it was read. */
 static fsdp_status add_checksums(torch_zip *zip, fsdp_error *err)
 {
     for (size_t i = 0; i < fsdp_zip_count(zip->zip); i++) {

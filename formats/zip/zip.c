@@ -3,7 +3,7 @@
  *
  *   end of the range -> end record (and its zip64 form) -> central directory -> one local header per entry
  *
- * Everything that two readers could understand differently refuses the archive.
+ * An archive that two readers could understand differently is refused.
  */
 #include "formats/zip/zip.h"
 
@@ -38,18 +38,18 @@ enum { DEFLATE_RATIO = 1032 }; /* no deflate stream becomes larger */
 static const int64_t directory_limit = INT64_C(1) << 30;
 static const uint32_t saturated = UINT32_MAX;
 
-/* An entry as the central directory tells it, before its local header was seen. */
+/* An entry as the central directory describes it, before its local header is read. */
 typedef struct central {
     fsdp_zip_entry entry;
     unsigned flags, method;
-    int64_t header; /* where its local header is, from the beginning of the archive */
-    uint32_t kind;  /* of file, as Unix has it */
+    int64_t header; /* offset of its local header from the beginning of the archive */
+    uint32_t kind;  /* of the file, as Unix encodes it */
 } central;
 
 typedef struct window {
     uint8_t *data;
     size_t size, capacity;
-    int64_t start; /* from the beginning of the archive */
+    int64_t start; /* offset from the beginning of the archive */
 } window;
 
 struct fsdp_zip {
@@ -83,7 +83,7 @@ static fsdp_status refuse_entry(const fsdp_zip *zip, const central *item, fsdp_s
 
 /* --- bytes of the archive ----------------------------------------------------------------------- */
 
-/* Makes bytes [start, start + size) of the archive visible in the window. */
+/* Loads bytes [start, start + size) of the archive into the window. */
 static fsdp_status look(fsdp_zip *zip, int64_t start, size_t size, fsdp_error *err)
 {
     window *view = &zip->window;
@@ -110,7 +110,7 @@ static fsdp_status look(fsdp_zip *zip, int64_t start, size_t size, fsdp_error *e
     return FSDP_OK;
 }
 
-/* Where the byte is in the window that look filled. */
+/* The position in the window of a byte that look() loaded. */
 static const uint8_t *seen(const fsdp_zip *zip, int64_t place)
 {
     return zip->window.data + (place - zip->window.start);
@@ -211,7 +211,8 @@ static fsdp_status read_end(fsdp_zip *zip, int64_t place, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* A second end record that hides behind the first one or in the directory: somebody would find it. */
+/* Refuses a second end record behind the first one or in the directory: another reader could
+ * take that one. */
 static fsdp_status check_one_end(const fsdp_zip *zip, const uint8_t *data, size_t size, size_t own,
                                  fsdp_error *err)
 {
@@ -300,7 +301,8 @@ static bool element_is_bad(const char *element, size_t size)
            (size == 2 && element[0] == '.' && element[1] == '.');
 }
 
-/* Names of torch.save are paths of its own making: nothing absolute, upwards or for another system. */
+/* torch.save makes the names itself, as relative paths: a name that is absolute, contains ".."
+ * or uses another system's separators is refused. */
 static bool name_is_clean(const char *name, size_t size)
 {
     if (memchr(name, '\0', size) || memchr(name, '\\', size))
@@ -400,7 +402,7 @@ static fsdp_status read_directory(fsdp_zip *zip, int64_t end, fsdp_error *err)
 
 /* --- local headers ------------------------------------------------------------------------------ */
 
-/* What a local header says of a size: nothing (0 and a descriptor behind the data), or the same. */
+/* A local header repeats the size, or has 0 and a data descriptor behind the data. */
 static bool size_agrees(uint64_t local, uint64_t central_size, bool has_descriptor)
 {
     return local == central_size || (has_descriptor && (local == 0 || local == saturated));
@@ -477,7 +479,7 @@ static int compare_entries(const void *a, const void *b)
                          (*right)->entry.name_size);
 }
 
-/* Local headers in the order of the file, so that each lies behind the one before it. */
+/* Reads the local headers in file order, so that each one lies behind the one before it. */
 static fsdp_status read_locals(fsdp_zip *zip, fsdp_error *err)
 {
     zip->sorted = fsdp_alloc(zip->count, sizeof(central *));

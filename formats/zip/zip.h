@@ -1,11 +1,22 @@
 /*
- * The directory of a zip archive that nobody vouches for: what torch.save and NumPy write, alone in a
- * file or at an offset of one (items of DCP). Only the directory is read here; the bytes of an entry lie
- * as they are at `offset` (stored) or are a raw deflate stream there.
+ * Room zip: the structure of zip archives, for the formats that are built on them (torch, npy, dcp).
  *
- * An archive is refused when two readers could see different things in it: central and local headers
- * must agree, entries must not overlap, names must be unique, the directory must lie where its end says,
- * and there is one end only.
+ * In: a range of a file that may be hostile (fsdp_zip_input), or the names, sizes and checksums of members
+ * to be written. Out: a checked list of entries with the offset of their bytes, or the bytes of headers,
+ * trailers and directories. The room neither opens nor writes files: its callers do both.
+ *
+ *   zip.c         end record, central directory, local headers: fsdp_zip_open
+ *   zip_read.c    bytes of an entry, inflated and compared with their CRC: fsdp_zip_read, fsdp_zip_check
+ *   zip_write.c   archives laid out as torch.save does (zip_write.h)
+ *   zip_emit.c    headers as Python's zipfile writes them, for .npz (zip_emit.h)
+ *
+ * zip_open reads the directory only; the bytes of an entry lie at `offset` as they are (stored) or as a
+ * raw deflate stream. It refuses an archive in which two readers could see different things: central and
+ * local headers must agree, entries must not overlap, names must be unique, the directory must lie where
+ * the end record says, and there must be one end record only. torch.save, NumPy and DCP (archives inside a
+ * larger file) write no others.
+ *
+ * Callers: npy, torch, dcp. The room calls base and, for CRC-32, kernels.
  */
 #ifndef FSDP_ZIP_H
 #define FSDP_ZIP_H
@@ -15,17 +26,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The bytes of a range of a file. */
+/* A range of a file and the function that reads it. */
 typedef struct fsdp_zip_input {
-    /* Exactly size bytes at offset in the file (not in the range). */
+    /* Reads exactly size bytes at offset in the file (not in the range). */
     fsdp_status (*read)(void *user, void *data, size_t size, int64_t offset, fsdp_error *err);
     void *user;
     const char *path;          /* for messages; borrowed while the zip is open */
-    int64_t offset, size;      /* the range that is the archive; checked by the caller to lie in the file */
+    int64_t offset, size;      /* the archive; the caller checks that the file holds it */
 } fsdp_zip_input;
 
 enum {
-    FSDP_ZIP_NAMES_ARE_DATA = 1    /* ".." and "/" and NUL in names are no paths (npz) */
+    FSDP_ZIP_NAMES_ARE_DATA = 1    /* names may contain "..", "/" and NUL: they are not paths (npz) */
 };
 
 typedef struct fsdp_zip_entry {
@@ -39,7 +50,7 @@ typedef struct fsdp_zip_entry {
 
 typedef struct fsdp_zip fsdp_zip;
 
-/* Directories ("name/" of size 0) are no entries. */
+/* Directories ("name/" of size 0) are not listed as entries. */
 fsdp_status fsdp_zip_open(const fsdp_zip_input *input, unsigned flags, fsdp_zip **zip_out, fsdp_error *err);
 void fsdp_zip_close(fsdp_zip *zip);                    /* accepts NULL */
 
@@ -53,13 +64,14 @@ const fsdp_zip_entry *fsdp_zip_at(const fsdp_zip *zip, size_t number);
 const fsdp_zip_entry *fsdp_zip_find(const fsdp_zip *zip, const char *name, size_t name_size);
 
 /*
- * A small entry as a whole, decoded and its CRC checked (FSDP_ERR_DAMAGED). More than max_size bytes is
- * FSDP_ERR_LIMIT. *data_out is freed with fsdp_free and has a zero byte after its end.
+ * Reads a small entry whole, decodes it and checks its CRC (FSDP_ERR_DAMAGED). An entry of more than
+ * max_size bytes is FSDP_ERR_LIMIT. *data_out is freed with fsdp_free and has a zero byte after its end.
  */
 fsdp_status fsdp_zip_read(const fsdp_zip *zip, const fsdp_zip_entry *entry, size_t max_size, char **data_out,
                           fsdp_error *err);
 
-/* Compares the CRC of an entry with its bytes, reading them through a small buffer; 0 needs no check. */
+/* Compares the CRC of an entry with its bytes, which are read through a small buffer. An entry with CRC 0
+ * is not checked. */
 fsdp_status fsdp_zip_check(const fsdp_zip *zip, const fsdp_zip_entry *entry, fsdp_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-/* Zip archives as bytes. The mirror of zip.c. */
+/* The bytes of zip structures, for stored members: the mirror of zip.c. */
 #include "formats/zip/zip_emit.h"
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@ enum {
     FIRST_DAY = 0x21, /* 1980-01-01 */
     MADE_ON_UNIX = 3,
     ZIP64_FIELD = 1,
-    PADDING_FIELD = 0xD935, /* "alignment": known from Android's archives */
+    PADDING_FIELD = 0xD935, /* "alignment": Android's archives use this field */
     FIELD_HEAD = 4
 };
 #define MOST_32 ((int64_t)0xFFFFFFFF)
@@ -44,7 +44,7 @@ static uint64_t clipped(int64_t value)
     return (uint64_t)(value < MOST_32 ? value : MOST_32);
 }
 
-/* What local and central header share, from the version needed to the sizes. */
+/* The fields that local and central header share, from the version needed to the sizes. */
 static void put_common(fsdp_text *out, const fsdp_zip_member *member, bool is_large)
 {
     put(out, is_large ? ZIP64_VERSION : PLAIN_VERSION, 2);

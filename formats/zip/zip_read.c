@@ -1,5 +1,6 @@
 /*
- * The bytes of entries of a zip archive: read, unpacked, and compared with their checksum. See zip.h.
+ * Reads the bytes of an entry of a zip archive, inflates them and compares them with their
+ * checksum. See zip.h.
  */
 #include "formats/zip/zip.h"
 
@@ -21,7 +22,7 @@ static fsdp_status fail_entry(const fsdp_zip *zip, const fsdp_zip_entry *entry, 
                      (long long)entry->offset, why);
 }
 
-/* Decodes the deflate stream into out, piece by piece; take is called with each piece. */
+/* Decodes a deflate stream into out, piece by piece, and calls take with each piece. */
 typedef struct inflation {
     const fsdp_zip *zip;
     const fsdp_zip_entry *entry;
@@ -43,7 +44,7 @@ static fsdp_status refill(inflation *state, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Fills out with exactly room bytes, fewer at the end of the stream. */
+/* Fills out with exactly room bytes, or with fewer at the end of the stream. */
 static fsdp_status inflate_piece(inflation *state, uint8_t *out, size_t room, size_t *size_out,
                                  bool *ended_out, fsdp_error *err)
 {
@@ -62,7 +63,7 @@ static fsdp_status inflate_piece(inflation *state, uint8_t *out, size_t room, si
     return FSDP_OK;
 }
 
-/* Decodes everything: into data, or when data is NULL only for its CRC. */
+/* Decodes the whole stream into data, or with data NULL only to compute its CRC. */
 static fsdp_status inflate_all(inflation *state, uint8_t *data, uint8_t *scratch, uint32_t *crc,
                                fsdp_error *err)
 {

@@ -1,6 +1,7 @@
 /*
- * Places and headers of torch's zip archives: see zip_write.h. They are those of the miniz of PyTorch:
- * sizes and checksums stand behind the bytes and in the directory, and the ends of zip64 are always there.
+ * Offsets and headers of the zip archives of torch.save: see zip_write.h. They equal those of
+ * PyTorch's miniz: sizes and checksums stand behind the bytes and in the directory, and the
+ * zip64 end records are always written.
  */
 #include "formats/zip/zip_write.h"
 
@@ -233,7 +234,8 @@ void fsdp_zip_add_directory(fsdp_text *text, const fsdp_zip_record *records, siz
 
 /* --- checksums -------------------------------------------------------------------------------- */
 
-/* A checksum is linear: that of A and B in a row is that of A, moved over the bytes of B, XOR that of B. */
+/* CRC-32 is linear: the checksum of A followed by B is the checksum of A, shifted over the bytes
+ * of B, XOR the checksum of B. */
 uint32_t fsdp_zip_crc_part(const void *data, size_t size, int64_t behind)
 {
     uint32_t crc = fsdp_crc32(0, data, size);

@@ -48,6 +48,19 @@ double fsdp_tensor_power_sum(const void *data, fsdp_dtype dtype, size_t count, d
 
 /* --- optimizers ------------------------------------------------------------------------------- */
 
+/* One run of elements of a shard, with its gradient and the optimizer's state. */
+typedef struct fsdp_optim_tensors {
+    void *param;
+    fsdp_dtype param_type;
+    float *master;             /* NULL, or the f32 weights of bf16 and f16 parameters: the step is made on them,
+                                * and param gets the rounded ones */
+    const void *grad;
+    fsdp_dtype grad_type;
+    void *moments[2];          /* AdamW: exp_avg, exp_avg_sq; SGD: momentum, NULL where step->momentum is 0 */
+    fsdp_dtype moment_type;
+    size_t count;
+} fsdp_optim_tensors;
+
 typedef struct fsdp_adamw_step {
     double lr, beta1, beta2, eps, weight_decay;
     int64_t step;              /* 1 for the first */
@@ -56,13 +69,10 @@ typedef struct fsdp_adamw_step {
 } fsdp_adamw_step;
 
 /*
- * One step of AdamW as PyTorch's single-tensor formula, in one pass, on `count` elements of a shard.
- * Arithmetic in f32 (f64 parameters: f64), parameter and moments rounded once to their type. master: NULL, or
- * the f32 weights of bf16 and f16 parameters: the step is made on them, and param gets the rounded ones.
+ * One step of AdamW as PyTorch's single-tensor formula, in one pass. Arithmetic in f32 (f64 parameters: f64),
+ * parameter and moments rounded once to their type.
  */
-void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad,
-                       fsdp_dtype grad_type, void *exp_avg, void *exp_avg_sq, fsdp_dtype moment_type,
-                       size_t count, const fsdp_adamw_step *step);
+void fsdp_tensor_adamw(const fsdp_optim_tensors *tensors, const fsdp_adamw_step *step);
 
 typedef struct fsdp_sgd_step {
     double lr, momentum, dampening, weight_decay;
@@ -70,9 +80,7 @@ typedef struct fsdp_sgd_step {
     double grad_scale;
 } fsdp_sgd_step;
 
-/* The same for SGD; momentum may be NULL where step->momentum is 0. */
-void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad,
-                     fsdp_dtype grad_type, void *momentum, fsdp_dtype moment_type, size_t count,
-                     const fsdp_sgd_step *step);
+/* The same for SGD. */
+void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step);
 
 #endif

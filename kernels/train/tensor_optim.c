@@ -31,10 +31,20 @@ static void end_block(const operand *tensor, fsdp_real real, size_t first, size_
 }
 
 /* The weights the step is made on: the master's, where there is one. */
-static operand weights_of(void *param, fsdp_dtype param_type, float *master, fsdp_room *room)
+static operand weights_of(const fsdp_optim_tensors *tensors, fsdp_room *room)
 {
-    return master ? (operand){.data = master, .dtype = FSDP_F32, .room = room}
-                  : (operand){.data = param, .dtype = param_type, .room = room};
+    if (tensors->master)
+        return (operand){.data = tensors->master, .dtype = FSDP_F32, .room = room};
+    return (operand){.data = tensors->param, .dtype = tensors->param_type, .room = room};
+}
+
+/* Where the weights are the master's, the parameter gets them rounded. */
+static void store_param(const fsdp_optim_tensors *tensors, fsdp_real real, const void *numbers,
+                        size_t first, size_t n)
+{
+    if (tensors->master)
+        fsdp_real_store(real, numbers, fsdp_element(tensors->param, tensors->param_type, first),
+                        tensors->param_type, n);
 }
 
 static fsdp_adamw_factors adamw_factors(const fsdp_adamw_step *step)
@@ -53,36 +63,32 @@ static fsdp_adamw_factors adamw_factors(const fsdp_adamw_step *step)
     };
 }
 
-void fsdp_tensor_adamw(void *param, fsdp_dtype param_type, float *master, const void *grad,
-                       fsdp_dtype grad_type, void *exp_avg, void *exp_avg_sq,
-                       fsdp_dtype moment_type, size_t count, const fsdp_adamw_step *step)
+void fsdp_tensor_adamw(const fsdp_optim_tensors *tensors, const fsdp_adamw_step *step)
 {
     fsdp_adamw_factors factors = adamw_factors(step);
     fsdp_room rooms[4];
-    operand weights = weights_of(param, param_type, master, &rooms[0]);
-    operand mean = {.data = exp_avg, .dtype = moment_type, .room = &rooms[1]};
-    operand square = {.data = exp_avg_sq, .dtype = moment_type, .room = &rooms[2]};
+    operand weights = weights_of(tensors, &rooms[0]);
+    operand mean = {.data = tensors->moments[0], .dtype = tensors->moment_type, .room = &rooms[1]};
+    operand square = {
+        .data = tensors->moments[1], .dtype = tensors->moment_type, .room = &rooms[2]};
     fsdp_real real = fsdp_real_of(weights.dtype);
-    for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK) {
-        size_t n = fsdp_block_size(first, count);
-        const void *g = fsdp_element_const(grad, grad_type, first);
+    for (size_t first = 0; first < tensors->count; first += FSDP_LOOP_BLOCK) {
+        size_t n = fsdp_block_size(first, tensors->count);
+        const void *g = fsdp_element_const(tensors->grad, tensors->grad_type, first);
         begin_block(&weights, real, first, n);
         begin_block(&mean, real, first, n);
         begin_block(&square, real, first, n);
-        real.loops->adamw(weights.numbers, fsdp_real_read(real, g, grad_type, n, &rooms[3]),
-                          mean.numbers, square.numbers, n, &factors);
+        real.loops->adamw(weights.numbers,
+                          fsdp_real_read(real, g, tensors->grad_type, n, &rooms[3]), mean.numbers,
+                          square.numbers, n, &factors);
         end_block(&weights, real, first, n);
         end_block(&mean, real, first, n);
         end_block(&square, real, first, n);
-        if (master)
-            fsdp_real_store(real, weights.numbers, fsdp_element(param, param_type, first),
-                            param_type, n);
+        store_param(tensors, real, weights.numbers, first, n);
     }
 }
 
-void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const void *grad,
-                     fsdp_dtype grad_type, void *momentum, fsdp_dtype moment_type, size_t count,
-                     const fsdp_sgd_step *step)
+void fsdp_tensor_sgd(const fsdp_optim_tensors *tensors, const fsdp_sgd_step *step)
 {
     const fsdp_sgd_factors factors = {
         .grad_scale = step->maximize ? -step->grad_scale : step->grad_scale,
@@ -95,22 +101,20 @@ void fsdp_tensor_sgd(void *param, fsdp_dtype param_type, float *master, const vo
         .nesterov = step->nesterov,
     };
     fsdp_room rooms[3];
-    operand weights = weights_of(param, param_type, master, &rooms[0]);
-    operand velocity = {.dtype = moment_type, .room = &rooms[1]};
+    operand weights = weights_of(tensors, &rooms[0]);
+    operand velocity = {.dtype = tensors->moment_type, .room = &rooms[1]};
     if (factors.has_momentum)
-        velocity.data = momentum;
+        velocity.data = tensors->moments[0];
     fsdp_real real = fsdp_real_of(weights.dtype);
-    for (size_t first = 0; first < count; first += FSDP_LOOP_BLOCK) {
-        size_t n = fsdp_block_size(first, count);
-        const void *g = fsdp_element_const(grad, grad_type, first);
+    for (size_t first = 0; first < tensors->count; first += FSDP_LOOP_BLOCK) {
+        size_t n = fsdp_block_size(first, tensors->count);
+        const void *g = fsdp_element_const(tensors->grad, tensors->grad_type, first);
         begin_block(&weights, real, first, n);
         begin_block(&velocity, real, first, n);
-        real.loops->sgd(weights.numbers, fsdp_real_read(real, g, grad_type, n, &rooms[2]),
+        real.loops->sgd(weights.numbers, fsdp_real_read(real, g, tensors->grad_type, n, &rooms[2]),
                         velocity.numbers, n, &factors);
         end_block(&weights, real, first, n);
         end_block(&velocity, real, first, n);
-        if (master)
-            fsdp_real_store(real, weights.numbers, fsdp_element(param, param_type, first),
-                            param_type, n);
+        store_param(tensors, real, weights.numbers, first, n);
     }
 }

@@ -327,12 +327,28 @@ static void *behind(const step_work *work, const void *data, fsdp_dtype dtype)
     return data ? (unsigned char *)data + offset : NULL;
 }
 
+static fsdp_optim_tensors tensors_of(const step_work *work)
+{
+    fsdp_optim_state *state = work->state;
+    fsdp_param *param = state->param;
+    return (fsdp_optim_tensors){
+        .param = behind(work, param->shard, param->dtype),
+        .param_type = param->dtype,
+        .master = behind(work, state->master, FSDP_F32),
+        .grad = behind(work, work->grad, param->dtype),
+        .grad_type = param->dtype,
+        .moments = {behind(work, state->moments[0], state->moment_dtype),
+                    behind(work, state->moments[1], state->moment_dtype)},
+        .moment_type = state->moment_dtype,
+        .count = (size_t)work->count,
+    };
+}
+
 static fsdp_status step_adamw(void *args, fsdp_error *err)
 {
     const step_work *work = args;
     const fsdp_adamw_opts *opts = &work->optim->adamw;
     fsdp_optim_state *state = work->state;
-    fsdp_param *param = state->param;
     (void)err;
     state->step += work->is_first_run;
     const fsdp_adamw_step step = {.lr = work->lr,
@@ -343,11 +359,8 @@ static fsdp_status step_adamw(void *args, fsdp_error *err)
                                   .step = (int64_t)state->step,
                                   .grad_scale = 1,
                                   .maximize = opts->maximize};
-    fsdp_tensor_adamw(behind(work, param->shard, param->dtype), param->dtype,
-                      behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
-                      param->dtype, behind(work, state->moments[0], state->moment_dtype),
-                      behind(work, state->moments[1], state->moment_dtype), state->moment_dtype,
-                      (size_t)work->count, &step);
+    fsdp_optim_tensors tensors = tensors_of(work);
+    fsdp_tensor_adamw(&tensors, &step);
     return FSDP_OK;
 }
 
@@ -356,7 +369,6 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
     const step_work *work = args;
     const fsdp_sgd_opts *opts = &work->optim->sgd;
     fsdp_optim_state *state = work->state;
-    fsdp_param *param = state->param;
     (void)err;
     state->step += work->is_first_run;
     const fsdp_sgd_step step = {.lr = work->lr,
@@ -367,10 +379,8 @@ static fsdp_status step_sgd(void *args, fsdp_error *err)
                                 .is_first = state->step == 1,
                                 .maximize = opts->maximize,
                                 .grad_scale = 1};
-    fsdp_tensor_sgd(behind(work, param->shard, param->dtype), param->dtype,
-                    behind(work, state->master, FSDP_F32), behind(work, work->grad, param->dtype),
-                    param->dtype, behind(work, state->moments[0], state->moment_dtype),
-                    state->moment_dtype, (size_t)work->count, &step);
+    fsdp_optim_tensors tensors = tensors_of(work);
+    fsdp_tensor_sgd(&tensors, &step);
     return FSDP_OK;
 }
 

@@ -163,13 +163,13 @@ static fsdp_status need_file(fsdp_checkpoint *checkpoint, int number, fsdp_error
     char *path = file_path(checkpoint, number);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_shard_seal seal = {file->size, file->index_offset, file->index_size, file->index_hash,
-                            checkpoint->is_one_file};
+    fsdp_file_record record = {file->size, file->index_offset, file->index_size, file->index_hash,
+                               checkpoint->is_one_file};
     fsdp_shard_id id = {
         .step = manifest->step, .rank = (uint32_t)number, .world = (uint32_t)manifest->world};
     memcpy(id.run, manifest->run, sizeof id.run);
     fsdp_status st =
-        fsdp_shard_open(checkpoint->io, path, &seal, &id, &checkpoint->readers[number], err);
+        fsdp_shard_open(checkpoint->io, path, &record, &id, &checkpoint->readers[number], err);
     fsdp_free(path);
     return st;
 }

@@ -33,9 +33,10 @@ static fsdp_status check_whole(const convert_job *job, fsdp_error *err)
 
 static fsdp_status publish(convert_job *job, fsdp_error *err)
 {
-    const fsdp_shard_seal *seal = ((const native_files *)job->files)->seals;
+    const fsdp_file_record *record = ((const native_files *)job->files)->records;
     fsdp_manifest manifest = fsdp_native_manifest(job);
-    fsdp_manifest_file file = {seal->size, seal->index_offset, seal->index_size, seal->index_hash};
+    fsdp_manifest_file file = {record->size, record->index_offset, record->index_size,
+                               record->index_hash};
     manifest.files = &file;
     FSDP_TRY(fsdp_one_file_append(job->io, job->place.path, &manifest, job->place.durable, err));
     if (!job->opts.no_verify)

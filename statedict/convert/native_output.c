@@ -27,9 +27,9 @@ fsdp_status fsdp_native_declare(convert_job *job, const fsdp_selection *selectio
         return fsdp_fail_memory(err, "a conversion");
     files->plans = fsdp_alloc(n, sizeof *files->plans);
     files->writers = fsdp_alloc(n, sizeof *files->writers);
-    files->seals = fsdp_alloc(n, sizeof *files->seals);
+    files->records = fsdp_alloc(n, sizeof *files->records);
     job->is_kept = fsdp_alloc(n, sizeof *job->is_kept);
-    return files->plans && files->writers && files->seals && job->is_kept
+    return files->plans && files->writers && files->records && job->is_kept
                ? FSDP_OK
                : fsdp_fail_memory(err, "a conversion");
 }
@@ -166,15 +166,15 @@ fsdp_status fsdp_native_write(convert_job *job, const convert_piece *piece, fsdp
     return fsdp_shard_write(files->writers[piece->rank], &run, 1, err);
 }
 
-/* What is noted of a finished file; without casts only the seal. */
+/* What is noted of a finished file; without casts only the record. */
 typedef struct file_note {
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     fsdp_cast_tally tally;
 } file_note;
 
 static size_t note_size(const convert_job *job)
 {
-    return job->casts ? sizeof(file_note) : sizeof(fsdp_shard_seal);
+    return job->casts ? sizeof(file_note) : sizeof(fsdp_file_record);
 }
 
 static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
@@ -184,8 +184,8 @@ static fsdp_status finish_file(void *user, size_t number, fsdp_error *err)
     size_t file = (size_t)job->first_file + number;
     fsdp_shard_writer *writer = files->writers[file];
     files->writers[file] = NULL;
-    fsdp_status st = fsdp_shard_finish(writer, &files->seals[file], err);
-    file_note note = {files->seals[file], fsdp_cast_sum_get(&job->cast_sums[file])};
+    fsdp_status st = fsdp_shard_finish(writer, &files->records[file], err);
+    file_note note = {files->records[file], fsdp_cast_sum_get(&job->cast_sums[file])};
     if (st == FSDP_OK)
         fsdp_resume_put(&files->notes, (int64_t)file, &note, note_size(job));
     fsdp_save_plan_release(&files->plans[file]);
@@ -229,7 +229,7 @@ static fsdp_status check_file(void *user, size_t number, fsdp_error *err)
     char *path = staged_path(job, (int)file);
     if (!path)
         return fsdp_fail_memory(err, "a path");
-    fsdp_status st = fsdp_shard_open(job->io, path, &files->seals[file], &id, &reader, err);
+    fsdp_status st = fsdp_shard_open(job->io, path, &files->records[file], &id, &reader, err);
     for (size_t i = 0; st == FSDP_OK && i < fsdp_shard_box_count(reader); i++)
         st = check_box(job, &block_reader, reader, fsdp_shard_box_at(reader, i), err);
     fsdp_block_reader_release(&block_reader);
@@ -254,7 +254,7 @@ static fsdp_status keep_file(void *user, size_t file, fsdp_error *err)
     file_note note = {0};
     if (!fsdp_resume_get(&files->notes, (int64_t)file, &note, note_size(job)))
         return FSDP_OK;
-    files->seals[file] = note.seal;
+    files->records[file] = note.record;
     fsdp_status st = check_file(job, file, &why);
     if (st == FSDP_ERR_CANCELLED && err)
         *err = why;
@@ -269,7 +269,7 @@ static fsdp_status keep_files(convert_job *job, fsdp_error *err)
     const native_files *files = job->files;
     FSDP_TRY(fsdp_parallel(job->threads, (size_t)job->file_count, keep_file, job, err));
     for (int i = 0; i < job->file_count; i++)
-        job->kept_bytes += job->is_kept[i] ? files->seals[i].size : 0;
+        job->kept_bytes += job->is_kept[i] ? files->records[i].size : 0;
     return fsdp_io_reuse_create(job->io, &job->reuse, err);
 }
 
@@ -306,7 +306,7 @@ static fsdp_status publish(convert_job *job, fsdp_error *err)
     const native_files *files = job->files;
     fsdp_publication publication = {.staging = &job->staging,
                                     .manifest = fsdp_native_manifest(job),
-                                    .seals = files->seals,
+                                    .records = files->records,
                                     .owners = job->owners,
                                     .with_view = !job->opts.no_view,
                                     .watch = &job->watch};
@@ -326,7 +326,7 @@ void fsdp_native_release(convert_job *job)
     fsdp_resume_end(&files->notes);
     fsdp_free(files->writers);
     fsdp_free(files->plans);
-    fsdp_free(files->seals);
+    fsdp_free(files->records);
     fsdp_free(files);
 }
 

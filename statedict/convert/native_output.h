@@ -8,7 +8,7 @@
 typedef struct native_files {
     fsdp_save_plan *plans;     /* per file */
     fsdp_shard_writer **writers;
-    fsdp_shard_seal *seals;
+    fsdp_file_record *records;
     fsdp_encoder *encoder;
     fsdp_resume notes;         /* of finished files */
 } native_files;

@@ -28,9 +28,9 @@ fsdp_status fsdp_publish(const fsdp_publication *publication, fsdp_error *err)
     if (!manifest.files)
         return fsdp_fail_memory(err, "a manifest");
     for (int i = 0; i < manifest.file_count; i++) {
-        const fsdp_shard_seal *seal = &publication->seals[i];
-        manifest.files[i] = (fsdp_manifest_file){seal->size, seal->index_offset, seal->index_size,
-                                                 seal->index_hash};
+        const fsdp_file_record *record = &publication->records[i];
+        manifest.files[i] = (fsdp_manifest_file){record->size, record->index_offset,
+                                                 record->index_size, record->index_hash};
     }
     fsdp_status st = write_all(publication, &manifest, err);
     fsdp_free(manifest.files);

@@ -9,7 +9,7 @@
 typedef struct fsdp_publication {
     fsdp_staging *staging;
     fsdp_manifest manifest;          /* all but the files */
-    const fsdp_shard_seal *seals;    /* one per file */
+    const fsdp_file_record *records;    /* one per file */
     const int *owners;
     bool with_view;
     const fsdp_watch *watch;

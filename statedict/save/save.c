@@ -40,7 +40,7 @@ typedef struct save_job {
     int *owners;
     fsdp_save_plan plan;
     fsdp_shard_writer *writer;
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     fsdp_sd *whole; /* rank 0 alone writes a full file: what it then stores */
     fsdp_meter meter;
     fsdp_watch watch;      /* the caller's, which also keeps the lease of a run */
@@ -284,7 +284,7 @@ static fsdp_status finish_file(save_job *job, fsdp_error *err)
     fsdp_shard_writer *writer = job->writer;
     fsdp_flow("statedict/save/save.c", "finish the file");
     job->writer = NULL;
-    return fsdp_shard_finish(writer, &job->seal, err);
+    return fsdp_shard_finish(writer, &job->record, err);
 }
 
 /* --- the place of the files --- */
@@ -429,12 +429,12 @@ static fsdp_status write_gathered_file(save_job *job, fsdp_error *err)
 
 /* --- the end ---------------------------------------------------------------------------------- */
 
-static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_error *err)
+static fsdp_status publish(save_job *job, const fsdp_file_record *records, fsdp_error *err)
 {
     const fsdp_save_opts *opts = job->opts;
     FSDP_TRY(fsdp_meter_check(&job->meter, err));
     fsdp_publication publication = {.staging = &job->staging,
-                                    .seals = seals,
+                                    .records = records,
                                     .owners = job->owners,
                                     .with_view = !opts->skip_view,
                                     .watch = &job->watch};
@@ -456,18 +456,18 @@ static fsdp_status publish(save_job *job, const fsdp_shard_seal *seals, fsdp_err
 static fsdp_status commit(save_job *job, fsdp_status mine, fsdp_error *err)
 {
     fsdp_flow("statedict/save/save.c", "gather what the manifest says of the files");
-    fsdp_shard_seal *seals = fsdp_alloc((size_t)job->world, sizeof *seals);
-    if (mine == FSDP_OK && !seals)
+    fsdp_file_record *records = fsdp_alloc((size_t)job->world, sizeof *records);
+    if (mine == FSDP_OK && !records)
         mine = fsdp_fail_memory(err, "a manifest");
-    job->may_be_published = mine == FSDP_OK && job->rank != 0; /* once rank 0 has the last seal */
+    job->may_be_published = mine == FSDP_OK && job->rank != 0; /* once rank 0 has the last record */
     fsdp_status st =
-        fsdp_ctl_agree_allgather(job->ctl, mine, &job->seal, sizeof job->seal, seals, err);
+        fsdp_ctl_agree_allgather(job->ctl, mine, &job->record, sizeof job->record, records, err);
     if (st == FSDP_OK) {
         if (job->rank == 0)
-            st = publish(job, seals, err);
+            st = publish(job, records, err);
         st = fsdp_ctl_agree(job->ctl, st, err);
     }
-    fsdp_free(seals);
+    fsdp_free(records);
     return st;
 }
 

@@ -19,21 +19,23 @@ ROOT = HERE.parent.parent
 
 # Sources that are this target's to reach: what only it hands hostile bytes to.
 PARSERS = {
-    "dcp": "formats/dcp_metadata formats/dcp_read",
-    "hdf5": "formats/hdf5_session formats/hdf5_listing",
-    "index": "formats/native_index formats/native_read",
-    "manifest": "statedict/manifest statedict/manifest_state_read statedict/manifest_value "
-                "statedict/manifest_path",
-    "npz": "formats/npz_read formats/npy_header",
-    "plan": "statedict/plan_read",
-    "ranks": "formats/rankset formats/rankset_compare formats/rankset_dist formats/rankset_flat "
-             "formats/rankset_merge formats/rankset_mesh formats/rankset_name formats/rankset_place "
-             "formats/rankset_plain formats/rankset_read",
-    "safetensors": "formats/safetensors_header formats/safetensors_read",
-    "torch": "formats/pickle formats/pickle_nodes formats/pickle_policy formats/pickle_text "
-             "formats/torch_names formats/torch_value formats/torch_tensor formats/torch_read "
-             "formats/torch_legacy formats/torch_numpy formats/torch_storage formats/torch_zip",
-    "zip": "formats/zip formats/zip_read",
+    "dcp": "formats/dcp/dcp_metadata formats/dcp/dcp_read",
+    "hdf5": "formats/hdf5_child/hdf5_session formats/hdf5_child/hdf5_listing",
+    "index": "formats/native/native_index formats/native/native_read",
+    "manifest": "statedict/manifest/manifest statedict/manifest/manifest_state_read "
+                "statedict/manifest/manifest_value statedict/manifest/manifest_path",
+    "npz": "formats/npy/npz_read formats/npy/npy_header",
+    "plan": "statedict/convert/plan_read",
+    "ranks": "formats/ranks/ranks formats/ranks/ranks_compare formats/ranks/ranks_dist "
+             "formats/ranks/ranks_flat formats/ranks/ranks_merge formats/ranks/ranks_mesh "
+             "formats/source/rank_names formats/ranks/ranks_place formats/ranks/ranks_plain "
+             "formats/ranks/ranks_read",
+    "safetensors": "formats/safetensors/safetensors_header formats/safetensors/safetensors_read",
+    "torch": "formats/pickle/pickle formats/pickle/pickle_nodes formats/pickle/pickle_policy "
+             "formats/pickle/pickle_text formats/torch/torch_names formats/torch/torch_value "
+             "formats/torch/torch_tensor formats/torch/torch_read formats/torch/torch_legacy "
+             "formats/torch/torch_numpy formats/torch/torch_storage formats/torch/torch_zip",
+    "zip": "formats/zip/zip formats/zip/zip_read",
 }
 
 

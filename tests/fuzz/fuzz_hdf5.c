@@ -103,7 +103,7 @@ static void run_listing(const uint8_t *data, size_t size)
     fsdp_status status =
         fsdp_h5_listing_take((const char *)data, size, source, file, &tensors, &err);
     if (status == FSDP_OK)
-        status = fsdp_source_seal(source, &err);
+        status = fsdp_source_complete(source, &err);
     if (status == FSDP_OK)
         check_source(source);
     else
@@ -125,7 +125,7 @@ static fsdp_status bring(void *user, void *data, size_t size, int64_t offset, fs
 static void send_messages(int channel, const uint8_t **data, size_t *size)
 {
     for (int i = 0; i<MOST_MESSAGES && * size> 25; i++) {
-        fsdp_h5_message message = {.word = (*data)[0]};
+        fsdp_h5_message message = {.kind = (*data)[0]};
         memcpy(&message.status, *data + 1, 4);
         memcpy(&message.number, *data + 5, 8);
         memcpy(&message.size, *data + 13, 8);
@@ -149,7 +149,7 @@ static void run_messages(const uint8_t *data, size_t size)
     require(fsdp_h5_session_adopt(&view, channels[0], shared, PATIENCE_MS, &session, &err) ==
             FSDP_OK);
     send_messages(channels[1], &data, &size);
-    memcpy(shared + FSDP_H5_FILE_ROOM, data, size < FSDP_H5_SAID_ROOM ? size : FSDP_H5_SAID_ROOM);
+    memcpy(shared + FSDP_H5_FILE_ROOM, data, size < FSDP_H5_REPLY_ROOM ? size : FSDP_H5_REPLY_ROOM);
     shutdown(channels[1], SHUT_WR);
     fsdp_status status = fsdp_h5_session_list(session, 1 << 16, &listing, &err);
     require(status == FSDP_OK ? listing.size <= 1 << 16 : err.status == status && err.text[0]);

@@ -1,6 +1,6 @@
 /*
  * Fuzz target: the shard index and what it leads to. An input is eight bytes that say where the index
- * begins and the bytes of a shard file, whose index reaches to their end. The seal and the identity
+ * begins and the bytes of a shard file, whose index reaches to their end. The record and the identity
  * that the manifest would hold are taken from the input, so that what lies behind them is reached. All
  * boxes are walked, and some blocks of each are read, decoded and checked.
  */
@@ -91,9 +91,9 @@ typedef struct ranks {
     uint32_t rank, end;
 } ranks;
 
-static uint32_t heads_of(const fsdp_shard_seal *seal)
+static uint32_t heads_of(const fsdp_file_record *record)
 {
-    return (uint32_t)(seal->index_size / (int64_t)sizeof(index_head));
+    return (uint32_t)(record->index_size / (int64_t)sizeof(index_head));
 }
 
 static int64_t check_box(fsdp_block_reader *block_reader, fsdp_shard_reader *reader, ranks *of,
@@ -124,13 +124,13 @@ static void check_file(fsdp_shard_reader *reader, ranks of)
 }
 
 /* What the first head says of itself, if there is one. */
-static fsdp_shard_id identity(const fsdp_shard_seal *seal, const uint8_t *file)
+static fsdp_shard_id identity(const fsdp_file_record *record, const uint8_t *file)
 {
     fsdp_shard_id id = {.step = 0};
     index_head head;
-    if (seal->index_size < (int64_t)sizeof head)
+    if (record->index_size < (int64_t)sizeof head)
         return id;
-    memcpy(&head, file + seal->index_offset, sizeof head);
+    memcpy(&head, file + record->index_offset, sizeof head);
     id.step = head.step;
     id.rank = head.rank;
     id.world = head.world;
@@ -146,17 +146,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(&place, data, sizeof place);
     const uint8_t *file = data + sizeof place;
     size -= sizeof place;
-    fsdp_shard_seal seal = {.size = (int64_t)size, .index_offset = (int64_t)(place % (size + 1))};
-    seal.index_size = seal.size - seal.index_offset;
-    seal.index_hash = fsdp_kernels_get()->hash(file + seal.index_offset, (size_t)seal.index_size);
-    fsdp_shard_id id = identity(&seal, file);
+    fsdp_file_record record = {.size = (int64_t)size,
+                               .index_offset = (int64_t)(place % (size + 1))};
+    record.index_size = record.size - record.index_offset;
+    record.index_hash =
+        fsdp_kernels_get()->hash(file + record.index_offset, (size_t)record.index_size);
+    fsdp_shard_id id = identity(&record, file);
     the_file = (memory_file){{&memory_ops}, file, size};
     fsdp_io io = {&memory_ops};
     fsdp_shard_reader *reader = NULL;
     fsdp_error err = {0};
-    fsdp_status st = fsdp_shard_open(&io, "fuzz", &seal, &id, &reader, &err);
+    fsdp_status st = fsdp_shard_open(&io, "fuzz", &record, &id, &reader, &err);
     if (st == FSDP_OK)
-        check_file(reader, (ranks){id.rank, id.rank + heads_of(&seal)});
+        check_file(reader, (ranks){id.rank, id.rank + heads_of(&record)});
     else
         require((st == FSDP_ERR_DAMAGED || st == FSDP_ERR_NOT_FOUND) && err.text[0] && !reader);
     fsdp_shard_close(reader);

@@ -1,4 +1,4 @@
-/* Fuzz target: rank sets. The input is the size of the first rank's pickle (two bytes, little-endian), that
+/* Fuzz target: rank files. The input is the size of the first rank's pickle (two bytes, little-endian), that
  * pickle and the second rank's; around each a zip archive with three storages is put. */
 #include "base/core/bytes.h"
 #include "tests/fuzz/memory_file.h"

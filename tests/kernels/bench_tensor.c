@@ -102,9 +102,14 @@ static void run_adamw(tensor_job *job)
 {
     static const fsdp_adamw_step step = {
         .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .step = 3, .grad_scale = 1};
-    size_t count = job->size / sizeof(float);
-    fsdp_tensor_adamw(job->to, FSDP_F32, NULL, job->from[0], FSDP_F32, job->from[1], job->from[2],
-                      FSDP_F32, count, &step);
+    const fsdp_optim_tensors tensors = {.param = job->to,
+                                        .param_type = FSDP_F32,
+                                        .grad = job->from[0],
+                                        .grad_type = FSDP_F32,
+                                        .moments = {job->from[1], job->from[2]},
+                                        .moment_type = FSDP_F32,
+                                        .count = job->size / sizeof(float)};
+    fsdp_tensor_adamw(&tensors, &step);
 }
 
 static void bench_folds(tensor_job *job, int repeats)

@@ -59,12 +59,17 @@ static void step_once(optimizer *job, int64_t step)
 {
     job->adamw.step = step;
     job->sgd.is_first = step == 1;
+    const fsdp_optim_tensors tensors = {.param = job->param,
+                                        .param_type = job->dtype,
+                                        .grad = job->grad,
+                                        .grad_type = job->dtype,
+                                        .moments = {job->mean, job->square},
+                                        .moment_type = job->dtype,
+                                        .count = job->count};
     if (job->is_adamw)
-        fsdp_tensor_adamw(job->param, job->dtype, NULL, job->grad, job->dtype, job->mean,
-                          job->square, job->dtype, job->count, &job->adamw);
+        fsdp_tensor_adamw(&tensors, &job->adamw);
     else
-        fsdp_tensor_sgd(job->param, job->dtype, NULL, job->grad, job->dtype, job->mean, job->dtype,
-                        job->count, &job->sgd);
+        fsdp_tensor_sgd(&tensors, &job->sgd);
 }
 
 static bool run(optimizer *job, int64_t steps)

@@ -7,7 +7,7 @@
 #include "formats/hdf5/hdf5_file.h"
 #include "formats/hdf5/hdf5_internal.h"
 #include "formats/hdf5_child/hdf5_sandbox.h"
-#include "formats/hdf5_child/hdf5_wire.h"
+#include "formats/hdf5_child/hdf5_protocol.h"
 #include "formats/source.h"
 
 #include <criterion/criterion.h>
@@ -175,7 +175,7 @@ Test(hdf5_read, datasets_and_chunks_that_are_larger_than_one_answer)
 {
     const hsize_t dims[] = {1500, 1100}, small[] = {100, 90}, large[] = {1500, 1000};
     const fsdp_box whole = {2, {0, 0}, {1500, 1100}}, part = {2, {3, 7}, {1400, 1090}};
-    cr_assert_gt(1500 * 1000 * 4, FSDP_H5_SAID_ROOM);
+    cr_assert_gt(1500 * 1000 * 4, FSDP_H5_REPLY_ROOM);
     hid_t file = create();
     add_numbers(file, "a", H5T_STD_I32LE, 2, dims, chunked(2, small));
     add_numbers(file, "b", H5T_STD_I32LE, 2, dims, chunked(2, large));

@@ -59,16 +59,16 @@ static void stop(void)
 
 TestSuite(hdf5_session, .init = start, .fini = stop);
 
-static void child_says(fsdp_h5_word word, uint32_t status, int64_t number, int64_t size)
+static void child_sends(fsdp_h5_message_kind kind, uint32_t status, int64_t number, int64_t size)
 {
     const fsdp_h5_message message = {
-        .word = word, .status = status, .number = number, .size = size};
+        .kind = kind, .status = status, .number = number, .size = size};
     cr_assert_eq(send(channels[1], &message, sizeof message, 0), (ssize_t)sizeof message);
 }
 
-static fsdp_h5_message child_hears(void)
+static fsdp_h5_message child_receives(void)
 {
-    fsdp_h5_message message = {.word = 0};
+    fsdp_h5_message message = {.kind = 0};
     cr_assert_eq(recv(channels[1], &message, sizeof message, MSG_DONTWAIT),
                  (ssize_t)sizeof message);
     return message;
@@ -102,12 +102,12 @@ Test(hdf5_session, a_listing_comes_in_parts)
     fsdp_text text = {0};
     fsdp_error err = {0};
     memcpy(shared + FSDP_H5_FILE_ROOM, "abcd", 4);
-    child_says(FSDP_H5_PART, 0, 0, 4);
-    child_says(FSDP_H5_DONE, 0, 0, 3);
+    child_sends(FSDP_H5_PART, 0, 0, 4);
+    child_sends(FSDP_H5_DONE, 0, 0, 3);
     ASSERT_OK(list(&text, &err));
     cr_assert(text.size == 7 && memcmp(text.data, "abcdabc", 7) == 0);
-    cr_assert_eq(child_hears().word, (uint32_t)FSDP_H5_LIST);
-    cr_assert_eq(child_hears().word, (uint32_t)FSDP_H5_GO_ON);
+    cr_assert_eq(child_receives().kind, (uint32_t)FSDP_H5_LIST);
+    cr_assert_eq(child_receives().kind, (uint32_t)FSDP_H5_GO_ON);
     fsdp_text_release(&text);
 }
 
@@ -115,12 +115,12 @@ Test(hdf5_session, bytes_of_the_file_are_brought)
 {
     fsdp_text text = {0};
     fsdp_error err = {0};
-    child_says(FSDP_H5_NEED, 0, 7, 3);
-    child_says(FSDP_H5_DONE, 0, 0, 0);
+    child_sends(FSDP_H5_NEED, 0, 7, 3);
+    child_sends(FSDP_H5_DONE, 0, 0, 0);
     ASSERT_OK(list(&text, &err));
-    (void)child_hears();
-    fsdp_h5_message answer = child_hears();
-    cr_assert(answer.word == FSDP_H5_BYTES && answer.size == 3);
+    (void)child_receives();
+    fsdp_h5_message answer = child_receives();
+    cr_assert(answer.kind == FSDP_H5_BYTES && answer.size == 3);
     cr_assert_eq(memcmp(shared, "789", 3), 0);
     fsdp_text_release(&text);
 }
@@ -134,7 +134,7 @@ Test(hdf5_session, bytes_beyond_the_file_are_not_brought)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         stop();
         start();
-        child_says(FSDP_H5_NEED, 0, wrong[i].offset, wrong[i].size);
+        child_sends(FSDP_H5_NEED, 0, wrong[i].offset, wrong[i].size);
         expect_list(FSDP_ERR_REFUSED, "asks for bytes that the file does not have");
     }
 }
@@ -144,7 +144,7 @@ Test(hdf5_session, a_failing_disk_is_told_as_such)
     fsdp_text text = {0};
     fsdp_error err = {0};
     disk_fails = true;
-    child_says(FSDP_H5_NEED, 0, 0, 3);
+    child_sends(FSDP_H5_NEED, 0, 0, 3);
     cr_assert_eq(list(&text, &err), FSDP_ERR_IO);
     ASSERT_SAYS("the disk fails");
 }
@@ -154,11 +154,11 @@ Test(hdf5_session, a_box_comes_as_a_whole)
     fsdp_error err = {0};
     char data[4];
     memcpy(shared + FSDP_H5_FILE_ROOM, "abcd", 4);
-    child_says(FSDP_H5_DONE, 0, 0, 4);
+    child_sends(FSDP_H5_DONE, 0, 0, 4);
     ASSERT_OK(read_four(data, &err));
     cr_assert_eq(memcmp(data, "abcd", 4), 0);
-    fsdp_h5_message asked = child_hears();
-    cr_assert(asked.word == FSDP_H5_READ && asked.number == 7 && asked.box.len[0] == 4 &&
+    fsdp_h5_message asked = child_receives();
+    cr_assert(asked.kind == FSDP_H5_READ && asked.number == 7 && asked.box.len[0] == 4 &&
               asked.size == 99);
 }
 
@@ -169,7 +169,7 @@ Test(hdf5_session, a_box_of_another_size_is_not_taken)
         start();
         fsdp_error err = {0};
         char data[4] = "....";
-        child_says(FSDP_H5_DONE, 0, 0, size);
+        child_sends(FSDP_H5_DONE, 0, 0, size);
         cr_assert_eq(read_four(data, &err), FSDP_ERR_REFUSED);
         cr_assert_eq(data[0], '.');
     }
@@ -178,20 +178,20 @@ Test(hdf5_session, a_box_of_another_size_is_not_taken)
 Test(hdf5_session, nonsense_is_refused)
 {
     const struct {
-        unsigned word;
+        unsigned kind;
         int64_t size;
     } wrong[] = {{0, 0},
                  {FSDP_H5_LIST, 0},
                  {FSDP_H5_READY, 0},
                  {99, 0},
                  {FSDP_H5_DONE, -1},
-                 {FSDP_H5_DONE, FSDP_H5_SAID_ROOM + 1},
+                 {FSDP_H5_DONE, FSDP_H5_REPLY_ROOM + 1},
                  {FSDP_H5_PART, INT64_MAX},
                  {FSDP_H5_FAILED, INT64_MIN}};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         stop();
         start();
-        child_says((fsdp_h5_word)wrong[i].word, 0, 0, wrong[i].size);
+        child_sends((fsdp_h5_message_kind)wrong[i].kind, 0, 0, wrong[i].size);
         expect_list(FSDP_ERR_REFUSED, "speaks nonsense");
     }
 }
@@ -200,7 +200,7 @@ Test(hdf5_session, a_part_in_place_of_a_box_is_refused)
 {
     fsdp_error err = {0};
     char data[4];
-    child_says(FSDP_H5_PART, 0, 0, 4);
+    child_sends(FSDP_H5_PART, 0, 0, 4);
     cr_assert_eq(read_four(data, &err), FSDP_ERR_REFUSED);
     ASSERT_SAYS("speaks nonsense");
 }
@@ -219,7 +219,7 @@ Test(hdf5_session, messages_of_another_length_are_refused)
 Test(hdf5_session, a_listing_without_end_is_cut)
 {
     for (int i = 0; i < 3; i++)
-        child_says(FSDP_H5_PART, 0, 0, 50);
+        child_sends(FSDP_H5_PART, 0, 0, 50);
     expect_list(FSDP_ERR_LIMIT, "more than 100 bytes");
 }
 
@@ -252,7 +252,7 @@ Test(hdf5_session, the_child_chooses_among_few_errors)
                  {0xFFFFFFFF, FSDP_ERR_REFUSED}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         memcpy(shared + FSDP_H5_FILE_ROOM, "a\33[2Jb\0\xff", 8);
-        child_says(FSDP_H5_FAILED, table[i].said, 0, 8);
+        child_sends(FSDP_H5_FAILED, table[i].said, 0, 8);
         expect_list(table[i].taken, "'x.h5': a\\x1b[2Jb");
     }
 }
@@ -342,7 +342,7 @@ Test(hdf5_listing, plain_bytes_are_read_from_the_file)
     say_dataset("w", FSDP_I16, 0, 3, 10);
     say_u8('E');
     ASSERT_OK(take_said(&err));
-    ASSERT_OK(fsdp_source_seal(source, &err));
+    ASSERT_OK(fsdp_source_complete(source, &err));
     char data[6];
     const fsdp_box box = {.ndim = 1, .len = {3}};
     fsdp_source_reader reader = {0};

@@ -60,7 +60,7 @@ typedef struct sample {
     int64_t lo[BOXES][3];
     char *data[BOXES];
     fsdp_shard_opts opts;
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     char path[100];
 } sample;
 
@@ -142,7 +142,7 @@ static void write_sample(sample *s, int64_t most, bool in_turns)
         }
         ASSERT_OK(fsdp_shard_write(writer, pieces, count, &err));
     }
-    ASSERT_OK(fsdp_shard_finish(writer, &s->seal, &err));
+    ASSERT_OK(fsdp_shard_finish(writer, &s->record, &err));
 }
 
 /* --- reading it back -------------------------------------------------------------------------- */
@@ -200,7 +200,7 @@ static void check_sample(const sample *s)
 {
     fsdp_shard_reader *reader;
     fsdp_shard_id id = s->opts.id;
-    ASSERT_OK(fsdp_shard_open(NULL, s->path, &s->seal, &id, &reader, &err));
+    ASSERT_OK(fsdp_shard_open(NULL, s->path, &s->record, &id, &reader, &err));
     cr_assert_eq(fsdp_shard_box_count(reader), BOXES);
     for (uint32_t i = 0; i < BOXES; i++) {
         const fsdp_stored_box *box = fsdp_shard_find(reader, 1, 2 * i + 1, i);
@@ -324,16 +324,16 @@ static void round_trip(int number)
     char *data = make_data((size_t)count * size, (uint64_t)number);
     random_state = keep;
     fsdp_shard_writer *writer;
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     ASSERT_OK(fsdp_shard_create(&opts, &dataset, 1, NULL, 0, &box, 1, &writer, &err));
     for (int64_t done = 0; done < count;) {
         fsdp_shard_piece piece = {0, done, 1 + below(count - done), data + (size_t)done * size};
         ASSERT_OK(fsdp_shard_write(writer, &piece, 1, &err));
         done += piece.count;
     }
-    ASSERT_OK(fsdp_shard_finish(writer, &seal, &err));
+    ASSERT_OK(fsdp_shard_finish(writer, &record, &err));
     fsdp_shard_reader *reader;
-    ASSERT_OK(fsdp_shard_open(NULL, path, &seal, &opts.id, &reader, &err));
+    ASSERT_OK(fsdp_shard_open(NULL, path, &record, &opts.id, &reader, &err));
     check_cut(fsdp_shard_box_at(reader, 0));
     check_blocks(reader, fsdp_shard_box_at(reader, 0), data);
     fsdp_shard_close(reader);
@@ -376,7 +376,7 @@ Test(native_shard, a_writer_gives_signs_of_life_while_it_gets_on)
         int64_t largest = 1100 * 1001 * 3 * 4;
         cr_expect_geq(counts[0], largest / (encode ? 1 << 20 : FSDP_PIECE_BYTES));
         cr_expect_eq(counts[1], 0);
-        ASSERT_OK(fsdp_shard_finish(writer, &s.seal, &err));
+        ASSERT_OK(fsdp_shard_finish(writer, &s.record, &err));
         cr_expect_eq(counts[1], 1);
         drop(&s);
     }
@@ -473,12 +473,12 @@ Test(native_shard, boxes_of_several_writers_lie_inside_one_dataset)
         ASSERT_OK(fsdp_shard_put_index(writers[0], segment.data + half, segment.size - half, &err));
         fsdp_text_release(&segment);
     }
-    fsdp_shard_seal seal;
+    fsdp_file_record record;
     for (int r = WRITERS - 1; r >= 0; r--)
-        ASSERT_OK(fsdp_shard_finish(writers[r], r == 0 ? &seal : NULL, &err));
+        ASSERT_OK(fsdp_shard_finish(writers[r], r == 0 ? &record : NULL, &err));
     fsdp_shard_reader *reader;
     opts.id.rank = 0;
-    ASSERT_OK(fsdp_shard_open(NULL, path, &seal, &opts.id, &reader, &err));
+    ASSERT_OK(fsdp_shard_open(NULL, path, &record, &opts.id, &reader, &err));
     for (int r = 0; r < WRITERS; r++)
         check_part(reader, r, whole);
     fsdp_shard_close(reader);
@@ -506,7 +506,7 @@ Test(native_shard, gaps_and_what_is_missing_are_errors)
         cr_assert_not_null(strstr(why.text, "box 1 is written out of order"), "%s", why.text);
         pieces[1].count++;
         cr_assert_eq(fsdp_shard_write(writer, &pieces[1], 1, &why), FSDP_ERR_INTERNAL);
-        cr_assert_eq(fsdp_shard_finish(writer, &s.seal, &why), FSDP_ERR_INTERNAL);
+        cr_assert_eq(fsdp_shard_finish(writer, &s.record, &why), FSDP_ERR_INTERNAL);
         cr_assert_not_null(strstr(why.text, "box 0 is incomplete"), "%s", why.text);
         drop(&s);
     }

@@ -406,7 +406,7 @@ Test(pickle, metadata_holds_the_classes_of_dcp_only)
 Test(pickle, a_global_alone_is_only_a_name)
 {
     cr_assert_eq(PARSE("cos\nsystem\n."), FSDP_OK, "%s", err.text);
-    char *name = fsdp_pickle_spell(&pickle, pickle.root);
+    char *name = fsdp_pickle_global_name(&pickle, pickle.root);
     cr_expect_str_eq(name, "os.system");
     fsdp_free(name);
 }

@@ -278,7 +278,7 @@ Test(source, overlaps_and_holes_are_damage)
     size_t number = tensor_of("a", FSDP_U8, 2, (int64_t[]){4, 4});
     add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
     add_box(number, (int64_t[]){0, 2}, (int64_t[]){3, 2}, 0);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "2 of the 16") && strstr(err.text, "[3:4, 2:3]"), "%s", err.text);
 }
 
@@ -288,7 +288,7 @@ Test(source, equal_volumes_with_an_overlap_are_damage)
     add_box(number, (int64_t[]){0, 0}, (int64_t[]){4, 2}, 0);
     add_box(number, (int64_t[]){1, 1}, (int64_t[]){3, 2}, 0);
     add_box(number, (int64_t[]){0, 3}, (int64_t[]){2, 1}, 0);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_DAMAGED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_DAMAGED);
     cr_expect(strstr(err.text, "overlap"), "%s", err.text);
 }
 
@@ -302,7 +302,7 @@ Test(source, a_grid_of_many_chunks_is_checked_fast_and_found_again)
             add_box(number, (int64_t[]){mixed / SIDE, mixed % SIDE}, (int64_t[]){1, 1}, 2 * mixed),
             FSDP_OK);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     fsdp_box box = {.ndim = 2, .lo = {17, 5}, .len = {3, 4}};
     uint16_t got[12], wanted;
     fsdp_source_reader reader = {0};
@@ -341,7 +341,7 @@ Test(source, chunks_that_come_tensor_by_tensor_stay_where_they_are)
     for (int t = 0; t < 2; t++)
         for (int64_t row = 0; row < 4; row++)
             add_row(tensors[t], 3 - row, 16 * t);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     expect_rows(tensors);
 }
 
@@ -353,7 +353,7 @@ Test(source, chunks_that_come_mixed_are_put_to_their_tensors)
     for (int64_t row = 0; row < 4; row++)
         for (int t = 1; t >= 0; t--)
             add_row(tensors[t], row, 16 * t);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_tensor_at(source, empty)->chunk_count, 0);
     expect_rows(tensors);
 }
@@ -371,7 +371,7 @@ Test(source, what_was_expected_may_be_more_or_less_than_what_comes)
             add_row(tensors[row / 4], row % 4, 16 * (row / 4));
     tensor_of("a", FSDP_U8, 1, (int64_t[]){0});
     cr_expect_str_eq(fsdp_source_entry_at(source, 2)->name, "a#2");
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     expect_rows(tensors);
 }
 
@@ -384,7 +384,7 @@ Test(source, a_repeated_element_of_many_gigabytes_is_refused)
                                .file = file,
                                .stream = FSDP_NO_STREAM};
     cr_assert_eq(fsdp_source_add_chunk(source, number, &chunk, &err), FSDP_OK);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_ERR_REFUSED);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_ERR_REFUSED);
 }
 
 /* --- reading ---------------------------------------------------------------------------------- */
@@ -455,7 +455,7 @@ Test(source, boxes_of_strided_views_are_what_a_loop_reads)
         cr_assert_eq(fsdp_source_add_chunk(source, numbers[i], &chunk, &err), FSDP_OK, "%s %s",
                      name, err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     srand(1);
     for (size_t i = 0; i < VIEWS; i++) {
         fsdp_box box = fsdp_box_whole(views[i].ndim, views[i].shape);
@@ -490,7 +490,7 @@ static void read_fixed(fsdp_dtype dtype, unsigned fix, const void *stored, size_
             .fix = fix};
         cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     fsdp_box box = fsdp_box_whole(2, shape);
     fsdp_source_reader reader = {0};
     cr_assert_eq(fsdp_source_read(source, tensor, &box, got, &reader, &err), FSDP_OK);
@@ -643,7 +643,7 @@ static int64_t announced(bool by_columns, bool repeated, int64_t memory)
 {
     int stream = add_packed(memory);
     size_t tensor = add_unpacked(stream, by_columns);
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_source_announce(source, tensor, repeated, &err), FSDP_OK, "%s", err.text);
     return fsdp_source_spool_bytes(source);
 }
@@ -696,7 +696,7 @@ Test(source, columns_of_chunks_are_spooled_when_memory_cannot_hold_them_together
             .lo = lo, .len = len, .file = file, .stream = add_packed(1 << 20)};
         cr_assert_eq(fsdp_source_add_chunk(source, tensor, &chunk, &err), FSDP_OK, "%s", err.text);
     }
-    cr_assert_eq(fsdp_source_seal(source, &err), FSDP_OK, "%s", err.text);
+    cr_assert_eq(fsdp_source_complete(source, &err), FSDP_OK, "%s", err.text);
     cr_assert_eq(fsdp_source_announce(source, tensor, false, &err), FSDP_OK, "%s", err.text);
     cr_expect_eq(fsdp_source_spool_bytes(source), (int64_t)PARTS * FILE_BYTES);
 }

@@ -673,14 +673,26 @@ static void model_adamw(const optimizer_case *types, size_t i, const fsdp_adamw_
     put_number(model.square, types->moment_type, i, v);
 }
 
+static fsdp_optim_tensors tensors_of(const optimizer_case *types, size_t first, size_t n)
+{
+    return (fsdp_optim_tensors){
+        .param = at(actual.param, types->param_type, first),
+        .param_type = types->param_type,
+        .master = types->has_master ? actual.master + first : NULL,
+        .grad = at(actual.grad, types->grad_type, first),
+        .grad_type = types->grad_type,
+        .moments = {at(actual.mean, types->moment_type, first),
+                    at(actual.square, types->moment_type, first)},
+        .moment_type = types->moment_type,
+        .count = n,
+    };
+}
+
 static void step_adamw(const optimizer_case *types, size_t first, size_t n,
                        const fsdp_adamw_step *step)
 {
-    fsdp_tensor_adamw(at(actual.param, types->param_type, first), types->param_type,
-                      types->has_master ? actual.master + first : NULL,
-                      at(actual.grad, types->grad_type, first), types->grad_type,
-                      at(actual.mean, types->moment_type, first),
-                      at(actual.square, types->moment_type, first), types->moment_type, n, step);
+    fsdp_optim_tensors tensors = tensors_of(types, first, n);
+    fsdp_tensor_adamw(&tensors, step);
 }
 
 static void check_tensors(const optimizer_case *types, size_t count)
@@ -740,11 +752,10 @@ static void model_sgd(const optimizer_case *types, size_t i, const fsdp_sgd_step
 
 static void step_sgd(const optimizer_case *types, size_t first, size_t n, const fsdp_sgd_step *step)
 {
-    void *momentum = step->momentum != 0 ? at(actual.mean, types->moment_type, first) : NULL;
-    fsdp_tensor_sgd(at(actual.param, types->param_type, first), types->param_type,
-                    types->has_master ? actual.master + first : NULL,
-                    at(actual.grad, types->grad_type, first), types->grad_type, momentum,
-                    types->moment_type, n, step);
+    fsdp_optim_tensors tensors = tensors_of(types, first, n);
+    if (step->momentum == 0)
+        tensors.moments[0] = NULL;
+    fsdp_tensor_sgd(&tensors, step);
 }
 
 static fsdp_sgd_step sgd_step(size_t round)

@@ -354,12 +354,12 @@ Test(hostile, a_frame_that_many_blocks_share_is_refused)
     for (int i = 0; i < BLOCKS; i++)
         fsdp_text_add(&file, (char *)&place, sizeof place);
     spoil_write(spoil_path("bomb.h5"), file.data, file.size);
-    fsdp_shard_seal seal = {(int64_t)file.size, FRAME_ROOM, (int64_t)head.size,
-                            fsdp_kernels_get()->hash(file.data + FRAME_ROOM, (size_t)head.size),
-                            false};
+    fsdp_file_record found = {(int64_t)file.size, FRAME_ROOM, (int64_t)head.size,
+                              fsdp_kernels_get()->hash(file.data + FRAME_ROOM, (size_t)head.size),
+                              false};
     fsdp_shard_id id = {.world = 1};
     fsdp_shard_reader *reader;
-    cr_assert_eq(fsdp_shard_open(NULL, spoil_path("bomb.h5"), &seal, &id, &reader, &err),
+    cr_assert_eq(fsdp_shard_open(NULL, spoil_path("bomb.h5"), &found, &id, &reader, &err),
                  FSDP_ERR_DAMAGED);
     cr_assert_not_null(strstr(err.text, "more bytes than the file"), "%s", err.text);
     fsdp_text_release(&file);

@@ -1,8 +1,8 @@
 /*
- * DTensor and ShardedTensor in the file of one rank: which boxes of the whole its pieces are, held against
- * everything the pickle says about them. See rankset.h.
+ * DTensor and ShardedTensor in the file of one rank: computes the boxes of its pieces and
+ * compares them with everything else that the pickle states about them. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 
@@ -24,7 +24,7 @@ static fsdp_status bad_piece(const torch_archive *archive, const char *name, siz
                      fsdp_printable(name, name_size, shown, sizeof shown), why);
 }
 
-/* A piece with its elements in a file. */
+/* Reads a piece whose elements are in a file. */
 static fsdp_status read_piece(const torch_archive *archive, fsdp_node node, const char *name,
                               size_t name_size, torch_tensor *piece, fsdp_error *err)
 {
@@ -45,7 +45,7 @@ static bool is_empty(int ndim, const int64_t *len)
     return false;
 }
 
-/* Empty pieces come in several shapes. */
+/* True for equal shapes; empty pieces may have any empty shape. */
 static bool fits(const torch_tensor *piece, int ndim, const int64_t *len)
 {
     if (is_empty(ndim, len))
@@ -65,34 +65,34 @@ static fsdp_dtype dtype_of(const torch_archive *archive, fsdp_node node)
 
 /* --- DTensor: the mesh --------------------------------------------------------------------------- */
 
-static fsdp_status learn_mesh(rank_set *set, const torch_archive *archive, fsdp_node node,
+static fsdp_status learn_mesh(rank_files *set, const torch_archive *archive, fsdp_node node,
                               fsdp_error *err)
 {
     struct seen_mesh seen = {.node = node};
     rank_mesh mesh;
     FSDP_TRY(rank_mesh_read(archive, node, set->rank, &mesh, seen.coordinate, &seen.sits, err));
-    fsdp_status st = rank_set_spend(set, mesh.listed + set->mesh_count, err);
+    fsdp_status st = rank_files_spend(set, mesh.listed + set->mesh_count, err);
     if (st != FSDP_OK) {
         fsdp_free(mesh.ranks);
         return st;
     }
     if (mesh.highest >= set->world)
         set->world = mesh.highest + 1;
-    FSDP_TRY(rank_set_seat(set, &mesh, seen.sits, &seen.mesh, err));
+    FSDP_TRY(rank_files_seat(set, &mesh, seen.sits, &seen.mesh, err));
     if (!fsdp_grow(&set->seen, &set->seen_room, set->seen_count + 1, sizeof *set->seen))
         return fsdp_fail_memory(err, "device meshes");
     set->seen[set->seen_count++] = seen;
     return FSDP_OK;
 }
 
-/* A pickle holds each mesh once, tensors refer to it. */
-static fsdp_status find_mesh(rank_set *set, const torch_archive *archive, fsdp_node node,
+/* A pickle holds each mesh once, and tensors refer to it. */
+static fsdp_status find_mesh(rank_files *set, const torch_archive *archive, fsdp_node node,
                              const struct seen_mesh **seen_out, fsdp_error *err)
 {
     for (size_t i = set->seen_count; i-- > 0;)
         if (set->seen[i].node == node) {
             *seen_out = &set->seen[i];
-            return rank_set_spend(set, set->seen_count - i, err);
+            return rank_files_spend(set, set->seen_count - i, err);
         }
     FSDP_TRY(learn_mesh(set, archive, node, err));
     *seen_out = &set->seen[set->seen_count - 1];
@@ -137,7 +137,8 @@ static fsdp_status read_placement(const torch_archive *archive, fsdp_node node, 
     return FSDP_OK;
 }
 
-/* ShardOrderEntry(tensor_dim, mesh_dims): the order in which mesh dims cut, where it is told. */
+/* ShardOrderEntry(tensor_dim, mesh_dims): the order in which mesh dims cut, where the pickle
+ * states it. */
 static fsdp_status read_entry(const torch_archive *archive, fsdp_node entry, rank_layout *layout,
                               bool *used, fsdp_error *err)
 {
@@ -198,7 +199,7 @@ static fsdp_status read_layout(const torch_archive *archive, fsdp_node spec, int
 /* --- DTensor: pieces ----------------------------------------------------------------------------- */
 
 typedef struct dtensor {
-    rank_set *set;
+    rank_files *set;
     rank_entry *entry;
     const torch_tensor *piece;
     const rank_layout *layout;
@@ -214,10 +215,10 @@ static fsdp_status add_ordered(const dtensor *at, fsdp_error *err)
         return FSDP_OK;
     fsdp_source_chunk chunk;
     torch_tensor_chunk(at->piece, box.lo, &chunk);
-    return rank_set_add_chunk(at->set, chunks, at->set->rank, box.ndim, &chunk, err);
+    return rank_files_add_chunk(at->set, chunks, at->set->rank, box.ndim, &chunk, err);
 }
 
-/* Does the other reading give the same rows? */
+/* True when the other interpretation gives the same rows. */
 static bool same_as_ordered(const dtensor *at, const rank_runs *runs)
 {
     fsdp_box box;
@@ -229,7 +230,7 @@ static bool same_as_ordered(const dtensor *at, const rank_runs *runs)
     return true;
 }
 
-/* One chunk for every combination of runs. */
+/* Adds one chunk for every combination of runs. */
 static fsdp_status add_runs(const dtensor *at, const rank_runs *runs, fsdp_error *err)
 {
     int ndim = at->entry->ndim;
@@ -249,8 +250,8 @@ static fsdp_status add_runs(const dtensor *at, const rank_runs *runs, fsdp_error
             len[dim] = runs[dim].items[number[dim]].len;
             chunk.offset += start[dim] * at->piece->strides[dim];
         }
-        FSDP_TRY(rank_set_add_chunk(at->set, &at->entry->readings[RANK_LEFT_TO_RIGHT],
-                                    at->set->rank, ndim, &chunk, err));
+        FSDP_TRY(rank_files_add_chunk(at->set, &at->entry->readings[RANK_LEFT_TO_RIGHT],
+                                      at->set->rank, ndim, &chunk, err));
         for (int dim = ndim - 1; dim >= 0; dim--) {
             start[dim] += runs[dim].items[number[dim]].len;
             if (++number[dim] < runs[dim].count)
@@ -289,7 +290,7 @@ static fsdp_status check_fit(const torch_archive *archive, const rank_entry *ent
                      "has a local piece of another shape than its placements give this rank", err);
 }
 
-static fsdp_status add_dtensor(rank_set *set, torch_archive *archive, const char *name,
+static fsdp_status add_dtensor(rank_files *set, torch_archive *archive, const char *name,
                                size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
 {
     fsdp_node spec = torch_state_attribute(archive, wrapper->state, "_spec");
@@ -307,8 +308,8 @@ static fsdp_status add_dtensor(rank_set *set, torch_archive *archive, const char
     FSDP_TRY(read_piece(archive, local, name, name_size, &piece, err));
     if (dtype == FSDP_DTYPE_NONE)
         return bad_piece(archive, name, name_size, "has no dtype that is known", err);
-    FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
-    FSDP_TRY(rank_set_spread(set, entry, dtype, ndim, shape, err));
+    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     if (dtype != piece.dtype && !is_empty(piece.ndim, piece.shape))
         return bad_piece(archive, name, name_size, "has a local piece of another dtype", err);
     if (!seen->sits)
@@ -331,7 +332,7 @@ static fsdp_status add_dtensor(rank_set *set, torch_archive *archive, const char
 
 /* --- ShardedTensor ------------------------------------------------------------------------------- */
 
-static fsdp_status sit_among_all(rank_set *set, int64_t world, fsdp_error *err)
+static fsdp_status sit_among_all(rank_files *set, int64_t world, fsdp_error *err)
 {
     rank_mesh all = {.ndim = 1, .shape = {world}, .count = (size_t)world};
     size_t number;
@@ -341,11 +342,11 @@ static fsdp_status sit_among_all(rank_set *set, int64_t world, fsdp_error *err)
     for (size_t i = 0; i < all.count; i++)
         all.ranks[i] = (int64_t)i;
     set->is_seated = true;
-    return rank_set_seat(set, &all, true, &number, err);
+    return rank_files_seat(set, &all, true, &number, err);
 }
 
-/* The state: (local shards, metadata, group, spec, init_rrefs). */
-static fsdp_status check_group(rank_set *set, const torch_archive *archive, fsdp_node state,
+/* The state of the pickle: (local shards, metadata, group, spec, init_rrefs). */
+static fsdp_status check_group(rank_files *set, const torch_archive *archive, fsdp_node state,
                                fsdp_error *err)
 {
     fsdp_node group = item(archive, state, 2);
@@ -384,20 +385,20 @@ typedef struct shard_box {
     const int64_t *lo, *len;
 } shard_box;
 
-static fsdp_status compare_listed(rank_set *set, const torch_archive *archive, fsdp_node listed,
+static fsdp_status compare_listed(rank_files *set, const torch_archive *archive, fsdp_node listed,
                                   const shard_box *box, bool *same_out, fsdp_error *err)
 {
     enum { STEPS = 128 };
     int64_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
     size_t bytes = (size_t)box->ndim * sizeof *lo;
-    FSDP_TRY(rank_set_spend(set, STEPS, err));
+    FSDP_TRY(rank_files_spend(set, STEPS, err));
     FSDP_TRY(read_box(archive, listed, box->ndim, lo, len, err));
     *same_out = memcmp(lo, box->lo, bytes) == 0 && memcmp(len, box->len, bytes) == 0;
     return FSDP_OK;
 }
 
-/* A local shard must be one of those that every rank lists, mostly in the order of ranks. */
-static fsdp_status check_listed(rank_set *set, const torch_archive *archive, fsdp_node list,
+/* A local shard must be in the list that every rank has, mostly in the order of ranks. */
+static fsdp_status check_listed(rank_files *set, const torch_archive *archive, fsdp_node list,
                                 const shard_box *box, bool *listed_out, fsdp_error *err)
 {
     fsdp_node usual = item(archive, list, (size_t)set->rank);
@@ -409,7 +410,7 @@ static fsdp_status check_listed(rank_set *set, const torch_archive *archive, fsd
     return FSDP_OK;
 }
 
-static fsdp_status add_shard(rank_set *set, const torch_archive *archive, rank_entry *entry,
+static fsdp_status add_shard(rank_files *set, const torch_archive *archive, rank_entry *entry,
                              fsdp_node shard, fsdp_node list, fsdp_error *err)
 {
     int64_t lo[FSDP_MAX_DIMS], len[FSDP_MAX_DIMS];
@@ -427,11 +428,11 @@ static fsdp_status add_shard(rank_set *set, const torch_archive *archive, rank_e
         return FSDP_OK;
     fsdp_source_chunk chunk;
     torch_tensor_chunk(&piece, lo, &chunk);
-    return rank_set_add_chunk(set, &entry->readings[RANK_ORDERED], set->rank, entry->ndim, &chunk,
-                              err);
+    return rank_files_add_chunk(set, &entry->readings[RANK_ORDERED], set->rank, entry->ndim, &chunk,
+                                err);
 }
 
-static fsdp_status add_sharded(rank_set *set, torch_archive *archive, const char *name,
+static fsdp_status add_sharded(rank_files *set, torch_archive *archive, const char *name,
                                size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
 {
     fsdp_node shards = item(archive, wrapper->state, 0);
@@ -446,16 +447,16 @@ static fsdp_status add_sharded(rank_set *set, torch_archive *archive, const char
                               shape, err));
     if (dtype == FSDP_DTYPE_NONE || node_at(archive, shards)->kind != FSDP_NODE_LIST)
         return bad_piece(archive, name, name_size, "has no dtype, or no list of shards", err);
-    FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
-    FSDP_TRY(rank_set_spread(set, entry, dtype, ndim, shape, err));
+    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(rank_files_spread(set, entry, dtype, ndim, shape, err));
     entry->readings[RANK_LEFT_TO_RIGHT].fails = true;
     for (size_t i = 0; item(archive, shards, i) != 0; i++)
         FSDP_TRY(add_shard(set, archive, entry, item(archive, shards, i), list, err));
     return FSDP_OK;
 }
 
-fsdp_status rank_set_distributed(void *user, torch_archive *archive, const char *name,
-                                 size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
+fsdp_status rank_files_distributed(void *user, torch_archive *archive, const char *name,
+                                   size_t name_size, const torch_wrapper *wrapper, fsdp_error *err)
 {
     return wrapper->known == FSDP_KNOWN_DTENSOR
                ? add_dtensor(user, archive, name, name_size, wrapper, err)

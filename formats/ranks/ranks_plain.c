@@ -1,14 +1,14 @@
 /*
- * Tensors and values that are not spread over ranks: what all ranks have alike is kept once, what differs is
- * kept for each of them. See rankset.h.
+ * Tensors and values that are not distributed: data equal on all ranks is kept once, other data
+ * per rank. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 
 #include "formats/torch/torch_resave.h"
 
-static fsdp_status fail_mixed(const rank_set *set, const rank_entry *entry, fsdp_error *err)
+static fsdp_status fail_mixed(const rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -17,7 +17,8 @@ static fsdp_status fail_mixed(const rank_set *set, const rank_entry *entry, fsdp
                      set->rank);
 }
 
-static fsdp_status add_item(rank_set *set, rank_entry *entry, rank_item **item_out, fsdp_error *err)
+static fsdp_status add_item(rank_files *set, rank_entry *entry, rank_item **item_out,
+                            fsdp_error *err)
 {
     if (entry->is_spread)
         return fail_mixed(set, entry, err);
@@ -37,8 +38,8 @@ static fsdp_status named(const rank_entry *entry, fsdp_status status, fsdp_error
     return status;
 }
 
-/* Views of one storage could make much to compare of little. */
-static fsdp_status check_work(rank_set *set, const torch_tensor *tensor, fsdp_error *err)
+/* Limits comparisons: many views of one small storage would cost much. */
+static fsdp_status check_work(rank_files *set, const torch_tensor *tensor, fsdp_error *err)
 {
     const int64_t views = 16, small = (int64_t)1 << 30;
     set->compared += tensor->data ? 0 : rank_tensor_span(tensor);
@@ -49,14 +50,14 @@ static fsdp_status check_work(rank_set *set, const torch_tensor *tensor, fsdp_er
                            set->where);
 }
 
-fsdp_status rank_set_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
-                            torch_tensor *tensor, fsdp_error *err)
+fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *name,
+                              size_t name_size, torch_tensor *tensor, fsdp_error *err)
 {
-    rank_set *set = user;
+    rank_files *set = user;
     rank_entry *entry;
     rank_item *item;
     (void)archive;
-    FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
+    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     item->is_tensor = true;
     const rank_item *first = &entry->items[0];
@@ -76,7 +77,8 @@ fsdp_status rank_set_tensor(void *user, torch_archive *archive, const char *name
     return FSDP_OK;
 }
 
-/* An object that is not gone into is compared by its bytes, as far as they can be told. */
+/* An object that is not visited item by item is compared by its pickled bytes, where they can be
+ * reproduced. */
 static fsdp_status hash_stored(const torch_archive *archive, fsdp_node node,
                                const fsdp_value *value, fsdp_hash *stored, fsdp_error *err)
 {
@@ -97,15 +99,15 @@ static bool is_same(const rank_item *first, const rank_item *item, const fsdp_va
            memcmp(&first->stored, &item->stored, sizeof first->stored) == 0;
 }
 
-fsdp_status rank_set_value(void *user, const torch_archive *archive, fsdp_node node,
-                           const char *name, size_t name_size, fsdp_value *value, fsdp_error *err)
+fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node node,
+                             const char *name, size_t name_size, fsdp_value *value, fsdp_error *err)
 {
-    rank_set *set = user;
+    rank_files *set = user;
     rank_entry *entry;
     rank_item *item;
     if (name_size == 0 && value->kind == FSDP_VALUE_DICT && value->as.list.count == 0)
-        return FSDP_OK; /* a rank that has nothing */
-    FSDP_TRY(rank_set_entry(set, name, name_size, &entry, err));
+        return FSDP_OK; /* a rank without the entry */
+    FSDP_TRY(rank_files_entry(set, name, name_size, &entry, err));
     FSDP_TRY(add_item(set, entry, &item, err));
     const rank_item *first = &entry->items[0];
     FSDP_TRY(hash_stored(archive, node, value, &item->stored, err));

@@ -1,5 +1,5 @@
-/* Are two tensors the same? Their bytes are compared in the files, a block at a time. See rankset.h. */
-#include "formats/ranks/rankset.h"
+/* Compares two tensors: their bytes in the files, a block at a time. See ranks.h. */
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 
@@ -34,7 +34,7 @@ int64_t rank_tensor_span(const torch_tensor *tensor)
 typedef struct comparison {
     fsdp_source *source;
     const torch_tensor *a, *b;
-    char *blocks; /* two of them */
+    char *blocks; /* two blocks */
 } comparison;
 
 static fsdp_status same_bytes(const comparison *at, int64_t a, int64_t b, int64_t size,
@@ -50,7 +50,7 @@ static fsdp_status same_bytes(const comparison *at, int64_t a, int64_t b, int64_
     return FSDP_OK;
 }
 
-/* Dims by falling stride of a; those of length 1 say nothing, nor do repeated elements. */
+/* Orders dims by falling stride of a, without dims of length 1 and repeated elements. */
 static int order_dims(const torch_tensor *a, const torch_tensor *b, int *order)
 {
     int count = 0;
@@ -66,7 +66,7 @@ static int order_dims(const torch_tensor *a, const torch_tensor *b, int *order)
     return count;
 }
 
-/* Piece by piece, where elements do not lie side by side. */
+/* Compares piece by piece, where elements are not contiguous. */
 static fsdp_status same_pieces(const comparison *at, bool *same_out, fsdp_error *err)
 {
     const torch_tensor *a = at->a, *b = at->b;

@@ -1,11 +1,12 @@
-/* What the files of rank sets share: entries by name, boxes, and who sits where. See rankset.h. */
-#include "formats/ranks/rankset.h"
+/* The state shared by the files of this room: entries by name, boxes, and the meshes that ranks
+ * belong to. See ranks.h. */
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 
-#define MOST_WORK ((int64_t)1 << 31) /* steps: seconds */
+#define MOST_WORK ((int64_t)1 << 31) /* steps: a few seconds */
 
-fsdp_status rank_set_spend(rank_set *set, size_t steps, fsdp_error *err)
+fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err)
 {
     if (steps > (size_t)MOST_WORK || (set->work += (int64_t)steps) > MOST_WORK)
         return fsdp_fail(err, FSDP_ERR_LIMIT,
@@ -17,11 +18,11 @@ fsdp_status rank_set_spend(rank_set *set, size_t steps, fsdp_error *err)
 
 /* --- entries ------------------------------------------------------------------------------------ */
 
-fsdp_status rank_set_new_entry(rank_set *set, const char *name, size_t name_size,
-                               size_t *number_out, fsdp_error *err)
+fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_size,
+                                 size_t *number_out, fsdp_error *err)
 {
     if (set->entry_count == 0)
-        set->entry_count = 1; /* number 0 stands for none */
+        set->entry_count = 1; /* number 0 means "no entry" */
     char *copy = fsdp_arena_strndup(&set->arena, name, name_size);
     if (!copy ||
         !fsdp_grow(&set->entries, &set->entry_room, set->entry_count + 1, sizeof *set->entries))
@@ -32,21 +33,21 @@ fsdp_status rank_set_new_entry(rank_set *set, const char *name, size_t name_size
     return FSDP_OK;
 }
 
-/* A file may have a name twice: then the second is the same as the second of the other files. */
-fsdp_status rank_set_entry(rank_set *set, const char *name, size_t name_size,
-                           rank_entry **entry_out, fsdp_error *err)
+/* A file may hold a name twice: its second entry then matches the second one of the other files. */
+fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size,
+                             rank_entry **entry_out, fsdp_error *err)
 {
     const uint64_t *known = fsdp_name_table_find(&set->names, name, name_size);
     size_t number = known ? (size_t)*known : 0, fresh;
     if (!known) {
-        FSDP_TRY(rank_set_new_entry(set, name, name_size, &number, err));
+        FSDP_TRY(rank_files_new_entry(set, name, name_size, &number, err));
         if (!fsdp_name_table_put(&set->names, set->entries[number].name, name_size, number))
             return fsdp_fail_memory(err, "the names of ranks");
     }
     while (set->entries[number].last_rank == set->rank) {
-        FSDP_TRY(rank_set_spend(set, 16, err));
+        FSDP_TRY(rank_files_spend(set, 16, err));
         if (set->entries[number].twin == 0) {
-            FSDP_TRY(rank_set_new_entry(set, name, name_size, &fresh, err));
+            FSDP_TRY(rank_files_new_entry(set, name, name_size, &fresh, err));
             set->entries[number].twin = fresh;
         }
         number = set->entries[number].twin;
@@ -56,7 +57,7 @@ fsdp_status rank_set_entry(rank_set *set, const char *name, size_t name_size,
     return FSDP_OK;
 }
 
-static fsdp_status fail_differ(const rank_set *set, const rank_entry *entry, fsdp_error *err)
+static fsdp_status fail_differ(const rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
     char shown[200];
     return fsdp_fail(err, FSDP_ERR_DAMAGED,
@@ -66,8 +67,8 @@ static fsdp_status fail_differ(const rank_set *set, const rank_entry *entry, fsd
                      fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
-fsdp_status rank_set_spread(rank_set *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
-                            const int64_t *shape, fsdp_error *err)
+fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
+                              const int64_t *shape, fsdp_error *err)
 {
     fsdp_error why = {0};
     char shown[200];
@@ -95,8 +96,8 @@ fsdp_status rank_set_spread(rank_set *set, rank_entry *entry, fsdp_dtype dtype, 
     return FSDP_OK;
 }
 
-fsdp_status rank_set_add_chunk(rank_set *set, rank_chunks *chunks, int rank, int ndim,
-                               const fsdp_source_chunk *chunk, fsdp_error *err)
+fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank, int ndim,
+                                 const fsdp_source_chunk *chunk, fsdp_error *err)
 {
     size_t bytes = (size_t)ndim * sizeof(int64_t);
     int64_t *dims = fsdp_arena_alloc(&set->arena, (size_t)ndim * 3, sizeof *dims);
@@ -117,7 +118,7 @@ fsdp_status rank_set_add_chunk(rank_set *set, rank_chunks *chunks, int rank, int
     return FSDP_OK;
 }
 
-/* --- seats -------------------------------------------------------------------------------------- */
+/* --- mesh membership ---------------------------------------------------------------------------- */
 
 static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
 {
@@ -126,8 +127,8 @@ static bool same_mesh(const rank_mesh *a, const rank_mesh *b)
            (a->count == 0 || memcmp(a->ranks, b->ranks, a->count * sizeof *a->ranks) == 0);
 }
 
-fsdp_status rank_set_seat(rank_set *set, rank_mesh *mesh, bool sits, size_t *number_out,
-                          fsdp_error *err)
+fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t *number_out,
+                            fsdp_error *err)
 {
     size_t number = 0;
     while (number < set->mesh_count && !same_mesh(&set->meshes[number], mesh))

@@ -1,8 +1,8 @@
 /*
- * All files were read: which ranks are missing and whether that matters, which reading of placements holds,
- * which boxes are replicas; then the source gets its tensors and values. See rankset.h.
+ * Merges the files after all were read: checks for missing ranks, chooses the interpretation of
+ * placements, drops replicas, and fills the source with tensors and values. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static const char *shown_name(const rank_entry *entry, char *out, size_t room)
 
 /* --- missing ranks ------------------------------------------------------------------------------ */
 
-static bool is_present(const rank_set *set, int64_t rank)
+static bool is_present(const rank_files *set, int64_t rank)
 {
     size_t lo = 0, hi = set->group->count;
     while (lo < hi) {
@@ -36,9 +36,9 @@ static bool holds(const rank_mesh *mesh, int64_t rank)
     return false;
 }
 
-/* Does another rank, all of whose meshes hold this one, stand for it? Then every tensor it had is known, and
- * has to be complete without it. */
-static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_error *err)
+/* Finds a rank that replaces a missing one: it is in all meshes of the missing rank. Every
+ * tensor of the missing rank is then known, and must be complete without it. */
+static fsdp_status find_peer(rank_files *set, int64_t rank, bool *found_out, fsdp_error *err)
 {
     *found_out = false;
     for (size_t from = 0, next; from < set->seat_count && !*found_out; from = next) {
@@ -46,7 +46,7 @@ static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_
         for (next = from; next < set->seat_count && set->seats[next].rank == set->seats[from].rank;
              next++) {
             const rank_mesh *mesh = &set->meshes[set->seats[next].mesh];
-            FSDP_TRY(rank_set_spend(set, is_peer ? mesh->count : 1, err));
+            FSDP_TRY(rank_files_spend(set, is_peer ? mesh->count : 1, err));
             is_peer = is_peer && holds(mesh, rank);
         }
         *found_out = is_peer;
@@ -54,7 +54,7 @@ static fsdp_status find_peer(rank_set *set, int64_t rank, bool *found_out, fsdp_
     return FSDP_OK;
 }
 
-static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *lost,
+static fsdp_status fail_missing(const rank_files *set, int64_t rank, const char *lost,
                                 fsdp_error *err)
 {
     const char *pattern = set->group->pattern;
@@ -65,8 +65,9 @@ static fsdp_status fail_missing(const rank_set *set, int64_t rank, const char *l
         (long long)rank, pattern + set->group->stem + 3, lost);
 }
 
-/* The first one that no other rank stands for is an error; *missing_out is the first one of all, or -1. */
-static fsdp_status look_for_missing(rank_set *set, int64_t *missing_out, fsdp_error *err)
+/* The first missing rank without a replacement is an error; *missing_out is the first missing
+ * one, or -1. */
+static fsdp_status look_for_missing(rank_files *set, int64_t *missing_out, fsdp_error *err)
 {
     *missing_out = -1;
     for (int64_t rank = 0; rank < set->world; rank++) {
@@ -81,7 +82,7 @@ static fsdp_status look_for_missing(rank_set *set, int64_t *missing_out, fsdp_er
     return FSDP_OK;
 }
 
-static fsdp_status settle_world(rank_set *set, fsdp_error *err)
+static fsdp_status settle_world(rank_files *set, fsdp_error *err)
 {
     const rank_group *group = set->group;
     int64_t highest = group->files[group->count - 1].rank;
@@ -116,7 +117,7 @@ static bool same_box(const rank_entry *entry, const rank_chunk *a, const rank_ch
                           memcmp(a->chunk.len, b->chunk.len, bytes) == 0);
 }
 
-/* One of each box, the lowest rank's. */
+/* Keeps one chunk of each box, that of the lowest rank. */
 static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
 {
     size_t kept = 0;
@@ -132,8 +133,8 @@ static void drop_replicas(rank_entry *entry, rank_chunks *chunks)
     chunks->count = kept;
 }
 
-/* Sizes of pieces decide between the readings. */
-static fsdp_status choose_reading(rank_set *set, rank_entry *entry, rank_chunks **chunks_out,
+/* Chooses the interpretation that matches the sizes of the pieces. */
+static fsdp_status choose_reading(rank_files *set, rank_entry *entry, rank_chunks **chunks_out,
                                   fsdp_error *err)
 {
     bool ordered = !entry->readings[RANK_ORDERED].fails;
@@ -153,7 +154,7 @@ static fsdp_status choose_reading(rank_set *set, rank_entry *entry, rank_chunks 
     return FSDP_OK;
 }
 
-static fsdp_status check_whole(rank_set *set, const rank_entry *entry, const rank_chunks *chunks,
+static fsdp_status check_whole(rank_files *set, const rank_entry *entry, const rank_chunks *chunks,
                                int64_t missing, fsdp_error *err)
 {
     fsdp_box whole = fsdp_box_whole(entry->ndim, entry->shape);
@@ -161,7 +162,7 @@ static fsdp_status check_whole(rank_set *set, const rank_entry *entry, const ran
     for (size_t i = 0; i < chunks->count; i++) {
         fsdp_box box = fsdp_box_whole(entry->ndim, chunks->items[i].chunk.len);
         if (fsdp_add_overflow(count, fsdp_box_count(&box), &count))
-            return FSDP_OK; /* sealing tells */
+            return FSDP_OK; /* fsdp_source_complete reports it */
     }
     if (count >= fsdp_box_count(&whole))
         return FSDP_OK;
@@ -171,8 +172,8 @@ static fsdp_status check_whole(rank_set *set, const rank_entry *entry, const ran
     return fail_missing(set, missing, lost, err);
 }
 
-/* Leaves one reading, and one chunk for each box. */
-static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
+/* Chooses one interpretation, and keeps one chunk for each box. */
+static fsdp_status settle_boxes(rank_files *set, int64_t missing, fsdp_error *err)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
@@ -186,7 +187,7 @@ static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
             *chunks = other;
         }
         drop_replicas(entry, &entry->readings[RANK_ORDERED]);
-        if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* sealing tells */
+        if (missing >= 0 && !fsdp_source_tolerates(set->source)) /* reported later */
             FSDP_TRY(check_whole(set, entry, &entry->readings[RANK_ORDERED], missing, err));
     }
     return FSDP_OK;
@@ -194,7 +195,7 @@ static fsdp_status settle_boxes(rank_set *set, int64_t missing, fsdp_error *err)
 
 /* --- into the source ---------------------------------------------------------------------------- */
 
-static fsdp_status add_spread(rank_set *set, const rank_entry *entry, fsdp_error *err)
+static fsdp_status add_spread(rank_files *set, const rank_entry *entry, fsdp_error *err)
 {
     const rank_chunks *chunks = &entry->readings[RANK_ORDERED];
     size_t number;
@@ -205,15 +206,15 @@ static fsdp_status add_spread(rank_set *set, const rank_entry *entry, fsdp_error
     return FSDP_OK;
 }
 
-static fsdp_status add_tensor(rank_set *set, const rank_entry *entry, const char *name,
+static fsdp_status add_tensor(rank_files *set, const rank_entry *entry, const char *name,
                               torch_tensor *tensor, size_t *number_out, fsdp_error *err)
 {
     torch_archive into = {.source = set->source, .memory = set->memory};
     return torch_tensor_add(&into, name, entry->name_size, tensor, number_out, err);
 }
 
-/* What the item is, as a part of a value; the item's own goes over. */
-static fsdp_status take_item(rank_set *set, const rank_entry *entry, rank_item *item,
+/* The item as part of a value; ownership of its data moves there. */
+static fsdp_status take_item(rank_files *set, const rank_entry *entry, rank_item *item,
                              fsdp_value *value, fsdp_error *err)
 {
     size_t number;
@@ -227,11 +228,11 @@ static fsdp_status take_item(rank_set *set, const rank_entry *entry, rank_item *
     return FSDP_OK;
 }
 
-/* {"per_rank": [...]}: the first item is everyone's that has the same. */
-static fsdp_status add_differing(rank_set *set, rank_entry *entry, fsdp_value *value,
+/* {"per_rank": [...]}: ranks with equal data share the first item. */
+static fsdp_status add_differing(rank_files *set, rank_entry *entry, fsdp_value *value,
                                  fsdp_error *err)
 {
-    FSDP_TRY(rank_set_spend(set, (size_t)set->world, err));
+    FSDP_TRY(rank_files_spend(set, (size_t)set->world, err));
     FSDP_TRY(fsdp_value_set_per_rank(value, (size_t)set->world, err));
     fsdp_value *list = fsdp_value_per_rank(value)->as.list.items;
     const fsdp_value *first = &list[entry->items[0].rank];
@@ -243,7 +244,7 @@ static fsdp_status add_differing(rank_set *set, rank_entry *entry, fsdp_value *v
     return FSDP_OK;
 }
 
-static fsdp_status add_plain(rank_set *set, rank_entry *entry, fsdp_error *err)
+static fsdp_status add_plain(rank_files *set, rank_entry *entry, fsdp_error *err)
 {
     bool differs = false;
     fsdp_value value = {0};
@@ -261,13 +262,13 @@ static fsdp_status add_plain(rank_set *set, rank_entry *entry, fsdp_error *err)
     return st;
 }
 
-fsdp_status rank_set_merge(rank_set *set, fsdp_error *err)
+fsdp_status rank_files_merge(rank_files *set, fsdp_error *err)
 {
     int64_t missing;
     FSDP_TRY(settle_world(set, err));
     FSDP_TRY(look_for_missing(set, &missing, err));
     FSDP_TRY(settle_boxes(set, missing, err));
-    FSDP_TRY(rank_set_take_apart(set, err));
+    FSDP_TRY(rank_files_take_apart(set, err));
     for (size_t i = 1; i < set->entry_count; i++) {
         rank_entry *entry = &set->entries[i];
         if (entry->is_hidden)

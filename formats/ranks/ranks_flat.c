@@ -1,10 +1,10 @@
 /*
- * FSDP1's local state dicts: one flat tensor per unit, each rank with its range of it, and beside them what
- * FlatParamShardMetadata says: which parameters, and which of their elements, lie in that range. Where the
- * parameters begin is not said: they follow one another, with padding when addresses were aligned, and
- * every rank's ranges have to come out. See rankset.h.
+ * FSDP1's local state dicts: one flat tensor per unit, of which each rank has a range, and
+ * FlatParamShardMetadata, which lists the parameters in that range and their elements. Offsets
+ * of parameters are not recorded: parameters follow one another, with padding when addresses
+ * were aligned, and the offsets must reproduce every rank's range. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static fsdp_node item(const torch_archive *archive, fsdp_node tuple, size_t numb
 
 /* --- reading ------------------------------------------------------------------------------------- */
 
-/* The columns of FlatParamShardMetadata; older ones have only four of them. */
+/* The columns of FlatParamShardMetadata; older versions have four of them. */
 typedef struct columns {
     fsdp_node names, shapes, strides, contiguous, counts, ranges;
 } columns;
@@ -67,7 +67,7 @@ static fsdp_status read_strides(const torch_archive *archive, const columns *fro
     return count == param->ndim ? FSDP_OK : bad_metadata(archive, err);
 }
 
-static fsdp_status read_param(rank_set *set, const torch_archive *archive, const columns *from,
+static fsdp_status read_param(rank_files *set, const torch_archive *archive, const columns *from,
                               size_t number, rank_flat_param *param, fsdp_error *err)
 {
     const fsdp_pickle *pickle = &archive->pickle;
@@ -92,10 +92,10 @@ static fsdp_status read_param(rank_set *set, const torch_archive *archive, const
     return is_good ? FSDP_OK : bad_metadata(archive, err);
 }
 
-fsdp_status rank_set_object(void *user, torch_archive *archive, const char *name, size_t name_size,
-                            fsdp_node node, bool *taken_out, fsdp_error *err)
+fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name,
+                              size_t name_size, fsdp_node node, bool *taken_out, fsdp_error *err)
 {
-    rank_set *set = user;
+    rank_files *set = user;
     columns from = {0};
     *taken_out = strcmp(torch_class_name(archive, node), "FlatParamShardMetadata") == 0;
     if (!*taken_out)
@@ -120,12 +120,12 @@ fsdp_status rank_set_object(void *user, torch_archive *archive, const char *name
 
 /* --- units ----------------------------------------------------------------------------------------- */
 
-/* "PLACE.shard_metadata.UNIT" of names; the flat tensor is "PLACE.ROOT.UNIT._flat_param". */
+/* A unit is named "PLACE.shard_metadata.UNIT"; its flat tensor is "PLACE.ROOT.UNIT._flat_param". */
 typedef struct flat_unit {
     const rank_flat *flats; /* of all ranks */
     size_t count;
-    fsdp_text place, unit; /* with a dot behind them, unless they are empty */
-    size_t entry;          /* of the flat tensor; 0: there is none */
+    fsdp_text place, unit; /* each with a trailing dot unless empty */
+    size_t entry;          /* of the flat tensor; 0: none */
 } flat_unit;
 
 static int compare_flats(const void *a, const void *b)
@@ -143,7 +143,7 @@ static bool same_name(const rank_flat *a, const rank_flat *b)
     return a->name_size == b->name_size && memcmp(a->name, b->name, a->name_size) == 0;
 }
 
-/* Elements of wrappers are not in the names of a state dict. */
+/* Adds the unit's name without the elements of wrappers, which a state dict does not have. */
 static void add_clean(const char *unit, size_t size, fsdp_text *text)
 {
     static const char wrapper[] = "_fsdp_wrapped_module";
@@ -157,7 +157,7 @@ static void add_clean(const char *unit, size_t size, fsdp_text *text)
     }
 }
 
-/* False: the metadata does not lie in a dict of that name. */
+/* False when the metadata is not in a dict of that name. */
 static bool split_name(const rank_flat *flat, flat_unit *unit)
 {
     const size_t size = sizeof metadata_name - 1;
@@ -173,7 +173,7 @@ static bool split_name(const rank_flat *flat, flat_unit *unit)
     return false;
 }
 
-static size_t find_entry(const rank_set *set, const fsdp_text *name)
+static size_t find_entry(const rank_files *set, const fsdp_text *name)
 {
     const uint64_t *number = name->failed || !name->data
                                  ? NULL
@@ -191,8 +191,8 @@ static void spell(fsdp_text *out, const flat_unit *unit, const char *root, size_
     fsdp_text_add(out, last, last_size);
 }
 
-/* Gives every unit its flat tensor below the root; false when one has none. */
-static bool try_root(const rank_set *set, flat_unit *units, size_t count, const char *root,
+/* Looks up the flat tensor of every unit below the root; false when one has none. */
+static bool try_root(const rank_files *set, flat_unit *units, size_t count, const char *root,
                      size_t root_size)
 {
     fsdp_text name = {0};
@@ -207,8 +207,8 @@ static bool try_root(const rank_set *set, flat_unit *units, size_t count, const 
     return is_found;
 }
 
-/* The shortest name below which all units have a flat tensor. */
-static bool find_root(const rank_set *set, flat_unit *units, size_t count, const char **root_out,
+/* Finds the shortest root below which all units have a flat tensor. */
+static bool find_root(const rank_files *set, flat_unit *units, size_t count, const char **root_out,
                       size_t *size_out)
 {
     size_t place = units[0].place.size, unit = units[0].unit.size, best = SIZE_MAX;
@@ -231,7 +231,7 @@ static bool find_root(const rank_set *set, flat_unit *units, size_t count, const
     return best != SIZE_MAX && try_root(set, units, count, *root_out, *size_out);
 }
 
-/* --- where parameters begin ------------------------------------------------------------------------ */
+/* --- offsets of parameters ------------------------------------------------------------------------- */
 
 /* A parameter of a unit, and its first element in the flat tensor. */
 typedef struct placed_param {
@@ -265,7 +265,7 @@ static int compare_ranges(const void *a, const void *b)
     return (x->range->lo[0] > y->range->lo[0]) - (x->range->lo[0] < y->range->lo[0]);
 }
 
-/* Those ranks' metadata that have elements, by their ranges. */
+/* Sorts the metadata of ranks with elements by their ranges. */
 static fsdp_status sort_ranges(const rank_entry *entry, const flat_unit *unit, ranged_flat **out,
                                size_t *count_out, fsdp_error *err)
 {
@@ -290,7 +290,7 @@ static bool same_param(const rank_flat_param *a, const rank_flat_param *b)
            memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
 }
 
-/* The parameters one after the other: the last one of a rank may go on at the next. */
+/* Lists the parameters in order: the last one of a rank may continue on the next. */
 static fsdp_status list_params(const ranged_flat *ranged, size_t count, flat_layout *layout,
                                fsdp_error *err)
 {
@@ -311,7 +311,8 @@ static fsdp_status list_params(const ranged_flat *ranged, size_t count, flat_lay
     return FSDP_OK;
 }
 
-/* Each parameter begins at a multiple of `align` elements; false when they do not fill the flat tensor. */
+/* Places each parameter at a multiple of `align` elements; false when they do not fill the flat
+ * tensor. */
 static bool place_params(flat_layout *layout, int64_t align, int64_t size, int64_t largest)
 {
     int64_t at = 0;
@@ -321,12 +322,12 @@ static bool place_params(flat_layout *layout, int64_t align, int64_t size, int64
         if (fsdp_add_overflow(at, layout->params[i].param->count, &at) || at > size)
             return false;
     }
-    /* aligned ones are padded to a multiple of the world size, the others are not padded at all */
+    /* aligned layouts are padded to a multiple of the world size, others not at all */
     int64_t world = largest > 0 ? (size + largest - 1) / largest : 1;
     return align == 1 ? at == size : size - at < world;
 }
 
-/* Has the rank exactly those elements of the parameters that its metadata says? */
+/* True when the rank has exactly the elements of the parameters that its metadata lists. */
 static bool range_fits(const flat_layout *layout, const ranged_flat *ranged)
 {
     int64_t lo = ranged->range->lo[0], end = lo + ranged->range->len[0];
@@ -374,9 +375,9 @@ static fsdp_status find_begins(const rank_entry *entry, const ranged_flat *range
                      fsdp_printable(entry->name, entry->name_size, shown, sizeof shown));
 }
 
-/* --- taking apart ---------------------------------------------------------------------------------- */
+/* --- splitting ------------------------------------------------------------------------------------- */
 
-/* Dims by falling stride: the order in which elements of a parameter were laid down. */
+/* Orders dims by falling stride: the order of a parameter's elements in memory. */
 static void memory_order(const rank_flat_param *param, int *order)
 {
     for (int dim = 0; dim < param->ndim; dim++) {
@@ -389,15 +390,15 @@ static void memory_order(const rank_flat_param *param, int *order)
 }
 
 typedef struct flat_piece {
-    rank_set *set;
+    rank_files *set;
     rank_entry *entry; /* of the parameter */
     const rank_flat_param *param;
     int rank;
     const fsdp_source_chunk *range;
-    int64_t at; /* element of the range where the piece begins */
+    int64_t at; /* element of the range at which the piece begins */
 } flat_piece;
 
-/* A box of the permuted parameter whose elements lie one after the other. */
+/* Adds a box of the permuted parameter whose elements are contiguous. */
 static fsdp_status add_box(const flat_piece *piece, const fsdp_box *box, const int *order,
                            int64_t at, fsdp_error *err)
 {
@@ -415,8 +416,8 @@ static fsdp_status add_box(const flat_piece *piece, const fsdp_box *box, const i
     chunk.len = len;
     chunk.strides = strides;
     chunk.offset += at * step;
-    return rank_set_add_chunk(piece->set, &piece->entry->readings[RANK_ORDERED], piece->rank,
-                              box->ndim, &chunk, err);
+    return rank_files_add_chunk(piece->set, &piece->entry->readings[RANK_ORDERED], piece->rank,
+                                box->ndim, &chunk, err);
 }
 
 static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
@@ -436,7 +437,7 @@ static fsdp_status add_piece(const flat_piece *piece, fsdp_error *err)
     return FSDP_OK;
 }
 
-static fsdp_status add_pieces(rank_set *set, size_t number, const placed_param *placed,
+static fsdp_status add_pieces(rank_files *set, size_t number, const placed_param *placed,
                               const ranged_flat *ranged, size_t count, fsdp_error *err)
 {
     for (size_t i = 0; i < count; i++)
@@ -454,15 +455,15 @@ static fsdp_status add_pieces(rank_set *set, size_t number, const placed_param *
     return FSDP_OK;
 }
 
-/* The pieces that a rank lists under the parameter's own name. */
-static void hide_pieces(rank_set *set, const fsdp_text *name)
+/* Hides the pieces that a rank lists under the parameter's name. */
+static void hide_pieces(rank_files *set, const fsdp_text *name)
 {
     size_t number = find_entry(set, name);
     if (number != 0 && !set->entries[number].is_spread)
         set->entries[number].is_hidden = true;
 }
 
-static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const char *root,
+static fsdp_status take_unit_apart(rank_files *set, const flat_unit *unit, const char *root,
                                    size_t root_size, const flat_layout *layout,
                                    const ranged_flat *ranged, size_t count, fsdp_error *err)
 {
@@ -477,10 +478,10 @@ static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const c
             break;
         }
         hide_pieces(set, &name);
-        st = rank_set_new_entry(set, name.data ? name.data : "", name.size, &number, err);
+        st = rank_files_new_entry(set, name.data ? name.data : "", name.size, &number, err);
         if (st == FSDP_OK)
-            st = rank_set_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
-                                 placed->param->ndim, placed->param->shape, err);
+            st = rank_files_spread(set, &set->entries[number], set->entries[unit->entry].dtype,
+                                   placed->param->ndim, placed->param->shape, err);
         if (st == FSDP_OK)
             st = add_pieces(set, number, placed, ranged, count, err);
     }
@@ -489,7 +490,7 @@ static fsdp_status take_unit_apart(rank_set *set, const flat_unit *unit, const c
     return st;
 }
 
-static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *root,
+static fsdp_status take_unit(rank_files *set, const flat_unit *unit, const char *root,
                              size_t root_size, fsdp_error *err)
 {
     const rank_entry *entry = &set->entries[unit->entry];
@@ -500,7 +501,7 @@ static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *r
     if (st == FSDP_OK)
         st = list_params(ranged, count, &layout, err);
     for (size_t i = 0; i < count && st == FSDP_OK; i++)
-        st = rank_set_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
+        st = rank_files_spend(set, layout.count * (ranged[i].flat->param_count + 1) + count, err);
     if (st == FSDP_OK)
         st = find_begins(entry, ranged, count, &layout, err);
     if (st == FSDP_OK)
@@ -510,8 +511,8 @@ static fsdp_status take_unit(rank_set *set, const flat_unit *unit, const char *r
     return st;
 }
 
-/* What lay in the root is named as if that were everything: PLACE.ROOT.x becomes PLACE.x. */
-static fsdp_status strip_root(rank_set *set, const flat_unit *unit, const char *root,
+/* Removes ROOT from the names of its entries: PLACE.ROOT.x becomes PLACE.x. */
+static fsdp_status strip_root(rank_files *set, const flat_unit *unit, const char *root,
                               size_t root_size, fsdp_error *err)
 {
     size_t place = unit->place.size;
@@ -533,8 +534,8 @@ static fsdp_status strip_root(rank_set *set, const flat_unit *unit, const char *
     return FSDP_OK;
 }
 
-/* Metadata of something that is not here is listed as an object. */
-static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t count,
+/* Lists metadata without a flat tensor as objects. */
+static fsdp_status list_objects(rank_files *set, const flat_unit *units, size_t count,
                                 fsdp_error *err)
 {
     static const char class[] = "torch.distributed.fsdp._flat_param.FlatParamShardMetadata";
@@ -543,16 +544,16 @@ static fsdp_status list_objects(rank_set *set, const flat_unit *units, size_t co
             fsdp_value value = {0};
             set->rank = units[i].flats[f].rank;
             FSDP_TRY(fsdp_value_set_bytes(&value, FSDP_VALUE_CLASS, class, sizeof class - 1, err));
-            fsdp_status st = rank_set_value(set, NULL, 0, units[i].flats[f].name,
-                                            units[i].flats[f].name_size, &value, err);
+            fsdp_status st = rank_files_value(set, NULL, 0, units[i].flats[f].name,
+                                              units[i].flats[f].name_size, &value, err);
             fsdp_value_release(&value);
             FSDP_TRY(st);
         }
     return FSDP_OK;
 }
 
-/* Units of one place. */
-static fsdp_status take_units(rank_set *set, flat_unit *units, size_t count, bool are_named,
+/* Splits the units of one place. */
+static fsdp_status take_units(rank_files *set, flat_unit *units, size_t count, bool are_named,
                               fsdp_error *err)
 {
     const char *root = "";
@@ -573,7 +574,7 @@ static bool same_place(const flat_unit *a, const flat_unit *b)
            (a->place.size == 0 || memcmp(a->place.data, b->place.data, a->place.size) == 0);
 }
 
-fsdp_status rank_set_take_apart(rank_set *set, fsdp_error *err)
+fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err)
 {
     size_t count = 0;
     bool are_named = true;

@@ -1,6 +1,6 @@
 /*
- * The index of a shard file: its segment, its place, its hash. What it looks like is in
- * native_index.h; its mirror is the first half of native_read.c.
+ * Writes the index of a shard file: makes the segment, puts it into its place and hashes it.
+ * native_index.h has the layout; the mirror is the first half of native_read.c.
  */
 #include "formats/native/native_write.h"
 
@@ -127,7 +127,8 @@ fsdp_status fsdp_shard_segment(fsdp_shard_writer *w, fsdp_text *text, fsdp_error
     return text->failed ? fsdp_fail_memory(err, "a shard index") : FSDP_OK;
 }
 
-/* An encoded file gets its index dataset now that the size is known, and libhdf5 is done with it. */
+/* Adds the index dataset of an encoded file, whose size is known only now, and closes libhdf5's
+ * file. */
 static fsdp_status close_layout(fsdp_shard_writer *w, int64_t index_size, fsdp_error *err)
 {
     fsdp_h5_file *h5 = w->h5;
@@ -146,14 +147,14 @@ fsdp_status fsdp_shard_put_index(fsdp_shard_writer *w, const void *data, size_t 
     if (w->joined || (int64_t)size > w->index_room - w->index_done)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': the index does not fit in its place",
                          w->path);
-    fsdp_flow("formats/native/native_seal.c", "index: %zu bytes", size);
+    fsdp_flow("formats/native/native_index_write.c", "index: %zu bytes", size);
     fsdp_hasher_add(w->index_hasher, data, size);
     FSDP_TRY(fsdp_io_write(w->file, w->path, data, size, w->index_offset + w->index_done, err));
     w->index_done += (int64_t)size;
     return FSDP_OK;
 }
 
-static fsdp_status put_own_index(fsdp_shard_writer *w, fsdp_error *err)
+static fsdp_status put_local_index(fsdp_shard_writer *w, fsdp_error *err)
 {
     fsdp_text text = {0};
     fsdp_status st = fsdp_shard_segment(w, &text, err);
@@ -163,7 +164,7 @@ static fsdp_status put_own_index(fsdp_shard_writer *w, fsdp_error *err)
     return st;
 }
 
-/* A large file takes long to reach the disk: part after part, so that others see it go on. */
+/* Syncs a large file part after part, which takes long, so that peers see progress. */
 static fsdp_status sync_in_parts(fsdp_shard_writer *w, int64_t size, fsdp_error *err)
 {
     const int64_t part = 16 << 20;
@@ -175,22 +176,22 @@ static fsdp_status sync_in_parts(fsdp_shard_writer *w, int64_t size, fsdp_error 
     return fsdp_io_sync(w->file, w->path, err);
 }
 
-fsdp_status fsdp_writer_seal(fsdp_shard_writer *w, fsdp_shard_seal *seal_out, fsdp_error *err)
+fsdp_status fsdp_writer_close(fsdp_shard_writer *w, fsdp_file_record *record_out, fsdp_error *err)
 {
     if (!w->joined && w->index_done == 0)
-        FSDP_TRY(put_own_index(w, err));
+        FSDP_TRY(put_local_index(w, err));
     if (w->index_done != w->index_room)
         return fsdp_fail(err, FSDP_ERR_INTERNAL, "'%s': the index is incomplete", w->path);
-    fsdp_shard_seal seal = {.index_offset = w->index_offset,
-                            .index_size = w->index_done,
-                            .index_hash = fsdp_hasher_value(w->index_hasher)};
-    int errnum = w->file->ops->size(w->file, &seal.size);
+    fsdp_file_record record = {.index_offset = w->index_offset,
+                               .index_size = w->index_done,
+                               .index_hash = fsdp_hasher_value(w->index_hasher)};
+    int errnum = w->file->ops->size(w->file, &record.size);
     if (errnum < 0)
         return fsdp_fail_errno(err, -errnum, "cannot get the size of '%s'", w->path);
     if (w->sync)
-        FSDP_TRY(sync_in_parts(w, seal.size, err));
+        FSDP_TRY(sync_in_parts(w, record.size, err));
     FSDP_TRY(fsdp_io_close(&w->file, w->path, err));
-    if (seal_out)
-        *seal_out = seal;
+    if (record_out)
+        *record_out = record;
     return FSDP_OK;
 }

@@ -1,9 +1,9 @@
 /*
- * Rank sets as a source: a directory that holds one, or a pattern of its files. See rankset.h for the way
- * through the files.
+ * Rank files as a source: a directory of them, or a pattern. See ranks.h for the order of the
+ * files.
  */
 #include "formats/source/source_formats.h"
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,14 +21,15 @@ bool fsdp_source_is_pattern(const char *path)
     return strstr(last_part(path), "{r}") != NULL;
 }
 
-/* --- is it one? --------------------------------------------------------------------------------- */
+/* --- recognition -------------------------------------------------------------------------------- */
 
 static bool holds_word(const char *data, size_t size, const char *word)
 {
     return memmem(data, size, word, strlen(word)) != NULL;
 }
 
-/* Files of torch.save; when names do not speak of ranks, the pickle must speak of distributed tensors. */
+/* True for a torch.save file whose name states a rank, or whose pickle mentions distributed
+ * tensors. */
 static bool is_rank_file(fsdp_io *io, const char *path, bool says_rank)
 {
     fsdp_file *file = NULL;
@@ -46,12 +47,12 @@ static bool is_rank_file(fsdp_io *io, const char *path, bool says_rank)
                               holds_word(head, read, "ShardedTensor"));
     }
     if (file)
-        (void)fsdp_io_close(&file, path, NULL); /* only read: nothing can be lost */
+        (void)fsdp_io_close(&file, path, NULL); /* read only: a failed close loses nothing */
     fsdp_free(head);
     return is_ours;
 }
 
-/* DeepSpeed's shards count ranks, too, and are something else. */
+/* DeepSpeed numbers its shards by rank, too; they have another format. */
 static bool is_deepspeed(const rank_group *group)
 {
     return strstr(group->pattern, "mp_rank_") || strstr(group->pattern, "zero_pp_rank_");
@@ -67,7 +68,7 @@ static bool is_set(const fsdp_probe *probe, const rank_group *group)
     return is_ours;
 }
 
-/* Leaves the groups that are sets of rank files. */
+/* Keeps the groups that are rank files. */
 static void keep_sets(const fsdp_probe *probe, rank_names *names)
 {
     size_t kept = 0;
@@ -93,7 +94,7 @@ static int bid(const fsdp_probe *probe)
     return is_ours ? BITS_OF_SET : 0;
 }
 
-/* --- which one is it? --------------------------------------------------------------------------- */
+/* --- choosing a group --------------------------------------------------------------------------- */
 
 static fsdp_status fail_several(const fsdp_probe *probe, const char *directory,
                                 const rank_names *names, fsdp_error *err)
@@ -169,7 +170,7 @@ static void close_state(void *user)
 
 static const fsdp_source_ops ranks_ops = {.read = read_tensor, .close = close_state};
 
-static fsdp_status create(const fsdp_probe *probe, rank_set *set, fsdp_error *err)
+static fsdp_status create(const fsdp_probe *probe, rank_files *set, fsdp_error *err)
 {
     ranks_state *state = fsdp_alloc(1, sizeof *state);
     if (!state)
@@ -188,13 +189,13 @@ static fsdp_status create(const fsdp_probe *probe, rank_set *set, fsdp_error *er
     return FSDP_OK;
 }
 
-static fsdp_status walk_file(rank_set *set, int file, fsdp_error *err)
+static fsdp_status walk_file(rank_files *set, int file, fsdp_error *err)
 {
     const torch_visitor visitor = {.user = set,
-                                   .tensor = rank_set_tensor,
-                                   .distributed = rank_set_distributed,
-                                   .object = rank_set_object,
-                                   .value = rank_set_value};
+                                   .tensor = rank_files_tensor,
+                                   .distributed = rank_files_distributed,
+                                   .object = rank_files_object,
+                                   .value = rank_files_value};
     torch_archive archive;
     const char *path = fsdp_source_file_path(set->source, (size_t)file);
     fsdp_text where = {0};
@@ -214,7 +215,7 @@ static fsdp_status walk_file(rank_set *set, int file, fsdp_error *err)
     return st;
 }
 
-static fsdp_status read_file(rank_set *set, const char *directory, const rank_file *of,
+static fsdp_status read_file(rank_files *set, const char *directory, const rank_file *of,
                              bool beneath, fsdp_error *err)
 {
     int file;
@@ -233,7 +234,7 @@ static fsdp_status read_file(rank_set *set, const char *directory, const rank_fi
     return st;
 }
 
-static void release(rank_set *set)
+static void release(rank_files *set)
 {
     for (size_t i = 1; i < set->entry_count; i++) {
         for (int reading = 0; reading < RANK_READINGS; reading++)
@@ -251,7 +252,7 @@ static void release(rank_set *set)
     fsdp_arena_release(&set->arena);
 }
 
-static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank_set *set,
+static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank_files *set,
                             fsdp_error *err)
 {
     FSDP_TRY(create(probe, set, err));
@@ -259,9 +260,9 @@ static fsdp_status read_set(const fsdp_probe *probe, const char *directory, rank
     for (size_t i = 0; i < set->group->count && st == FSDP_OK; i++)
         st = read_file(set, directory, &set->group->files[i], probe->is_directory, err);
     if (st == FSDP_OK)
-        st = rank_set_merge(set, err);
+        st = rank_files_merge(set, err);
     if (st == FSDP_OK)
-        st = fsdp_source_seal(set->source, err);
+        st = fsdp_source_complete(set->source, err);
     if (st != FSDP_OK) {
         fsdp_source_close(set->source);
         set->source = NULL;
@@ -280,7 +281,7 @@ static fsdp_status open_set(const fsdp_probe *probe, fsdp_source **source_out, f
         return fsdp_fail_memory(err, probe->path);
     fsdp_status st = find_set(probe, stem > 0 ? directory : "", &names, err);
     if (st == FSDP_OK) {
-        rank_set set = {.where = probe->path, .group = &names.groups[0]};
+        rank_files set = {.where = probe->path, .group = &names.groups[0]};
         st = read_set(probe, directory, &set, err);
         *source_out = set.source;
         release(&set);

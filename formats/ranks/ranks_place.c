@@ -1,10 +1,10 @@
 /*
- * From placements to boxes. PyTorch has two readings of _StridedShard, which agree where sizes divide: as the
- * order in which mesh dims cut a tensor (FSDP on top of tensor parallelism), and from left to right with
- * every rank taking rows of several pieces. Which one a program followed shows in the sizes of its pieces.
- * See rankset.h.
+ * Converts placements to boxes. PyTorch has two interpretations of _StridedShard, which agree
+ * where sizes divide: the order in which mesh dims cut a tensor (FSDP on top of tensor
+ * parallelism), or cuts from left to right, by which every rank gets rows of several pieces. The
+ * sizes of pieces show which one a program used. See ranks.h.
  */
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <string.h>
 
@@ -15,8 +15,8 @@ static bool cuts(const rank_placement *placement, int dim)
 
 /* --- cuts in an order ---------------------------------------------------------------------------- */
 
-/* Puts a mesh dim into the order of a tensor dim behind those that make `split` parts; false when there is
- * no such place. */
+/* Inserts a mesh dim into the order of a tensor dim, behind those that make `split` parts; false
+ * when no position fits. */
 static bool insert(rank_layout *layout, int *order, int *count, int mesh_dim, int64_t split)
 {
     int64_t parts = 1;
@@ -88,7 +88,7 @@ void rank_layout_box(const rank_layout *layout, int ndim, const int64_t *shape, 
 
 /* --- from left to right -------------------------------------------------------------------------- */
 
-/* Appends rows [lo, lo + len) of what the runs are; false beyond the limit. */
+/* Appends rows [lo, lo + len) of the concatenated runs; false beyond the limit. */
 static bool take_rows(const rank_runs *from, int64_t lo, int64_t len, rank_runs *to)
 {
     for (size_t i = 0; i < from->count && len > 0; i++) {
@@ -122,7 +122,7 @@ static int64_t rows_of(const rank_runs *runs)
     return rows;
 }
 
-/* A part of every one of `split` pieces. */
+/* Takes this rank's part of every one of `split` pieces. */
 static bool cut_runs(const rank_layout *layout, int mesh_dim, const rank_runs *from, rank_runs *to)
 {
     const rank_placement *placement = &layout->placements[mesh_dim];

@@ -1,7 +1,7 @@
 /*
- * The last step of building a catalog: the chunks of every tensor are put beside one another, sorted, and
- * must cover the tensor exactly once. They do when their elements add up to the tensor's and no two of
- * them overlap; overlaps are found by a sweep along the dim in which the fewest chunks meet.
+ * Completes a catalog: sorts the chunks by tensor and checks that they cover each tensor exactly
+ * once. They do when their element counts add up to the tensor's and no two of them overlap; a
+ * sweep along the dim in which the fewest chunks meet finds overlaps.
  */
 #include "formats/source/source_internal.h"
 
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_PAIRS ((int64_t)1 << 31) /* that are compared: seconds */
+#define MOST_PAIRS ((int64_t)1 << 31) /* comparisons of pairs: a few seconds */
 enum { FEW_CHUNKS = 64, HOLE_CANDIDATES = 300 };
 
 const char *fsdp_box_text(int ndim, const int64_t *lo, const int64_t *len, char *out, size_t room)
@@ -51,7 +51,7 @@ static int compare_numbers(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Pairs of chunks whose ranges in dim overlap. room holds two numbers a chunk. */
+/* The number of pairs of chunks whose ranges in dim overlap. room holds two numbers a chunk. */
 static int64_t pairs_along(const fsdp_source_chunk *chunks, size_t n, int dim, int64_t *room)
 {
     int64_t *starts = room, *ends = room + n;
@@ -71,7 +71,8 @@ static int64_t pairs_along(const fsdp_source_chunk *chunks, size_t n, int dim, i
     return pairs;
 }
 
-/* Few chunks: the first dim in which they differ. Many: the one that leaves the fewest pairs. */
+/* Chooses the dim of the sweep: with few chunks the first dim in which they differ, with many
+ * the one with the fewest overlapping pairs. */
 static fsdp_status choose_dim(const fsdp_source *source, const fsdp_source_tensor *tensor,
                               int *dim_out, fsdp_error *err)
 {
@@ -118,7 +119,7 @@ static fsdp_status fail_overlap(const fsdp_source *source, const fsdp_source_ten
                      fsdp_tensor_text(tensor, shown, sizeof shown));
 }
 
-/* active: chunks that begin before the present one and end behind its beginning. */
+/* active: chunks that begin before the current one and end behind its beginning. */
 static fsdp_status sweep(const fsdp_source *source, const fsdp_source_tensor *tensor, int dim,
                          uint32_t *active, fsdp_error *err)
 {
@@ -163,7 +164,7 @@ static bool is_covered(const fsdp_source_tensor *tensor, const int64_t *point)
     int64_t one[FSDP_MAX_DIMS];
     for (int dim = 0; dim < tensor->ndim; dim++) {
         if (point[dim] >= tensor->shape[dim])
-            return true; /* no element at all */
+            return true; /* the tensor has no element */
         one[dim] = 1;
     }
     fsdp_source_chunk element = {.lo = point, .len = one};
@@ -174,7 +175,7 @@ static bool is_covered(const fsdp_source_tensor *tensor, const int64_t *point)
     return false;
 }
 
-/* Some element that no chunk holds: the first one, or one behind the end of a chunk. */
+/* Finds an element that no chunk holds: the first one, or one behind the end of a chunk. */
 static bool find_hole(const fsdp_source_tensor *tensor, int64_t *point)
 {
     memset(point, 0, FSDP_MAX_DIMS * sizeof *point);
@@ -214,7 +215,7 @@ static fsdp_status fail_missing(const fsdp_source *source, const fsdp_source_ten
 
 /* --- how much is stored ----------------------------------------------------------------------- */
 
-/* Bytes between the first and the last byte of a chunk; it was checked. */
+/* Bytes between the first and the last byte of a chunk, which was checked before. */
 static int64_t chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t element_size)
 {
     int64_t span = (int64_t)element_size;
@@ -227,7 +228,8 @@ static int64_t chunk_span(const fsdp_source_chunk *chunk, int ndim, size_t eleme
     return span;
 }
 
-/* A few bytes that stand for gigabytes: a bomb. A format's own read has checks of its own. */
+/* Refuses a tensor of gigabytes that is stored in a few bytes: a decompression bomb. Formats
+ * with a read function check this themselves. */
 static fsdp_status check_ratio(const fsdp_source *source, const fsdp_source_tensor *tensor,
                                int64_t count, fsdp_error *err)
 {
@@ -253,9 +255,9 @@ static fsdp_status check_ratio(const fsdp_source *source, const fsdp_source_tens
                      source->path, fsdp_tensor_text(tensor, shown, sizeof shown), size, stored);
 }
 
-/* --- sealing ---------------------------------------------------------------------------------- */
+/* --- the whole catalog ------------------------------------------------------------------------ */
 
-static fsdp_status seal_tensor(fsdp_source *source, size_t number, fsdp_error *err)
+static fsdp_status complete_tensor(fsdp_source *source, size_t number, fsdp_error *err)
 {
     fsdp_source_tensor *tensor = &source->tensors[number];
     chunk_order *order = &source->orders[number];
@@ -278,7 +280,8 @@ static fsdp_status seal_tensor(fsdp_source *source, size_t number, fsdp_error *e
     return check_ratio(source, tensor, count, err);
 }
 
-/* A counting sort by tensor, which keeps the order within each; next: where each tensor's begin. */
+/* Sorts chunks by tensor (counting sort) and keeps the order within each tensor; next: first
+ * chunk of each. */
 static fsdp_status sort_chunks(fsdp_source *source, size_t *next, fsdp_error *err)
 {
     fsdp_source_chunk *sorted = fsdp_alloc(source->chunk_count, sizeof *sorted);
@@ -291,7 +294,7 @@ static fsdp_status sort_chunks(fsdp_source *source, size_t *next, fsdp_error *er
     return FSDP_OK;
 }
 
-/* Most formats bring them in order. */
+/* Sorts only when chunks did not arrive in order; in most formats they do. */
 static fsdp_status order_chunks(fsdp_source *source, fsdp_error *err)
 {
     bool in_order = true;
@@ -314,7 +317,7 @@ static fsdp_status order_chunks(fsdp_source *source, fsdp_error *err)
 static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
 {
     source->orders = fsdp_alloc(source->tensor_count, sizeof *source->orders);
-    if (!source->orders || !fsdp_grow(&source->chunks, &source->chunk_room, 1, /* not NULL */
+    if (!source->orders || !fsdp_grow(&source->chunks, &source->chunk_room, 1, /* so not NULL */
                                       sizeof *source->chunks))
         return fsdp_fail_memory(err, "the chunks of a checkpoint");
     FSDP_TRY(order_chunks(source, err));
@@ -327,14 +330,14 @@ static fsdp_status place_chunks(fsdp_source *source, fsdp_error *err)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_source_seal(fsdp_source *source, fsdp_error *err)
+fsdp_status fsdp_source_complete(fsdp_source *source, fsdp_error *err)
 {
-    if (source->is_sealed || source->chunk_count > UINT32_MAX)
-        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be sealed");
+    if (source->is_complete || source->chunk_count > UINT32_MAX)
+        return fsdp_fail(err, FSDP_ERR_INTERNAL, "a source that cannot be completed");
     FSDP_TRY(place_chunks(source, err));
     for (size_t i = 0; i < source->tensor_count; i++)
-        FSDP_TRY(seal_tensor(source, i, err));
+        FSDP_TRY(complete_tensor(source, i, err));
     fsdp_source_sort_missing(source);
-    source->is_sealed = true;
+    source->is_complete = true;
     return FSDP_OK;
 }

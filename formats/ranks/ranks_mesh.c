@@ -1,16 +1,17 @@
 /*
- * DeviceMesh: which ranks share a tensor, and where one of them sits. Since 2.10 a mesh is a layout (sizes
- * and strides) over the ranks of its root mesh, before it was a tensor of ranks. See rankset.h.
+ * DeviceMesh: the ranks that share a tensor, and the coordinate of one of them. Since PyTorch
+ * 2.10 a mesh is a layout (sizes and strides) over the ranks of its root mesh; before, it was a
+ * tensor of ranks. See ranks.h.
  */
 #include "base/core/bytes.h"
-#include "formats/ranks/rankset.h"
+#include "formats/ranks/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { NESTING = 4, MOST_PARTS = 64, MOST_BYTES = 64 << 20 };
 
-/* One size and stride of a dim; most dims have one. */
+/* One size and stride of a dim; most dims have one part. */
 typedef struct mesh_part {
     int dim;
     int64_t size, stride;
@@ -107,7 +108,7 @@ static fsdp_status read_ranks(const torch_archive *archive, fsdp_node node, torc
 
 /* --- layouts ------------------------------------------------------------------------------------ */
 
-/* A size and a stride, or tuples of them. */
+/* Adds a size and a stride, or tuples of them. */
 static fsdp_status add_parts(mesh_parts *parts, int dim, fsdp_node sizes, fsdp_node strides,
                              int depth, fsdp_error *err)
 {
@@ -167,7 +168,7 @@ static fsdp_status read_layout(mesh_parts *parts, fsdp_node layout, fsdp_error *
     return FSDP_OK;
 }
 
-/* The tensor's own dims, over its elements in row-major order. */
+/* Takes the dims of the tensor, over its elements in row-major order. */
 static fsdp_status take_dims(mesh_parts *parts, const torch_tensor *tensor, fsdp_error *err)
 {
     int64_t strides[FSDP_MAX_DIMS];
@@ -179,9 +180,10 @@ static fsdp_status take_dims(mesh_parts *parts, const torch_tensor *tensor, fsdp
     return FSDP_OK;
 }
 
-/* --- seats -------------------------------------------------------------------------------------- */
+/* --- the rank's coordinate ---------------------------------------------------------------------- */
 
-/* Where in the list a coordinate lies; parts as digits, the first is the most significant. */
+/* The position of a coordinate in the list. Parts are digits, the first one the most
+ * significant. */
 static int64_t position_of(const mesh_parts *parts, int64_t number)
 {
     int64_t position = 0;
@@ -218,7 +220,8 @@ static int compare_parts(const void *a, const void *b)
     return (x->stride > y->stride) - (x->stride < y->stride);
 }
 
-/* Digits can be told from a position when each stride begins where the smaller ones end. */
+/* Digits follow from a position when each stride is a multiple of the extent of the smaller
+ * ones. */
 static bool is_admissible(const mesh_parts *parts)
 {
     mesh_parts sorted = *parts;
@@ -259,7 +262,7 @@ static fsdp_status sit_down(const mesh_parts *parts, const int64_t *list, size_t
     return *sits_out ? fill_mesh(parts, list, count, base, mesh, err) : FSDP_OK;
 }
 
-/* What newer files say of their rank must be what was found. */
+/* Compares the coordinate with the one that newer files record. */
 static fsdp_status check_word(const torch_archive *archive, fsdp_node node, int rank,
                               const rank_mesh *mesh, const int64_t *coordinate, bool sits,
                               fsdp_error *err)

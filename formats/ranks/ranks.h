@@ -1,0 +1,229 @@
+/*
+ * Room ranks: rank files, one torch.save file per rank, merged into one catalog without the world that wrote
+ * them.
+ *
+ * In: a directory of rank files, or a pattern of their names; the pickles may be hostile. Out: the catalog of
+ * a source (source.h) with whole tensors.
+ *
+ *   names -> source/rank_names.c (groups of files, and the rank of each)
+ *         -> ranks_read.c    bid, open, and the loop that reads one file after another
+ *         -> ranks_mesh.c    the mesh of a tensor and the rank's coordinate
+ *         -> ranks_place.c   boxes of placements
+ *         -> ranks_dist.c    DTensor, ShardedTensor: boxes of the whole
+ *         -> ranks_plain.c   other tensors and values: equal on all ranks, or kept per rank (ranks_compare.c)
+ *         -> ranks_flat.c    FSDP1's flat parameters, split into parameters
+ *         -> ranks_merge.c   drops replicas, checks for missing ranks, fills the source
+ *   ranks.c holds entries, boxes and meshes for all of them.
+ *
+ * A pickle is freed before the next file is opened; its boxes and the places of their bytes are kept. Only
+ * the table of formats in detect refers to this room. It calls torch and source.
+ */
+#ifndef FSDP_RANKS_H
+#define FSDP_RANKS_H
+
+#include "formats/source/rank_names.h"
+#include "formats/torch/torch_internal.h"
+#include "kernels/kernels.h"
+
+/* --- ranks_mesh.c --- */
+
+enum { RANK_MESH_DIMS = 16, RANK_MESH_LIMIT = 1 << 20 };
+
+/* A mesh: the ranks that share a tensor. */
+typedef struct rank_mesh {
+    int ndim;
+    int64_t shape[RANK_MESH_DIMS];
+    int64_t *ranks;            /* row-major */
+    size_t count;
+    size_t listed;             /* number of ranks in the list that contains the mesh ... */
+    int64_t highest;           /* ... and the highest of them */
+} rank_mesh;
+
+/* Reads a DeviceMesh and the rank's coordinate in it; *sits_out is false when the rank is not in it.
+ * mesh_out->ranks is freed with fsdp_free. FSDP_ERR_DAMAGED when the mesh contradicts the rank. */
+fsdp_status rank_mesh_read(const torch_archive *archive, fsdp_node node, int rank, rank_mesh *mesh_out,
+                           int64_t *coordinate_out, bool *sits_out, fsdp_error *err);
+
+/* --- ranks_place.c --- */
+
+typedef struct rank_placement {
+    enum { RANK_REPLICATE, RANK_SHARD, RANK_STRIDED } kind;
+    int dim;
+    int64_t split;
+} rank_placement;
+
+/* The layout of a tensor on a mesh, and the order in which mesh dims cut it (first cut first; only those
+ * that cut). */
+typedef struct rank_layout {
+    int mesh_ndim;
+    const int64_t *mesh_shape, *coordinate;
+    rank_placement placements[RANK_MESH_DIMS];
+    int order[RANK_MESH_DIMS], order_count;
+    bool is_ordered;           /* false: no order of cuts yields the strided placements */
+    bool has_strided;
+} rank_layout;
+
+/* Computes the order that strided placements imply: _StridedShard(d, s) is cut after the dims that split d
+ * into s parts. */
+void rank_layout_order(rank_layout *layout);
+
+/* The box of the coordinate, cut in that order. An empty box lies at the end. */
+void rank_layout_box(const rank_layout *layout, int ndim, const int64_t *shape, fsdp_box *box_out);
+
+/* Adjacent rows of one dim that a rank holds. */
+typedef struct rank_run {
+    int64_t lo, len;
+} rank_run;
+
+typedef struct rank_runs {
+    rank_run *items;
+    size_t count, room;
+} rank_runs;
+
+enum { RANK_MOST_RUNS = 65536 };
+
+/* The other interpretation of strided placements: dims cut from left to right, each rank taking its part
+ * of every one of `split` pieces. False when there are more than RANK_MOST_RUNS runs, or no memory. */
+bool rank_layout_runs(const rank_layout *layout, int dim, int64_t size, rank_runs *runs_out);
+
+/* --- all rank files --- */
+
+/* A box of a tensor, with the place of its elements in one rank's file. Its pointers belong to the arena. */
+typedef struct rank_chunk {
+    int rank;
+    fsdp_source_chunk chunk;
+} rank_chunk;
+
+typedef struct rank_chunks {
+    rank_chunk *items;
+    size_t count, room;
+    bool fails;                /* a rank's piece has another shape than this interpretation gives it */
+} rank_chunks;
+
+enum { RANK_ORDERED, RANK_LEFT_TO_RIGHT, RANK_READINGS };
+
+/* The data of one rank under a name that is not distributed. */
+typedef struct rank_item {
+    int rank;
+    bool is_same;              /* equal to the first item of the entry: other fields are unset */
+    bool is_tensor;
+    torch_tensor *tensor;      /* is_tensor; the item owns its data */
+    fsdp_value value;
+    fsdp_hash stored;          /* of an object, whose value is only its class: as it is stored; or zeros */
+} rank_item;
+
+typedef struct rank_entry {
+    const char *name;
+    size_t name_size;
+    size_t twin;               /* next entry of this name, when a file has it twice; 0: none */
+    int last_rank;             /* last rank that has it */
+    bool is_spread, is_hidden;
+    fsdp_dtype dtype;          /* is_spread: of the whole tensor */
+    int ndim;
+    int64_t *shape;
+    rank_chunks readings[RANK_READINGS];
+    bool readings_differ;
+    rank_item *items;          /* not is_spread */
+    size_t item_count, item_room;
+} rank_entry;
+
+/* A rank's FlatParamShardMetadata. */
+typedef struct rank_flat_param {
+    const char *name;
+    size_t name_size;
+    int ndim;
+    int64_t shape[FSDP_MAX_DIMS], strides[FSDP_MAX_DIMS];
+    bool has_strides;          /* not contiguous: elements are ordered by the strides */
+    int64_t count, first, last;    /* number of elements; the range of this rank, last included */
+} rank_flat_param;
+
+typedef struct rank_flat {
+    int rank;
+    const char *name;          /* the name under which it was found */
+    size_t name_size;
+    rank_flat_param *params;
+    size_t param_count;
+} rank_flat;
+
+/* Membership of a rank in a mesh. */
+typedef struct rank_seat {
+    int rank;
+    size_t mesh;
+} rank_seat;
+
+typedef struct rank_files {
+    fsdp_source *source;
+    torch_memory *memory;
+    const char *where;         /* the pattern, for messages */
+    const rank_group *group;
+    fsdp_arena arena;
+    int rank;                  /* the rank whose file is being read */
+    int64_t world;             /* number of ranks that wrote, as far as known */
+    int64_t work;              /* steps so far, which a hostile file could multiply */
+    int64_t bytes, compared;   /* bytes of files so far; bytes of compared tensors */
+    bool is_seated;            /* the current rank is known to be one of all (ShardedTensor) */
+
+    rank_entry *entries;       /* entries[0] is not used */
+    size_t entry_count, entry_room;
+    fsdp_name_table names;
+
+    rank_mesh *meshes;         /* without duplicates */
+    size_t mesh_count, mesh_room;
+    rank_seat *seats;
+    size_t seat_count, seat_room;
+    struct seen_mesh { fsdp_node node; size_t mesh; bool sits; int64_t coordinate[RANK_MESH_DIMS]; } *seen;
+    size_t seen_count, seen_room;   /* meshes of the current file */
+
+    rank_flat *flats;
+    size_t flat_count, flat_room;
+} rank_files;
+
+/* Counts steps. FSDP_ERR_LIMIT when the files need more of them than any checkpoint does. */
+fsdp_status rank_files_spend(rank_files *set, size_t steps, fsdp_error *err);
+/* Records that the current rank is in the mesh; takes mesh->ranks. */
+fsdp_status rank_files_seat(rank_files *set, rank_mesh *mesh, bool sits, size_t *number_out, fsdp_error *err);
+/* Finds or makes the entry of a name for the current rank. */
+fsdp_status rank_files_entry(rank_files *set, const char *name, size_t name_size, rank_entry **entry_out,
+                           fsdp_error *err);
+/* Makes an entry that no name leads to. Entries may move. */
+fsdp_status rank_files_new_entry(rank_files *set, const char *name, size_t name_size, size_t *number_out,
+                               fsdp_error *err);
+/* Copies the chunk into the arena. */
+fsdp_status rank_files_add_chunk(rank_files *set, rank_chunks *chunks, int rank, int ndim,
+                               const fsdp_source_chunk *chunk, fsdp_error *err);
+/* Sets dtype and shape of a whole tensor from its first rank; other ranks must have the same. */
+fsdp_status rank_files_spread(rank_files *set, rank_entry *entry, fsdp_dtype dtype, int ndim,
+                            const int64_t *shape, fsdp_error *err);
+
+/* --- ranks_dist.c, ranks_plain.c, ranks_flat.c: functions of a torch_visitor, user is the rank_files --- */
+
+fsdp_status rank_files_distributed(void *user, torch_archive *archive, const char *name, size_t name_size,
+                                 const torch_wrapper *wrapper, fsdp_error *err);
+fsdp_status rank_files_tensor(void *user, torch_archive *archive, const char *name, size_t name_size,
+                            torch_tensor *tensor, fsdp_error *err);
+fsdp_status rank_files_value(void *user, const torch_archive *archive, fsdp_node node, const char *name,
+                           size_t name_size, fsdp_value *value, fsdp_error *err);
+fsdp_status rank_files_object(void *user, torch_archive *archive, const char *name, size_t name_size,
+                            fsdp_node node, bool *taken_out, fsdp_error *err);
+void rank_items_release(rank_entry *entry);
+
+/* --- ranks_compare.c --- */
+
+/* Reads bytes relative to the tensor's first element, from file, stream or memory. */
+fsdp_status rank_tensor_pread(fsdp_source *source, const torch_tensor *tensor, int64_t offset, void *data,
+                              size_t size, fsdp_error *err);
+/* Bytes from the first one of the tensor to the last one. */
+int64_t rank_tensor_span(const torch_tensor *tensor);
+/* Compares dtype, shape and bytes of two tensors. */
+fsdp_status rank_same_elements(fsdp_source *source, const torch_tensor *a, const torch_tensor *b,
+                               bool *same_out, fsdp_error *err);
+
+/* Makes entries of the parameters inside flat ones, and hides the flat ones and their pieces. */
+fsdp_status rank_files_take_apart(rank_files *set, fsdp_error *err);
+
+/* --- ranks_merge.c --- */
+
+/* Adds everything to the source, after all files were read. */
+fsdp_status rank_files_merge(rank_files *set, fsdp_error *err);
+
+#endif
