@@ -1,6 +1,4 @@
-/*
- * A context's streams, and the blocks in flight between them. See context.h.
- */
+/* A context's streams, and the blocks in flight between them. See context.h. */
 #include "runtime/context/context.h"
 
 #include <string.h>
@@ -38,7 +36,8 @@ void fsdp_context_drain(fsdp_context *context)
             (void)!ops->sync(ops->record(context->streams[i]), NULL);
 }
 
-/* Lanes outlive contexts: an event of a stream that is gone has long been reached. */
+/* Communicators outlive contexts, and their last events belong to streams that are freed now. The streams
+ * were drained, so these events are reached. */
 static void forget_streams(fsdp_context *context)
 {
     for (size_t i = 0; i < context->world->comm_count; i++)

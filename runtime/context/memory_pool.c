@@ -158,7 +158,7 @@ static fsdp_block **find_oldest(fsdp_memory_pool *pool)
 
 enum { KEPT_BESIDE = 16 << 20 };
 
-/* Before `room` more bytes are taken from the device or a allocator. */
+/* Before `room` more bytes are taken from the device or an allocator. */
 static void make_way(fsdp_memory_pool *pool, size_t room)
 {
     size_t most = pool->used + room > pool->most_used ? pool->used + room : pool->most_used;
@@ -187,7 +187,7 @@ static void note_used(fsdp_memory_pool *pool, const fsdp_block *block)
         pool->most_used = pool->used;
 }
 
-/* A little more room than needed is fine: sizes of a step come again. */
+/* A block may be up to an eighth larger than asked for: the next step asks for the same sizes. */
 static fsdp_block *find_free(fsdp_memory_pool *pool, const fsdp_memory_request *request,
                              size_t size)
 {

@@ -115,7 +115,7 @@ bool fsdp_group_is_at_rest(const fsdp_group *group)
 
 void fsdp_group_enter(fsdp_group *group, fsdp_context *context)
 {
-    const fsdp_event none = {0}; /* the events were reached, and their streams go */
+    const fsdp_event none = {0}; /* the old events were reached, and their streams may be freed */
     fsdp_memory_pass(&group->context->memory, &context->memory, group->shards,
                      context->streams[FSDP_STREAM_COMPUTE]);
     group->context = context;

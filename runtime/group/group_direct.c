@@ -1,9 +1,9 @@
 /*
- * A reduction without packing. Where nothing overlaps (device cpu) and ranks see each other's memory, each
- * rank adds up its rows of the gradients of all ranks where they lie. In docs/flow_step.md: step "reduce".
+ * A reduction without packing. Where nothing overlaps (device cpu) and ranks can read each other's memory,
+ * each rank adds up its rows of all ranks' gradients in place. In docs/flow_step.md: step 10.
  *
- * The block that packing would fill holds a table instead: per part, how far from the table the gradient
- * lies. That is the same distance in every rank's view of this rank's memory.
+ * The block that packing would fill holds a table instead: for each part, the distance in bytes from the
+ * table to the gradient. The distance is the same in every rank's mapping of this rank's memory.
  */
 #include "runtime/group/group_internal.h"
 
@@ -35,14 +35,14 @@ bool fsdp_reduced_is_direct(const fsdp_group *group, const fsdp_reduced *reduced
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-static fsdp_status fail_out_of_sight(const fsdp_group *group, fsdp_error *err)
+static fsdp_status fail_unreadable(const fsdp_group *group, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_LIMIT,
                      "unit %s: there is no memory left that other ranks can read", group->name);
 }
 
-/* A gradient that was taken before the unit's memory came from the communicator is copied once. */
-static fsdp_status bring_into_sight(fsdp_param *param, fsdp_block **source, fsdp_error *err)
+/* A gradient that was allocated before the unit took the communicator's memory is copied there once. */
+static fsdp_status make_readable(fsdp_param *param, fsdp_block **source, fsdp_error *err)
 {
     fsdp_group *group = param->group;
     fsdp_block *old = *source;
@@ -57,7 +57,7 @@ static fsdp_status bring_into_sight(fsdp_param *param, fsdp_block **source, fsdp
     FSDP_TRY(fsdp_memory_take(&group->context->memory, &request, source, err));
     fsdp_work_cast(compute, (*source)->data, FSDP_U8, old->data, FSDP_U8, (int64_t)old->size);
     fsdp_group_give(group, old, fsdp_stream_now(compute));
-    return (*source)->is_external ? FSDP_OK : fail_out_of_sight(group, err);
+    return (*source)->is_external ? FSDP_OK : fail_unreadable(group, err);
 }
 
 fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced,
@@ -66,12 +66,12 @@ fsdp_status fsdp_group_list_grads(fsdp_group *group, const fsdp_reduced *reduced
     const fsdp_stream *compute = fsdp_group_stream(group, FSDP_STREAM_COMPUTE);
     FSDP_TRY(fsdp_group_take_input(group, reduced, input_out, err));
     if (!(*input_out)->is_external)
-        return fail_out_of_sight(group, err);
+        return fail_unreadable(group, err);
     int64_t *table = (*input_out)->data;
     for (size_t i = 0; i < reduced->count; i++) {
         fsdp_param *param = reduced->parts[i].param;
         fsdp_block **source = param->kept ? &param->kept : &param->grad;
-        FSDP_TRY(bring_into_sight(param, source, err));
+        FSDP_TRY(make_readable(param, source, err));
         table[i] = (int64_t)((intptr_t)(*source)->data - (intptr_t)table);
         fsdp_memory_uncount(&group->context->memory, *source);
     }
@@ -89,8 +89,8 @@ typedef struct addition {
     bool lacks_one;
 } addition;
 
-/* Where this rank's rows of part i lie at a member; NULL: that member has given up, and its
- * table holds something else by now. */
+/* This rank's rows of part i in a member's memory. NULL: the member has failed, and its table is
+ * overwritten. */
 static const void *source_at(const addition *work, size_t i, int member, const int64_t *table,
                              size_t skip, size_t size)
 {
@@ -127,7 +127,7 @@ static void add_up(void *user, const void *const *tables)
         add_up_part(work, i, tables);
 }
 
-/* The gradients are given back when all ranks have read them. */
+/* The collective ends when all ranks have read the gradients: then they are given back. */
 fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced,
                               const fsdp_divide *divide, fsdp_collective *call, fsdp_error *err)
 {
@@ -147,6 +147,6 @@ fsdp_status fsdp_group_add_up(fsdp_group *group, const fsdp_reduced *reduced,
     fsdp_free(work.sources);
     fsdp_stream_follow(fsdp_group_stream(group, FSDP_STREAM_COMPUTE), stream);
     fsdp_reduced_give_sources(reduced);
-    FSDP_TRY(stream->device->ops->check(stream, err)); /* which knows better why */
-    return work.lacks_one ? fail_out_of_sight(group, err) : FSDP_OK;
+    FSDP_TRY(stream->device->ops->check(stream, err)); /* its error has the cause */
+    return work.lacks_one ? fail_unreadable(group, err) : FSDP_OK;
 }

@@ -11,6 +11,7 @@ double fsdp_divide_before_sum(double factor)
     return before;
 }
 
+/* Narrow types: part of the factor before the sum, the rest after it. */
 static fsdp_divide divide_around(double factor)
 {
     fsdp_divide divide = {.before = fsdp_divide_before_sum(factor), .alone = 1};
@@ -23,7 +24,7 @@ static fsdp_divide divide_behind(double factor)
     return (fsdp_divide){.before = 1, .after = factor, .alone = 1};
 }
 
-/* The reduction divides: where there is none, the copy in its place does. */
+/* The reduction divides. A group of one rank has a copy in its place, which divides by `alone`. */
 static fsdp_divide divide_within(double factor, int shard_size)
 {
     fsdp_divide divide = {.before = 1, .after = 1, .alone = factor};

@@ -1,17 +1,17 @@
 /*
- * Extensions of parameters as work of streams: the caller's own bytes travel instead of a shard. See model.h.
- * In docs/flow_step.md: step "gather".
+ * Extensions of parameters as work of streams: a gather moves the caller's own bytes instead of a shard. See
+ * fsdp_extension in model.h.
  */
 #include "runtime/group/group_internal.h"
 
 typedef struct extension_args {
     const fsdp_param *param;
-    void *data; /* post: where the parameter goes */
+    void *data; /* post: the parameter that it makes */
     unsigned char *inputs;
     size_t stride;
 } extension_args;
 
-/* The inputs lie one behind the other. */
+/* Addresses of the inputs, which lie one behind the other. */
 static void find_inputs(const extension_args *work, void **inputs)
 {
     const fsdp_extension *extension = work->param->extension;

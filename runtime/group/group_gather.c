@@ -1,15 +1,19 @@
 /*
- * Shards become gathered parameters, and go back. In docs/flow_step.md: steps "gather" and "reshard".
+ * Gathers a group's parameters from the shards of all ranks, and reshards them. In docs/flow_step.md: steps 2
+ * to 4.
  *
+ *   part        what it does                                                                  stream
  *   copy-in     padded shards, cast, side by side into this rank's place of one flat buffer   copy_in
  *   all-gather  the flat buffer, in place                                                     all_gather
  *   copy-out    every rank's part of every parameter to its place                             compute
  *
- * Outside forward and backward, and with asynchronous units, all three are done on the compute stream. After
- * a reshard to k ranks, the gather takes its input from what was kept of the gathered parameters.
+ * Outside forward and backward, and with asynchronous units, all three run on the compute stream. After a
+ * reshard to k ranks, the input of the next gather is the slice of the gathered parameters that this rank
+ * kept.
  *
- * Where nothing overlaps (device cpu) a gather ahead gains nothing: then the last two are one step, when the
- * parameters are wanted, and copy-out reads what the other ranks brought where it lies.
+ * On device cpu nothing overlaps, so that a gather ahead of time gains nothing. There the last two parts are
+ * one, a late gather: it runs when the parameters are due, and copy-out reads the other ranks' memory in
+ * place.
  */
 #include "runtime/group/group_internal.h"
 
@@ -17,7 +21,7 @@
 
 /* --- which streams, which ranks --------------------------------------------------------------- */
 
-/* Work that the caller has ordered by hand goes to the compute stream. */
+/* Gathers outside forward and backward run on the compute stream, whose order is the caller's. */
 static bool uses_side_streams(const fsdp_group *group, bool is_async)
 {
     return !is_async && (group->phase == FSDP_FORWARD || group->phase == FSDP_PRE_BACKWARD);
@@ -47,7 +51,7 @@ static bool is_extended(const fsdp_group *group, const fsdp_param *param)
     return param->extension && !group->gather.is_of_slices;
 }
 
-/* Bytes that one of `parts` ranks brings for a parameter. */
+/* The bytes that each of `parts` ranks contributes for a parameter. */
 static size_t input_bytes(const fsdp_group *group, const fsdp_param *param, int parts)
 {
     if (is_extended(group, param)) {
@@ -77,7 +81,7 @@ static void add_line(fsdp_rect_list *list, void *to, fsdp_dtype to_type, const v
     fsdp_rects_add(list, &line);
 }
 
-/* The slices that were kept, or the padded shards. */
+/* Inputs are the kept slices, or the padded shards. */
 static void list_inputs(fsdp_group *group, unsigned char *at, int parts, fsdp_stream *stream)
 {
     const unsigned char *kept = group->again_shard ? group->again_shard->data : NULL;
@@ -129,8 +133,8 @@ static bool has_extensions(const fsdp_group *group)
     return false;
 }
 
-/* Equal on all ranks: it decides which collective comes when. A gather that the caller issues by hand is made
- * at once, as not every rank may wait for it. */
+/* Equal on all ranks: it decides the order of collectives. A gather outside forward and backward is never
+ * late, because a rank may issue it and never wait for it. */
 static bool is_late(const fsdp_group *group, const fsdp_stream *stream, bool is_async)
 {
     return stream->device->ops->is_at_once && uses_side_streams(group, is_async) &&
@@ -145,7 +149,7 @@ static void gather(fsdp_group *group, const gather_side *side, fsdp_stream *stre
     fsdp_trace_collective(group, side->ordered, &call, stream->name);
 }
 
-/* What the side streams need to know of the compute stream. */
+/* The side streams wait for the reshard: a gather of slices reads what it kept. */
 static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
 {
     const fsdp_device_ops *ops = in->device->ops;
@@ -156,8 +160,8 @@ static void follow_reshard(fsdp_group *group, fsdp_stream *in, fsdp_stream *out)
     group->resharded = (fsdp_event){0};
 }
 
-/* The host waits until what was gathered before the last two has been given back: it may run ahead, but the
- * memory of its gathers stays bounded. */
+/* The host waits until all but the last two gathered blocks were given back, so that memory stays bounded
+ * however far the host runs ahead. */
 static fsdp_status limit_gathers(fsdp_context *context, fsdp_error *err)
 {
     if (!context->limits_gathers || context->freed_count < FSDP_MOST_GATHERS)
@@ -208,7 +212,7 @@ static fsdp_status issue(fsdp_group *group, bool is_async, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Who asks by hand for what is on its way gets it as if nothing had been: made now. */
+/* A late gather that is now asked for outside forward and backward runs at once. */
 static void make_if_late(fsdp_group *group, bool is_async)
 {
     const gather_side side = side_of(group);
@@ -233,7 +237,7 @@ fsdp_status fsdp_group_unshard(fsdp_group *group, bool is_async, fsdp_error *err
 
 /* --- copy-out --------------------------------------------------------------------------------- */
 
-/* Where the parts of all ranks lie: one behind the other, or each by itself. */
+/* The parts of all ranks: one behind the other, or at addresses of their own. */
 typedef struct gathered {
     const unsigned char *flat;
     size_t stride;
@@ -245,7 +249,7 @@ static const unsigned char *part_of(const gathered *from, int64_t part)
     return from->parts ? from->parts[part] : from->flat + (size_t)part * from->stride;
 }
 
-/* at: of the parameter in every part. Along dim 0, and of slices that were kept, the parts lie one behind the
+/* at: the parameter's offset in every part. Along dim 0, and of kept slices, the parts lie one behind the
  * other in the parameter; along other dims they lie side by side. */
 static void list_outputs(fsdp_group *group, const fsdp_param *param, const gathered *from,
                          size_t at)
@@ -283,7 +287,7 @@ static size_t data_bytes(const fsdp_group *group, const fsdp_param *param)
     return (size_t)fsdp_param_padded_count(param, group->shard_size) * data_size(param);
 }
 
-/* One block for the parameters of the group, which find their places in it. */
+/* Takes one block for the parameters of the group, and sets their addresses in it. */
 static fsdp_status take_unsharded(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = group->context;
@@ -330,7 +334,7 @@ static void copy_parts(void *user, const void *const *parts)
     fsdp_rects_copy(group->rects_out.items, group->rects_out.count);
 }
 
-/* The collective itself, whose view is the copy. */
+/* The collective itself, with copy-out as its view. */
 static void copy_out_late(fsdp_group *group, fsdp_stream *compute)
 {
     const gather_side side = side_of(group);
@@ -383,8 +387,8 @@ static void give_again_shard(fsdp_group *group, fsdp_event read)
     group->again_shard = NULL;
 }
 
-/* In forward the flat buffer is kept until the next gather was issued, so that this copy-out and that gather
- * overlap; in backward, and when the caller orders by hand, it goes at once. */
+/* In forward the context keeps the flat buffer until the next gather was issued, so that this copy-out and
+ * that gather overlap. In backward, and outside both, the buffer is given back at once. */
 fsdp_status fsdp_group_wait_unshard(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = group->context;
@@ -425,7 +429,7 @@ static void give_unsharded(fsdp_group *group)
     group->unsharded = NULL;
 }
 
-/* This rank's slice of every gathered parameter, so that fewer ranks can gather it again. */
+/* Keeps this rank's slice of every gathered parameter, from which k ranks can gather it again. */
 static fsdp_status keep_slices(fsdp_group *group, fsdp_error *err)
 {
     fsdp_context *context = group->context;
@@ -464,7 +468,7 @@ fsdp_status fsdp_group_reshard(fsdp_group *group, fsdp_error *err)
         group->settings->reshard_after_forward == FSDP_RESHARD_NEVER)
         return FSDP_OK;
     if (group->state == FSDP_IS_SHARDED_AGAIN && !slices) {
-        compute->device->ops->wait(compute, group->gather.event); /* one that reads them, if any */
+        compute->device->ops->wait(compute, group->gather.event); /* which may read the slices */
         give_again_shard(group, compute->device->ops->record(compute));
         group->state = FSDP_IS_SHARDED;
     }

@@ -1,6 +1,6 @@
 /*
- * Gradients without synchronisation: kept whole, in the dtype they will be reduced in, until a backward that
- * reduces. In docs/flow_step.md: step "reduce".
+ * Gradients of backwards that do not reduce: kept whole, in the reduce dtype, and added up until a backward
+ * that reduces. In docs/flow_step.md: step 8.
  */
 #include "runtime/group/group_internal.h"
 

@@ -1,6 +1,6 @@
 /*
- * Where a group's buffers and gradients lie: in the device's memory, the communicator's, or that of a custom
- * collective. And how whole gradients are given back.
+ * Memory for a group's buffers and whole gradients: the device's, the communicator's, or that of a custom
+ * collective.
  */
 #include "runtime/group/group_internal.h"
 
@@ -39,7 +39,7 @@ fsdp_status fsdp_param_take_grad(fsdp_param *param, fsdp_error *err)
     return fsdp_memory_take(&group->context->memory, &request, &param->grad, err);
 }
 
-/* Behind all that the compute stream has so far. */
+/* The block's last use is what the compute stream has so far. */
 static void give(const fsdp_group *group, fsdp_block *block)
 {
     fsdp_group_give(group, block, fsdp_stream_now(fsdp_group_stream(group, FSDP_STREAM_COMPUTE)));

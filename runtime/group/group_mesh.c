@@ -1,6 +1,7 @@
 /*
- * The mesh of a group: the roles of its dims, several of one role seen as one dim, and the communicators of
- * the sets of ranks. Connecting is collective over the world: every rank asks for all sets in one order.
+ * The mesh of a group, and its communicators. Names of mesh dims give the dims their roles; several dims of
+ * one role become one dim of a mesh of the group's own. Connecting is collective over the world: every rank
+ * asks for the communicators of all sets of ranks, in one order.
  */
 #include "runtime/group/group.h"
 
@@ -35,8 +36,8 @@ static fsdp_status parse_dims(const fsdp_mesh *mesh, const char *unit, const cha
     return FSDP_OK;
 }
 
-/* By default, of one dim: it shards; of more: the first replicates, the second shards. Dims without a role
- * are tensor parallel. */
+/* Without names, a mesh of one dim shards; of more dims, the first replicates and the second shards. Dims
+ * without a role are tensor parallel. */
 static fsdp_status choose_dims(const fsdp_mesh *mesh, const fsdp_dim_names *names,
                                unsigned *shard_out, unsigned *replicate_out, fsdp_error *err)
 {
@@ -67,7 +68,7 @@ static int64_t product(const fsdp_mesh *mesh, unsigned dims)
     return size;
 }
 
-/* Coordinates in the dims of a set, row-major, as a step in the mesh's row-major positions. */
+/* The row-major position in the mesh of the index-th coordinate of a set of dims, the other dims being 0. */
 static int64_t position(const fsdp_mesh *mesh, unsigned dims, int64_t index)
 {
     int64_t at = 0, stride = 1;
@@ -143,13 +144,13 @@ fsdp_status fsdp_mesh_check_dims(const fsdp_mesh *mesh, const fsdp_dim_names *na
 
 /* --- one mesh for the group ------------------------------------------------------------------- */
 
-/* The dims of a mesh of the group's own, each a set of those of the given one. */
+/* Each dim of the group's own mesh is a set of dims of the given one. */
 typedef struct dim_sets {
     unsigned dims[FSDP_MAX_MESH_DIMS];
     int count;
 } dim_sets;
 
-/* Replicas, shards, then the others one by one. */
+/* The dims that replicate, those that shard, then each other dim by itself. */
 static dim_sets sets_of(const fsdp_mesh *mesh, unsigned replicate, unsigned shard)
 {
     dim_sets sets = {.count = 0};
@@ -193,7 +194,7 @@ static void list_ranks(const fsdp_mesh *mesh, const dim_sets *sets, int *ranks)
     }
 }
 
-/* Several dims that shard, or replicate, are one dim of a mesh of the group's own. */
+/* Makes the group's own mesh. */
 static fsdp_status flatten(fsdp_group *group, const fsdp_mesh *mesh, unsigned replicate,
                            unsigned shard, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Gradients are packed for a reduction: which of them, where each lies in the flat buffer, and chunk-cat,
- * which brings every rank's rows together. In docs/flow_step.md: step "reduce".
+ * Packs gradients for a reduction: lists them, gives each its place in the flat buffer, and puts together the
+ * rows of each rank (chunk-cat). In docs/flow_step.md: step 9.
  */
 #include "runtime/group/group_internal.h"
 
@@ -59,7 +59,7 @@ static bool is_listed(const fsdp_reduced *reduced, fsdp_dtype dtype)
     return false;
 }
 
-/* In unit order, but those of one dtype together, so that each dtype is one run. */
+/* In the order of the unit, but grouped by stored dtype, so that each dtype is one run. */
 fsdp_status fsdp_reduced_list(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     *reduced = (fsdp_reduced){0};
@@ -99,7 +99,7 @@ void *fsdp_reduced_at(const fsdp_reduced *reduced, const fsdp_reduced_part *part
 
 /* --- chunk-cat -------------------------------------------------------------------------------- */
 
-/* One parameter's column of the table of ranks x elements. */
+/* The flat input is a table with a row per rank. A parameter is a column of it. */
 typedef struct chunk_column {
     unsigned char *to; /* of rank 0 */
     const unsigned char *from;
@@ -150,7 +150,7 @@ static void list_chunks(fsdp_rect_list *list, const fsdp_param *param, const chu
     add_rows(list, &zeros, &(chunk_rows){whole, ranks - whole, 0, width}, width);
 }
 
-/* Cut along another dim, which ranks divide evenly: per rank, a piece of every row. */
+/* Cut along another dim, which the ranks divide evenly: each rank gets a piece of every row. */
 static void list_pieces(fsdp_rect_list *list, const fsdp_param *param, const chunk_column *column,
                         int64_t ranks)
 {

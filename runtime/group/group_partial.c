@@ -1,6 +1,7 @@
 /*
- * HSDP: what was reduced inside the shard group and not yet over the replicas waits here, and the next
- * reduction takes it along, also when that one has other gradients.
+ * HSDP without all-reduce: gradients that were reduced in the shard group wait here to be added up over the
+ * replicas. The next reduction adds them to its own, which may be those of other parameters. In
+ * docs/flow_step.md: step 11.
  */
 #include "runtime/group/group_internal.h"
 
@@ -14,7 +15,7 @@ static bool covers(const fsdp_reduced *reduced, const fsdp_reduced *other)
     return reduced->dtype == fsdp_dtype_promote(reduced->dtype, other->dtype);
 }
 
-/* The parameters of both, without data. */
+/* The parts of both, without a block. */
 static fsdp_status unite(const fsdp_group *group, const fsdp_reduced *a, const fsdp_reduced *b,
                          fsdp_reduced *both_out, fsdp_error *err)
 {
@@ -34,7 +35,7 @@ static fsdp_status unite(const fsdp_group *group, const fsdp_reduced *a, const f
     return FSDP_OK;
 }
 
-/* The set of gradients has changed between microbatches: both are packed anew. */
+/* The two have different parameters or dtypes: both are packed anew. */
 static fsdp_status repack(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     fsdp_stream *stream = fsdp_group_stream(group, FSDP_STREAM_REDUCE);
@@ -58,7 +59,7 @@ static fsdp_status repack(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
         fsdp_work_cast(stream, fsdp_reduced_at(&both, part), both.dtype,
                        fsdp_reduced_at(source, from), source->dtype, part->count);
     }
-    /* what was copied from the partial one is not to be added again */
+    /* parts that only the partial one has were copied: the others are added */
     for (size_t i = 0; i < both.count; i++) {
         const fsdp_reduced_part *old = fsdp_reduced_find(&group->partial, both.parts[i].param);
         if (old && fsdp_reduced_find(reduced, both.parts[i].param))

@@ -1,13 +1,13 @@
 /*
- * Gradients become sharded gradients. In docs/flow_step.md: step "reduce".
+ * Reduces gradients to sharded gradients. In docs/flow_step.md: steps 9 to 12.
  *
+ *   part            what it does                                                                stream
  *   chunk-cat       per rank, its rows of every gradient, padded, in the reduce dtype           compute
  *   reduce-scatter  every rank gets the sum of its own rows                                     reduce
  *   all-reduce      over replicas (HSDP), when it is wanted now                                 all_reduce
  *   view-out        divided, in the parameter's dtype: installed, or added to what is there     the last
  *
- * Where nothing overlaps, the first two may be one step, without the copy (group_direct.c). Without
- * synchronisation gradients are kept whole (group_keep.c).
+ * On device cpu the first two may be one, without the copy (group_direct.c).
  */
 #include "runtime/group/group_internal.h"
 
@@ -101,7 +101,7 @@ static void all_reduce(fsdp_group *group, const fsdp_reduced *reduced, const fsd
 
 /* --- view-out --------------------------------------------------------------------------------- */
 
-/* There is room for it. */
+/* The list has room for the block. */
 static void note_grads(fsdp_group *group, fsdp_block *block)
 {
     group->grads[group->grad_count++] = block;
@@ -125,7 +125,7 @@ static size_t grad_bytes(const fsdp_reduced *reduced)
     return bytes;
 }
 
-/* Every run of parts with one dtype is cast, or copied to host memory, as one. *block_out holds all. */
+/* Casts each run of parts with one dtype, or copies it to host memory. *block_out holds all. */
 static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, fsdp_stream *stream,
                               fsdp_block **block_out, fsdp_error *err)
 {
@@ -147,7 +147,7 @@ static fsdp_status cast_grads(fsdp_group *group, const fsdp_reduced *reduced, fs
     return FSDP_OK;
 }
 
-/* New gradients become the parameters', or are added to what earlier reductions gave. */
+/* Makes new gradients the parameters', or adds them to those of earlier reductions. Is the block used? */
 static bool install(const fsdp_reduced *reduced, fsdp_block *block, fsdp_stream *stream)
 {
     unsigned char *at = block->data;
@@ -196,7 +196,7 @@ static fsdp_status view_out(fsdp_group *group, fsdp_reduced *reduced, bool is_al
 static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *err)
 {
     const fsdp_group_settings *settings = group->settings;
-    bool is_new = reduced->count > 0; /* else only what waits for the replicas */
+    bool is_new = reduced->count > 0; /* otherwise only partial sums are due */
     const fsdp_divide divide =
         fsdp_divide_for(group, is_new ? reduced->dtype : group->partial.dtype);
     bool has_replicas = group->replicate_size > 1;
@@ -208,7 +208,7 @@ static fsdp_status reduce(fsdp_group *group, fsdp_reduced *reduced, fsdp_error *
     if (has_replicas && !settings->all_reduces) {
         group->partial = *reduced;
         *reduced = (fsdp_reduced){0};
-        /* behind a view-out of an earlier backward, which is on that stream */
+        /* after a view-out of an earlier backward, which is on that stream */
         fsdp_stream_follow(last, fsdp_group_stream(group, FSDP_STREAM_REDUCE));
         group->reduced = fsdp_stream_now(last);
         return FSDP_OK;

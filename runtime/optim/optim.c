@@ -429,10 +429,9 @@ void fsdp_optim_drop_grads(fsdp_optim *optim)
     for (size_t i = 0; i < optim->count; i++)
         if (is_due(&optim->states[i]))
             optim->states[i].param->shard_grad = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (!fsdp_root_awaits_step(root, &root->units[i]->groups[g]))
-                fsdp_group_drop_grads(&root->units[i]->groups[g]);
+    for (size_t i = 0; i < root->group_count; i++)
+        if (!fsdp_root_awaits_step(root, root->groups[i]))
+            fsdp_group_drop_grads(root->groups[i]);
 }
 
 /* What is gathered is the parameter of before the step: it goes, so that the next forward gathers anew. */

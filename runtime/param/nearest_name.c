@@ -1,4 +1,4 @@
-/* The nearest of some names: see nearest_name.h. */
+/* The nearest name to one that does not exist. See nearest_name.h. */
 #include "runtime/param/nearest_name.h"
 
 #include <string.h>
@@ -8,7 +8,7 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-/* How many letters must be changed, added, or left out. One row of the table is kept. */
+/* The edit distance: letters to change, add or leave out. One row of the table is kept. */
 static int distance_between(const char *a, size_t size_a, const char *b, size_t size_b)
 {
     int row[FSDP_NEAREST_NAME + 1];

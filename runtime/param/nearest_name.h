@@ -1,17 +1,17 @@
-/* Which of the names that are there was meant? For messages about one that is not: names of modules in
- * options are typed by hand. */
+/* The existing name that is nearest to a missing one, for error messages: users type the names of modules by
+ * hand. */
 #ifndef FSDP_NEAREST_NAME_H
 #define FSDP_NEAREST_NAME_H
 
 #include <fsdp/model.h>
 
-enum { FSDP_NEAREST_NAME = 255 };      /* longer names are never near to anything */
+enum { FSDP_NEAREST_NAME = 255 };      /* longer names are not compared */
 
-/* Initialise with what was asked for: {.wanted = "layer.0"}. */
+/* Initialise with the missing name: {.wanted = "layer.0"}. */
 typedef struct fsdp_nearest_name {
     const char *wanted;
-    char name[FSDP_NEAREST_NAME + 1];  /* of those that were offered; "" before there was one */
-    int distance;                      /* letters to be changed */
+    char name[FSDP_NEAREST_NAME + 1];  /* the nearest offered so far; "" before the first */
+    int distance;                      /* its edit distance */
 } fsdp_nearest_name;
 
 void fsdp_nearest_name_offer(fsdp_nearest_name *nearest, const char *name, size_t size);

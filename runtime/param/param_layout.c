@@ -80,7 +80,7 @@ static fsdp_status check_places(const fsdp_param *param, const fsdp_mesh_roles *
     return FSDP_OK;
 }
 
-/* The layout, and in it the box without the unit's own cuts. */
+/* Sets the layout, and the data box: the tensor without the unit's own cuts. */
 static void place(fsdp_param *param, const fsdp_mesh_roles *roles, int rank)
 {
     fsdp_layout *layout = &param->layout;

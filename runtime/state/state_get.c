@@ -200,12 +200,11 @@ fsdp_status fsdp_state_build(const fsdp_state_scope *scope, bool copies, fsdp_sd
 static fsdp_status reshard_all(fsdp_root *root, fsdp_error *err)
 {
     fsdp_context_flush_gather(root->context);
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_group_cancel_gather(group);
-            FSDP_TRY(fsdp_group_reshard(group, err));
-        }
+    for (size_t i = 0; i < root->group_count; i++) {
+        fsdp_group *group = root->groups[i];
+        fsdp_group_cancel_gather(group);
+        FSDP_TRY(fsdp_group_reshard(group, err));
+    }
     return FSDP_OK;
 }
 

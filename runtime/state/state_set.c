@@ -16,10 +16,9 @@ static bool has_gradients(const fsdp_root *root)
     for (size_t i = 0; i < root->model->count; i++)
         if (root->model->params[i]->shard_grad || root->model->params[i]->kept)
             return true;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (root->units[i]->groups[g].partial.block)
-                return true;
+    for (size_t i = 0; i < root->group_count; i++)
+        if (root->groups[i]->partial.block)
+            return true;
     return false;
 }
 

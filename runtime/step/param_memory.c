@@ -1,5 +1,5 @@
 /*
- * The pointers to a parameter's shard, data and gradients that callers get, and the reason when one is NULL.
+ * The pointers to shards, data and gradients of parameters that callers get, and the reason when one is NULL.
  * See unit.h.
  */
 #include "runtime/step/step_internal.h"
@@ -25,7 +25,7 @@ fsdp_status fsdp_param_set_requires_grad(fsdp_param *param, bool requires_grad, 
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* The pointer is NULL; the reason is the error of the next call on the root. */
+/* Returns NULL, and keeps the reason for the next call on the root. */
 static void *refuse(fsdp_param *param, const char *what, const char *when)
 {
     static const char *const states[] = {"sharded", "sharded again after forward", "gathered"};
@@ -52,7 +52,7 @@ fsdp_status fsdp_param_complaint(const fsdp_param *param, fsdp_error *err)
     return fsdp_root_ready(root, err);
 }
 
-/* What one that lies in a flat parameter has of memory of that one. */
+/* The part of a flat parameter's memory that belongs to a parameter in it. */
 static void *within(const fsdp_param *param, void *flat_data, fsdp_dtype dtype)
 {
     size_t offset = (size_t)param->flat_at * fsdp_dtype_size(dtype);
@@ -67,7 +67,7 @@ static void *flat_data(const fsdp_param *param)
     return within(param, fsdp_param_data(flat), flat->data_dtype);
 }
 
-/* Of the shard, or its gradient: this rank's run of it. */
+/* This rank's run in the flat parameter's shard, or in its gradient. */
 static void *flat_shard(const fsdp_param *param, void *shard)
 {
     const fsdp_flat_run run = fsdp_param_flat_run(param);
@@ -91,7 +91,7 @@ void *fsdp_param_shard(fsdp_param *param, fsdp_box *box_out)
     }
     if (box_out)
         *box_out = param->mesh ? param->shard_box : fsdp_box_whole(param->ndim, param->shape);
-    param->lacks_value = false; /* whoever asks may write */
+    param->lacks_value = false; /* the caller may write it */
     return param->shard;
 }
 
@@ -113,7 +113,7 @@ void *fsdp_param_data(fsdp_param *param)
     return param->data;
 }
 
-/* The host may touch it. */
+/* The host may write to the gradient when this returns. */
 static fsdp_status take_grad(fsdp_param *param, bool zeroed, fsdp_error *err)
 {
     FSDP_TRY(fsdp_param_take_grad(param, err));

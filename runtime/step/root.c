@@ -1,6 +1,4 @@
-/*
- * Roots: the structure is frozen and gets its memory, and gives it back. See root.h; steps: root_step.c.
- */
+/* Roots are created and freed: the structure is frozen, and gets its memory. See root.h. */
 #include "runtime/step/step_internal.h"
 
 #include <stdlib.h>
@@ -10,7 +8,7 @@
 
 /* --- memory of parameters --------------------------------------------------------------------- */
 
-/* Of a buffer, or a parameter that units ignored. */
+/* A buffer, or a parameter that units ignore, is whole on every rank. */
 static size_t whole_bytes(const fsdp_param *param)
 {
     const fsdp_box box = fsdp_box_whole(param->ndim, param->shape);
@@ -114,6 +112,20 @@ static fsdp_status list_units(fsdp_root *root, fsdp_error *err)
     return FSDP_OK;
 }
 
+static fsdp_status list_groups(fsdp_root *root, fsdp_error *err)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < root->unit_count; i++)
+        count += root->units[i]->group_count;
+    root->groups = fsdp_alloc(count, sizeof(fsdp_group *));
+    if (!root->groups)
+        return fsdp_fail_memory(err, "the groups of a root");
+    for (size_t i = 0; i < root->unit_count; i++)
+        for (size_t g = 0; g < root->units[i]->group_count; g++)
+            root->groups[root->group_count++] = &root->units[i]->groups[g];
+    return FSDP_OK;
+}
+
 static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     FSDP_TRY(create_root_unit(root, opts, err));
@@ -121,27 +133,25 @@ static fsdp_status plan(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error 
     FSDP_TRY(list_units(root, err));
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_plan_groups(root->units[i], err));
-    return FSDP_OK;
+    return list_groups(root, err);
 }
 
 static fsdp_status connect(fsdp_root *root, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            FSDP_TRY(fsdp_group_connect(&root->units[i]->groups[g], err));
+    for (size_t i = 0; i < root->group_count; i++)
+        FSDP_TRY(fsdp_group_connect(root->groups[i], err));
     return FSDP_OK;
 }
 
 static fsdp_status allocate(fsdp_root *root, fsdp_error *err)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            FSDP_TRY(fsdp_group_allocate(&root->units[i]->groups[g], err));
+    for (size_t i = 0; i < root->group_count; i++)
+        FSDP_TRY(fsdp_group_allocate(root->groups[i], err));
     FSDP_TRY(allocate_wholes(root, err));
     return fsdp_root_size_inputs(root, root->context, err);
 }
 
-/* No rank meets the others to connect before all know what to connect. */
+/* Ranks agree after each phase: no rank waits in a collective of the next one for a rank that failed. */
 static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error *err)
 {
     fsdp_ctl *ctl = fsdp_world_ctl(root->world);
@@ -151,7 +161,7 @@ static fsdp_status build(fsdp_root *root, const fsdp_unit_opts *opts, fsdp_error
     return fsdp_root_check_structure(root, err);
 }
 
-/* The model is as it was, so that the caller may try again with other options. */
+/* Leaves the model as it was, so that the caller may try again with other options. */
 static void give_up(fsdp_root *root)
 {
     fsdp_model *model = root->model;
@@ -169,7 +179,7 @@ fsdp_status fsdp_root_create(fsdp_model *model, const fsdp_unit_opts *opts, fsdp
     if (model->root)
         return fsdp_fail(err, FSDP_ERR_USAGE, "the model has a root already");
     fsdp_root *root = fsdp_alloc(1, sizeof *root);
-    if (!root) /* the others wait to hear whether all can */
+    if (!root) /* the other ranks wait in the first agreement */
         return fsdp_ctl_agree(fsdp_world_ctl(model->world), fsdp_fail_memory(err, "a root"), err);
     root->model = root->declared = model;
     root->world = model->world;
@@ -194,7 +204,7 @@ static void give(fsdp_root *root, fsdp_block *block)
         fsdp_memory_give(&root->context->memory, block, compute->device->ops->record(compute));
 }
 
-/* Other roots may go on with the context: nothing in it may point to this one. */
+/* Other roots may keep the context: nothing in it may point to this one. */
 static void leave_step(fsdp_root *root)
 {
     fsdp_root_wait_reductions(root);
@@ -203,7 +213,7 @@ static void leave_step(fsdp_root *root)
         root->context->finalizing = NULL;
 }
 
-/* Buffers and ignored parameters; groups forget theirs. */
+/* For buffers and ignored parameters; groups release their own. */
 static void forget_wholes(fsdp_model *model)
 {
     for (size_t i = 0; i < model->count; i++)
@@ -219,20 +229,20 @@ void fsdp_root_free(fsdp_root *root)
         give(root, root->buffers);
     }
     if (root->context) {
-        fsdp_context_drain(root->context); /* work reads what groups hold */
+        fsdp_context_drain(root->context); /* queued work reads memory of groups */
         fsdp_memory_return_external(&root->context->memory);
     }
+    for (size_t i = 0; i < root->group_count; i++)
+        give(root, root->groups[i]->shards);
     for (size_t i = 0; i < root->unit_count; i++) {
-        fsdp_unit *unit = root->units[i];
-        for (size_t g = 0; g < unit->group_count; g++)
-            give(root, unit->groups[g].shards);
-        fsdp_unit_release_groups(unit);
-        unit->root = NULL;
+        fsdp_unit_release_groups(root->units[i]);
+        root->units[i]->root = NULL;
     }
     fsdp_root_leave_context(root);
     forget_wholes(root->model);
     root->model->root = NULL;
     fsdp_text_release(&root->events);
+    fsdp_free(root->groups);
     fsdp_free(root->units);
     fsdp_free(root);
 }

@@ -1,7 +1,7 @@
 /*
- * Do all ranks do the same? The ranks of a root compare what they have declared, when the root is made, and
- * with --check the events of every step, when its backward ends. Otherwise ranks that differ would be found
- * by the first collective that does not match, which may be much later, or by nobody.
+ * Ranks must declare the same model and make the same calls. They compare their declarations when the root is
+ * made and, with --check, the events of every step when its backward ends. Without this, a difference shows
+ * only at the first collective that does not match, which may come much later or never.
  */
 #include "runtime/step/step_internal.h"
 
@@ -66,7 +66,7 @@ static fsdp_status find_other(fsdp_comm *comm, const fsdp_text *text, int *other
     return status;
 }
 
-/* The text of one rank, on all; the caller frees it. */
+/* Gives every rank the text of rank `from`; the caller frees it. */
 static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *own, char **text_out,
                          fsdp_error *err)
 {
@@ -95,7 +95,7 @@ static fsdp_status fetch(fsdp_comm *comm, int from, const fsdp_text *own, char *
     return status;
 }
 
-/* Both texts from their first different line on. */
+/* Moves both to the first line that differs. */
 static void skip_common(const char **a, const char **b)
 {
     for (;;) {
@@ -139,7 +139,7 @@ static fsdp_status compare(fsdp_comm *comm, const char *what, const fsdp_text *t
 
 /* --- when ------------------------------------------------------------------------------------- */
 
-/* A rank without memory for it tells the others, which wait. */
+/* A rank without memory for the comparison aborts it, because the others wait in it. */
 static fsdp_status compare_over(fsdp_root *root, const char *what, fsdp_text *text, fsdp_error *err)
 {
     fsdp_ordered_comm *ordered;

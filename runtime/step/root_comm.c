@@ -1,16 +1,15 @@
 /* The communicator of all ranks of a root, for collectives of the host. */
 #include "runtime/step/step_internal.h"
 
-/* The largest mesh of the root: it holds the others. */
+/* The largest mesh of the root contains the others. */
 static const fsdp_mesh *widest_mesh(const fsdp_root *root)
 {
     const fsdp_group *widest = NULL;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            const fsdp_group *group = &root->units[i]->groups[g];
-            if (!widest || fsdp_mesh_size(group->roles.mesh) > fsdp_mesh_size(widest->roles.mesh))
-                widest = group;
-        }
+    for (size_t i = 0; i < root->group_count; i++) {
+        const fsdp_group *group = root->groups[i];
+        if (!widest || fsdp_mesh_size(group->roles.mesh) > fsdp_mesh_size(widest->roles.mesh))
+            widest = group;
+    }
     return widest ? widest->params[0]->cut.mesh : root->unit->opts.mesh;
 }
 

@@ -58,14 +58,13 @@ static fsdp_status check_shareable(const fsdp_root *root, const fsdp_root *with,
         return fsdp_fail(err, FSDP_ERR_USAGE, "roots of two worlds cannot share a context");
     if (is_in_step || root->step > 0 || own->order_count > 0 || own->roots->next_sharing)
         return fsdp_fail(err, FSDP_ERR_USAGE, "a context is shared once, before the first step");
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            if (!fsdp_group_is_at_rest(&root->units[i]->groups[g]))
-                return fsdp_fail(err, FSDP_ERR_USAGE,
-                                 "a context is shared while every unit is sharded: unit %s is "
-                                 "gathered, or keeps memory of a gather (fsdp_unit_reshard, "
-                                 "fsdp_root_reset)",
-                                 root->units[i]->name);
+    for (size_t i = 0; i < root->group_count; i++)
+        if (!fsdp_group_is_at_rest(root->groups[i]))
+            return fsdp_fail(err, FSDP_ERR_USAGE,
+                             "a context is shared while every unit is sharded: unit %s is "
+                             "gathered, or keeps memory of a gather (fsdp_unit_reshard, "
+                             "fsdp_root_reset)",
+                             root->groups[i]->name);
     return FSDP_OK;
 }
 
@@ -74,9 +73,8 @@ static void move_blocks(fsdp_root *root, fsdp_context *to)
 {
     fsdp_memory_pool *from = &root->context->memory;
     const fsdp_memory *counts = &from->counts;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            fsdp_group_enter(&root->units[i]->groups[g], to);
+    for (size_t i = 0; i < root->group_count; i++)
+        fsdp_group_enter(root->groups[i], to);
     if (root->buffers)
         fsdp_memory_pass(from, &to->memory, root->buffers, to->streams[FSDP_STREAM_COMPUTE]);
     for (int i = 0; i < FSDP_MEMORY_CLASSES; i++)

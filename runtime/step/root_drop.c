@@ -1,4 +1,4 @@
-/* The gathers, reductions and order of a root's step are waited for and given back. */
+/* Waits for the reductions of a root's step, and gives back all that the step has made. */
 #include "runtime/step/step_internal.h"
 
 static void move_place(fsdp_group *group, size_t from, size_t to)
@@ -8,8 +8,8 @@ static void move_place(fsdp_group *group, size_t from, size_t to)
             group->order[i] = to;
 }
 
-/* The forwards of this root are over; another root's on the same context move up, as roots that take turns
- * may never all be between steps. */
+/* Removes the forwards of this root from the context's order. Those of other roots move up: several roots on
+ * one context may take turns, so that a forward of some root is always pending. */
 static void clear_order(fsdp_root *root)
 {
     fsdp_context *context = root->context;
@@ -26,13 +26,12 @@ static void clear_order(fsdp_root *root)
 
 void fsdp_root_wait_reductions(fsdp_root *root)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++) {
-            fsdp_group *group = &root->units[i]->groups[g];
-            fsdp_group_wait_reduced(group);
-            fsdp_group_cancel_gather(group);
-            group->order_count = 0;
-        }
+    for (size_t i = 0; i < root->group_count; i++) {
+        fsdp_group *group = root->groups[i];
+        fsdp_group_wait_reduced(group);
+        fsdp_group_cancel_gather(group);
+        group->order_count = 0;
+    }
     clear_order(root);
     fsdp_context_limit_inputs(root->context, 0);
     fsdp_context_give_all_reduced(root->context);
@@ -41,7 +40,6 @@ void fsdp_root_wait_reductions(fsdp_root *root)
 void fsdp_root_drop_all(fsdp_root *root)
 {
     fsdp_context_flush_gather(root->context);
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            fsdp_group_drop(&root->units[i]->groups[g]);
+    for (size_t i = 0; i < root->group_count; i++)
+        fsdp_group_drop(root->groups[i]);
 }

@@ -1,9 +1,9 @@
-/* Roots: a step begins, ends, or is given up. See root.h, and docs/flow_step.md for the whole way. */
+/* A step begins, ends, or is reset. See root.h; docs/flow_step.md has the whole step. */
 #include "runtime/step/step_internal.h"
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Gathers wait for the optimizer's step, or for all that the compute stream has so far. */
+/* Gathers wait for the event after the optimizer's step, or for all that the compute stream has so far. */
 static void begin_streams(fsdp_root *root)
 {
     fsdp_context *context = root->context;
@@ -19,9 +19,8 @@ static void begin_streams(fsdp_root *root)
 fsdp_status fsdp_root_check_reduced(const fsdp_root *root, const char *call, fsdp_error *err)
 {
     bool is_pending = root->context->finalizing == root;
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            is_pending = is_pending || root->units[i]->groups[g].reduced.stream;
+    for (size_t i = 0; i < root->group_count; i++)
+        is_pending = is_pending || root->groups[i]->reduced.stream;
     if (!is_pending)
         return FSDP_OK;
     return fsdp_fail(err, FSDP_ERR_USAGE,
@@ -99,12 +98,10 @@ static fsdp_status complete_backward(fsdp_root *root, fsdp_error *err)
 {
     for (size_t i = 0; i < root->unit_count; i++)
         FSDP_TRY(fsdp_unit_complete_backward(root->units[i], err));
-    for (size_t i = 0; i < root->unit_count; i++) {
-        fsdp_unit *unit = root->units[i];
-        unit->phase = FSDP_IDLE;
-        for (size_t g = 0; g < unit->group_count; g++)
-            unit->groups[g].phase = FSDP_IDLE;
-    }
+    for (size_t i = 0; i < root->unit_count; i++)
+        root->units[i]->phase = FSDP_IDLE;
+    for (size_t i = 0; i < root->group_count; i++)
+        root->groups[i]->phase = FSDP_IDLE;
     return fsdp_root_check_events(root, err);
 }
 
@@ -205,9 +202,8 @@ fsdp_status fsdp_finalize_wait(fsdp_finalize_handle *handle, fsdp_error *err)
 
 void fsdp_root_zero_grad(fsdp_root *root)
 {
-    for (size_t i = 0; i < root->unit_count; i++)
-        for (size_t g = 0; g < root->units[i]->group_count; g++)
-            fsdp_group_drop_grads(&root->units[i]->groups[g]);
+    for (size_t i = 0; i < root->group_count; i++)
+        fsdp_group_drop_grads(root->groups[i]);
 }
 
 static void forget_finalizing(fsdp_root *root)

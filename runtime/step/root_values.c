@@ -1,6 +1,6 @@
 /*
- * Which parameters got values, for programs that want to be told of those that did not: what a model on
- * PyTorch's meta device is asked for before its first step. See root.h.
+ * Parameters that have no values yet, for programs that ask for an error when one is used (a model on
+ * PyTorch's meta device raises one). See fsdp_root_expect_values.
  */
 #include "runtime/step/step_internal.h"
 

@@ -73,6 +73,8 @@ struct fsdp_root {
     fsdp_root *next_sharing;           /* of the context's */
     fsdp_unit **units;                 /* root first */
     size_t unit_count;
+    fsdp_group **groups;               /* of all units, in that order */
+    size_t group_count;
     fsdp_unit *unit;
     fsdp_block *buffers;
     int64_t step;

@@ -1,4 +1,4 @@
-/* Units are made. See unit.h; unit_set.c tells them how to behave. */
+/* Units are created and freed. See unit.h. */
 #include "runtime/step/step_internal.h"
 
 #include <string.h>
@@ -155,7 +155,7 @@ static fsdp_status check_dtypes(const fsdp_unit_opts *opts, fsdp_error *err)
     return fsdp_option_check_float("output_dtype", opts->output_dtype, err);
 }
 
-/* The second unit of a module would find nothing left for it. */
+/* A second unit of the same module would have no parameters. */
 static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fsdp_error *err)
 {
     for (size_t i = 0; i < model->unit_count; i++)
@@ -166,8 +166,8 @@ static fsdp_status check_is_free(const fsdp_model *model, const char *prefix, fs
     return FSDP_OK;
 }
 
-/* A prefix with a typing error would make a unit of nothing, and leave its parameters to the root. A module
- * that has only what others share with it, or buffers, is one, too. */
+/* A mistyped prefix would make an empty unit and leave its parameters to the root. A module that has only
+ * buffers, or parameters that it shares with others, is valid. */
 static fsdp_status check_prefix(const fsdp_model *model, const char *prefix, fsdp_error *err)
 {
     fsdp_nearest_name nearest = {.wanted = prefix};
@@ -272,7 +272,7 @@ fsdp_status fsdp_unit_create(fsdp_model *model, const char *prefix, const fsdp_u
     return fsdp_unit_create_list(model, &prefix, 1, opts, unit_out, err);
 }
 
-/* Parameters are as they were before the unit, so that another one may take them. */
+/* Leaves the parameters as they were before the unit, so that another one may take them. */
 static void release_params(const fsdp_unit *unit)
 {
     for (size_t i = 0; i < unit->param_count; i++) {
@@ -290,7 +290,6 @@ static void release_params(const fsdp_unit *unit)
     }
 }
 
-/* Its groups were released with the root. */
 void fsdp_unit_free(fsdp_unit *unit)
 {
     if (!unit)

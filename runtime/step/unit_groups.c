@@ -1,6 +1,4 @@
-/*
- * The parameters of a unit become groups, those of one mesh each. See group.h.
- */
+/* The groups of a unit: one for each mesh that its parameters lie on. See group.h. */
 #include "runtime/step/step_internal.h"
 
 #include "base/core/mem.h"
@@ -21,7 +19,7 @@ fsdp_status fsdp_unit_check_meshes(const fsdp_unit *unit, fsdp_error *err)
                                   : FSDP_OK;
 }
 
-/* Groups are known once the root is made: then this is checked again. */
+/* Before the root is made there are no groups: then this is checked again. */
 fsdp_status fsdp_unit_check_custom(const fsdp_unit *unit, fsdp_error *err)
 {
     if (unit->group_count <= 1)

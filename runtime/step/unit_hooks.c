@@ -1,6 +1,6 @@
 /*
- * The hooks around a unit's mathematics: which state it is in, when it is gathered, and which units are
- * gathered ahead of their time. In docs/flow_step.md: what happens when.
+ * The hooks around a unit's mathematics. They keep the phase of the unit, and decide when its groups are
+ * gathered, resharded and reduced, and which units are gathered ahead. In docs/flow_step.md: steps 2 to 8.
  */
 #include "runtime/step/step_internal.h"
 
@@ -13,7 +13,7 @@ static fsdp_context *context_of(const fsdp_unit *unit)
 
 /* --- prefetch --------------------------------------------------------------------------------- */
 
-/* Gathers a group ahead, as if it were in that phase, unless enough gathers are in flight. */
+/* Gathers a group ahead, as if it were in that phase, unless the limit of gathers is reached. */
 static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err)
 {
     const fsdp_context *context = context_of(group->unit);
@@ -26,7 +26,7 @@ static fsdp_status prefetch(fsdp_group *group, fsdp_phase phase, fsdp_error *err
     return status;
 }
 
-/* Groups of a unit in the order in which the pass will want them. */
+/* The groups of each unit in the order in which the pass needs them. */
 static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase phase,
                                   fsdp_error *err)
 {
@@ -38,7 +38,7 @@ static fsdp_status prefetch_units(fsdp_unit *const *units, size_t n, fsdp_phase 
     return FSDP_OK;
 }
 
-/* How many groups had come before the unit's own in its last forward that had no backward yet. */
+/* The place of the unit's last forward without a backward in the order of forwards. */
 static size_t take_place(fsdp_unit *unit)
 {
     size_t place = 0;
@@ -50,7 +50,7 @@ static size_t take_place(fsdp_unit *unit)
     return place;
 }
 
-/* The unit whose forward came before this one's: its backward is likely to come next. */
+/* Prefetches the unit whose forward came before this one's: its backward is likely to come next. */
 static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_group *const *order = context_of(unit)->order;
@@ -66,7 +66,7 @@ static fsdp_status prefetch_previous(fsdp_unit *unit, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* Not for one whose backward came before after all. */
+/* Skips a group whose backward has come in the meantime. */
 static fsdp_status prefetch_next(fsdp_group *group, fsdp_error *err)
 {
     fsdp_group *next = group->next_gather;
@@ -74,7 +74,7 @@ static fsdp_status prefetch_next(fsdp_group *group, fsdp_error *err)
     return next && next->phase == FSDP_IDLE ? prefetch(next, FSDP_PRE_BACKWARD, err) : FSDP_OK;
 }
 
-/* The first forwards say which unit follows which. */
+/* A unit that prefetches the next one learns from the first forwards which one that is. */
 static fsdp_status note_first_forward(fsdp_unit *unit, fsdp_error *err)
 {
     fsdp_unit *before = unit->root->last_seen;
@@ -109,15 +109,15 @@ static fsdp_status gather_now(fsdp_group *group, fsdp_error *err)
     return fsdp_group_wait_unshard(group, err);
 }
 
-/* Inside a backward, activations are computed again: of this unit, or of one around it. */
+/* A forward inside a backward computes activations again: those of this unit, or of one around it. */
 static bool is_computed_again(const fsdp_unit *unit)
 {
     return unit->phase == FSDP_PRE_BACKWARD ||
            (unit->root->is_in_backward && !unit->root->is_in_forward);
 }
 
-/* Also for a hook that comes twice: parameters are gathered if they are not, nothing else changes. A unit
- * whose own backward has not begun is gathered as in forward, and waits for nobody with its flat buffer. */
+/* Gathers parameters that are not gathered, and changes nothing else; also for a hook that comes twice. A
+ * unit whose own backward has not begun is gathered as in forward, but its flat buffer goes back at once. */
 static fsdp_status gather_again(fsdp_unit *unit, fsdp_error *err)
 {
     for (size_t i = 0; i < unit->group_count; i++) {
@@ -179,7 +179,7 @@ static fsdp_status pre_backward(fsdp_unit *unit, fsdp_error *err)
     return fsdp_context_sync(context_of(unit), err);
 }
 
-/* Parameters go back before gradients are packed: the two need not be there at once. */
+/* Parameters go back before gradients are packed, so that memory never holds both. */
 static fsdp_status reduce_group(fsdp_group *group, const fsdp_group_settings *settings,
                                 fsdp_error *err)
 {
@@ -218,7 +218,7 @@ fsdp_status fsdp_unit_complete_forward(fsdp_unit *unit, fsdp_error *err)
 
 typedef enum step_pass { ANY_PASS, FORWARD_PASS, BACKWARD_PASS } step_pass;
 
-/* Is a hook possible now? */
+/* Checks that the hook may be called now. */
 static fsdp_status begin(fsdp_unit *unit, const char *hook, step_pass pass, fsdp_error *err)
 {
     const fsdp_root *root = unit ? unit->root : NULL;
@@ -294,7 +294,7 @@ static void expect_all(bool *expected, size_t *count, size_t members)
     *count = members;
 }
 
-/* Backward is through when those have returned that ran in the last forward. */
+/* Backward ends with the last post_backward of the members that ran in the last forward. */
 static void expect_those_that_ran(fsdp_unit *unit)
 {
     for (size_t i = 0; i < unit->member_count; i++) {
@@ -305,7 +305,7 @@ static void expect_those_that_ran(fsdp_unit *unit)
         expect_all(unit->to_return, &unit->to_return_count, unit->member_count);
 }
 
-/* Was it the last that was expected? */
+/* Returns whether it was the last expected member. */
 static bool tick_off(bool *expected, size_t *count, size_t member)
 {
     if (*count > 0 && expected[member]) {

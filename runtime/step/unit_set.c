@@ -6,7 +6,7 @@
 
 #include "base/core/mem.h"
 
-/* Is the unit the other one, or one of the modules below it? */
+/* Is `inner` the unit `outer`, or of a module below it? */
 static bool is_within(const fsdp_unit *inner, const fsdp_unit *outer)
 {
     if (inner == outer || outer->is_root)
@@ -24,7 +24,7 @@ typedef struct unit_range {
     bool recurse, is_begun;
 } unit_range;
 
-/* The unit itself first, then with recurse those below it. */
+/* First the unit itself, then with recurse those below it. */
 static fsdp_unit *next_unit(unit_range *range)
 {
     const fsdp_model *model = range->outer->model;
@@ -155,7 +155,7 @@ fsdp_status fsdp_unit_set_modules_to_backward_prefetch(fsdp_unit *unit, fsdp_uni
 
 /* --- communication ---------------------------------------------------------------------------- */
 
-/* Collectives under way are in the buffers, and on the communicator, that are to change. */
+/* Inside a step, collectives under way use the buffers and the communicator that would change. */
 static fsdp_status check_outside(const fsdp_unit *unit, const char *what, fsdp_error *err)
 {
     const fsdp_root *root = unit->root;
@@ -192,7 +192,7 @@ static fsdp_status set_custom(fsdp_unit *unit, const fsdp_custom_collective *cus
     }
     fsdp_free(*slot);
     *slot = copy;
-    if (unit->root) /* buffers of the earlier one are of no use any more */
+    if (unit->root) /* no request asks for buffers of the earlier collective again */
         fsdp_memory_return_external(&unit->root->context->memory);
     return FSDP_OK;
 }

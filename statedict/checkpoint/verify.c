@@ -32,7 +32,7 @@ typedef struct verify_job {
     fsdp_meter meter;
 } verify_job;
 
-static void tell(verify_job *job, const fsdp_finding *finding, int errnum)
+static void emit(verify_job *job, const fsdp_finding *finding, int errnum)
 {
     atomic_fetch_add(&job->findings, 1);
     while (atomic_flag_test_and_set(&job->reporting))
@@ -49,7 +49,7 @@ static void tell(verify_job *job, const fsdp_finding *finding, int errnum)
 static void report(verify_job *job, const char *file, const char *tensor, int64_t block,
                    const char *text)
 {
-    tell(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
+    emit(job, &(fsdp_finding){.file = file, .tensor = tensor, .block = block, .text = text}, 0);
 }
 
 /* A disk or a permission that fails says nothing about the bytes behind it. */
@@ -62,7 +62,7 @@ static void report_failure(verify_job *job, const char *file, const char *tensor
                             .block = block,
                             .text = found->text,
                             .unreadable = unreadable};
-    tell(job, &finding, found->errnum);
+    emit(job, &finding, found->errnum);
 }
 
 /* A failure that is a fact about the checkpoint becomes a finding; others (memory, a stop) end the work. */
@@ -211,7 +211,8 @@ static fsdp_status check_view(const fsdp_checkpoint *checkpoint, bool *there_out
 }
 
 /* What is no damage, after the workers are done. */
-static void tell_beside(verify_job *job, const char *file, fsdp_finding_kind kind, const char *text)
+static void report_beside(verify_job *job, const char *file, fsdp_finding_kind kind,
+                          const char *text)
 {
     *(kind == FSDP_FINDING_FIXED ? &job->fixed : &job->warnings) += 1;
     if (job->opts->finding)
@@ -220,11 +221,11 @@ static void tell_beside(verify_job *job, const char *file, fsdp_finding_kind kin
             &(fsdp_finding){.file = file, .tensor = "", .block = -1, .text = text, .kind = kind});
 }
 
-static void tell_fixed(verify_job *job, const char *file, const char *what)
+static void report_fixed(verify_job *job, const char *file, const char *what)
 {
     char text[FSDP_ERROR_TEXT];
     snprintf(text, sizeof text, "%s/%s: %s", job->checkpoint->path, file, what);
-    tell_beside(job, file, FSDP_FINDING_FIXED, text);
+    report_beside(job, file, FSDP_FINDING_FIXED, text);
 }
 
 /* --- for other programs ----------------------------------------------------------------------- */
@@ -247,7 +248,7 @@ static fsdp_status verify_structure(verify_job *job, int number, fsdp_error *err
         return FSDP_OK;
     }
     if (st == FSDP_ERR_REFUSED) { /* no walls on this system: the data was checked all the same */
-        tell_beside(job, file, FSDP_FINDING_VALUE, found.text);
+        report_beside(job, file, FSDP_FINDING_VALUE, found.text);
         return FSDP_OK;
     }
     if (err)
@@ -270,12 +271,12 @@ static fsdp_status repair_view(verify_job *job, bool *written_out, fsdp_error *e
                                checkpoint->owners, &job->opts->watch, written_out, err));
     if (!*written_out)
         return FSDP_OK;
-    tell_fixed(job, FSDP_VIEW_NAME, "the view was written again");
+    report_fixed(job, FSDP_VIEW_NAME, "the view was written again");
     return FSDP_OK;
 }
 
 /* Who saves may leave the view out, and nothing notes that; one that is too large always is. */
-static fsdp_status tell_view(verify_job *job, bool there, fsdp_error *err)
+static fsdp_status report_view(verify_job *job, bool there, fsdp_error *err)
 {
     char text[FSDP_ERROR_TEXT];
     int64_t mappings;
@@ -291,7 +292,7 @@ static fsdp_status tell_view(verify_job *job, bool there, fsdp_error *err)
     if (there)
         report(job, FSDP_VIEW_NAME, "", -1, text);
     else
-        tell_beside(job, FSDP_VIEW_NAME, FSDP_FINDING_VALUE, text);
+        report_beside(job, FSDP_VIEW_NAME, FSDP_FINDING_VALUE, text);
     return FSDP_OK;
 }
 
@@ -316,7 +317,7 @@ static fsdp_status verify_view(verify_job *job, fsdp_error *err)
     if (st != FSDP_OK)
         report_failure(job, FSDP_VIEW_NAME, "", -1, &found);
     else if (!same || !there)
-        return tell_view(job, there, err);
+        return report_view(job, there, err);
     return FSDP_OK;
 }
 
@@ -396,7 +397,7 @@ static fsdp_status verify(verify_job *job, fsdp_error *err)
         FSDP_TRY(verify_view(job, err));
     if (job->opts->repair && atomic_load(&job->findings) == 0 &&
         fsdp_marker_forget(job->checkpoint->io, job->checkpoint->path))
-        tell_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
+        report_fixed(job, FSDP_MARKER_SAVING, "what a killed save left was removed");
     return FSDP_OK;
 }
 

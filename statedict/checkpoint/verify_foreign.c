@@ -61,7 +61,7 @@ static fsdp_status read_all(verify_job *job, fsdp_checkpoint *checkpoint, fsdp_e
         fsdp_printable(entry->name, entry->name_size, name, sizeof name);
         FSDP_TRY(judge(job, st, &found, name, err));
         if (st == FSDP_OK)
-            fsdp_values_tell(job->opts, entry, &job->stats, &job->summary.warnings);
+            fsdp_values_report(job->opts, entry, &job->stats, &job->summary.warnings);
     }
     if (job->opts->level >= FSDP_VERIFY_DEEP)
         fsdp_values_match(sd, job->opts, &job->summary.warnings);

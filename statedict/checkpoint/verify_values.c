@@ -87,8 +87,8 @@ static fsdp_status scan_worker(void *user, size_t worker, fsdp_error *err)
     return st;
 }
 
-void fsdp_values_tell(const fsdp_verify_opts *opts, const fsdp_entry *entry,
-                      const fsdp_stats *stats, int64_t *warnings)
+void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry,
+                        const fsdp_stats *stats, int64_t *warnings)
 {
     char what[80];
     if (stats->nans > 0 && stats->infinities > 0)
@@ -117,7 +117,7 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
         return fsdp_fail_memory(err, "statistics");
     fsdp_status st = fsdp_parallel(threads, (size_t)threads, scan_worker, &job, err);
     for (size_t i = 0; i < fsdp_sd_count(sd) && st == FSDP_OK; i++)
-        fsdp_values_tell(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
+        fsdp_values_report(opts, fsdp_sd_at(sd, i), &job.stats[i], warnings);
     fsdp_free(job.stats);
     return st;
 }

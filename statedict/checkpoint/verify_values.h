@@ -14,7 +14,7 @@ fsdp_status fsdp_values_scan(fsdp_checkpoint *checkpoint, const fsdp_verify_opts
 int64_t fsdp_values_bytes(const fsdp_sd *sd);
 
 /* Tells what the stats of one tensor say, if they say anything. */
-void fsdp_values_tell(const fsdp_verify_opts *opts, const fsdp_entry *entry, const fsdp_stats *stats,
+void fsdp_values_report(const fsdp_verify_opts *opts, const fsdp_entry *entry, const fsdp_stats *stats,
                       int64_t *warnings);
 
 /* Optimizer tensors optim.state.FQN.KEY (or optimizer.state.) whose FQN no tensor has, or another shape. */

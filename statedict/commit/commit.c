@@ -16,7 +16,7 @@
 
 /* --- begin ------------------------------------------------------------------------------------ */
 
-/* Renames `path` to a name that says what is to happen to it, then removes it. */
+/* Renames `path` to NAME.deleting-UUID, so that a half of it is recognised, then removes it. */
 fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
                            fsdp_error *err)
 {
@@ -45,7 +45,7 @@ static fsdp_status enter_run(fsdp_staging *staging, const fsdp_watch *watch, fsd
     return FSDP_OK;
 }
 
-/* What is written last and may be there already. The shard files stay. */
+/* Removes the files that publishing writes last, if they exist. The shard files stay. */
 static void remove_published(const fsdp_staging *staging)
 {
     static const char *const names[] = {FSDP_MANIFEST_NAME, FSDP_MANIFEST_TEMPORARY, FSDP_VIEW_NAME,
@@ -131,7 +131,7 @@ void fsdp_staging_abandon(fsdp_staging *staging, fsdp_error *err)
 {
     if (staging->path)
         fsdp_leftovers_discard(staging->io, staging->path, staging->target, &staging->marker, err);
-    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL); /* it held nothing */
+    (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL); /* the directory was empty */
     fsdp_free(staging->path);
     staging->path = NULL;
 }
@@ -209,8 +209,8 @@ static bool forget_one(void *user, const char *path)
     return work->status == FSDP_OK;
 }
 
-/* What an overwrite that was cut after its second rename left. Were it still there when DIR is set
- * aside, too, nobody could tell which of the two is the newer one. */
+/* Removes DIR.old-UUID, which an overwrite left when it was killed after its second rename. With
+ * two checkpoints set aside, the newer one could not be identified. */
 static fsdp_status forget_replaced(const fsdp_staging *staging, fsdp_error *err)
 {
     forgetting work = {staging, FSDP_OK, err};
@@ -237,7 +237,7 @@ static fsdp_status move_into_place(const fsdp_staging *staging, fsdp_error *err)
                            staging->target);
 }
 
-/* The parent could not be made durable: what is not reported as saved must not stay. */
+/* The fsync of the parent failed: a checkpoint that is not reported as saved must not stay. */
 static void withdraw(const fsdp_staging *staging)
 {
     fsdp_io *io = staging->io;
@@ -255,7 +255,7 @@ static fsdp_status take_place(const fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
-/* Where the two cannot be exchanged: the old one is renamed out of the way first. */
+/* For file systems without RENAME_EXCHANGE: renames the old checkpoint to DIR.old-UUID first. */
 static fsdp_status set_aside(const fsdp_staging *staging, char **old_out, fsdp_error *err)
 {
     char *old;
@@ -281,7 +281,7 @@ static fsdp_status replace_in_turn(const fsdp_staging *staging, fsdp_error *err)
     return status;
 }
 
-/* The exchange could not be made durable. When it cannot be undone either, both must stay. */
+/* The exchange could not be made durable. When undoing it fails as well, both directories stay. */
 static void exchange_back(fsdp_staging *staging)
 {
     if (staging->io->ops->exchange(staging->io, staging->path, staging->target) == 0)
@@ -290,7 +290,8 @@ static void exchange_back(fsdp_staging *staging)
     staging->path = NULL;
 }
 
-/* Afterwards the old one stands under the staging's name, and there was no moment without DIR. */
+/* Exchanges staging and DIR, so that DIR exists at every moment. The old one gets the staging's
+ * name. */
 static fsdp_status exchange(fsdp_staging *staging, fsdp_error *err)
 {
     fsdp_io *io = staging->io;
@@ -317,7 +318,7 @@ static fsdp_status replace(fsdp_staging *staging, fsdp_error *err)
     return exchange(staging, err);
 }
 
-/* Closed first: there are mounts where an open file that is removed stays under another name. */
+/* Closes before it removes: NFS keeps a removed open file under another name. */
 static void end_marker(fsdp_staging *staging)
 {
     (void)fsdp_io_close(&staging->marker, FSDP_MARKER_SAVING, NULL);

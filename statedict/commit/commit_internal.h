@@ -1,7 +1,4 @@
-/*
- * Shared by the files of the commit: markers, places, and the way to publish and delete where a directory
- * cannot be renamed. docs/commit.md has the whole protocol.
- */
+/* Shared by the files of this room: markers, checks of the target, and moves file by file. See commit.h. */
 #ifndef FSDP_COMMIT_INTERNAL_H
 #define FSDP_COMMIT_INTERNAL_H
 
@@ -9,51 +6,51 @@
 #include "statedict/manifest/disk_names.h"
 
 /*
- * A locked file in a directory that is being made, see commit_marker.c; closing it ends the lock.
- * Taking over succeeds only when the maker is known to be dead; *marker_out then holds the lock.
+ * A marker is a locked file in a directory that is being made, see commit_marker.c; closing it unlocks it.
+ * Taking a marker over succeeds only when its process is known to be dead; *marker_out then holds the lock.
  */
 fsdp_status fsdp_marker_create(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out,
                                fsdp_error *err);
 bool fsdp_marker_take_over(fsdp_io *io, const char *dir, const char *name, fsdp_file **marker_out);
 
-/* HELD: its maker is at work. FREE: nobody of this machine holds it. */
+/* HELD: the process that made it is alive. FREE: no process of this machine has it locked. */
 typedef enum fsdp_marker_state {
     FSDP_MARKER_MISSING, FSDP_MARKER_FREE, FSDP_MARKER_HELD, FSDP_MARKER_UNKNOWN
 } fsdp_marker_state;
 fsdp_marker_state fsdp_marker_look(fsdp_io *io, const char *dir, const char *name);
 void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name);
-/* Removes what a save that was killed right after it published left in the checkpoint DIR, where it means
- * nothing any more. True when there was one, nobody held it, and it is gone. */
+/* Removes the marker that a save left in the checkpoint DIR when it was killed right after publishing. True
+ * when there was an unlocked marker and it was removed. */
 bool fsdp_marker_forget(fsdp_io *io, const char *dir);
 
-/* Brings back or clears away what an interrupted overwrite, publish or delete left at DIR. */
+/* Restores or removes what an interrupted overwrite, publish or delete left at DIR. */
 fsdp_status fsdp_place_recover(fsdp_io *io, const char *dir, fsdp_error *err);
 
-/* May a checkpoint be saved as DIR? Its parent must be a directory that can be written and is no
- * checkpoint itself, and DIR must not exist; with overwrite it may be a checkpoint and nothing else. */
+/* Checks that a checkpoint may be saved as DIR: the parent is a writable directory and no checkpoint, and
+ * DIR does not exist or, with overwrite, is a checkpoint. */
 fsdp_status fsdp_place_check(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err);
-/* Do the two paths lead to the same file or directory? */
+/* True when both paths lead to the same file or directory. */
 bool fsdp_paths_are_same(fsdp_io *io, const char *a, const char *b);
 
-/* The half of it that is the same for every format: may anything of that name be created there? */
+/* The part of fsdp_place_check that holds for every format: DIR can be created in its parent. */
 fsdp_status fsdp_place_check_parent(fsdp_io *io, const char *dir, fsdp_error *err);
-/* Writing never goes through a link: FSDP_ERR_EXISTS where the name is one, wherever it leads. */
+/* FSDP_ERR_EXISTS when the path is a symbolic link, dangling or not: nothing is written through links. */
 fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *err);
 
 /* Deletes what is at `path` as NAME.deleting-UUID; `parent` holds both. */
 fsdp_status fsdp_delete_as(fsdp_io *io, const char *path, const char *parent, const char *name,
                            fsdp_error *err);
 
-/* A rename that failed like this can be replaced by moving the files one by one. */
+/* True when moving the files one by one can replace a rename that failed with this result. */
 bool fsdp_moves_needed(int result);
-/* `from` becomes the new directory `to`, manifest last. */
+/* Moves the files of `from` into the new directory `to`, the manifest last. */
 fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bool durable,
                                fsdp_error *err);
-/* Takes the manifest away first; `aside` is created to say so until the rest is gone. */
+/* Removes the manifest first. The directory `aside` marks DIR as half deleted until the rest is removed. */
 fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, fsdp_error *err);
 /*
- * Removes DIR when it has no manifest and what lies beside it proves that it is what an interrupted
- * fsdp_moves_publish or fsdp_moves_delete left. FSDP_ERR_EXISTS when that publish is still at work.
+ * Removes DIR when it has no manifest and a directory beside it proves that an interrupted
+ * fsdp_moves_publish or fsdp_moves_delete left it. FSDP_ERR_EXISTS when that publish is still running.
  */
 fsdp_status fsdp_moves_clear(fsdp_io *io, const char *dir, fsdp_error *err);
 

@@ -1,11 +1,11 @@
 /*
- * The marker of a directory that is being made: a small file in it, locked as long as its maker
- * works. A lock that can be taken means that the maker is dead, and what it left may be removed.
+ * The marker of a directory that is being made: a small file in it that its process keeps locked.
+ * When another process can lock it, the first one is dead and its directory may be removed.
  *
- * That is only true where the lock of a living maker would be seen: the text names the start of the
- * system (boot id) and the host, and only a marker of this machine is ever judged, since there are
- * mounts that keep locks to one host. The text is written once the lock is held; an empty marker,
- * where files cannot be locked or the maker was killed in between, is never judged.
+ * This holds only where a lock of a living process is visible. Some mounts do not share locks
+ * between hosts, so the text names the host and the boot id, and markers of other machines are left
+ * alone. The text is written after the lock is taken; an empty marker (no locks here, or killed in
+ * between) is left alone as well.
  */
 #include "statedict/commit/commit_internal.h"
 
@@ -18,7 +18,7 @@
 
 enum { LOCK_TRIES = 200, TEXT_ROOM = 400 };
 
-/* Empty when the system does not say which start of it this is. */
+/* Writes the text of this process; empty when the system has no boot id. */
 static void spell_maker(char text_out[TEXT_ROOM])
 {
     fsdp_process self;
@@ -28,7 +28,7 @@ static void spell_maker(char text_out[TEXT_ROOM])
         snprintf(text_out, TEXT_ROOM, "boot %s\nhost %s\n", self.boot, self.host);
 }
 
-/* The text of another start of this host counts as well: that start, and its locks, are over. */
+/* A marker of an earlier boot of this host counts as well: a restart ends all locks. */
 static bool is_of_this_machine(const char *text)
 {
     char local[TEXT_ROOM];
@@ -41,7 +41,7 @@ static bool is_of_this_machine(const char *text)
     return same_boot || strcmp(line, local_line) == 0;
 }
 
-/* Somebody who looks whether the marker's owner is dead may have the lock for a moment. */
+/* Retries: a process that probes whether the marker is locked holds the lock for a moment. */
 static int lock_patiently(fsdp_file *file)
 {
     const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
@@ -53,7 +53,7 @@ static int lock_patiently(fsdp_file *file)
     return result;
 }
 
-/* A text that is cut short is not judged: no need to go on after a part. */
+/* A partial write is not continued: a text that is cut short is left alone like an empty one. */
 static fsdp_status sign(fsdp_file *marker, const char *path, fsdp_error *err)
 {
     char text[TEXT_ROOM];
@@ -111,7 +111,7 @@ void fsdp_marker_remove(fsdp_io *io, const char *dir, const char *name)
     fsdp_free(path);
 }
 
-/* In a staging directory it says who is at work; a published checkpoint needs no judge. */
+/* A marker protects a staging directory; in a published checkpoint it has no meaning. */
 bool fsdp_marker_forget(fsdp_io *io, const char *dir)
 {
     if (fsdp_dir_is_staging(dir) ||

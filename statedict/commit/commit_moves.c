@@ -1,11 +1,11 @@
 /*
- * Publishing and deleting where a directory cannot be renamed safely: overlays across layers, object
- * stores behind FUSE, file systems without a rename that refuses to replace. The files move one by
- * one and the manifest alone commits: no reader accepts a directory without one.
+ * Publishing and deleting where a directory cannot be renamed safely: overlays across layers,
+ * object stores behind FUSE, file systems without a rename that refuses to replace. The files move
+ * one by one and the manifest alone commits: no reader accepts a directory without one.
  *
- * What a crash leaves is a directory without a manifest. It may be removed only when something
- * beside it proves what it is, since a checkpoint that lost its manifest in another way may still
- * be of use to somebody:
+ * A crash leaves a directory without a manifest. It is removed only when a directory beside it
+ * proves where it comes from, since the data of a checkpoint that lost its manifest in another way
+ * may still be needed. The proof is, for
  *   publish: the staging directory with the file ".publishing", locked while the publish is at work
  *   delete:  a directory DIR.deleting-UUID
  */
@@ -22,7 +22,7 @@ bool fsdp_moves_needed(int result)
     return result == -EXDEV || result == -EINVAL || result == -ENOSYS || result == -EOPNOTSUPP;
 }
 
-/* What proves a leftover must be durable before the leftover can be, and gone only after it. */
+/* The proof of a leftover must be durable before the leftover, and must be removed after it. */
 static fsdp_status sync_parent(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     char *path = NULL, *parent = NULL;
@@ -78,7 +78,7 @@ static fsdp_status move_files(fsdp_io *io, const char *from, const char *to, fsd
     return status;
 }
 
-/* Both: some file systems write a move down only in one of its two directories at first. */
+/* Syncs both directories: some file systems journal a rename in only one of them at first. */
 static fsdp_status sync_both(fsdp_io *io, const char *from, const char *to, fsdp_error *err)
 {
     FSDP_TRY(fsdp_io_sync_dir(io, to, err));
@@ -98,7 +98,7 @@ static fsdp_status move_all(fsdp_io *io, const char *from, const char *to, bool 
     return sync_parent(io, to, err);
 }
 
-/* The manifest goes first, so that at no moment it vouches for files that are gone. */
+/* The manifest is removed first, so that it never names files that are gone. */
 static fsdp_status remove_manifest_and_rest(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     char *path = fsdp_path_join(dir, FSDP_MANIFEST_NAME);
@@ -130,7 +130,7 @@ fsdp_status fsdp_moves_publish(fsdp_io *io, const char *from, const char *to, bo
     }
     if (status == FSDP_OK)
         (void)fsdp_io_remove_tree(io, from, NULL); /* only the markers are left in it */
-    (void)fsdp_io_close(&marker, from, NULL);      /* it held nothing */
+    (void)fsdp_io_close(&marker, from, NULL);      /* the directory was empty */
     return status;
 }
 
@@ -148,7 +148,7 @@ fsdp_status fsdp_moves_delete(fsdp_io *io, const char *dir, const char *aside, f
 
 typedef struct leftover_search {
     fsdp_io *io;
-    bool proven; /* what is beside it says that DIR is a leftover */
+    bool proven; /* a directory beside DIR proves that DIR is a leftover */
     bool busy;   /* its publish is still at work */
 } leftover_search;
 

@@ -1,6 +1,6 @@
 /*
- * The target of a save, before its first byte: what an earlier save may have left there, whether the
- * name may be taken. Nothing here writes, but for fsdp_place_recover.
+ * Checks the target of a save before its first byte: remains of earlier saves, and whether the name
+ * is free. Only fsdp_place_recover writes.
  */
 #include "statedict/commit/commit_internal.h"
 
@@ -12,7 +12,7 @@
 
 /* --- what was left ---------------------------------------------------------------------------- */
 
-/* An overwrite that was cut between its two renames left no DIR, and the old one beside it. */
+/* An overwrite that was killed between its two renames left DIR.old-UUID and no DIR. */
 static fsdp_status restore_replaced(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     char *old;
@@ -72,7 +72,7 @@ static int take_foreign_name(void *user, const char *name)
     return 1;
 }
 
-/* An overwrite deletes the directory: only what we wrote may go with it. */
+/* An overwrite deletes the directory, so it may hold only files of a checkpoint. */
 static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     bool ours;
@@ -95,7 +95,7 @@ static fsdp_status require_only_ours(fsdp_io *io, const char *dir, fsdp_error *e
     return FSDP_ERR_EXISTS;
 }
 
-/* A slash at the end would follow it. */
+/* Trailing slashes are cut: with one, the system call follows the link. */
 static bool is_link(fsdp_io *io, const char *dir)
 {
     fsdp_file *file = NULL;
@@ -120,7 +120,7 @@ fsdp_status fsdp_place_refuse_link(fsdp_io *io, const char *path, fsdp_error *er
         path);
 }
 
-/* Nothing is there for who follows links; but a link that leads nowhere has the name. */
+/* A dangling link looks like a free name to calls that follow links. */
 static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     if (!is_link(io, dir))
@@ -131,7 +131,7 @@ static fsdp_status refuse_dangling_link(fsdp_io *io, const char *dir, fsdp_error
                      dir);
 }
 
-/* What a save would bring back before it looks at DIR. */
+/* Checks the checkpoint that a save would restore to DIR (fsdp_place_recover). */
 static fsdp_status check_set_aside(fsdp_io *io, const char *dir, bool overwrite, fsdp_error *err)
 {
     char *old;

@@ -1,10 +1,10 @@
 /*
- * The lease of a run: RUN/.lock, so that two jobs never save into one run. A small JSON text that
- * says who holds it and until when; it appears whole, by a rename that does not replace.
+ * The lease of a run: RUN/.lock, so that two jobs never save into one run. A small JSON text with
+ * the holder and the time of expiry; it appears whole, by a rename that does not replace.
  *
- * Everything that changes an existing lease (take over, refresh, release) first locks the file it
- * read and then looks whether the path still leads to the same text. Two processes that want to take
- * over the same lease lock the same file, one after the other; the second finds another text.
+ * Every change of an existing lease (take over, refresh, release) first locks the file that was
+ * read and then compares the text at the path again. Two processes that take over the same lease
+ * lock the same file one after the other, and the second one finds another text.
  */
 #include "statedict/commit/lease_internal.h"
 
@@ -27,9 +27,9 @@
 
 enum {
     TEXT_MAX = 1 << 16,
-    TRIES = 200,         /* for a file that changes while we look, 10 ms apart */
-    NOTICE_TRIES = 50,   /* a holder that is waited for is named after these */
-    PROGRESS_TRIES = 25, /* and progress told so often */
+    TRIES = 200,         /* for a file that changes during the read, 10 ms apart */
+    NOTICE_TRIES = 50,   /* after these a notice names the holder */
+    PROGRESS_TRIES = 25, /* and progress is called */
     ABSURD_PERIODS = 10  /* a lease that ends so far ahead was written by a clock that jumped */
 };
 
@@ -46,15 +46,15 @@ struct fsdp_lease {
     fsdp_io *io;
     char *run, *path;
     lease_text mine;
-    char *text; /* as it stands in the file */
+    char *text; /* the content of the file */
     size_t size;
-    bool may_end;     /* it could not be taken, and that may be over soon */
+    bool may_end;     /* taking it failed for a reason that may pass */
     fsdp_lease *next; /* of this process */
 };
 
 /*
- * The leases of this process. One whose file could not be removed, because the disk failed at that
- * moment, names a process that lives: ours. It is over all the same.
+ * The leases that this process holds. A file that a failing disk kept from being removed still
+ * names this living process; the list shows that the lease was released.
  */
 static pthread_mutex_t held_lock = PTHREAD_MUTEX_INITIALIZER;
 static fsdp_lease *held_leases;
@@ -78,7 +78,7 @@ static void strike_off(const fsdp_lease *lease)
     pthread_mutex_unlock(&held_lock);
 }
 
-/* True when this process took that lease and has given it back since. */
+/* True when this process took that lease and released it since. */
 static bool was_ours(const lease_text *holder)
 {
     fsdp_process self;
@@ -186,9 +186,9 @@ static int64_t age_of_file(fsdp_io *io, const char *path)
 }
 
 /*
- * A text of ours that was cut short: by a crash while it was written in place, or by a power cut,
- * which leaves nothing, zeros, or a beginning. Anything else that is no lease is somebody else's:
- * another program's, or that of an fsdp to come.
+ * True for a lease text that a crash during a write in place or a power cut truncated: empty,
+ * zeros, or a beginning. Any other text that is no lease belongs to another program or a later
+ * version of fsdp, and stays.
  */
 static bool is_torn(const char *text, size_t size)
 {
@@ -291,8 +291,8 @@ static fsdp_status write_text(const fsdp_lease *lease, fsdp_file *file, const ch
     return status;
 }
 
-/* Where a rename may always replace, the file is created empty and then written; a reader that
- * comes between the two finds no lease and waits. */
+/* For file systems without a rename that refuses to replace: creates the file empty, then writes
+ * it. A reader in between finds no lease and waits. */
 static fsdp_status create_in_place(const fsdp_lease *lease, const fsdp_text *text, bool *done_out,
                                    fsdp_error *err)
 {
@@ -323,7 +323,8 @@ static fsdp_status rename_temporary(const fsdp_lease *lease, const char *tempora
     return fsdp_fail_errno(err, -result, "cannot create '%s'", lease->path);
 }
 
-/* Puts our text at the path. *done_out is false when another one's is there (never with replace). */
+/* Writes this lease at the path. *done_out is false when another lease exists (never with
+ * replace). */
 static fsdp_status place(fsdp_lease *lease, bool replace, bool *done_out, fsdp_error *err)
 {
     fsdp_text text = {0};
@@ -365,7 +366,7 @@ static bool path_holds(const fsdp_lease *lease, const char *text, size_t size)
 
 /*
  * Locks the file at the path if it holds `text`, until file is closed. *same_out is false when it
- * holds another text, or none. A lock that the file system does not know is done without.
+ * holds another text, or none. Succeeds without a lock where the file system has none.
  */
 static fsdp_status lock_text(const fsdp_lease *lease, const char *text, size_t size,
                              fsdp_file **file_out, bool *same_out, fsdp_error *err)
@@ -403,13 +404,13 @@ static fsdp_status take_over(fsdp_lease *lease, const char *text, size_t size, b
     FSDP_TRY(lock_text(lease, text, size, &file, &same, err));
     fsdp_status status = same ? place(lease, true, done_out, err) : FSDP_OK;
     (void)fsdp_io_close(&file, lease->path, NULL);
-    /* without locks another one may have done the same: the last one wins */
+    /* without locks another process may do the same: the last writer wins */
     if (status == FSDP_OK && *done_out)
         *done_out = path_holds(lease, lease->text, lease->size);
     return status;
 }
 
-/* A directory, a link, a pipe, or more than any lease is: somebody else's, like any other text. */
+/* A directory, link, pipe or larger file at the path belongs to another program, and stays. */
 static bool is_no_small_file(const fsdp_error *reason)
 {
     return reason->errnum == EISDIR || reason->errnum == EINVAL || reason->errnum == ELOOP ||
@@ -428,7 +429,7 @@ static fsdp_status fail_unread(const fsdp_lease *lease, const fsdp_error *reason
     return reason->status;
 }
 
-/* *done_out false without an error: the file changed meanwhile, look again. */
+/* *done_out is false without an error when the file changed meanwhile: the caller tries again. */
 static fsdp_status try_to_take(fsdp_lease *lease, bool *done_out, fsdp_error *err)
 {
     FSDP_TRY(place(lease, false, done_out, err));
@@ -499,7 +500,8 @@ static fsdp_status take(fsdp_lease *lease, fsdp_error *err)
                      lease->path);
 }
 
-/* Progress is told now and then, and may say stop; that a holder is waited for only when it takes long. */
+/* Calls progress at intervals, which may stop the wait, and sends a notice once the wait gets
+ * long. */
 static fsdp_status report_waiting(const fsdp_lease *lease, const fsdp_watch *watch, int tries,
                                   const fsdp_error *held, fsdp_error *err)
 {
@@ -532,7 +534,8 @@ static fsdp_status take_patiently(fsdp_lease *lease, int wait_ms, const fsdp_wat
         }
         FSDP_TRY(report_waiting(lease, watch, tries, &held, err));
         wait_a_little();
-        if (!fsdp_lease_is_held(lease->io, lease->run)) /* a look costs less than a try */
+        if (!fsdp_lease_is_held(lease->io,
+                                lease->run)) /* reading the file costs less than an attempt */
             status = take(lease, &held);
     }
     return FSDP_OK;

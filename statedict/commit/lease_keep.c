@@ -1,4 +1,4 @@
-/* Keeping the lease of a run while long work is under way: see fsdp_lease_keeper in commit.h. */
+/* Refreshes the lease of a run during long work: see fsdp_lease_keeper in commit.h. */
 #include "base/core/clock.h"
 #include "statedict/commit/commit.h"
 

@@ -1,4 +1,5 @@
-/* Whose lease it is: what identifies a process across hosts and restarts, and whether it is alive. */
+/* Identifies the process that holds a lease across hosts and restarts, and finds out whether it
+ * is alive. */
 #include "statedict/commit/lease_internal.h"
 
 #include "base/io/io.h"
@@ -31,7 +32,8 @@ int64_t fsdp_lease_now(void)
     return (int64_t)now.tv_sec + clock_offset_seconds;
 }
 
-/* A file of /proc: its size is not known before, and it is the system's, whatever holds the run. */
+/* Reads a file of /proc, whose size is unknown before. It is on the local system, so no fsdp_io
+ * is used. */
 static bool read_system_file(const char *path, char *text_out, size_t room)
 {
     fsdp_file *file;
@@ -87,7 +89,7 @@ void fsdp_process_self(fsdp_process *process_out)
     process_out->start = read_state(getpid(), &state) ? state.start : 0;
 }
 
-/* Without its start time only the number can be asked for, which another process may have by now. */
+/* For a process without a known start time: checks the pid only, which may have been reused. */
 static bool pid_is_used(int64_t pid)
 {
     return kill((pid_t)pid, 0) == 0 || errno == EPERM;
@@ -121,7 +123,7 @@ bool fsdp_process_may_live(const fsdp_process *process)
         return pid_is_used(process->pid);
     if (!read_state(process->pid, &state))
         return false;
-    /* ended, and its parent did not ask yet; with threads left only the first one has ended */
+    /* a zombie: ended, its parent did not wait yet; with threads left only the main thread ended */
     bool ended = (state.letter == 'Z' && state.threads <= 1) || state.letter == 'X';
     return state.start == process->start && !ended;
 }

@@ -1,4 +1,4 @@
-/* Staging directories of the dead: see leftovers.h. */
+/* Staging directories of dead processes: see leftovers.h. */
 #include "statedict/commit/leftovers.h"
 
 #include "statedict/commit/commit_internal.h"
@@ -22,8 +22,8 @@ static bool finish_delete(void *user, const char *path)
 }
 
 /*
- * An overwrite was killed after it exchanged the two: the old one stands under the staging's name. A
- * staging keeps its marker until it is DIR, so a manifest without one says so.
+ * True when an overwrite was killed after the exchange: the old checkpoint has the staging's name.
+ * A staging keeps its marker until it becomes DIR, so a manifest without a marker identifies it.
  */
 static bool is_exchanged(const clearing *work, const char *path)
 {
@@ -39,7 +39,8 @@ static bool is_to_be_kept(const clearing *work, const char *path)
     return work->hash && !work->kept && fsdp_resume_matches(work->io, path, work->hash);
 }
 
-/* --- killed at the very beginning --------------------------------------------------------------- */
+/* --- killed at the very beginning
+ * --------------------------------------------------------------- */
 
 enum { YOUNG_SECONDS = 600 };
 
@@ -51,8 +52,8 @@ static bool is_old(fsdp_io *io, const char *path)
 }
 
 /*
- * Its maker was killed before the marker was there. Only an empty directory goes, and a maker that lives, but
- * was held up so long between two calls, makes another one (fsdp_staging_make).
+ * Removes a staging directory whose process was killed before it wrote the marker: only an empty
+ * one. A slow process that loses its directory this way makes another one (fsdp_staging_make).
  */
 static void clear_stillborn(fsdp_io *io, const char *path)
 {
@@ -60,10 +61,11 @@ static void clear_stillborn(fsdp_io *io, const char *path)
         (void)io->ops->rmdir(io, path);
 }
 
-/* --- killed at work ----------------------------------------------------------------------------- */
+/* --- killed at work
+ * ----------------------------------------------------------------------------- */
 
-/* The staging of one whose process is dead. Under another name first, so that a half of it that
- * stays needs no marker to be known for what it is. */
+/* Removes the staging of a dead process. Renames it to .deleting-UUID first, so that a half that
+ * stays is recognised without a marker. */
 static bool clear_abandoned(void *user, const char *path)
 {
     clearing *work = user;
@@ -110,14 +112,15 @@ void fsdp_leftovers_discard(fsdp_io *io, const char *staging, const char *target
     char *aside = NULL;
     bool moved = fsdp_beside_name(target, FSDP_SUFFIX_DELETING, &aside, NULL) == FSDP_OK &&
                  io->ops->rename(io, staging, aside, true) == 0;
-    /* there are mounts where an open file that is removed stays under another name */
+    /* NFS keeps a removed open file under another name */
     (void)fsdp_io_close(marker, FSDP_MARKER_SAVING, NULL);
     if (fsdp_io_remove_tree(io, moved ? aside : staging, &why) != FSDP_OK)
         report_leftovers(&why, err);
     fsdp_free(aside);
 }
 
-/* A directory that nothing is in yet may be taken for one of the dead: then another one is made. */
+/* Another process may remove the directory while it is still empty (clear_stillborn): retries
+ * then. */
 fsdp_status fsdp_staging_make(fsdp_io *io, const char *target, char **path_out,
                               fsdp_file **marker_out, fsdp_error *err)
 {

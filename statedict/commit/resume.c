@@ -1,4 +1,4 @@
-/* The notes of a conversion that may be cut off: see resume.h. */
+/* The records of finished pieces of a conversion: see resume.h. */
 #include "statedict/commit/resume.h"
 
 #include "statedict/commit/commit_internal.h"
@@ -11,7 +11,7 @@
 enum { HEAD_BYTES = 96, HASH_DIGITS = 32 };
 #define HEAD "fsdp-resume 1 "
 
-/* The unit is spelled behind the hash, and the head filled up with spaces. */
+/* Writes the hash, then the unit, and pads the head with spaces. */
 static void spell_head(const char *hash, int64_t unit, char head_out[HEAD_BYTES + 1])
 {
     int n = snprintf(head_out, HEAD_BYTES + 1, HEAD "%s %" PRId64, hash, unit);
@@ -31,8 +31,8 @@ static bool read_head(fsdp_file *file, const char *hash, int64_t *unit_out)
     return memcmp(head, same, HEAD_BYTES) == 0;
 }
 
-/* Somebody else's directory could lead what is written anywhere. */
-static bool is_own(fsdp_io *io, const char *staging)
+/* A directory of another user may hold links that redirect writes. */
+static bool is_of_user(fsdp_io *io, const char *staging)
 {
     fsdp_file_info info;
     return io->ops->info(io, staging, &info) == 0 && info.kind == FSDP_FILE_DIRECTORY &&
@@ -44,7 +44,7 @@ bool fsdp_resume_matches(fsdp_io *io, const char *staging, const char *hash)
     int64_t unit;
     fsdp_file *file = NULL;
     char *path = fsdp_path_join(staging, FSDP_RESUME_NAME);
-    bool same = path && strlen(hash) == HASH_DIGITS && is_own(io, staging) &&
+    bool same = path && strlen(hash) == HASH_DIGITS && is_of_user(io, staging) &&
                 io->ops->open(io, path, FSDP_IO_READ | FSDP_IO_BENEATH, &file) == 0 &&
                 read_head(file, hash, &unit);
     (void)fsdp_io_close(&file, FSDP_RESUME_NAME, NULL); /* only read */
@@ -93,7 +93,7 @@ void fsdp_resume_end(fsdp_resume *resume)
 
 /* --- notices ---------------------------------------------------------------------------------- */
 
-void fsdp_resume_tell(const fsdp_watch *watch, const char *staging)
+void fsdp_resume_notify(const fsdp_watch *watch, const char *staging)
 {
     if (staging)
         fsdp_notice(watch, "going on with '%s'", staging);
@@ -101,7 +101,7 @@ void fsdp_resume_tell(const fsdp_watch *watch, const char *staging)
         fsdp_notice(watch, "there is nothing of this plan to go on with: starting anew");
 }
 
-void fsdp_resume_tell_kept(const fsdp_watch *watch, int64_t bytes)
+void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes)
 {
     fsdp_notice(watch, "%" PRId64 " bytes were there already and were not written again", bytes);
 }
@@ -120,7 +120,7 @@ static int add_size(void *user, const char *name)
     size_sum *sum = user;
     fsdp_file_info info;
     if (strcmp(name, FSDP_RESUME_NAME) == 0)
-        return 0; /* of the notes, not of what is converted */
+        return 0; /* of .resume, not of converted data */
     char *path = fsdp_path_join(sum->dir, name);
     if (path && sum->io->ops->info(sum->io, path, &info) == 0) {
         if (info.kind == FSDP_FILE_REGULAR)
@@ -135,7 +135,7 @@ static int add_size(void *user, const char *name)
     return 0;
 }
 
-/* What a living conversion of the same plan has written is not gone on with. */
+/* Counts a staging directory, unless a living conversion of the same plan has it locked. */
 static bool add_staging(void *user, const char *path)
 {
     size_sum *sum = user;

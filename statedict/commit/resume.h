@@ -1,10 +1,10 @@
 /*
- * What a conversion tells the one that may have to go on with it: the file .resume in its staging directory.
- * A head (the hash of the plan, a unit), then one record of equal size for each piece that is finished, at
- * its number's place. A record is a claim, never a proof: who takes a piece over reads it and compares
- * hashes.
+ * The file .resume in the staging directory of a conversion: it lets a later conversion continue an
+ * interrupted one. A head (the hash of the plan, a unit), then one record of equal size per finished piece,
+ * at the place of the piece's number. A record is no proof: before a piece is reused, it is read and its
+ * hash compared.
  *
- * Everything here is best effort. A record that is not written is a piece that is written again.
+ * Everything here is best effort. A piece without a record is written again.
  */
 #ifndef FSDP_RESUME_H
 #define FSDP_RESUME_H
@@ -14,29 +14,30 @@
 #include <fsdp/checkpoint.h>
 
 typedef struct fsdp_resume {
-    fsdp_file *file;           /* NULL: nothing is noted */
+    fsdp_file *file;           /* NULL: no records are kept */
     char *path;
-    int64_t unit;              /* what a piece is; of the conversion that began */
+    int64_t unit;              /* size of a piece, as the first conversion chose it */
 } fsdp_resume;
 
-/* Is the directory ours, and of a conversion with that plan? */
+/* True when this user owns the directory and its .resume has that hash of a plan. */
 bool fsdp_resume_matches(fsdp_io *io, const char *staging, const char *hash);
 
-/* In a new staging directory, or (is_there) in one that matched. */
+/* Creates .resume in a new staging directory or, with is_there, opens it in one that matched. */
 void fsdp_resume_begin(fsdp_resume *resume, fsdp_io *io, const char *staging, const char *hash, int64_t unit,
                        bool is_there);
-/* False when there is none. */
+/* False when there is no record. */
 bool fsdp_resume_get(const fsdp_resume *resume, int64_t number, void *record, size_t size);
-/* Several threads may note pieces of different numbers. */
+/* Several threads may put records of different numbers. */
 void fsdp_resume_put(const fsdp_resume *resume, int64_t number, const void *record, size_t size);
 void fsdp_resume_end(fsdp_resume *resume);
 
-/* Notices: what is gone on with (NULL: nothing is there), and how many bytes need not be written again. */
-void fsdp_resume_tell(const fsdp_watch *watch, const char *staging);
-void fsdp_resume_tell_kept(const fsdp_watch *watch, int64_t bytes);
+/* Notices: the staging directory that is continued (NULL: the conversion starts anew), and the bytes
+ * reused. */
+void fsdp_resume_notify(const fsdp_watch *watch, const char *staging);
+void fsdp_resume_notify_kept(const fsdp_watch *watch, int64_t bytes);
 
-/* Bytes in the staging directories beside `to` that match and whose makers are dead, but for the notes
- * themselves: room that is taken already. */
+/* Bytes that the matching staging directories of dead processes beside `to` hold, .resume not counted: space
+ * that the conversion need not find again. */
 int64_t fsdp_resume_bytes(fsdp_io *io, const char *to, const char *hash);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Before the first byte: does a checkpoint fit, and will it last? What is written is estimated from
- * the description alone, on one rank, and rather too high than too low.
+ * Checks before the first byte that a checkpoint fits on the disk. The size is estimated from the
+ * description alone, on one rank, and rather too high than too low.
  */
 #include "statedict/commit/space.h"
 
@@ -15,7 +15,7 @@ enum {
     MAPPING_BYTES = 160,  /* of the view */
     ENTRY_BYTES = 500,    /* in the manifest, and the view's dataset */
     NAME_COPIES = 6,      /* of a name: in files, index, manifest and view, there escaped */
-    SPARE_PART = 10,      /* a tenth more is asked for than is estimated */
+    SPARE_PART = 10,      /* required beyond the estimate: a tenth */
     FIXED_FILES = 4       /* the directory, its marker, the manifest, the view */
 };
 
@@ -29,7 +29,7 @@ static void add(int64_t *sum, int64_t count, int64_t bytes)
 static void add_data(int64_t *sum, const fsdp_entry *entry, const fsdp_volume *volume)
 {
     if (volume->compress)
-        return; /* how far encoding shrinks it is not known */
+        return; /* the compressed size is unknown */
     if (volume->kind != FSDP_LOCAL) {
         add(sum, 1, fsdp_entry_bytes(entry));
         return;
@@ -76,7 +76,7 @@ int64_t fsdp_volume_room(const fsdp_sd *sd, const fsdp_volume *volume)
 {
     int64_t room = fsdp_volume_bytes(sd, volume);
     add(&room, 1, volume->more);
-    if (room < 0) /* more is there than is wanted: pieces of files are reserved whole */
+    if (room < 0) /* more exists than is needed: files reserve whole pieces */
         return 0;
     add(&room, 1, room / SPARE_PART);
     return room;

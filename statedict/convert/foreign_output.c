@@ -280,7 +280,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     job->place.unit = job->slab_bytes;
     FSDP_TRY(fsdp_output_begin(&job->place, job->to, err));
     if (opts->resume) {
-        fsdp_resume_tell(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
+        fsdp_resume_notify(&opts->watch, job->place.is_taken_up ? job->place.staging : NULL);
         fsdp_output_agree_on_slabs(&job->place, room(job).slab_least, &job->slab_bytes);
     }
     return job->place.is_taken_up ? fsdp_io_reuse_create(job->io, &job->reuse, err) : FSDP_OK;

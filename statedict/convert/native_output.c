@@ -285,7 +285,7 @@ static fsdp_status begin(convert_job *job, fsdp_error *err)
     staging->has_notes = true;
     job->watch = fsdp_staging_watch(staging, &opts->watch);
     if (opts->resume)
-        fsdp_resume_tell(&opts->watch, staging->is_taken_up ? staging->path : NULL);
+        fsdp_resume_notify(&opts->watch, staging->is_taken_up ? staging->path : NULL);
     return staging->is_taken_up ? keep_files(job, err) : FSDP_OK;
 }
 

@@ -28,7 +28,7 @@ static bool is_uuid(const char *text)
     return strspn(text, "0123456789abcdef") == UUID_DIGITS && text[UUID_DIGITS] == '\0';
 }
 
-/* What follows "step-N": nothing, or one of our suffixes. */
+/* The kind of a name by the text behind "step-N": nothing, or one of the suffixes. */
 static fsdp_step_name_kind kind_of_suffix(const char *suffix)
 {
     size_t staging = strlen(FSDP_SUFFIX_STAGING), deleting = strlen(FSDP_SUFFIX_DELETING),
@@ -67,7 +67,8 @@ fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out)
 
 /* --- random names ----------------------------------------------------------------------------- */
 
-/* Only for a kernel without getrandom: differs between processes, calls and starts of the system. */
+/* Only for a kernel without getrandom: differs between processes, calls and starts of the
+ * system. */
 static void fill_without_random(unsigned char *bytes, size_t size)
 {
     static uint64_t calls;
@@ -127,7 +128,7 @@ static fsdp_status split(const char *dir, char *path, char **parent_out, fsdp_er
     return *parent_out ? FSDP_OK : fsdp_fail_memory(err, dir);
 }
 
-/* Everything that may have to stand beside DIR must find room there, or it could not be set aside. */
+/* Every suffix must fit behind the name of DIR, or an overwrite could not set DIR aside. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err)
 {
     enum { MOST = NAME_MAX - (int)(sizeof FSDP_SUFFIX_DELETING - 1) - UUID_DIGITS };
@@ -190,7 +191,7 @@ bool fsdp_dir_is_staging(const char *dir)
     return is_staging;
 }
 
-/* A run goes by the names; one that says something else would be taken for damage ever after. */
+/* Runs identify steps by names; a checkpoint under the name of another step counts as damaged. */
 fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err)
 {
     char right[FSDP_STEP_NAME_SIZE];
@@ -217,7 +218,7 @@ static bool is_beside(void *user, const char *name)
            is_uuid(name + search->name_size + search->suffix_size);
 }
 
-/* What is found may be removed. */
+/* visit may remove the path. */
 static bool visit_found(const fsdp_io_names *names, const char *parent,
                         bool (*visit)(void *user, const char *path), void *user)
 {

@@ -1,7 +1,5 @@
-/*
- * Names on the disk: steps of a run, and directories beside a checkpoint while it comes or goes.
- * docs/commit.md has the grammar.
- */
+/* Names on the disk: steps of a run, and directories beside a checkpoint while it is written or deleted.
+ * docs/commit.md has the grammar. */
 #ifndef FSDP_DISK_NAMES_H
 #define FSDP_DISK_NAMES_H
 
@@ -10,7 +8,7 @@
 #define FSDP_SUFFIX_STAGING ".tmp-"
 #define FSDP_SUFFIX_DELETING ".deleting-"
 #define FSDP_SUFFIX_REPLACED ".old-"   /* a whole checkpoint that an overwrite set aside */
-#define FSDP_MARKER_SAVING ".saving"         /* in a staging directory, from begin until it is DIR */
+#define FSDP_MARKER_SAVING ".saving"         /* in a staging directory, until it becomes DIR */
 #define FSDP_MARKER_PUBLISHING ".publishing" /* in one whose files move one by one */
 #define FSDP_RESUME_NAME ".resume"           /* in a staging directory: the notes of a conversion */
 
@@ -28,22 +26,22 @@ fsdp_step_name_kind fsdp_step_parse(const char *name, int64_t *step_out);
 
 /* "DIR" + suffix + 32 random digits, in fresh memory. */
 fsdp_status fsdp_beside_name(const char *dir, const char *suffix, char **path_out, fsdp_error *err);
-/* Is it the name of a staging directory, which nobody but its maker has made a checkpoint of yet? */
+/* True for the name of a staging directory. */
 bool fsdp_dir_is_staging(const char *dir);
 /* FSDP_ERR_USAGE when DIR's name has no room for the longest suffix. */
 fsdp_status fsdp_name_check_room(const char *dir, fsdp_error *err);
-/* Is DIR's name that of a step of a run? A target is a path that was split: then it needs no memory, for want
- * of which a step would be taken for something else. */
+/* True for the name of a step of a run. `target` is a result of fsdp_path_split, so that no memory is needed:
+ * a failed allocation must not turn a step into another name. */
 bool fsdp_target_is_step(const char *target, int64_t *step_out);
 bool fsdp_dir_is_step(const char *dir, int64_t *step_out);
-/* FSDP_ERR_USAGE when DIR's name is that of another step than the one it is to hold. */
+/* FSDP_ERR_USAGE when DIR has the name of another step than `step`. */
 fsdp_status fsdp_name_check_step(const char *dir, int64_t step, fsdp_error *err);
 /* "DIR" without trailing slashes and the directory that holds it; both in fresh memory, or NULL. */
 fsdp_status fsdp_path_split(const char *dir, char **path_out, char **parent_out, fsdp_error *err);
 
 /*
- * Calls visit for every "DIR" + suffix + 32 digits that is there, until it returns false. False when
- * the parent cannot be listed or memory is short.
+ * Calls visit for every existing "DIR" + suffix + 32 digits, until it returns false. Returns false when the
+ * parent cannot be listed or memory is short.
  */
 bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
                       bool (*visit)(void *user, const char *path), void *user);
@@ -52,7 +50,7 @@ bool fsdp_beside_each(fsdp_io *io, const char *dir, const char *suffix,
 bool fsdp_replaced_find(fsdp_io *io, const char *dir, char **path_out);
 
 bool fsdp_has_manifest(fsdp_io *io, const char *dir);
-/* It is known that there is none. Both are false when nobody can tell. */
+/* True when there is certainly no manifest. Both are false when the directory cannot be read. */
 bool fsdp_lacks_manifest(fsdp_io *io, const char *dir);
 
 #endif

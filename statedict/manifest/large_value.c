@@ -10,7 +10,7 @@ static bool has_bytes(fsdp_value_kind kind)
            kind == FSDP_VALUE_INTEGER || kind == FSDP_VALUE_CLASS;
 }
 
-/* About how long the text gets; stops counting once it is over `most`. */
+/* About the length of the text; stops counting above `most`. */
 static size_t weigh(const fsdp_value *value, size_t most)
 {
     enum { PER_ITEM = 16 };

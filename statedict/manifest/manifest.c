@@ -54,7 +54,7 @@ void fsdp_manifest_release(fsdp_manifest *manifest)
     *manifest = (fsdp_manifest){.step = FSDP_STEP_NONE};
 }
 
-/* NULL when the file's numbers agree with each other, else what is wrong. */
+/* The contradiction between the numbers of a file, or NULL. */
 static const char *file_fault(const fsdp_manifest_file *file)
 {
     if (file->size < 0 || file->index_offset < 0 || file->index_size < 0)
@@ -69,7 +69,7 @@ static int files_of(fsdp_kind kind, int world)
     return kind == FSDP_FULL ? 1 : world;
 }
 
-/* The last bytes of a text whose other bytes have that hash. */
+/* Writes the last bytes of a text with that hash. */
 static void spell_closing(fsdp_hash hash, char closing_out[CLOSING_SIZE])
 {
     static const char digits[] = "0123456789abcdef";
@@ -166,8 +166,8 @@ static bool is_whole(const char *text, size_t size)
     return memcmp(closing, text + size - CLOSING_SIZE, CLOSING_SIZE) == 0;
 }
 
-/* The major version that the first line states; 0 when there is no such line. A later version may
- * end its text in another way, and must be told from damage. */
+/* The major version in the first line; 0 without such a line. Read before the hash: a later
+ * version may end its text in another way and must not count as damaged. */
 static int stated_major(const char *text, size_t size)
 {
     static const char start[] = "{\n\"fsdp\": {\"major\": ";
@@ -200,7 +200,7 @@ static fsdp_status look_at_start(fsdp_io *io, const char *path, int *major_out, 
     fsdp_file *file = NULL;
     FSDP_TRY(fsdp_io_open(io, path, FSDP_IO_READ, &file, err));
     fsdp_status status = fsdp_io_read(file, path, start, sizeof start, 0, err);
-    (void)fsdp_io_close(&file, path, NULL); /* nothing was written that could be lost */
+    (void)fsdp_io_close(&file, path, NULL); /* only read */
     *major_out = status == FSDP_OK ? stated_major(start, sizeof start) : 0;
     return status;
 }
@@ -417,7 +417,8 @@ static fsdp_status take_files(manifest_reader *reader, fsdp_error *err)
     }
 }
 
-/* Nothing is read before what it depends on: the writer's order, with unknown keys anywhere. */
+/* Members come in the order of the writer, since later ones depend on earlier ones; unknown keys
+ * may come anywhere. */
 static fsdp_status check_order(manifest_reader *reader, int which, fsdp_error *err)
 {
     uint64_t before = ((uint64_t)1 << which) - 1;
@@ -493,7 +494,7 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
 
 /* --- reading from a directory ----------------------------------------------------------------- */
 
-/* There is no manifest: says whether there is anything else. */
+/* Explains a missing manifest: an incomplete directory, a file, or a checkpoint that was set aside. */
 static fsdp_status fail_without_manifest(fsdp_io *io, const char *dir, fsdp_error *err)
 {
     fsdp_file_info info;

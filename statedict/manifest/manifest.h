@@ -1,10 +1,18 @@
 /*
- * The manifest: manifest.json, the commit point of a checkpoint and the only thing that says what
- * exists. It holds the identity, the state dict's description (names, dtypes, shapes, layouts,
- * values) and one line per shard file. Byte level: docs/native_format.md.
+ * The manifest: manifest.json, the commit point of a checkpoint. A checkpoint consists of the entries and
+ * files that it lists: the identity, the description of the state dict (names, dtypes, shapes, layouts,
+ * values) and one line per shard file. docs/native_format.md has the bytes.
  *
- * The text ends in a member "xxh3" with the XXH3-128 of everything before it, so that a reader knows
- * a whole manifest from a torn one without asking anybody.
+ * The text ends in a member "xxh3" with the XXH3-128 of all bytes before it, by which a reader detects a
+ * truncated manifest.
+ *
+ * In: a described state dict and the records of files; or a directory. Out: the text; or the same struct. All
+ * functions are local. save/, convert/, checkpoint/ and commit/ call this room.
+ *
+ *   manifest.c               head, list of files, closing hash; reading from a directory
+ *   manifest_state.c         writes meshes, flat buffers and entries; manifest_state_read.c reads them
+ *   manifest_value.c         values; manifest_path.c  nested names; large_value.c  values over 64 KiB
+ *   disk_names.c             names of steps, staging directories and replaced checkpoints
  */
 #ifndef FSDP_MANIFEST_H
 #define FSDP_MANIFEST_H
@@ -18,7 +26,7 @@
 #define FSDP_MANIFEST_NAME "manifest.json"
 #define FSDP_MANIFEST_TEMPORARY FSDP_MANIFEST_NAME ".tmp"
 #define FSDP_VIEW_NAME "index.h5"
-#define FSDP_VIEW_TEMPORARY FSDP_VIEW_NAME ".tmp"   /* while it is written anew */
+#define FSDP_VIEW_TEMPORARY FSDP_VIEW_NAME ".tmp"   /* while it is rewritten */
 enum { FSDP_FORMAT_MAJOR = 1, FSDP_FORMAT_MINOR = 0 };
 enum { FSDP_MANIFEST_MAX = 1 << 30 };
 
@@ -55,7 +63,7 @@ typedef struct fsdp_manifest {
 enum { FSDP_SHARD_NAME_SIZE = 40 };
 void fsdp_shard_name(int number, int count, char name_out[FSDP_SHARD_NAME_SIZE]);
 
-/* A checkpoint consists of files with such names, and no other. */
+/* True for the names of files that a checkpoint consists of. */
 bool fsdp_is_checkpoint_file(const char *name);
 
 fsdp_status fsdp_manifest_encode(const fsdp_manifest *manifest, fsdp_text *text, fsdp_error *err);
@@ -68,14 +76,14 @@ fsdp_status fsdp_manifest_decode(const char *text, size_t size, const char *path
                                  fsdp_manifest *manifest_out, fsdp_error *err);
 void fsdp_manifest_release(fsdp_manifest *manifest);
 
-/* Does DIR/manifest.json begin like one of ours, of any version, damaged behind that or not? Other
- * programs have files of that name, too. No file, or a shorter one, is no; what cannot be read is an
- * error, not an answer. */
+/* *ours_out is true when DIR/manifest.json begins like a native manifest of any version, even a damaged one:
+ * other programs use that file name, too. False when there is no file or a shorter one; an unreadable file is
+ * an error. */
 fsdp_status fsdp_manifest_is_ours(fsdp_io *io, const char *dir, bool *ours_out, fsdp_error *err);
-/* The same: the major format version it states, 0 when it is none of ours. */
+/* Like fsdp_manifest_is_ours, but returns the major format version in the text; 0 for other files. */
 fsdp_status fsdp_manifest_major(fsdp_io *io, const char *dir, int *major_out, fsdp_error *err);
 
-/* Does a text that begins, or ends, with these bytes look like a manifest of any version? */
+/* True when a text that begins (ends) with these bytes looks like a manifest of any version. */
 bool fsdp_manifest_begins(const char *start, size_t size);
 bool fsdp_manifest_ends(const char *end, size_t size);
 
@@ -83,7 +91,7 @@ bool fsdp_manifest_ends(const char *end, size_t size);
  * A directory without a manifest is FSDP_ERR_NOT_FOUND "no manifest: not a complete checkpoint". */
 fsdp_status fsdp_manifest_read(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out, fsdp_error *err);
 
-/* The same without a look at the files: for who looks at each of them. */
+/* Like fsdp_manifest_read, without the check of the files: for callers that open every file. */
 fsdp_status fsdp_manifest_read_alone(fsdp_io *io, const char *dir, fsdp_manifest *manifest_out,
                                      fsdp_error *err);
 

@@ -1,15 +1,11 @@
-/*
- * The parts of the manifest's text between manifest.c and the files that know one kind of record:
- * manifest_state.c and manifest_state_read.c (meshes, flat buffers, entries), manifest_value.c and
- * manifest_path.c.
- */
+/* Writers and readers of the parts of the manifest, called by manifest.c. See manifest.h. */
 #ifndef FSDP_MANIFEST_INTERNAL_H
 #define FSDP_MANIFEST_INTERNAL_H
 
 #include "base/data/json.h"
 #include "statedict/manifest/manifest.h"
 
-/* Bytes of one value's strings and bytes together; larger ones do not belong into a text file. */
+/* Bytes of the strings and bytes of one value together; larger values go into a shard file. */
 enum { FSDP_MANIFEST_VALUE_MAX = 16 << 20 };
 /* Explicit boxes of one tensor. */
 enum { FSDP_MANIFEST_BOXES_MAX = 65536 };
@@ -26,12 +22,12 @@ fsdp_status fsdp_manifest_take_stored(fsdp_json *json, fsdp_value_kind *kind_out
 
 /* --- paths (base/data/name_path.h) --- */
 
-/* ", "path": [...]", or nothing where a reader would think of the same one. */
+/* Writes ", "path": [...]"; nothing when the reader derives the same path from the name. */
 void fsdp_manifest_put_path(fsdp_text *text, const fsdp_entry *entry);
 
-/* Paths wait until all entries are there: those of flat buffers come late. Zero-initialise. */
+/* Paths are applied after all entries exist: tensors of flat buffers are added late. Zero-initialise. */
 typedef struct fsdp_path_list {
-    int32_t *path;             /* that was read last */
+    int32_t *path;             /* the last one read */
     size_t path_count, path_capacity;
     struct fsdp_listed_path *items;
     size_t count, capacity;
@@ -39,7 +35,7 @@ typedef struct fsdp_path_list {
 } fsdp_path_list;
 void fsdp_path_list_release(fsdp_path_list *list);
 fsdp_status fsdp_manifest_take_path(fsdp_json *json, fsdp_path_list *list, fsdp_error *err);
-/* The path that was read last is that of the name. */
+/* Adds the last path read for this name. */
 fsdp_status fsdp_path_list_add(fsdp_path_list *list, const fsdp_json *json, const char *name, size_t size,
                                fsdp_error *err);
 fsdp_status fsdp_path_list_apply(const fsdp_path_list *list, fsdp_sd *sd, fsdp_error *err);
@@ -54,7 +50,7 @@ void fsdp_state_reader_free(fsdp_state_reader *reader);        /* accepts NULL *
 fsdp_status fsdp_state_reader_take_meshes(fsdp_state_reader *reader, fsdp_error *err);
 fsdp_status fsdp_state_reader_take_flats(fsdp_state_reader *reader, fsdp_error *err);
 fsdp_status fsdp_state_reader_take_entries(fsdp_state_reader *reader, fsdp_error *err);
-/* Hands the state dict and the list of stored values over. */
+/* Moves the state dict and the list of stored values to the manifest. */
 void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_out);
 
 #endif

@@ -1,4 +1,4 @@
-/* The paths of names in the manifest, written and read: see base/data/name_path.h. */
+/* Writes and reads the paths of names in the manifest: see base/data/name_path.h. */
 #include "statedict/manifest/manifest_internal.h"
 
 #include "base/core/mem.h"
@@ -14,7 +14,7 @@ typedef struct fsdp_listed_path {
     size_t count;
 } fsdp_listed_path;
 
-/* Bytes of the element; in brackets when it is a number as a key. */
+/* Writes the length of the element; in brackets when it is a number used as a key. */
 static void put_element(fsdp_text *text, int32_t element)
 {
     if (element >= 0 && element & FSDP_PATH_NUMBER)

@@ -1,8 +1,7 @@
 /*
- * The state dict's members of the manifest are written here and read in manifest_state_read.c:
- * meshes, flat buffers and entries, one line each. Layouts are stored by intent (a mesh and
- * placements), so that a line does not grow with the number of ranks; only irregular layouts list
- * their boxes.
+ * Writes the state dict into the manifest: meshes, flat buffers and entries, one line each. The
+ * reader is manifest_state_read.c. A layout is stored as a mesh and placements, so that its line
+ * does not grow with the number of ranks; only irregular layouts list their boxes.
  */
 #include "statedict/manifest/large_value.h"
 #include "statedict/manifest/manifest_internal.h"

@@ -1,7 +1,7 @@
 /*
- * The mirror of manifest_state.c: reads meshes, flat buffers and entries, and adds them to a state
- * dict, whose own checks decide whether names, shapes and layouts make sense. Nothing is allocated by
- * a count that the text states; memory grows with what was read.
+ * Reads meshes, flat buffers and entries of the manifest and adds them to a state dict, which
+ * checks names, shapes and layouts. The writer is manifest_state.c. No count in the text decides an
+ * allocation; memory grows with the bytes that were read.
  */
 #include "statedict/manifest/manifest_internal.h"
 
@@ -13,7 +13,7 @@
 
 /* --- the reader ------------------------------------------------------------------------------- */
 
-/* Bytes kept while the reader goes on; the memory serves one record after the other. */
+/* A copy of text that outlives the reader's position; its memory is reused for every record. */
 typedef struct kept_text {
     char *data;
     size_t size, capacity;
@@ -27,7 +27,7 @@ typedef struct flat_record {
     int64_t count;
 } flat_record;
 
-/* What an entry's line says. */
+/* The members of one entry's line. */
 typedef struct entry_record {
     uint64_t seen;
     kept_text name, target;
@@ -62,7 +62,7 @@ struct fsdp_state_reader {
     size_t stored_count, stored_capacity;
     fsdp_path_list paths;
     fsdp_arena arena;
-    fsdp_error reason; /* why the state dict refused something */
+    fsdp_error reason; /* the error of the state dict */
 };
 
 fsdp_status fsdp_state_reader_create(fsdp_json *json, int world, fsdp_state_reader **reader_out,
@@ -110,7 +110,7 @@ void fsdp_state_reader_move(fsdp_state_reader *reader, fsdp_manifest *manifest_o
     reader->stored = NULL;
 }
 
-/* What the state dict calls a wrong argument is damage here, at a line of the file. */
+/* Turns a wrong argument of the state dict into damage at a line of the file. */
 static fsdp_status refused(fsdp_state_reader *reader, fsdp_status status, fsdp_error *err)
 {
     if (status == FSDP_ERR_USAGE)
@@ -618,7 +618,7 @@ static fsdp_status add_plain_entry(fsdp_state_reader *reader, entry_record *entr
         STORED = 1 << ENTRY_NAME | 1 << ENTRY_STORED,
         ALIAS = 1 << ENTRY_NAME | 1 << ENTRY_ALIAS
     };
-    /* the tensors of a flat buffer stand together, so what is no such tensor ends the buffer */
+    /* the tensors of a flat buffer are consecutive, so any other entry ends the buffer */
     if (reader->part_count > 0)
         FSDP_TRY(finish_flats(reader, reader->flats_done + 1, err));
     switch (entry->seen) {

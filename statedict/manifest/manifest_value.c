@@ -135,7 +135,7 @@ static fsdp_status put_at(fsdp_text *text, const fsdp_value *value, int depth, f
     case FSDP_VALUE_CLASS:
         fsdp_text_add_json_string(text, value->as.bytes.data, value->as.bytes.size);
         break;
-    case FSDP_VALUE_TENSOR: /* not of a checkpoint of ours: beyond the tags */
+    case FSDP_VALUE_TENSOR: /* kinds behind the tags occur only in other programs' checkpoints */
     case FSDP_VALUE_BYTES:
     case FSDP_VALUE_OPAQUE: put_bytes(text, value); break;
     case FSDP_VALUE_LIST:

@@ -1,4 +1,4 @@
-/* Which checkpoints a load may take, in turn: see candidates.h. */
+/* The checkpoints that a load tries in turn: see candidates.h. */
 #include "statedict/run/candidates.h"
 
 #include "base/core/mem.h"

@@ -1,7 +1,7 @@
 /*
- * A model in the cache of Hugging Face: models--ORG--NAME holds blobs/HASH, snapshots/REVISION/NAME (links to
- * blobs) and refs/BRANCH, a file that names a revision. Given that directory, the snapshot of main is meant.
- * resolve.c asks here.
+ * A model in the cache of Hugging Face: models--ORG--NAME holds blobs/HASH, snapshots/REVISION/NAME
+ * (links to blobs) and refs/BRANCH, a file with a revision. The path models--ORG--NAME stands for
+ * the snapshot of main. Called by resolve.c.
  */
 #include "statedict/run/hub_cache.h"
 
@@ -22,7 +22,7 @@ static bool is_revision(const char *name)
     return *name != '\0' && *name != '.' && strpbrk(name, "/\\\n") == NULL;
 }
 
-/* refs/main, without the line's end; "" when it is not there. */
+/* The text of refs/main without the newline; "" when the file does not exist. */
 static fsdp_status read_main(const char *path, fsdp_io *io, char revision[LONGEST_REVISION + 1],
                              fsdp_error *err)
 {
@@ -54,7 +54,7 @@ static bool is_wanted(void *user, const char *name)
     return is_revision(name);
 }
 
-/* Without refs/main: the only one. */
+/* Without refs/main: the only snapshot. */
 static fsdp_status only_snapshot(const char *path, const char *snapshots, fsdp_io *io,
                                  char revision[LONGEST_REVISION + 1], fsdp_error *err)
 {

@@ -69,7 +69,7 @@ static const fsdp_run_step *nearest(const fsdp_run_steps *steps, int64_t wanted,
 }
 
 /* "; 'RUN' holds step-00000200 and step-00000300" behind what is known, where the path is beside steps. */
-static void tell_steps(const char *path, fsdp_io *io, fsdp_error *err)
+static void append_steps(const char *path, fsdp_io *io, fsdp_error *err)
 {
     char *own = NULL, *run = NULL;
     fsdp_run_steps steps = {0};
@@ -91,7 +91,7 @@ static void tell_steps(const char *path, fsdp_io *io, fsdp_error *err)
 }
 
 /* Some of a model looks like a model. */
-static void tell_part(const char *path, const fsdp_watch *watch)
+static void notify_part(const char *path, const fsdp_watch *watch)
 {
     const char *slash = strrchr(path, '/');
     int number, count;
@@ -104,7 +104,7 @@ static fsdp_status fail_to_open(const char *path, fsdp_io *io, int errnum, fsdp_
 {
     fsdp_status st = fsdp_fail_errno(err, errnum, "cannot open '%s'", path);
     if (errnum == ENOENT)
-        tell_steps(path, io, err);
+        append_steps(path, io, err);
     return st;
 }
 
@@ -128,7 +128,7 @@ fsdp_status fsdp_checkpoint_resolve(const char *path, fsdp_io *io, const fsdp_wa
     if (!is_pattern && *path_out)
         return FSDP_OK;
     if (info.kind == FSDP_FILE_REGULAR && !is_pattern)
-        tell_part(path, watch);
+        notify_part(path, watch);
     *path_out = fsdp_strndup(path, strlen(path));
     return *path_out ? FSDP_OK : fsdp_fail_memory(err, "a path");
 }

@@ -1,7 +1,7 @@
 /*
- * Retention: which checkpoints of a run stay. The union of all rules keeps; only what verifies
- * counts, and what does not verify is neither counted nor deleted. Also finishes what a killed save
- * or delete left. Last part of a save, under the run's lease.
+ * Retention: removes the steps of a run that no rule keeps. Rules count only steps that verify; a
+ * step that does not verify is neither counted nor removed. Also removes what killed saves and
+ * deletes left. The last part of a save, under the lease of the run.
  */
 #include "statedict/run/run_internal.h"
 
@@ -19,12 +19,12 @@
 
 enum { LEAST_KEPT = 2, REASON_SIZE = FSDP_ERROR_TEXT + 32 };
 
-/* What is to become of a plain step directory. */
+/* The decision about one plain step directory. */
 typedef struct verdict {
     bool remove;
-    bool counts;   /* among those for whose sake others go */
-    bool was_read; /* all of it, and it is good */
-    char *reason;  /* NULL: it could not be told */
+    bool counts;   /* counts for a rule, so that older steps may be removed */
+    bool was_read; /* all data was read and is good */
+    char *reason;  /* NULL: no memory for it */
 } verdict;
 
 typedef struct retention {
@@ -32,13 +32,13 @@ typedef struct retention {
     const char *run;
     const fsdp_retention *policy;
     bool dry_run;
-    bool save_in_progress; /* only a dry run may meet one: otherwise the lease is ours */
+    bool save_in_progress; /* another job holds the lease; only in a dry run */
     void (*report)(void *user, const fsdp_retain_action *action);
     void *user;
     fsdp_io *io;
-    int threads; /* that read steps, within memory */
+    int threads; /* for reading steps, within memory */
     int64_t memory;
-    fsdp_lease_keeper keeper; /* while steps are read, and the caller's watch */
+    fsdp_lease_keeper keeper; /* refreshes the lease and calls the caller's watch */
     fsdp_run_steps steps;
     verdict *verdicts; /* one per step */
     int good;          /* counted so far */
@@ -68,14 +68,14 @@ static bool is_pinned(const retention *retain, const fsdp_run_step *step, bool *
     char *dir = fsdp_path_join(retain->run, step->name);
     char *path = dir ? fsdp_path_join(dir, FSDP_PIN_NAME) : NULL;
     fsdp_file_info info;
-    /* a pin that cannot be looked at is taken for one: to keep too much is the safe mistake */
+    /* a pin that cannot be read counts: keeping too much is the safe mistake */
     *by_file_out = !path || retain->io->ops->info(retain->io, path, &info) != -ENOENT;
     fsdp_free(path);
     fsdp_free(dir);
     return *by_file_out;
 }
 
-/* The rule that keeps a step whether it verifies or not; false when there is none. */
+/* Writes the rule that keeps a step even if it does not verify; false when none does. */
 static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, char *reason)
 {
     const fsdp_retention *policy = retain->policy;
@@ -91,7 +91,8 @@ static bool kept_by_rule(const retention *retain, const fsdp_run_step *step, cha
     return true;
 }
 
-/* A checkpoint that this fsdp cannot read may be the best of all: neither counted nor removed. */
+/* Finds a checkpoint of a later format version, which may be the best one: not counted, not
+ * removed. */
 static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step, bool *newer_out,
                               fsdp_error *err)
 {
@@ -109,7 +110,7 @@ static fsdp_status find_newer(const retention *retain, const fsdp_run_step *step
     return status;
 }
 
-/* Only what is of no use without a manifest and shard files may be there. */
+/* Stops at any file that has a value of its own without a manifest and shard files. */
 static int stop_at_value(void *user, const char *name)
 {
     bool *has_value = user;
@@ -118,7 +119,7 @@ static int stop_at_value(void *user, const char *name)
     return *has_value;
 }
 
-/* Is it a directory with nothing in it that anybody could miss? */
+/* True when the directory holds nothing of value. */
 static bool is_hollow(const retention *retain, const fsdp_run_step *step)
 {
     bool has_value = false;
@@ -178,8 +179,8 @@ static fsdp_status read_counted(retention *retain, size_t i, fsdp_error *err)
 }
 
 /*
- * Before a good one goes, those for whose sake it goes are read whole, once in this process each. What is
- * kept by sizes and indexes alone might be all damaged.
+ * Before a good step is removed, the steps that replace it are read whole, each once per process.
+ * Checks of sizes and indexes alone could keep nothing but damaged steps.
  */
 static fsdp_status read_all_counted(retention *retain, size_t end, fsdp_error *err)
 {
@@ -195,7 +196,7 @@ static bool wants_newest(const retention *retain)
     return retain->policy && retain->good < retain->policy->keep_last;
 }
 
-/* A good one: is it among the newest that stay? */
+/* Counts a good step and decides whether it is among the newest that stay. */
 static fsdp_status count_good(retention *retain, size_t i, char *reason, fsdp_error *err)
 {
     verdict *mine = &retain->verdicts[i];
@@ -212,7 +213,7 @@ static fsdp_status count_good(retention *retain, size_t i, char *reason, fsdp_er
     return FSDP_OK;
 }
 
-/* Decides about a plain step directory. Old ones that a rule keeps are not even looked at. */
+/* Decides about a plain step directory. Old steps that a rule keeps are not verified. */
 static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error *err)
 {
     bool newer = false;
@@ -236,7 +237,7 @@ static fsdp_status decide(retention *retain, size_t i, char *reason, fsdp_error 
     return status;
 }
 
-/* The first failure is reported, unless a later one is that the work was stopped. */
+/* Keeps the first failure, unless the later one is a cancellation. */
 static fsdp_status choose_failure(fsdp_status first, fsdp_status status, const fsdp_error *fault,
                                   fsdp_error *err)
 {
@@ -247,7 +248,7 @@ static fsdp_status choose_failure(fsdp_status first, fsdp_status status, const f
     return status;
 }
 
-/* One that cannot be judged does not keep the others from it. */
+/* A step that cannot be checked does not prevent decisions about the others. */
 static fsdp_status decide_all(retention *retain, fsdp_error *err)
 {
     fsdp_status first = FSDP_OK;
@@ -276,7 +277,7 @@ static void report_verdict(const retention *retain, const char *name, bool remov
         retain->report(retain->user, &action);
 }
 
-/* The path of the step itself, whatever stands in its name now. */
+/* The path step-N of the step, also when its directory has a suffix. */
 static char *whole_path(const retention *retain, const fsdp_run_step *step)
 {
     char name[FSDP_STEP_NAME_SIZE];
@@ -284,7 +285,7 @@ static char *whole_path(const retention *retain, const fsdp_run_step *step)
     return fsdp_path_join(retain->run, name);
 }
 
-/* Under another name first: then no publisher can rename it into place while it is emptied. */
+/* Renames first: then no publisher can rename the directory into place while it is emptied. */
 static fsdp_status remove_as_deleting(const retention *retain, const char *path, const char *whole,
                                       fsdp_error *err)
 {
@@ -293,7 +294,7 @@ static fsdp_status remove_as_deleting(const retention *retain, const char *path,
     return gone ? FSDP_OK : status;
 }
 
-/* An interrupted save, overwrite or delete, and the half that may stand at the step's own name. */
+/* Removes what an interrupted save, overwrite or delete left, and a half directory at step-N. */
 static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step *step,
                                    const char *path, fsdp_error *err)
 {
@@ -308,7 +309,7 @@ static fsdp_status remove_leftover(const retention *retain, const fsdp_run_step 
     return status;
 }
 
-/* Also where nothing had to be read, so that nobody was asked yet. */
+/* Calls progress before a removal: when nothing was read, it was not called yet. */
 static fsdp_status check_stop(retention *retain, const fsdp_run_step *step, fsdp_error *err)
 {
     fsdp_watch watch = fsdp_lease_keeper_watch(&retain->keeper);
@@ -346,8 +347,9 @@ static bool may_be_at_work(const retention *retain, const fsdp_run_step *step, c
 }
 
 /*
- * Every staging of a step is made under the run's lease. Who made one whose marker is free, or of
- * another machine, has lost the lease to us: it is dead, or will not publish.
+ * Every staging of a step is made under the lease of the run, which this process holds now. A
+ * process whose marker is unlocked, or on another machine, has lost the lease: it is dead or will
+ * not publish.
  */
 static void decide_staging(const retention *retain, const fsdp_run_step *step, bool *remove_out,
                            char *reason)
@@ -368,7 +370,7 @@ static fsdp_status bring_back(const retention *retain, const fsdp_run_step *step
     return status == FSDP_OK ? fsdp_io_sync_dir(retain->io, retain->run, err) : status;
 }
 
-/* The one that took its place must be good, or nobody knows which of the two is of use. */
+/* Removes a replaced checkpoint only if the one in its place is good. */
 static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step, bool *remove_out,
                                    char *reason, fsdp_error *err)
 {
@@ -395,7 +397,7 @@ static fsdp_status decide_replaced(retention *retain, const fsdp_run_step *step,
     return status;
 }
 
-/* The step stays, and under the lease nobody is at work in it. */
+/* Removes the marker of a step that stays: under the lease no process writes into it. */
 static void forget_marker(const retention *retain, const fsdp_run_step *step)
 {
     char *path = fsdp_path_join(retain->run, step->name);
@@ -428,7 +430,7 @@ static fsdp_status retain_step(retention *retain, size_t i, fsdp_error *err)
     return FSDP_OK;
 }
 
-/* One that cannot be removed does not keep the others. */
+/* A step that cannot be removed does not prevent removing the others. */
 static fsdp_status do_all(retention *retain, fsdp_error *err)
 {
     fsdp_status first = decide_all(retain, err);
@@ -459,7 +461,7 @@ static fsdp_status retain_all(retention *retain, fsdp_error *err)
     return status;
 }
 
-/* Text of leases whose takers were killed. A young one may belong to a taker that is at work. */
+/* Removes temporary lease files of killed processes. A young one may belong to a living process. */
 static int sweep_lease(void *user, const char *name)
 {
     const retention *retain = user;
@@ -509,8 +511,8 @@ static fsdp_status run_dry(const char *run, const fsdp_retention *policy,
 }
 
 /*
- * What has to be read is read before the lease is taken, which a job that saves may want at any moment. What
- * fails here fails again, and is told then.
+ * Verifies the steps before the lease is taken, so that a job that saves does not wait for reads. A
+ * failure is ignored here: the pass under the lease meets it again and reports it.
  */
 static fsdp_status read_ahead(const char *run, const fsdp_retention *policy,
                               const fsdp_watch *watch, fsdp_io *io, fsdp_error *err)

@@ -1,6 +1,6 @@
 /*
- * Runs: a directory of checkpoints named step-N. Which are there, and which is the newest one that
- * can be trusted. The file `latest` is a hint for people and is never read.
+ * Runs: a directory of checkpoints named step-N. Lists them and finds the newest one that verifies.
+ * The file `latest` is a hint for people and is never read.
  */
 #include "statedict/run/run_internal.h"
 
@@ -133,7 +133,7 @@ fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsd
     return status;
 }
 
-/* What changes while it is read is not remembered. */
+/* A checkpoint that changes during the read does not enter the cache. */
 fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step,
                                 const fsdp_verify_opts *opts, fsdp_error *err)
 {
@@ -227,7 +227,7 @@ static bool has_pin(const char *run, const char *name, fsdp_io *io)
     return has;
 }
 
-/* What nobody can look at is taken for held: to leave it alone is the safe mistake. */
+/* A marker that cannot be read counts as held: leaving a directory alone is the safe mistake. */
 static bool has_maker(const char *run, const char *name, fsdp_io *io)
 {
     bool held = true;
@@ -278,7 +278,7 @@ static fsdp_status examine(const char *run, fsdp_io *io, fsdp_run_step *step, fs
     return step->reason ? FSDP_OK : fsdp_fail_memory(err, run);
 }
 
-/* Retention, or whoever saves, was faster than the look at it. */
+/* True when retention or a save removed the step after it was listed. */
 static bool is_gone(const char *run, const fsdp_run_step *step, fsdp_io *io)
 {
     fsdp_file_info info;
@@ -328,7 +328,7 @@ static void notify_skipped(const fsdp_watch *watch, const char *run, const char 
     watch->notice(watch->user, text);
 }
 
-/* A step that is missing for an overwrite that was cut short is not passed over in silence. */
+/* Sends a notice about a step that an interrupted overwrite set aside. */
 static void notify_set_aside(const fsdp_watch *watch, const char *run, const fsdp_run_step *step,
                              fsdp_io *io)
 {

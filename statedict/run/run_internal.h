@@ -1,4 +1,17 @@
-/* What retention and saving ask about a run beyond checkpoint.h. */
+/*
+ * Runs: a directory of checkpoints step-N. Local, on one rank; save/run_save.c and the tools call this room,
+ * which reads through checkpoint/ and removes through commit/.
+ *
+ * In: the path of a run or checkpoint, and a retention policy. Out: the path of the checkpoint to open, the
+ * list of steps, or the steps removed.
+ *
+ *   run.c         lists the steps of a run and finds the newest one that verifies
+ *   resolve.c     turns any path (run, step, file, model) into the path of one checkpoint
+ *   hub_cache.c   the same for a model in the cache of Hugging Face
+ *   candidates.c  the checkpoints that a load tries, newest first
+ *   verified.c    remembers which checkpoints this process has verified
+ *   retain.c      removes steps that the policy does not keep, and what killed saves left
+ */
 #ifndef FSDP_RUN_INTERNAL_H
 #define FSDP_RUN_INTERNAL_H
 
@@ -7,44 +20,44 @@
 #include <fsdp/checkpoint.h>
 #include <fsdp/run.h>
 
-/* A step directory with this file in it is kept by retention. */
+/* Retention keeps a step directory that holds this file. */
 #define FSDP_PIN_NAME ".pin"
 
-/* The names of our grammar in a run, newest step first; every plain step counts as good until
- * fsdp_run_check says otherwise. */
+/* Lists the directories of a run whose names disk_names.h knows, newest step first. Every plain step has
+ * FSDP_STEP_GOOD; fsdp_run_check verifies it. */
 fsdp_status fsdp_run_scan(const char *run, fsdp_io *io, fsdp_run_steps *steps_out, fsdp_error *err);
 
 /*
- * FSDP_OK when the step directory verifies as opts say; opts->io is not NULL. fsdp_run_is_fault tells whether
- * another status says something about the checkpoint, or that nobody could know (no memory, cancelled).
+ * Verifies the step directory with opts; opts->io is not NULL. fsdp_run_is_fault is true for a status that is
+ * a fault of the checkpoint, and false for one that prevented the check (no memory, cancelled).
  */
 fsdp_status fsdp_run_check(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
                            fsdp_error *err);
 bool fsdp_run_is_fault(fsdp_status status);
 
-/* FSDP_OK when all its data was read and is right, whatever opts->level: by this call, or by one before it in
- * this process and nothing has changed since. */
+/* Verifies all data whatever opts->level, unless this process did so before and the files have not changed
+ * since. */
 fsdp_status fsdp_run_check_once(const char *run, const fsdp_run_step *step, const fsdp_verify_opts *opts,
                                 fsdp_error *err);
 
-/* The disk or a permission kept us from looking, which says nothing about the checkpoint: an older one is not
- * taken in its place, any more than for one of a newer format version. */
+/* True when the disk or a permission prevented the check. The checkpoint may be good, so an older one does
+ * not replace it; the same holds for one of a newer format version. */
 bool fsdp_run_is_out_of_reach(fsdp_status status, const fsdp_error *err);
-/* A fault that an older checkpoint may be taken for. */
+/* True for a fault after which a load may take an older checkpoint. */
 bool fsdp_run_may_skip(fsdp_status status, const fsdp_error *err);
 
 /*
- * FSDP_ERR_REFUSED when a step's directory is a checkpoint of a format version to come. Whoever looks for the
- * newest one stops there: what is older would be taken without anybody having meant it.
+ * FSDP_ERR_REFUSED when the directory is a checkpoint of a later format version. The search for the newest
+ * checkpoint stops there: to continue from an older one would lose training unnoticed.
  */
 fsdp_status fsdp_run_refuse_newer(const char *path, fsdp_io *io, fsdp_error *err);
 
 /* FSDP_ERR_USAGE for a policy that keeps too little. NULL keeps everything. */
 fsdp_status fsdp_retention_check(const fsdp_retention *policy, fsdp_error *err);
 
-/* fsdp_run_retain for a caller that holds the run's lease: it is kept while steps are read, refreshed
- * before each removal, and nothing is removed once it is lost. `reading` has the watch, threads, memory and
- * io that steps are read with. */
+/* fsdp_run_retain for a caller that holds the lease of the run: refreshes it while steps are read and before
+ * each removal, and removes nothing once it is lost. `reading` has the watch, threads, memory and io for
+ * reading steps. */
 fsdp_status fsdp_run_retain_held(fsdp_lease *lease, const char *run, const fsdp_retention *policy,
                                  void (*report)(void *user, const fsdp_retain_action *action),
                                  void *user, const fsdp_verify_opts *reading, fsdp_error *err);

@@ -30,7 +30,7 @@ void fsdp_verified_add(const fsdp_fingerprint *print)
     pthread_mutex_unlock(&lock);
 }
 
-/* Names come in no order, so their hashes are added up. */
+/* Directory order is undefined, so the hashes of names are added up. */
 static void add_hash(fsdp_fingerprint *print, const void *data, size_t size)
 {
     fsdp_hash hash = fsdp_kernels_get()->hash(data, size);
@@ -56,7 +56,7 @@ static bool add_file(fsdp_io *io, const char *dir, const char *name, fsdp_finger
     return true;
 }
 
-/* A marker or a pin comes and goes. */
+/* Markers and pins are no part of the fingerprint: they change while the data does not. */
 static bool is_part(void *user, const char *name)
 {
     (void)user;
@@ -75,6 +75,6 @@ bool fsdp_fingerprint_take(fsdp_io *io, const char *dir, fsdp_fingerprint *print
     fsdp_io_names_release(&names);
     add_hash(print_out, dir, strlen(dir));
     add_hash(print_out, &io,
-             sizeof io); /* tests have many disks, where the same names come again */
+             sizeof io); /* tests simulate many disks, on which the same names recur */
     return seen;
 }

@@ -1,13 +1,13 @@
 /*
- * What this process has verified: checkpoints whose data was read and was right, remembered by what a change
- * would show in, so that retention reads each of them once and not at every save.
+ * A cache of the checkpoints whose data this process has verified, so that retention reads each of them once
+ * and not at every save. The key is a fingerprint of the files, which changes when a file changes.
  */
 #ifndef FSDP_VERIFIED_H
 #define FSDP_VERIFIED_H
 
 #include "base/io/io.h"
 
-/* The names, sizes, times and nodes of a checkpoint's files. False when they cannot be looked at. */
+/* A hash of names, sizes, times and inodes of the files. False when the directory cannot be read. */
 typedef struct fsdp_fingerprint { uint64_t parts[2]; } fsdp_fingerprint;
 bool fsdp_fingerprint_take(fsdp_io *io, const char *dir, fsdp_fingerprint *print_out);
 

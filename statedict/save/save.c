@@ -349,7 +349,7 @@ static fsdp_status send_segment(save_job *job, const fsdp_text *segment, fsdp_er
     return FSDP_OK;
 }
 
-/* Takes everything the rank sends, whatever happened to rank 0's own work (*own). */
+/* Receives everything that the rank sends, also after a failure on rank 0 (*local). */
 static fsdp_status take_segment(save_job *job, int rank, char *buffer, fsdp_status *local,
                                 fsdp_error *err)
 {

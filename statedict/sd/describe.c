@@ -104,7 +104,8 @@ static void add_entry(fsdp_hasher *hasher, const fsdp_entry *entry, bool with_va
     add_layout(hasher, &entry->layout);
 }
 
-/* hashes_out[n] covers the flat buffers' names and the first n entries; NULL: only the last is made. */
+/* hashes_out[n] covers the flat buffers' names and the first n entries; NULL: only the last is
+ * made. */
 static fsdp_status hash_entries(const fsdp_sd *sd, bool with_values, fsdp_hash *hashes_out,
                                 fsdp_hash *last_out, fsdp_error *err)
 {

@@ -1,6 +1,6 @@
 /*
- * Layouts: from (layout, shape, rank) to boxes. Planners ask millions of times, so nothing here
- * allocates. What is allowed is checked once, when a layout enters a state dict (fsdp_layout_check);
+ * Layouts: from (layout, shape, rank) to boxes. Planners call this millions of times, so nothing
+ * here allocates. A layout is checked once, when it enters a state dict (fsdp_layout_check);
  * explicit boxes are checked in layout_boxes.c.
  */
 #include "statedict/sd/layout_internal.h"
@@ -24,8 +24,8 @@ static bool cuts(const fsdp_placement *placement, int dim)
 }
 
 /*
- * Plain shards cut from left to right, each what is left of the dim. A strided shard stands for
- * "after everything to my right", so those follow from right to left: the order in which TP, then
+ * Plain shards cut from left to right, each one the rest of the dim. A strided shard cuts after all
+ * mesh dims to its right, so strided shards follow from right to left: the order in which TP, then
  * FSDP cut the tensor.
  */
 static void mesh_box_at(const fsdp_layout *layout, int ndim, const int64_t *shape,

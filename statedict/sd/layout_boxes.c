@@ -1,6 +1,6 @@
 /*
- * Layouts made of explicit boxes: do the boxes tile the tensor? They come from manifests and from
- * callers, up to 65,536 per tensor, so the answer must be exact and must not take quadratic time.
+ * Checks that the explicit boxes of a layout tile the tensor. They come from manifests and callers,
+ * up to 65,536 per tensor, so the check must be exact and must not take quadratic time.
  *
  * Equal boxes of different ranks (replicas) are counted once. The others are checked by splitting
  * the tensor in two along a face of some box, again and again. Boxes tile a region when they are
@@ -111,7 +111,7 @@ typedef struct tiling {
     size_t count; /* of distinct boxes */
     const fsdp_rank_box **boxes;
     span *spans;                /* [box * ndim + dim]: small enough to stay in the cache */
-    span region[FSDP_MAX_DIMS]; /* being looked at */
+    span region[FSDP_MAX_DIMS]; /* the region under test */
     uint32_t *stack;            /* numbers of the boxes that share an element with the region */
     size_t used, capacity;
     int64_t *faces; /* room for one number per box */
@@ -210,7 +210,7 @@ static bool median_face(tiling *tiles, size_t first, int dim, int64_t *at)
     return true;
 }
 
-/* Of one plane per dim the one that leaves the fewest boxes on its fuller side. */
+/* Picks, among one plane per dim, the one whose fuller side has the fewest boxes. */
 static bool find_plane(tiling *tiles, size_t first, plane *best)
 {
     size_t best_cost = SIZE_MAX;
@@ -248,7 +248,7 @@ static fsdp_status fail_overlap(const tiling *tiles, size_t first)
                      box_text(&a->box, a_text), a->rank, box_text(&b->box, b_text), b->rank);
 }
 
-/* A region with at most one box: is it full? */
+/* Checks that the one box of a region fills it. */
 static fsdp_status check_single(const tiling *tiles, size_t first)
 {
     int64_t element[FSDP_MAX_DIMS] = {0};
@@ -284,7 +284,7 @@ static fsdp_status push_inside(tiling *tiles, size_t first, size_t end, int dim)
 
 static fsdp_status check_region(tiling *tiles, size_t first, int balance);
 
-/* One side of a plane; the region is that of both sides again when it returns. */
+/* Checks one side of a plane, and restores the region of both sides before it returns. */
 static fsdp_status check_side(tiling *tiles, size_t first, int dim, span side, int balance)
 {
     span both = tiles->region[dim];
@@ -416,7 +416,7 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
     FSDP_TRY(check_each_box(layout, ndim, shape, err));
     fsdp_box whole = fsdp_box_whole(ndim, shape);
     if (fsdp_box_count(&whole) == 0)
-        return FSDP_OK; /* nothing to hold, and no box could be inside */
+        return FSDP_OK; /* an empty tensor holds no box */
     const fsdp_rank_box **sorted = NULL;
     FSDP_TRY(sort_boxes(layout, &sorted, err));
     fsdp_status status = check_tiling(layout, ndim, shape, sorted, err);

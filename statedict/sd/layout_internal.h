@@ -1,4 +1,18 @@
-/* What the state dict's own code asks meshes and layouts beyond layout.h. */
+/*
+ * The state dict and its layouts: the private part of sd.h and layout.h.
+ *
+ * In: names, tensors, values, meshes and placements from callers, manifests and other programs' checkpoints.
+ * Out: a checked fsdp_sd, and for every (layout, shape, rank) the boxes that the rank holds. All of statedict
+ * and runtime uses this room; everything is local but for describe.c.
+ *
+ *   sd.c            entries, their names and the memory they point to
+ *   mesh.c          which rank has which coordinates
+ *   layout.c        from layout, shape and rank to boxes
+ *   layout_boxes.c  checks that explicit boxes tile the tensor
+ *   describe.c      compares the state dicts of all ranks by hashes
+ *   optim_names.c   which names belong to an optimizer
+ *   meter.c         progress and notices; names.c  lists of names in messages
+ */
 #ifndef FSDP_LAYOUT_INTERNAL_H
 #define FSDP_LAYOUT_INTERNAL_H
 
@@ -13,8 +27,8 @@ int64_t fsdp_mesh_position(const fsdp_mesh *mesh, int rank);
 /* The highest rank plus one. */
 int fsdp_mesh_world(const fsdp_mesh *mesh);
 
-/* FLAT: where the part that a rank holds of a tensor of `count` elements begins in the rank's chunk,
- * in elements; -1 when it holds none. */
+/* FLAT: the element of the rank's chunk at which its part of a tensor of `count` elements begins; -1 when the
+ * rank holds no part. */
 int64_t fsdp_layout_flat_start(const fsdp_layout *layout, int64_t count, int rank);
 
 /* BOXES: each inside the shape, none twice on a rank, distinct ones disjoint, every element held. */
@@ -25,13 +39,13 @@ fsdp_status fsdp_layout_check_boxes(const fsdp_layout *layout, int ndim, const i
 fsdp_status fsdp_layout_count_copies(const fsdp_layout *layout, fsdp_box_copy *copies_out,
                                      fsdp_error *err);
 
-/* The tensor that an entry is, or is an alias of; a value is itself. */
+/* The number of the tensor that an alias names; any other entry returns its number. */
 size_t fsdp_sd_tensor_of(const fsdp_sd *sd, size_t entry);
 
-/* About so many entries will be added: room for them is made at once, as far as there is memory. */
+/* Reserves room for about `count` more entries. A lack of memory is ignored: adding them reports it. */
 void fsdp_sd_expect(fsdp_sd *sd, size_t count);
 
-/* About how many bytes a state dict takes; the memory of tensors and large values left aside. */
+/* About how many bytes a state dict takes, without the memory of tensors and large values. */
 int64_t fsdp_sd_room(const fsdp_sd *sd);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * Meshes: which world rank sits where. A dense mesh (0, 1, 2, ...) stores no ranks at all, so a
- * mesh of any size costs nothing; the others keep a table sorted by rank for the way back.
+ * Meshes: the coordinates of every world rank. A dense mesh (0, 1, 2, ...) stores no ranks, so a
+ * mesh of any size costs nothing; others keep a table sorted by rank to find coordinates.
  */
 #include "statedict/sd/layout_internal.h"
 

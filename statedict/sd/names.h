@@ -13,9 +13,10 @@ typedef struct fsdp_name_list {
 } fsdp_name_list;
 bool fsdp_names_add(fsdp_name_list *names, const char *name, size_t size);
 void fsdp_names_release(fsdp_name_list *names);
-/* Hands the items over and leaves an empty list. */
+/* Moves the items to the caller and leaves an empty list. */
 void fsdp_names_move(fsdp_name_list *names, char ***items_out, size_t *count_out);
-/* "; 2 missing: 'a', 'b'", nothing for an empty list; false when it got long and was cut. */
+/* Appends "; 2 missing: 'a', 'b'", for an empty list nothing. False when the list was too long and was
+ * cut. */
 bool fsdp_names_append(const fsdp_name_list *names, const char *what, fsdp_text *text);
 
 /* "[3, 4]" */

@@ -1,4 +1,4 @@
-/* Model or optimizer? The names that frameworks give tell. See sd.h; converting and listing both ask here. */
+/* Tells optimizer state from model state by the names that frameworks use: see sd.h. */
 #include <fsdp/sd.h>
 
 #include <string.h>

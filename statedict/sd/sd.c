@@ -1,7 +1,7 @@
 /*
- * The state dict: an array of entries, a hash table over their names, and the only copies of the
- * meshes, shapes and boxes that the entries point to. Whatever enters is checked here, so that
- * planners, writers and readers may trust an entry.
+ * The state dict: an array of entries, a hash table over their names, and the copies of the meshes,
+ * shapes and boxes that the entries point to. Every entry is checked when it is added, so that
+ * planners, writers and readers need not check it again.
  */
 #include <fsdp/sd.h>
 
@@ -37,7 +37,7 @@ int64_t fsdp_sd_room(const fsdp_sd *sd)
 
 enum { NAME_TEXT = 200 };
 
-/* Meshes are found by comparing: real models have a handful, a hostile file may have millions. */
+/* Meshes are searched linearly: models have a handful, a hostile file may have millions. */
 enum { MESHES_MOST = 4096 };
 
 fsdp_status fsdp_sd_create(fsdp_sd **sd_out, fsdp_error *err)
@@ -77,7 +77,7 @@ static uint64_t flat_number(size_t index)
     return 2 * (uint64_t)index + 1;
 }
 
-/* Enters a name for which take_name has made room. */
+/* Enters a name for which copy_name has reserved room. */
 static void enter_name(fsdp_sd *sd, const char *name, size_t size, uint64_t number)
 {
     (void)fsdp_name_table_put(&sd->names, name, size, number);
@@ -121,7 +121,7 @@ static fsdp_status check_name(const fsdp_sd *sd, const char *name, size_t size, 
     return FSDP_OK;
 }
 
-/* A checked name in memory of the state dict's own, and room for it in the table. */
+/* Checks a name, copies it into the arena and reserves room for it in the table. */
 static fsdp_status copy_name(fsdp_sd *sd, const char *name, size_t size, const char **copy_out,
                              fsdp_error *err)
 {
@@ -151,7 +151,7 @@ static void append_entry(fsdp_sd *sd, const fsdp_entry *entry)
     enter_name(sd, entry->name, entry->name_size, entry_number(sd->count - 1));
 }
 
-/* The state dict's own mesh of that value. */
+/* The one copy of an equal mesh that the state dict keeps; made when there is none. */
 static fsdp_status intern_mesh(fsdp_sd *sd, const fsdp_mesh *mesh, const fsdp_mesh **copy_out,
                                fsdp_error *err)
 {
@@ -208,7 +208,7 @@ static fsdp_status copy_layout(fsdp_sd *sd, const fsdp_layout *layout, fsdp_layo
     return FSDP_OK;
 }
 
-/* What a tensor is, without its memory. */
+/* A tensor without its memory. */
 typedef struct tensor_spec {
     fsdp_dtype dtype;
     int ndim;
@@ -376,7 +376,7 @@ static int compare_places(const void *left, const void *right)
     return (a_place > b_place) - (a_place < b_place);
 }
 
-/* Entries first .. count - 1 lie in one flat buffer: none may reach into the next. */
+/* Checks that entries first .. count - 1, the parts of one flat buffer, do not overlap. */
 static fsdp_status check_parts_apart(const fsdp_sd *sd, size_t first, fsdp_error *err)
 {
     size_t n = sd->count - first;

@@ -1,4 +1,4 @@
-/* Casting of boxes in memory: see recast.h. The loops are kernels/cast/recast.c. */
+/* Casts boxes in memory: see cast_box.h. The loops are in kernels/cast/recast.c. */
 #include "statedict/select/cast_box.h"
 
 #include "statedict/sd/names.h"

@@ -1,6 +1,7 @@
 /*
- * Casting on the way from a source to a target, in the memory of a slab: elements are read behind where their
- * new ones will lie, so that nothing is needed beside the slab. What it does to values is counted.
+ * Casts a box in the memory of its slab: the elements are read to the end of the slab and their results
+ * written from its beginning, so that the cast needs no other memory. Overflows, NaNs and rounding are
+ * counted.
  */
 #ifndef FSDP_RECAST_H
 #define FSDP_RECAST_H
@@ -16,19 +17,19 @@ typedef struct fsdp_recast_box {
     size_t name_size;
     const fsdp_box *box;
     fsdp_dtype from, to;
-    char *source;              /* elements, where fsdp_recast_source put them; the new ones lie at its data */
+    char *source;              /* elements, at the place of fsdp_recast_source; results go to its `data` */
 } fsdp_recast_box;
 
 /* Bytes of an element while it is cast. */
 size_t fsdp_recast_size(fsdp_dtype from, fsdp_dtype to);
-/* Where in data count elements of `from` are put before they are cast. */
+/* The place in `data` for `count` elements of `from` before the cast. */
 char *fsdp_recast_source(char *data, int64_t count, fsdp_dtype from, fsdp_dtype to);
 
-/* Nothing to do when the types are one. FSDP_ERR_DAMAGED names the first value that does not fit. */
+/* Does nothing when both types are equal. FSDP_ERR_DAMAGED names the first value that does not fit. */
 fsdp_status fsdp_recast(const fsdp_recast_box *box, fsdp_on_overflow on_overflow, fsdp_cast_tally *tally,
                         fsdp_error *err);
 
-/* Tallies of several threads. Zero-initialise. */
+/* The sum of the tallies of several threads. Zero-initialise. */
 typedef struct fsdp_cast_sum {
     atomic_llong overflows, nans, underflows;
     _Atomic double max_rounding, max_underflow;

@@ -1,4 +1,4 @@
-/* What --dtype and --dtype-for say: see cast_rules.h. */
+/* The rules of --dtype and --dtype-for: see cast_rules.h. */
 #include "statedict/select/cast_rules.h"
 
 #include "base/core/mem.h"
@@ -137,7 +137,8 @@ void fsdp_cast_rules_free(fsdp_cast_rules *rules)
 
 /* --- deciding --------------------------------------------------------------------------------- */
 
-/* A float, if not one that can be cast: who casts the model means it, too. */
+/* A packed float: --dtype applies to it, although casts do not support it, so the rule must
+ * fail. */
 static bool is_packed_float(fsdp_dtype dtype)
 {
     return dtype == FSDP_F4_E2M1FN_X2 || dtype == FSDP_F6_E2M3 || dtype == FSDP_F6_E3M2;

@@ -10,14 +10,14 @@
 /* --- too costly? ------------------------------------------------------------------------------ */
 
 /*
- * regcomp writes repetitions out: a{1,255} becomes 255 copies, nested ones multiply, and each + makes
- * a copy, too. So an expression's cost is found before regcomp sees it.
+ * regcomp expands repetitions: a{1,255} becomes 255 copies, nested ones multiply, and each + makes
+ * a copy, too. The cost of an expression is therefore computed before regcomp.
  */
 enum { LONGEST = 4096, DEEPEST = 32, MOST_COPIES = 1000, MANY = 1000000 };
 
 typedef struct cost_group {
-    int64_t size; /* characters of the group so far, written out */
-    int64_t last; /* of them those of the piece that a repetition would repeat */
+    int64_t size; /* characters of the group so far, expanded */
+    int64_t last; /* those of the piece that a repetition would repeat */
 } cost_group;
 
 typedef struct cost_scan {
@@ -55,8 +55,8 @@ static const char *skip_bracket(const char *at)
     return *at ? at + 1 : at;
 }
 
-/* "{m,n}": how often the piece is written out at most. What is no repetition counts as a character;
- * regcomp judges it. */
+/* "{m,n}": the maximum number of copies of the piece. Anything else in braces counts as a
+ * character; regcomp decides whether it is valid. */
 static void scan_braces(cost_scan *scan)
 {
     char *end;
@@ -114,7 +114,7 @@ static void scan_piece(cost_scan *scan)
     }
 }
 
-/* Why regcomp shall not see the expression, or NULL. */
+/* The limit that the expression exceeds, or NULL. */
 static const char *find_excess(const char *text)
 {
     cost_scan scan = {.at = text};

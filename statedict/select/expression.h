@@ -1,4 +1,4 @@
-/* Regular expressions that users give: POSIX extended ones, and only such as cost little. */
+/* Regular expressions of users: POSIX extended ones, limited to those that are cheap to compile and match. */
 #ifndef FSDP_EXPRESSION_H
 #define FSDP_EXPRESSION_H
 
@@ -7,13 +7,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* FSDP_ERR_USAGE says what is wrong with it, or why it would take too long (filter.h). flags: REG_NOSUB. */
+/* FSDP_ERR_USAGE names the syntax error, or the limit that it exceeds (filter.h). flags: REG_NOSUB or 0. */
 fsdp_status fsdp_expression_compile(const char *text, int flags, regex_t *expression_out, fsdp_error *err);
 
-/* Anywhere in the text, which may hold NUL. */
+/* True when it matches anywhere in the text, which may hold NUL. */
 bool fsdp_expression_matches(const regex_t *expression, const char *text, size_t size);
 
-/* The first match at or behind `from`: groups[0] is the whole of it. */
+/* Finds the first match at or behind `from`; groups[0] is the whole match. */
 bool fsdp_expression_find(const regex_t *expression, const char *text, size_t from, size_t size,
                           regmatch_t *groups, size_t group_count);
 

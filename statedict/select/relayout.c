@@ -1,4 +1,4 @@
-/* Another layout for the same state: see relayout.h. */
+/* The same state with another layout: see relayout.h. */
 #include "statedict/select/relayout.h"
 
 #include "base/data/name_path.h"
@@ -21,7 +21,7 @@ static bool is_selected(const relayout_job *job, size_t i)
     return !job->selection || fsdp_selection_at(job->selection, i)->is_kept;
 }
 
-/* Its name in the new state dict. */
+/* The name of an entry in the new state dict. */
 static const char *new_name(const relayout_job *job, size_t i, size_t *size_out)
 {
     const fsdp_entry *entry = fsdp_sd_at(job->from, i);
@@ -30,7 +30,7 @@ static const char *new_name(const relayout_job *job, size_t i, size_t *size_out)
     return selected ? selected->name : entry->name;
 }
 
-/* And its dtype there. */
+/* The dtype of an entry in the new state dict. */
 static fsdp_dtype new_dtype(const relayout_job *job, size_t i, const fsdp_entry *tensor)
 {
     return job->selection ? fsdp_selection_at(job->selection, i)->dtype : tensor->dtype;
@@ -47,13 +47,13 @@ static fsdp_layout layout_for(const relayout_job *job, const fsdp_entry *entry)
     return layout;
 }
 
-/* Notes where entries that were just added came from. */
+/* Notes the source entry of the entries that were just added. */
 static void note_source(relayout_job *job, size_t old)
 {
     job->source[fsdp_sd_count(job->sd) - 1] = old;
 }
 
-/* The entry as a tensor under its own name: itself, or an alias that has lost its target. */
+/* Adds a tensor under its name: the entry itself, or an alias whose target is not selected. */
 static fsdp_status add_tensor(relayout_job *job, size_t i, size_t tensor, fsdp_error *err)
 {
     const fsdp_entry *shape = fsdp_sd_at(job->from, tensor);

@@ -1,4 +1,4 @@
-/* The same state under another layout: what a full save by rank 0 and a conversion write. */
+/* Describes the same state with another layout, for full saves by rank 0 and for conversions. */
 #ifndef FSDP_RELAYOUT_H
 #define FSDP_RELAYOUT_H
 
@@ -7,18 +7,17 @@
 #include <fsdp/checkpoint.h>
 
 /*
- * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim
- * cuts the tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but dims whose name begins
- * with "rep" hold copies, and scalars are copied everywhere. Local: one flat buffer per dtype over
- * all ranks of the mesh. selection NULL: everything as it is. An alias whose target is not selected
- * becomes the tensor.
- * source_out: per new entry the number of the old one; freed by the caller.
+ * A new description (no memory) of the selected entries of `from`. Sharded and full: every mesh dim cuts the
+ * tensor dim `shard_dim` (dim 0 of tensors with fewer dims), but a mesh dim whose name begins with "rep"
+ * holds copies, and scalars are copied to every rank. Local: one flat buffer per dtype over all ranks of the
+ * mesh. selection NULL: all entries with their names. An alias whose target is not selected becomes the
+ * tensor. source_out: per new entry the number of the old one; the caller frees it.
  */
 fsdp_status fsdp_relayout(const fsdp_sd *from, fsdp_kind kind, const fsdp_mesh *mesh, int shard_dim,
                           const fsdp_selection *selection, fsdp_sd **sd_out, size_t **source_out,
                           fsdp_error *err);
 
-/* Tensors in what fsdp_relayout made that are cut along dim 0 since they have no dim `shard_dim`. */
+/* The number of tensors that fsdp_relayout cut along dim 0 because they have no dim `shard_dim`. */
 int64_t fsdp_relayout_count_short(const fsdp_sd *sd, int shard_dim);
 
 /* One rank that holds everything. */

@@ -1,4 +1,4 @@
-/* What goes into a target and under which names: see selection.h. */
+/* The entries of a target and their names: see selection.h. */
 #include "statedict/select/selection.h"
 
 #include "base/core/mem.h"
@@ -143,7 +143,7 @@ static bool matches_some(const fsdp_sd *sd, const regex_t *expression)
     return false;
 }
 
-/* A pattern that no name matches, kept or not, is a slip. The words are for any source. */
+/* A pattern of --drop that matches no name at all is a mistake of the user. */
 static fsdp_status check_drops(const selecting *work, fsdp_error *err)
 {
     for (size_t r = 0; r < work->opts->drop_count; r++) {
@@ -163,7 +163,7 @@ static bool is_kept_tensor(const selecting *work, size_t i)
     return work->selection->entries[i].is_kept && fsdp_sd_at(work->sd, i)->kind != FSDP_ENTRY_VALUE;
 }
 
-/* An alias that is kept as one has no dtype of its own. */
+/* The dtype of the result; FSDP_DTYPE_NONE for an alias that stays an alias. */
 static fsdp_dtype decide_dtype(const selecting *work, size_t i)
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -227,7 +227,8 @@ static void count_cast(fsdp_selection *selection, fsdp_dtype from, fsdp_dtype to
     selection->casts[at].tensors++;
 }
 
-/* Where aliases are none, they are tensors that are cast, too. */
+/* Counts the tensors that are cast; in formats without aliases also the aliases, which become
+ * tensors. */
 static void count_casts(selecting *work)
 {
     for (size_t i = 0; i < fsdp_sd_count(work->sd); i++) {
@@ -246,7 +247,8 @@ static void count_casts(selecting *work)
 
 /* --- what the format cannot hold -------------------------------------------------------------- */
 
-/* A tensor inside a value has its elements in the source, where a value of ours cannot lead. */
+/* The elements of a tensor inside a value lie in the source, to which a native value cannot
+ * refer. */
 static bool holds_tensor(const fsdp_value *value)
 {
     bool is_found = value->kind == FSDP_VALUE_TENSOR;
@@ -256,10 +258,11 @@ static bool holds_tensor(const fsdp_value *value)
     return is_found;
 }
 
-/* In the place of a --drop: it was asked for, and cannot be held. */
+/* Takes the place of a --drop in the message: the cast was requested and its result cannot be
+ * held. */
 #define CAST_TO "cast to "
 
-/* What must be dropped, or NULL: as --drop spells it. */
+/* The argument of --drop that removes an entry which the format cannot hold; NULL when it can. */
 static const char *excess_of(const selecting *work, size_t i, char dtype[40])
 {
     const fsdp_entry *entry = fsdp_sd_at(work->sd, i);
@@ -328,7 +331,7 @@ static fsdp_status fail_excess(const selecting *work, const fsdp_name_list *name
     return st;
 }
 
-/* Before all else that it cannot hold: choosing the tensor answers that, too. */
+/* Checked before other limits: choosing the one tensor resolves those as well. */
 static fsdp_status check_one(const selecting *work, fsdp_error *err)
 {
     size_t tensors = 0;
@@ -424,7 +427,7 @@ static const char *rule_of(const selecting *work, size_t i)
     return rule;
 }
 
-/* Of the two one at least was renamed. */
+/* At least one of the two entries was renamed. */
 static fsdp_status fail_collision(const selecting *work, size_t first, size_t second,
                                   fsdp_error *err)
 {
@@ -445,7 +448,7 @@ static fsdp_status fail_collision(const selecting *work, size_t first, size_t se
                      rule_of(work, culprit), new, old, second_old);
 }
 
-/* Renaming may bring two names together; a state dict of the new names finds that. */
+/* Renaming may give two entries one name; adding the new names to a state dict finds that. */
 static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
 {
     fsdp_sd *names = NULL;
@@ -474,7 +477,7 @@ static fsdp_status check_collisions(const selecting *work, fsdp_error *err)
     return st;
 }
 
-/* The first element that all kept tensors of the model share. */
+/* Finds the first name element that all kept tensors of the model share. */
 static void find_prefix(selecting *work)
 {
     char *prefix = work->selection->prefix;
@@ -527,7 +530,7 @@ static void release_rules(selecting *work)
     fsdp_cast_rules_free(work->casts);
 }
 
-/* That a target takes the model only was not asked for. */
+/* FSDP_DIFFERS when no name matches; a usage error when the format left out all that matched. */
 static fsdp_status fail_empty(const selecting *work, fsdp_error *err)
 {
     if (work->opts->only != FSDP_ONLY_DEFAULT || work->selection->left_out == 0)
@@ -604,7 +607,7 @@ void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry)
     selection->kept--;
 }
 
-void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan)
+void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan)
 {
     plan->renamed = selection->renamed;
     plan->left_out = selection->left_out;

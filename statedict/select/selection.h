@@ -1,7 +1,16 @@
 /*
- * Which entries of a checkpoint go into another one, and under which names: patterns, model or
- * optimizer, what is dropped, which dtype tensors get, what the target's format cannot hold, and renaming. In
- * that order.
+ * The selection of a conversion: the entries that the target gets, with their names and dtypes.
+ *
+ * In: the state dict of the source, the options of the user, the limits of the target's format. Out: one
+ * fsdp_selected per entry, and through relayout.h the state dict of the target. Local and without I/O;
+ * convert/, save/ (full states) and diff/ (renaming) call this room.
+ *
+ * Steps, in this order:
+ *   filter.c       patterns of names (include, exclude), by expression.c
+ *   selection.c    model or optimizer; --drop; what the format cannot hold; names that collide
+ *   cast_rules.c   the dtype of every tensor; cast_box.c casts the elements later
+ *   rename.c       new names
+ *   relayout.c     the layout of the result
  */
 #ifndef FSDP_SELECTION_H
 #define FSDP_SELECTION_H
@@ -13,7 +22,7 @@
 typedef struct fsdp_selected {
     bool is_kept;
     bool is_optim;             /* of the optimizer */
-    bool is_tied;              /* not kept, since another name of the same tensor is */
+    bool is_tied;              /* not kept, since another name of the same tensor is kept */
     const char *name;          /* new; borrowed from the selection */
     size_t name_size;
     fsdp_dtype dtype;          /* of the result; values: FSDP_DTYPE_NONE */
@@ -22,10 +31,10 @@ typedef struct fsdp_selected {
 typedef struct fsdp_selection fsdp_selection;
 
 /*
- * is_missing: entries that cannot go over (incomplete.h), or NULL. limits NULL: the native format, which
- * holds all but tensors inside values. FSDP_ERR_USAGE lists what the format cannot hold and how to drop it,
- * tensors that cannot be cast, or two entries that would get one name; it is also the answer where nothing
- * but the optimizer is there and the format leaves that out by default. FSDP_DIFFERS: no name matches.
+ * is_missing: entries that are incomplete in the source (incomplete.h), or NULL. limits NULL: the native
+ * format, which holds everything but tensors inside values. FSDP_ERR_USAGE lists the entries that the format
+ * cannot hold and how to drop them, tensors that cannot be cast, or two entries with one new name; also when
+ * the source has only optimizer state and the format omits that by default. FSDP_DIFFERS: no name matches.
  */
 fsdp_status fsdp_selection_create(const fsdp_sd *sd, const fsdp_select_opts *opts,
                                   const fsdp_limits *limits, const bool *is_missing,
@@ -34,11 +43,11 @@ void fsdp_selection_free(fsdp_selection *selection); /* accepts NULL */
 
 const fsdp_selected *fsdp_selection_at(const fsdp_selection *selection, size_t entry);
 
-/* It does not go over after all: another name of the same tensor does. */
+/* Removes an entry from the selection: another name of the same tensor is kept. */
 void fsdp_selection_leave_out(fsdp_selection *selection, size_t entry);
 
-/* Fills in what a plan tells of it. */
-void fsdp_selection_tell(const fsdp_selection *selection, fsdp_convert_plan *plan);
+/* Fills in the counts and lists of the selection in a plan. */
+void fsdp_selection_describe(const fsdp_selection *selection, fsdp_convert_plan *plan);
 
 /* FSDP_ERR_USAGE when the state dict has names and the patterns (filter.h) select none: that is a mistake,
  * whatever a checkpoint holds. */

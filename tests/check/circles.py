@@ -25,11 +25,8 @@ ALLOWED = {
     "state_broadcast.c state_set.c": "setting from one rank: the text of names, and matching it",
     "state_full.c state_get.c": "one dict that is got",
     "commit.c leftovers.c": "one staging directory",
-    "cli.c cli_complete.c cli_log.c cli_rules.c progress.c": "one command line",
-    "cli_paths.c cli_text.c": "paths that a user names",
-    "fsdp_ls.c ls_entries.c ls_json.c ls_stats.c ls_summary.c": "one listing",
-    "bench_compress.c bench_convert.c bench_load.c bench_many.c bench_reshard.c bench_rows.c bench_save.c":
-        "bench_rows.c lists the measurements, which use its helpers",
+    "cli.c cli_complete.c cli_rules.c": "one command line, whose errors name the file that an option is from",
+    "cli_log.c progress.c": "messages on standard error, and the log that copies them",
 }
 
 

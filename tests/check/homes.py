@@ -1,5 +1,6 @@
 """Checks that what a header declares is defined in the header's own folder: with layers.py this keeps calls
-going down, too. And that unit tests lie in the folder and the room of what they test.
+going down, too. That unit tests lie in the folder and the room of what they test, and that no two sources
+have one file name.
 
 usage: homes.py REPOSITORY
 """
@@ -10,6 +11,7 @@ from pathlib import Path, PurePath
 
 ROOT = Path(sys.argv[1])
 FOLDERS = ["base", "kernels", "formats", "statedict", "runtime", "tools"]
+NAMED = [*FOLDERS, "tests"]
 
 
 def tags():
@@ -31,6 +33,17 @@ def tests_elsewhere():
             yield f"{test.relative_to(ROOT)}: there is no room {room}"
 
 
+def repeated_names():
+    """A problem for every name that several sources of the product and the tests have."""
+    paths = {}
+    for folder in NAMED:
+        for path in (ROOT / folder).rglob("*.[ch]"):
+            paths.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    for name, where in sorted(paths.items()):
+        if len(where) > 1:
+            yield f"{name} is the name of {' and '.join(sorted(where))}"
+
+
 def main():
     declared, defined = [], {}
     for name, path, kind in tags():
@@ -38,13 +51,13 @@ def main():
             defined.setdefault(name, set()).add(path)
         elif path.suffix == ".h" and name.startswith("fsdp_"):
             declared.append((name, path))
-    problems = list(tests_elsewhere())
+    problems = [*tests_elsewhere(), *repeated_names()]
     for name, header in declared:
         homes = defined.get(name, set())
         if not any(home.is_relative_to(header.parent) for home in homes):
             where = ", ".join(map(str, sorted(homes))) or "nowhere"
             problems.append(f"{header}: {name} is defined in {where}")
-    print("\n".join(problems) or f"{len(declared)} declarations, each defined at home")
+    print("\n".join(problems) or f"{len(declared)} declarations, each defined at home; no file name twice")
     return 1 if problems or not declared else 0
 
 

@@ -1,6 +1,5 @@
-"""A training step, traced: what docs/flow_step.md says happens in which order, under the numbers of its
-steps, is what rank 0 of 2 x 2 ranks with two units does. The page is the golden file: its block fenced
-with ```trace.
+"""A training step, traced: rank 0 of 2 x 2 ranks with two units does what docs/flow_step.md says, in that
+order, under the numbers of its steps. The page is the golden file: its block fenced with ```trace.
 
 usage: step_trace.py REPOSITORY BUILD [--update]     (--update writes the block anew)
 """

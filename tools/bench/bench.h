@@ -3,7 +3,7 @@
  * state dict of one rank, and has values that are a function of name, position, seed and step:
  *
  *   bench_model.c -> bench_state.c -> bench_values.c
- *   bench_make.c writes such states, bench_check.c proves them; bench_rows.c measures with the rest
+ *   bench_make.c writes such states, bench_check.c proves them; bench_measure.c measures with the rest
  */
 #ifndef FSDP_BENCH_H
 #define FSDP_BENCH_H

@@ -1,5 +1,5 @@
 /*
- * Options, help, signals and exit codes of all tools. argp does the parsing; help is printed from
+ * Options, help and exit codes of all tools. argp does the parsing; help is printed from
  * its tables, and mistyped options are looked for before it sees them.
  */
 #include "tools/cli/cli.h"
@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +26,6 @@ enum {
 };
 
 static const cli_tool *running;
-static volatile sig_atomic_t stop_signal;
 static bool wants_json;
 static const struct argp_state *parsing; /* at an option of the command line, or of a file */
 static const char *rules_path, *log_path;
@@ -38,36 +36,7 @@ static struct {
 static fsdp_status begin_log(fsdp_error *err);
 static void print_json_error(fsdp_status status, const fsdp_error *err);
 
-/* --- signals ---------------------------------------------------------------------------------- */
-
-static void note_signal(int number)
-{
-    stop_signal = number;
-}
-
-/* The first signal asks, a second one ends the program at once. A signal that whoever started us had
- * us ignore (nohup, a job in the background) stays ignored. */
-static void set_up_signals(void)
-{
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
-    struct sigaction action = {.sa_handler = note_signal, .sa_flags = (int)SA_RESETHAND}, before;
-    sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < sizeof asking / sizeof *asking; i++)
-        if (sigaction(asking[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
-            sigaction(asking[i], &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit is an error like any other */
-    signal(SIGPIPE, SIG_IGN);
-}
-
-int cli_stopped(void)
-{
-    return stop_signal;
-}
-
-fsdp_status cli_check_stop(fsdp_error *err)
-{
-    return stop_signal ? fsdp_fail(err, FSDP_ERR_CANCELLED, "stopped") : FSDP_OK;
-}
+/* --- errors ----------------------------------------------------------------------------------- */
 
 void cli_report(const fsdp_error *err)
 {
@@ -544,7 +513,7 @@ void cli_begin(const cli_tool *tool, int argc, char **argv, void *input)
     typed_line.argc = argc;
     typed_line.argv = argv;
     running = tool;
-    set_up_signals();
+    cli_catch_signals();
     raise_file_limit();
     argp_err_exit_status = FSDP_ERR_USAGE;
     if (argc == 3 && strcmp(argv[1], "--completion") == 0) { /* for the build: not in --help */
@@ -589,7 +558,7 @@ fsdp_status cli_put(fsdp_text *text)
         write_out(text->data, text->size);
         text->size = 0;
     }
-    return output_errnum || stop_signal ? FSDP_ERR_CANCELLED : FSDP_OK;
+    return output_errnum || cli_stopped() ? FSDP_ERR_CANCELLED : FSDP_OK;
 }
 
 fsdp_status cli_put_end(fsdp_text *text)
@@ -619,10 +588,10 @@ void cli_drop(fsdp_text *text)
 void cli_add_json_error(fsdp_text *text, fsdp_status status, const fsdp_error *err)
 {
     const char *told = err && err->text[0] ? err->text : fsdp_status_name(status);
-    bool stopped = stop_signal && status == FSDP_ERR_CANCELLED;
+    bool stopped = cli_stopped() && status == FSDP_ERR_CANCELLED;
     fsdp_text_addf(text, "\"error\": ");
     fsdp_text_add_json_string(text, told, strlen(told));
-    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + stop_signal : (int)status);
+    fsdp_text_addf(text, ", \"exit\": %d", stopped ? 128 + cli_stopped() : (int)status);
 }
 
 /* Programs that asked for JSON get an object, whatever happens. */
@@ -657,9 +626,9 @@ static int tell_end(fsdp_status status, const fsdp_error *err)
     if (status != FSDP_OK)
         print_json_error(status, err);
     fsdp_status output = finish_output();
-    if (stop_signal && status == FSDP_ERR_CANCELLED) {
-        cli_say("stop", "by signal %d; nothing is left half-written", (int)stop_signal);
-        return 128 + stop_signal;
+    if (cli_stopped() && status == FSDP_ERR_CANCELLED) {
+        cli_say("stop", "by signal %d; nothing is left half-written", cli_stopped());
+        return 128 + cli_stopped();
     }
     if (output != FSDP_OK)
         return (int)output;

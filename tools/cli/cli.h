@@ -96,6 +96,8 @@ int cli_end(fsdp_status status, const fsdp_error *err);
 /* The same for errors that do not end the program: only standard error and the log. */
 void cli_report(const fsdp_error *err);
 
+/* Done by cli_begin. */
+void cli_catch_signals(void);
 /* SIGINT, SIGTERM or SIGHUP once one came, else 0. */
 int cli_stopped(void);
 

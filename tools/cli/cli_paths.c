@@ -20,6 +20,12 @@ static bool holds(const char *directory, const char *name)
     return n > 0 && (size_t)n < sizeof path && lstat(path, &info) == 0;
 }
 
+bool cli_is_run(const char *path)
+{
+    bool is_run = false;
+    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
+}
+
 static fsdp_status fail_inside(const char *path, const char *directory, fsdp_error *err)
 {
     return fsdp_fail(err, FSDP_ERR_NOT_FOUND, "'%s' is a file of the checkpoint '%s': name that",

@@ -158,12 +158,6 @@ void cli_end_line(fsdp_text *text)
 
 /* --- paths ------------------------------------------------------------------------------------ */
 
-bool cli_is_run(const char *path)
-{
-    bool is_run = false;
-    return fsdp_path_is_run(path, NULL, &is_run, NULL) == FSDP_OK && is_run;
-}
-
 fsdp_status cli_check_not_checkpoint(const char *path, fsdp_error *err)
 {
     if (cli_is_run(path))

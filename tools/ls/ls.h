@@ -39,6 +39,9 @@ fsdp_status ls_print_stats(ls_listing *listing, fsdp_text *text, fsdp_error *err
 fsdp_status ls_print_digests(ls_listing *listing, fsdp_text *text, fsdp_error *err);
 fsdp_status ls_print_json(ls_listing *listing, fsdp_text *text, fsdp_error *err);
 
+/* Sets the order: the entries that the options select, sorted. */
+fsdp_status ls_select(ls_listing *listing, fsdp_error *err);
+
 /* The tensor that an entry is or names; NULL for a value. */
 const fsdp_entry *ls_tensor(const ls_listing *listing, const fsdp_entry *entry);
 
@@ -55,7 +58,7 @@ void ls_add_value(ls_listing *listing, fsdp_text *text, const fsdp_value *value)
 /* Reads a whole tensor in slabs and reports progress. */
 fsdp_status ls_stream(ls_listing *listing, size_t number, fsdp_slab_visit visit, void *user, fsdp_error *err);
 
-/* Where the zstd filter for other programs lies, or "" when it is not found. */
+/* The directory of the zstd filter for other programs, or "" when it is not found. */
 void ls_plugin_path(char *out, size_t size);
 
 #endif

@@ -691,8 +691,8 @@ static fsdp_optim_tensors tensors_of(const optimizer_case *types, size_t first, 
 static void step_adamw(const optimizer_case *types, size_t first, size_t n,
                        const fsdp_adamw_step *step)
 {
-    fsdp_optim_tensors tensors = tensors_of(types, first, n);
-    fsdp_tensor_adamw(&tensors, step);
+    fsdp_optim_tensors given = tensors_of(types, first, n);
+    fsdp_tensor_adamw(&given, step);
 }
 
 static void check_tensors(const optimizer_case *types, size_t count)
@@ -752,10 +752,10 @@ static void model_sgd(const optimizer_case *types, size_t i, const fsdp_sgd_step
 
 static void step_sgd(const optimizer_case *types, size_t first, size_t n, const fsdp_sgd_step *step)
 {
-    fsdp_optim_tensors tensors = tensors_of(types, first, n);
+    fsdp_optim_tensors given = tensors_of(types, first, n);
     if (step->momentum == 0)
-        tensors.moments[0] = NULL;
-    fsdp_tensor_sgd(&tensors, step);
+        given.moments[0] = NULL;
+    fsdp_tensor_sgd(&given, step);
 }
 
 static fsdp_sgd_step sgd_step(size_t round)
